@@ -1,0 +1,52 @@
+# Every target sets up all that it needs in .venv; the second call reuses it.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help setup demo test check types format bench docs clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## make the environment .venv
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer, or say 'make PYTHON=/path/to/python3.11 ...'" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"this needs Python 3.11 or newer and $(PYTHON) is {v[0]}.{v[1]}: install one, or say \"make PYTHON=/path/to/python3.11 ...\"")'
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module: install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@echo "setting up $(VENV): torch is several GB, this takes some minutes the first time" >&2
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
+	@touch $@
+
+demo: $(STAMP) ## train, export, serve, kill a peer, measure: the whole story on embedded data
+	$(BIN)/ls-edge demo --out demo-out
+
+test: check ## all checks and all tests
+	$(BIN)/python -m pytest
+
+check: $(STAMP) ## formatting, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(MAKE) --no-print-directory types
+
+# mypy cannot follow the import hook of an editable install, so it is shown the package by links.
+types: $(STAMP) ## types alone
+	@rm -rf $(VENV)/types && mkdir -p $(VENV)/types/ls_edge
+	@ln -s $(CURDIR)/ls_edge/* $(CURDIR)/training $(CURDIR)/export $(CURDIR)/runtime $(VENV)/types/ls_edge/
+	cd $(VENV)/types && ../bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p ls_edge
+
+format: $(STAMP) ## mend formatting and what lint can mend
+	-$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## the benchmarks whose figures the documents quote
+	$(BIN)/python -m benchmarks
+
+docs: $(STAMP) ## write docs/commands.md again from the commands' own help
+	$(BIN)/python -m ls_edge.cli.reference docs/commands.md
+
+clean: ## remove the environment and what was built
+	rm -rf $(VENV) build dist *.egg-info demo-out

@@ -1,0 +1,1 @@
+"""From a run to a bundle: split, ONNX, verification against PyTorch."""

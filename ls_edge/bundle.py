@@ -1,0 +1,254 @@
+"""A bundle: ``manifest.json`` and one engine file for stem, head and each block.
+
+Reading trusts nothing: names in a manifest stay inside the folder, links are refused, and a part is handed out
+only as the very bytes whose digest was checked (:meth:`Bundle.read`), so that nothing is opened by path
+afterwards. Writing is for ``ls_edge.export``: parts first, manifest last, so that a folder with a manifest is
+complete.
+
+The ids: ``model_id`` is the same for bundles of one model whatever their precision, so their peers work
+together; ``bundle_id`` also covers precision and the parts' digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from ls_edge.errors import BundleError, DigestMismatch, SchemaMismatch
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+
+
+class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How an image file becomes the stem's input."""
+
+    size: tuple[int, int]
+    """Height and width in pixels."""
+    mean: tuple[float, float, float]
+    """Subtracted from channels scaled to 0..1."""
+    std: tuple[float, float, float]
+    """Divided by, after the mean."""
+    interpolation: str = "bicubic"
+    """``nearest``, ``bilinear``, ``bicubic`` or ``lanczos``."""
+    crop_pct: float = 0.9
+    """Side of the centre crop over the side that the image is first scaled to."""
+
+
+class TokenSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tensor that travels between blocks: ``[B, count, dim]`` of ``dtype``."""
+
+    count: int
+    dim: int
+    dtype: str = "float32"
+
+    @property
+    def bytes_per_image(self) -> int:
+        """Bytes of one image's tokens without a codec."""
+        return self.count * self.dim * {"float32": 4, "float16": 2}[self.dtype]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One engine file."""
+
+    file: str
+    """Path inside the bundle, with forward slashes."""
+    sha256: str
+    bytes: int
+
+
+class Parts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All engine files of a bundle."""
+
+    stem: Part
+    head: Part
+    blocks: tuple[Part, ...]
+    whole: Part | None = None
+    """The model in one file (``export --whole``), for comparison."""
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What ``manifest.json`` holds; fields and meaning are fixed by the schema number."""
+
+    schema: int
+    bundle_id: str
+    model_id: str
+    model: str
+    """timm's name of the model."""
+    method: str
+    """The training method that the model went through."""
+    classes: tuple[str, ...]
+    image: ImageSpec
+    tokens: TokenSpec
+    needs_slot: bool
+    """Whether the blocks take an input ``slot``, int64 ``[B]``."""
+    precision: str
+    opset: int
+    parts: Parts
+    verified: dict[str, Any] = {}
+    """What the export measured against PyTorch."""
+    order_costs: dict[str, Any] = {}
+    trained_on: str = ""
+    """Digest of the training data's file list (:meth:`ls_edge.datasets.ImageSet.digest`); empty if unknown."""
+
+    def part_names(self) -> Iterator[tuple[str, Part]]:
+        """Yield ``("stem", part)``, ``("block 0", part)`` ... ``("head", part)``, and ``whole`` where there is one."""
+        yield "stem", self.parts.stem
+        for index, part in enumerate(self.parts.blocks):
+            yield f"block {index}", part
+        yield "head", self.parts.head
+        if self.parts.whole is not None:
+            yield "whole", self.parts.whole
+
+
+def interface_of(image: ImageSpec, tokens: TokenSpec, blocks: int, classes: int, *, needs_slot: bool) -> dict[str, Any]:
+    """Everything that two processes must agree on to exchange tokens, as plain JSON."""
+    return {
+        "image": msgspec.to_builtins(image),
+        "tokens": msgspec.to_builtins(tokens),
+        "blocks": blocks,
+        "classes": classes,
+        "needs_slot": needs_slot,
+    }
+
+
+def digest_of(value: Any) -> str:
+    """Sha256 of a value's canonical JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def model_id_of(weights_sha256: str, interface: dict[str, Any]) -> str:
+    """Id of a model: its source weights and its token interface."""
+    return digest_of({"weights": weights_sha256, "interface": interface})
+
+
+def bundle_id_of(interface: dict[str, Any], precision: str, parts: Parts) -> str:
+    """Id of a bundle: schema, interface, precision and the parts' digests."""
+    digests = [parts.stem.sha256, *(part.sha256 for part in parts.blocks), parts.head.sha256]
+    return digest_of({"schema": SCHEMA, "interface": interface, "precision": precision, "parts": digests})
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that was opened; its parts are read on demand and never without their digest."""
+
+    folder: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Bundle:
+        """Read and check the manifest.
+
+        Raises :class:`BundleError` where the folder or a name in the manifest cannot be used and
+        :class:`SchemaMismatch` where it was written for another schema. Parts are not read yet.
+        """
+        folder = Path(folder)
+        path = folder / MANIFEST
+        try:
+            raw = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise BundleError(
+                f"{folder} is no bundle: it has no {MANIFEST}; write one with 'ls-edge export RUN --out {folder} "
+                "--per-block'"
+            ) from None
+        except OSError as error:
+            raise BundleError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from None
+        manifest = _decode_manifest(path, raw)
+        bundle = cls(folder, manifest)
+        for name, part in manifest.part_names():
+            bundle._check_name(name, part)
+        bundle._check_ids()
+        return bundle
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the model has."""
+        return len(self.manifest.parts.blocks)
+
+    @property
+    def interface(self) -> dict[str, Any]:
+        """See :func:`interface_of`."""
+        m = self.manifest
+        return interface_of(m.image, m.tokens, self.blocks, len(m.classes), needs_slot=m.needs_slot)
+
+    def part(self, name: str) -> Part:
+        """The part called ``stem``, ``head``, ``whole`` or ``block 3``."""
+        for candidate, part in self.manifest.part_names():
+            if candidate == name:
+                return part
+        raise BundleError(f"{self.folder} has no part {name!r}; it has stem, head and blocks 0 to {self.blocks - 1}")
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of a part, checked against the manifest; parse these and nothing else.
+
+        Raises :class:`BundleError` where the file is missing, :class:`DigestMismatch` where it is another file.
+        """
+        part = self.part(name)
+        path = self.folder / part.file
+        if path.is_symlink():
+            raise BundleError(f"{path} ({name}) is a link; a bundle holds plain files, copy the file itself")
+        try:
+            raw = path.read_bytes()
+        except FileNotFoundError:
+            raise BundleError(
+                f"{path} ({name}) is missing; copy it from where the bundle was exported, or export again"
+            ) from None
+        except OSError as error:
+            raise BundleError(f"cannot read {path} ({name}): {error.strerror}; check its permissions") from None
+        found = hashlib.sha256(raw).hexdigest()
+        if found != part.sha256:
+            raise DigestMismatch(
+                f"{path} ({name}) is not the file of this bundle: sha256 {found[:16]}…, {len(raw)} bytes, expected "
+                f"{part.sha256[:16]}…, {part.bytes} bytes; it was changed or belongs to another bundle, copy it again"
+            )
+        return raw
+
+    def _check_name(self, name: str, part: Part) -> None:
+        pure = PurePosixPath(part.file)
+        if pure.is_absolute() or ".." in pure.parts or "\\" in part.file or not pure.parts:
+            raise BundleError(
+                f"{self.folder / MANIFEST}: the file of {name} is {part.file!r}; a bundle names only files inside it"
+            )
+        for parent in (self.folder / part.file).parents:
+            if parent == self.folder:
+                break
+            if parent.is_symlink():
+                raise BundleError(f"{parent} is a link; a bundle holds plain folders, copy the folder itself")
+
+    def _check_ids(self) -> None:
+        expected = bundle_id_of(self.interface, self.manifest.precision, self.manifest.parts)
+        if expected != self.manifest.bundle_id:
+            raise DigestMismatch(
+                f"{self.folder / MANIFEST} was changed: bundle_id is {self.manifest.bundle_id[:16]}… but its contents "
+                f"give {expected[:16]}…; export again"
+            )
+
+
+def _decode_manifest(path: Path, raw: bytes) -> Manifest:
+    try:
+        schema = msgspec.json.decode(raw, type=dict).get("schema")
+    except msgspec.MsgspecError as error:
+        raise BundleError(f"{path} is not JSON ({error}); copy the bundle again or export it again") from None
+    if schema != SCHEMA:
+        raise SchemaMismatch(
+            f"{path} has schema {schema!r}, this ls-edge reads schema {SCHEMA}; "
+            "export the run again with this version, or install the version that wrote it"
+        )
+    try:
+        return msgspec.json.decode(raw, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise BundleError(f"{path} is no manifest of schema {SCHEMA} ({error}); export the run again") from None
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write ``manifest.json`` in one step; the parts have to be there already."""
+    path = folder / MANIFEST
+    temporary = path.with_suffix(".json.part")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+    temporary.replace(path)

@@ -1,0 +1,1 @@
+"""Serve and use a bundle over ZeroMQ. Imports neither torch nor timm nor onnx."""
