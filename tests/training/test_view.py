@@ -1,0 +1,125 @@
+import pytest
+import timm
+import torch
+
+from ls_edge.arrangement import Arrangement
+from ls_edge.errors import ModelError
+from ls_edge.training.families import evenly_spaced
+from ls_edge.training.view import BlockView
+
+torch.set_num_threads(1)
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 5}
+
+
+def tiny(**kwargs):
+    torch.manual_seed(0)
+    model = timm.models.vision_transformer.VisionTransformer(**{**SMALL, **kwargs})
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"class_token": False, "global_pool": "avg"},
+        {"reg_tokens": 4, "no_embed_class": True},
+        {"global_pool": "avg", "fc_norm": True},
+        {"pre_norm": True, "pos_embed": "none"},
+        {"init_values": 0.1, "qk_norm": True},
+        {"class_token": False, "global_pool": "map"},
+        {"patch_drop_rate": 0.5},
+    ],
+    ids=str,
+)
+def test_trained_order_is_timms_forward(kwargs):
+    model = tiny(**kwargs)
+    view = BlockView.of(model)
+    images = torch.randn(3, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(view(images), model(images))
+        assert torch.equal(view(images, [0, 1, 2, 3]), model(images))
+        assert not torch.equal(view(images, [3, 2, 1, 0]), model(images))
+        tokens = view.stem(images)
+    assert tokens.shape == (3, view.token_spec.count, view.token_spec.dim)
+    assert (view.blocks_count, len(view.blocks), view.needs_slot, view.classes_count) == (4, 4, False, 5)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "deit3_small_patch16_224"])
+def test_named_models(name):
+    torch.manual_seed(0)
+    model = timm.create_model(name, img_size=64).eval()
+    view = BlockView.of(model)
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(view(images), model(images))
+
+
+def test_order_and_tracks_are_what_they_say():
+    view = BlockView.of(tiny())
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        tokens = view.stem(images)
+        by_hand = view.blocks[1](view.blocks[3](tokens))
+        assert torch.equal(view(images, [3, 1]), view.head(by_hand))
+        side_by_side = tokens + (view.blocks[2](tokens) - tokens)
+        side_by_side = side_by_side + (by_hand - tokens)
+        found = view(images, Arrangement.from_json([[[2], [3, 1]]]))
+    torch.testing.assert_close(found, view.head(side_by_side))
+
+
+def test_keep_spreads_evenly():
+    assert evenly_spaced(12, 3) == [0, 6, 11]
+    assert evenly_spaced(12, 12) == list(range(12))
+    assert evenly_spaced(8, 1) == [0]
+    for keep in range(1, 13):
+        assert len(set(evenly_spaced(12, keep))) == keep
+    view = BlockView.of(tiny())
+    last = view.blocks[3]
+    assert view.keep(2) == [0, 3]
+    assert view.blocks_count == 2
+    assert view.blocks[1] is last
+    with pytest.raises(ModelError, match="depth 3 is not possible: the model has 2 blocks"):
+        view.keep(3)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "swin_tiny_patch4_window7_224"])
+def test_other_models_are_refused(name):
+    with pytest.raises(ModelError, match="blocks of one shape"):
+        BlockView.of(timm.create_model(name))
+
+
+def test_blocks_of_other_shape_are_refused():
+    model = tiny()
+    model.blocks[2] = tiny(mlp_ratio=2.0).blocks[2]
+    with pytest.raises(ModelError, match="block 2 has other parameters than block 0"):
+        BlockView.of(model)
+
+
+def test_a_block_that_is_not_there():
+    with pytest.raises(ModelError, match="blocks 0 to 3"):
+        BlockView.of(tiny())(torch.zeros(1, 3, 32, 32), [0, 4])
+
+
+def test_looking_leaves_the_mode_alone():
+    model = tiny().train()
+    model.blocks[1].eval()
+    BlockView.of(model)
+    assert model.training
+    assert not model.blocks[1].training
+    assert model.blocks[0].training
+
+
+def test_weights_have_timms_names_and_are_checked():
+    view = BlockView.of(tiny())
+    weights = view.weights()
+    assert "blocks.0.attn.qkv.weight" in weights
+    other = BlockView.of(tiny())
+    other.load_weights({name: value + 1 for name, value in weights.items()})
+    with pytest.raises(ModelError, match=r"no 'norm.weight'"):
+        other.load_weights({k: v for k, v in weights.items() if k != "norm.weight"})
+    with pytest.raises(ModelError, match=r"'pos_embed' is \[1, 2\], this model needs \[1, 17, 32\]"):
+        other.load_weights({**weights, "pos_embed": torch.zeros(1, 2)})
+    with pytest.raises(ModelError, match="'more'"):
+        other.load_weights({**weights, "more": torch.zeros(1)})

@@ -1,0 +1,223 @@
+"""What a training run was told: frozen, nested, each field with its meaning.
+
+The same structure is the user's ``--config`` file and the ``config.yaml`` of a run, where the section ``run``
+stands below it with what training found out (:class:`RunRecord`), so a run's own file repeats it. Flags win over
+the file, the file over these defaults; the defaults in force are written out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import yaml
+
+from ls_edge import yamlfile
+from ls_edge.bundle import ImageSpec
+from ls_edge.errors import UsageError
+
+
+class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which model, and what it starts from."""
+
+    name: str = "vit_digits"
+    """timm's name of it, or one of ``ls_edge.training.models``."""
+    depth: int | None = None
+    """Keep this many of the blocks, evenly spaced; None keeps all."""
+    img_size: int | None = None
+    """Side of the images in pixels where timm can build the model for another one; None is the model's own."""
+    init: str | None = None
+    """Start from this run folder, ``.safetensors`` or ``.pth`` file."""
+    pretrained: bool = False
+    """Start from timm's pretrained weights (needs the network or timm's cache)."""
+    args: dict[str, Any] = {}
+    """Further arguments for timm's ``create_model``, such as ``drop_path_rate``."""
+
+
+class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The images, and what is done to them."""
+
+    source: str = ""
+    """DATA: class folders, a tar of them, ``digits``, or a name that timm's factory knows."""
+    workers: int = 0
+    """Processes that decode images; 0 is this one. Small sets are decoded once and kept in memory."""
+    cache_mb: int = 512
+    """Decoded images are kept in memory up to this many MiB; larger sets are decoded every epoch."""
+    augment: Literal["auto", "none", "shift", "crop", "timm"] = "auto"
+    """``shift``: small random shifts; ``crop``: padded random crop and flip (CIFAR); ``timm``: random resized crop,
+    flip, RandAugment and erasing; ``auto``: ``shift`` for digits, ``crop`` up to 64 pixels, else ``timm``."""
+    validation: float = 0.1
+    """Part of the training images, drawn by the seed, that selects the checkpoint and is not trained on."""
+
+
+class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """AdamW with a warm-up and a cosine."""
+
+    lr: float = 1e-3
+    """Highest learning rate."""
+    weight_decay: float = 0.05
+    """Not applied to biases, norms and position embeddings."""
+    warmup: float = 0.1
+    """Part of all steps over which the rate rises from zero."""
+    final: float = 0.01
+    """The last rate over the highest."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    clip: float | None = 1.0
+    """Largest norm of the gradient; None leaves it."""
+    smoothing: float = 0.1
+    """Label smoothing of the training loss; validation is plain cross-entropy."""
+
+
+class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that training is told."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    method: str = "shuffle"
+    """One of ``ls_edge.training.methods.METHODS``."""
+    method_args: dict[str, Any] = {}
+    """Settings of the method, where it has any."""
+    optim: OptimConfig = OptimConfig()
+    epochs: int = 20
+    """0 writes the model as it starts."""
+    batch_size: int = 64
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Of the matrix products; the weights are float32 always. ``auto``: bf16 where the device has it, fp16 on other
+    CUDA devices, else fp32."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile each block; ``auto`` is on for CUDA."""
+    threads: int | None = None
+    """Torch's threads on the CPU; None leaves torch's own choice. Part of what makes a run repeat bit by bit."""
+    validation_orders: int = 4
+    """Seeded orders over which a method that shuffles is validated."""
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """What training found out; with the configuration enough to build the model."""
+
+    version: str
+    """Of ls-edge."""
+    model: str
+    """Name of the model that was built (``--init RUN`` may have brought its own)."""
+    model_args: dict[str, Any]
+    """What timm's ``create_model`` was given."""
+    kept: tuple[int, ...]
+    """Blocks of the named model that this one has."""
+    classes: tuple[str, ...]
+    image: ImageSpec
+    trained_on: str
+    """Digest of the training data's file list; empty where nothing was trained."""
+    method: str
+    best_epoch: int | None = None
+    """The epoch whose weights are in ``model.safetensors``; None for the model as it started."""
+    val_loss: float | None = None
+    """Its validation cross-entropy."""
+
+
+class RunFile(TrainConfig, frozen=True, forbid_unknown_fields=True):
+    """``config.yaml`` of a run."""
+
+    run: RunRecord | None = None
+    """Written by training; left out of account where the file is a ``--config``."""
+
+
+FLAGS: dict[str, tuple[str, ...]] = {
+    "data": ("data", "source"),
+    "workers": ("data", "workers"),
+    "augment": ("data", "augment"),
+    "model": ("model", "name"),
+    "depth": ("model", "depth"),
+    "img_size": ("model", "img_size"),
+    "init": ("model", "init"),
+    "pretrained": ("model", "pretrained"),
+    "lr": ("optim", "lr"),
+    "weight_decay": ("optim", "weight_decay"),
+}
+"""Where a flag stands in the configuration; a flag that is not here stands at its top under its own name."""
+
+
+def read_config(path: str | Path | None, flags: dict[str, Any]) -> tuple[TrainConfig, frozenset[str]]:
+    """The file's settings with the flags (None: not given) over them, and which ones were named by either.
+
+    Names are dotted, ``optim.lr``. Raises :class:`ConfigError` or :class:`UsageError` for what cannot be.
+    """
+    plain: dict[str, Any] = {}
+    if path is not None:
+        parsed, places = yamlfile.load(path, RunFile)
+        plain = {key: _named(parsed, key, places) for key in _keys(places, ()) if key != "run"}
+        config: TrainConfig = msgspec.convert(plain, TrainConfig)
+        check(config, places)
+    for name, value in flags.items():
+        if value is None:
+            continue
+        *sections, last = FLAGS.get(name, (name,))
+        target = plain
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[last] = value
+    try:
+        config = msgspec.convert(plain, TrainConfig)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{error}; see 'ls-edge train --help'") from None
+    check(config, None)
+    return config, frozenset(_dotted(plain))
+
+
+def _keys(places: yamlfile.Places, where: tuple[str | int, ...]) -> list[str]:
+    return [str(path[-1]) for path in places.key_marks if path[:-1] == where]
+
+
+def _named(parsed: RunFile, key: str, places: yamlfile.Places) -> Any:
+    """The value of a key, without what the file did not say."""
+    value = msgspec.to_builtins(getattr(parsed, key))
+    if isinstance(getattr(parsed, key), msgspec.Struct):
+        named = _keys(places, (key,))
+        return {name: item for name, item in value.items() if name in named}
+    return value
+
+
+def _dotted(plain: dict[str, Any]) -> list[str]:
+    names = []
+    for key, value in plain.items():
+        section = isinstance(value, dict) and key in {"data", "model", "optim"}
+        names += [f"{key}.{inner}" for inner in value] if section else [key]
+    return names
+
+
+def check(config: TrainConfig, places: yamlfile.Places | None) -> None:
+    """Refuse values that no run can have; raises :class:`ConfigError` (with its place) or :class:`UsageError`."""
+    c, o = config, config.optim
+    rules: list[tuple[bool, tuple[str, ...], str]] = [
+        (c.epochs >= 0, ("epochs",), "0 or more"),
+        (c.batch_size >= 1, ("batch_size",), "1 or more"),
+        (0 <= c.seed < 2**31, ("seed",), "0 to 2147483647"),
+        (c.threads is None or c.threads >= 1, ("threads",), "1 or more"),
+        (c.validation_orders >= 1, ("validation_orders",), "1 or more"),
+        (o.lr > 0 and o.lr < float("inf"), ("optim", "lr"), "above 0"),
+        (o.weight_decay >= 0, ("optim", "weight_decay"), "0 or more"),
+        (0 <= o.warmup < 1, ("optim", "warmup"), "a part of all steps, 0 to below 1"),
+        (0 <= o.final <= 1, ("optim", "final"), "0 to 1"),
+        (0 <= o.smoothing < 1, ("optim", "smoothing"), "0 to below 1"),
+        (all(0 <= beta < 1 for beta in o.betas), ("optim", "betas"), "two numbers from 0 to below 1"),
+        (o.clip is None or o.clip > 0, ("optim", "clip"), "above 0, or null"),
+        (c.data.workers >= 0, ("data", "workers"), "0 or more"),
+        (c.data.cache_mb >= 0, ("data", "cache_mb"), "0 or more"),
+        (0 < c.data.validation < 1, ("data", "validation"), "above 0 and below 1"),
+        (c.model.depth is None or c.model.depth >= 1, ("model", "depth"), "1 or more"),
+        (c.model.img_size is None or c.model.img_size >= 1, ("model", "img_size"), "1 or more pixels"),
+    ]
+    for good, where, wanted in rules:
+        if not good:
+            value: Any = config
+            for step in where:
+                value = getattr(value, step)
+            message = f"{where[-1]} is {value!r}; it has to be {wanted}"
+            raise places.error(message, *where) if places is not None else UsageError(message)
+
+
+def to_yaml(value: msgspec.Struct) -> str:
+    """A struct as the YAML that :func:`ls_edge.yamlfile.load` reads."""
+    return yaml.safe_dump(msgspec.to_builtins(value), sort_keys=False, allow_unicode=True, width=100)

@@ -1,0 +1,106 @@
+"""Building models: timm's by name, and small ones of our own for the demo and for CIFAR-10.
+
+Our own are plain VisionTransformers under timm's registry, so they are built, listed and loaded like timm's.
+They have no pretrained weights.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import timm
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from ls_edge.bundle import ImageSpec
+from ls_edge.errors import ModelError
+from ls_edge.training.view import BlockView
+
+_data: Any = timm.data  # it re-exports its functions without saying so
+
+
+def _settings(size: int) -> dict[str, Any]:
+    half = (0.5, 0.5, 0.5)
+    return {
+        "num_classes": 10, "input_size": (3, size, size), "fixed_input_size": True, "crop_pct": 1.0,
+        "interpolation": "bicubic", "mean": half, "std": half, "first_conv": "patch_embed.proj", "classifier": "head",
+    }  # fmt: skip
+
+
+default_cfgs = generate_default_cfgs({"vit_digits.untrained": _settings(16), "vit_cifar.untrained": _settings(32)})
+
+
+@register_model
+def vit_digits(pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
+    """The demo's: 8 blocks of width 64 on 16x16 pixels in 16 patches; 0.4 million parameters."""
+    defaults = {
+        "img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 8, "num_heads": 4, "mlp_ratio": 2.0,
+        "class_token": False, "global_pool": "avg", "num_classes": 10,
+    }  # fmt: skip
+    return _build("vit_digits", pretrained, {**defaults, **kwargs})
+
+
+@register_model
+def vit_cifar(pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
+    """For 32x32 pixels: 8 blocks of width 128, 4 heads, 64 patches and a class token; 1.6 million parameters."""
+    defaults = {"img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 8, "num_heads": 4, "num_classes": 10}
+    return _build("vit_cifar", pretrained, {**defaults, **kwargs})
+
+
+def _build(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> VisionTransformer:
+    model: VisionTransformer = build_model_with_cfg(VisionTransformer, variant, pretrained, **kwargs)
+    return model
+
+
+OWN = ("vit_digits", "vit_cifar")
+
+
+def create(name: str, *, pretrained: bool = False, **args: Any) -> nn.Module:
+    """Call timm's ``create_model``, with errors that say what to do; raises :class:`ModelError`."""
+    if not timm.is_model(name.split(".")[0]) or name.startswith(("hf-hub:", "hf_hub:", "local-dir:")):
+        near = difflib.get_close_matches(name, [*OWN, *timm.list_models()], n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them all"
+        raise ModelError(f"unknown model {name!r}; {hint}")
+    try:
+        model = timm.create_model(name, pretrained=pretrained, **args)
+    except TypeError as error:
+        raise ModelError(f"{name} cannot be built with {args}: {error}; leave that setting out") from None
+    except (RuntimeError, AssertionError, ValueError, OSError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if pretrained:
+            raise ModelError(
+                f"timm's pretrained weights of {name} could not be had: {reason}; give a file with --init, or leave "
+                "--pretrained out"
+            ) from None
+        raise ModelError(f"{name} cannot be built with {args}: {reason}; change --img-size or the model") from None
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def build(name: str, args: dict[str, Any], kept: Sequence[int] | None = None) -> BlockView:
+    """An untrained model as a view, with the blocks ``kept`` of it; raises :class:`ModelError`."""
+    view = BlockView.of(create(name, **args))
+    if kept is not None and list(kept) != list(range(view.blocks_count)):
+        bad = next((index for index in kept if not 0 <= index < view.blocks_count), None)
+        if bad is not None or not kept:
+            raise ModelError(f"{name} has blocks 0 to {view.blocks_count - 1}, so {list(kept)} cannot be kept")
+        view.keep_blocks(kept)
+    return view
+
+
+def image_spec_of(view: BlockView) -> ImageSpec:
+    """Evaluation settings that timm has for a model, at the size that it was built for."""
+    cfg = _data.resolve_model_data_config(view.model)
+    interpolation = str(cfg["interpolation"])
+    mean, std = tuple(map(float, cfg["mean"])), tuple(map(float, cfg["std"]))
+    assert len(mean) == len(std) == 3
+    return ImageSpec(
+        size=view.image_size,
+        mean=mean,
+        std=std,
+        interpolation=interpolation if interpolation in {"nearest", "bilinear", "bicubic", "lanczos"} else "bicubic",
+        crop_pct=float(cfg["crop_pct"]),
+    )

@@ -1,0 +1,145 @@
+"""One view over a timm model: ``stem``, ``block(i)``, ``head``, and ``forward`` in any arrangement.
+
+The view owns no numbers of its own for a plain model: in trained order it computes exactly what timm's forward
+computes, with the same operations. Parameters keep timm's names (:meth:`BlockView.weights`), so a checkpoint
+can be read by timm.
+
+Orders are Python ints on purpose: an order in a CUDA tensor costs a synchronisation a block. :meth:`compile_blocks`
+compiles each block by itself, one graph for every order; compiling the whole would make a graph an order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ls_edge.arrangement import Arrangement, apply
+from ls_edge.bundle import TokenSpec
+from ls_edge.errors import ModelError
+from ls_edge.training.families import Family, evenly_spaced, family_of, shape_of_tokens
+
+
+class BlockView(nn.Module):
+    """A timm model as stem, blocks and head; make one with :meth:`of`."""
+
+    def __init__(self, model: nn.Module, family: Family, tokens: tuple[int, int]) -> None:
+        super().__init__()
+        self.model = model
+        self._family = family
+        self._tokens = tokens
+        self._blocks: list[nn.Module] = list(family.blocks(model))
+        self._compiled: list[Callable[[Tensor], Tensor]] | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> BlockView:
+        """Look at ``model`` as stem, blocks and head; raises :class:`ModelError` where it is no such model."""
+        family = family_of(model)
+        return cls(model, family, shape_of_tokens(family, model))
+
+    @property
+    def blocks_count(self) -> int:
+        """How many blocks."""
+        return len(self._blocks)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The blocks in trained order."""
+        return nn.ModuleList(self._blocks)
+
+    @property
+    def needs_slot(self) -> bool:
+        """Whether a block has to be told how many blocks ran before it."""
+        return False
+
+    @property
+    def token_spec(self) -> TokenSpec:
+        """Shape of the tokens between blocks."""
+        return TokenSpec(count=self._tokens[0], dim=self._tokens[1])
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the images, in pixels."""
+        return self._family.image_size(self.model)
+
+    @property
+    def classes_count(self) -> int:
+        """Length of the logits."""
+        return int(getattr(self.model, "num_classes", 0))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.model.parameters()).device
+
+    def stem(self, images: Tensor) -> Tensor:
+        """Images ``[B, 3, H, W]``, normalised, to tokens ``[B, N, D]``."""
+        return self._family.stem(self.model, images)
+
+    def block(self, index: int, tokens: Tensor, slot: int | Tensor = 0) -> Tensor:  # noqa: ARG002
+        """Run block ``index`` on tokens ``[B, N, D]``; ``slot``, int or int64 ``[B]``, if :attr:`needs_slot`."""
+        if self._compiled is not None:
+            return self._compiled[index](tokens)
+        out: Tensor = self._blocks[index](tokens)
+        return out
+
+    def head(self, tokens: Tensor) -> Tensor:
+        """Tokens ``[B, N, D]`` to logits ``[B, C]``."""
+        return self._family.head(self.model, tokens)
+
+    def forward(self, images: Tensor, arrangement: Arrangement | Sequence[int] | None = None) -> Tensor:
+        """Images ``[B, 3, H, W]`` to logits ``[B, C]``; trained order where no arrangement is given."""
+        return self.head(apply(self.arrangement(arrangement), self.stem(images), self.block))
+
+    def arrangement(self, value: Arrangement | Sequence[int] | None) -> Arrangement:
+        """Read ``forward``'s argument; raises :class:`ModelError` for a block that the model lacks."""
+        if value is None:
+            return Arrangement.plain(range(self.blocks_count))
+        found = value if isinstance(value, Arrangement) else Arrangement.plain(value)
+        if found.order and max(found.order) >= self.blocks_count:
+            raise ModelError(
+                f"block {max(found.order)} is not there: the model has blocks 0 to {self.blocks_count - 1}; "
+                "name only those"
+            )
+        return found
+
+    def keep(self, depth: int) -> list[int]:
+        """Keep ``depth`` of the blocks, evenly spaced (arXiv 2407.04513, refined models), and return which."""
+        kept = evenly_spaced(self.blocks_count, depth)
+        self.keep_blocks(kept)
+        return kept
+
+    def keep_blocks(self, indices: Sequence[int]) -> None:
+        """Keep exactly these blocks, in this order."""
+        self._family.keep(self.model, indices)
+        self._blocks = list(self._family.blocks(self.model))
+        self._compiled = None
+
+    def compile_blocks(self) -> None:
+        """Compile each block by itself; the graphs are shared by all orders."""
+        self._compiled = [torch.compile(block, dynamic=False) for block in self._blocks]
+
+    def weights(self) -> dict[str, Tensor]:
+        """All parameters and buffers under timm's names."""
+        return dict(self.model.state_dict())
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        """Take exactly these; raises :class:`ModelError` naming the first that does not fit."""
+        own = self.model.state_dict()
+        for name, value in own.items():
+            if name not in weights:
+                raise ModelError(f"the checkpoint has no {name!r}, which this model needs; it is of another model")
+            if weights[name].shape != value.shape:
+                raise ModelError(
+                    f"the checkpoint's {name!r} is {list(weights[name].shape)}, this model needs {list(value.shape)}; "
+                    "it is of another model or image size"
+                )
+        extra = next((name for name in weights if name not in own), None)
+        if extra is not None:
+            raise ModelError(f"the checkpoint has {extra!r}, which this model lacks; it is of another model")
+        self.model.load_state_dict(weights)
+
+    def fit_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A foreign checkpoint's tensors under timm's names, position embedding resampled to this model's grid."""
+        return self._family.fit_state(self.model, state)
