@@ -1,0 +1,178 @@
+"""What goes into the routing machines and what comes out of them.
+
+Events say what happened, instructions what to do about it; nothing here does input or output. ``tokens`` are opaque to
+routing: arrays in a process, anything in a simulation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ls_edge.errors import RequestError
+from ls_edge.runtime.wire import Hello, Itinerary, Message, RequestKey, Run, State, Ticket
+
+
+@dataclass(frozen=True)
+class NeighbourUp:
+    """A process said HELLO on a link, for the first time or with something new."""
+
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class NeighbourDown:
+    """The last link to a process is gone, or it said BYE."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class NeighbourState:
+    """A process said how it is."""
+
+    name: str
+    state: State
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """Tokens came in, checked and decoded."""
+
+    sender: str
+    run: Run
+    tokens: Any
+    codec_us: int = 0
+
+
+@dataclass(frozen=True)
+class Received:
+    """Any other message came in."""
+
+    sender: str
+    message: Message
+
+
+@dataclass(frozen=True)
+class Unsendable:
+    """A message could not be given to a link (its queue is full, or it went away)."""
+
+    name: str
+    message: Message
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The engine ran ``block`` for these transfers."""
+
+    block: int
+    tickets: tuple[Ticket, ...]
+    outputs: tuple[Any, ...]
+    engine_us: int
+
+
+@dataclass(frozen=True)
+class ComputeFailed:
+    """The engine raised an error on ``block``."""
+
+    block: int
+    tickets: tuple[Ticket, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Warm:
+    """The engine has warmed up; one call took ``block_us``."""
+
+    block_us: int
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Take nothing new and get rid of what is held."""
+
+
+@dataclass(frozen=True)
+class Submit:
+    """An image's stem tokens are to be answered by ``deadline`` (seconds of the caller's clock)."""
+
+    request: int
+    itinerary: Itinerary
+    tokens: Any
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """Nobody waits for this request any more."""
+
+    request: int
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = (
+    NeighbourUp | NeighbourDown | NeighbourState | Arrived | Received | Unsendable | Computed | ComputeFailed | Warm
+    | Drain | Submit | Abandon | Tick
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Send:
+    """Give a message, with tokens where it is a Run, to a process."""
+
+    to: str
+    message: Message
+    tokens: Any = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Run a block for these transfers at once; answered by :class:`Computed` or :class:`ComputeFailed`."""
+
+    block: int
+    tickets: tuple[Ticket, ...]
+    tokens: tuple[Any, ...] = field(repr=False)
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TellState:
+    """Something in our STATE matters to the neighbours now."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A request has its last tokens; the head is to run on them."""
+
+    request: int
+    itinerary: Itinerary
+    tokens: Any = field(repr=False)
+    attempts: int
+
+
+@dataclass(frozen=True)
+class Fail:
+    """A request ends without an answer."""
+
+    request: int
+    error: RequestError
+    itinerary: Itinerary
+    attempts: int
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something for the log: ``what`` happened to whom."""
+
+    what: str
+    peer: str = ""
+    request: RequestKey | None = None
+    why: str = ""
+
+
+Instruction = Send | Compute | TellState | Answer | Fail | Note

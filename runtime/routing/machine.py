@@ -1,0 +1,377 @@
+"""Custody of tokens: the part of routing that a peer and a source have in common.
+
+A process holds *items*: tokens, their itinerary, and the ticket under which they came. Handing an item on takes three
+steps, and a copy stays here until the last of them:
+
+    WAITING   no holder, or no credit        -> OFFERED
+    OFFERED   RUN sent, nothing heard yet    -> CUSTODY (ACCEPT) | WAITING (REFUSE, link lost, deadline: routed again)
+    CUSTODY   accepted by the next           -> gone (RELEASE)   | WAITING (link lost, no progress: routed again)
+
+An item that is routed again travels as a new random branch, so that what the old one may still bring is told apart.
+What differs, running blocks and ending requests, is in ``peer.py`` and ``source.py``.
+
+The machine knows no clock, socket or thread: :meth:`Machine.handle` takes an event and the time and returns
+instructions. The same code runs in peers, sources and the simulator (``ls_edge.runtime.simulate``).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from ls_edge.runtime.routing.events import (
+    Arrived,
+    Event,
+    Instruction,
+    NeighbourDown,
+    NeighbourState,
+    NeighbourUp,
+    Note,
+    Received,
+    Send,
+    TellState,
+    Tick,
+    Unsendable,
+)
+from ls_edge.runtime.routing.neighbours import Limits, Neighbour, Neighbours
+from ls_edge.runtime.routing.policy import Choice, GiveBack, SendTo, Wait, choose
+from ls_edge.runtime.wire import Accept, Itinerary, Moved, Progress, Refuse, Release, RequestKey, Run, Ticket
+
+
+class Stage(Enum):
+    """Where an item stands; ``QUEUED`` and ``RUNNING`` in peers, ``AWAY`` in sources."""
+
+    WAITING = "waiting"
+    QUEUED = "queued"
+    RUNNING = "running"
+    OFFERED = "offered"
+    CUSTODY = "custody"
+    AWAY = "away"
+
+
+@dataclass(eq=False)
+class Item:
+    """Tokens that this process holds."""
+
+    ticket: Ticket
+    itinerary: Itinerary
+    tokens: Any = field(repr=False)
+    deadline: float
+    """When the request's budget ends, on this process's clock."""
+    came_from: str | None
+    """Who gets PROGRESS and RELEASE; None in the source."""
+    arrived: float
+    stage: Stage = Stage.WAITING
+    returning: str = ""
+    """Why the tokens go back to the source; empty while they go forward."""
+    next: str = ""
+    sent: Ticket | None = None
+    """The transfer by which they were handed on."""
+    check_at: float = float("inf")
+    """When the present stage has lasted too long."""
+    waiting_since: float | None = None
+    block: int = -1
+    """What is queued or running."""
+    ran: list[int] = field(default_factory=list)
+    """Blocks that ran here."""
+    engine_us: int = 0
+    codec_us: int = 0
+    progress_at: float = 0.0
+    """When the last PROGRESS was sent."""
+
+    @property
+    def key(self) -> RequestKey:
+        """The request."""
+        return self.ticket.key
+
+
+class Machine:
+    """What :class:`~.peer.PeerMachine` and :class:`~.source.SourceMachine` have in common."""
+
+    def __init__(self, name: str, *, limits: Limits, rng: random.Random) -> None:
+        """``rng`` draws branches; seed it in a test, never in a process."""
+        self.name = name
+        self.limits = limits
+        self.neighbours = Neighbours(limits)
+        self.items: dict[Ticket, Item] = {}
+        self.reroutes = 0
+        """Items that were routed again after a failure."""
+        self._rng = rng
+        self._sent: dict[Ticket, Item] = {}
+        self._ready: deque[Item] = deque()
+        self._out: list[Instruction] = []
+        self._now = 0.0
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """Take one event in and return what to do, in this order. ``now`` never goes back."""
+        self._now = max(self._now, now)
+        self._out = []
+        self._on(event)
+        self._check_times()
+        while self._ready:
+            item = self._ready.popleft()
+            if self.items.get(item.ticket) is item and item.stage is Stage.WAITING:
+                self._decide(item)
+        self._after()
+        return self._out
+
+    def next_check(self) -> float | None:
+        """When :class:`Tick` is due, if nothing else happens before."""
+        times = [item.check_at for item in self.items.values() if item.check_at != float("inf")]
+        return min(times, default=None)
+
+    # What a peer and a source do differently.
+
+    def _on_run(self, event: Arrived) -> None:
+        raise NotImplementedError
+
+    def _own_blocks(self, item: Item) -> frozenset[int]:  # noqa: ARG002
+        return frozenset()
+
+    def _take(self, item: Item, choice: Choice) -> None:
+        """Carry out a choice that is neither SendTo nor Wait."""
+        raise NotImplementedError
+
+    def _released(self, item: Item) -> None:
+        raise NotImplementedError
+
+    def _accepted(self, item: Item) -> None:
+        """The next holder has accepted."""
+
+    def _over_budget(self, item: Item) -> bool:
+        """Act on an item whose time is over; return whether it was."""
+        raise NotImplementedError
+
+    def _lost(self, name: str) -> None:
+        """A neighbour is gone; items that were on their way to it are routed again already."""
+
+    def _after(self) -> None:
+        """Last thing before the instructions are returned."""
+
+    def _on(self, event: Event) -> None:
+        if isinstance(event, Received):
+            self._on_message(event)
+        elif isinstance(event, Arrived):
+            self._on_run(event)
+        elif isinstance(event, NeighbourState):
+            if self.neighbours.update(event.name, event.state):
+                self._wake_waiting()
+        elif isinstance(event, NeighbourUp):
+            self._on_up(event)
+        elif isinstance(event, NeighbourDown):
+            self._on_down(event)
+        elif isinstance(event, Unsendable):
+            self._on_unsendable(event)
+        elif not isinstance(event, Tick):
+            raise TypeError(f"{type(self).__name__} does not handle {event!r}")
+
+    def _on_up(self, event: NeighbourUp) -> None:
+        hello = event.hello
+        known = self.neighbours.get(hello.name)
+        if known is not None and known.hello.incarnation != hello.incarnation:
+            self._on_down(NeighbourDown(hello.name, "came back as a new process"))
+            known = None
+        if known is not None:
+            known.hello = hello
+        else:
+            self.neighbours.by_name[hello.name] = Neighbour(hello)
+            self._out.append(TellState())
+        self._wake_waiting()
+
+    def _on_down(self, event: NeighbourDown) -> None:
+        if self.neighbours.by_name.pop(event.name, None) is None:
+            return
+        self._out += [Note("lost", event.name, why=event.why), TellState()]
+        for item in [i for i in self._sent.values() if i.next == event.name]:
+            self._route_again(item, f"{event.name} was lost: {event.why}")
+        self._lost(event.name)
+
+    def _on_unsendable(self, event: Unsendable) -> None:
+        message = event.message
+        n = self.neighbours.get(event.name)
+        if n is not None:
+            n.refused_until = self._now + 0.05
+        if isinstance(message, Run):
+            item = self._sent.get(message.ticket)
+            if item is not None:
+                self._unoffer(item)
+                self._wait(item, self._now + 0.02)
+
+    def _on_message(self, event: Received) -> None:
+        message = event.message
+        if isinstance(message, (Accept, Refuse)):
+            n = self.neighbours.get(event.sender)
+            if n is not None and n.state is not None:
+                n.state = msgspec.structs.replace(n.state, credits=message.credits)
+        item = self._sent.get(message.ticket) if isinstance(message, (Accept, Refuse, Progress, Release)) else None
+        if item is None or item.next != event.sender:
+            return
+        self.neighbours.advanced(event.sender)
+        if isinstance(message, Accept):
+            if item.stage is Stage.OFFERED:
+                self._unoffer(item, keep=True)
+                item.stage = Stage.CUSTODY
+                self._extend(item)
+                self._accepted(item)
+        elif isinstance(message, Refuse):
+            self._on_refuse(item, message)
+        elif isinstance(message, Progress):
+            self._extend(item)
+        elif isinstance(message, Release):
+            self._unoffer(item)
+            self._released(item)
+
+    def _on_refuse(self, item: Item, message: Refuse) -> None:
+        n = self.neighbours.get(item.next)
+        self._unoffer(item)
+        if message.reason == "cancelled":
+            self._drop(item)
+            return
+        if n is not None and message.reason != "busy":
+            n.refused_until = self._now + 0.1
+        self._wait(item, None)
+        self._ready.append(item)
+
+    def _extend(self, item: Item) -> None:
+        n = self.neighbours.get(item.next)
+        patience = n.hop_deadline(self.limits) if n else self.limits.hop_floor
+        item.check_at = min(self._now + patience, self._end(item))
+
+    # Deciding and handing on.
+
+    def _decide(self, item: Item) -> None:
+        if self._over_budget(item):
+            return
+        if item.returning:
+            self._send_home(item)
+            return
+        if not item.itinerary.remaining:
+            self._take(item, GiveBack("done"))
+            return
+        since = item.waiting_since
+        patient = since is None or self._now - since < self.limits.credit_wait
+        choice = choose(
+            item.itinerary,
+            self._own_blocks(item),
+            self.neighbours.candidates(self._now),
+            patient=patient,
+            spread=item.ticket.request,
+        )
+        if isinstance(choice, SendTo):
+            if item.itinerary.via_source and item.came_from is not None:
+                self._take(item, GiveBack("via source"))
+                return
+            itinerary = item.itinerary
+            if choice.relay:
+                itinerary = msgspec.structs.replace(itinerary, relays=(*itinerary.relays, self.name))
+            self._offer(item, choice.holder, itinerary)
+        elif isinstance(choice, Wait):
+            self._wait(item, (self._now if since is None else since) + self.limits.credit_wait)
+        else:
+            self._take(item, choice)
+
+    def _send_home(self, item: Item) -> None:
+        """Offer the tokens to the source, or to a neighbour that reaches it."""
+        source = item.itinerary.source
+        if source in self.neighbours.by_name:
+            self._offer(item, source, item.itinerary)
+            return
+        ways = [n.name for n in self.neighbours if n.available(self._now) and n.state and source in n.state.reaches]
+        ways = [name for name in ways if name not in item.itinerary.relays]
+        if ways:
+            itinerary = msgspec.structs.replace(item.itinerary, relays=(*item.itinerary.relays, self.name))
+            self._offer(item, item.came_from if item.came_from in ways else min(ways), itinerary)
+        else:
+            self._wait(item, self._now + 0.1)
+
+    def _offer(self, item: Item, to: str, itinerary: Itinerary) -> None:
+        n = self.neighbours.by_name[to]
+        sent = Ticket(item.ticket.session, item.ticket.request, item.ticket.branch, item.ticket.hop + 1)
+        if sent in self._sent or item.sent is not None:
+            sent = sent._replace(branch=self._rng.getrandbits(64))
+        n.offers += 1
+        item.stage, item.next, item.sent, item.waiting_since = Stage.OFFERED, to, sent, None
+        self._sent[sent] = item
+        self._extend(item)
+        budget = max(0, round((item.deadline - self._now) * 1e6))
+        # Codec and shape are the sender's to fill in: routing does not look at tokens.
+        run = Run(sent, budget, self._with_visit(item, itinerary), "raw", 1, 1, item.returning)
+        self._out.append(Send(to, run, item.tokens))
+
+    def _with_visit(self, item: Item, itinerary: Itinerary) -> Itinerary:  # noqa: ARG002
+        """The itinerary with the time that was spent here."""
+        return itinerary
+
+    def _unoffer(self, item: Item, *, keep: bool = False) -> None:
+        """Settle the account of an offer; unless ``keep``, forget the transfer."""
+        n = self.neighbours.get(item.next)
+        if n is not None and item.stage is Stage.OFFERED:
+            n.offers = max(0, n.offers - 1)
+        if not keep and item.sent is not None:
+            self._sent.pop(item.sent, None)
+
+    def _route_again(self, item: Item, why: str) -> None:
+        """The next holder is lost or shows no progress: our copy takes another way."""
+        self._unoffer(item)
+        self.reroutes += 1
+        self._out.append(Note("rerouted", item.next, item.key, why))
+        self._wait(item, None)
+        self._ready.append(item)
+
+    def _wait(self, item: Item, until: float | None) -> None:
+        if item.waiting_since is None and until is not None:
+            item.waiting_since = self._now
+        item.stage = Stage.WAITING
+        item.next = ""
+        item.check_at = self._end(item) if until is None else min(until, self._end(item))
+
+    def _end(self, item: Item) -> float:
+        """When an item in its present stage has to be looked at because its budget ends."""
+        raise NotImplementedError
+
+    def _drop(self, item: Item) -> None:
+        if item.sent is not None:
+            self._unoffer(item)
+        if self.items.get(item.ticket) is item:
+            del self.items[item.ticket]
+
+    def _wake_waiting(self) -> None:
+        self._ready.extend(item for item in self.items.values() if item.stage is Stage.WAITING)
+
+    def _check_times(self) -> None:
+        late = [item for item in self.items.values() if item.check_at <= self._now]
+        for item in late:
+            if self.items.get(item.ticket) is not item or self._over_budget(item):
+                continue
+            if item.stage in (Stage.OFFERED, Stage.CUSTODY):
+                name = item.next
+                self.neighbours.suspect(name, self._now)
+                self._out.append(Note("suspect", name, item.key, "no progress within the hop's deadline"))
+                self._route_again(item, f"{name} showed no progress")
+            elif item.stage is Stage.WAITING:
+                item.check_at = self._end(item)
+                self._ready.append(item)
+            else:
+                self._late(item)
+
+    def _late(self, item: Item) -> None:
+        """An item in one of the stages of a subclass has passed its ``check_at``."""
+
+    def _send_progress(self, items: Iterable[Item]) -> None:
+        for item in items:
+            before = item.came_from
+            due = self._now - item.progress_at >= self.limits.progress_every
+            if due and before is not None and before in self.neighbours.by_name:
+                item.progress_at = self._now
+                self._out.append(Send(before, Progress(item.ticket, item.itinerary.blocks_done)))
+
+    def _tell_source(self, item: Item, before: str) -> None:
+        source = item.itinerary.source
+        if source != before and source in self.neighbours.by_name:
+            self._out.append(Send(source, Moved(item.ticket, self.name, before)))

@@ -1,0 +1,316 @@
+"""The routing machine of a peer: items that come in, wait for the engine, run and are handed on.
+
+Bounded: a peer accepts as long as it has credits (``Limits.credits`` items of its own work, ``Limits.custody`` copies
+for others); REFUSE says so to a sender that saw an older number. The engine runs one call at a time; sources take turns
+at it, and within a source the request that came first goes first. Requests that are at the same block, at whatever
+slot, run as one batch of at most ``max_batch``, since all blocks of a bundle take the same tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import msgspec
+
+from ls_edge.runtime.routing.events import (
+    Arrived,
+    Compute,
+    Computed,
+    ComputeFailed,
+    Drain,
+    Event,
+    NeighbourUp,
+    Note,
+    Received,
+    Send,
+    TellState,
+    Warm,
+)
+from ls_edge.runtime.routing.machine import Item, Machine, Stage
+from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.policy import Choice, GiveBack, RunHere
+from ls_edge.runtime.wire import Accept, Cancel, Itinerary, Refuse, Release, RequestKey, State, VisitRow
+
+_SMOOTH = 0.1
+"""Weight of the newest engine call in the usual time of one."""
+
+
+class PeerMachine(Machine):
+    """Routing of a process that serves ``blocks``."""
+
+    def __init__(
+        self, name: str, blocks: Iterable[int], *, limits: Limits, rng: random.Random, max_batch: int = 1
+    ) -> None:
+        super().__init__(name, limits=limits, rng=rng)
+        self.blocks = frozenset(blocks)
+        self.max_batch = max_batch
+        self.warm = False
+        self.draining = False
+        self.stuck = False
+        self.calls = 0
+        self.block_us = 0
+        self.failed_blocks: dict[int, str] = {}
+        self._queue: list[Item] = []
+        self._running: tuple[Item, ...] | None = None
+        self._served: dict[bytes, int] = {}
+        self._turn = 0
+        self._drain_until = float("inf")
+        self._tombstones: dict[RequestKey, float] = {}
+        self._orphaned: dict[str, float] = {}
+
+    @property
+    def credits(self) -> int:
+        """Items that it would accept now."""
+        if not self.warm or self.draining or self.stuck:
+            return 0
+        kept = sum(item.stage is Stage.CUSTODY for item in self.items.values())
+        return max(0, min(self.limits.credits - (len(self.items) - kept), self.limits.custody - kept))
+
+    @property
+    def idle(self) -> bool:
+        """Whether it holds nothing, so that it may leave."""
+        return not self.items
+
+    def state(self) -> State:
+        """What the neighbours have to know."""
+        peers = [n for n in self.neighbours if n.hello.role == "peer"]
+        reached = {block for n in peers if n.available(self._now) for block in n.hello.blocks}
+        return State(
+            warm=self.warm,
+            draining=self.draining,
+            stuck=self.stuck,
+            credits=self.credits,
+            queue=len(self._queue) + (self._running is not None),
+            calls=self.calls,
+            block_us=self.block_us,
+            reaches=tuple(sorted(n.name for n in self.neighbours)),
+            reach_blocks=tuple(sorted(reached)),
+        )
+
+    def next_check(self) -> float | None:
+        """See :meth:`Machine.next_check`; the end of a drain and sources that went away count too."""
+        times = [t for t in (super().next_check(), *self._orphaned.values()) if t is not None]
+        if self.draining and self._now < self._drain_until:
+            times.append(self._drain_until)
+        return min(times, default=None)
+
+    def _on(self, event: Event) -> None:
+        if isinstance(event, Computed):
+            self._on_computed(event)
+        elif isinstance(event, ComputeFailed):
+            self._on_compute_failed(event)
+        elif isinstance(event, Warm):
+            self.warm, self.block_us = True, event.block_us
+            self._out.append(TellState())
+        elif isinstance(event, Drain):
+            self.draining = True
+            self._drain_until = self._now + self.limits.drain / 2
+            self._out.append(TellState())
+        else:
+            if isinstance(event, NeighbourUp):
+                self._orphaned.pop(event.hello.name, None)
+            super()._on(event)
+        self._forget()
+
+    def _on_message(self, event: Received) -> None:
+        if isinstance(event.message, Cancel):
+            self._cancel(event.message)
+        else:
+            super()._on_message(event)
+
+    def _on_run(self, event: Arrived) -> None:
+        run, sender = event.run, event.sender
+        had_credits = self.credits
+        reason = self._reason_to_refuse(event)
+        if reason:
+            self._out.append(Send(sender, Refuse(run.ticket, reason, had_credits)))
+            return
+        if run.ticket not in self.items:
+            item = Item(
+                ticket=run.ticket,
+                itinerary=run.itinerary,
+                tokens=event.tokens,
+                deadline=self._now + run.budget_us / 1e6,
+                came_from=sender,
+                arrived=self._now,
+                returning=run.returning,
+                codec_us=event.codec_us,
+                progress_at=self._now,
+            )
+            self.items[run.ticket] = item
+            self._ready.append(item)
+            self._tell_source(item, sender)
+        self._out.append(Send(sender, Accept(run.ticket, self.credits)))
+        if had_credits and not self.credits:
+            self._out.append(TellState())
+
+    def _reason_to_refuse(self, event: Arrived) -> str:
+        run = event.run
+        if run.ticket.key in self._tombstones:
+            return "cancelled"
+        if run.ticket in self.items:
+            return ""
+        if run.returning:
+            return "busy" if len(self.items) >= self.limits.credits + self.limits.custody else ""
+        if self.draining:
+            return "draining"
+        if not self.warm:
+            return "cold"
+        return "busy" if self.credits == 0 else ""
+
+    # The engine.
+
+    def _own_blocks(self, item: Item) -> frozenset[int]:  # noqa: ARG002
+        if not self.warm or self.stuck or self._now >= self._drain_until:
+            return frozenset()
+        return self.blocks - self.failed_blocks.keys()
+
+    def _take(self, item: Item, choice: Choice) -> None:
+        if isinstance(choice, RunHere):
+            item.stage, item.block, item.check_at = Stage.QUEUED, choice.block, item.deadline
+            self._queue.append(item)
+        elif isinstance(choice, GiveBack):
+            item.returning = choice.reason
+            self._send_home(item)
+
+    def _after(self) -> None:
+        self._queue = [i for i in self._queue if self.items.get(i.ticket) is i and i.stage is Stage.QUEUED]
+        if self._running is not None or not self._queue or self.stuck:
+            return
+        first = min(self._queue, key=lambda i: (self._served.get(i.ticket.session, 0), i.arrived, i.ticket.request))
+        self._turn += 1
+        self._served[first.ticket.session] = self._turn
+        batch = [first]
+        for item in self._queue:
+            if len(batch) < self.max_batch and item is not first and item.block == first.block:
+                batch.append(item)
+        for item in batch:
+            item.stage = Stage.RUNNING
+            item.check_at = self._now + max(self.limits.hop_floor, self.limits.hop_factor * self.block_us / 1e6)
+            self._queue.remove(item)
+        self._running = tuple(batch)
+        self._out.append(
+            Compute(
+                first.block,
+                tuple(i.ticket for i in batch),
+                tuple(i.tokens for i in batch),
+                tuple(i.itinerary.blocks_done for i in batch),
+            )
+        )
+
+    def _on_computed(self, event: Computed) -> None:
+        self.calls += 1
+        self.block_us = round(self.block_us + _SMOOTH * (event.engine_us - self.block_us))
+        self._engine_is_back()
+        for ticket, tokens in zip(event.tickets, event.outputs, strict=True):
+            item = self.items.get(ticket)
+            if item is None or item.stage is not Stage.RUNNING:
+                continue
+            item.tokens = tokens
+            item.itinerary = item.itinerary.ran(event.block, self.name)
+            item.ran.append(event.block)
+            item.engine_us += event.engine_us
+            self._wait(item, None)
+            self._ready.append(item)
+            self._send_progress([item])
+        self._send_progress(self._queue)
+
+    def _on_compute_failed(self, event: ComputeFailed) -> None:
+        self.failed_blocks[event.block] = event.why
+        self._out += [Note("engine failed", self.name, why=f"block {event.block}: {event.why}"), TellState()]
+        self._engine_is_back()
+        for ticket in event.tickets:
+            item = self.items.get(ticket)
+            if item is not None and item.stage is Stage.RUNNING:
+                self._wait(item, None)
+                self._ready.append(item)
+        self._requeue()
+
+    def _engine_is_back(self) -> None:
+        self._running = None
+        if self.stuck:
+            self.stuck = False
+            self._out += [Note("engine is back", self.name), TellState()]
+
+    def _late(self, item: Item) -> None:
+        if item.stage is Stage.RUNNING:
+            item.check_at = float("inf")
+            if not self.stuck:
+                self.stuck = True
+                why = f"block {item.block} has been running for longer than its deadline"
+                self._out += [Note("engine is stuck", self.name, item.key, why), TellState()]
+                self._requeue()
+
+    def _requeue(self) -> None:
+        """What waits for the engine is decided again."""
+        for item in self._queue:
+            self._wait(item, None)
+            self._ready.append(item)
+        self._queue = []
+
+    # Handing on.
+
+    def _accepted(self, item: Item) -> None:
+        had_credits = self.credits
+        if item.came_from in self.neighbours.by_name:
+            assert item.came_from is not None
+            self._out.append(Send(item.came_from, Release(item.ticket)))
+        if item.returning and item.next == item.itinerary.source:
+            self._drop(item)
+        if not had_credits and self.credits:
+            self._out.append(TellState())
+
+    def _released(self, item: Item) -> None:
+        had_credits = self.credits
+        self._drop(item)
+        if not had_credits and self.credits:
+            self._out.append(TellState())
+
+    def _with_visit(self, item: Item, itinerary: Itinerary) -> Itinerary:
+        stay = round((self._now - item.arrived) * 1e6)
+        queue = max(0, stay - item.engine_us)
+        visit = VisitRow(self.name, tuple(item.ran), queue, item.engine_us, item.codec_us)
+        return msgspec.structs.replace(itinerary, visits=(*itinerary.visits, visit))
+
+    def _end(self, item: Item) -> float:
+        if item.stage is Stage.WAITING and not item.returning:
+            return item.deadline - self.limits.way_back - self.block_us / 1e6
+        return item.deadline
+
+    def _over_budget(self, item: Item) -> bool:
+        if self._now >= item.deadline:
+            self._drop(item)
+            return True
+        if item.stage is Stage.WAITING and not item.returning and self._now >= self._end(item):
+            item.returning = "budget"
+            self._send_home(item)
+            return True
+        return False
+
+    # What nobody waits for any more.
+
+    def _cancel(self, message: Cancel) -> None:
+        key = (message.session, message.request)
+        self._tombstones[key] = self._now + min(message.budget_us / 1e6, 600.0)
+        for item in [i for i in self.items.values() if i.key == key]:
+            self._drop(item)
+
+    def _lost(self, name: str) -> None:
+        if any(item.itinerary.source == name for item in self.items.values()):
+            self._orphaned[name] = self._now + self.limits.away_floor
+
+    def _forget(self) -> None:
+        if self._now >= self._drain_until and self._queue:
+            self._requeue()
+        for name in [n for n, at in self._orphaned.items() if at <= self._now]:
+            if any(n.state and name in n.state.reaches for n in self.neighbours):
+                self._orphaned[name] = self._now + self.limits.away_floor
+                continue
+            del self._orphaned[name]
+            for item in [i for i in self.items.values() if i.itinerary.source == name]:
+                self._out.append(Note("dropped", name, item.key, "its source went away"))
+                self._drop(item)
+        if (self._tombstones and len(self._tombstones) % 256 == 0) or len(self._tombstones) > self.limits.tombstones:
+            alive = {k: t for k, t in self._tombstones.items() if t > self._now}
+            self._tombstones = dict(list(alive.items())[-self.limits.tombstones // 2 :])

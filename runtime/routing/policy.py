@@ -1,0 +1,114 @@
+"""Which block runs next, and who runs it: a pure function of the itinerary and of what can be reached.
+
+Preference when a block cannot be reached (docs: "Policies"): another holder of it; then later, the block goes to the
+end (running out of order beats skipping: arXiv 2407.09298); a skip is never chosen here but by the source, when nothing
+else remains.
+
+- ``sequential``: the trained order, or nothing.
+- ``nearest``: the reachable block that is closest to the trained order.
+- ``random``: as ``nearest``, closest to a permutation that the source drew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ls_edge.runtime.wire import Itinerary
+
+POLICIES = ("nearest", "sequential", "random")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A process that could be handed the tokens: linked, warm, not draining, not suspected."""
+
+    name: str
+    blocks: frozenset[int]
+    reach_blocks: frozenset[int]
+    """Blocks of the processes that it reaches itself."""
+    credits: int
+    """Transfers that it would accept now."""
+    wait_us: int
+    """Expected time until its engine would begin."""
+
+
+@dataclass(frozen=True)
+class RunHere:
+    """Run the block on the engine of this process."""
+
+    block: int
+
+
+@dataclass(frozen=True)
+class SendTo:
+    """Hand the tokens to ``holder``; ``relay`` where it only passes them on."""
+
+    holder: str
+    relay: bool = False
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A holder can be reached, but has no credit at the moment."""
+
+
+@dataclass(frozen=True)
+class GiveBack:
+    """Nothing can go on from here: ``unreachable`` or ``credit``."""
+
+    reason: str
+
+
+Choice = RunHere | SendTo | Wait | GiveBack
+
+
+def choose(
+    itinerary: Itinerary, own: frozenset[int], candidates: Sequence[Candidate], *, patient: bool, spread: int = 0
+) -> Choice:
+    """Decide the next step of a request that has blocks remaining.
+
+    ``own`` are the blocks that this process can run; ``patient`` says that waiting for credit is still better than
+    another order; ``spread`` (any number, the same for a request) decides between equals, so that equal holders share
+    the work.
+    """
+    wanted = itinerary.remaining[:1] if itinerary.policy == "sequential" else itinerary.remaining
+    saturated = False
+    for block in wanted:
+        if block in own:
+            return RunHere(block)
+        holders = [c for c in candidates if block in c.blocks]
+        free = [c for c in holders if c.credits > 0]
+        if free:
+            return SendTo(_best(free, itinerary, spread).name)
+        if holders:
+            saturated = True
+            if patient:
+                return Wait()
+    if saturated:
+        return GiveBack("credit")
+    if not itinerary.via_source:
+        for block in wanted:
+            relays = [
+                c for c in candidates if block in c.reach_blocks and c.credits > 0 and c.name not in itinerary.relays
+            ]
+            if relays:
+                return SendTo(min(relays, key=lambda c: (c.wait_us, c.name)).name, relay=True)
+    return GiveBack("unreachable")
+
+
+def _best(candidates: Sequence[Candidate], itinerary: Itinerary, spread: int) -> Candidate:
+    """Least wait; among equals the longest run of next blocks (fewest hops), then by ``spread``."""
+    ordered = sorted(candidates, key=lambda c: c.name)
+    turn = {c.name: (index + spread) % len(ordered) for index, c in enumerate(ordered)}
+    return min(ordered, key=lambda c: (c.wait_us, -_run_length(c.blocks, itinerary.remaining), turn[c.name]))
+
+
+def _run_length(blocks: frozenset[int], remaining: Sequence[int]) -> int:
+    length = 0
+    for block in remaining:
+        if block in blocks:
+            length += 1
+        elif length:
+            break
+    return length
