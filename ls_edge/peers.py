@@ -161,6 +161,11 @@ def parse_blocks(text: str) -> tuple[int, ...]:
     return tuple(blocks)
 
 
+def is_name(text: str) -> bool:
+    """Whether a peer or source may be called so: it also names files and stands in logs."""
+    return _NAME.fullmatch(text) is not None
+
+
 def is_loopback(address: str) -> bool:
     """Whether ``tcp://host:port`` names the loopback interface (a name other than ``localhost`` does not count)."""
     match = _ADDRESS.match(address)
@@ -264,7 +269,7 @@ def _check_keys(file: _File, places: yamlfile.Places) -> None:
 
 
 def _check_name(name: str, places: yamlfile.Places, *where: str | int) -> None:
-    if not _NAME.match(name):
+    if not is_name(name):
         raise places.error(
             f"name {name!r}: use 1 to 63 letters, digits, dots, hyphens or underscores, a letter or digit first", *where
         )

@@ -75,6 +75,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
     try:
         code = cli.main(args=argv, prog_name="ls-edge", standalone_mode=False)
     except click.ClickException as error:
+        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2 and later
+            error.show()
+            raise SystemExit(error.exit_code) from None
         ctx = getattr(error, "ctx", None)
         where = ctx.command_path if ctx is not None else "ls-edge"
         _fail(f"{error.format_message().rstrip('.')}; see '{where} --help'", error.exit_code)

@@ -1,0 +1,34 @@
+"""``ls-edge keys``: make CURVE keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ls_edge.cli import Command
+
+
+@click.group()
+def command() -> None:
+    """Make CURVE keys, which encrypt links and say who may join."""
+
+
+@command.command("new", cls=Command)
+@click.argument("name")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("."), metavar="DIR", show_default="here",
+    help="Where to write NAME.key and NAME.key_secret.",
+)  # fmt: skip
+def new(name: str, out: Path) -> None:
+    """Make a key pair for the peer or source NAME and print its lines for peers.yaml.
+
+    The secret file stays on the machine of NAME and goes to --secret-key there.
+    """
+    from ls_edge.runtime.keys import new_keys
+
+    pair, public, secret = new_keys(name, out)
+    key = pair.public.decode()
+    click.echo(f'public_key: "{key}"')
+    click.echo(f'- {{name: {name}, public_key: "{key}"}}')
+    click.echo(f"wrote {public} and {secret}; the secret one is for --secret-key on its own machine only", err=True)
