@@ -1,0 +1,191 @@
+"""All parts of a bundle in one process: what one device can do, and the reference for what several did.
+
+``Chain.open(bundle)`` offers what a torch model view does, on numpy arrays: ``stem``, ``block``, ``head`` and
+``forward`` in any arrangement. :func:`replay` checks a run's trace against it (guarantee R2).
+
+A chain is used by one thread at a time: a plain order runs between two buffers that belong to the chain.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+
+from ls_edge.arrangement import Arrangement, apply
+from ls_edge.bundle import Bundle
+from ls_edge.errors import EngineError, UsageError
+from ls_edge.runtime.engines import EngineKind, OnnxEngine, check_kind, open_engine, usable_threads
+from ls_edge.runtime.sessions import as_value, new_value
+from ls_edge.trace import RequestRecord
+
+_LANES = 2
+"""Batch sizes whose buffers are kept."""
+
+
+class Chain:
+    """Stem, blocks and head of a bundle as engines; make one with :meth:`open`."""
+
+    def __init__(self, bundle: Bundle, stem: OnnxEngine, blocks: Sequence[OnnxEngine], head: OnnxEngine) -> None:
+        self.bundle = bundle
+        self.stem_engine = stem
+        self.block_engines = tuple(blocks)
+        self.head_engine = head
+        self._lanes: OrderedDict[int, _Lane] = OrderedDict()
+
+    @classmethod
+    def open(
+        cls, bundle: Bundle, *, threads: int | None = None, provider: str | None = None, kind: EngineKind = "auto"
+    ) -> Chain:
+        """Open every part but ``whole``; errors as :func:`ls_edge.runtime.engines.open_engine`."""
+        check_kind(kind)
+        threads = usable_threads(threads)
+        stem = open_engine(bundle, "stem", provider=provider, threads=threads)
+
+        def part(name: str) -> OnnxEngine:
+            return open_engine(bundle, name, provider=stem.provider, threads=threads)
+
+        return cls(bundle, stem, [part(f"block {i}") for i in range(bundle.blocks)], part("head"))
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks."""
+        return len(self.block_engines)
+
+    @property
+    def provider(self) -> str:
+        """What really runs the engines."""
+        return self.stem_engine.provider
+
+    def stem(self, images: np.ndarray) -> np.ndarray:
+        """Images float32 ``[B, 3, H, W]``, normalised, to tokens ``[B, N, D]``."""
+        return self.stem_engine.run({"images": images})
+
+    def block(self, index: int, tokens: np.ndarray, slot: int | np.ndarray = 0) -> np.ndarray:
+        """Run a block on tokens ``[B, N, D]``; ``slot`` (int or int64 ``[B]``) counts where the bundle needs it."""
+        inputs = {"tokens": tokens}
+        if self.bundle.manifest.needs_slot:
+            inputs["slot"] = np.broadcast_to(np.asarray(slot, dtype=np.int64), tokens.shape[:1])
+        return self.block_engines[self._checked(index)].run(inputs)
+
+    def head(self, tokens: np.ndarray) -> np.ndarray:
+        """Tokens ``[B, N, D]`` to logits float32 ``[B, C]``."""
+        return self.head_engine.run({"tokens": tokens})
+
+    def forward(self, images: np.ndarray, arrangement: Arrangement | Sequence[int] | None = None) -> np.ndarray:
+        """Images ``[B, 3, H, W]`` to logits ``[B, C]``; trained order where no arrangement is given."""
+        if arrangement is None:
+            arrangement = range(self.blocks)
+        if not isinstance(arrangement, Arrangement):
+            arrangement = Arrangement.plain(arrangement)
+        for index in arrangement.order:
+            self._checked(index)
+        if not arrangement.is_plain:
+            return self.head(apply(arrangement, self.stem(images), self.block))
+        return self._lane(len(images)).run(images, arrangement.order)
+
+    def close(self) -> None:
+        """Free the engines."""
+        self._lanes.clear()
+        for engine in (self.stem_engine, *self.block_engines, self.head_engine):
+            engine.close()
+
+    def __enter__(self) -> Chain:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _checked(self, index: int) -> int:
+        if not 0 <= index < self.blocks:
+            raise UsageError(f"block {index} is not there: the bundle has blocks 0 to {self.blocks - 1}")
+        return index
+
+    def _lane(self, batch: int) -> _Lane:
+        lane = self._lanes.pop(batch, None) or _Lane(self, batch)
+        self._lanes[batch] = lane
+        while len(self._lanes) > _LANES:
+            self._lanes.popitem(last=False)
+        return lane
+
+
+class _Lane:
+    """The way of one batch size through a chain: two token buffers in turn, each part bound to them once."""
+
+    def __init__(self, chain: Chain, batch: int) -> None:
+        self.chain = chain
+        self.batch = batch
+        tokens = chain.stem_engine.signature.output
+        device = chain.stem_engine.device
+        self.buffers = [new_value(tokens.shape(batch), tokens.dtype, device) for _ in range(2)]
+        self.slot = new_value((batch,), "int64", device)
+        self.bound: dict[tuple[int, int], Callable[[], None]] = {}
+
+    def run(self, images: np.ndarray, order: Sequence[int]) -> np.ndarray:
+        """Stem, the blocks of ``order``, head."""
+        chain = self.chain
+        needs_slot = chain.bundle.manifest.needs_slot
+        current = 0
+        self._stem(images)
+        for place, block in enumerate(order):
+            if needs_slot:
+                self.slot.update_inplace(np.full(self.batch, place, np.int64))
+            step = self.bound.get((block, current))
+            if step is None:
+                step = self.bound[block, current] = self._bind(block, current)
+            step()
+            current = 1 - current
+        return self._head(current)
+
+    def _stem(self, images: np.ndarray) -> None:
+        engine = self.chain.stem_engine
+        engine.check_inputs({"images": images})
+        engine.bind({"images": as_value(images)}, self.buffers[0])()
+
+    def _bind(self, block: int, current: int) -> Callable[[], None]:
+        inputs = {"tokens": self.buffers[current]}
+        if self.chain.bundle.manifest.needs_slot:
+            inputs["slot"] = self.slot
+        return self.chain.block_engines[block].bind(inputs, self.buffers[1 - current])
+
+    def _head(self, current: int) -> np.ndarray:
+        engine = self.chain.head_engine
+        logits = np.empty(engine.signature.output.shape(self.batch), engine.signature.output.dtype)
+        engine.bind({"tokens": self.buffers[current]}, as_value(logits))()
+        return logits
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One answer of a trace, computed again in one process."""
+
+    id: int
+    error: float
+    """Largest difference of a logit, relative to the largest logit; infinite where one is not a number."""
+
+
+def replay(
+    chain: Chain, records: Iterable[RequestRecord], image_of: Callable[[RequestRecord], np.ndarray]
+) -> Iterator[Replayed]:
+    """Run each answered record's arrangement again (guarantee R2: float32 within 1e-4).
+
+    ``image_of`` gives a record's preprocessed image, float32 ``[3, H, W]``. Records without logits are left out.
+    Raises :class:`EngineError` where a record has another number of logits than the bundle.
+    """
+    for record in records:
+        if record.logits is None:
+            continue
+        ours = chain.forward(image_of(record)[None], record.arrangement)[0]
+        theirs = np.asarray(record.logits, dtype=np.float32)
+        if ours.shape != theirs.shape:
+            raise EngineError(
+                f"request {record.id} has {len(theirs)} logits, {chain.bundle.folder} gives {len(ours)}; "
+                "the trace is of another bundle"
+            )
+        error = float(np.abs(ours - theirs).max() / max(float(np.abs(ours).max()), 1e-30))
+        yield Replayed(record.id, error if np.isfinite(error) else float("inf"))

@@ -1,0 +1,112 @@
+"""ONNX Runtime sessions under options for many small models in one process.
+
+With its defaults every session has a thread pool that spins between runs, and a memory arena: fourteen sessions
+one after the other then cost many times what one costs. Here no pool spins and all sessions share one arena. A
+provider that was asked for is the one that runs, or opening fails; nothing falls back in silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ls_edge.errors import EngineError
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+_SHORT = {"cpu": CPU, "cuda": CUDA, "tensorrt": "TensorrtExecutionProvider"}
+
+
+def open_session(raw: bytes, part: str, *, provider: str, threads: int | None, plain: bool = False) -> Any:
+    """Make an ``InferenceSession`` of ``raw`` that really runs on ``provider``; raises :class:`EngineError`.
+
+    ``plain`` leaves ONNX Runtime's options at their defaults (for comparison only).
+    """
+    ort = onnxruntime_module()
+    if provider not in ort.get_available_providers():
+        raise EngineError(
+            f"{provider} is not in this build of onnxruntime {ort.__version__} "
+            f"({', '.join(ort.get_available_providers())}); install one that has it, or ask for cpu"
+        )
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    if not plain:
+        _share_allocator(ort)
+        options.intra_op_num_threads = threads or 0
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        if provider == CPU:
+            options.add_session_config_entry("session.use_env_allocators", "1")
+    providers = [provider] if provider == CPU else [provider, CPU]
+    try:
+        session = ort.InferenceSession(raw, options, providers=providers)
+    except Exception as error:
+        raise EngineError(f"{part} does not load in onnxruntime {ort.__version__}: {first_line(error)}") from error
+    if provider not in session.get_providers():
+        raise EngineError(
+            f"{part}: {provider} did not load ({', '.join(session.get_providers())} did); see 'ls-edge doctor', or "
+            "ask for cpu"
+        )
+    session.disable_fallback()
+    # Kept by ONNX Runtime for a fall-back that is switched off here; a second copy of all weights on a small board.
+    session._model_bytes = None
+    return session
+
+
+def choose_provider(provider: str | None, trial: bytes) -> str:
+    """Return the full name of the provider to use.
+
+    None or ``auto``: CUDA where ``trial`` (some part's bytes) loads on it, else CPU. A name (``cpu``, ``cuda``,
+    ``tensorrt`` or ONNX Runtime's own): that one; whether it loads shows when a part is opened.
+    """
+    if provider is not None and provider != "auto":
+        return _SHORT.get(provider.lower(), provider)
+    if CUDA in onnxruntime_module().get_available_providers():
+        try:
+            open_session(trial, "the trial", provider=CUDA, threads=1)
+        except EngineError:
+            return CPU
+        return CUDA
+    return CPU
+
+
+def as_value(array: np.ndarray) -> Any:
+    """An ``OrtValue`` on the memory of ``array`` (of a contiguous copy, if it is not)."""
+    return onnxruntime_module().OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+
+
+def new_value(shape: Sequence[int], dtype: str, device: str) -> Any:
+    """An ``OrtValue`` of zeros on ``cpu`` or ``cuda``."""
+    return onnxruntime_module().OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), device, 0)
+
+
+def onnxruntime_module() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise EngineError(
+            f"onnxruntime does not load ({first_line(error)}); install it with pip install 'ls-edge[cpu]', or "
+            "'ls-edge[gpu]' on a machine with CUDA"
+        ) from None
+    return onnxruntime
+
+
+_allocator_shared = False
+
+
+def _share_allocator(ort: Any) -> None:
+    """One CPU memory arena for all sessions of the process; whoever registered one before us keeps theirs."""
+    global _allocator_shared
+    if _allocator_shared:
+        return
+    _allocator_shared = True
+    info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    with contextlib.suppress(Exception):  # registered already: that one is shared
+        ort.create_and_register_allocator(info, None)
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
