@@ -105,12 +105,12 @@ def decode(image: bytes | np.ndarray, name: str = "image") -> Image.Image:
             raise DataError(f"{name} is an array {image.dtype} {list(image.shape)}; give pixels as uint8 [H, W, 3]")
         rgb: Image.Image = Image.fromarray(image).convert("RGB")
         return rgb
+    opened: Image.Image
     try:
         with Image.open(io.BytesIO(image), formats=FORMATS) as opened:
             if opened.width * opened.height <= MAX_PIXELS:
                 opened.info.pop("transparency", None)  # Pillow warns of it, and RGB has none
-                rgb = opened.convert("RGB")
-                return rgb
+                return opened.convert("RGB")
             size = f"{opened.width} x {opened.height}"
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         size = "far more"
