@@ -16,13 +16,12 @@ import onnx
 from onnx import numpy_helper
 
 from ls_edge.errors import VerificationError
+from ls_edge.runtime.engines import Signature, Tensor
 
 OPSET = 20
 MAX_IR = 10
 BATCH = "batch"
 PRODUCER = "ls-edge"
-
-Shape = tuple[str | int, ...]
 
 
 def canonical(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
@@ -102,12 +101,8 @@ def to_bytes(model: onnx.ModelProto, name: str) -> bytes:
         ) from None
 
 
-def check(raw: bytes, name: str, inputs: Mapping[str, tuple[str, Shape]], output: str, shape: Shape) -> None:
-    """Check a part's bytes; raises :class:`VerificationError` naming the part and what is wrong with it.
-
-    ``inputs`` maps a name to ``(numpy dtype, shape)`` in order, ``shape`` is the output's (float32); the batch
-    axis is written ``"batch"``.
-    """
+def check(raw: bytes, name: str, signature: Signature) -> None:
+    """Check a part's bytes; raises :class:`VerificationError` naming the part and what is wrong with it."""
     try:
         model = onnx.load_model_from_string(raw)
         onnx.checker.check_model(model, full_check=True)
@@ -115,12 +110,13 @@ def check(raw: bytes, name: str, inputs: Mapping[str, tuple[str, Shape]], output
         text = " ".join(str(error).split())
         raise VerificationError(f"{name} is no valid ONNX file ({text[:300]}); export the run again") from None
     found = _problems(model)
-    wanted_in = [(key, dtype, list(dims)) for key, (dtype, dims) in inputs.items()]
-    if _signature(model.graph.input) != wanted_in:
-        found.append(f"its inputs are {_signature(model.graph.input)}, expected {wanted_in}")
-    wanted_out = [(output, "float32", list(shape))]
-    if _signature(model.graph.output) != wanted_out:
-        found.append(f"its outputs are {_signature(model.graph.output)}, expected {wanted_out}")
+    for what, values, wanted in (
+        ("inputs", model.graph.input, signature.inputs),
+        ("outputs", model.graph.output, (signature.output,)),
+    ):
+        theirs, ours = _tensors(values), [(tensor, BATCH) for tensor in wanted]
+        if theirs != ours:
+            found.append(f"its {what} are {_shown(theirs)}, expected {_shown(ours)}")
     if found:
         raise VerificationError(f"{name} is not a part as this version writes it: {'; '.join(found)}; export it again")
 
@@ -141,12 +137,17 @@ def _problems(model: onnx.ModelProto) -> list[str]:
     return found
 
 
-def _signature(values: Sequence[onnx.ValueInfoProto]) -> list[tuple[str, str, list[str | int]]]:
-    return [
-        (
-            value.name,
-            np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)).name,
-            [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim],
-        )
-        for value in values
-    ]
+def _tensors(values: Sequence[onnx.ValueInfoProto]) -> list[tuple[Tensor, str]]:
+    """Each value, and the name of its first axis."""
+    found = []
+    for value in values:
+        kind = value.type.tensor_type
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
+        first, *rest = kind.shape.dim or [onnx.TensorShapeProto.Dimension()]
+        sizes = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in rest)
+        found.append((Tensor(value.name, dtype, sizes), first.dim_param or str(first.dim_value)))
+    return found
+
+
+def _shown(tensors: Sequence[tuple[Tensor, str]]) -> str:
+    return ", ".join(f"{tensor} (B: {batch})" for tensor, batch in tensors) or "none"

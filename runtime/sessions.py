@@ -84,6 +84,7 @@ def new_value(shape: Sequence[int], dtype: str, device: str) -> Any:
 
 
 def onnxruntime_module() -> Any:
+    """The package ``onnxruntime``; raises :class:`EngineError` where it is not installed or does not load."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -109,4 +110,5 @@ def _share_allocator(ort: Any) -> None:
 
 
 def first_line(error: BaseException) -> str:
+    """What an error says, in one line of at most 300 characters."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

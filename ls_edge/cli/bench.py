@@ -1,0 +1,93 @@
+"""``ls-edge bench``: what the engines of a bundle take on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from ls_edge.cli import Command
+
+if TYPE_CHECKING:
+    from ls_edge.bundle import Bundle
+    from ls_edge.runtime.bench import Bench
+
+
+@click.command(cls=Command, short_help="Time the engines of a bundle on this machine.")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of the engines; all cores where it is left out.")
+@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Images at a time.")
+@click.option(
+    "--duration", type=click.FloatRange(min=0, min_open=True), default=4.0, show_default=True,
+    help="Seconds in which chain and monolith are timed in turn.",
+)  # fmt: skip
+@click.option("--provider", help="cpu, cuda, or an execution provider of ONNX Runtime; cuda where it loads, else cpu.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def command(
+    bundle: Path, threads: int | None, batch: int, duration: float, provider: str | None, as_json: bool
+) -> None:
+    """Time stem, blocks and head of the folder BUNDLE, the chain of them, and the whole model in one engine."""
+    from ls_edge.bundle import Bundle
+    from ls_edge.runtime.bench import bench
+
+    opened = Bundle.open(bundle)
+    monolith, origin = _monolith(opened)
+    reason = origin if monolith is None else None
+    result = bench(
+        opened, threads=threads, batch=batch, duration=duration, provider=provider, monolith=monolith,
+        origin=None if monolith is None else origin, reason=reason,
+    )  # fmt: skip
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(result), indent=1).decode())
+    else:
+        _print(result)
+
+
+def _monolith(bundle: Bundle) -> tuple[bytes | None, str]:
+    """The model in one file and where it came from, or None and why there is none."""
+    from ls_edge.errors import VerificationError
+
+    if bundle.manifest.parts.whole is not None:
+        return bundle.read("whole"), "whole.onnx"
+    try:
+        from ls_edge.export.merge import merge
+    except ImportError:
+        return None, "the bundle has no whole.onnx, and merging its parts needs onnx: pip install onnx"
+    blocks = [bundle.read(f"block {index}") for index in range(bundle.blocks)]
+    try:
+        return merge(bundle.read("stem"), blocks, bundle.read("head")), "merged from the parts"
+    except VerificationError as error:
+        return None, str(error)
+
+
+def _print(result: Bench) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ls_edge.runtime.bench import Times
+
+    table = Table(title=f"{result.model}, {result.precision}, batch {result.batch}", title_justify="left", box=None)
+    for heading in ("", "median ms", "95 % ms", "least ms"):
+        table.add_column(heading, justify="left" if not heading else "right")
+
+    def row(name: str, times: Times | None) -> None:
+        if times is not None:
+            table.add_row(name, f"{times.p50:.2f}", f"{times.p95:.2f}", f"{times.min:.2f}")
+
+    row("stem", result.stem_ms)
+    for index, times in enumerate(result.blocks_ms):
+        row(f"block {index}", times)
+    row("head", result.head_ms)
+    table.add_section()
+    row("chain", result.chain_ms)
+    row("monolith", result.monolith_ms)
+    row("monolith, default options", result.monolith_default_ms)
+    console = Console(soft_wrap=True)
+    console.print(table)
+    console.print(f"{result.engine}, {result.provider}, {result.threads} threads, {result.repeats} runs")
+    if result.chain_over_monolith is not None:
+        console.print(f"chain / monolith: {result.chain_over_monolith:.3f} (monolith: {result.monolith})")
+    else:
+        console.print(f"no monolith: {result.monolith_reason}")
