@@ -1,13 +1,14 @@
 """A run's records made ready for drawing: spans on a clock, arrays, the times at which peers were away.
 
-The clock is the source's. A holder reports durations, not times, so a span starts where the ones before it on
-the same path end: submission, stem, then for each visit wire, queue, codec, engine. Blocks of one visit share its engine
-time by equal parts. Tracks of a wave start together, and the next wave starts after the longest of them.
-Time that no duration explains (a branch that was lost with its peer) is put ahead of the first hop, as ``other``.
+The clock is the source's. A holder reports durations, not times, so a span starts where the ones before it on the
+same path end: submission, stem, then for each visit wire, queue, codec, engine. Blocks of one visit share its
+engine time by equal parts. Tracks of a wave start together, and the next wave starts after the longest of them.
+Time that no duration explains (a branch that was lost with its peer) stands ahead of the first hop, as ``other``.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,11 @@ import numpy.typing as npt
 
 from ls_edge.summary import Floats, RunSummary
 from ls_edge.trace import PeerEvent, RequestRecord
+
+MOST_HOPS = 12
+MOST_HOLDERS = 24
+NOTABLE = 0.005
+"""Share of a latency below which unexplained time is rounding."""
 
 
 class Span(NamedTuple):
@@ -42,7 +48,7 @@ def spans_of(record: RequestRecord) -> list[Span]:
     clock += record.stem_ms
     inner, end = _visits(record, clock)
     missing = record.submitted_ms + record.latency_ms - (end + record.return_wire_ms + record.head_ms)
-    if missing > 0.005 * record.latency_ms and record.visits:
+    if missing > NOTABLE * record.latency_ms and record.visits:
         spans.append(Span("other", clock, clock + missing))
         inner = [span._replace(start=span.start + missing, end=span.end + missing) for span in inner]
         end += missing
@@ -76,6 +82,19 @@ def _visits(record: RequestRecord, start: float) -> tuple[list[Span], float]:
         rows[row] = clock
         wave_end = max(wave_end, clock)
     return spans, wave_end
+
+
+def _unexplained(record: RequestRecord) -> float:
+    """Milliseconds of an answer that its durations do not account for, as :func:`spans_of` shows them."""
+    if record.waves is not None:
+        return sum(span.end - span.start for span in spans_of(record) if span.stage == "other")
+    known = sum(visit.wire_ms + visit.queue_ms + visit.codec_ms + visit.engine_ms for visit in record.visits)
+    missing = record.latency_ms - known - record.stem_ms - record.head_ms - record.return_wire_ms
+    return missing if missing > NOTABLE * record.latency_ms else 0.0
+
+
+def _means(entry: list[float]) -> dict[str, float]:
+    return {name: ms / entry[0] for name, ms in zip(("wire", "queue", "codec", "engine"), entry[1:], strict=True)}
 
 
 class Away(NamedTuple):
@@ -169,6 +188,46 @@ class RunData:
             end=table[:, 3],
             request=table[:, 4].astype(np.int64),
         )
+
+    @cached_property
+    def stage_means(self) -> list[tuple[str, str, int, dict[str, float]]]:
+        """Rows ``(group, name, how many, mean ms by stage)``: the request, each hop, each holder.
+
+        The first row is the mean over answers and adds up to the mean latency (to more where tracks overlap). A
+        hop's mean is over the answers that had it, a holder's over the visits to it.
+        """
+        answers = [record for record in self.answers if record.visits]
+        if not answers:
+            return []
+        hops: dict[int, list[float]] = defaultdict(lambda: [0.0] * 5)
+        holders: dict[str, list[float]] = defaultdict(lambda: [0.0] * 5)
+        for record in answers:
+            for number, visit in enumerate(record.visits):
+                for entry in (hops[number], holders[visit.holder]):
+                    entry[0] += 1
+                    entry[1] += visit.wire_ms
+                    entry[2] += visit.queue_ms
+                    entry[3] += visit.codec_ms
+                    entry[4] += visit.engine_ms
+        count = len(answers)
+        inside = np.array([entry[1:] for entry in holders.values()]).sum(axis=0) / count
+        back = sum(record.return_wire_ms for record in answers) / count
+        whole = {
+            "stem": sum(record.stem_ms for record in answers) / count,
+            "wire": float(inside[0]) + back,
+            "queue": float(inside[1]),
+            "codec": float(inside[2]),
+            "engine": float(inside[3]),
+            "head": sum(record.head_ms for record in answers) / count,
+            "other": sum(_unexplained(record) for record in answers) / count,
+        }
+        rows = [("All answers", "one request", count, whole)]
+        rows += [("By hop", f"hop {n + 1}", int(hops[n][0]), _means(hops[n])) for n in sorted(hops)[:MOST_HOPS]]
+        rows.append(("By hop", "back to the source", count, {"wire": back}))
+        place = {name: index for index, name in enumerate(self.lanes)}
+        for name in sorted(holders, key=lambda name: place.get(name, len(place)))[:MOST_HOLDERS]:
+            rows.append(("By holder, one visit", name, int(holders[name][0]), _means(holders[name])))
+        return rows
 
     @cached_property
     def changes(self) -> list[PeerEvent]:

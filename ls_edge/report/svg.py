@@ -13,7 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+NOTHING = "\N{EN DASH}"
+"""Stands for a figure that there is none of."""
+_FORBIDDEN = re.compile(
+    "[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 
 
 def clean(text: object) -> str:
@@ -90,21 +94,23 @@ class Svg:
         arc = f"a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0 -{d} 0"
         self.path("".join(f"M{number(x - radius)} {number(y)}{arc}" for x, y in points), css)
 
-    def text(self, x: float, y: float, text: object, css: str = "t", *, anchor: str = "", fill: str = "") -> None:
+    def text(self, x: float, y: float, text: object, css: str = "t", *, anchor: str = "") -> None:
         """One line of text; ``anchor`` is ``middle`` or ``end``."""
-        extra = (f' text-anchor="{anchor}"' if anchor else "") + (f' fill="{fill}"' if fill else "")
+        extra = f' text-anchor="{anchor}"' if anchor else ""
         self._parts.append(f'<text class="{css}" x="{number(x)}" y="{number(y)}"{extra}>{markup(text)}</text>')
 
-    def render(self, ident: str, *, css: str = "", style: str = "") -> str:
+    def render(self, ident: str, *, css: str = "", style: str = "", margin: float = 0) -> str:
         """Return the element; ``ident`` is unique in its document, ``style`` makes it stand alone."""
-        alone = ' xmlns="http://www.w3.org/2000/svg"' if style else ""
-        sheet = f"<style>{style}</style>" if style else ""
-        name = f' class="{css}"' if css else ""
-        size = f' width="{number(self.width)}" height="{number(self.height)}"' if style else ""
+        left, width, height = number(-margin), number(self.width + 2 * margin), number(self.height + 2 * margin)
+        head, inside = f' class="{css}"' if css else "", ""
+        if style:
+            head += f' xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
+            paper = f'<rect class="paper" x="{left}" y="{left}" width="{width}" height="{height}"/>'
+            inside = f"<style>{style}</style>{paper}"
         return (
-            f'<svg{alone}{name}{size} viewBox="0 0 {number(self.width)} {number(self.height)}" role="img" '
+            f'<svg{head} viewBox="{left} {left} {width} {height}" role="img" '
             f'aria-labelledby="{ident}-t {ident}-d"><title id="{ident}-t">{markup(self.title)}</title>'
-            f'<desc id="{ident}-d">{markup(self.description)}</desc>{sheet}{"".join(self._parts)}</svg>'
+            f'<desc id="{ident}-d">{markup(self.description)}</desc>{inside}{"".join(self._parts)}</svg>'
         )
 
 
@@ -162,7 +168,7 @@ def text_width(text: str, size: float = 12) -> float:
 def show_ms(value: float | None) -> str:
     """``0.42 ms``, ``9.1 ms``, ``131 ms``, ``2.40 s``."""
     if value is None:
-        return "–"
+        return NOTHING
     if value >= 1000:
         return f"{value / 1000:.2f} s" if value < 10_000 else f"{value / 1000:.0f} s"
     return f"{show(value)} ms"
@@ -171,7 +177,7 @@ def show_ms(value: float | None) -> str:
 def show(value: float | None) -> str:
     """A number with about three digits that mean something, thousands set apart."""
     if value is None:
-        return "–"
+        return NOTHING
     if value == 0:
         return "0"
     if abs(value) >= 100:
@@ -181,7 +187,7 @@ def show(value: float | None) -> str:
 
 def show_percent(share: float | None) -> str:
     """``81.3 %``."""
-    return "–" if share is None else f"{100 * share:.1f} %"
+    return NOTHING if share is None else f"{100 * share:.1f} %"
 
 
 def tick_label(value: float) -> str:

@@ -41,11 +41,11 @@ def block_colour(block: int, blocks: int) -> str:
 
 
 def ink_on(colour: str) -> str:
-    """White or near black, whichever reads better on ``#rrggbb``."""
+    """The class of a text that reads well on ``#rrggbb``: white or near black."""
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "#ffffff" if luminance < 0.26 else "#14181f"
+    return "on white" if luminance < 0.26 else "on black"
 
 
 _VARIABLES = {
@@ -59,7 +59,8 @@ _VARIABLES = {
     "good": ("#1f7f60", "#56c09a"),
     "warn": ("#9a6200", "#e8b04d"),
     "bad": ("#b8401c", "#f08a66"),
-    "shade": ("#f3ddd3", "#42291f"),
+    "shade": ("#f3ddd3", "#37251d"),
+    "faint": ("0.5", "0.85"),
     "stem": ("#83bce0", "#83bce0"),
     "wire": ("#e3a13a", "#e3a13a"),
     "queue": ("#c3c7ce", "#656d79"),
@@ -69,9 +70,7 @@ _VARIABLES = {
     "other": ("#8d6e63", "#a1887f"),
 }
 
-FONT = (
-    'Inter,system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue","Noto Sans","Liberation Sans",Arial,sans-serif'
-)
+FONT = 'Inter,system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue","Noto Sans","Liberation Sans",Arial,sans-serif'
 
 
 def _variables(column: int) -> str:
@@ -92,12 +91,16 @@ svg .tg{{fill:var(--good)}}svg .tx{{fill:var(--bad)}}svg .on{{font-size:10.5px;f
 .mark{{stroke:var(--ink);stroke-width:1;stroke-dasharray:3 3}}.cum{{fill:none;stroke:var(--bad);stroke-width:1.6}}
 .p50{{fill:none;stroke:var(--accent);stroke-width:2;stroke-linejoin:round}}.env{{fill:var(--accent);opacity:.16}}
 .p95{{fill:none;stroke:var(--accent);stroke-width:1.2;stroke-dasharray:4 3}}
-.dot{{fill:var(--accent);opacity:.5}}.dotw{{fill:var(--wire)}}.dotx{{fill:none;stroke:var(--bad);stroke-width:1.6}}
+.dot{{fill:var(--accent);opacity:var(--faint)}}.dotw{{fill:var(--wire)}}.dotx{{fill:none;stroke:var(--bad);stroke-width:1.6}}
 .evl{{stroke:var(--bad);stroke-width:1.2}}.evb{{stroke:var(--good);stroke-width:1.2}}
 .evo{{stroke:var(--axis);stroke-width:1.2;stroke-dasharray:2 3}}
 .gone{{fill:var(--shade)}}.win{{fill:none;stroke:var(--ink);stroke-width:1.2}}.ci{{stroke:var(--ink);stroke-width:1.6}}
 .pt{{fill:var(--accent);stroke:var(--bg);stroke-width:1.5}}.pt2{{fill:var(--wire);stroke:var(--bg);stroke-width:1.5}}
-.cell{{fill:var(--accent)}}.cellx{{fill:var(--wire)}}.edge{{stroke:var(--bg);stroke-width:.7}}.thin{{stroke:var(--wire);stroke-width:2}}
+.cell{{fill:var(--accent)}}.cellx{{fill:var(--wire)}}
+.edge{{stroke:var(--bg);stroke-width:.7}}.thin{{stroke:var(--wire);stroke-width:2}}
+
+svg .lit{{fill:var(--bg)}}svg .white{{fill:#fff}}svg .black{{fill:#14181f}}
+{"".join(f".o{n}{{opacity:{n / 10:.1f}}}" for n in range(1, 10))}
 {"".join(f".{stage.css}{{fill:var(--{stage.name})}}" for stage in STAGES)}
 """
 
@@ -110,7 +113,8 @@ h1{{font-size:34px;line-height:1.15;letter-spacing:-.022em;font-weight:650;margi
 h2{{font-size:21px;line-height:1.25;letter-spacing:-.012em;font-weight:620;margin:72px 0 4px}}
 h3{{font-size:15px;font-weight:600;margin:28px 0 4px}}
 p{{margin:0 0 12px;max-width:68ch}}.lede{{font-size:18px;line-height:1.5;color:var(--soft);overflow-wrap:anywhere}}
-.why{{color:var(--soft)}}.eyebrow{{color:var(--soft);font-size:13px;margin:0 0 14px;letter-spacing:.01em;overflow-wrap:anywhere}}
+.why{{color:var(--soft)}}
+.eyebrow{{color:var(--soft);font-size:13px;margin:0 0 14px;letter-spacing:.01em;overflow-wrap:anywhere}}
 .cards{{display:grid;grid-template-columns:repeat(4,minmax(0,1fr));margin:36px 0 0;border-top:1px solid var(--rule)}}
 .card{{padding:18px 16px 20px 0;border-bottom:1px solid var(--rule)}}
 .card dt{{font-size:13px;color:var(--soft)}}.card dd{{margin:0}}
@@ -120,13 +124,15 @@ p{{margin:0 0 12px;max-width:68ch}}.lede{{font-size:18px;line-height:1.5;color:v
 .good{{color:var(--good)}}.warn{{color:var(--warn)}}.bad{{color:var(--bad)}}
 figure{{margin:20px 0 0}}svg{{display:block;width:100%;height:auto;max-width:880px;overflow:visible}}
 .narrow{{display:none}}
-.key{{display:flex;flex-wrap:wrap;gap:4px 18px;padding:0;margin:14px 0 0;list-style:none;font-size:13px;color:var(--soft)}}
-.key li{{display:flex;align-items:center;gap:7px}}.key svg{{width:12px;height:12px;flex:none}}.key b{{color:var(--ink);font-weight:600}}
+.key{{display:flex;flex-wrap:wrap;gap:4px 18px;padding:0;margin:14px 0 0;list-style:none;font-size:13px;
+color:var(--soft)}}.key li{{display:flex;align-items:center;gap:7px}}.key svg{{width:12px;height:12px;flex:none}}
+.key b{{color:var(--ink);font-weight:600}}
 .scroll{{overflow-x:auto;margin-top:16px}}
 table{{border-collapse:collapse;width:100%;font-size:14px}}
-th,td{{text-align:left;padding:8px 20px 8px 0;border-bottom:1px solid var(--rule);vertical-align:top;overflow-wrap:anywhere}}
+th,td{{text-align:left;padding:8px 20px 8px 0;border-bottom:1px solid var(--rule);vertical-align:top;
+overflow-wrap:break-word}}.long td:last-child{{overflow-wrap:anywhere}}
 th{{font-weight:500;color:var(--soft);white-space:nowrap}}td.n,th.n{{text-align:right;white-space:nowrap}}
-td:last-child,th:last-child{{padding-right:0}}tbody th{{color:var(--ink)}}
+td:last-child,th:last-child{{padding-right:0}}td:first-child{{min-width:6.5em}}
 details{{margin-top:14px;font-size:14px}}summary{{cursor:pointer;color:var(--soft)}}
 summary:focus-visible,a:focus-visible{{outline:2px solid var(--accent);outline-offset:3px}}
 code{{font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace;overflow-wrap:anywhere}}
@@ -134,8 +140,9 @@ nav{{margin-top:28px;font-size:14px;display:flex;flex-wrap:wrap;gap:4px 20px}}
 a{{color:var(--accent);text-decoration:none}}a:hover{{text-decoration:underline}}
 .part{{border-top:2px solid var(--ink);margin-top:96px;padding-top:20px}}.part>h2{{margin-top:0;font-size:27px}}
 .part h2{{overflow-wrap:anywhere}}footer{{margin-top:80px;color:var(--soft);font-size:13px}}
-@media (max-width:720px){{main{{padding:32px 16px 64px}}h1{{font-size:26px}}.lede{{font-size:16.5px}}h2{{margin-top:56px}}
-.cards{{grid-template-columns:repeat(2,minmax(0,1fr))}}.card .big{{font-size:24px}}.wide{{display:none}}.narrow{{display:block}}
-th,td{{padding-right:14px}}}}
+@media (max-width:720px){{main{{padding:32px 16px 64px}}h1{{font-size:26px}}
+.lede{{font-size:16.5px}}h2{{margin-top:56px}}.cards{{grid-template-columns:repeat(2,minmax(0,1fr))}}
+.card .big{{font-size:24px}}
+.wide{{display:none}}.narrow{{display:block}}th,td{{padding-right:14px}}}}
 @media print{{main{{padding:0}}h2{{break-after:avoid}}figure,.card{{break-inside:avoid}}}}
 """

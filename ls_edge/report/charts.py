@@ -1,0 +1,214 @@
+"""Charts of latency: how it is distributed, how it went over the run, and what it is made of.
+
+Every chart is a function of the data and a width in pixels and returns None where the data has nothing to
+show. A page shows a wide and a narrow drawing of each, so that text keeps its size on a phone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ls_edge.report.axes import time_axis, value_axis
+from ls_edge.report.data import RunData
+from ls_edge.report.svg import Scale, Svg, clean, shorten, show, show_ms, show_percent, text_width
+from ls_edge.report.theme import STAGES
+from ls_edge.summary import Floats
+from ls_edge.trace import PeerEvent, RequestRecord
+
+LEFT, RIGHT = 54, 14
+MOST_POINTS = 1200
+MOST_LABELS = 14
+
+
+def latency_distribution(data: RunData, width: int = 880) -> Svg | None:
+    """Histogram of the latencies, their cumulative share, and the median, 95th and 99th percentile."""
+    values = data.latency
+    if not values.size:
+        return None
+    figures = data.summary.latency_ms
+    height, top, bottom = 300, 46, 34
+    right = width - 48
+    x = _latency_scale(values, LEFT, right)
+    bins = int(min(72 if width > 500 else 36, max(8, 2 * values.size**0.5)))
+    edges = np.geomspace(x.low, x.high, bins + 1) if x.log else np.linspace(x.low, x.high, bins + 1)
+    counts, _ = np.histogram(np.clip(values, x.low, x.high), edges)
+    y = Scale(0, max(int(counts.max()), 4) * 1.06, height - bottom, top)
+    svg = Svg(
+        width,
+        height,
+        "Latency distribution",
+        f"Histogram of {len(values)} answers. Median {show_ms(figures.p50)}, 95th percentile {show_ms(figures.p95)}, "
+        f"99th percentile {show_ms(figures.p99)}, largest {show_ms(figures.max)}.",
+    )
+    value_axis(svg, y, LEFT, right, "", 4)
+    svg.boxes(
+        [
+            (x(edges[i]) + 0.5, y(count), max(x(edges[i + 1]) - x(edges[i]) - 1, 0.6), y(0) - y(count))
+            for i, count in enumerate(counts)
+            if count
+        ],
+        "bar",
+    )
+    shares = Scale(0, 1, height - bottom, top)
+    order = np.sort(values)[np.linspace(0, len(values) - 1, min(len(values), 160)).astype(int)]
+    points = [(x(value), shares(i / max(len(order) - 1, 1))) for i, value in enumerate(order)]
+    svg.polyline([(x(x.low), shares(0)), *points, (x(x.high), shares(1))], "cum")
+    for share in (0.5, 1.0):
+        svg.text(right + 8, shares(share) + 4, f"{100 * share:.0f} %", "tx")
+    time_axis(svg, x, height - bottom, "ms", width)
+    nearest: list[float] = []
+    for name, value in (("p50", figures.p50), ("p95", figures.p95), ("p99", figures.p99)):
+        assert value is not None
+        label = f"{name} {show_ms(value)}"
+        level = sum(abs(x(value) - other) < text_width(label) + 8 for other in nearest)
+        svg.line(x(value), 20 + 14 * level - 4, x(value), height - bottom, "mark")
+        fits = x(value) + text_width(label) + 6 < width
+        svg.text(x(value) + (5 if fits else -5), 16 + 14 * level, label, "tb halo", anchor="" if fits else "end")
+        nearest.append(x(value))
+    return svg
+
+
+def latency_over_time(data: RunData, width: int = 880) -> Svg | None:
+    """Latency of each answer by the time of its submission, with what happened to the peers on the way.
+
+    Above :data:`MOST_POINTS` answers, the median and 95th percentile of equal stretches of time and their range.
+    """
+    if not data.records:
+        return None
+    values = data.latency if data.latency.size else np.array([1.0])
+    failed = [record for record in data.records if record.error is not None]
+    degraded = [record for record in data.answers if record.degraded]
+    marks = data.changes
+    rows = min(3, len(marks)) if len(marks) <= MOST_LABELS else 0
+    height, bottom, top = 300 + 14 * rows, 34, 14 + 16 * rows
+    x = Scale(data.start_ms / 1000, data.end_ms / 1000, LEFT, width - RIGHT)
+    y = _latency_scale(values, height - bottom, top)
+    svg = Svg(
+        width,
+        height,
+        "Latency over the run",
+        f"{len(data.answers)} answers, {len(degraded)} degraded, {len(failed)} failed. "
+        + (" ".join(f"{_say(event)} at {event.at_ms / 1000:.2f} s." for event in marks[:20]) or "No peer changed."),
+    )
+    for spell in data.away:
+        svg.rect(x(spell.start / 1000), top, x(spell.end / 1000) - x(spell.start / 1000), height - bottom - top, "gone")
+    value_axis(svg, y, LEFT, width - RIGHT, "ms", 6)
+    if len(data.answers) <= MOST_POINTS:
+        whole = [record for record in data.answers if not record.degraded]
+        svg.dots([(x(r.submitted_ms / 1000), y(r.latency_ms)) for r in whole], "dot")
+    else:
+        _bands(svg, data, x, y, 180 if width > 500 else 80)
+    svg.path("".join(_triangle(x(r.submitted_ms / 1000), y(r.latency_ms)) for r in _some(degraded)), "dotw")
+    svg.path("".join(_cross(x(r.submitted_ms / 1000), y(r.latency_ms)) for r in _some(failed)), "dotx")
+    _event_lines(svg, marks, x, top, height - bottom, rows)
+    time_axis(svg, x, height - bottom, "s", width)
+    return svg
+
+
+def _bands(svg: Svg, data: RunData, x: Scale, y: Scale, bins: int) -> None:
+    edges = np.linspace(data.start_ms, data.end_ms, bins + 1)
+    order = np.argsort(data.submitted, kind="stable")
+    submitted, latency = data.submitted[order], data.latency[order]
+    cuts = np.searchsorted(submitted, edges)
+    middle: list[tuple[float, float, float, float, float]] = []
+    for i in range(bins):
+        part = latency[cuts[i] : cuts[i + 1]]
+        if part.size:
+            low, p50, p95, high = np.percentile(part, (0, 50, 95, 100))
+            middle.append((x((edges[i] + edges[i + 1]) / 2000), y(low), y(p50), y(p95), y(high)))
+    upper = [(at, high) for at, _, _, _, high in middle]
+    lower = [(at, low) for at, low, _, _, _ in reversed(middle)]
+    outline = "L".join(f"{px:.1f} {py:.1f}" for px, py in upper + lower)
+    svg.path(f"M{outline}z" if outline else "", "env")
+    svg.polyline([(at, p95) for at, _, _, p95, _ in middle], "p95")
+    svg.polyline([(at, p50) for at, _, p50, _, _ in middle], "p50")
+
+
+def _event_lines(svg: Svg, marks: list[PeerEvent], x: Scale, top: float, bottom: float, rows: int) -> None:
+    """Vertical lines, labelled in up to ``rows`` rows where labels do not run into each other."""
+    taken = [-1e9] * rows
+    for event in marks[:200]:
+        at = x(event.at_ms / 1000)
+        css = {"lost": "evl", "alive": "evb"}.get(event.what, "evo")
+        label = _say(event)
+        width = text_width(label, 11.5)
+        left = min(at + 4, svg.width - width)
+        row = next((i for i in range(rows) if taken[i] < left), None)
+        svg.line(at, top if row is None else 8 + 15 * row, at, bottom, css)
+        if row is not None:
+            svg.text(left, 15 + 15 * row, label, {"lost": "tx halo", "alive": "tg halo"}.get(event.what, "t halo"))
+            taken[row] = left + width + 8
+
+
+def _say(event: PeerEvent) -> str:
+    return f"{shorten(event.peer, 18)} {'back' if event.what == 'alive' else shorten(event.what, 12)}"
+
+
+def stage_breakdown(data: RunData, width: int = 880) -> Svg | None:
+    """Where the time goes: stacked bars of mean milliseconds, per request, for each hop and for each holder."""
+    groups = data.stage_means
+    if not groups:
+        return None
+    left = 190 if width > 500 else 112
+    right = 62
+    row_height, gap = 22, 12
+    heads = len({group for group, _, _, _ in groups})
+    height = len(groups) * (row_height + gap) + heads * 26 + 30
+    longest = max(sum(means.values()) for _, _, _, means in groups)
+    x = Scale(0, longest or 1.0, left, width - right)
+    whole = groups[0][3]
+    svg = Svg(
+        width,
+        height,
+        "Where the time goes",
+        "Mean of an answered request: " + ", ".join(f"{name} {show_ms(ms)}" for name, ms in whole.items() if ms) + ".",
+    )
+    y = 0.0
+    last = ""
+    for group, name, count, means in groups:
+        if group != last:
+            y += 26
+            svg.text(0, y - 8, group, "tb")
+            last = group
+        svg.text(0, y + 15, shorten(name, 26 if width > 500 else 15), "ti")
+        if width > 500:
+            svg.text(left - 12, y + 15, f"{count:,}", anchor="end")
+        start = 0.0
+        for stage in STAGES:
+            ms = means.get(stage.name, 0.0)
+            if ms > 0:
+                tip = f"{clean(name)}: {stage.name} {show_ms(ms)}, {show_percent(ms / (sum(means.values()) or 1))}"
+                svg.rect(x(start), y, max(x(start + ms) - x(start) - 0.7, 0.4), row_height, stage.css, tip=tip)
+                start += ms
+        svg.text(x(start) + 8, y + 15, show_ms(start), "ti")
+        y += row_height + gap
+    svg.line(left, 12, left, y - gap + 4, "ax")
+    svg.height = y + 4
+    return svg
+
+
+def _latency_scale(values: Floats, start: float, end: float) -> Scale:
+    """By ratio where the largest is far from the median, so that one retry does not flatten everything else."""
+    low, high, middle = float(values.min()), float(values.max()), float(np.median(values))
+    if low > 0 and high > 5 * middle:
+        return Scale(low / 1.12, high * 1.12, start, end, log=True)
+    return Scale(0.0, high * 1.05 if high > 0 else 1.0, start, end)
+
+
+def _some(records: list[RequestRecord], most: int = 600) -> list[RequestRecord]:
+    return records[:: -(-len(records) // most)] if records else []
+
+
+def _triangle(x: float, y: float) -> str:
+    return f"M{x - 3.4:.1f} {y + 2.6:.1f}h6.8l-3.4 -6z"
+
+
+def _cross(x: float, y: float) -> str:
+    return f"M{x - 3:.1f} {y - 3:.1f}l6 6m0 -6l-6 6"
+
+
+def caption_over_time(data: RunData) -> str:
+    """What stands for what in :func:`latency_over_time`."""
+    if len(data.answers) > MOST_POINTS:
+        return "The line is the median, the dashed one the 95th percentile, the band reaches from least to most."
+    return f"Each dot is an answer; {show(len(data.answers))} of them."

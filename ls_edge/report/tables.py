@@ -1,0 +1,173 @@
+"""Tables of a run for the terminal; lines without boxes or colours where the output goes elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ls_edge.report.svg import clean, shorten, show, show_ms, show_percent
+from ls_edge.summary import RunSummary
+
+STATE_STYLES = {"alive": "green", "lost": "red", "suspect": "yellow", "draining": "cyan"}
+PLAIN_WIDTH = 140
+
+
+def print_summary(summary: RunSummary, console: Console | None = None, *, title: str = "") -> None:
+    """Print the two tables of a run, on standard output unless told otherwise."""
+    console = console or _console()
+    _print(console, [summary_table(summary, title=title), peers_table(summary)])
+
+
+def print_comparison(
+    runs: Sequence[tuple[str, RunSummary]], console: Console | None = None, *, title: str = ""
+) -> None:
+    """Print several named runs side by side."""
+    console = console or _console()
+    _print(console, [comparison_table(runs, title=title)])
+
+
+def summary_table(summary: RunSummary, *, title: str = "") -> Table:
+    """What was answered, how well and how fast."""
+    table = _table(title)
+    table.add_column("", style="dim", no_wrap=True)
+    table.add_column("", overflow="fold")
+    latency, hops = summary.latency_ms, summary.hops
+    answered = Text(f"{summary.answered:,} of {summary.requests:,}")
+    failed = Text(f"{summary.failed:,}", style="red" if summary.failed else "")
+    if summary.errors:
+        failed.append(
+            " (" + ", ".join(f"{count:,} {shorten(name, 40)}" for name, count in summary.errors.items()) + ")"
+        )
+    degraded = Text(f"{summary.degraded:,}", style="yellow" if summary.degraded else "")
+    table.add_row("answered", answered)
+    table.add_row("failed", failed)
+    table.add_row("degraded", degraded)
+    table.add_row("accuracy", _accuracy(summary))
+    quantiles = ", ".join(
+        f"{name} {show_ms(value)}"
+        for name, value in (("p50", latency.p50), ("p95", latency.p95), ("p99", latency.p99), ("max", latency.max))
+    )
+    table.add_row("latency", Text(quantiles))
+    table.add_row("throughput", Text(f"{show(summary.throughput)} / s"))
+    table.add_row("skipped blocks", Text(f"{show(summary.skips.mean)} on average, {_count(summary.skips.max)} at most"))
+    table.add_row(
+        "hops",
+        Text(
+            f"{show(hops.mean)}; medians: wire {show_ms(hops.wire_ms_p50)}, queue {show_ms(hops.queue_ms_p50)}, "
+            f"engine {show_ms(hops.engine_ms_p50)}, codec {show_ms(hops.codec_ms_p50)}"
+        ),
+    )
+    table.add_row("order", Text(_order(summary)))
+    if summary.retries or summary.duplicates_dropped:
+        table.add_row(
+            "retries", Text(f"{summary.retries:,}, {summary.duplicates_dropped:,} late answers dropped", style="yellow")
+        )
+    return table
+
+
+def peers_table(summary: RunSummary) -> Table:
+    """Each peer's part."""
+    table = _table("")
+    table.add_column("peer", no_wrap=True)
+    table.add_column("blocks")
+    for name in ("answers", "blocks run", "busy"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for name, peer in summary.peers.items():
+        state = Text(clean(peer.state), style=STATE_STYLES.get(peer.state, "dim"))
+        if peer.lost:
+            state.append(", lost once" if peer.lost == 1 else f", lost {peer.lost} times", style="red")
+        table.add_row(
+            Text(shorten(name, 40)),
+            block_ranges(peer.blocks) or show(None),
+            f"{peer.requests:,}",
+            f"{peer.blocks_run:,}",
+            show_percent(peer.busy),
+            state,
+        )
+    return table
+
+
+def comparison_table(runs: Sequence[tuple[str, RunSummary]], *, title: str = "") -> Table:
+    """A row for each run."""
+    table = _table(title)
+    table.add_column("run")
+    for name in ("accuracy", "answered", "degraded", "failed", "p50", "p95", "throughput"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, run in runs:
+        bad = run.top1 is not None and run.chance is not None and run.top1 < 3 * run.chance
+        table.add_row(
+            Text(shorten(name, 60)),
+            Text(show_percent(run.top1), style="red" if bad else "bold"),
+            f"{run.answered:,} of {run.requests:,}",
+            Text(f"{run.degraded:,}", style="yellow" if run.degraded else ""),
+            Text(f"{run.failed:,}", style="red" if run.failed else ""),
+            show_ms(run.latency_ms.p50),
+            show_ms(run.latency_ms.p95),
+            f"{show(run.throughput)} / s",
+        )
+    return table
+
+
+def block_ranges(blocks: Sequence[int]) -> str:
+    """``0-3, 7`` for 0, 1, 2, 3 and 7."""
+    runs: list[list[int]] = []
+    for block in sorted(set(blocks)):
+        if runs and block == runs[-1][1] + 1:
+            runs[-1][1] = block
+        else:
+            runs.append([block, block])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _accuracy(summary: RunSummary) -> Text:
+    if summary.top1 is None:
+        return Text("no labels" if summary.answered else show(None))
+    text = Text(show_percent(summary.top1), style="bold")
+    if summary.top1_interval is not None:
+        low, high = summary.top1_interval
+        text.append(f" (95 %: {100 * low:.1f} to {100 * high:.1f})", style="not bold dim")
+    return text
+
+
+def _count(value: int | None) -> str:
+    return show(None) if value is None else f"{value:,}"
+
+
+def _order(summary: RunSummary) -> str:
+    if summary.order_tau is None:
+        return show(None)
+    return f"tau {summary.order_tau:+.2f} (1: trained order, 0: random)"
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=Text(clean(title)) if title else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        header_style="dim",
+    )
+
+
+def _console() -> Console:
+    """Standard output; a file or a pipe has no width, so nothing is cut for it."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
+
+
+def _print(console: Console, tables: Sequence[Table]) -> None:
+    for number, table in enumerate(tables):
+        table.show_header = any(str(column.header) for column in table.columns)
+        if number:
+            console.print()
+        if console.is_terminal:
+            console.print(table)
+        else:
+            table.box = None
+            console.print(table)

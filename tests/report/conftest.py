@@ -1,0 +1,132 @@
+"""A seeded run that never happened: three peers, eight blocks, one peer lost and back."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from ls_edge.summary import PeerContext, RunContext, summarise
+from ls_edge.trace import PeerEvent, RequestRecord, Visit
+
+HOLDINGS = {"board-a": (0, 1, 2, 3), "board-b": (3, 4, 5), "laptop": (5, 6, 7, 0)}
+SPEED = {"board-a": 0.62, "board-b": 0.75, "laptop": 0.4}
+
+
+@dataclass
+class Run:
+    records: list
+    events: list
+    context: RunContext
+
+    @property
+    def summary(self):
+        return summarise(self.records, self.events, self.context)
+
+
+def simulate(
+    requests=400, *, seed=0, policy="nearest", lost=(0.3, 0.55), concurrency=4, holdings=None, quality=0.9, gap_ms=2.0
+):
+    """A queueing simulation, request by request: close enough to a run for whatever draws one."""
+    rng = random.Random(seed)
+    holdings = HOLDINGS if holdings is None else holdings
+    blocks = sorted({block for held in holdings.values() for block in held})
+    victim = list(holdings)[1] if len(holdings) > 1 else None
+    mean_ms = 9.0
+    length = requests * mean_ms / concurrency * 1.6
+    down = (lost[0] * length, lost[1] * length) if lost and victim else (float("inf"), float("inf"))
+    free = dict.fromkeys(holdings, 0.0)
+    slots = [0.0] * concurrency
+    records = []
+    for number in range(requests):
+        worker = min(range(concurrency), key=slots.__getitem__)
+        submitted = slots[worker] + rng.uniform(0, gap_ms)
+        stem = rng.gauss(0.5, 0.03)
+        clock = submitted + stem
+        remaining = list(blocks)
+        if policy == "random":
+            rng.shuffle(remaining)
+        order, visits, attempts, late = [], [], 1, 0.0
+        while remaining:
+            alive = {n: h for n, h in holdings.items() if n != victim or not down[0] <= clock < down[1]}
+            block = next((b for b in remaining if any(b in held for held in alive.values())), None)
+            if block is None:
+                break
+            holder = rng.choice([name for name, held in alive.items() if block in held])
+            run = []
+            while block in holdings[holder]:
+                run.append(block)
+                remaining.remove(block)
+                block = remaining[0] if remaining else None
+            wire = rng.lognormvariate(-1.0, 0.3)
+            engine = len(run) * SPEED.get(holder, 0.5) * rng.uniform(0.95, 1.2)
+            start = max(clock + wire, free[holder])
+            queue = start - clock - wire
+            if holder == victim and clock < down[0] <= start + engine:
+                attempts, late = 2, 70.0
+                remaining = list(run) + remaining
+                clock = down[0] + late
+                continue
+            free[holder] = start + engine
+            visits.append(Visit(holder, tuple(run), queue, engine, 0.06 * rng.uniform(0.8, 1.2), wire))
+            clock = start + engine + 0.06
+            order += [(b, holder) for b in run]
+        skipped = tuple(sorted(remaining))
+        back = rng.lognormvariate(-1.0, 0.3)
+        head = rng.gauss(0.15, 0.01)
+        clock += back + head
+        slots[worker] = clock
+        label = rng.randrange(10)
+        right = rng.random() < quality * (1 - 0.12 * len(skipped))
+        failed = len(skipped) > 3
+        records.append(
+            RequestRecord(
+                id=number,
+                image=f"{label}/{number:04d}.png",
+                label=label,
+                prediction=None if failed else label if right else (label + 1) % 10,
+                latency_ms=clock - submitted,
+                degraded=bool(skipped) and not failed,
+                error="BudgetExceeded: no holder of blocks" if failed else None,
+                order=tuple(order),
+                skipped=skipped,
+                attempts=attempts,
+                logits=None,
+                submitted_ms=submitted,
+                stem_ms=stem,
+                head_ms=head,
+                return_wire_ms=back,
+                visits=tuple(visits),
+                duplicates=int(attempts > 1 and rng.random() < 0.3),
+            )
+        )
+    events = [PeerEvent(0.0, name, "alive") for name in holdings]
+    if lost and victim:
+        events += [
+            PeerEvent(down[0] + 1.3, victim, "lost", "the connection was closed"),
+            PeerEvent(down[1], victim, "alive", "warm again"),
+        ]
+    context = RunContext(
+        bundle_id="6f1c8a52" * 8,
+        model="vit_digits",
+        method="shuffle",
+        policy=policy,
+        seed=seed,
+        classes=10,
+        peers={name: PeerContext(held, "alive", "onnx CPUExecutionProvider") for name, held in holdings.items()},
+        settings={"concurrency": concurrency, "budget_ms": 2000, "max_skips": len(blocks) // 4, "data": "digits"},
+        preprocess_ms=[rng.uniform(0.3, 0.5) for _ in range(min(requests, 1000))],
+        wall_s=length / 1000 + 1.2,
+    )
+    return Run(records, events, context)
+
+
+@pytest.fixture(scope="session")
+def simulated():
+    """The simulation itself; call it."""
+    return simulate
+
+
+@pytest.fixture(scope="session")
+def run_with_loss():
+    """One peer lost and back, some answers degraded."""
+    return simulate()
