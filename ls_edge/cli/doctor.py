@@ -1,0 +1,41 @@
+"""``ls-edge doctor``: what is missing or mixed up on this machine."""
+
+from __future__ import annotations
+
+import click
+
+from ls_edge.cli import Command
+
+
+@click.command(cls=Command)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(*, as_json: bool) -> int:
+    """Look at Python, packages, engines, links and the machine, and say what mends what is wrong.
+
+    Ends with 1 where ls-edge cannot work here, else with 0.
+    """
+    import dataclasses
+    import json
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from ls_edge.doctor import examine, worst
+
+    with Console(stderr=True).status("looking at this machine"):
+        findings = examine()
+    status = worst(findings)
+    if as_json:
+        document = {"status": status, "findings": [dataclasses.asdict(finding) for finding in findings]}
+        click.echo(json.dumps(document, indent=1))
+        return 1 if status == "bad" else 0
+    colours = {"ok": "green", "warn": "yellow", "bad": "red"}
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "what", "found", "what mends it"):
+        table.add_column(column, overflow="fold")
+    for finding in findings:
+        mark = Text(finding.status, style=colours[finding.status])
+        table.add_row(mark, finding.what, Text(finding.detail), Text(finding.mend or ""))
+    Console().print(table)
+    return 1 if status == "bad" else 0

@@ -1,0 +1,62 @@
+"""Write the command reference from the commands' own help: ``python -m ls_edge.cli.reference [FILE]``.
+
+The text depends on the commands alone, not on the terminal; a test compares it with ``docs/commands.md``. Without
+FILE it goes to standard output.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from ls_edge.cli import cli
+
+WIDTH = 100
+
+_HEAD = """# Commands
+
+Every command, in the words of its own `--help`. This file is written by `make docs`; change the help, not the file.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 finished but degraded (some answer skipped blocks or
+failed). An error is one line on standard error; `--debug` shows where it came from.
+"""
+
+
+def reference() -> str:
+    """All of ``docs/commands.md``."""
+    sections = [_HEAD]
+    for context in _contexts(_context(cli, "ls-edge", None)):
+        help_ = context.command.get_help(context).rstrip()
+        sections.append(f"## {context.command_path}\n\n```text\n{help_}\n```\n")
+    return "\n".join(sections)
+
+
+def _context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
+    return click.Context(
+        command, info_name=name, parent=parent, terminal_width=WIDTH, max_content_width=WIDTH, color=False,
+        help_option_names=["-h", "--help"],
+    )  # fmt: skip
+
+
+def _contexts(context: click.Context) -> Iterator[click.Context]:
+    yield context
+    if isinstance(context.command, click.Group):
+        for name in context.command.list_commands(context):
+            command = context.command.get_command(context, name)
+            if command is not None and not command.hidden:
+                yield from _contexts(_context(command, name, context))
+
+
+def main(arguments: list[str]) -> None:
+    """Write the reference to the file named, or to standard output."""
+    if arguments:
+        Path(arguments[0]).write_text(reference(), encoding="utf-8")
+    else:
+        sys.stdout.write(reference())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

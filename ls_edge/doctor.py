@@ -1,0 +1,329 @@
+"""What this machine has for ls-edge, what is missing or mixed up, and the line that mends it.
+
+Whatever could crash or hang (engine libraries, execution providers, CUDA) is tried in a process of its own with a
+time limit, by what it has to do later: a provider counts as loading when it multiplied two matrices. So this
+module needs none of them. It reads the requirements from the installed package, changes nothing on the machine
+and does not look at peers; whether those can be reached is seen by ``ls-edge run``.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ls_edge import machine
+
+Status = Literal["ok", "warn", "bad"]
+
+PROBE_LIMIT_S = 60.0
+"""How long one probe may take; importing torch from a cold disk needs tens of seconds."""
+
+_ORT_BUILDS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml", "onnxruntime-rocm",
+               "onnxruntime-qnn", "onnxruntime-training")  # fmt: skip
+_PURPOSE = {"train": "to train and eval", "export": "to export and verify"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    status: Status
+    """``bad`` where ls-edge cannot work, ``warn`` where something is not as good as it could be."""
+    what: str
+    detail: str
+    mend: str | None = None
+    """A command or a change that mends it, or that adds what is not there; None where there is nothing to do."""
+
+
+def examine() -> list[Finding]:
+    """Look at everything; takes from a second to a minute, by what is installed."""
+    return [*_python(), *_packages(), *_engines(), *_zmq(), *_torch(), *_machine()]
+
+
+def worst(findings: list[Finding]) -> Status:
+    """The worst status of all."""
+    return max((finding.status for finding in findings), key=("ok", "warn", "bad").index, default="ok")
+
+
+# --- Python and packages ----------------------------------------------------------------------------------------
+
+
+def _python() -> Iterator[Finding]:
+    version = platform.python_version()
+    detail = f"{platform.python_implementation()} {version}, {platform.machine()}, {platform.platform(terse=True)}"
+    if _numbers(version) >= (3, 10):
+        yield Finding("ok", "Python", detail)
+    else:
+        yield Finding("bad", "Python", detail, "install Python 3.10 or newer and make the environment again with it")
+
+
+def _packages() -> Iterator[Finding]:
+    try:
+        lines = importlib.metadata.requires("ls-edge") or []
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("bad", "ls-edge", "is not installed, only found on the path", "pip install -e . in its clone")
+        return
+    groups: dict[str, list[tuple[str, str]]] = {"": []}
+    for line in lines:
+        match = re.match(r"([A-Za-z0-9._-]+)(?:>=([0-9.]+))?[^;]*(?:;.*extra\s*==\s*[\"'](\w+)[\"'])?", line)
+        if match is not None and match[1].lower() != "ls-edge":
+            groups.setdefault(match[3] or "", []).append((match[1], match[2] or ""))
+    for name, least in groups[""]:
+        yield _package(name, least, needed=True)
+    for extra in ("cpu", "gpu", "tensorrt", "train", "export"):
+        yield from _extra(extra, groups.get(extra, []))
+    builds = _onnxruntimes()
+    if len(builds) > 1:
+        keep = next((build for build in builds if machine.has_nvidia() == (build == "onnxruntime-gpu")), builds[0])
+        yield Finding(
+            "bad", "ONNX Runtime", f"{' and '.join(builds)} are installed and overwrite each other's files",
+            f"pip uninstall -y {' '.join(builds)} && pip install {keep}",
+        )  # fmt: skip
+
+
+def _onnxruntimes() -> list[str]:
+    return [name for name in _ORT_BUILDS if installed(name) is not None]
+
+
+def _extra(extra: str, wanted: list[tuple[str, str]]) -> Iterator[Finding]:
+    """The packages of an extra; its first one says whether it was meant to be here."""
+    absent = [(name, least) for name, least in wanted if installed(name) is None]
+    meant = wanted and wanted[0] not in absent
+    if meant:
+        for name, least in wanted:
+            if (name, least) not in absent:
+                yield _package(name, least, needed=False)
+    if absent and (meant or extra in _PURPOSE):
+        line = " ".join(_requirement(name, least) for name, least in absent)
+        detail = f"{', '.join(name for name, _ in absent)} not installed; needed {_PURPOSE.get(extra, 'with it')}"
+        yield Finding("warn" if meant else "ok", extra, detail, f"pip install {line}")
+
+
+def _package(name: str, least: str, *, needed: bool) -> Finding:
+    version = installed(name)
+    if version is None:
+        return Finding("bad", name, "not installed", f"pip install {_requirement(name, least)}")
+    if _numbers(version) < _numbers(least):
+        status: Status = "bad" if needed else "warn"
+        return Finding(status, name, f"{version}, older than {least}", f"pip install {_requirement(name, least)}")
+    return Finding("ok", name, version)
+
+
+def installed(name: str) -> str | None:
+    """Version of an installed distribution, None where there is none."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _requirement(name: str, least: str) -> str:
+    return f"'{name}>={least}'" if least else name
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version.split("+")[0])[:3])
+
+
+# --- what is tried in a process of its own ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Probe:
+    found: dict[str, Any] | None
+    """What it printed, None where it failed."""
+    why: str = ""
+
+
+def probe(code: str, *arguments: str, limit_s: float = PROBE_LIMIT_S) -> _Probe:
+    """Run Python code that prints one JSON object as its last line; a crash, hang or error becomes a reason."""
+    try:
+        done = subprocess.run(  # noqa: S603 - this interpreter, code of this module
+            [sys.executable, "-c", _NO_CWD + code, *arguments], capture_output=True, text=True, timeout=limit_s,
+            stdin=subprocess.DEVNULL, errors="replace",
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return _Probe(None, f"did not end within {limit_s:.0f} s")
+    except OSError as error:
+        return _Probe(None, f"could not be started: {error.strerror}")
+    if done.returncode < 0:
+        return _Probe(None, f"crashed with {signal.Signals(-done.returncode).name}")
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    try:
+        found = json.loads(last)
+    except ValueError:
+        lines = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
+        return _Probe(None, lines[-1][:300])
+    return _Probe(found)
+
+
+_NO_CWD = "import sys; sys.path[:] = [entry for entry in sys.path if entry]\n"
+"""Ahead of each probe: a folder called ``onnxruntime`` where doctor happens to run is not the package."""
+
+_ORT_CODE = """
+import json, onnxruntime
+print(json.dumps({"version": onnxruntime.__version__, "all": onnxruntime.get_available_providers()}))
+"""
+
+_PROVIDER_CODE = """
+import json, sys
+import numpy, onnxruntime
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = 1
+session = onnxruntime.InferenceSession(bytes.fromhex(sys.argv[1]), options, providers=[sys.argv[2]])
+if sys.argv[2] not in session.get_providers():
+    sys.exit("its libraries do not load")
+x = numpy.eye(4, dtype=numpy.float32) * 3
+print(json.dumps({"right": bool(numpy.allclose(session.run(None, {"x": x})[0], x @ x))}))
+"""
+
+_TENSORRT_CODE = "import json, tensorrt; print(json.dumps({'version': tensorrt.__version__}))"
+
+_ZMQ_CODE = "import json, zmq; print(json.dumps({'version': zmq.zmq_version(), 'curve': zmq.has('curve')}))"
+
+_TORCH_CODE = """
+import json, torch
+there = torch.cuda.is_available()
+count = torch.cuda.device_count() if there else 0
+names = [torch.cuda.get_device_name(i) for i in range(count)]
+if there:
+    torch.ones(4, 4, device="cuda").matmul(torch.ones(4, 4, device="cuda")).sum().item()
+print(json.dumps({"built": torch.version.cuda, "names": names}))
+"""
+
+
+def _engines() -> Iterator[Finding]:
+    builds = _onnxruntimes()
+    has_ort = importlib.util.find_spec("onnxruntime") is not None
+    has_tensorrt = importlib.util.find_spec("tensorrt") is not None
+    if not has_ort and not has_tensorrt:
+        yield Finding(
+            "warn", "engines", "neither ONNX Runtime nor TensorRT is installed, so nothing can be served or run",
+            "pip install onnxruntime (on a Jetson: NVIDIA's onnxruntime-gpu wheel for its JetPack)",
+        )  # fmt: skip
+    if has_ort:
+        yield from _onnxruntime(builds[0] if builds else "onnxruntime")
+    outside = sorted(Path("/usr/lib").glob("python3*/dist-packages/tensorrt"))
+    if not has_tensorrt and outside:
+        mend = "make the environment again with: python3 -m venv --system-site-packages .venv"
+        yield Finding("warn", "engine TensorRT", f"is at {outside[0]}, which this environment does not see", mend)
+    if has_tensorrt:
+        tried = probe(_TENSORRT_CODE)
+        if tried.found is not None:
+            yield Finding("ok", "engine TensorRT", str(tried.found["version"]))
+        else:
+            yield Finding(
+                "warn", "engine TensorRT", f"does not load: {tried.why}", "pip install --force-reinstall tensorrt"
+            )
+
+
+def _onnxruntime(build: str) -> Iterator[Finding]:
+    listed = probe(_ORT_CODE)
+    if listed.found is None:
+        mend = f"pip install --force-reinstall {build}"
+        yield Finding("bad", "engine ONNX Runtime", f"does not load: {listed.why}", mend)
+        return
+    model = tiny_model().hex()
+    for provider in listed.found["all"]:
+        what = f"engine {provider}"
+        if provider == "AzureExecutionProvider":  # sends tensors to a web service
+            continue
+        tried = probe(_PROVIDER_CODE, model, provider)
+        if tried.found is not None and tried.found["right"]:
+            yield Finding("ok", what, f"{build} {listed.found['version']}, loads and computes")
+            continue
+        why = tried.why or "computes wrong numbers"
+        if provider == "CPUExecutionProvider":
+            yield Finding("bad", what, why, f"pip install --force-reinstall {build}")
+        else:
+            mend = "install the libraries that it needs, or leave it: peers with 'engine: auto' pass over it"
+            yield Finding("warn", what, f"is listed, but {why}", mend)
+
+
+def _zmq() -> Iterator[Finding]:
+    tried = probe(_ZMQ_CODE)
+    if tried.found is None:
+        yield Finding("bad", "libzmq", f"does not load: {tried.why}", "pip install --force-reinstall pyzmq")
+    elif tried.found["curve"]:
+        yield Finding("ok", "libzmq", f"{tried.found['version']} with CURVE")
+    else:
+        yield Finding(
+            "warn", "libzmq", f"{tried.found['version']} without CURVE (libsodium), so links cannot be encrypted",
+            "pip install --force-reinstall --only-binary pyzmq pyzmq",
+        )  # fmt: skip
+
+
+def _torch() -> Iterator[Finding]:
+    if installed("torch") is None:
+        return
+    tried = probe(_TORCH_CODE, limit_s=2 * PROBE_LIMIT_S)
+    if tried.found is None:
+        yield Finding("warn", "torch", f"does not work: {tried.why}", "pip install --force-reinstall torch")
+    elif tried.found["names"]:
+        yield Finding("ok", "torch CUDA", f"CUDA {tried.found['built']} on {', '.join(tried.found['names'])}")
+    elif machine.has_nvidia():
+        detail = f"there is a GPU, but torch (built for CUDA {tried.found['built']}) cannot use it"
+        yield Finding("warn", "torch CUDA", detail, "install the torch build for this driver, see https://pytorch.org")
+    else:
+        yield Finding("ok", "torch CUDA", "no GPU; trains and exports on the CPU")
+
+
+def tiny_model() -> bytes:
+    """An ONNX model that multiplies its input ``x``, float32 ``[4, 4]``, by itself; written out without onnx."""
+
+    def varint(number: int) -> bytes:
+        low = number & 0x7F
+        return bytes((low,)) if number < 128 else bytes((low | 0x80,)) + varint(number >> 7)
+
+    def number(field: int, value: int) -> bytes:
+        return varint(field << 3) + varint(value)
+
+    def nested(field: int, *content: bytes) -> bytes:
+        body = b"".join(content)
+        return varint(field << 3 | 2) + varint(len(body)) + body
+
+    def tensor(field: int, name: bytes) -> bytes:
+        side = nested(1, number(1, 4))
+        return nested(field, nested(1, name), nested(2, nested(1, number(1, 1), nested(2, side, side))))
+
+    node = nested(1, nested(1, b"x"), nested(1, b"x"), nested(2, b"y"), nested(4, b"MatMul"))
+    graph = nested(7, node, nested(2, b"square"), tensor(11, b"x"), tensor(12, b"y"))
+    return number(1, 8) + graph + nested(8, number(2, 13))
+
+
+# --- the machine ------------------------------------------------------------------------------------------------
+
+
+def _machine() -> Iterator[Finding]:
+    board = machine.board()
+    if board is not None:
+        yield Finding("ok", "board", board)
+    features = machine.cpu_features()
+    yield Finding("ok", "CPU", f"{machine.cpu_name()}; {' '.join(features) or 'no vector instructions of note'}")
+    cores, quota = machine.cores(), machine.cpu_quota()
+    if quota is not None and quota < cores:
+        yield Finding(
+            "warn", "cores", f"{cores}, but the control group grants the time of {quota:g}",
+            f"give peers no more than {max(1, int(quota))} threads in all (--threads, or 'threads' in peers.yaml)",
+        )  # fmt: skip
+    else:
+        yield Finding("ok", "cores", str(cores))
+    memory = machine.memory_gib()
+    if memory is not None:
+        scarce = memory[1] < 0.5
+        mend = "end other programs: a peer needs room for its blocks and some 100 MiB" if scarce else None
+        yield Finding("warn" if scarce else "ok", "memory", f"{memory[0]:.1f} GiB, {memory[1]:.1f} GiB free", mend)
+    disk = shutil.disk_usage(".").free / 2**30
+    mend = None if disk >= 1 else "make room: runs and bundles take up to some GiB"
+    yield Finding("ok" if disk >= 1 else "warn", "disk", f"{disk:.1f} GiB free here", mend)

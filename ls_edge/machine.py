@@ -1,0 +1,85 @@
+"""Facts about this machine from /proc, /sys and the device tree: processor, cores, memory, board.
+
+Linux only; elsewhere, and where a file is missing, a fact is None or empty. Nothing here runs a program.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+_X86 = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+_ARM = ("neon", "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve")
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def cpu_name() -> str:
+    """Model name of the processor, or the architecture where it has none."""
+    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.M)
+    return found[1].strip() if found else platform.machine()
+
+
+def cpu_features(cpuinfo: str | None = None) -> list[str]:
+    """Vector and matrix instructions that matter for engines, of those that the processor has."""
+    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", _text("/proc/cpuinfo") if cpuinfo is None else cpuinfo, re.M)
+    flags = set(lines[0].split()) if lines else set()
+    return [flag for flag in (*_X86, *_ARM) if flag in flags]
+
+
+def cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_quota(root: Path = CGROUP, own: Path = Path("/proc/self/cgroup")) -> float | None:
+    """Cores whose time the control group of this process grants, the least of all its levels; None for no limit."""
+    quotas: list[float] = []
+    match = re.search(r"^0::/(.*)$", _text(own), re.M)
+    level = root / match[1].strip() if match and ".." not in match[1] else root
+    for folder in (level, *level.parents):
+        granted, _, period = _text(folder / "cpu.max").strip().partition(" ")
+        _add_quota(quotas, granted, period)
+        if folder == root:
+            break
+    _add_quota(quotas, _text(root / "cpu/cpu.cfs_quota_us"), _text(root / "cpu/cpu.cfs_period_us"))  # version 1
+    return min(quotas, default=None)
+
+
+def memory_gib() -> tuple[float, float] | None:
+    """Total and free memory in GiB, as the control group grants it where that is less."""
+    info = {name: int(kib) for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", _text("/proc/meminfo"), re.M)}
+    if "MemTotal" not in info:
+        return None
+    total, free = info["MemTotal"] / 2**20, info.get("MemAvailable", info["MemTotal"]) / 2**20
+    limit, used = _text(CGROUP / "memory.max").strip(), _text(CGROUP / "memory.current").strip()
+    if limit.isdigit() and int(limit) / 2**30 < total:
+        total = int(limit) / 2**30
+        free = min(free, total - (int(used) / 2**30 if used.isdigit() else 0))
+    return total, free
+
+
+def board() -> str | None:
+    """What the device tree calls this board, with the release of Jetson Linux where there is one."""
+    model = _text("/proc/device-tree/model").strip("\0\n ")
+    release = re.search(r"R\d+ \(release\), REVISION: [\d.]+", _text("/etc/nv_tegra_release"))
+    return f"{model}, L4T {release[0]}" if model and release else model or None
+
+
+def has_nvidia() -> bool:
+    """Whether the NVIDIA driver shows a GPU, on a card or in a Jetson."""
+    return any(Path(device).exists() for device in ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu"))
+
+
+def _add_quota(quotas: list[float], granted: str, period: str) -> None:
+    if granted.strip().isdigit() and period.strip().isdigit() and int(period) > 0:
+        quotas.append(int(granted) / int(period))
+
+
+def _text(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
