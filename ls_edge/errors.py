@@ -26,6 +26,10 @@ A message is one line: what is wrong, the value that was received, what to do ab
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ls_edge.trace import RequestRecord
 
 
 class LsEdgeError(Exception):
@@ -100,6 +104,9 @@ class WireError(LinkError):
 
 class RequestError(LsEdgeError):
     """What a request ends with instead of an answer (guarantee R1)."""
+
+    record: RequestRecord | None = None
+    """How far the request came."""
 
 
 class BudgetExceeded(RequestError):

@@ -235,7 +235,7 @@ class PeerMachine(Machine):
 
     def _late(self, item: Item) -> None:
         if item.stage is Stage.RUNNING:
-            item.check_at = float("inf")
+            item.check_at = item.deadline
             if not self.stuck:
                 self.stuck = True
                 why = f"block {item.block} has been running for longer than its deadline"

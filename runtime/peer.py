@@ -1,0 +1,191 @@
+"""A peer: a process that serves some blocks of a bundle until it is told to leave.
+
+It listens first (so that a port in use is said at once), then loads and warms up its engines, and counts as warm only
+after that. SIGTERM drains: no new work, what is held is finished or handed on, BYE, and the process ends within five
+seconds; a second SIGTERM ends it at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from ls_edge.bundle import Bundle
+from ls_edge.errors import EngineError, LsEdgeError, UsageError
+from ls_edge.peers import EngineKind, PeersFile, is_loopback
+from ls_edge.runtime.codec import Tokens
+from ls_edge.runtime.engines import Engine, open_block_engines
+from ls_edge.runtime.keys import KeyPair
+from ls_edge.runtime.node import Node, new_incarnation
+from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Drain, Instruction, Warm
+from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.peer import PeerMachine
+from ls_edge.runtime.wire import MINOR, Hello
+from ls_edge.runtime.worker import Worker
+
+log = logging.getLogger("ls_edge.runtime")
+
+_LEAVE_WITHIN = 4.7
+"""Seconds after SIGTERM until a peer leaves whatever it holds."""
+
+_Result = Computed | ComputeFailed | Warm | LsEdgeError
+
+
+class Peer:
+    """Serve the blocks that ``peers.yaml`` gives to ``name``; :meth:`serve` blocks until the peer has left."""
+
+    def __init__(
+        self,
+        peers: PeersFile,
+        name: str,
+        bundle: Bundle,
+        *,
+        keys: KeyPair | None = None,
+        engine: EngineKind | None = None,
+        threads: int | None = None,
+        strict_bundle: bool = False,
+        limits: Limits | None = None,
+    ) -> None:
+        """``engine`` and ``threads`` win over the file's. Raises :class:`LinkError` where the port is in use."""
+        self.entry = peers.peer(name)
+        peers.check_blocks(bundle.blocks)
+        if not peers.uses_keys and not peers.insecure and not is_loopback(self.entry.bind):
+            raise UsageError(f"{self.entry.bind} is not on the loopback and {peers.path} has no keys; add keys")
+        self.bundle = bundle
+        self.name = name
+        self._kind: EngineKind = engine or self.entry.engine
+        self._threads = threads or self.entry.threads
+        self._incarnation = new_incarnation()
+        self._engines: Mapping[int, Engine] = {}
+        self._stops = 0
+        self._failure: LsEdgeError | None = None
+        limits = limits or Limits(credits=self.entry.credits, custody=4 * self.entry.credits)
+        self.machine = PeerMachine(
+            name, self.entry.blocks, limits=limits, rng=random.SystemRandom(), max_batch=self.entry.max_batch
+        )
+        self.node = Node(
+            name=name,
+            role="peer",
+            peers=peers,
+            manifest=bundle.manifest,
+            machine=self.machine,
+            carry_out=self._carry_out,
+            hello=self._hello,
+            state=self.machine.state,
+            keys=keys,
+            strict_bundle=strict_bundle,
+        )
+        self._worker: Worker[_Result] = Worker(f"engine of {name}", self.node.wake)
+
+    def stop(self) -> None:
+        """Drain and leave; a second call leaves at once. Safe in a signal handler."""
+        self._stops += 1
+        self.node.wake()
+
+    def serve(self) -> None:
+        """Load, warm up, serve; raises what kept the engines from loading."""
+        log.info("listening", extra={"peer": self.name, "address": self.entry.bind, "blocks": list(self.entry.blocks)})
+        self._worker.submit(self._load)
+        leave_at = float("inf")
+        try:
+            while self._failure is None:
+                self.node.step()
+                for result in self._worker.results():
+                    self._take(result)
+                if self._stops and leave_at == float("inf"):
+                    leave_at = time.monotonic() + _LEAVE_WITHIN
+                    log.info("draining", extra={"peer": self.name, "held": len(self.machine.items)})
+                    self.node.feed(Drain())
+                drained = self._stops and self.machine.idle
+                if drained or self._stops > 1 or time.monotonic() >= leave_at:
+                    log.info("leaving", extra={"peer": self.name, "held": len(self.machine.items)})
+                    self.node.leave("draining")
+                    return
+        finally:
+            self.node.close()
+            self._worker.close()
+        raise self._failure
+
+    def _hello(self) -> Hello:
+        provider = next((engine.provider for engine in self._engines.values()), "")
+        return Hello(
+            name=self.name,
+            role="peer",
+            incarnation=self._incarnation,
+            minor=MINOR,
+            model_id=self.bundle.manifest.model_id,
+            bundle_id=self.bundle.manifest.bundle_id,
+            blocks=tuple(b for b in self.entry.blocks if b not in self.machine.failed_blocks),
+            engine=f"{self._kind if not provider else 'onnx'} {provider}".strip(),
+            codec=self.entry.codec,
+        )
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        assert isinstance(instruction, Compute)
+        self._worker.submit(lambda: self._compute(instruction))
+
+    def _take(self, result: _Result) -> None:
+        if isinstance(result, LsEdgeError):
+            self._failure = result
+            return
+        self.node.feed(result)
+        if isinstance(result, (Warm, ComputeFailed)):
+            self.node.say_hello_again()
+        if isinstance(result, Warm):
+            provider = next(iter(self._engines.values())).provider
+            log.info("warm", extra={"peer": self.name, "provider": provider, "block_ms": result.block_us / 1e3})
+
+    # On the worker's thread.
+
+    def _load(self) -> _Result:
+        try:
+            self._engines = open_block_engines(
+                self.bundle, self.entry.blocks, kind=self._kind, provider=self.entry.provider, threads=self._threads
+            )
+            for batch in {1, self.entry.max_batch}:
+                times = [engine.warm_up(batch) for engine in self._engines.values()]
+        except LsEdgeError as error:
+            return error
+        except Exception as error:  # noqa: BLE001  an engine library may raise anything
+            return EngineError(f"the engines of {self.name} do not load: {error}; try 'ls-edge doctor'")
+        return Warm(max(1, round(float(np.median(times)) * 1e3)))
+
+    def _compute(self, compute: Compute) -> _Result:
+        started = time.perf_counter_ns()
+        try:
+            tokens: Tokens = compute.tokens[0] if len(compute.tokens) == 1 else np.concatenate(compute.tokens)
+            inputs: dict[str, np.ndarray] = {"tokens": tokens}
+            if self.bundle.manifest.needs_slot:
+                inputs["slot"] = np.asarray(compute.slots, dtype=np.int64)
+            out = self._engines[compute.block].run(inputs)
+        except Exception as error:  # noqa: BLE001  an engine library may raise anything
+            return ComputeFailed(compute.block, compute.tickets, str(error))
+        spent = (time.perf_counter_ns() - started) // 1000
+        outputs = tuple(out[i : i + 1] for i in range(len(compute.tickets)))
+        return Computed(compute.block, compute.tickets, outputs, spent)
+
+
+def open_peer(
+    peers: str | Path,
+    name: str,
+    bundle: str | Path,
+    *,
+    secret_key: str | Path | None = None,
+    engine: EngineKind | None = None,
+    threads: int | None = None,
+    strict_bundle: bool = False,
+) -> Peer:
+    """Read the files and make a :class:`Peer`; what ``ls-edge peer`` does."""
+    from ls_edge.peers import load_peers
+    from ls_edge.runtime.keys import load_secret
+
+    keys = load_secret(secret_key) if secret_key is not None else None
+    return Peer(
+        load_peers(peers), name, Bundle.open(bundle), keys=keys, engine=engine, threads=threads,
+        strict_bundle=strict_bundle,
+    )  # fmt: skip

@@ -1,0 +1,53 @@
+"""Who may speak to us: the ZAP handler that every CURVE socket of this process asks (RFC 27).
+
+A client whose public key stands in ``peers.yaml`` is let in under the name that the key belongs to; messages then carry
+that name as their ``User-Id``. Everything else is refused, counted, and logged with its address.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+
+import zmq
+import zmq.utils.z85
+
+log = logging.getLogger("ls_edge.runtime")
+
+_ENDPOINT = "inproc://zeromq.zap.01"
+
+
+class Gate:
+    """Answers ZAP requests on the caller's loop: poll :attr:`socket`, call :meth:`answer`."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], names_by_key: Mapping[bytes, str]) -> None:
+        """``names_by_key``: public key as Z85 to the name in ``peers.yaml``."""
+        self.refused: Counter[str] = Counter()
+        """Refusals by address."""
+        self._names = {zmq.utils.z85.decode(key): name for key, name in names_by_key.items()}
+        self.socket = context.socket(zmq.REP)
+        self.socket.linger = 0
+        self.socket.bind(_ENDPOINT)
+
+    def answer(self) -> None:
+        """Answer one request."""
+        frames = self.socket.recv_multipart()
+        request_id = frames[1] if len(frames) > 1 else b""
+        name = None
+        if len(frames) >= 7 and frames[0] == b"1.0" and frames[5] == b"CURVE":
+            name = self._names.get(frames[6])
+        address = frames[3].decode("ascii", "replace") if len(frames) > 3 else "?"
+        if name is None:
+            self.refused[address] += 1
+            log.warning(
+                "refused a connection",
+                extra={"address": address, "why": "its key is not in peers.yaml", "count": self.refused[address]},
+            )
+            self.socket.send_multipart([b"1.0", request_id, b"400", b"key not in peers.yaml", b"", b""])
+        else:
+            self.socket.send_multipart([b"1.0", request_id, b"200", b"OK", name.encode(), b""])
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()

@@ -1,0 +1,149 @@
+"""Whatever happens in whatever order, every request gets exactly one outcome, and answers say what was computed."""
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ls_edge.runtime.routing.events import Answer, Fail
+from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.peer import PeerMachine
+from ls_edge.runtime.simulate import SOURCE, Simulation
+
+BLOCKS = 6
+NAMES = ("a", "b", "c", "d")
+BUDGET = 3.0
+
+names = st.sampled_from(NAMES)
+
+
+def ran(outcome):
+    return [block for wave in outcome.itinerary.waves for track in wave for block, _ in track]
+
+
+class Faults(RuleBasedStateMachine):
+    @initialize(
+        placement=st.lists(st.sets(st.integers(0, BLOCKS - 1), min_size=1), min_size=4, max_size=4),
+        seed=st.integers(0, 2**16),
+        credits=st.integers(1, 4),
+        batch=st.integers(1, 3),
+    )
+    def start(self, placement, seed, credits, batch):
+        limits = Limits(credits=credits, custody=2 * credits)
+        held = {name: sorted(blocks) for name, blocks in zip(NAMES, placement, strict=True)}
+        self.held = held
+        self.sim = Simulation(held, blocks=BLOCKS, seed=seed, limits=limits, max_batch=batch)
+        self.sim.run(0.05)
+        self.asked = {}
+
+    def process(self, name):
+        return self.sim.processes[name]
+
+    @rule(
+        policy=st.sampled_from(["nearest", "sequential", "random"]),
+        count=st.integers(1, 6),
+        skips=st.integers(0, 3),
+        via=st.booleans(),
+    )
+    def submit(self, policy, count, skips, via):
+        for _ in range(count):
+            request = self.sim.submit(policy=policy, budget=BUDGET, max_skips=skips, via=via)
+            self.asked[request] = (policy, skips)
+
+    @rule(seconds=st.sampled_from([0.001, 0.004, 0.02, 0.3, 1.0]))
+    def wait(self, seconds):
+        self.sim.run(seconds)
+
+    @rule(name=names)
+    def kill_or_restart(self, name):
+        if self.process(name).alive:
+            self.sim.kill(name)
+        else:
+            self.sim.restart(name)
+
+    @rule(name=names)
+    def stop_or_continue(self, name):
+        if self.process(name).alive:
+            (self.sim.cont if self.process(name).stopped else self.sim.stop)(name)
+
+    @rule(name=names, hangs=st.booleans())
+    def engine(self, name, hangs):
+        if self.process(name).alive:
+            self.sim.hang_engine(name, hangs=hangs)
+
+    @rule(name=names)
+    def drain(self, name):
+        if self.process(name).alive and not self.process(name).stopped:
+            self.sim.drain(name)
+
+    @rule(a=st.sampled_from((SOURCE, *NAMES)), b=names)
+    @precondition(lambda self: hasattr(self, "sim"))
+    def cut_or_mend(self, a, b):
+        if a != b:
+            (self.sim.mend if frozenset((a, b)) in self.sim._cut else self.sim.cut)(a, b)
+
+    @invariant()
+    def bounded(self):
+        if not hasattr(self, "sim"):
+            return
+        for process in self.sim.processes.values():
+            machine = process.machine
+            if isinstance(machine, PeerMachine):
+                limits = machine.limits
+                assert len(machine.items) <= limits.credits + limits.custody
+                assert all(item.ticket in machine.items for item in machine._sent.values())
+
+    def teardown(self):
+        if not hasattr(self, "sim"):
+            return
+        self.sim.run(BUDGET + 0.5)
+        assert not self.sim.source.requests
+        assert not self.sim.source.items
+        assert set(self.sim.outcomes) == set(self.asked)
+        for request, outcomes in self.sim.outcomes.items():
+            policy, skips = self.asked[request]
+            assert len(outcomes) == 1
+            outcome = outcomes[0]
+            order = ran(outcome)
+            assert len(set(order)) == len(order)
+            assert len(outcome.itinerary.skipped) <= skips
+            if isinstance(outcome, Answer):
+                assert sorted([*order, *outcome.itinerary.skipped]) == list(range(BLOCKS))
+                assert outcome.tokens == tuple(order)
+                assert all(b in self.held[h] for w in outcome.itinerary.waves for t in w for b, h in t)
+                if policy == "sequential":
+                    assert order == list(range(BLOCKS))
+            else:
+                assert isinstance(outcome, Fail)
+        self.sim.run(BUDGET)
+        for process in self.sim.processes.values():
+            if process.alive and not process.stopped:
+                assert not process.machine.items
+                assert not process.machine._sent
+        self.recovers()
+
+    def recovers(self):
+        """With everything mended, all is answered in full, in trained order."""
+        for name in NAMES:
+            process = self.process(name)
+            if process.alive:
+                self.sim.kill(name)
+        for pair in list(self.sim._cut):
+            self.sim.mend(*pair)
+        for name in NAMES:
+            self.sim.restart(name)
+        self.sim.run(0.3)
+        held = {block for blocks in self.held.values() for block in blocks}
+        if held != set(range(BLOCKS)):
+            return
+        requests = [self.sim.submit(policy="sequential", budget=BUDGET) for _ in range(3)]
+        self.sim.settle()
+        for request in requests:
+            (outcome,) = self.sim.outcomes[request]
+            assert isinstance(outcome, Answer)
+            assert ran(outcome) == list(range(BLOCKS))
+
+
+TestFaults = Faults.TestCase
+TestFaults.settings = settings(
+    max_examples=150, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
