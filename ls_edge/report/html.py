@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from ls_edge import __version__
 from ls_edge.errors import UsageError
 from ls_edge.report import accuracy, charts, timeline
 from ls_edge.report.data import RunData
-from ls_edge.report.parts import cards, comparison_table, happened, peers_table, settings_table, tight
+from ls_edge.report.parts import cards, comparison_table, failures, happened, peers_table, settings_table, tight
 from ls_edge.report.svg import Svg, markup, show_ms
 from ls_edge.report.theme import CHART, PAGE, STAGES, VARIABLES, block_colour
 from ls_edge.report.words import story
@@ -43,11 +44,7 @@ def write_report(
 ) -> None:
     """Write the report of one run to ``path`` in one step; raises :class:`UsageError` where that cannot be written."""
     data = RunData(summary, records, events)
-    body = [
-        _head(data, title),
-        *_sections(data, _Idents()),
-        _section("Settings", "The flags and defaults in force.", settings_table(summary)),
-    ]
+    body = [_head(data, title), *_sections(data, _Idents())]
     write_whole(path, _page(title, "".join(body)))
 
 
@@ -73,18 +70,15 @@ def write_comparison(path: str | Path, runs: Sequence[Run], *, title: str = "Run
         body.append(
             f'<div class="part" id="run-{i}"><h2>{markup(name)}</h2><p class="lede">{markup(tight(story(data)))}</p>'
         )
-        body += [
-            cards(summary),
-            *_sections(data, idents),
-            _section("Settings", "The flags and defaults in force.", settings_table(summary)),
-            "</div>",
-        ]
+        body += [cards(summary), *_sections(data, idents, 3), "</div>"]
     write_whole(path, _page(title, "".join(body)))
 
 
 def write_whole(path: str | Path, text: str) -> None:
     """Write a text file so that ``path`` never holds half of it; raises :class:`UsageError`."""
     path = Path(path)
+    if not path.name:
+        raise UsageError(f"cannot write {str(path)!r}: that is no name of a file; give another path")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,22 +128,23 @@ def _head(data: RunData, title: str) -> str:
     )
 
 
-def _sections(data: RunData, idents: _Idents) -> Iterator[str]:
+def _sections(data: RunData, idents: _Idents, level: int = 2) -> Iterator[str]:
+    section = functools.partial(_section, level=level)
     none = "No request was answered."
     no_times = "The records hold no times of holders."
-    yield _section(
+    yield section(
         "Latency",
         "From the submission of the preprocessed image to the answer. Bars count answers; the line is their "
         "cumulative share, from none to all.",
         _figure(lambda width: charts.latency_distribution(data, width), idents, none),
     )
-    yield _section(
+    yield section(
         "Latency over the run",
         f"{charts.caption_over_time(data)} Triangles are degraded answers, crosses failed requests; "
         "shaded: a peer was lost.",
         _figure(lambda width: charts.latency_over_time(data, width), idents, "No request was made."),
     )
-    yield _section(
+    yield section(
         "Where the time goes",
         "Mean milliseconds of an answer, then of each hop it took and of each visit to a holder.",
         _figure(lambda width: charts.stage_breakdown(data, width), idents, no_times) + _stage_key(data),
@@ -159,8 +154,8 @@ def _sections(data: RunData, idents: _Idents) -> Iterator[str]:
     overview = ""
     if long:
         overview = _figure(lambda width: timeline.utilisation(data, width, windows[width]), idents, no_times)
-        overview += "<h3>A closer look at the framed stretch</h3>"
-    yield _section(
+        overview += f'<h{level + 1} class="sub">A closer look at the framed stretch</h{level + 1}>'
+    yield section(
         "Who served what when",
         "A lane for each peer, coloured by the block that ran: a gradient is the trained order, a patchwork another. "
         + ("The height is the share of time that the engine was busy." if long else ""),
@@ -168,29 +163,33 @@ def _sections(data: RunData, idents: _Idents) -> Iterator[str]:
         + _figure(lambda width: timeline.served(data, width, windows[width]), idents, no_times)
         + _block_key(data),
     )
-    yield _section(
+    yield section(
         "The way of single requests",
         "Where a few answers spent their time, in the colours above; holders stand below their first block. "
         + ("" if timeline.shared_scale(data) else "Each bar has a scale of its own."),
         _figure(lambda width: timeline.request_ways(data, width), idents, no_times),
     )
-    yield _section(
+    yield section(
         "Accuracy against skipped blocks",
         "What it costs to leave blocks out; the line is the 95 % interval (Wilson) of the share that was right.",
         _figure(lambda width: accuracy.accuracy_by_skips(data, width), idents, none),
     )
-    yield _section(
+    yield section(
         "Which block ran in which slot",
         "Per cent of the answers. The trained order fills the diagonal, a random one the whole square.",
         _figure(lambda width: accuracy.slot_heatmap(data, width), idents, "No block ran."),
     )
-    yield _section("Peers", "What each of them had a part in.", peers_table(data.summary))
-    if data.changes or data.summary.failed:
-        yield _section("What happened", "Changes of the peers' state, and failed requests.", happened(data))
+    yield section("Peers", "What each of them had a part in.", peers_table(data.summary))
+    if data.changes:
+        yield section("What happened to the peers", "Each change of its state after it was first seen.", happened(data))
+    if data.summary.failed:
+        yield section("Failed requests", "What they ended with instead of an answer.", failures(data))
+    yield section("Settings", "The flags and defaults in force.", settings_table(data.summary))
 
 
-def _section(title: str, why: str, content: str) -> str:
-    return f'<section><h2>{markup(title)}</h2><p class="why">{markup(why)}</p>{content}</section>'
+def _section(title: str, why: str, content: str, *, level: int = 2) -> str:
+    heading = f'<h{level} class="sec">{markup(title)}</h{level}>'
+    return f'<section>{heading}<p class="why">{markup(why)}</p>{content}</section>'
 
 
 def _figure(draw: Callable[[int], Svg | None], idents: _Idents, otherwise: str) -> str:

@@ -56,17 +56,26 @@ class RunProgress:
         self._note = ""
         self._begun = self._last_line = time.monotonic()
         self._live: Live | None = None
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
 
     def __enter__(self) -> RunProgress:
         self._begun = self._last_line = time.monotonic()
         if self._console.is_terminal:
-            self._live = Live(self, console=self._console, refresh_per_second=REFRESH_HZ, transient=False)
+            # Standard output belongs to the result of the command, so it is not redirected.
+            self._live = Live(self, console=self._console, auto_refresh=False, redirect_stdout=False)
             self._live.start()
+            self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
+            self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -135,6 +144,11 @@ class RunProgress:
             peers.append(f"and {len(states) - MOST_NAMES} more", style="dim")
         lines = [bar, peers] if states else [bar]
         yield Group(*lines, Text(shorten(note, max(20, options.max_width - 1)), style="dim"))
+
+    def _draw(self) -> None:
+        live = self._live
+        while live is not None and not self._ended.wait(1 / REFRESH_HZ):
+            live.refresh()
 
     def _status(self) -> Text:
         with self._lock:

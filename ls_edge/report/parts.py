@@ -77,7 +77,7 @@ def cards(summary: RunSummary) -> str:
     items = "".join(
         f'<div class="card"><dt>{markup(card.name)}</dt><dd class="big">{markup(card.value)}'
         + (f"<small>{markup(card.unit)}</small>" if card.unit else "")
-        + f'</dd><dd class="sub{f" {card.css}" if card.css else ""}">{markup(tight(card.below))}</dd></div>'
+        + f'</dd><dd class="below{f" {card.css}" if card.css else ""}">{markup(tight(card.below))}</dd></div>'
         for card in shown
     )
     return f'<dl class="cards">{items}</dl>'
@@ -127,26 +127,24 @@ def peers_table(summary: RunSummary) -> str:
 
 
 def happened(data: RunData) -> str:
-    """Changes of the peers' state and the failed requests, the first of each."""
-    parts = []
-    rows: list[tuple[str, ...]] = [
+    """Changes of the peers' state, the first of them."""
+    rows = [
         (f"{event.at_ms / 1000:.3f} s", shorten(event.peer, 60), event.what, shorten(event.why, 200))
         for event in data.changes[:MOST_ROWS]
     ]
-    if rows:
-        parts.append(_table(("At", "Peer", "State", "Why"), rows, css="scroll long"))
-        parts.append(_more(len(data.changes)))
+    return _table(("At", "Peer", "State", "Why"), rows, css="scroll long") + _more(len(data.changes))
+
+
+def failures(data: RunData) -> str:
+    """Failed requests by type, and the first of them."""
     failed = [record for record in data.records if record.error is not None]
-    if failed:
-        counts = ", ".join(f"{count:,} x {shorten(name, 60)}" for name, count in data.summary.errors.items())
-        parts.append(f"<h3>Failed requests</h3><p>{markup(counts)}</p>")
-        rows = [
-            (str(r.id), shorten(r.image, 60), error_type(r.error or ""), shorten(r.error, 240))
-            for r in failed[:MOST_ROWS]
-        ]
-        parts.append(_table(("Request", "Image", "Error", "Message"), rows, css="scroll long"))
-        parts.append(_more(len(failed)))
-    return "".join(parts)
+    counts = ", ".join(f"{count:,} {shorten(name, 60)}" for name, count in data.summary.errors.items())
+    rows = [
+        (record.id, shorten(record.image, 60), shorten(error_type(record.error or ""), 60), shorten(record.error, 240))
+        for record in failed[:MOST_ROWS]
+    ]
+    table = _table(("Request", "Image", "Error", "Message"), rows, css="scroll long")
+    return f"<p>{markup(counts)}</p>{table}{_more(len(failed))}"
 
 
 def _more(count: int) -> str:
@@ -184,9 +182,7 @@ def settings_table(summary: RunSummary) -> str:
         **summary.settings,
     }
     rows = [(key, shorten(value, 400)) for key, value in facts.items() if value not in (None, "")]
-    return _section(
-        "Settings", "The flags and defaults in force.", _table(("Setting", "Value"), rows, css="scroll long")
-    )
+    return _table(("Setting", "Value"), rows, css="scroll long")
 
 
 def _seconds(value: float | None) -> str:

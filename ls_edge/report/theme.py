@@ -110,8 +110,8 @@ body{{margin:0;background:var(--bg);color:var(--ink);font:16px/1.55 {FONT};font-
 -webkit-font-smoothing:antialiased}}
 main{{max-width:928px;margin:0 auto;padding:56px 24px 96px}}
 h1{{font-size:34px;line-height:1.15;letter-spacing:-.022em;font-weight:650;margin:0 0 10px;overflow-wrap:anywhere}}
-h2{{font-size:21px;line-height:1.25;letter-spacing:-.012em;font-weight:620;margin:72px 0 4px}}
-h3{{font-size:15px;font-weight:600;margin:28px 0 4px}}
+.sec{{font-size:21px;line-height:1.25;letter-spacing:-.012em;font-weight:620;margin:72px 0 4px}}
+.sub{{font-size:15px;font-weight:600;margin:28px 0 4px}}
 p{{margin:0 0 12px;max-width:68ch}}.lede{{font-size:18px;line-height:1.5;color:var(--soft);overflow-wrap:anywhere}}
 .why{{color:var(--soft)}}
 .eyebrow{{color:var(--soft);font-size:13px;margin:0 0 14px;letter-spacing:.01em;overflow-wrap:anywhere}}
@@ -120,7 +120,7 @@ p{{margin:0 0 12px;max-width:68ch}}.lede{{font-size:18px;line-height:1.5;color:v
 .card dt{{font-size:13px;color:var(--soft)}}.card dd{{margin:0}}
 .card .big{{font-size:29px;line-height:1.25;letter-spacing:-.02em;font-weight:620}}
 .card .big small{{font-size:16px;font-weight:500;color:var(--soft);letter-spacing:0;margin-left:3px}}
-.card .sub{{font-size:13px;color:var(--soft)}}
+.card .below{{font-size:13px;color:var(--soft)}}
 .good{{color:var(--good)}}.warn{{color:var(--warn)}}.bad{{color:var(--bad)}}
 figure{{margin:20px 0 0}}svg{{display:block;width:100%;height:auto;max-width:880px;overflow:visible}}
 .narrow{{display:none}}
@@ -138,10 +138,10 @@ summary:focus-visible,a:focus-visible{{outline:2px solid var(--accent);outline-o
 code{{font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace;overflow-wrap:anywhere}}
 nav{{margin-top:28px;font-size:14px;display:flex;flex-wrap:wrap;gap:4px 20px}}
 a{{color:var(--accent);text-decoration:none}}a:hover{{text-decoration:underline}}
-.part{{border-top:2px solid var(--ink);margin-top:96px;padding-top:20px}}.part>h2{{margin-top:0;font-size:27px}}
-.part h2{{overflow-wrap:anywhere}}footer{{margin-top:80px;color:var(--soft);font-size:13px}}
+.part{{border-top:2px solid var(--ink);margin-top:96px;padding-top:20px}}.part>h2{{margin:0 0 8px;font-size:27px;
+line-height:1.2;letter-spacing:-.018em;font-weight:640;overflow-wrap:anywhere}}footer{{margin-top:80px;color:var(--soft);font-size:13px}}
 @media (max-width:720px){{main{{padding:32px 16px 64px}}h1{{font-size:26px}}
-.lede{{font-size:16.5px}}h2{{margin-top:56px}}.cards{{grid-template-columns:repeat(2,minmax(0,1fr))}}
+.lede{{font-size:16.5px}}.sec{{margin-top:56px}}.cards{{grid-template-columns:repeat(2,minmax(0,1fr))}}
 .card .big{{font-size:24px}}
 .wide{{display:none}}.narrow{{display:block}}th,td{{padding-right:14px}}}}
 @media print{{main{{padding:0}}h2{{break-after:avoid}}figure,.card{{break-inside:avoid}}}}

@@ -1,0 +1,260 @@
+"""What the charts are drawn from: exact spans, shares and windows."""
+
+import xml.etree.ElementTree as ElementTree
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ls_edge.report import accuracy, charts, timeline
+from ls_edge.report.data import Away, RunData, Span, spans_of
+from ls_edge.report.svg import Scale, Svg, clean, log_ticks, shorten, show, show_ms, ticks
+from ls_edge.report.theme import block_colour, ink_on
+from ls_edge.report.words import story
+from ls_edge.summary import RunContext, summarise
+from ls_edge.trace import PeerEvent, RequestRecord, Visit
+
+
+def record(**changes):
+    base = RequestRecord(
+        id=0,
+        image="a.png",
+        label=1,
+        prediction=1,
+        latency_ms=12.0,
+        degraded=False,
+        error=None,
+        order=((0, "a"), (1, "a"), (2, "b")),
+        skipped=(),
+        attempts=1,
+        logits=None,
+        submitted_ms=100.0,
+        stem_ms=1.0,
+        head_ms=0.5,
+        return_wire_ms=0.5,
+        visits=(Visit("a", (0, 1), 1.0, 4.0, 0.5, 1.0), Visit("b", (2,), 0.0, 2.0, 0.5, 1.0)),
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def data_of(records, events=()):
+    return RunData(summarise(records, events, RunContext()), records, events)
+
+
+def test_spans_follow_each_other():
+    assert spans_of(record()) == [
+        Span("stem", 100.0, 101.0),
+        Span("wire", 101.0, 102.0, "a"),
+        Span("queue", 102.0, 103.0, "a"),
+        Span("codec", 103.0, 103.5, "a"),
+        Span("engine", 103.5, 105.5, "a", 0),
+        Span("engine", 105.5, 107.5, "a", 1),
+        Span("wire", 107.5, 108.5, "b"),
+        Span("codec", 108.5, 109.0, "b"),
+        Span("engine", 109.0, 111.0, "b", 2),
+        Span("wire", 111.0, 111.5),
+        Span("head", 111.5, 112.0),
+    ]
+
+
+def test_unexplained_time_stands_ahead_of_the_first_hop():
+    spans = spans_of(record(latency_ms=62.0))
+    assert spans[1] == Span("other", 101.0, 151.0)
+    assert spans[-1] == Span("head", 161.5, 162.0)
+    means = data_of([record(latency_ms=62.0)]).stage_means[0][3]
+    assert means["other"] == pytest.approx(50.0)
+    assert sum(means.values()) == pytest.approx(62.0)
+
+
+def test_tracks_of_a_wave_start_together_and_the_next_wave_after_the_longest():
+    waves = ((((0, "a"), (1, "a")), ((2, "b"),)), (((3, "a"),),))
+    spans = spans_of(
+        record(
+            order=None,
+            waves=waves,
+            latency_ms=9.0,
+            visits=(
+                Visit("a", (0, 1), 0.0, 4.0, 0.0, 1.0),
+                Visit("b", (2,), 0.0, 1.0, 0.0, 0.5),
+                Visit("a", (3,), 0.0, 1.0, 0.0, 1.0),
+            ),
+        )
+    )
+    engines = {span.block: (span.start, span.end, span.row) for span in spans if span.block is not None}
+    assert engines == {0: (102.0, 104.0, 0), 1: (104.0, 106.0, 0), 2: (101.5, 102.5, 1), 3: (107.0, 108.0, 0)}
+    drawn = timeline.request_ways(data_of([record(order=None, waves=waves, latency_ms=9.0)]))
+    ElementTree.fromstring(drawn.render("x"))
+
+
+def test_stage_means_by_hop_and_holder():
+    rows = data_of([record(), record(visits=record().visits[:1], latency_ms=8.5)]).stage_means
+    assert [(group, name, count) for group, name, count, _ in rows] == [
+        ("All answers", "one request", 2),
+        ("By hop", "hop 1", 2),
+        ("By hop", "hop 2", 1),
+        ("By hop", "back to the source", 2),
+        ("By holder, one visit", "a", 2),
+        ("By holder, one visit", "b", 1),
+    ]
+    assert rows[0][3]["engine"] == pytest.approx(5.0)
+    assert sum(rows[0][3].values()) == pytest.approx((12.0 + 8.5) / 2)
+    assert rows[4][3] == {"wire": 1.0, "queue": 1.0, "codec": 0.5, "engine": 4.0}
+
+
+def test_slot_counts_for_plain_orders_and_waves():
+    counts, skipped = accuracy.slot_counts(
+        data_of(
+            [
+                record(order=((2, "a"), (0, "a")), skipped=(1,)),
+                record(order=None, waves=((((0, "a"),), ((1, "b"),)), (((2, "a"),),))),
+            ]
+        )
+    )
+    assert counts.tolist() == [[1, 1, 0], [1, 0, 0], [1, 0, 1]]
+    assert skipped.tolist() == [0, 1, 0]
+
+
+def test_coverage_is_exact_and_adds_overlaps():
+    edges = np.array([0.0, 10.0, 20.0, 30.0])
+    start, end = np.array([2.0, 5.0, 8.0]), np.array([4.0, 25.0, 9.0])
+    assert timeline.coverage(start, end, edges).tolist() == pytest.approx([(2 + 5 + 1) / 10, 1.0, 0.5])
+
+
+def test_times_away():
+    events = [
+        PeerEvent(0.0, "a", "alive"),
+        PeerEvent(0.0, "b", "alive"),
+        PeerEvent(5.0, "a", "lost"),
+        PeerEvent(6.0, "a", "lost"),
+        PeerEvent(9.0, "a", "alive"),
+        PeerEvent(20.0, "b", "lost"),
+    ]
+    data = data_of([record(submitted_ms=0.0, latency_ms=50.0)], events)
+    assert data.away == [Away("a", 5.0, 9.0), Away("b", 20.0, 50.0)]
+    assert [event.at_ms for event in data.changes] == [5.0, 9.0, 20.0]
+    assert "a was lost at 0.01 s and was back 4.0 ms later" in story(data)
+    assert "b was lost at 0.02 s and did not come back" in story(data)
+
+
+def test_the_window_holds_the_first_loss_and_few_enough_blocks(run_with_loss):
+    data = RunData(run_with_loss.summary, run_with_loss.records, run_with_loss.events)
+    window = timeline.pick_window(data, 120)
+    lost = next(event.at_ms for event in data.changes if event.what == "lost")
+    assert window.start < lost < window.end
+    inside = ((data.engines.start >= window.start) & (data.engines.start < window.end)).sum()
+    assert 90 <= inside <= 120
+    assert timeline.pick_window(data, 10**9) == (data.start_ms, data.end_ms)
+
+
+def test_requests_worth_a_look(run_with_loss):
+    data = RunData(run_with_loss.summary, run_with_loss.records, run_with_loss.events)
+    chosen = dict(timeline.pick_requests(data))
+    assert chosen["Retried"].attempts > 1
+    assert chosen["Median"].latency_ms == pytest.approx(run_with_loss.summary.latency_ms.p50, rel=0.02)
+    assert len({id(r) for r in chosen.values()}) == len(chosen)
+
+
+@pytest.mark.parametrize("width", [356, 880])
+def test_every_text_stays_inside_its_drawing(run_with_loss, width):
+    data = RunData(run_with_loss.summary, run_with_loss.records, run_with_loss.events)
+    for draw in (
+        charts.latency_distribution,
+        charts.latency_over_time,
+        charts.stage_breakdown,
+        timeline.utilisation,
+        timeline.served,
+        timeline.request_ways,
+        accuracy.accuracy_by_skips,
+        accuracy.slot_heatmap,
+    ):
+        root = ElementTree.fromstring(draw(data, width).render("x"))
+        height = float(root.get("viewBox").split()[3])
+        for text in root.iter("text"):
+            x, y, room = float(text.get("x")), float(text.get("y")), 5.2 * len(text.text)
+            left = x - {"middle": room / 2, "end": room}.get(text.get("text-anchor"), 0)
+            assert left > -4, (draw.__name__, text.text)
+            assert left + room < width + 16, (draw.__name__, text.text)
+            assert 0 < y <= height + 1, (draw.__name__, text.text)
+
+
+times = st.floats(0, 1e7, allow_subnormal=False)
+visits = st.builds(Visit, st.sampled_from("abc"), st.tuples(st.integers(0, 30)), times, times, times, times)
+requests = st.builds(
+    record,
+    latency_ms=times,
+    submitted_ms=times,
+    stem_ms=times,
+    visits=st.lists(visits, max_size=3).map(tuple),
+    error=st.sampled_from([None, None, "Overloaded: x"]),
+    label=st.sampled_from([None, 1, 2]),
+    attempts=st.integers(1, 3),
+)
+events = st.builds(PeerEvent, times, st.sampled_from("abc"), st.sampled_from(["alive", "lost", "suspect"]))
+
+
+@given(st.lists(requests, max_size=6), st.lists(events, max_size=6))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_the_times_are_drawings_hold_only_numbers(records, happened):
+    data = data_of(records, happened)
+    for draw in (
+        charts.latency_distribution,
+        charts.latency_over_time,
+        charts.stage_breakdown,
+        timeline.utilisation,
+        timeline.served,
+        timeline.request_ways,
+        accuracy.accuracy_by_skips,
+        accuracy.slot_heatmap,
+    ):
+        drawing = draw(data, 356)
+        if drawing is not None:
+            text = drawing.render("x")
+            ElementTree.fromstring(text)
+            assert "nan" not in text
+            assert "inf" not in text
+            assert "e+" not in text
+    story(data)
+
+
+def test_scales_and_ticks():
+    assert Scale(0, 10, 100, 200)(5) == 150
+    assert Scale(1, 100, 0, 10, log=True)(10) == pytest.approx(5)
+    assert Scale(0, 1, 0, 10)(7) == 10
+    assert ticks(0, 1, 5) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert ticks(3, 47, 4) == [20, 40]
+    assert log_ticks(0.9, 120, 9) == [1, 2, 5, 10, 20, 50, 100]
+    assert log_ticks(0.9, 120, 3) == [1, 10, 100]
+
+
+def test_figures_in_words():
+    assert [show_ms(v) for v in (None, 0.0, 0.424, 9.13, 131.4, 2400.0, 72000.0)] == [
+        "\N{EN DASH}", "0 ms", "0.42 ms", "9.1 ms", "131 ms", "2.40 s", "72 s",
+    ]  # fmt: skip
+    assert show(123456) == "123,456"
+    assert shorten("a" * 10 + "b" * 10, 9) == "aaaa…bbbb"
+    assert clean("a\x00b\udc80\u202ec\tü🙂") == "a\ufffdb\ufffd\ufffdc\tü🙂"
+
+
+def test_svg_escapes():
+    svg = Svg(10, 10, "<t>", "d & d")
+    svg.text(0, 0, '<b>"&')
+    svg.rect(0, 0, 1, 1, "x", tip="</title>")
+    root = ElementTree.fromstring(svg.render("i"))
+    assert root[0].text == "<t>"
+    assert [element.text for element in root.iter("text")] == ['<b>"&']
+
+
+def test_block_colours_grow_lighter():
+    def luminance(colour):
+        red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    for blocks in (2, 8, 12, 24):
+        values = [luminance(block_colour(b, blocks)) for b in range(blocks)]
+        assert values == sorted(values)
+        assert len(set(values)) == blocks
+    assert block_colour(0, 1).startswith("#")
+    assert ink_on("#000000") == "on white"
+    assert ink_on("#ffff00") == "on black"

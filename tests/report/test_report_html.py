@@ -1,0 +1,234 @@
+"""Reports as files: whole, alone, escaped, small."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+
+from ls_edge.errors import UsageError
+from ls_edge.report.html import write_comparison, write_report
+from ls_edge.report.picture import PICTURES, write_comparison_picture, write_picture
+from ls_edge.summary import PeerContext, RunContext, summarise
+from ls_edge.trace import PeerEvent, RequestRecord, Visit
+
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+HOSTILE = "<script>alert(1)</script>\"'&\x00\x1b[31m\u202e\udc80.png"
+
+
+class Page(HTMLParser):
+    """Fails on tags that do not match; keeps what a page refers to, its ids and its text."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.references, self.ids, self.tags, self.text = [], [], [], set(), ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            assert not name.startswith("on"), name
+            assert name != "style", "the content security policy forbids style attributes"
+            if name in ("src", "href", "xlink:href", "action", "data", "srcset"):
+                self.references.append(value)
+            if name == "id":
+                self.ids.append(value)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def read(path):
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    assert all(reference.startswith("#") for reference in page.references)
+    assert "http" not in text.replace("http-equiv", "")
+    assert "url(" not in text
+    assert "@import" not in text
+    assert not page.tags & {"script", "iframe", "object", "embed", "img", "link"}
+    assert len(page.ids) == len(set(page.ids))
+    drawings = re.findall(r"<svg .*?</svg>", text, flags=re.DOTALL)
+    for drawing in drawings:
+        root = ElementTree.fromstring(drawing)
+        if root.get("aria-hidden") != "true":
+            named = root.get("aria-labelledby").split()
+            assert [child.get("id") for child in root[:2]] == named
+            assert all(child.text for child in root[:2])
+    return text, page, drawings
+
+
+def test_a_report_stands_alone(tmp_path, run_with_loss):
+    path = tmp_path / "report.html"
+    run = run_with_loss
+    write_report(path, run.summary, run.records, run.events, title="A title")
+    text, page, drawings = read(path)
+    assert len(drawings) > 16
+    assert "A title" in page.text
+    assert "board-b was lost at" in page.text
+    assert f"{100 * run.summary.top1:.1f}" in page.text
+    assert len(text) < 400_000
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_policy_knows_the_style_sheet_and_nothing_else(tmp_path, run_with_loss):
+    import base64
+    import hashlib
+
+    path = tmp_path / "report.html"
+    write_report(path, run_with_loss.summary, run_with_loss.records, run_with_loss.events)
+    text = path.read_text(encoding="utf-8")
+    styles = re.findall(r"<style>(.*?)</style>", text, flags=re.DOTALL)
+    assert len(styles) == 1
+    digest = base64.b64encode(hashlib.sha256(styles[0].encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'sha256-{digest}'" in text
+
+
+def hostile_run():
+    records = [
+        RequestRecord(
+            id=n,
+            image=HOSTILE,
+            label=0,
+            prediction=0 if n else None,
+            latency_ms=3.0 + n,
+            degraded=n == 1,
+            error=None if n else f"{HOSTILE}: {HOSTILE}",
+            order=((0, HOSTILE),) if n else None,
+            skipped=(1,) if n == 1 else (),
+            attempts=1 + (n == 2),
+            logits=None,
+            submitted_ms=float(n),
+            visits=(Visit(HOSTILE, (0,), 1.0, 1.0, 0.1, 0.5),) if n else (),
+        )
+        for n in range(4)
+    ]
+    events = [PeerEvent(1.0, HOSTILE, "lost", HOSTILE), PeerEvent(2.0, HOSTILE, HOSTILE, HOSTILE)]
+    context = RunContext(
+        bundle_id=HOSTILE,
+        model=HOSTILE,
+        method=HOSTILE,
+        policy=HOSTILE,
+        peers={HOSTILE: PeerContext((0, 1), HOSTILE)},
+        settings={HOSTILE: HOSTILE},
+    )
+    return summarise(records, events, context), records, events
+
+
+def test_whatever_comes_from_outside_is_escaped(tmp_path):
+    summary, records, events = hostile_run()
+    write_report(tmp_path / "a.html", summary, records, events, title=HOSTILE)
+    write_comparison(tmp_path / "b.html", [(HOSTILE, summary, records, events)], title=HOSTILE, lede=HOSTILE)
+    for name in ("a.html", "b.html"):
+        text, page, _ = read(tmp_path / name)
+        assert "<script" not in text
+        assert "<script>alert(1)</script>" in page.text
+        assert not re.search("[\x00-\x08\x1b\u202e]", text)
+
+
+def test_a_comparison_holds_every_run(tmp_path, simulated):
+    runs = []
+    for name, options in (("steady", {"lost": None}), ("shaken", {"policy": "random"})):
+        run = simulated(60, **options)
+        runs.append((name, run.summary, run.records, run.events))
+    write_comparison(tmp_path / "c.html", runs, title="Two runs", lede="Beside each other.")
+    _, page, _ = read(tmp_path / "c.html")
+    assert {"run-0", "run-1"} <= set(page.ids)
+    assert {"#run-0", "#run-1"} == set(page.references)
+    assert "shaken" in page.text
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_small_and_empty_runs(tmp_path, simulated, count):
+    run = simulated(count, lost=None) if count else None
+    records = run.records if run else []
+    path = tmp_path / "r.html"
+    write_report(path, summarise(records, [], RunContext()), records, [])
+    write_comparison(tmp_path / "c.html", [("only", summarise(records, [], RunContext()), records, [])])
+    assert "nan" not in read(path)[0].lower().replace("tenance", "")
+    read(tmp_path / "c.html")
+
+
+def test_a_run_in_which_everything_failed(tmp_path, simulated):
+    records = [
+        msgspec.structs.replace(r, error="Overloaded: no credit", prediction=None, visits=(), order=None)
+        for r in simulated(20).records
+    ]
+    path = tmp_path / "r.html"
+    write_report(path, summarise(records, [], RunContext()), records, [])
+    _, page, _ = read(path)
+    assert "None of 20 images were answered." in page.text
+    assert "20 Overloaded" in page.text
+
+
+def test_long_runs_make_no_larger_files(tmp_path, simulated):
+    sizes = []
+    for times in (1, 12):
+        run = simulated(1500, seed=1)
+        length = max(r.submitted_ms + r.latency_ms for r in run.records)
+        records = [
+            msgspec.structs.replace(r, id=r.id + len(run.records) * n, submitted_ms=r.submitted_ms + n * length)
+            for n in range(times)
+            for r in run.records
+        ]
+        events = [msgspec.structs.replace(e, at_ms=e.at_ms + n * length) for n in range(times) for e in run.events]
+        path = tmp_path / f"{times}.html"
+        write_report(path, summarise(records, events, run.context), records, events)
+        sizes.append(path.stat().st_size)
+    assert sizes[1] < 1.5 * sizes[0]
+    assert sizes[1] < 600_000
+
+
+def test_many_peers_blocks_and_events_stay_bounded(tmp_path, simulated):
+    holdings = {f"peer-{n:02d}": (n % 24, (n + 1) % 24) for n in range(48)}
+    run = simulated(300, holdings=holdings, policy="random")
+    events = run.events + [
+        PeerEvent(float(n), f"peer-{n % 48:02d}", "lost" if n // 48 % 2 else "alive") for n in range(5000)
+    ]
+    path = tmp_path / "r.html"
+    write_report(path, summarise(run.records, events, run.context), run.records, events)
+    assert len(read(path)[0]) < 2_000_000
+
+
+@pytest.mark.parametrize("kind", PICTURES)
+def test_pictures_are_whole_svg_files(tmp_path, run_with_loss, kind):
+    path = tmp_path / "picture.svg"
+    write_picture(path, kind, run_with_loss.summary, run_with_loss.records, run_with_loss.events)
+    root = ElementTree.parse(path).getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "prefers-color-scheme" in path.read_text()
+
+
+def test_a_picture_of_nothing_is_an_error(tmp_path):
+    with pytest.raises(UsageError, match="nothing to draw for 'latency'"):
+        write_picture(tmp_path / "p.svg", "latency", summarise([], [], RunContext()), [], [])
+    with pytest.raises(UsageError, match="no picture is called 'pie'"):
+        write_picture(tmp_path / "p.svg", "pie", summarise([], [], RunContext()), [], [])
+    with pytest.raises(UsageError, match="no accuracy to draw"):
+        write_comparison_picture(tmp_path / "p.svg", [("x", summarise([], [], RunContext()))])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_comparison_picture(tmp_path, run_with_loss):
+    write_comparison_picture(tmp_path / "p.svg", [("one", run_with_loss.summary)])
+    assert "one" in "".join(ElementTree.parse(tmp_path / "p.svg").getroot().itertext())
+
+
+def test_a_path_that_cannot_be_written_is_one_clear_line(tmp_path, run_with_loss):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "report.html", tmp_path, ""):
+        with pytest.raises(UsageError, match="cannot write"):
+            write_report(path, run_with_loss.summary, [], [])
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
