@@ -34,8 +34,8 @@ check: $(STAMP) ## formatting, lint, types
 
 # mypy cannot follow the import hook of an editable install, so it is shown the package by links.
 types: $(STAMP) ## types alone
-	@rm -rf $(VENV)/types && mkdir -p $(VENV)/types/ls_edge
-	@ln -s $(CURDIR)/ls_edge/* $(CURDIR)/training $(CURDIR)/export $(CURDIR)/runtime $(VENV)/types/ls_edge/
+	@mkdir -p $(VENV)/types/ls_edge && find $(VENV)/types -xtype l -delete
+	@ln -sfn $(CURDIR)/ls_edge/* $(CURDIR)/training $(CURDIR)/export $(CURDIR)/runtime $(VENV)/types/ls_edge/
 	cd $(VENV)/types && ../bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p ls_edge
 
 format: $(STAMP) ## mend formatting and what lint can mend

@@ -296,9 +296,9 @@ class Source:
         return views
 
     @property
-    def duplicates(self) -> int:
-        """Answers that came after the first one to their request, and were dropped."""
-        return self.machine.duplicates
+    def duplicates(self) -> Mapping[int, int]:
+        """Answers that came after the first one to their request, and were dropped: how many, by request."""
+        return dict(self.machine.duplicates)
 
     @property
     def mismatched(self) -> Mapping[str, str]:

@@ -12,6 +12,7 @@ of the budget it answers from the furthest tokens if that many skips are allowed
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 import msgspec
@@ -41,8 +42,8 @@ class SourceMachine(Machine):
         super().__init__(name, limits=limits, rng=rng)
         self.session = session
         self.requests: dict[int, _Request] = {}
-        self.duplicates = 0
-        """Answers that came after the first one."""
+        self.duplicates: Counter[int] = Counter()
+        """Answers that came after the first one, by request."""
         self.head_us = 0
         """What the head usually takes; kept at the end of every budget. The caller sets it."""
         self._seen: dict[int, float] = {}
@@ -99,7 +100,8 @@ class SourceMachine(Machine):
         self._out.append(Send(event.sender, Accept(run.ticket, 1)))
         request = self.requests.get(run.ticket.request) if run.ticket.session == self.session else None
         if request is None:
-            self.duplicates += not run.itinerary.remaining
+            if not run.itinerary.remaining and run.ticket.session == self.session:
+                self.duplicates[run.ticket.request] += 1
             return
         old = request.item
         if run.itinerary.blocks_done < old.itinerary.blocks_done:

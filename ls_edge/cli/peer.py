@@ -1,0 +1,45 @@
+"""``ls-edge peer``: serve blocks of a bundle until told to leave."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ls_edge.cli import Command
+
+if TYPE_CHECKING:
+    from ls_edge.peers import EngineKind
+
+
+@click.command(cls=Command, short_help="Serve blocks of a bundle.")
+@click.option("--peers", required=True, type=click.Path(path_type=Path), help="The peers.yaml of all machines.")
+@click.option("--name", required=True, help="Which peer of peers.yaml this process is.")
+@click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Folder of the exported model.")
+@click.option("--secret-key", type=click.Path(path_type=Path), help="NAME.key_secret, where peers.yaml has keys.")
+@click.option("--engine", type=click.Choice(["auto", "onnx", "tensorrt"]), help="Wins over peers.yaml.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of the engine; wins over peers.yaml.")
+@click.option("--strict-bundle", is_flag=True, help="Work only with processes that have this very bundle.")
+@click.option("--log-json", is_flag=True, help="Log lines as JSON.")
+def command(
+    peers: Path, name: str, bundle: Path, secret_key: Path | None, engine: EngineKind | None, threads: int | None,
+    strict_bundle: bool, log_json: bool,
+) -> int:  # fmt: skip
+    """Serve the blocks that peers.yaml gives to NAME.
+
+    SIGTERM or Ctrl-C: no new work, finish or hand on what is held, leave within five seconds with exit code 0; a second
+    one leaves at once.
+    """
+    from ls_edge.logs import set_up
+    from ls_edge.runtime.peer import open_peer
+
+    set_up(as_json=log_json)
+    peer = open_peer(
+        peers, name, bundle, secret_key=secret_key, engine=engine, threads=threads, strict_bundle=strict_bundle
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: peer.stop())
+    peer.serve()
+    return 0

@@ -1,0 +1,54 @@
+"""Log lines on standard error: for people, or as JSON (``--log-json``).
+
+What a line is about travels as ``extra`` of the standard library's logging; no line holds a key.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {k: v for k, v in vars(record).items() if k not in _STANDARD and v not in ("", None)}
+
+
+class _People(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%H:%M:%S", time.localtime(record.created))
+        text = f"{at}.{int(record.msecs):03d} {record.getMessage()}"
+        fields = " ".join(f"{k}={_short(v)}" for k, v in _fields(record).items())
+        if record.exc_info:
+            fields += "\n" + self.formatException(record.exc_info)
+        return f"{text}  {fields}" if fields else text
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": round(record.created, 3), "level": record.levelname.lower(), "event": record.getMessage(),
+        }  # fmt: skip
+        line |= _fields(record)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if " " not in text else repr(text)
+
+
+def set_up(*, as_json: bool, verbose: bool = True) -> None:
+    """Send this package's log to standard error; ``verbose`` shows more than warnings."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if as_json else _People())
+    logger = logging.getLogger("ls_edge")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    logger.propagate = False
