@@ -55,7 +55,7 @@ def measure(
     records: list[RequestRecord] = []
     skipped: list[tuple[str, str]] = []
     preprocess_ms: list[float] = []
-    told = len(source.events)
+    told = 0
 
     def finished(future: Future[Answer]) -> None:
         error = future.exception()

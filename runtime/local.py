@@ -1,0 +1,155 @@
+"""Peers on this machine: processes of ``ls-edge peer`` on the loopback, started, killed and started again.
+
+For the demo, for fault tests and for trying a placement before there are boards. The processes are real ones; nothing
+here reaches into them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import yaml
+
+from ls_edge.errors import LinkError, UsageError
+from ls_edge.peers import PeersFile, load_peers
+
+
+class LocalPeers:
+    """Peers of one ``peers.yaml`` in ``folder``; a context manager that leaves no process behind."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        bundle: str | Path,
+        placement: Mapping[str, Sequence[int]],
+        *,
+        top: Mapping[str, Any] | None = None,
+        each: Mapping[str, Any] | None = None,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        """Write ``peers.yaml`` with a free port for each peer of ``placement``.
+
+        ``top`` are further keys at the top of the file, ``each`` of every peer (threads are 1 unless it says
+        otherwise), ``arguments`` more of ``ls-edge peer``.
+        """
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.bundles = dict.fromkeys(placement, Path(bundle))
+        """The bundle that each peer is started with."""
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._arguments = list(arguments)
+        self._log_from: dict[str, int] = {}
+        peers = [
+            {"name": name, "address": f"tcp://127.0.0.1:{port}", "blocks": list(blocks), "threads": 1, **(each or {})}
+            for (name, blocks), port in zip(placement.items(), free_ports(len(placement)), strict=True)
+        ]
+        self.path = self.folder / "peers.yaml"
+        self.path.write_text(yaml.safe_dump({**(top or {}), "peers": peers}, sort_keys=False), encoding="utf-8")
+        self.file: PeersFile = load_peers(self.path)
+
+    def __enter__(self) -> LocalPeers:
+        self.start(*self.bundles)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self, *names: str) -> None:
+        """Start peers that do not run."""
+        for name in names:
+            if self.alive(name):
+                raise UsageError(f"peer {name!r} runs already")
+            command = [sys.executable, "-m", "ls_edge", "peer", "--peers", str(self.path), "--name", name]
+            command += ["--bundle", str(self.bundles[name]), *self._arguments]
+            self._log_from[name] = self.log_path(name).stat().st_size if self.log_path(name).exists() else 0
+            with self.log_path(name).open("ab") as log:
+                self.processes[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
+
+    def alive(self, name: str) -> bool:
+        """Whether the process of a peer runs (stopped counts)."""
+        process = self.processes.get(name)
+        return process is not None and process.poll() is None
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a peer that runs."""
+        if self.alive(name):
+            self.processes[name].send_signal(number)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, and wait until the process is gone."""
+        self.signal(name, signal.SIGKILL)
+        self.processes[name].wait()
+
+    def terminate(self, name: str, timeout: float = 6.0) -> int:
+        """SIGTERM, and return the exit code."""
+        self.signal(name, signal.SIGTERM)
+        return self.processes[name].wait(timeout)
+
+    def log_path(self, name: str) -> Path:
+        """Where what a peer says is kept."""
+        return self.folder / f"{name}.log"
+
+    def wait_warm(self, *names: str, timeout: float = 30.0) -> None:
+        """Wait until peers that were started have said that they are warm.
+
+        Raises :class:`LinkError` with the last line of the log where one ends before, or does not get there in time.
+        """
+        end = time.monotonic() + timeout
+        waiting = set(names or self.bundles)
+        while waiting:
+            for name in sorted(waiting):
+                if self._says_warm(name):
+                    waiting.discard(name)
+                elif not self.alive(name) or time.monotonic() > end:
+                    raise LinkError(f"peer {name} did not become warm: {self.last_words(name)}")
+            time.sleep(0.02)
+
+    def last_words(self, name: str) -> str:
+        """The last line of a peer's log."""
+        with contextlib.suppress(OSError):
+            lines = self.log_path(name).read_text(errors="replace").strip().splitlines()
+            return lines[-1] if lines else "it said nothing"
+        return "it said nothing"
+
+    def close(self) -> None:
+        """End all peers: SIGTERM to all, SIGKILL to whoever is left after two seconds."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        end = time.monotonic() + 2.0
+        for process in self.processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.01, end - time.monotonic()))
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def _says_warm(self, name: str) -> bool:
+        """Whether the part of the log that the running process wrote has the line."""
+        with contextlib.suppress(OSError):
+            text = self.log_path(name).read_bytes()[self._log_from.get(name, 0) :]
+            return b" warm " in text or b'"warm"' in text
+        return False
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback that nobody listened on a moment ago."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
