@@ -79,7 +79,7 @@ def slot_heatmap(data: RunData, width: int = 880) -> Svg | None:
             share = float(skipped[block]) / answers
             _cell(svg, at, y, cell, float(skipped[block]) / peak, share, "cellx", f"block {block} skipped")
     if with_skips:
-        svg.text(left + cell * (blocks + 0.85), top - 8, "skipped" if cell > 30 else "skip", "t", anchor="middle")
+        svg.text(left + cell * (blocks + 0.85), top - 8, "skipped" if cell > 38 else "skip", "t", anchor="middle")
     return svg
 
 

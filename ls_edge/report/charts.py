@@ -10,7 +10,7 @@ import numpy as np
 
 from ls_edge.report.axes import time_axis, value_axis
 from ls_edge.report.data import RunData
-from ls_edge.report.svg import Scale, Svg, clean, shorten, show, show_ms, show_percent, text_width
+from ls_edge.report.svg import Scale, Svg, clean, shorten, show_ms, show_percent, text_width
 from ls_edge.report.theme import STAGES
 from ls_edge.summary import Floats
 from ls_edge.trace import PeerEvent, RequestRecord
@@ -28,7 +28,7 @@ def latency_distribution(data: RunData, width: int = 880) -> Svg | None:
     figures = data.summary.latency_ms
     height, top, bottom = 300, 46, 34
     right = width - 48
-    x = _latency_scale(values, LEFT, right)
+    x = _latency_scale(values, LEFT, right, from_zero=False)
     bins = int(min(72 if width > 500 else 36, max(8, 2 * values.size**0.5)))
     edges = np.geomspace(x.low, x.high, bins + 1) if x.log else np.linspace(x.low, x.high, bins + 1)
     counts, _ = np.histogram(np.clip(values, x.low, x.high), edges)
@@ -62,7 +62,7 @@ def latency_distribution(data: RunData, width: int = 880) -> Svg | None:
         label = f"{name} {show_ms(value)}"
         level = sum(abs(x(value) - other) < text_width(label) + 8 for other in nearest)
         svg.line(x(value), 20 + 14 * level - 4, x(value), height - bottom, "mark")
-        fits = x(value) + text_width(label) + 6 < width
+        fits = x(value) + text_width(label) + 6 < right
         svg.text(x(value) + (5 if fits else -5), 16 + 14 * level, label, "tb halo", anchor="" if fits else "end")
         nearest.append(x(value))
     return svg
@@ -93,13 +93,14 @@ def latency_over_time(data: RunData, width: int = 880) -> Svg | None:
     for spell in data.away:
         svg.rect(x(spell.start / 1000), top, x(spell.end / 1000) - x(spell.start / 1000), height - bottom - top, "gone")
     value_axis(svg, y, LEFT, width - RIGHT, "ms", 6)
+    most = 600 if len(data.answers) <= MOST_POINTS else 160
     if len(data.answers) <= MOST_POINTS:
         whole = [record for record in data.answers if not record.degraded]
         svg.dots([(x(r.submitted_ms / 1000), y(r.latency_ms)) for r in whole], "dot")
     else:
         _bands(svg, data, x, y, 180 if width > 500 else 80)
-    svg.path("".join(_triangle(x(r.submitted_ms / 1000), y(r.latency_ms)) for r in _some(degraded)), "dotw")
-    svg.path("".join(_cross(x(r.submitted_ms / 1000), y(r.latency_ms)) for r in _some(failed)), "dotx")
+    svg.path("".join(_triangle(x(r.submitted_ms / 1000), y(r.latency_ms)) for r in _some(degraded, most)), "dotw")
+    svg.path("".join(_cross(x(r.submitted_ms / 1000), y(r.latency_ms)) for r in _some(failed, most)), "dotx")
     _event_lines(svg, marks, x, top, height - bottom, rows)
     time_axis(svg, x, height - bottom, "s", width)
     return svg
@@ -163,12 +164,13 @@ def stage_breakdown(data: RunData, width: int = 880) -> Svg | None:
         "Where the time goes",
         "Mean of an answered request: " + ", ".join(f"{name} {show_ms(ms)}" for name, ms in whole.items() if ms) + ".",
     )
+    svg.line(left, 12, left, height - 38, "ax")
     y = 0.0
     last = ""
     for group, name, count, means in groups:
         if group != last:
             y += 26
-            svg.text(0, y - 8, group, "tb")
+            svg.text(0, y - 8, group, "tb halo")
             last = group
         svg.text(0, y + 15, shorten(name, 26 if width > 500 else 15), "ti")
         if width > 500:
@@ -182,20 +184,22 @@ def stage_breakdown(data: RunData, width: int = 880) -> Svg | None:
                 start += ms
         svg.text(x(start) + 8, y + 15, show_ms(start), "ti")
         y += row_height + gap
-    svg.line(left, 12, left, y - gap + 4, "ax")
     svg.height = y + 4
     return svg
 
 
-def _latency_scale(values: Floats, start: float, end: float) -> Scale:
+def _latency_scale(values: Floats, start: float, end: float, *, from_zero: bool = True) -> Scale:
     """By ratio where the largest is far from the median, so that one retry does not flatten everything else."""
     low, high, middle = float(values.min()), float(values.max()), float(np.median(values))
     if low > 0 and high > 5 * middle:
         return Scale(low / 1.12, high * 1.12, start, end, log=True)
+    if not from_zero and low > 0.4 * high > 0:
+        room = max(high - low, 0.05 * high) * 0.12
+        return Scale(low - room, high + room, start, end)
     return Scale(0.0, high * 1.05 if high > 0 else 1.0, start, end)
 
 
-def _some(records: list[RequestRecord], most: int = 600) -> list[RequestRecord]:
+def _some(records: list[RequestRecord], most: int) -> list[RequestRecord]:
     return records[:: -(-len(records) // most)] if records else []
 
 
@@ -211,4 +215,4 @@ def caption_over_time(data: RunData) -> str:
     """What stands for what in :func:`latency_over_time`."""
     if len(data.answers) > MOST_POINTS:
         return "The line is the median, the dashed one the 95th percentile, the band reaches from least to most."
-    return f"Each dot is an answer; {show(len(data.answers))} of them."
+    return f"Each dot is one of {len(data.answers):,} answers."

@@ -146,7 +146,8 @@ def _sections(data: RunData, idents: _Idents, level: int = 2) -> Iterator[str]:
     )
     yield section(
         "Where the time goes",
-        "Mean milliseconds of an answer, then of each hop it took and of each visit to a holder.",
+        "Mean milliseconds of an answer, then of each hop it took and of each visit to a holder. "
+        + ("Tracks that ran side by side count in full." if any(record.waves for record in data.answers) else ""),
         _figure(lambda width: charts.stage_breakdown(data, width), idents, no_times) + _stage_key(data),
     )
     windows = {width: timeline.pick_window(data, width // 6) for width in (WIDE, NARROW)}
@@ -215,7 +216,7 @@ def _stage_key(data: RunData) -> str:
         f"<li>{_swatch(stage.css)}<span><b>{stage.name}</b> {markup(show_ms(means[stage.name]))}, "
         f"{100 * means[stage.name] / whole:.0f} %: {markup(stage.meaning)}</span></li>"
         for stage in STAGES
-        if means[stage.name] > 0
+        if means[stage.name] > 0.001 * whole
     )
     return f'<ul class="key">{items}</ul>'
 

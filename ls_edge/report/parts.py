@@ -42,8 +42,8 @@ def cards(summary: RunSummary) -> str:
         _Card(
             "Answered",
             f"{summary.answered:,}",
-            f"of {summary.requests:,}",
-            f"{summary.failed:,} failed" if summary.failed else "none failed",
+            "",
+            f"of {summary.requests:,}, {f'{summary.failed:,}' if summary.failed else 'none'} failed",
             "bad" if summary.failed else "good",
         ),
         _Card(
@@ -59,7 +59,7 @@ def cards(summary: RunSummary) -> str:
             "Order, Kendall's τ",
             f"{summary.order_tau:+.2f}" if summary.order_tau is not None else show(None),
             "",
-            "1 is the trained order, 0 a random one",
+            "1 is the trained order, 0 a random one" if summary.order_tau is not None else "no plain order to rank",
         ),
         _Card(
             "Hops",
@@ -70,7 +70,7 @@ def cards(summary: RunSummary) -> str:
         _Card(
             "Recovered",
             f"{summary.retries:,}",
-            "retries",
+            "retry" if summary.retries == 1 else "retries",
             f"{summary.duplicates_dropped:,} late answers dropped",
         ),
     ]
