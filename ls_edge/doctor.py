@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 import re
 import shutil
@@ -151,7 +152,7 @@ def probe(code: str, *arguments: str, limit_s: float = PROBE_LIMIT_S) -> _Probe:
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter, code of this module
             [sys.executable, "-c", _NO_CWD + code, *arguments], capture_output=True, text=True, timeout=limit_s,
-            stdin=subprocess.DEVNULL, errors="replace",
+            stdin=subprocess.DEVNULL, errors="replace", env={**os.environ, "ORT_DISABLE_TELEMETRY": "1"},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return _Probe(None, f"did not end within {limit_s:.0f} s")

@@ -20,6 +20,10 @@ from ls_edge.errors import ConfigError
 T = TypeVar("T")
 Path_ = tuple[str | int, ...]
 
+MAX_DEPTH = 20
+MAX_VALUES = 100_000
+"""Limits of a file, far above what settings need."""
+
 
 class Places:
     """Where each key and value of a file stands, by its path such as ``("peers", 0, "blocks")``."""
@@ -61,6 +65,8 @@ def load(path: str | Path, type_: type[T]) -> tuple[T, Places]:
         ) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"not YAML: {str(error).splitlines()[0]}", path=path) from None
+    except RecursionError:
+        raise ConfigError(f"deeper than {MAX_DEPTH} levels; write it plainly", path=path) from None
     plain = {} if node is None else _plain(node, (), places)
     try:
         return msgspec.convert(plain, type_), places
@@ -69,11 +75,15 @@ def load(path: str | Path, type_: type[T]) -> tuple[T, Places]:
 
 
 def _plain(node: yaml.Node, where: Path_, places: Places) -> Any:
+    if len(where) > MAX_DEPTH or len(places.marks) > MAX_VALUES:  # aliases make small files endless
+        raise places.error(
+            f"nested deeper than {MAX_DEPTH} levels or of more than {MAX_VALUES} values; write it plainly"
+        )
     places.marks[where] = (node.start_mark.line + 1, node.start_mark.column + 1)
     if isinstance(node, yaml.MappingNode):
         result: dict[Any, Any] = {}
         for key_node, value_node in node.value:
-            key = yaml.SafeLoader("").construct_object(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+            key = _scalar(key_node, where, places) if isinstance(key_node, yaml.ScalarNode) else None
             here = (*where, key if isinstance(key, str) else str(key))
             mark = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
             if key in result:
@@ -83,6 +93,10 @@ def _plain(node: yaml.Node, where: Path_, places: Places) -> Any:
         return result
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item, (*where, index), places) for index, item in enumerate(node.value)]
+    return _scalar(node, where, places)
+
+
+def _scalar(node: yaml.Node, where: Path_, places: Places) -> Any:
     try:
         return yaml.SafeLoader("").construct_object(node)
     except (yaml.YAMLError, ValueError):

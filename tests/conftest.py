@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, settings
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[name] = "1"
 
+# ONNX Runtime would keep a store of events in the user's home and send it to its maker.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
 # The same examples in each run; HYPOTHESIS_PROFILE=explore looks for new ones.
 _quiet = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("settled", derandomize=True, **_quiet)

@@ -1,0 +1,158 @@
+"""Arrangements: what is refused, the notation, slots, and what apply computes."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ls_edge.arrangement import Arrangement, apply, random_order, random_orders, random_subset_order
+from ls_edge.errors import UsageError
+
+
+@st.composite
+def arrangements(draw, most=10):
+    """Any arrangement of some of the blocks 0 to ``most - 1``."""
+    blocks = draw(st.lists(st.integers(0, most - 1), unique=True, max_size=most))
+    tracks = _cut(blocks, draw)
+    return Arrangement(tuple(tuple(wave) for wave in _cut([tuple(track) for track in tracks], draw)))
+
+
+def _cut(items, draw):
+    """Cut a list into pieces that are not empty."""
+    if not items:
+        return []
+    cuts = draw(st.lists(st.booleans(), min_size=len(items) - 1, max_size=len(items) - 1))
+    pieces = [[items[0]]]
+    for item, cut in zip(items[1:], cuts, strict=True):
+        if cut:
+            pieces.append([item])
+        else:
+            pieces[-1].append(item)
+    return pieces
+
+
+@given(arrangements())
+def test_json_round_trip(arrangement):
+    again = Arrangement.from_json(json.loads(json.dumps(arrangement.to_json())))
+    assert list(again.steps()) == list(arrangement.steps())
+    assert again == (Arrangement.plain(arrangement.order) if arrangement.is_plain else arrangement)
+
+
+@given(arrangements())
+def test_slots_count_what_ran_before_on_the_own_path(arrangement):
+    steps = list(arrangement.steps())
+    assert tuple(block for block, _ in steps) == arrangement.order
+    slots = dict(steps)
+    earlier = 0
+    for wave in arrangement.waves:
+        for track in wave:
+            assert [slots[block] for block in track] == list(range(earlier, earlier + len(track)))
+        earlier += sum(map(len, wave))
+    if arrangement.is_plain:
+        assert [slot for _, slot in steps] == list(range(len(steps)))
+
+
+@given(arrangements())
+def test_apply_calls_each_block_once_with_its_slot(arrangement):
+    calls = []
+
+    def run(block, tokens, slot):
+        calls.append((block, slot))
+        return tokens
+
+    apply(arrangement, np.zeros(2), run)
+    assert calls == list(arrangement.steps())
+
+
+@given(st.permutations(range(6)))
+def test_apply_of_a_plain_order_is_a_fold(order):
+    def run(block, tokens, slot):
+        return tokens * (block + 2) + slot
+
+    expected = np.arange(3.0)
+    for slot, block in enumerate(order):
+        expected = run(block, expected, slot)
+    assert np.array_equal(apply(Arrangement.plain(order), np.arange(3.0), run), expected)
+
+
+def test_apply_sums_the_additions_of_tracks():
+    # t + (10 t - t) + ((t + 7) * 3 - t), both tracks from the same t
+    def run(block, tokens, slot):
+        return {0: tokens * 10, 1: tokens + 7, 2: tokens * 3}[block]
+
+    tokens = np.asarray([1.0, 2.0])
+    found = apply(Arrangement((((0,), (1, 2)),)), tokens, run)
+    assert np.array_equal(found, tokens + 9 * tokens + (tokens + 7) * 3 - tokens)
+    assert np.array_equal(apply(Arrangement(()), tokens, run), tokens)
+
+
+def test_apply_sums_in_track_order():
+    """Replay adds the same numbers in the same order, and float32 shows a difference."""
+    additions = {0: np.float32(1e8), 1: np.float32(-1e8), 2: np.float32(1.0)}
+
+    def run(block, tokens, slot):
+        return tokens + additions[block]
+
+    found = {
+        order: float(apply(Arrangement((tuple((block,) for block in order),)), np.float32(0), run))
+        for order in itertools.permutations(range(3))
+    }
+    assert found[0, 1, 2] == 1.0
+    assert found[0, 2, 1] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ([0, 0], "block 0 runs twice"),
+        ([-1, 2], "block -1 is negative"),
+        ([[[0], [1]], [[1]]], "block 1 runs twice"),
+        ([[[0], []]], "a wave or track is empty"),
+        ([[[0]], []], "a wave or track is empty"),
+        ([[0, 1]], "neither a list of blocks nor waves"),
+        ([0, [[1]]], "neither a list of blocks nor waves"),
+    ],
+)
+def test_what_is_no_arrangement(value, what):
+    with pytest.raises(UsageError, match=what):
+        Arrangement.from_json(value)
+
+
+def test_notation():
+    assert Arrangement.from_json([]).waves == ()
+    assert Arrangement.plain([2, 0]).to_json() == [2, 0]
+    assert Arrangement.from_json([2, 0]) == Arrangement.plain((2, 0))
+    nested = [[[3, 7], [0, 5]], [[1, 2], [4, 6]]]
+    arrangement = Arrangement.from_json(nested)
+    assert arrangement.to_json() == nested
+    assert not arrangement.is_plain
+    assert arrangement.order == (3, 7, 0, 5, 1, 2, 4, 6)
+    assert list(arrangement.steps()) == [(3, 0), (7, 1), (0, 0), (5, 1), (1, 4), (2, 5), (4, 4), (6, 5)]
+
+
+def test_random_orders_are_the_same_everywhere():
+    assert random_order(8, seed=0, index=0) == (4, 1, 5, 2, 0, 3, 7, 6)
+    assert random_order(12, seed=7, index=3) == (10, 4, 5, 11, 7, 8, 3, 2, 6, 1, 9, 0)
+    orders = random_orders(6, 200, seed=3)
+    assert all(sorted(order) == list(range(6)) for order in orders)
+    assert len(set(orders)) > 150
+    assert orders == random_orders(6, 200, seed=3)
+    assert orders != random_orders(6, 200, seed=4)
+    assert orders[17] == random_order(6, 3, 17)
+
+
+def test_random_orders_are_uniform():
+    firsts = [order[0] for order in random_orders(4, 4000, seed=1)]
+    assert all(abs(firsts.count(block) - 1000) < 150 for block in range(4))
+
+
+def test_random_subsets():
+    for index in range(20):
+        shuffled = random_subset_order(12, 5, seed=9, index=index, shuffled=True)
+        kept = random_subset_order(12, 5, seed=9, index=index, shuffled=False)
+        assert kept == tuple(sorted(shuffled))
+        assert len(set(kept)) == 5
+    assert len({random_subset_order(12, 5, 9, index, shuffled=False) for index in range(20)}) > 10

@@ -1,0 +1,235 @@
+"""Bundles: a folder is read only where every name, id and digest fits."""
+
+import hashlib
+import json
+import shutil
+
+import msgspec
+import pytest
+
+from ls_edge.bundle import (
+    SCHEMA,
+    Bundle,
+    ImageSpec,
+    Manifest,
+    Part,
+    Parts,
+    TokenSpec,
+    bundle_id_of,
+    digest_of,
+    interface_of,
+    model_id_of,
+    write_manifest,
+)  # fmt: skip
+from ls_edge.errors import BundleError, DigestMismatch, SchemaMismatch
+
+IMAGE = ImageSpec(size=(8, 8), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+TOKENS = TokenSpec(count=5, dim=4)
+
+
+def make(folder, *, whole=False, precision="fp32", content=b"part"):
+    """A bundle of three blocks whose parts are a few bytes."""
+    (folder / "blocks").mkdir(parents=True)
+
+    def part(name):
+        raw = content + b" " + name.encode()
+        (folder / name).write_bytes(raw)
+        return Part(name, hashlib.sha256(raw).hexdigest(), len(raw))
+
+    parts = Parts(
+        stem=part("stem.onnx"), head=part("head.onnx"), blocks=tuple(part(f"blocks/{i:02d}.onnx") for i in range(3)),
+        whole=part("whole.onnx") if whole else None,
+    )  # fmt: skip
+    interface = interface_of(IMAGE, TOKENS, 3, 2, needs_slot=False)
+    manifest = Manifest(
+        schema=SCHEMA, bundle_id=bundle_id_of(interface, precision, parts), model_id=model_id_of("weights", interface),
+        model="vit_test", method="shuffle", classes=("cat", "dog"), image=IMAGE, tokens=TOKENS, needs_slot=False,
+        precision=precision, opset=20, parts=parts,
+    )  # fmt: skip
+    write_manifest(folder, manifest)
+    return manifest
+
+
+@pytest.fixture
+def folder(tmp_path):
+    make(tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+def change(folder, edit):
+    """Edit the manifest's JSON in place."""
+    path = folder / "manifest.json"
+    document = json.loads(path.read_text())
+    edit(document)
+    path.write_text(json.dumps(document))
+
+
+def test_round_trip(tmp_path):
+    manifest = make(tmp_path / "b", whole=True)
+    bundle = Bundle.open(tmp_path / "b")
+    assert bundle.manifest == manifest
+    assert bundle.blocks == 3
+    names = [name for name, _ in manifest.part_names()]
+    assert names == ["stem", "block 0", "block 1", "block 2", "head", "whole"]
+    for name in names:
+        raw = bundle.read(name)
+        assert hashlib.sha256(raw).hexdigest() == bundle.part(name).sha256
+    assert bundle.read("block 1") == b"part blocks/01.onnx"
+    assert TOKENS.bytes_per_image == 80
+    assert TokenSpec(count=5, dim=4, dtype="float16").bytes_per_image == 40
+
+
+def test_the_manifest_is_written_as_the_contract_has_it(folder):
+    document = json.loads((folder / "manifest.json").read_text())
+    assert document["schema"] == 1
+    assert set(document) >= {
+        "schema", "bundle_id", "model_id", "model", "method", "classes", "image", "tokens", "needs_slot", "precision",
+        "opset", "parts", "verified", "order_costs",
+    }  # fmt: skip
+    assert document["image"] == {
+        "size": [8, 8], "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_pct": 0.9,
+    }  # fmt: skip
+    assert document["tokens"] == {"count": 5, "dim": 4, "dtype": "float32"}
+    assert set(document["parts"]["stem"]) == {"file", "sha256", "bytes"}
+    assert not list(folder.glob("*.part"))
+
+
+def test_ids_say_what_is_the_same(tmp_path):
+    plain = make(tmp_path / "a")
+    half = make(tmp_path / "b", precision="fp16")
+    other = make(tmp_path / "c", content=b"other")
+    assert plain.model_id == half.model_id == other.model_id
+    assert len({plain.bundle_id, half.bundle_id, other.bundle_id}) == 3
+    interface = interface_of(IMAGE, TOKENS, 3, 2, needs_slot=False)
+    assert model_id_of("w", interface) != model_id_of("w", {**interface, "blocks": 4})
+    assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("stem", "stem.onnx"), ("head", "head.onnx"), ("block 2", "blocks/02.onnx")]
+)
+def test_a_changed_part_is_named(folder, name, file):
+    path = folder / file
+    raw = bytearray(path.read_bytes())
+    raw[0] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(DigestMismatch, match=rf"{file} \({name}\) is not the file of this bundle: sha256 "):
+        Bundle.open(folder).read(name)
+
+
+def test_a_part_of_another_bundle_is_named(folder, tmp_path):
+    make(tmp_path / "other", content=b"other")
+    shutil.copy(tmp_path / "other/blocks/01.onnx", folder / "blocks/01.onnx")
+    with pytest.raises(DigestMismatch, match="belongs to another bundle"):
+        Bundle.open(folder).read("block 1")
+    assert Bundle.open(folder).read("block 0")
+
+
+def test_a_missing_part_is_named(folder):
+    (folder / "head.onnx").unlink()
+    with pytest.raises(BundleError, match=r"head\.onnx \(head\) is missing"):
+        Bundle.open(folder).read("head")
+    with pytest.raises(BundleError, match="has no part 'block 7'; it has stem, head and blocks 0 to 2"):
+        Bundle.open(folder).read("block 7")
+    with pytest.raises(BundleError, match="has no part 'whole'"):
+        Bundle.open(folder).read("whole")
+
+
+def test_links_are_refused(folder, tmp_path):
+    path = folder / "stem.onnx"
+    path.rename(tmp_path / "stem.onnx")
+    path.symlink_to(tmp_path / "stem.onnx")
+    with pytest.raises(BundleError, match=r"stem\.onnx \(stem\) is a link"):
+        Bundle.open(folder).read("stem")
+    path.unlink()
+    shutil.copy(tmp_path / "stem.onnx", path)
+    (folder / "blocks").rename(tmp_path / "blocks")
+    (folder / "blocks").symlink_to(tmp_path / "blocks")
+    with pytest.raises(BundleError, match="blocks is a link"):
+        Bundle.open(folder)
+
+
+@pytest.mark.parametrize("name", ["../stem.onnx", "/etc/passwd", "blocks/../../x", "blocks\\00.onnx", "", "."])
+def test_names_that_lead_out_are_refused(folder, name):
+    change(folder, lambda document: document["parts"]["blocks"][1].update(file=name))
+    with pytest.raises(BundleError, match=r"the file of block 1 is .*; a bundle names only files inside it"):
+        Bundle.open(folder)
+
+
+@pytest.mark.parametrize("schema", [0, 2, "1", None])
+def test_another_schema(folder, schema):
+    change(folder, lambda document: document.update(schema=schema))
+    with pytest.raises(SchemaMismatch, match=f"has schema {schema!r}, this ls-edge reads schema 1"):
+        Bundle.open(folder)
+
+
+def edit_tokens(document):
+    document["tokens"]["dim"] = 8
+
+
+def edit_precision(document):
+    document["precision"] = "int8"
+
+
+def edit_digest(document):
+    document["parts"]["stem"]["sha256"] = "0" * 64
+
+
+def swap_blocks(document):
+    document["parts"]["blocks"].reverse()
+
+
+def drop_block(document):
+    document["parts"]["blocks"].pop()
+
+
+@pytest.mark.parametrize("edit", [edit_tokens, edit_precision, edit_digest, swap_blocks, drop_block])
+def test_a_changed_manifest_does_not_fit_its_id(folder, edit):
+    change(folder, edit)
+    with pytest.raises(DigestMismatch, match=r"manifest\.json was changed: bundle_id is"):
+        Bundle.open(folder)
+
+
+def remove_parts(document):
+    del document["parts"]
+
+
+def unknown_image_key(document):
+    document["image"]["flip"] = True
+
+
+def text_for_number(document):
+    document["tokens"]["dim"] = "4"
+
+
+@pytest.mark.parametrize("edit", [remove_parts, unknown_image_key, text_for_number])
+def test_what_is_no_manifest(folder, edit):
+    change(folder, edit)
+    with pytest.raises(BundleError, match="is no manifest of schema 1"):
+        Bundle.open(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\x00\x01", "null", '{"schema": 1}'])
+def test_what_is_no_json_object(folder, text):
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(BundleError):
+        Bundle.open(folder)
+
+
+def test_what_is_no_bundle(tmp_path):
+    with pytest.raises(BundleError, match="is no bundle: it has no manifest"):
+        Bundle.open(tmp_path)
+    with pytest.raises(BundleError, match="is no bundle"):
+        Bundle.open(tmp_path / "missing")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BundleError, match="is no bundle"):
+        Bundle.open(tmp_path / "file")
+    (tmp_path / "manifest.json").mkdir()
+    with pytest.raises(BundleError, match="cannot read"):
+        Bundle.open(tmp_path)
+
+
+def test_unknown_keys_of_later_versions_are_kept_out_of_the_way(folder):
+    change(folder, lambda document: document.update(note="made on a Tuesday"))
+    assert Bundle.open(folder).blocks == 3
+    assert "note" not in msgspec.to_builtins(Bundle.open(folder).manifest)

@@ -1,0 +1,74 @@
+"""Traces: what is written is read again, in the contract's words."""
+
+import io
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ls_edge.errors import DataError
+from ls_edge.trace import RequestRecord, Visit, read_trace, write_trace
+
+floats = st.floats(allow_nan=False, allow_infinity=False)
+names = st.sampled_from(["orin-0", "laptop", "ä"])
+block_at = st.tuples(st.integers(0, 30), names)
+visits = st.builds(
+    Visit, holder=names, blocks=st.lists(st.integers(0, 30)).map(tuple), queue_ms=floats, engine_ms=floats
+)
+records = st.builds(
+    RequestRecord,
+    id=st.integers(0, 2**31), image=st.text(), label=st.none() | st.integers(0, 999),
+    prediction=st.none() | st.integers(0, 999), latency_ms=floats, degraded=st.booleans(), error=st.none() | st.text(),
+    order=st.none() | st.lists(block_at).map(tuple), skipped=st.lists(st.integers(0, 30)).map(tuple),
+    attempts=st.integers(1, 9), logits=st.none() | st.lists(floats).map(tuple),
+    waves=st.none(), submitted_ms=floats, visits=st.lists(visits, max_size=3).map(tuple),
+)  # fmt: skip
+
+
+@given(st.lists(records, max_size=5))
+def test_round_trip(tmp_path_factory, written):
+    path = tmp_path_factory.mktemp("trace") / "t.jsonl"
+    with path.open("w", encoding="utf-8") as stream:
+        write_trace(stream, written)
+    assert list(read_trace(path)) == written
+
+
+RECORD = RequestRecord(
+    id=0, image="class/0001.jpg", label=3, prediction=3, latency_ms=9.1, degraded=False, error=None,
+    order=((0, "orin-0"), (4, "orin-1")), skipped=(), attempts=1, logits=(0.5, 1.0),
+)  # fmt: skip
+
+
+def test_a_line_is_what_the_contract_says():
+    stream = io.StringIO()
+    write_trace(stream, [RECORD])
+    line = json.loads(stream.getvalue())
+    head = "id image label prediction latency_ms degraded error order skipped attempts logits"
+    assert list(line)[:11] == head.split()
+    assert line["order"] == [[0, "orin-0"], [4, "orin-1"]]
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_the_arrangement_for_a_replay():
+    assert RECORD.arrangement.to_json() == [0, 4]
+    waves = [[[[0, "a"], [4, "a"]], [[2, "b"]]], [[[1, "a"]]]]
+    line = {**msgspec.to_builtins(RECORD), "order": None, "waves": waves}
+    record = msgspec.convert(line, RequestRecord)
+    assert record.arrangement.to_json() == [[[0, 4], [2]], [[1]]]
+    stream = io.StringIO()
+    write_trace(stream, [record])
+    assert json.loads(stream.getvalue())["waves"] == waves
+
+
+@pytest.mark.parametrize("broken", ['{"id": 1', "[]", '{"id": "x"}', ""])
+def test_a_line_that_is_none_is_named(tmp_path, broken):
+    path = tmp_path / "t.jsonl"
+    with path.open("w") as stream:
+        write_trace(stream, [RECORD])
+        stream.write(broken + "\n")
+    lines = read_trace(path)
+    assert next(lines) == RECORD
+    with pytest.raises(DataError, match=r"t\.jsonl:2 is no line of a trace"):
+        next(lines)
