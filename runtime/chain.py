@@ -21,7 +21,7 @@ from ls_edge.arrangement import Arrangement, apply
 from ls_edge.bundle import Bundle
 from ls_edge.errors import EngineError, UsageError
 from ls_edge.runtime.engines import EngineKind, OnnxEngine, check_kind, open_engine, usable_threads
-from ls_edge.runtime.sessions import as_value, new_value
+from ls_edge.runtime.sessions import Buffer, Buffers
 from ls_edge.trace import RequestRecord
 
 _LANES = 2
@@ -45,10 +45,11 @@ class Chain:
         """Open every part but ``whole``; errors as :func:`ls_edge.runtime.engines.open_engine`."""
         check_kind(kind)
         threads = usable_threads(threads)
-        stem = open_engine(bundle, "stem", provider=provider, threads=threads)
+        buffers = Buffers()
+        stem = open_engine(bundle, "stem", provider=provider, threads=threads, buffers=buffers)
 
         def part(name: str) -> OnnxEngine:
-            return open_engine(bundle, name, provider=stem.provider, threads=threads)
+            return open_engine(bundle, name, provider=stem.provider, threads=threads, buffers=buffers)
 
         return cls(bundle, stem, [part(f"block {i}") for i in range(bundle.blocks)], part("head"))
 
@@ -126,51 +127,46 @@ class _Lane:
 
     def __init__(self, chain: Chain, batch: int) -> None:
         self.chain = chain
-        self.batch = batch
-        tokens = chain.stem_engine.signature.output
-        device = chain.stem_engine.device
-        self.buffers = [new_value(tokens.shape(batch), tokens.dtype, device) for _ in range(2)]
-        self.slot = new_value((batch,), "int64", device)
-        self.bound: dict[tuple[int, int], Callable[[], None]] = {}
+        signature, device = chain.stem_engine.signature, chain.stem_engine.device
+        images, tokens, logits = signature.inputs[0], signature.output, chain.head_engine.signature.output
+        self.images = Buffer(images.dtype, images.shape(batch), device)
+        self.tokens = [Buffer(tokens.dtype, tokens.shape(batch), device) for _ in range(2)]
+        self.slot = Buffer("int64", (batch,), device)
+        self.logits = Buffer(logits.dtype, logits.shape(batch), device)
+        self.stem = chain.stem_engine.bind({"images": self.images}, self.tokens[0])
+        self.heads = [chain.head_engine.bind({"tokens": tokens}, self.logits) for tokens in self.tokens]
+        self.blocks: dict[tuple[int, int], Callable[[], None]] = {}
 
     def run(self, images: np.ndarray, order: Sequence[int], seconds: list[float] | None = None) -> np.ndarray:
         """Stem, the blocks of ``order``, head; the time of each is added to ``seconds``."""
-        marks = [time.perf_counter()]
+        self.chain.stem_engine.check_inputs({"images": images})
         needs_slot = self.chain.bundle.manifest.needs_slot
         current = 0
-        self._stem(images)
+        marks = [time.perf_counter()]
+        self.images.write(images)
+        self.stem()
         marks.append(time.perf_counter())
         for place, block in enumerate(order):
             if needs_slot:
-                self.slot.update_inplace(np.full(self.batch, place, np.int64))
-            step = self.bound.get((block, current))
+                self.slot.write(place)
+            step = self.blocks.get((block, current))
             if step is None:
-                step = self.bound[block, current] = self._bind(block, current)
+                step = self.blocks[block, current] = self._bind(block, current)
             step()
             current = 1 - current
             marks.append(time.perf_counter())
-        logits = self._head(current)
+        self.heads[current]()
+        logits = self.logits.read()
         marks.append(time.perf_counter())
         if seconds is not None:
             seconds.extend(after - before for before, after in itertools.pairwise(marks))
         return logits
 
-    def _stem(self, images: np.ndarray) -> None:
-        engine = self.chain.stem_engine
-        engine.check_inputs({"images": images})
-        engine.bind({"images": as_value(images)}, self.buffers[0])()
-
     def _bind(self, block: int, current: int) -> Callable[[], None]:
-        inputs = {"tokens": self.buffers[current]}
+        inputs = {"tokens": self.tokens[current]}
         if self.chain.bundle.manifest.needs_slot:
             inputs["slot"] = self.slot
-        return self.chain.block_engines[block].bind(inputs, self.buffers[1 - current])
-
-    def _head(self, current: int) -> np.ndarray:
-        engine = self.chain.head_engine
-        logits = np.empty(engine.signature.output.shape(self.batch), engine.signature.output.dtype)
-        engine.bind({"tokens": self.buffers[current]}, as_value(logits))()
-        return logits
+        return self.chain.block_engines[block].bind(inputs, self.tokens[1 - current])
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -19,7 +20,7 @@ import numpy as np
 
 from ls_edge.bundle import Bundle, Manifest
 from ls_edge.errors import BundleError, EngineError, UsageError
-from ls_edge.runtime.sessions import CPU, as_value, choose_provider, first_line, open_session
+from ls_edge.runtime.sessions import CPU, Buffer, Buffers, choose_provider, first_line, open_session
 
 EngineKind = Literal["auto", "onnx", "tensorrt"]
 
@@ -104,12 +105,34 @@ class Engine(Protocol):
         ...
 
 
+_WAYS = 4
+"""Batch sizes whose buffers an engine keeps."""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """An engine at one batch size, bound to buffers."""
+
+    inputs: dict[str, Buffer]
+    output: Buffer
+    step: Callable[[], None]
+
+
 class OnnxEngine:
     """A part in an ONNX Runtime session."""
 
     kind = "onnx"
 
-    def __init__(self, raw: bytes, part: str, signature: Signature, *, provider: str, threads: int) -> None:
+    def __init__(
+        self,
+        raw: bytes,
+        part: str,
+        signature: Signature,
+        *,
+        provider: str,
+        threads: int,
+        buffers: Buffers | None = None,
+    ) -> None:
         """Open ``raw``; raises :class:`EngineError` naming the part where it, or the provider, does not load."""
         self.part = part
         self.signature = signature
@@ -117,7 +140,8 @@ class OnnxEngine:
         self._session: Any = open_session(raw, part, provider=provider, threads=threads)
         self.provider = provider
         self._check_signature()
-        self._binding: Any = self._session.io_binding()
+        self._buffers = buffers if buffers is not None else Buffers()
+        self._ways: OrderedDict[int, _Way] = OrderedDict()
 
     @property
     def session(self) -> Any:
@@ -134,36 +158,26 @@ class OnnxEngine:
     def run(self, inputs: Mapping[str, np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
         """Run on arrays that are checked against the manifest; raises :class:`EngineError`.
 
-        ``out`` must be contiguous, of the output's type and shape, and none of the inputs.
+        ``out`` must be of the output's type and shape.
         """
-        session, binding = self.session, self._binding
         batch = self.check_inputs(inputs)
         output = self.signature.output
-        shape = output.shape(batch)
-        if out is None:
-            out = np.empty(shape, output.dtype)
-        elif out.shape != shape or out.dtype != output.dtype or not out.flags.c_contiguous:
-            raise EngineError(f"{self.part}: out is {_shown(out)}, must be contiguous, {output} with B {batch}")
-        try:
-            for name, array in inputs.items():
-                binding.bind_ortvalue_input(name, as_value(array))
-            binding.bind_ortvalue_output(output.name, as_value(out))
-            session.run_with_iobinding(binding)
-        except Exception as error:
-            raise EngineError(f"{self.part} failed on {self.provider}: {first_line(error)}") from error
-        finally:
-            binding.clear_binding_inputs()
-            binding.clear_binding_outputs()
-        return out
+        if out is not None and (out.shape != output.shape(batch) or out.dtype != output.dtype):
+            raise EngineError(f"{self.part}: out is {_shown(out)}, must be {output} with B {batch}")
+        way = self._way(batch)
+        for name, array in inputs.items():
+            way.inputs[name].write(array)
+        way.step()
+        return way.output.read(out)
 
-    def bind(self, inputs: Mapping[str, Any], out: Any) -> Callable[[], None]:
-        """Return a call that runs on these very ``OrtValue`` objects, which are not checked, and allocates nothing."""
+    def bind(self, inputs: Mapping[str, Buffer], output: Buffer) -> Callable[[], None]:
+        """Return a call that runs on these very buffers, which are not checked, and allocates nothing."""
         session, binding = self.session, self.session.io_binding()
-        for name, value in inputs.items():
-            binding.bind_ortvalue_input(name, value)
-        binding.bind_ortvalue_output(self.signature.output.name, out)
+        for name, buffer in inputs.items():
+            binding.bind_ortvalue_input(name, buffer.value)
+        binding.bind_ortvalue_output(self.signature.output.name, output.value)
 
-        def step(_keep: tuple[Any, ...] = (*inputs.values(), out)) -> None:
+        def step() -> None:
             try:
                 session.run_with_iobinding(binding)
             except Exception as error:
@@ -181,7 +195,8 @@ class OnnxEngine:
 
     def close(self) -> None:
         """Free memory and threads; a second call does nothing."""
-        self._binding = self._session = None
+        self._ways.clear()
+        self._session = None
 
     def check_inputs(self, inputs: Mapping[str, np.ndarray]) -> int:
         """Return the batch size; raises :class:`EngineError` where a name, type or shape is not the manifest's."""
@@ -195,6 +210,18 @@ class OnnxEngine:
             if array.dtype != tensor.dtype or array.shape != tensor.shape(batch) or batch < 1:
                 raise EngineError(f"{self.part}: {tensor.name} is {_shown(array)}, must be {tensor}, B at least 1")
         return batch
+
+    def _way(self, batch: int) -> _Way:
+        way = self._ways.pop(batch, None)
+        if way is None:
+            get, output = self._buffers.get, self.signature.output
+            inputs = {t.name: get(t.name, t.dtype, t.shape(batch), self.device) for t in self.signature.inputs}
+            out = get("output", output.dtype, output.shape(batch), self.device)
+            way = _Way(inputs, out, self.bind(inputs, out))
+        self._ways[batch] = way
+        while len(self._ways) > _WAYS:
+            self._ways.popitem(last=False)
+        return way
 
     def _check_signature(self) -> None:
         def found(args: Any) -> list[Tensor]:
@@ -225,9 +252,15 @@ def check_kind(kind: EngineKind) -> None:
 
 
 def open_engine(
-    bundle: Bundle, part: str, *, kind: EngineKind = "auto", provider: str | None = None, threads: int | None = None
+    bundle: Bundle,
+    part: str,
+    *,
+    kind: EngineKind = "auto",
+    provider: str | None = None,
+    threads: int | None = None,
+    buffers: Buffers | None = None,
 ) -> OnnxEngine:
-    """Open one part of a bundle; only its file is read.
+    """Open one part of a bundle; only its file is read. Engines with the same ``buffers`` belong to one thread.
 
     Raises :class:`EngineError` where it, the engine library or the provider does not load, and
     :class:`ls_edge.errors.BundleError` where the file is not the manifest's.
@@ -236,7 +269,7 @@ def open_engine(
     raw = bundle.read(part)
     chosen = choose_provider(provider, raw)
     signature = signature_of(bundle.manifest, part)
-    return OnnxEngine(raw, part, signature, provider=chosen, threads=usable_threads(threads))
+    return OnnxEngine(raw, part, signature, provider=chosen, threads=usable_threads(threads), buffers=buffers)
 
 
 def open_block_engines(
@@ -249,13 +282,14 @@ def open_block_engines(
 ) -> dict[int, Engine]:
     """Open the engines of some blocks, reading only their files; see :func:`open_engine` for errors."""
     chosen: str | None = provider
+    buffers = Buffers()
     engines: dict[int, Engine] = {}
     for block in blocks:
         if not 0 <= block < bundle.blocks:
             raise BundleError(
                 f"{bundle.folder} has no block {block}; it has blocks 0 to {bundle.blocks - 1}, serve some of those"
             )
-        engine = open_engine(bundle, f"block {block}", kind=kind, provider=chosen, threads=threads)
+        engine = open_engine(bundle, f"block {block}", kind=kind, provider=chosen, threads=threads, buffers=buffers)
         engines[block], chosen = engine, engine.provider
     return engines
 

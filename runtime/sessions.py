@@ -8,8 +8,8 @@ provider that was asked for is the one that runs, or opening fails; nothing fall
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -73,14 +73,51 @@ def choose_provider(provider: str | None, trial: bytes) -> str:
     return CPU
 
 
-def as_value(array: np.ndarray) -> Any:
-    """An ``OrtValue`` on the memory of ``array`` (of a contiguous copy, if it is not)."""
-    return onnxruntime_module().OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+class Buffer:
+    """Memory that sessions are bound to once and that is written and read by copying.
+
+    Binding for each run costs ten times a copy of a vision transformer's tokens: its code has left the cache by
+    the time that a block has run.
+    """
+
+    def __init__(self, dtype: str, shape: tuple[int, ...], device: str) -> None:
+        """Zeros on ``cpu`` or ``cuda``."""
+        self._array = np.zeros(shape, dtype)
+        self._aliased = device == "cpu"
+        make = onnxruntime_module().OrtValue.ortvalue_from_numpy
+        self.value: Any = make(self._array) if self._aliased else make(self._array, device, 0)
+
+    def write(self, array: np.ndarray | int) -> None:
+        """Copy in an array of this very shape and type, or fill with a number."""
+        if self._aliased:
+            self._array[...] = array
+        else:
+            self.value.update_inplace(
+                np.ascontiguousarray(np.broadcast_to(array, self._array.shape), self._array.dtype)
+            )
+
+    def read(self, out: np.ndarray | None = None) -> np.ndarray:
+        """Copy out, into ``out`` or a new array."""
+        found: np.ndarray = self._array if self._aliased else self.value.numpy()
+        if out is None:
+            return found.copy() if self._aliased else found
+        np.copyto(out, found)
+        return out
 
 
-def new_value(shape: Sequence[int], dtype: str, device: str) -> Any:
-    """An ``OrtValue`` of zeros on ``cpu`` or ``cuda``."""
-    return onnxruntime_module().OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), device, 0)
+class Buffers:
+    """Buffers shared by the engines that one thread uses, by role, type and shape; freed with their last user."""
+
+    def __init__(self) -> None:
+        self._known: WeakValueDictionary[tuple[str, str, tuple[int, ...], str], Buffer] = WeakValueDictionary()
+
+    def get(self, role: str, dtype: str, shape: tuple[int, ...], device: str) -> Buffer:
+        """The one for this role; what was in it is anybody's guess."""
+        key = (role, dtype, shape, device)
+        buffer = self._known.get(key)
+        if buffer is None:
+            buffer = self._known[key] = Buffer(dtype, shape, device)
+        return buffer
 
 
 def onnxruntime_module() -> Any:
