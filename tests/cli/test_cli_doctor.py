@@ -1,0 +1,42 @@
+"""``ls-edge doctor``: one JSON document, a table, and the exit code."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ls_edge import doctor
+from ls_edge.cli import main
+from ls_edge.doctor import Finding
+
+
+def test_this_machine():
+    done = subprocess.run(
+        [sys.executable, "-m", "ls_edge", "doctor", "--json"], capture_output=True, text=True, timeout=170, check=False
+    )
+    document = json.loads(done.stdout)
+    assert set(document) == {"status", "findings"}
+    assert all(set(finding) == {"status", "what", "detail", "mend"} for finding in document["findings"])
+    seen = {finding["what"]: finding["status"] for finding in document["findings"]}
+    assert {"Python", "msgspec", "pyzmq", "libzmq", "CPU", "cores", "disk"} <= set(seen)
+    assert seen["Python"] == "ok"
+    assert done.returncode == (1 if "bad" in seen.values() else 0)
+    assert all(finding["mend"] for finding in document["findings"] if finding["status"] != "ok")
+
+
+@pytest.mark.parametrize(("status", "code"), [("ok", 0), ("warn", 0), ("bad", 1)])
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_exit_code_and_output(monkeypatch, capsys, status, code, flags):
+    findings = [Finding("ok", "Python", "3.10"), Finding(status, "engines", "[none]", "pip install 'x[cpu]'")]
+    monkeypatch.setattr(doctor, "examine", lambda: findings)
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", *flags])
+    assert ended.value.code == code
+    printed = capsys.readouterr().out
+    if flags:
+        assert json.loads(printed)["status"] == status
+    else:
+        assert status in printed
+        assert "[none]" in printed
+        assert "x[cpu]" in printed

@@ -1,0 +1,171 @@
+"""The command line without the heavy packages: help, version, and what a wrong command gets."""
+
+import importlib
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ls_edge import __version__
+from ls_edge.cli import COMMANDS
+from ls_edge.cli.reference import reference
+
+HEAVY = ("torch", "torchvision", "timm", "onnx", "onnxscript", "sklearn", "onnxruntime", "tensorrt", "safetensors")
+ROOT = Path(__file__).parents[2]
+
+BLOCK = """
+import sys
+class Block:
+    names = set({names!r})
+    def find_spec(self, name, path=None, target=None):
+        if name in self.names or name.split(".")[0] in self.names:
+            raise ModuleNotFoundError(f"No module named {{name!r}} (blocked)", name=name)
+sys.meta_path.insert(0, Block())
+"""
+
+
+def python(code, *arguments, blocked=(), **kwargs):
+    """Run code in a fresh interpreter in which some packages cannot be imported."""
+    return subprocess.run(
+        [sys.executable, "-c", BLOCK.format(names=tuple(blocked)) + code, *arguments],
+        capture_output=True, text=True, timeout=120, check=False, **kwargs,
+    )  # fmt: skip
+
+
+def run(*arguments, blocked=(), **kwargs):
+    return python("from ls_edge.cli import main; main(sys.argv[1:])", *arguments, blocked=blocked, **kwargs)
+
+
+def modules(*, without=()):
+    """Names of all modules of the rooms, but for those below the packages ``without``."""
+    found = {"ls_edge"}
+    for room in ("ls_edge", "ls_edge.runtime", "ls_edge.training", "ls_edge.export"):  # an editable install maps them
+        path = importlib.import_module(room).__path__
+        found |= {room, *(module.name for module in pkgutil.walk_packages(path, room + "."))}
+    return sorted(
+        name
+        for name in found
+        if not name.endswith("__main__") and not f"{name}.".startswith(tuple(w + "." for w in without))
+    )
+
+
+IMPORT_ALL = """
+import importlib, json
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def test_help_without_the_heavy_packages():
+    done = run("--help", blocked=HEAVY)
+    assert (done.returncode, done.stderr) == (0, "")
+    for command in COMMANDS:
+        assert f"\n  {command} " in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_without_the_heavy_packages(command):
+    done = run(command, "--help", blocked=HEAVY)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"Usage: ls-edge {command} ")
+    short = run(command, "-h", blocked=HEAVY)
+    assert short.stdout == done.stdout
+
+
+def test_core_and_runtime_import_without_the_heavy_packages():
+    names = modules(without=("ls_edge.training", "ls_edge.export"))
+    assert {"ls_edge.runtime", "ls_edge.runtime.preprocess", "ls_edge.cli.keys", "ls_edge.bundle"} <= set(names)
+    done = python(IMPORT_ALL, *names, blocked=HEAVY)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_core_and_runtime_leave_the_heavy_packages_alone_where_they_are():
+    names = modules(without=("ls_edge.training", "ls_edge.export"))
+    done = python(IMPORT_ALL, *names)
+    assert done.returncode == 0, done.stderr
+    assert not set(json.loads(done.stdout)) & set(HEAVY)
+
+
+def test_the_core_needs_nothing_of_the_other_rooms():
+    rooms = ("ls_edge.runtime", "ls_edge.training", "ls_edge.export")
+    names = modules(without=(*rooms, "ls_edge.cli"))
+    assert {"ls_edge.bundle", "ls_edge.doctor", "ls_edge.report"} <= set(names)
+    done = python(IMPORT_ALL, *names, blocked=(*HEAVY, "zmq", "PIL", *rooms))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_block_blocks():
+    done = python("import torch", blocked=HEAVY)
+    assert done.returncode == 1
+    assert "(blocked)" in done.stderr
+
+
+def test_version():
+    for done in (run("--version"), subprocess_module("--version")):
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"ls-edge, version {__version__}\n", "")
+
+
+def subprocess_module(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "ls_edge", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["trian"], "No such command 'trian'"),
+        (["--jason"], "No such option '--jason'"),
+        (["keys", "old"], "No such command 'old'; see 'ls-edge keys --help'"),
+        (["keys", "new"], "Missing argument 'NAME'; see 'ls-edge keys new --help'"),
+        (["keys", "new", "a/b"], "name 'a/b': use 1 to 63 letters"),
+        *[([command, "--no-such-flag"], f"; see 'ls-edge {command} --help'") for command in COMMANDS],
+    ],
+)
+def test_wrong_usage_is_one_line(arguments, what):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("ls-edge: ")
+    assert done.stderr.count("\n") == 1
+    assert what.split(" '--")[0] in done.stderr
+
+
+def test_debug_shows_the_traceback():
+    plain, debug = run("keys", "new", "a/b"), run("keys", "new", "a/b", "--debug")
+    assert debug.returncode == plain.returncode == 2
+    assert "Traceback" not in plain.stderr
+    assert "Traceback" in debug.stderr
+    assert "UsageError" in debug.stderr
+    assert debug.stderr.endswith(plain.stderr)
+
+
+@pytest.mark.parametrize("arguments", [[], ["keys"]])
+def test_no_command_shows_the_help(arguments):
+    done = run(*arguments)
+    assert done.returncode in (0, 2)  # click before 8.2 takes it for a success
+    assert "Usage: ls-edge" in done.stdout + done.stderr
+    assert "Commands:\n" in done.stdout + done.stderr
+
+
+def test_the_reference_is_what_the_commands_say():
+    path = ROOT / "docs" / "commands.md"
+    assert path.read_text(encoding="utf-8") == reference(), "out of date: run 'make docs'"
+
+
+def test_the_reference_does_not_depend_on_the_terminal():
+    code = "from ls_edge.cli.reference import main; main([])"
+    texts = [
+        python(code, blocked=HEAVY, env={**os.environ, "COLUMNS": columns, "FORCE_COLOR": "1"}).stdout
+        for columns in ("40", "200")
+    ]
+    assert texts[0] == texts[1] == reference()
+    assert "\x1b" not in texts[0]
+    for command in COMMANDS:
+        assert f"\n## ls-edge {command}\n" in texts[0]
+    assert "\n## ls-edge keys new\n" in texts[0]
