@@ -46,7 +46,7 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Decoded images are kept in memory up to this many MiB; larger sets are decoded every epoch."""
     augment: Literal["auto", "none", "shift", "crop", "timm"] = "auto"
     """``shift``: small random shifts; ``crop``: padded random crop and flip (CIFAR); ``timm``: random resized crop,
-    flip, RandAugment and erasing; ``auto``: ``shift`` for digits, ``crop`` up to 64 pixels, else ``timm``."""
+    flip, RandAugment; ``auto``: ``shift`` for digits, ``crop`` up to 64 pixels, else ``timm``."""
     validation: float = 0.1
     """Part of the training images, drawn by the seed, that selects the checkpoint and is not trained on."""
 
@@ -90,7 +90,8 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile each block; ``auto`` is on for CUDA."""
     threads: int | None = None
-    """Torch's threads on the CPU; None leaves torch's own choice. Part of what makes a run repeat bit by bit."""
+    """Torch's threads on the CPU; None is one for models below a million parameters, whose batches are too small to
+    share, else torch's own choice. Part of what makes a run repeat bit by bit."""
     validation_orders: int = 4
     """Seeded orders over which a method that shuffles is validated."""
 
@@ -220,4 +221,6 @@ def check(config: TrainConfig, places: yamlfile.Places | None) -> None:
 
 def to_yaml(value: msgspec.Struct) -> str:
     """A struct as the YAML that :func:`ls_edge.yamlfile.load` reads."""
-    return yaml.safe_dump(msgspec.to_builtins(value), sort_keys=False, allow_unicode=True, width=100)
+    return yaml.safe_dump(
+        msgspec.to_builtins(value), sort_keys=False, default_flow_style=None, allow_unicode=True, width=100
+    )

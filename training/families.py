@@ -49,6 +49,10 @@ class Family(Protocol):
         """Tokens ``[B, N, D]`` to logits ``[B, C]``."""
         ...
 
+    def classifier(self, model: nn.Module) -> frozenset[str]:
+        """Names of the parameters whose shape follows the number of classes."""
+        ...
+
     def fit_state(self, model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """A checkpoint's tensors under the names and position grid of ``model``."""
         ...
@@ -91,6 +95,10 @@ class VisionTransformerFamily:
         m = _any(model)
         logits: Tensor = m.forward_head(m.norm(tokens))
         return logits
+
+    def classifier(self, model: nn.Module) -> frozenset[str]:
+        """Both heads of a distilled DeiT."""
+        return frozenset(name for name in model.state_dict() if name.split(".")[0] in ("head", "head_dist"))
 
     def fit_state(self, model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Convert as timm does: other names, position embedding resampled to this grid."""

@@ -11,6 +11,7 @@ compiles each block by itself, one graph for every order; compiling the whole wo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +70,11 @@ class BlockView(nn.Module):
         return int(getattr(self.model, "num_classes", 0))
 
     @property
+    def classifier(self) -> frozenset[str]:
+        """Names of the parameters whose shape follows the number of classes."""
+        return self._family.classifier(self.model)
+
+    @property
     def device(self) -> torch.device:
         """Where the parameters are."""
         return next(self.model.parameters()).device
@@ -79,7 +85,7 @@ class BlockView(nn.Module):
 
     def block(self, index: int, tokens: Tensor, slot: int | Tensor = 0) -> Tensor:  # noqa: ARG002
         """Run block ``index`` on tokens ``[B, N, D]``; ``slot``, int or int64 ``[B]``, if :attr:`needs_slot`."""
-        if self._compiled is not None:
+        if self._compiled is not None and self.training:
             return self._compiled[index](tokens)
         out: Tensor = self._blocks[index](tokens)
         return out
@@ -116,9 +122,9 @@ class BlockView(nn.Module):
         self._blocks = list(self._family.blocks(self.model))
         self._compiled = None
 
-    def compile_blocks(self) -> None:
-        """Compile each block by itself; the graphs are shared by all orders."""
-        self._compiled = [torch.compile(block, dynamic=False) for block in self._blocks]
+    def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        """Compile each block by itself, for training; the graphs are shared by all orders."""
+        self._compiled = [torch.compile(block, dynamic=False, backend=backend) for block in self._blocks]
 
     def weights(self) -> dict[str, Tensor]:
         """All parameters and buffers under timm's names."""

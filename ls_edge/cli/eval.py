@@ -1,0 +1,203 @@
+"""``ls-edge eval``: accuracy of a run or a bundle in trained order, in any order and with blocks missing.
+
+A bundle is evaluated by the engines of this machine and needs no torch; a run needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from ls_edge.cli import Command
+from ls_edge.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ls_edge.accuracy import BlockModel, Evaluation
+    from ls_edge.bundle import ImageSpec
+    from ls_edge.datasets import ImageRef, ImageSet
+    from ls_edge.errors import DataError
+
+
+def _counts(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    try:
+        return None if value is None else tuple(int(item) for item in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no list of numbers such as 3,6,9") from None
+
+
+@click.command(cls=Command, short_help="Measure accuracy in trained order, in any order and with blocks missing.")
+@click.argument("run_or_bundle", type=click.Path(path_type=Path))
+@click.option("--data", required=True, metavar="DATA", help="Folder of class folders, a tar of one, or 'digits'.")
+@click.option("--orders", default=64, show_default=True, type=click.IntRange(1), help="Random orders of all blocks.")
+@click.option("--keep", callback=_counts, metavar="N,N", help="How many blocks to keep.  [default: quarters]")
+@click.option("--limit", type=click.IntRange(1), help="Use this many images; more than there are repeats them.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Which orders and subsets.")
+@click.option("--batch-size", default=100, show_default=True, type=click.IntRange(1), help="Images at a time.")
+@click.option(
+    "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]),
+    help="Where a run's model computes.",
+)  # fmt: skip
+@click.option("--threads", type=click.IntRange(1), help="Threads of the engines or of torch.  [default: their own]")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def command(
+    run_or_bundle: Path,
+    data: str,
+    orders: int,
+    keep: tuple[int, ...] | None,
+    limit: int | None,
+    seed: int,
+    batch_size: int,
+    device: str,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Measure top-1 accuracy of RUN_OR_BUNDLE on DATA.
+
+    Three ways: blocks in trained order; in random orders (mean, deviation, 5th percentile and worst over the orders);
+    and with only some of the blocks, in trained and in random order (means over eight draws).
+    """
+    from rich.console import Console
+
+    from ls_edge.accuracy import Plan, blocks_to_run, evaluate
+
+    console = Console(stderr=True)
+    if (run_or_bundle / "manifest.json").is_file():
+        model, spec, about = _open_bundle(run_or_bundle, threads)
+    elif (run_or_bundle / "config.yaml").is_file():
+        model, spec, about = _open_run(run_or_bundle, device, threads)
+    else:
+        raise RunError(
+            f"{run_or_bundle} is neither a run (config.yaml) nor a bundle (manifest.json); make one with "
+            "'ls-edge train' or 'ls-edge export'"
+        )
+    plan = Plan.make(model.blocks, orders, keep, seed)
+    images = _open_images(data)
+    if images.part == "all" and about["trained_on"] == images.digest():
+        console.print(f"[yellow]warning:[/yellow] the model was trained on the images of {data}", soft_wrap=True)
+    images = _labelled(images, about["classes"]).take(limit)
+    skipped: list[str] = []
+
+    def on_skip(image: ImageRef, error: DataError) -> None:
+        skipped.append(image.name)
+        console.print("[yellow]left out:[/yellow]", str(error), markup=True, soft_wrap=True)
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(f"evaluate {len(plan.all_orders())} orders", total=len(images))
+        result = evaluate(
+            model, _batches(images, spec, batch_size, on_skip), plan,
+            on_batch=lambda done: progress.update(task, completed=done),
+        )  # fmt: skip
+    settings = {
+        "of": str(run_or_bundle), "data": data, "part": images.part, "model": about["model"],
+        "method": about["method"], "engine": about["engine"], "blocks": model.blocks, "orders": orders,
+        "keep": list(plan.keep), "limit": limit, "seed": seed, "batch_size": batch_size,
+        "block_runs": blocks_to_run(plan.all_orders()),
+    }  # fmt: skip
+    result = msgspec.structs.replace(result, skipped=len(skipped), settings=settings)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(result), indent=1).decode())
+    else:
+        _print(result)
+
+
+def _open_bundle(folder: Path, threads: int | None) -> tuple[BlockModel, ImageSpec, dict[str, Any]]:
+    from ls_edge.bundle import Bundle
+    from ls_edge.runtime.chain import Chain
+
+    bundle = Bundle.open(folder)
+    chain = Chain.open(bundle, threads=threads)
+    m = bundle.manifest
+    about = {"classes": m.classes, "trained_on": m.trained_on, "model": m.model, "method": m.method}
+    return chain, m.image, {**about, "engine": f"onnxruntime {chain.provider}"}
+
+
+def _open_run(folder: Path, device: Any, threads: int | None) -> tuple[BlockModel, ImageSpec, dict[str, Any]]:
+    try:
+        import torch
+
+        from ls_edge.training.checkpoint import load_run
+        from ls_edge.training.evaluate import TorchBlocks
+        from ls_edge.training.precision import choose_device, choose_threads
+    except ImportError as error:
+        raise UsageError(
+            f"{folder} is a run, which needs {error.name}; install it with pip install 'ls-edge[train]', or give a "
+            "bundle"
+        ) from None
+    chosen = choose_device(device)
+    run = load_run(folder, chosen)
+    torch.set_num_threads(choose_threads(threads, run.view))
+    about = {"classes": run.classes, "trained_on": run.trained_on, "model": run.model, "method": run.method}
+    return TorchBlocks(run.view), run.image, {**about, "engine": f"torch {torch.__version__} {chosen}"}
+
+
+def _open_images(data: str) -> ImageSet:
+    from ls_edge.datasets import is_timm_name, open_data
+
+    if not is_timm_name(data):
+        return open_data(data, "eval")
+    try:
+        from ls_edge.training.sources import open_images
+    except ImportError as error:
+        raise UsageError(
+            f"{data!r} is a data set of timm's factory, which needs {error.name}; install it with "
+            "pip install 'ls-edge[train]', or give a folder"
+        ) from None
+    return open_images(data, "eval")
+
+
+def _labelled(images: ImageSet, classes: tuple[str, ...]) -> ImageSet:
+    from ls_edge.datasets import match_classes
+    from ls_edge.errors import DataError
+
+    if not images.classes:
+        raise DataError(
+            f"{images.source} has images but no class folders, so there is no accuracy; put each class in one"
+        )
+    return match_classes(images, classes)
+
+
+def _batches(images: ImageSet, spec: ImageSpec, size: int, on_skip: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    import numpy as np
+
+    from ls_edge.runtime.preprocess import Preprocessor, iterate
+
+    pixels: list[np.ndarray] = []
+    labels: list[int] = []
+    for _, image, array in iterate(images, Preprocessor(spec), on_skip, ahead=2 * size):
+        assert image.label is not None
+        pixels.append(array)
+        labels.append(image.label)
+        if len(pixels) == size:
+            yield np.stack(pixels), np.array(labels)
+            pixels, labels = [], []
+    if pixels:
+        yield np.stack(pixels), np.array(labels)
+
+
+def _print(result: Evaluation) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    s, a = result.settings, result.arbitrary
+    title = f"{s['model']}, {s['method']}, {s['blocks']} blocks, {result.images} images of {s['data']}"
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    table.add_column("blocks")
+    table.add_column("trained order", justify="right")
+    table.add_column("random order", justify="right")
+    table.add_column("")
+    spread = f"± {a.top1_std:.3f}, 5th percentile {a.top1_p5:.3f}, worst {a.top1_worst:.3f} of {a.orders} orders"
+    table.add_row("all", f"{result.sequential.top1:.3f}", f"{a.top1_mean:.3f}", spread)
+    for keep, kept in result.kept.items():
+        table.add_row(f"{keep} of {s['blocks']}", f"{kept.sequential:.3f}", f"{kept.arbitrary:.3f}", "")
+    Console(soft_wrap=not Console().is_terminal).print(table)
+    if result.skipped:
+        click.echo(f"{result.skipped} images could not be decoded and were left out", err=True)

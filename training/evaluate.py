@@ -1,0 +1,37 @@
+"""A torch model as what ``ls_edge.accuracy`` evaluates: float32, no gradients, tokens stay on the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ls_edge.training.view import BlockView
+
+
+class TorchBlocks:
+    """A view in evaluation mode; images come and logits go as numpy arrays."""
+
+    def __init__(self, view: BlockView) -> None:
+        self.view = view.eval()
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks."""
+        return self.view.blocks_count
+
+    @torch.inference_mode()
+    def stem(self, images: np.ndarray) -> Tensor:
+        """Images float32 ``[B, 3, H, W]`` to tokens on the model's device."""
+        return self.view.stem(torch.from_numpy(images).to(self.view.device))
+
+    @torch.inference_mode()
+    def block(self, index: int, tokens: Tensor, slot: int) -> Tensor:
+        """Run one block."""
+        return self.view.block(index, tokens, slot)
+
+    @torch.inference_mode()
+    def head(self, tokens: Tensor) -> np.ndarray:
+        """Logits float32 ``[B, C]``."""
+        logits: np.ndarray = self.view.head(tokens).float().cpu().numpy()
+        return logits

@@ -1,0 +1,290 @@
+"""The training loop: epochs of shuffled batches, validation, the best checkpoint, resuming.
+
+``train`` leaves a run folder that loads at every moment: first the model as it starts, then after each epoch the
+one with the lowest validation cross-entropy so far. With a fixed seed, machine and number of threads a run on the
+CPU is repeated bit by bit, also across a kill and ``resume``; CUDA kernels do not promise that.
+
+Left out: several GPUs, gradient accumulation, resuming inside an epoch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from ls_edge import __version__
+from ls_edge.arrangement import Arrangement, apply
+from ls_edge.errors import DataError, RunError, TrainingStopped
+from ls_edge.training.checkpoint import CONFIG, METRICS, WEIGHTS, append_metrics, save_run
+from ls_edge.training.config import RunRecord, TrainConfig
+from ls_edge.training.data import Batches, Skipped, choose_augment, normaliser, split
+from ls_edge.training.methods import Method, make_method
+from ls_edge.training.metrics import Epoch, Summary, open_board
+from ls_edge.training.optim import learning_rate, make_optimiser
+from ls_edge.training.precision import (
+    autocast,
+    choose_device,
+    choose_precision,
+    choose_threads,
+    plain_attention,
+    seed_epoch,
+    settled,
+)
+from ls_edge.training.resume import RESUME, Progress, load_progress, save_progress
+from ls_edge.training.sources import open_images
+from ls_edge.training.start import make_start
+
+CHECK_EVERY = 16
+"""Steps between looks at the loss, each of which waits for the device."""
+
+
+class Listener(Protocol):
+    """Who watches; every call comes from the training thread."""
+
+    def warn(self, text: str) -> None:
+        """Something that the user should know."""
+        ...
+
+    def decoding(self, images: int) -> None:
+        """So many images are about to be decoded into memory."""
+        ...
+
+    def decoded(self, images: int) -> None:
+        """So many more of them were."""
+        ...
+
+    def started(self, epoch: int, epochs: int, steps: int) -> None:
+        """An epoch begins."""
+        ...
+
+    def stepped(self, steps: int, loss: float | None) -> None:
+        """So many more steps are done; ``loss`` where it was looked at."""
+        ...
+
+    def finished(self, metrics: Epoch) -> None:
+        """An epoch ended."""
+        ...
+
+
+def train(
+    config: TrainConfig,
+    out: str | Path,
+    *,
+    listener: Listener,
+    resume: bool = False,
+    overwrite: bool = False,
+    model_named: bool = True,
+) -> Summary:
+    """Train as ``config`` says and leave a run in ``out``; one that is there already only goes with ``overwrite``.
+
+    ``resume`` goes on with the run in ``out``; ``config`` is then its own (see ``ls_edge.training.checkpoint``).
+    ``model_named`` says whether the user chose the model, or a run given as ``init`` may.
+    Raises :class:`DataError`, :class:`ModelError`, :class:`RunError`, :class:`UsageError`, and
+    :class:`TrainingStopped` for a loss that is no number or a disk that is full; the last good checkpoint stays.
+    """
+    started = time.perf_counter()
+    out = Path(out)
+    if not resume and not overwrite and ((out / CONFIG).exists() or (out / WEIGHTS).exists()):
+        raise RunError(f"{out} holds a run already; go on with --resume, replace it with --overwrite, or name another")
+    with settled():
+        try:
+            return _Training(config, out, listener, model_named=model_named).run(resume, started)
+        except OSError as error:
+            raise TrainingStopped(f"cannot write to {out}: {error.strerror or error}; check path and space") from None
+
+
+class _Training:
+    def __init__(self, config: TrainConfig, out: Path, listener: Listener, *, model_named: bool) -> None:
+        self.config, self.out, self.listener = config, out, listener
+        self.device = choose_device(config.device)
+        self.dtype = choose_precision(config.precision, self.device)
+        self.method: Method = make_method(config.method, config.method_args)
+        images = open_images(config.data.source, "train")
+        start = make_start(config.model, images.classes, seed=config.seed, model_named=model_named, warn=listener.warn)
+        self.view = start.view.to(self.device)
+        torch.set_num_threads(choose_threads(config.threads, self.view))
+        self.method.attach(self.view)
+        self.skipped = Skipped(listener.warn)
+        self.record = RunRecord(
+            version=__version__, model=start.model, model_args=start.args, kept=start.kept, classes=images.classes,
+            image=start.image, trained_on=images.digest() if config.epochs else "", method=self.method.name,
+        )  # fmt: skip
+        self.images = images
+        self.normalise = normaliser(start.image, self.device)
+        self.orders = self.method.validation(self.view.blocks_count, config.validation_orders, config.seed)
+        self.optimiser = make_optimiser(self.view, config.optim)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
+        self.progress = Progress()
+
+    def run(self, resume: bool, started: float) -> Summary:
+        if resume:
+            self.progress = load_progress(self.out, self.view, self.optimiser)
+            if self.progress.scaler:
+                self.scaler.load_state_dict(self.progress.scaler)
+            self.record = self._record()
+            _keep_lines(self.out / METRICS, self.progress.epochs_done)
+        else:
+            self.out.mkdir(parents=True, exist_ok=True)
+            for old in (self.out / CONFIG, *self.out.glob("events.out.tfevents.*")):
+                old.unlink(missing_ok=True)
+            (self.out / METRICS).write_bytes(b"")
+            if self.config.epochs:
+                save_progress(self.out, self.view, self.optimiser, self.progress)
+            save_run(self.out, self.view, self.config, self.record)
+        images = validation = 0
+        if self.config.epochs:
+            train_batches, held = self._batches()
+            images, validation = len(train_batches), len(held)
+            with plain_attention(self.view, self.device):
+                self._epochs(train_batches, held)
+        (self.out / RESUME).unlink(missing_ok=True)
+        return Summary(
+            run=str(self.out), model=self.record.model, method=self.method.name, blocks=self.view.blocks_count,
+            parameters=sum(p.numel() for p in self.view.parameters()), images=images, validation_images=validation,
+            skipped=len(self.skipped.reasons), epochs=self.config.epochs, best_epoch=self.progress.best_epoch,
+            val_loss=self.progress.best_loss, device=str(self.device), precision=str(self.dtype).split(".")[-1],
+            seconds=round(time.perf_counter() - started, 3), settings=self.config,
+        )  # fmt: skip
+
+    def _batches(self) -> tuple[Batches, Batches]:
+        config, images = self.config, self.images.images
+        rows, held = split(self.images, config.data.validation, config.seed)
+        kind = choose_augment(config.data.augment, config.data.source, self.record.image)
+        self.listener.decoding(len(images))
+
+        def make(chosen: Sequence[int], augment: str) -> Batches:
+            return Batches(
+                [images[row] for row in chosen], self.record.image, config.data, batch_size=config.batch_size,
+                seed=config.seed, augment=augment, skipped=self.skipped, on_decoded=self.listener.decoded,
+            )  # fmt: skip
+
+        train_batches, validation = make(rows, kind), make(held, "none")
+        if not train_batches.steps():
+            raise DataError(
+                f"{config.data.source} leaves {len(train_batches)} images to train on (another {len(held)} select the "
+                f"checkpoint), fewer than a batch of {config.batch_size}; lower --batch-size"
+            )
+        return train_batches, validation
+
+    def _epochs(self, train_batches: Batches, held: Batches) -> None:
+        config = self.config
+        if config.compile == "on" or (config.compile == "auto" and self.device.type == "cuda"):
+            self.view.compile_blocks()
+        board = open_board(self.out, self.progress.epochs_done, self.listener.warn)
+        try:
+            for epoch in range(self.progress.epochs_done + 1, config.epochs + 1):
+                metrics = self._epoch(epoch, train_batches, held)
+                board(metrics)
+                self.listener.finished(metrics)
+        finally:
+            board(None)
+
+    def _epoch(self, epoch: int, train_batches: Batches, held: Batches) -> Epoch:
+        begin = time.perf_counter()
+        self.listener.started(epoch, self.config.epochs, train_batches.steps())
+        seed_epoch(self.config.seed, epoch)
+        train_loss, lr, seen = self._train_epoch(epoch, train_batches)
+        trained = time.perf_counter() - begin
+        loss, top1 = self._validate(held)
+        if not math.isfinite(loss):
+            raise TrainingStopped(
+                f"the validation loss after epoch {epoch} is {loss}; lower --lr (now {self.config.optim.lr:g}); "
+                f"{self.out} keeps the last good checkpoint"
+            )
+        best = self.progress.best_loss is None or loss < self.progress.best_loss
+        self.progress = Progress(
+            epochs_done=epoch, best_epoch=epoch if best else self.progress.best_epoch,
+            best_loss=loss if best else self.progress.best_loss, scaler=self.scaler.state_dict(),
+        )  # fmt: skip
+        metrics = Epoch(
+            epoch=epoch, train_loss=train_loss, val_loss=loss, val_top1=top1, lr=lr,
+            seconds=round(time.perf_counter() - begin, 3), images_per_second=round(seen / trained, 1), best=best,
+        )  # fmt: skip
+        append_metrics(self.out, msgspec.to_builtins(metrics))
+        if best:
+            self.record = self._record()
+            save_run(self.out, self.view, self.config, self.record)
+        save_progress(self.out, self.view, self.optimiser, self.progress)
+        return metrics
+
+    def _train_epoch(self, epoch: int, batches: Batches) -> tuple[float, float, int]:
+        """Mean loss, last learning rate, images seen."""
+        config = self.config
+        criterion = nn.CrossEntropyLoss(label_smoothing=config.optim.smoothing)
+        steps = batches.steps()
+        pending: list[tuple[int, Arrangement, float, Tensor]] = []
+        total, seen, count, lr = 0.0, 0, 0, 0.0
+        self.view.train()
+        for index, (pixels, labels) in enumerate(batches.epoch(epoch)):
+            step = (epoch - 1) * steps + index
+            lr = learning_rate(config.optim, step, config.epochs * steps)
+            for group in self.optimiser.param_groups:
+                group["lr"] = lr
+            order = self.method.draw(self.view.blocks_count, config.seed, step)
+            targets = labels.to(self.device, non_blocking=True)
+            with autocast(self.device, self.dtype):
+                loss = self.method.loss(self.view, self.normalise(pixels), targets, order, criterion)
+            self.optimiser.zero_grad(set_to_none=True)
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            if config.optim.clip is not None:
+                self.scaler.unscale_(self.optimiser)
+                nn.utils.clip_grad_norm_(self.view.parameters(), config.optim.clip)
+            self.scaler.step(self.optimiser)
+            self.scaler.update()
+            pending.append((step, order, lr, loss.detach()))
+            seen += len(labels)
+            if len(pending) == CHECK_EVERY or index == steps - 1:
+                total += self._look(pending)
+                count += len(pending)
+                pending.clear()
+                self.listener.stepped(1, total / count)
+            else:
+                self.listener.stepped(1, None)
+        total += self._look(pending)
+        return total / (count + len(pending)), lr, seen
+
+    def _look(self, pending: list[tuple[int, Arrangement, float, Tensor]]) -> float:
+        """Sum of the losses since the last look; raises :class:`TrainingStopped` at one that is no number."""
+        if not pending:
+            return 0.0
+        losses = torch.stack([loss for *_, loss in pending]).tolist()
+        for (step, order, lr, _), loss in zip(pending, losses, strict=True):
+            if not math.isfinite(loss):
+                raise TrainingStopped(
+                    f"the loss is {loss} at step {step}, order {order.to_json()}, learning rate {lr:.3g}; lower --lr; "
+                    f"{self.out} keeps the last good checkpoint"
+                )
+        return float(sum(losses))
+
+    def _validate(self, batches: Batches) -> tuple[float, float]:
+        """Mean cross-entropy and top-1 over images and orders."""
+        self.view.eval()
+        loss, correct, count = 0.0, 0, 0
+        for pixels, labels in batches.fixed():
+            targets = labels.to(self.device)
+            with torch.inference_mode(), autocast(self.device, self.dtype):
+                tokens = self.view.stem(self.normalise(pixels))
+                for order in self.orders:
+                    logits = self.view.head(apply(order, tokens, self.view.block)).float()
+                    loss += float(nn.functional.cross_entropy(logits, targets, reduction="sum"))
+                    correct += int((logits.argmax(1) == targets).sum())
+            count += len(labels) * len(self.orders)
+        return loss / count, correct / count
+
+    def _record(self) -> RunRecord:
+        return msgspec.structs.replace(
+            self.record, best_epoch=self.progress.best_epoch, val_loss=self.progress.best_loss
+        )
+
+
+def _keep_lines(path: Path, epochs: int) -> None:
+    """Drop the metrics of an epoch that a kill cut off before its state was written."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    path.write_bytes(b"".join(lines[:epochs]))

@@ -1,0 +1,93 @@
+"""Where training computes and in which numbers: device, autocast, attention kernels.
+
+Weights and optimiser state are float32 always; autocast only lowers the matrix products.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from ls_edge.errors import UsageError
+
+
+def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
+    """The device; raises :class:`UsageError` where CUDA is asked for and not there."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device cuda: torch sees no CUDA device here; use --device cpu, or see 'ls-edge doctor'")
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def cpu_has_bfloat16(cpuinfo: str | Path = "/proc/cpuinfo") -> bool:
+    """Whether the CPU multiplies bfloat16 itself (AVX512-BF16, AMX, Arm's BF16); emulated it would be slower."""
+    try:
+        text = Path(cpuinfo).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    flags = next((line for line in text.splitlines() if line.lower().startswith(("flags", "features"))), "")
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(flags.split()))
+
+
+def choose_precision(wanted: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device) -> torch.dtype:
+    """The type of the matrix products; raises :class:`UsageError` where the device has it not."""
+    if wanted == "fp16" and device.type == "cpu":
+        raise UsageError("precision fp16 trains on CUDA only; use bf16 or fp32 on the CPU")
+    if wanted == "auto":
+        if device.type == "cuda":
+            return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+        return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted]
+
+
+def choose_threads(wanted: int | None, model: nn.Module) -> int:
+    """Torch's threads on the CPU: one for a small model, where more gain little."""
+    small = sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
+    return wanted or (1 if small else torch.get_num_threads())
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
+    """Autocast to ``dtype``; nothing for float32."""
+    return torch.autocast(device.type, dtype) if dtype != torch.float32 else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def plain_attention(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Attention by its formula while training on a CPU, where torch's fused kernel is slower backwards."""
+    switched = [m for m in model.modules() if getattr(m, "fused_attn", False) is True] if device.type == "cpu" else []
+    for module in switched:
+        module.__dict__["fused_attn"] = False
+    try:
+        yield
+    finally:
+        for module in switched:
+            module.__dict__["fused_attn"] = True
+
+
+@contextlib.contextmanager
+def settled() -> Iterator[None]:
+    """Give the caller back the global random states and torch's number of threads afterwards."""
+    states = random.getstate(), np.random.get_state(), torch.get_num_threads()
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_num_threads(states[2])
+
+
+def seed_epoch(seed: int, epoch: int) -> None:
+    """Set all global random states: an epoch draws the same whether or not the run was interrupted before it."""
+    mixed = random.Random((seed << 32) ^ epoch).getrandbits(32)
+    random.seed(mixed)
+    np.random.seed(mixed)
+    torch.manual_seed(mixed)
