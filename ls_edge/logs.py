@@ -44,11 +44,11 @@ def _short(value: object) -> str:
     return text if " " not in text else repr(text)
 
 
-def set_up(*, as_json: bool, verbose: bool = True) -> None:
-    """Send this package's log to standard error; ``verbose`` shows more than warnings."""
+def set_up(*, as_json: bool, level: int = logging.INFO) -> None:
+    """Send this package's log from ``level`` on to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if as_json else _People())
     logger = logging.getLogger("ls_edge")
     logger.handlers[:] = [handler]
-    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    logger.setLevel(level)
     logger.propagate = False

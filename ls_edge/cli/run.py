@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,7 +62,8 @@ def command(
     from ls_edge.summary import summarise
     from ls_edge.trace import write_trace
 
-    set_up(as_json=log_json, verbose=log_json)
+    # What matters to a person is in the progress display; the log is for machines.
+    set_up(as_json=log_json, level=logging.INFO if log_json else logging.ERROR)
     opened = Bundle.open(bundle)
     for path in (report, trace):
         if path is not None and not path.parent.is_dir():
