@@ -162,16 +162,13 @@ class Links:
 
     def close(self) -> None:
         """Close all sockets; what has not been sent by now is dropped."""
+        # The monitors are closed last: libzmq reports the end of monitoring to them and waits until it can.
+        for watched in (*self._dealers.values(), *(() if self._router is None else (self._router,))):
+            with contextlib.suppress(zmq.ZMQError):
+                watched.disable_monitor()
+            watched.close(0)
         for monitor in self._monitors:
             monitor.close(0)
-        for dealer in self._dealers.values():
-            with contextlib.suppress(zmq.ZMQError):
-                dealer.disable_monitor()
-            dealer.close(0)
-        if self._router is not None:
-            with contextlib.suppress(zmq.ZMQError):
-                self._router.disable_monitor()
-            self._router.close(0)
         if self.gate is not None:
             self.gate.close()
         self._monitors, self._dealers, self._router = {}, {}, None
