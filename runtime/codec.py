@@ -1,7 +1,8 @@
 """How tokens are written on the wire: ``raw`` float32, ``fp16``, or ``int8`` with one scale a token.
 
-The tolerance of each, as largest error of a value over the largest value of its token: ``raw`` 0, ``fp16`` 2**-11,
-``int8`` 1/254. Errors of the logits after replay grow with the number of hops; :data:`REPLAY_TOLERANCE` states what is
+The tolerance of each, as largest error of a value over the largest value of its token: ``raw`` 0, ``fp16`` 2**-11
+(where that largest value is from 2**-14 to 65504; beyond, infinities included, values become 65504), ``int8`` 1/254 (from
+1e-30). A token with a value that is not finite is all NaN after ``int8``. Numbers are little-endian. Errors of the logits after replay grow with the number of hops; :data:`REPLAY_TOLERANCE` states what is
 tested.
 """
 
@@ -43,8 +44,12 @@ def encode(codec: str, tokens: Tokens) -> memoryview:
     if codec == "int8":
         flat = tokens[0]
         scale = np.maximum(np.abs(flat).max(axis=1), np.float32(1e-30)) / np.float32(127)
-        values = np.rint(flat / scale[:, None]).astype(np.int8)
-        return memoryview(scale.astype(np.float32).tobytes() + values.tobytes())
+        with np.errstate(invalid="ignore"):
+            values = np.rint(flat / scale[:, None])
+        finite = np.isfinite(scale)
+        if not finite.all():
+            values[~finite], scale[~finite] = 0, np.nan
+        return memoryview(scale.tobytes() + values.astype(np.int8).tobytes())
     raise WireError(f"unknown codec {codec!r}; this version knows {', '.join(CODECS)}")
 
 

@@ -1,0 +1,140 @@
+"""How tokens are written: tolerances that are stated, lengths that are exact, numbers that are extreme."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ls_edge.errors import WireError
+from ls_edge.runtime import codec
+
+TOLERANCE = {"raw": 0.0, "fp16": 2.0**-11, "int8": 1 / 254}
+BYTES_A_VALUE = {"raw": 4, "fp16": 2, "int8": 1}
+
+shapes = st.tuples(st.integers(1, 9), st.integers(1, 33))
+
+
+def there_and_back(name, tokens):
+    frame = codec.encode(name, tokens)
+    return codec.decode(name, bytes(frame), tokens.shape[1], tokens.shape[2])
+
+
+def drawn(shape, seed, scale=1.0):
+    return (np.random.default_rng(seed).standard_normal((1, *shape)) * scale).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", codec.CODECS)
+@given(shape=shapes, seed=st.integers(0, 2**32 - 1), power=st.integers(-12, 13))
+def test_stays_within_its_tolerance(name, shape, seed, power):
+    tokens = drawn(shape, seed)
+    tokens *= np.float32(2.0**power) / np.abs(tokens).max(axis=-1, keepdims=True)
+    back = there_and_back(name, tokens)
+    assert back.dtype == np.float32
+    assert back.shape == tokens.shape
+    error = np.abs(back - tokens).max(axis=-1) / np.abs(tokens).max(axis=-1)
+    assert error.max() <= TOLERANCE[name] * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("name", codec.CODECS)
+@given(shape=shapes)
+def test_length_is_what_is_announced(name, shape):
+    count, dim = shape
+    frame = codec.encode(name, drawn(shape, 0))
+    scales = 4 * count if name == "int8" else 0
+    assert len(frame) == codec.wire_bytes(name, count, dim) == count * dim * BYTES_A_VALUE[name] + scales
+
+
+@pytest.mark.parametrize("name", codec.CODECS)
+@pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b + b"\0", lambda b: b"", lambda b: b * 2])
+def test_another_length_is_refused(name, change):
+    frame = bytes(codec.encode(name, drawn((3, 5), 0)))
+    with pytest.raises(WireError, match="tokens frame of .* bytes, .* expected"):
+        codec.decode(name, change(frame), 3, 5)
+
+
+def test_unknown_codec_is_refused_everywhere():
+    for attempt in (
+        lambda: codec.wire_bytes("zip", 1, 1),
+        lambda: codec.encode("zip", drawn((1, 1), 0)),
+        lambda: codec.decode("zip", b"", 1, 1),
+    ):
+        with pytest.raises(WireError, match="unknown codec 'zip'; this version knows raw, fp16, int8"):
+            attempt()
+
+
+def test_bytes_are_those_of_the_specification():
+    tokens = np.array([[[1.0, -2.0], [0.5, 0.0]]], np.float32)
+    assert bytes(codec.encode("raw", tokens)).hex() == "0000803f000000c00000003f00000000"
+    assert bytes(codec.encode("fp16", tokens)).hex() == "003c00c000380000"
+    frame = bytes(codec.encode("int8", tokens))
+    assert np.frombuffer(frame[:8], "<f4") == pytest.approx([2 / 127, 0.5 / 127])
+    assert list(np.frombuffer(frame[8:], np.int8)) == [64, -127, 127, 0]
+
+
+def test_raw_copies_neither_way():
+    tokens = drawn((4, 8), 1)
+    frame = codec.encode("raw", tokens)
+    assert np.shares_memory(np.frombuffer(frame, np.float32), tokens)
+    back = codec.decode("raw", frame, 4, 8)
+    assert np.shares_memory(back, tokens)
+
+
+@pytest.mark.parametrize("name", codec.CODECS)
+def test_a_frame_at_any_address_is_read(name):
+    tokens = drawn((4, 8), 2)
+    frame = bytes(codec.encode(name, tokens))
+    for offset in range(4):
+        moved = memoryview(b"x" * offset + frame)[offset:]
+        np.testing.assert_array_equal(codec.decode(name, moved, 4, 8), there_and_back(name, tokens))
+
+
+@pytest.mark.parametrize("name", codec.CODECS)
+def test_zeros_stay_zeros(name):
+    np.testing.assert_array_equal(there_and_back(name, np.zeros((1, 3, 7), np.float32)), 0)
+
+
+def test_raw_keeps_every_bit():
+    odd = np.array([[[np.nan, np.inf, -np.inf, -0.0, 1e-45, 3.4e38]]], np.float32)
+    assert there_and_back("raw", odd).tobytes() == odd.tobytes()
+
+
+def test_fp16_ends_at_its_largest_number_and_keeps_nan():
+    odd = np.array([[[np.nan, np.inf, -np.inf, 1e38, -70000.0, 65504.0, 1e-9]]], np.float32)
+    expected = [np.nan, 65504, -65504, 65504, -65504, 65504, 0]
+    np.testing.assert_array_equal(there_and_back("fp16", odd)[0, 0], expected)
+
+
+def test_int8_marks_a_token_that_is_not_finite_and_leaves_the_others():
+    odd = np.array([[[np.nan, 1.0], [np.inf, 1.0], [2.0, -1.0], [-np.inf, np.nan], [3.4e38, 0.0]]], np.float32)
+    back = there_and_back("int8", odd)[0]
+    assert np.isnan(back[[0, 1, 3]]).all()
+    np.testing.assert_allclose(back[2], [2.0, -1.0], atol=2 / 254)
+    np.testing.assert_allclose(back[4], [3.4e38, 0.0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fp16", "int8"])
+@given(data=st.binary(min_size=36, max_size=36))
+def test_any_bytes_of_the_right_length_are_numbers(name, data):
+    count, dim = (3, 6) if name == "fp16" else (3, 8)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        back = codec.decode(name, data, count, dim)
+    assert back.shape == (1, count, dim)
+    assert not caught
+
+
+def test_every_half_is_read_as_numpy_reads_it():
+    patterns = np.arange(2**16, dtype="<u2")
+    back = codec.decode("fp16", patterns.tobytes(), 256, 256)
+    np.testing.assert_array_equal(back.ravel(), patterns.view("<f2").astype(np.float32))
+
+
+@pytest.mark.parametrize("name", codec.CODECS)
+def test_many_hops_do_not_add_up_where_nothing_is_computed(name):
+    once = there_and_back(name, drawn((5, 16), 3))
+    many = once
+    for _ in range(20):
+        many = there_and_back(name, many)
+    np.testing.assert_allclose(many, once, rtol=0, atol=1e-6 * np.abs(once).max())
