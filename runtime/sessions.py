@@ -8,6 +8,7 @@ provider that was asked for is the one that runs, or opening fails; nothing fall
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -121,7 +122,11 @@ class Buffers:
 
 
 def onnxruntime_module() -> Any:
-    """The package ``onnxruntime``; raises :class:`EngineError` where it is not installed or does not load."""
+    """The package ``onnxruntime``; raises :class:`EngineError` where it is not installed or does not load.
+
+    Its telemetry, which newer builds have on, is switched off unless ``ORT_DISABLE_TELEMETRY`` is set already.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
     except ImportError as error:

@@ -1,0 +1,54 @@
+"""A run of a tiny vision transformer with a class token, and its bundle; weights random, but large enough to show."""
+
+import pytest
+
+DEPTH = 3
+
+
+@pytest.fixture(scope="session")
+def make_run():
+    """Write a run folder and return it; ``change(view)`` may alter the weights."""
+    import torch
+
+    from ls_edge.training.checkpoint import save_run
+    from ls_edge.training.config import RunRecord, TrainConfig
+    from ls_edge.training.models import build, image_spec_of
+
+    def make(folder, seed=0, change=lambda view: None):
+        torch.set_num_threads(1)
+        args = {"depth": DEPTH, "embed_dim": 32, "class_token": True, "global_pool": "token"}
+        view = build("vit_digits", args)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in view.parameters():
+                if parameter.ndim > 1:
+                    parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=generator)
+            change(view)
+        record = RunRecord(
+            version="0", model="vit_digits", model_args=args, kept=tuple(range(DEPTH)), classes=tuple("0123456789"),
+            image=image_spec_of(view), trained_on="", method="shuffle",
+        )  # fmt: skip
+        save_run(folder, view, TrainConfig(), record)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run_folder(make_run, tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("run") / "run")
+
+
+@pytest.fixture(scope="session")
+def loaded(run_folder):
+    from ls_edge.training.checkpoint import load_run
+
+    return load_run(run_folder)
+
+
+@pytest.fixture(scope="session")
+def exported(loaded, tmp_path_factory):
+    """The bundle, with ``whole.onnx``; tests that change files copy it."""
+    from ls_edge.export.writer import export_run
+
+    return export_run(loaded, tmp_path_factory.mktemp("bundle") / "bundle", whole=True).bundle

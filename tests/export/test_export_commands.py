@@ -1,0 +1,94 @@
+"""``ls-edge export``, ``verify`` and ``bench`` as a user types them."""
+
+import json
+import shutil
+
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.cli import main
+
+
+@pytest.fixture
+def call(capsys):
+    def run(*words):
+        with pytest.raises(SystemExit) as caught:
+            main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return caught.value.code, out, err
+
+    return run
+
+
+@pytest.mark.leaks_ok(reason="torch's exporter shows a tqdm bar, whose monitor thread stays")
+def test_export_verify_bench(call, run_folder, tmp_path):
+    out = tmp_path / "bundle"
+    code, text, _ = call("export", run_folder, "--out", out, "--per-block", "--calibrate", "digits", "--json")
+    assert code == 0
+    document = json.loads(text)
+    manifest = Bundle.open(out).manifest
+    assert document["bundle_id"] == manifest.bundle_id
+    assert document["verified"]["images"] == "digits"
+    assert document["bytes"].keys() == {"stem", "block 0", "block 1", "block 2", "head"}
+
+    code, text, _ = call("verify", out, "--run", run_folder, "--json")
+    assert code == 0
+    document = json.loads(text)
+    assert document["ok"] is True
+    assert document["numbers"]["max_rel_error"] <= 1e-5
+
+    code, text, _ = call("bench", out, "--threads", 1, "--duration", 0.05, "--json")
+    assert code == 0
+    document = json.loads(text)
+    assert document["monolith"] == "merged from the parts"
+    assert document["chain_over_monolith"] == pytest.approx(
+        document["chain_ms"]["p50"] / document["monolith_ms"]["p50"], abs=1e-3
+    )
+
+
+def test_tables(call, exported):
+    code, text, _ = call("verify", exported.folder)
+    assert code == 0
+    assert "6 of 6 in order" in text
+    code, text, _ = call("bench", exported.folder, "--threads", 1, "--duration", 0.05)
+    assert code == 0
+    assert "chain / monolith" in text
+    assert "block 2" in text
+
+
+def test_verify_names_what_is_wrong_and_fails(call, exported, tmp_path):
+    bundle = tmp_path / "bundle"
+    shutil.copytree(exported.folder, bundle)
+    (bundle / "blocks/01.onnx").unlink()
+    code, text, err = call("verify", bundle, "--json")
+    assert code == 1
+    assert [part["part"] for part in json.loads(text)["parts"] if not part["ok"]] == ["block 1"]
+    assert err.count("\n") == 1
+    assert "01.onnx (block 1) is missing" in err
+    assert call("verify", bundle)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (["--precision", "fp16"], 2, "fp16 is not available yet"),
+        (["--precision", "int8"], 2, "int8 is not available yet"),
+        (["--engine", "tensorrt"], 2, "tensorrt is not available yet"),
+        (["--precision", "fp8"], 2, "fp8"),
+        (["--calibrate", "/nowhere/at/all"], 1, "/nowhere/at/all"),
+    ],
+)
+def test_what_this_version_lacks_is_one_line(call, run_folder, tmp_path, flags, code, words):
+    found, text, err = call("export", run_folder, "--out", tmp_path / "bundle", "--per-block", *flags)
+    assert (found, text) == (code, "")
+    assert words in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_no_run_or_no_bundle(call, tmp_path):
+    for words in (["export", tmp_path, "--out", tmp_path / "b"], ["verify", tmp_path], ["bench", tmp_path]):
+        code, text, err = call(*words)
+        assert (code, text) == (1, "")
+        assert err.count("\n") == 1
+        assert str(tmp_path) in err

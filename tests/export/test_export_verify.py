@@ -1,0 +1,93 @@
+"""Verification: right numbers pass, wrong ones are named; files that were changed, lost or swapped are named."""
+
+import shutil
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+
+from ls_edge.bundle import Bundle
+from ls_edge.errors import BundleError, VerificationError
+from ls_edge.export.files import check_files, checked_with, raise_problems
+from ls_edge.export.verify import BATCHES, generated_images, images_of, verify_numbers, verify_run
+from ls_edge.runtime.chain import Chain
+from ls_edge.runtime.engines import OnnxEngine, signature_of
+from ls_edge.training.checkpoint import load_run
+
+
+@pytest.fixture
+def copied(exported, tmp_path):
+    shutil.copytree(exported.folder, tmp_path / "bundle")
+    return Bundle.open(tmp_path / "bundle")
+
+
+def problems(bundle):
+    return {report.part: report.problem for report in check_files(bundle) if report.problem}
+
+
+def test_a_bundle_and_its_run(exported, loaded):
+    verified = verify_run(exported, loaded)
+    assert verified.max_rel_error <= verified.bar == 1e-5
+    assert checked_with() == ["digests", "onnx", "onnxruntime"]
+    assert problems(exported) == {}
+    raise_problems(exported, check_files(exported))
+
+
+def test_the_run_of_another_bundle_is_refused(exported, make_run, tmp_path):
+    other = load_run(make_run(tmp_path / "other", seed=5))
+    with pytest.raises(VerificationError, match=f"is of model {exported.manifest.model_id[:16]}"):
+        verify_run(exported, other)
+
+
+def test_a_part_that_is_slightly_off_is_named(exported, loaded):
+    images = generated_images(loaded.image)
+    with Chain.open(exported, threads=1, provider="cpu") as chain:
+        model = onnx.load_model_from_string(exported.read("block 1"))
+        bias = next(tensor for tensor in model.graph.initializer if tensor.name == "mlp.fc2.bias")
+        bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) + np.float32(1e-3), bias.name))
+        signature = signature_of(exported.manifest, "block 1")
+        spoilt = OnnxEngine(model.SerializeToString(), "block 1", signature, provider=chain.provider, threads=1)
+        wrong = Chain(
+            exported, chain.stem_engine, [chain.block_engines[0], spoilt, chain.block_engines[2]], chain.head_engine
+        )
+        with pytest.raises(VerificationError, match=r"^block 1 differs from PyTorch by 0\.001"):
+            verify_numbers(loaded.view, wrong, images, source="generated", precision="fp32")
+        spoilt.close()
+
+
+def test_blocks_in_each_others_place_are_named(exported, loaded):
+    images = generated_images(loaded.image)
+    with Chain.open(exported, threads=1, provider="cpu") as chain:
+        swapped = Chain(exported, chain.stem_engine, chain.block_engines[::-1], chain.head_engine)
+        with pytest.raises(VerificationError, match=r"^block 0 differs"):
+            verify_numbers(loaded.view, swapped, images, source="generated", precision="fp32")
+
+
+def test_files_that_were_changed_lost_or_come_from_elsewhere_are_all_named(copied, exported):
+    blocks = copied.folder / "blocks"
+    raw = bytearray((copied.folder / "stem.onnx").read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (copied.folder / "stem.onnx").write_bytes(raw)
+    (blocks / "00.onnx").unlink()
+    shutil.copy(exported.folder / "blocks/02.onnx", blocks / "01.onnx")
+    found = problems(copied)
+    assert found.keys() == {"stem", "block 0", "block 1"}
+    assert "changed" in found["stem"]
+    assert "is missing" in found["block 0"]
+    assert "belongs to another bundle" in found["block 1"]
+    with pytest.raises(BundleError, match="3 of 6 parts are wrong") as caught:
+        raise_problems(copied, check_files(copied))
+    assert all(name in str(caught.value) for name in ("stem.onnx", "00.onnx", "01.onnx"))
+
+
+def test_images_of_data_are_the_models_input(loaded):
+    images = images_of("digits", loaded.image)
+    assert images.shape == (sum(BATCHES), 3, *loaded.image.size)
+    assert images.dtype == np.float32
+    generated = generated_images(loaded.image)
+    assert generated.shape == images.shape
+    np.testing.assert_array_equal(generated, generated_images(loaded.image))
+    with torch.no_grad():
+        assert torch.isfinite(loaded.view(torch.from_numpy(images))).all()

@@ -1,0 +1,133 @@
+"""Writing bundles: complete or not at all, the same bytes every time, nothing lost that was there."""
+
+import dataclasses
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ls_edge.arrangement import Arrangement
+from ls_edge.bundle import Bundle
+from ls_edge.errors import RunError, UsageError, VerificationError
+from ls_edge.export.writer import check_target, export_run, steps_of
+from ls_edge.runtime.chain import Chain
+from ls_edge.training.checkpoint import load_run
+from ls_edge.training.view import BlockView
+
+IMAGES = np.random.default_rng(1).standard_normal((2, 3, 16, 16), dtype=np.float32)
+
+
+def test_a_bundle_says_what_it_is(exported, loaded):
+    manifest = Bundle.open(exported.folder).manifest
+    assert (manifest.model, manifest.method, manifest.precision) == ("vit_digits", "shuffle", "fp32")
+    assert manifest.classes == tuple("0123456789")
+    assert (manifest.tokens.count, manifest.tokens.dim, manifest.opset) == (17, 32, 20)
+    assert manifest.image == loaded.image
+    assert [part.file for part in manifest.parts.blocks] == ["blocks/00.onnx", "blocks/01.onnx", "blocks/02.onnx"]
+    assert manifest.parts.whole is not None
+    assert 0 < manifest.verified["max_rel_error"] <= 1e-5
+    assert manifest.verified["parts"].keys() == {"stem", "block 0", "block 1", "block 2", "head"}
+    assert manifest.verified["chain"].keys() == {"trained", "shuffled"}
+    assert manifest.verified["reference"].startswith("pytorch ")
+    assert manifest.order_costs == {}
+
+
+def test_the_same_run_gives_the_same_digests_from_any_folder(run_folder, exported, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    steps = []
+    again = export_run(load_run(os.path.relpath(run_folder)), "deep/down/other name", step=steps.append).bundle
+    ours, theirs = exported.manifest, again.manifest
+    assert ours.bundle_id == theirs.bundle_id
+    assert ours.model_id == theirs.model_id
+    assert ours.parts.blocks == theirs.parts.blocks
+    assert (ours.parts.stem, ours.parts.head) == (theirs.parts.stem, theirs.parts.head)
+    assert len(steps) == steps_of(3)
+    assert sorted(p.name for p in (tmp_path / "deep/down").iterdir()) == ["other name"]
+
+
+def test_an_older_bundle_is_replaced_when_the_new_one_was_verified(make_run, exported, tmp_path):
+    def spoil(view):
+        view.blocks[1].mlp.fc1.bias.fill_(float("nan"))
+
+    out = tmp_path / "bundle"
+    shutil.copytree(exported.folder, out)
+    with pytest.raises(VerificationError, match=r"^block 1: PyTorch itself"):
+        export_run(load_run(make_run(tmp_path / "bad", change=spoil)), out)
+    assert Bundle.open(out).manifest == exported.manifest
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "bundle"]
+
+    new = export_run(load_run(make_run(tmp_path / "good", seed=2)), out).bundle.manifest
+    assert Bundle.open(out).manifest == new
+    assert new.model_id != exported.manifest.model_id
+    assert not (out / "whole.onnx").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "bundle", "good"]
+
+
+def test_a_folder_that_holds_something_else_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    check_target(tmp_path / "empty")
+    check_target(tmp_path / "new")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/diary.txt").write_text("dear diary")
+    with pytest.raises(UsageError, match=r"diary\.txt"):
+        check_target(tmp_path / "notes")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/other.onnx").write_bytes(b"")
+    with pytest.raises(UsageError, match="is no bundle"):
+        check_target(tmp_path / "models")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="is no folder"):
+        check_target(tmp_path / "file")
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    with pytest.raises(UsageError, match="is no folder"):
+        check_target(tmp_path / "link")
+
+
+def test_classes_that_do_not_fit_the_logits_are_refused(loaded, tmp_path):
+    fewer = dataclasses.replace(loaded, record=_with_classes(loaded.record, ("cat", "dog")))
+    with pytest.raises(RunError, match="10 logits and the run 2 class names"):
+        export_run(fewer, tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _with_classes(record, classes):
+    import msgspec
+
+    return msgspec.structs.replace(record, classes=classes)
+
+
+class SlotView(BlockView):
+    """Adds to the tokens what a shared embedding and a map of the block's own make of the slot."""
+
+    needs_slot = True
+
+    def __init__(self, view):
+        super().__init__(view.model, view._family, (view.token_spec.count, view.token_spec.dim))
+        self.slots = nn.Embedding(view.blocks_count, 8)
+        self.adapters = nn.ModuleList(nn.Linear(8, view.token_spec.dim) for _ in view.blocks)
+
+    def block(self, index, tokens, slot=0):
+        slots = torch.as_tensor(slot).expand(tokens.shape[0])
+        return super().block(index, tokens + self.adapters[index](self.slots(slots))[:, None])
+
+
+def test_blocks_that_take_a_slot(loaded, tmp_path):
+    torch.manual_seed(0)
+    view = SlotView(loaded.view).eval()
+    bundle = export_run(dataclasses.replace(loaded, view=view), tmp_path / "bundle", whole=True).bundle
+    assert bundle.manifest.needs_slot
+    tracks = Arrangement.from_json([[[2], [0, 1]]])
+    with torch.no_grad(), Chain.open(bundle, threads=1, provider="cpu") as chain:
+        for arrangement in (None, (2, 0, 1), (1,), tracks):
+            expected = view(torch.from_numpy(IMAGES), arrangement).numpy()
+            np.testing.assert_allclose(chain.forward(IMAGES, arrangement), expected, rtol=0, atol=1e-5)
+        shifted = chain.block(1, chain.stem(IMAGES), 2)
+        assert np.abs(shifted - chain.block(1, chain.stem(IMAGES), 0)).max() > 0.01
+    import onnxruntime
+
+    whole = onnxruntime.InferenceSession(bundle.read("whole")).run(None, {"images": IMAGES})[0]
+    with torch.no_grad():
+        np.testing.assert_allclose(whole, view(torch.from_numpy(IMAGES)).numpy(), rtol=0, atol=1e-5)
