@@ -1,9 +1,9 @@
 """How tokens are written on the wire: ``raw`` float32, ``fp16``, or ``int8`` with one scale a token.
 
-The tolerance of each, as largest error of a value over the largest value of its token: ``raw`` 0, ``fp16`` 2**-11
-(where that largest value is from 2**-14 to 65504; beyond, infinities included, values become 65504), ``int8`` 1/254 (from
-1e-30). A token with a value that is not finite is all NaN after ``int8``. Numbers are little-endian. Errors of the logits after replay grow with the number of hops; :data:`REPLAY_TOLERANCE` states what is
-tested.
+The tolerance of each, as largest error of a value over the largest value of its token: ``raw`` 0; ``fp16`` 2**-11 where
+that largest value is from 2**-14 to 65504 (what is larger, infinity too, becomes 65504); ``int8`` 1/254 where it is at
+least 1e-30 (a token with a value that is not finite becomes NaN). Errors of the logits after replay grow with the number
+of hops; :data:`REPLAY_TOLERANCE` states what is tested. All numbers are little-endian.
 """
 
 from __future__ import annotations

@@ -10,11 +10,13 @@ Left out: who sends what when (``routing``), sockets (``links``).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
 
 from ls_edge.errors import WireError
+from ls_edge.peers import is_name
 
 MAJOR, MINOR = 1, 0
 _MAGIC = b"LS"
@@ -243,20 +245,88 @@ def decode(frame: bytes | memoryview) -> Message:
     return message
 
 
+# What the types above do not say. A number that fits here cannot overflow what is computed from it, nor its own header.
+_U64 = 2**64
+_COUNT = 2**32
+"""Bound of everything that is counted."""
+_MICROSECONDS = 2**50
+"""Bound of times: 36 years."""
+_TEXT = 256
+"""Longest text that is neither a name nor an explanation, in characters."""
+_EXPLANATION = 4096
+
+
 def _check(message: Message) -> None:
     ticket = getattr(message, "ticket", None)
-    if ticket is not None and (
-        len(ticket.session) != 16 or not all(0 <= n < 2**64 for n in (ticket.request, ticket.branch, ticket.hop))
-    ):
-        raise WireError("ticket out of range; dropped")
+    if ticket is not None:
+        _check_request(ticket.session, ticket.request)
+        # One less than all, since the next transfer counts one more.
+        if not (0 <= ticket.branch < _U64 and 0 <= ticket.hop < _COUNT - 1):
+            raise WireError("ticket out of range; dropped")
     if isinstance(message, Run):
-        if not (0 < message.count <= 1 << 20 and 0 < message.dim <= 1 << 20 and 0 <= message.budget_us < 1 << 50):
-            raise WireError(
-                f"tokens {message.count} x {message.dim}, budget {message.budget_us} us: out of range; dropped"
-            )
-        blocks = [block for wave in message.itinerary.waves for track in wave for block, _ in track]
-        blocks += [*message.itinerary.remaining, *message.itinerary.skipped]
-        if len(set(blocks)) != len(blocks) or any(b < 0 for b in blocks):
-            raise WireError("itinerary names a block twice or a negative one; dropped")
-    if isinstance(message, Hello) and not 0 < len(message.name) <= 63:
-        raise WireError(f"hello with a name of {len(message.name)} characters, 1 to 63 are allowed; dropped")
+        _check_run(message)
+    elif isinstance(message, State):
+        _check_numbers("state", _COUNT, message.credits, message.queue, message.calls, *message.reach_blocks)
+        _check_numbers("state", _MICROSECONDS, message.block_us)
+        _check_names("state", message.reaches)
+    elif isinstance(message, (Accept, Refuse)):
+        _check_numbers("credits", _COUNT, message.credits)
+    elif isinstance(message, Progress):
+        _check_numbers("progress", _COUNT, message.blocks_done)
+    elif isinstance(message, Moved):
+        _check_names("moved", (message.holder, message.before))
+    elif isinstance(message, Cancel):
+        _check_request(message.session, message.request)
+        _check_numbers("cancel", _MICROSECONDS, message.budget_us)
+    elif isinstance(message, Hello):
+        _check_names("hello", (message.name,))
+        _check_numbers("hello", _U64, message.incarnation, message.minor, *message.blocks)
+        _check_texts(message.role, message.model_id, message.bundle_id, message.engine, message.codec)
+        if len(message.session) not in (0, 16):
+            raise WireError(f"session of {len(message.session)} bytes, 16 are needed; dropped")
+    if isinstance(message, Refuse):
+        _check_texts(message.reason)
+    if isinstance(message, Complaint) and len(message.what) > _EXPLANATION:
+        raise WireError(f"complaint of {len(message.what)} characters; dropped")
+    if isinstance(message, Bye):
+        _check_texts(message.reason)
+
+
+def _check_run(run: Run) -> None:
+    if not (0 < run.count <= 1 << 20 and 0 < run.dim <= 1 << 20 and 0 <= run.budget_us < _MICROSECONDS):
+        raise WireError(f"tokens {run.count} x {run.dim}, budget {run.budget_us} us: out of range; dropped")
+    it = run.itinerary
+    if not all(wave and all(wave) for wave in it.waves):
+        raise WireError("itinerary with an empty wave or track; dropped")
+    ran = [step for wave in it.waves for track in wave for step in track]
+    blocks = [*(block for block, _ in ran), *it.remaining, *it.skipped]
+    if len(set(blocks)) != len(blocks) or any(not 0 <= b < _COUNT for b in blocks):
+        raise WireError("itinerary names a block twice or one out of range; dropped")
+    _check_names("itinerary", {it.source, *it.relays, *(holder for _, holder in ran), *(v.holder for v in it.visits)})
+    _check_numbers("itinerary", _COUNT, it.max_skips)
+    for visit in it.visits:
+        _check_numbers("visit", _MICROSECONDS, visit.queue_us, visit.engine_us, visit.codec_us, *visit.blocks)
+    _check_texts(run.codec, run.returning, it.policy)
+
+
+def _check_request(session: bytes, request: int) -> None:
+    if len(session) != 16 or not 0 <= request < _U64:
+        raise WireError(f"request {request} of a session of {len(session)} bytes: out of range; dropped")
+
+
+def _check_numbers(what: str, bound: int, *numbers: int) -> None:
+    for number in numbers:
+        if not 0 <= number < bound:
+            raise WireError(f"{what} with the number {number}, from 0 to {bound - 1} are allowed; dropped")
+
+
+def _check_names(what: str, names: Iterable[str]) -> None:
+    for name in names:
+        if not is_name(name):
+            raise WireError(f"{what} with a name {name[:70]!r} that nobody may have; dropped")
+
+
+def _check_texts(*texts: str) -> None:
+    for text in texts:
+        if len(text) > _TEXT:
+            raise WireError(f"text of {len(text)} characters, at most {_TEXT} are allowed; dropped")

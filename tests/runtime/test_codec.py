@@ -50,7 +50,7 @@ def test_length_is_what_is_announced(name, shape):
 @pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b + b"\0", lambda b: b"", lambda b: b * 2])
 def test_another_length_is_refused(name, change):
     frame = bytes(codec.encode(name, drawn((3, 5), 0)))
-    with pytest.raises(WireError, match="tokens frame of .* bytes, .* expected"):
+    with pytest.raises(WireError, match=r"tokens frame of .* bytes, .* expected"):
         codec.decode(name, change(frame), 3, 5)
 
 
