@@ -2,8 +2,8 @@
 
 The tolerance of each, as largest error of a value over the largest value of its token: ``raw`` 0; ``fp16`` 2**-11 where
 that largest value is from 2**-14 to 65504 (what is larger, infinity too, becomes 65504); ``int8`` 1/254 where it is at
-least 1e-30 (a token with a value that is not finite becomes NaN). Errors of the logits after replay grow with the number
-of hops; :data:`REPLAY_TOLERANCE` states what is tested. All numbers are little-endian.
+least 1e-30 (a token with a value that is not finite becomes NaN). Errors of the logits after replay grow with the hops;
+:data:`REPLAY_TOLERANCE` states what is tested. All numbers are little-endian.
 """
 
 from __future__ import annotations
