@@ -1,0 +1,251 @@
+"""``ls-edge demo``: the whole story on the embedded digits, as the commands that a user would type.
+
+Training, evaluation and export are run as the real commands and shown; the peers are real processes on the loopback,
+and one of them is really killed while images are on their way. No process is left behind, also after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ls_edge.cli import Command
+from ls_edge.errors import LsEdgeError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console
+
+    from ls_edge.report.html import Run
+    from ls_edge.runtime.local import LocalPeers
+
+PLACEMENT = {"anna": [0, 1, 2, 3, 4], "ben": [3, 4, 5, 6, 7], "cleo": [0, 1, 2, 5, 6, 7]}
+"""Three peers; every block is held by two of them, none holds all."""
+
+PRETRAIN_EPOCHS, SHUFFLE_EPOCHS = 20, 20
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One run of images through the peers."""
+
+    name: str
+    model: str
+    policy: str = "nearest"
+    kill: str = ""
+    """Peer that is killed after a third of the answers and started again after another third."""
+    lost: tuple[str, ...] = ()
+    """Peers that are not there at all."""
+    max_skips: int | None = None
+
+
+SCENES = (
+    Scene("shuffled, a peer killed", "shuffled", kill="ben"),
+    Scene("shuffled, random order", "shuffled", policy="random"),
+    Scene("shuffled, one peer left", "shuffled", lost=("ben", "cleo"), max_skips=3),
+    Scene("unshuffled, trained order", "unshuffled"),
+    Scene("unshuffled, random order", "unshuffled", policy="random"),
+)
+
+
+@click.command(cls=Command, short_help="The whole story on embedded data.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("demo-out"), show_default=True,
+    help="Folder for models, bundles and the report.",
+)  # fmt: skip
+@click.option("--limit", type=click.IntRange(min=10), default=359, show_default=True, help="Images a run.")
+@click.option("--fresh", is_flag=True, help="Train again even where OUT has models from an earlier demo.")
+def command(out: Path, limit: int, fresh: bool) -> int:
+    """Fine-tune a small vision transformer with shuffled block order, cut it into one engine a block, serve the blocks
+    by three peer processes, answer real images while one of the peers is killed, and do the same with a model that was
+    trained without shuffling.
+
+    Ends with a table and OUT/report.html. Takes a few minutes on two cores.
+    """  # noqa: D205
+    from rich.console import Console
+
+    from ls_edge.report.html import write_comparison
+    from ls_edge.report.tables import print_comparison
+
+    console = Console(stderr=True, highlight=False)
+    _check_installed()
+    started = time.monotonic()
+    with _sigterm_as_interrupt():
+        out.mkdir(parents=True, exist_ok=True)
+        accuracy = _models(out, console, fresh=fresh)
+        runs = [_play(scene, out, limit, console) for scene in SCENES]
+    report = out / "report.html"
+    write_comparison(
+        report, runs, title="ls-edge demo: one vision transformer on three peers", lede=_lede(accuracy)
+    )  # fmt: skip
+    document = {
+        "accuracy": accuracy,
+        "runs": {name: json.loads(summary.to_json()) for name, summary, _, _ in runs},
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    (out / "demo.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+    _print_accuracy(accuracy)
+    print_comparison([(name, summary) for name, summary, _, _ in runs])
+    console.print(f"\nreport: {report}    figures: {out / 'demo.json'}    {document['seconds']:.0f} s", soft_wrap=True)
+    return 0
+
+
+def _heading(console: Console, text: str) -> None:
+    console.print(f"\n{text}", style="bold cyan", soft_wrap=True)
+
+
+def _check_installed() -> None:
+    import importlib.util
+
+    missing = [name for name in ("torch", "timm", "onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"the demo trains and exports, which needs {', '.join(missing)}: pip install 'ls-edge[train,export,cpu]'"
+        )
+
+
+def _models(out: Path, console: Console, *, fresh: bool) -> dict[str, Any]:
+    """Train, evaluate and export both models; return their ``eval`` documents."""
+    unshuffled, shuffled = out / "unshuffled", out / "shuffled"
+    console.rule(
+        "1. Train: a vision transformer as usual, then fine-tune it with its block order shuffled", align="left"
+    )
+    if fresh or not (shuffled / "metrics.jsonl").exists():
+        train = ["train", "--data", "digits", "--overwrite"]
+        _ls_edge(console, *train, "--method", "sequential", "--epochs", str(PRETRAIN_EPOCHS), "--out", str(unshuffled))
+        _ls_edge(
+            console, *train, "--method", "shuffle", "--epochs", str(SHUFFLE_EPOCHS), "--init", str(unshuffled),
+            "--out", str(shuffled),
+        )  # fmt: skip
+    else:
+        console.print(f"the models of an earlier demo are used again: {unshuffled}, {shuffled}")
+    _heading(console, "2. Evaluate: blocks in trained order, in 64 random orders, and with some missing")
+    accuracy = {}
+    for run in (unshuffled, shuffled):
+        accuracy[run.name] = json.loads(_ls_edge(console, "eval", str(run), "--data", "digits", "--json", quiet=True))
+        a = accuracy[run.name]
+        console.print(
+            f"   {run.name}: trained order {a['sequential']['top1']:.1%}, random order "
+            f"{a['arbitrary']['top1_mean']:.1%} ± {a['arbitrary']['top1_std']:.1%}"
+        )
+    console.rule(
+        "3. Export: one ONNX engine for the stem, the head and each block, verified against PyTorch", align="left"
+    )
+    for run in (unshuffled, shuffled):
+        _ls_edge(console, "export", str(run), "--out", str(out / f"{run.name}-bundle"), "--per-block")
+    _heading(console, "4. Run: three peer processes, real images over ZeroMQ")
+    return accuracy
+
+
+def _ls_edge(console: Console, *arguments: str, quiet: bool = False) -> str:
+    """Run a command as a user would; return what it printed to standard output."""
+    console.print(f"$ ls-edge {shlex.join(arguments)}", style="bold", soft_wrap=True)
+    done = subprocess.run(  # noqa: S603  our own interpreter and arguments
+        [sys.executable, "-m", "ls_edge", *arguments], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        raise LsEdgeError(f"'ls-edge {arguments[0]}' ended with exit code {done.returncode}; what it said stands above")
+    if not quiet and done.stdout.strip():
+        console.print(done.stdout.rstrip(), soft_wrap=True)
+    return done.stdout
+
+
+def _play(scene: Scene, out: Path, limit: int, console: Console) -> Run:
+    """Serve the scene's model and answer ``limit`` images."""
+    from ls_edge.datasets import open_data
+    from ls_edge.report.live import RunProgress
+    from ls_edge.runtime.local import LocalPeers
+    from ls_edge.runtime.measure import measure
+    from ls_edge.runtime.source import Source
+    from ls_edge.summary import summarise
+
+    bundle = out / f"{scene.model}-bundle"
+    folder = out / "peers" / scene.name.replace(",", "").replace(" ", "-")
+    console.print(f"\n{scene.name}", style="bold")
+    with LocalPeers(folder, bundle, PLACEMENT) as peers:
+        peers.wait_warm()
+        with Source.open(
+            peers.path, bundle, policy=scene.policy, max_skips=scene.max_skips, budget_ms=10_000
+        ) as source:  # fmt: skip
+            source.wait_ready()
+            for name in scene.lost:
+                peers.kill(name)
+            images = open_data("digits", "eval").take(limit)
+            progress = RunProgress(len(images), PLACEMENT, console=console, label=scene.name)
+            harm = _harm(scene, peers, limit, progress.note)
+
+            def on_record(record: Any) -> None:
+                progress.record(record)
+                harm()
+
+            with progress:
+                measured = measure(source, images, concurrency=2, on_record=on_record, on_event=progress.event)
+    summary = summarise(measured.records, measured.events, measured.context)
+    return scene.name, summary, measured.records, measured.events
+
+
+def _harm(scene: Scene, peers: LocalPeers, limit: int, note: Callable[[str], None]) -> Callable[[], None]:
+    """What happens to the scene's peer, called after each answer."""
+    answers = 0
+
+    def step() -> None:
+        nonlocal answers
+        answers += 1
+        if scene.kill and answers == limit // 3:
+            peers.signal(scene.kill, signal.SIGKILL)
+            note(f"SIGKILL to {scene.kill} after {answers} answers")
+        elif scene.kill and answers == limit // 2:
+            peers.processes[scene.kill].wait(5)
+            peers.start(scene.kill)
+            note(f"{scene.kill} started again after {answers} answers")
+
+    return step
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _lede(accuracy: dict[str, Any]) -> str:
+    shuffled, unshuffled = accuracy["shuffled"], accuracy["unshuffled"]
+    return (
+        f"In random block order the model fine-tuned with shuffling keeps {shuffled['arbitrary']['top1_mean']:.1%} of "
+        f"{shuffled['sequential']['top1']:.1%}; the same model without it falls from "
+        f"{unshuffled['sequential']['top1']:.1%} to {unshuffled['arbitrary']['top1_mean']:.1%}."
+    )
+
+
+def _print_accuracy(accuracy: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="ls-edge eval", title_justify="left", box=None)
+    for heading in ("model", "trained order", "random order", "worst order"):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for name, document in accuracy.items():
+        arbitrary = document["arbitrary"]
+        table.add_row(
+            name, f"{document['sequential']['top1']:.1%}",
+            f"{arbitrary['top1_mean']:.1%} ± {arbitrary['top1_std']:.1%}", f"{arbitrary['top1_worst']:.1%}",
+        )  # fmt: skip
+    Console().print(table)
