@@ -90,9 +90,8 @@ class Decoded(Dataset[tuple[Tensor | None, int, str]]):
         try:
             picture = decode(image.read(), image.name)
             if self.transform is not None:
-                pixels = np.array(self.transform(picture), dtype=np.uint8)
-            else:
-                pixels = np.array(self.preprocess.crop(picture, image.name)).transpose(2, 0, 1)
+                return torch.as_tensor(self.transform(picture)), label, ""
+            pixels = np.array(self.preprocess.crop(picture, image.name)).transpose(2, 0, 1)
         except DataError as error:
             return None, label, str(error)
         return torch.from_numpy(np.ascontiguousarray(pixels)), label, ""

@@ -123,7 +123,12 @@ class BlockView(nn.Module):
         self._compiled = None
 
     def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Compile each block by itself, for training; the graphs are shared by all orders."""
+        """Compile each block by itself, for training; the graphs are shared by all orders.
+
+        Raises torch's limit of graphs for one function: blocks whose settings differ (drop path) have one each.
+        """
+        dynamo: Any = torch._dynamo.config
+        dynamo.recompile_limit = max(dynamo.recompile_limit, self.blocks_count + 8)
         self._compiled = [torch.compile(block, dynamic=False, backend=backend) for block in self._blocks]
 
     def weights(self) -> dict[str, Tensor]:

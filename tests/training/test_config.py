@@ -1,0 +1,46 @@
+import pytest
+
+from ls_edge.errors import ConfigError, UsageError
+from ls_edge.training.config import TrainConfig, read_config
+
+
+def write(tmp_path, text):
+    path = tmp_path / "train.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
+    path = write(tmp_path, "epochs: 3\nbatch_size: 16\noptim: {lr: 0.5, warmup: 0.2}\ndata: {source: digits}\n")
+    config, named = read_config(path, {"lr": 0.25, "epochs": None, "seed": 4})
+    assert (config.epochs, config.batch_size, config.seed) == (3, 16, 4)
+    assert (config.optim.lr, config.optim.warmup, config.optim.clip) == (0.25, 0.2, TrainConfig().optim.clip)
+    assert config.data.source == "digits"
+    assert named == {"epochs", "batch_size", "seed", "optim.lr", "optim.warmup", "data.source"}
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        ("epochs: 3\noptim:\n  lrr: 1\n", "3:3", "did you mean 'lr'"),
+        ("epochs: -1\n", "1:9", "epochs is -1; it has to be 0 or more"),
+        ("optim:\n  lr: 0\n", "2:7", "lr is 0.0; it has to be above 0"),
+        ("data: {validation: 1.0}\n", "1:20", "validation is 1.0"),
+        ("method: [a]\n", "1:9", "method"),
+        ("epochs: 1\nepochs: 2\n", "2:1", "stands twice"),
+    ],
+)
+def test_errors_have_their_place(tmp_path, text, place, words):
+    with pytest.raises(ConfigError) as caught:
+        read_config(write(tmp_path, text), {})
+    assert f"train.yaml:{place}: " in str(caught.value)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [({"lr": -1.0}, "lr is -1.0"), ({"lr": float("nan")}, "lr is nan"), ({"seed": 2**40}, "seed is 1099511627776")],
+)
+def test_flags_are_checked_too(flags, words):
+    with pytest.raises(UsageError, match=words):
+        read_config(None, flags)

@@ -1,0 +1,154 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ls_edge.bundle import ImageSpec
+from ls_edge.datasets import open_data
+from ls_edge.errors import DataError, UsageError
+from ls_edge.runtime.preprocess import Preprocessor
+from ls_edge.training.config import DataConfig
+from ls_edge.training.data import Batches, Skipped, augment, choose_augment, normaliser, split
+from ls_edge.training.sources import open_images
+
+SPEC = ImageSpec(size=(16, 16), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), crop_pct=0.9)
+
+
+def folder(path, per_class=6, classes=("cat", "dog"), size=(20, 18)):
+    rng = np.random.default_rng(0)
+    for name in classes:
+        (path / name).mkdir(parents=True)
+        for index in range(per_class):
+            Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(path / name / f"{index}.png")
+    return path
+
+
+def batches(images, *, kind="none", config=None, size=4, skipped=None, seed=0):
+    return Batches(
+        images, SPEC, config or DataConfig(), batch_size=size, seed=seed, augment=kind,
+        skipped=skipped or Skipped(lambda text: pytest.fail(text)),
+    )  # fmt: skip
+
+
+def test_split_is_seeded_stratified_and_whole():
+    digits = open_data("digits", "train")
+    train, held = split(digits, 0.1, 0)
+    assert sorted(train + held) == list(range(len(digits)))
+    assert split(digits, 0.1, 0) == (train, held)
+    assert split(digits, 0.1, 1) != (train, held)
+    for label in range(10):
+        whole = sum(image.label == label for image in digits.images)
+        assert sum(digits.images[row].label == label for row in held) == round(whole / 10)
+
+
+def test_split_of_little(tmp_path):
+    train, held = split(open_data(str(folder(tmp_path / "two", 2)), "train"), 0.1, 0)
+    assert (len(train), len(held)) == (3, 1)
+    with pytest.raises(DataError, match=r"one class only \(cat\)"):
+        split(open_data(str(folder(tmp_path / "one", 2, classes=("cat",))), "train"), 0.1, 0)
+
+
+@pytest.mark.parametrize("cache_mb", [512, 0])
+def test_pixels_are_those_of_the_boards_preprocessing(tmp_path, cache_mb):
+    images = open_data(str(folder(tmp_path)), "train").images
+    found = batches(images, config=DataConfig(cache_mb=cache_mb), size=5)
+    assert found.cached == (cache_mb > 0)
+    assert (len(found), found.steps()) == (12, 2)
+    pixels, labels = (torch.cat(parts) for parts in zip(*found.fixed(), strict=True))
+    assert labels.tolist() == [image.label for image in images]
+    expected = np.stack([Preprocessor(SPEC)(image.read()) for image in images])
+    np.testing.assert_allclose(normaliser(SPEC, torch.device("cpu"))(pixels).numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("cache_mb", [512, 0])
+@pytest.mark.parametrize("kind", ["none", "shift", "crop"])
+def test_epochs_are_settled_by_seed_and_number(tmp_path, cache_mb, kind):
+    images = open_data(str(folder(tmp_path)), "train").images
+    config = DataConfig(cache_mb=cache_mb)
+
+    def run(seed, epoch):
+        pixels, labels = zip(*batches(images, kind=kind, config=config, seed=seed).epoch(epoch), strict=True)
+        return torch.cat(pixels), torch.cat(labels)
+
+    first = run(0, 1)
+    assert all(torch.equal(a, b) for a, b in zip(first, run(0, 1), strict=True))
+    assert not torch.equal(first[0], run(0, 2)[0])
+    assert not torch.equal(first[0], run(1, 1)[0])
+    assert len(first[1]) == 12
+
+
+def test_workers_decode_the_same(tmp_path):
+    images = open_data(str(folder(tmp_path)), "train").images
+    alone = list(batches(images, config=DataConfig(cache_mb=0)).epoch(1))
+    helped = list(batches(images, config=DataConfig(cache_mb=0, workers=1)).epoch(1))
+    assert all(torch.equal(a, b) for a, b in zip(alone, helped, strict=True) for a, b in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("cache_mb", [512, 0])
+def test_an_image_that_is_none_is_named_and_left_out(tmp_path, cache_mb):
+    root = folder(tmp_path)
+    (root / "cat" / "2.png").write_bytes(b"no image")
+    told = []
+    skipped = Skipped(told.append)
+    found = batches(open_data(str(root), "train").images, config=DataConfig(cache_mb=cache_mb), skipped=skipped)
+    for _ in range(2):
+        labels = torch.cat([labels for _, labels in found.fixed()])
+        assert labels.tolist() == [0] * 5 + [1] * 6
+    assert len(told) == len(skipped.reasons) == 1
+    assert "cat/2.png" in told[0]
+    for path in root.rglob("*.png"):
+        path.write_bytes(b"no image")
+    with pytest.raises(DataError, match="none of 12 images"):
+        list(batches(open_data(str(root), "train").images, config=DataConfig(cache_mb=cache_mb),
+                     skipped=Skipped(lambda _: None)).fixed())  # fmt: skip
+
+
+def test_shift_moves_and_crop_mirrors():
+    pixels = torch.zeros(64, 3, 16, 16, dtype=torch.uint8)
+    pixels[:, :, 8, 5] = 200
+    generator = torch.Generator().manual_seed(0)
+    shifted = augment(pixels, "shift", generator)
+    places = {tuple(row[1:]) for row in shifted[:, 0].nonzero().tolist()}
+    assert places == {(8 + down, 5 + right) for down in (-1, 0, 1) for right in (-1, 0, 1)}
+    columns = set(augment(pixels, "crop", generator)[:, 0].nonzero()[:, 2].tolist())
+    assert columns == {3, 4, 5, 6, 7} | {8, 9, 10, 11, 12}
+    assert augment(pixels, "none", generator) is pixels
+
+
+def test_timms_augmentation_gives_images_of_the_size(tmp_path):
+    found = batches(open_data(str(folder(tmp_path)), "train").images, kind="timm")
+    assert not found.cached
+    pixels, _ = next(found.epoch(1))
+    assert pixels.shape == (4, 3, 16, 16)
+    assert pixels.dtype == torch.uint8
+
+
+def test_auto_augmentation():
+    large = ImageSpec(size=(224, 224), mean=SPEC.mean, std=SPEC.std)
+    assert choose_augment("auto", "digits", SPEC) == "shift"
+    assert choose_augment("auto", "a folder", SPEC) == "crop"
+    assert choose_augment("auto", "a folder", large) == "timm"
+    assert choose_augment("none", "digits", SPEC) == "none"
+
+
+def test_names_of_timms_factory(tmp_path, monkeypatch):
+    monkeypatch.setenv("LS_EDGE_DATA", str(tmp_path / "cache"))
+    folder(tmp_path / "cache" / "train", 3)
+    folder(tmp_path / "cache" / "validation", 2)
+    with pytest.raises(DataError, match="torch/no_such: timm's factory could not open it"):
+        open_images("torch/no_such", "train")
+    with pytest.raises(UsageError, match="can only be streamed"):
+        open_images("wds/some", "train")
+
+
+def test_an_indexed_set_becomes_images(tmp_path):
+    from torchvision.datasets import ImageFolder
+
+    from ls_edge.training.sources import _image_set
+
+    found = _image_set("torch/some", "eval", ImageFolder(str(folder(tmp_path, 2))))
+    assert found.classes == ("cat", "dog")
+    assert [(image.name, image.label) for image in found.images] == [
+        ("cat/0000000", 0), ("cat/0000001", 0), ("dog/0000002", 1), ("dog/0000003", 1),
+    ]  # fmt: skip
+    assert np.array_equal(found.images[2].read(), np.asarray(Image.open(tmp_path / "dog" / "0.png")))

@@ -1,0 +1,283 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ls_edge.errors import DataError, RunError, TrainingStopped, UsageError
+from ls_edge.training.checkpoint import load_run
+from ls_edge.training.config import read_config, to_yaml
+from ls_edge.training.loop import train
+from ls_edge.training.methods import METHODS, Shuffle, make_method
+from ls_edge.training.optim import learning_rate, make_optimiser
+from ls_edge.training.precision import choose_device, choose_precision, cpu_has_bfloat16, plain_attention
+from ls_edge.training.view import BlockView
+
+SMALL = {"embed_dim": 16, "depth": 3, "num_heads": 2, "mlp_ratio": 2.0, "drop_rate": 0.1}
+SETTINGS = {"batch_size": 128, "epochs": 2, "threads": 1, "precision": "fp32", "device": "cpu"}
+
+
+class Silent:
+    def __init__(self):
+        self.warnings = []
+        self.epochs = []
+
+    def warn(self, text):
+        self.warnings.append(text)
+
+    def decoding(self, images):
+        pass
+
+    def decoded(self, images):
+        pass
+
+    def started(self, epoch, epochs, steps):
+        pass
+
+    def stepped(self, steps, loss):
+        pass
+
+    def finished(self, metrics):
+        self.epochs.append(metrics)
+
+
+def settings(data="digits", **flags):
+    config, _ = read_config(None, {"data": data, **SETTINGS, **flags})
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, args=SMALL))
+
+
+def metrics(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in ("seconds", "images_per_second")} for line in lines]
+
+
+def weights(folder):
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_a_run_is_bit_identical_for_a_seed_and_leaves_what_it_should(tmp_path):
+    state = torch.random.get_rng_state(), np.random.get_state()[1].copy()
+    first = train(settings(), tmp_path / "a", listener=Silent())
+    assert torch.equal(state[0], torch.random.get_rng_state())
+    assert np.array_equal(state[1], np.random.get_state()[1])
+    np.random.seed(5)
+    torch.manual_seed(5)
+    train(settings(), tmp_path / "b", listener=Silent())
+    train(settings(seed=1), tmp_path / "c", listener=Silent())
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+    assert weights(tmp_path / "a") != weights(tmp_path / "c")
+    names = sorted(path.name.split(".1")[0] for path in (tmp_path / "a").iterdir())
+    assert names == ["config.yaml", "events.out.tfevents", "metrics.jsonl", "model.safetensors"]
+    assert (first.images + first.validation_images, first.blocks, first.skipped) == (1438, 3, 0)
+    run = load_run(tmp_path / "a")
+    assert run.record.best_epoch == first.best_epoch
+    assert run.trained_on
+
+
+def test_methods_differ(tmp_path):
+    for method in ("sequential", "shuffle"):
+        train(settings(method=method, epochs=1), tmp_path / method, listener=Silent())
+    assert weights(tmp_path / "sequential") != weights(tmp_path / "shuffle")
+    assert load_run(tmp_path / "sequential").method == "sequential"
+
+
+def test_the_epoch_with_the_lowest_validation_loss_is_kept(tmp_path):
+    listener = Silent()
+    # A rate this high makes the loss go up and down.
+    train(settings(lr=0.5, epochs=6, method="sequential"), tmp_path / "run", listener=listener)
+    losses = [epoch.val_loss for epoch in listener.epochs]
+    best = losses.index(min(losses)) + 1
+    assert [epoch.best for epoch in listener.epochs] == [
+        loss < min(losses[:index], default=np.inf) for index, loss in enumerate(losses)
+    ]
+    run = load_run(tmp_path / "run")
+    assert (run.record.best_epoch, run.record.val_loss) == (best, min(losses))
+    assert not all(epoch.best for epoch in listener.epochs), "the loss never rose: this test shows nothing"
+    short = settings(lr=0.5, epochs=6, method="sequential")
+    assert msgspec.to_builtins(run.config)["optim"] == msgspec.to_builtins(short)["optim"]
+
+
+def test_no_epochs_write_the_model_as_it_starts(tmp_path):
+    summary = train(settings(epochs=0), tmp_path / "run", listener=Silent())
+    assert summary.best_epoch is None
+    run = load_run(tmp_path / "run")
+    assert run.trained_on == ""
+    train(settings(epochs=0, init=str(tmp_path / "run"), seed=3), tmp_path / "again", listener=Silent())
+    assert weights(tmp_path / "run") == weights(tmp_path / "again")
+
+
+def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    good = train(settings(epochs=1), tmp_path / "good", listener=Silent())
+
+    class Breaks(Shuffle):
+        def loss(self, view, images, targets, arrangement, criterion):
+            value = super().loss(view, images, targets, arrangement, criterion)
+            return value * float("nan") if self.steps() == 14 else value
+
+        calls = 0
+
+        def steps(self):
+            Breaks.calls += 1
+            return Breaks.calls
+
+    monkeypatch.setitem(METHODS, "shuffle", Breaks)
+    with pytest.raises(TrainingStopped) as caught:
+        train(settings(epochs=3), tmp_path / "run", listener=Silent())
+    text = str(caught.value)
+    assert "the loss is nan at step 13, order [" in text
+    assert "learning rate" in text
+    assert good.best_epoch == load_run(tmp_path / "run").record.best_epoch == 1
+
+
+RUN = """
+import sys
+from ls_edge.cli import main
+main(sys.argv[1:])
+"""
+
+
+def start_process(folder, config, *more):
+    command = [sys.executable, "-c", RUN, "train", "--out", str(folder), *more]
+    if config is not None:
+        command += ["--config", str(config)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env={**os.environ})
+
+
+def test_resuming_after_a_kill_gives_the_very_same_run(tmp_path):
+    config = tmp_path / "train.yaml"
+    config.write_text(to_yaml(settings(epochs=12)))
+    train(settings(epochs=12), tmp_path / "whole", listener=Silent())
+    broken = tmp_path / "broken"
+    process = start_process(broken, config)
+    try:
+        until = time.monotonic() + 120
+        while not (broken / "metrics.jsonl").exists() or len(metrics_lines(broken)) < 2:
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < until
+            time.sleep(0.005)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert (broken / "resume.safetensors").exists(), "the run was over before it could be killed"
+    load_run(broken)
+    with (broken / "metrics.jsonl").open("a") as stream:
+        stream.write('{"epoch": 99, "cut off')
+    process = start_process(broken, None, "--resume")
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert weights(broken) == weights(tmp_path / "whole")
+    assert metrics(broken) == metrics(tmp_path / "whole")
+    assert (broken / "config.yaml").read_bytes() == (tmp_path / "whole" / "config.yaml").read_bytes()
+    assert not (broken / "resume.safetensors").exists()
+
+
+def metrics_lines(folder):
+    return (folder / "metrics.jsonl").read_bytes().splitlines()
+
+
+def test_a_run_is_not_replaced_by_accident(tmp_path):
+    train(settings(epochs=0), tmp_path / "run", listener=Silent())
+    with pytest.raises(RunError, match="holds a run already; go on with --resume, replace it with --overwrite"):
+        train(settings(epochs=0), tmp_path / "run", listener=Silent())
+    train(settings(epochs=0, seed=2), tmp_path / "run", listener=Silent(), overwrite=True)
+
+
+def test_data_that_cannot_be_trained_on(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "few" / name).mkdir(parents=True)
+        for index in range(4):
+            Image.new("RGB", (16, 16), (index, 0, 0)).save(tmp_path / "few" / name / f"{index}.png")
+    with pytest.raises(DataError, match="leaves 7 images to train on"):
+        train(settings(str(tmp_path / "few")), tmp_path / "run", listener=Silent())
+    (tmp_path / "one" / "cat").mkdir(parents=True)
+    Image.new("RGB", (16, 16)).save(tmp_path / "one" / "cat" / "0.png")
+    with pytest.raises(DataError, match="one class only"):
+        train(settings(str(tmp_path / "one")), tmp_path / "other", listener=Silent())
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises((TrainingStopped, RunError), match="cannot write"):
+        train(settings(epochs=0), tmp_path / "file" / "run", listener=Silent())
+
+
+def test_learning_rate_rises_and_falls():
+    config = settings(lr=1.0).optim
+    rates = [learning_rate(config, step, 100) for step in range(100)]
+    top = rates.index(max(rates))
+    assert 9 <= top <= 11
+    assert rates[:top] == sorted(rates[:top])
+    assert rates[top:] == sorted(rates[top:], reverse=True)
+    assert 0 < rates[0] < 0.15
+    assert rates[-1] < 0.012
+    assert 0 < learning_rate(config, 0, 1) <= 1.0
+
+
+def test_decay_spares_vectors_and_positions():
+    from ls_edge.training.models import create
+
+    view = BlockView.of(create("vit_cifar", embed_dim=16, depth=2, num_heads=2))
+    decayed, spared = make_optimiser(view, settings().optim).param_groups
+    names = {id(parameter): name for name, parameter in view.model.named_parameters()}
+    assert {"pos_embed", "cls_token"} <= {names[id(p)] for p in spared["params"]}
+    assert all(parameter.ndim > 1 for parameter in decayed["params"])
+    assert spared["weight_decay"] == 0
+    assert len(decayed["params"]) + len(spared["params"]) == len(names)
+
+
+def test_devices_and_precisions(tmp_path):
+    cpu = torch.device("cpu")
+    if not torch.cuda.is_available():
+        assert choose_device("auto") == cpu
+        with pytest.raises(UsageError, match="torch sees no CUDA device"):
+            choose_device("cuda")
+    with pytest.raises(UsageError, match="fp16 trains on CUDA only"):
+        choose_precision("fp16", cpu)
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor : 0\nflags\t\t: fpu avx512f avx512_bf16\n")
+    assert cpu_has_bfloat16(info)
+    info.write_text("processor : 0\nflags\t\t: fpu avx512f\n")
+    assert not cpu_has_bfloat16(info)
+    assert not cpu_has_bfloat16(tmp_path / "nowhere")
+
+
+def test_bfloat16_trains_with_float32_weights(tmp_path):
+    summary = train(settings(epochs=1, precision="bf16"), tmp_path / "run", listener=Silent())
+    assert summary.precision == "bfloat16"
+    assert {value.dtype for value in load_run(tmp_path / "run").view.weights().values()} == {torch.float32}
+
+
+def test_attention_is_switched_back():
+    from ls_edge.training.models import create
+
+    view = BlockView.of(create("vit_digits", **{**SMALL, "depth": 2}))
+    before = [block.attn.fused_attn for block in view.blocks]
+    with plain_attention(view, torch.device("cpu")):
+        assert not any(block.attn.fused_attn for block in view.blocks)
+    assert [block.attn.fused_attn for block in view.blocks] == before
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize(("drop_path", "graphs"), [(0.0, 2), (0.2, 12)])
+def test_graphs_are_shared_by_orders(drop_path, graphs):
+    from torch._dynamo.testing import CompileCounter
+
+    from ls_edge.training.models import create
+
+    torch._dynamo.reset()
+    view = BlockView.of(create("vit_digits", **{**SMALL, "depth": 12}, drop_path_rate=drop_path)).train()
+    counter = CompileCounter()
+    view.compile_blocks(backend=counter)
+    images = torch.randn(2, 3, 16, 16)
+    for step in range(3):
+        view(images, make_method("shuffle", {}).draw(12, 0, step)).sum().backward()
+        assert 1 <= counter.frame_count <= graphs
+    torch._dynamo.reset()
