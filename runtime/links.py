@@ -2,8 +2,9 @@
 
 A peer binds one ROUTER; every process dials each peer of ``peers.yaml`` with a DEALER of its own, so that each link is
 watched by itself: the socket's monitor reports a lost connection at once, ZMTP heartbeats one that has gone silent.
-Links that are lost are dialled again by libzmq. A link that another process dialled is known by its routing id, and
-its end by the file descriptor that its messages came from.
+Links that are lost are dialled again by libzmq; those that failed in the handshake, where libzmq gives up, are dialled
+again here. A link that another process dialled is known by its routing id, and its end by the file descriptor that its
+messages came from or, where that was gone before they were read, by the first message that cannot be sent to it.
 
 Speaks frames, not messages: what they mean is ``node``'s. One thread uses it.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +25,7 @@ from zmq.utils.monitor import parse_monitor_message
 from ls_edge.errors import LinkError
 from ls_edge.peers import HeartbeatSettings
 from ls_edge.runtime.keys import KeyPair
-from ls_edge.runtime.zap import Gate
+from ls_edge.runtime.zap import Gate, is_worth_saying
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -33,8 +36,15 @@ _UP = zmq.Event.HANDSHAKE_SUCCEEDED
 _FAILED = (
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 )  # fmt: skip
+_WHY_FAILED = {
+    zmq.Event.HANDSHAKE_FAILED_AUTH: "our key is not in its peers.yaml",
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "one of the two uses keys and the other does not, or the key is another one",
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "the connection was closed during the handshake; compare keys and peers.yaml",
+}
 _RECONNECT_MS, _RECONNECT_MOST_MS = 50, 400
 """A peer that is back is dialled within half a second, which guarantee R8 needs."""
+_REDIAL_S = 0.5
+"""Seconds after which a handshake that failed is tried again."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +108,18 @@ class Links:
         Raises :class:`LinkError` where the address is in use or cannot be bound.
         """
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.failed: Counter[str] = Counter()
+        """Handshakes that failed, by the peer that was dialled; under ``""`` those of who dialled us without CURVE."""
         self._heartbeat = heartbeat
         self._max_frame = max_frame
         self._poller = zmq.Poller()
         self._monitors: dict[zmq.Socket[bytes], str] = {}
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
-        self._descriptors: dict[int, Link] = {}
+        self._addresses = dict(dial)
+        self._up: set[str] = set()
+        self._redial_at: dict[str, float] = {}
+        self._descriptors: dict[int, list[Link]] = {}
+        self._lost: list[Link] = []
         self._router: zmq.Socket[bytes] | None = None
         self._wakers: dict[int, Any] = {}
         self.gate: Gate | None = None
@@ -125,8 +141,11 @@ class Links:
 
     def poll(self, timeout: float) -> list[LinkEvent]:
         """Wait at most ``timeout`` seconds and return what happened; ends of links come before messages."""
-        events: list[LinkEvent] = []
-        ready = dict(self._poller.poll(max(0, round(timeout * 1000))))
+        if self._redial_at:
+            self._redial()
+        ready = dict(self._poller.poll(0 if self._lost else max(0, round(timeout * 1000))))
+        events: list[LinkEvent] = [LinkDown(link, "connection lost") for link in self._lost]
+        self._lost = []
         if self.gate is not None and self.gate.socket in ready:
             self.gate.answer()
         for monitor, name in self._monitors.items():
@@ -155,6 +174,8 @@ class Links:
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH and link not in self._lost:
+                self._lost.append(link)
             if error.errno in (zmq.EHOSTUNREACH, zmq.ENOTSOCK, zmq.ETERM):
                 return False
             raise
@@ -234,15 +255,45 @@ class Links:
                 message = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            event = message["event"]
+            event = zmq.Event(message["event"])
             if event == _UP:
+                self._up.add(name)
                 events.append(LinkUp(Link(dialled=name)))
-            elif event == zmq.Event.DISCONNECTED:
-                link = Link(dialled=name) if name else self._descriptors.pop(int(message["value"]), None)
-                if link is not None:
-                    events.append(LinkDown(link, "connection lost"))
-            else:
-                log.warning("handshake failed", extra={"peer": name or "?", "event": zmq.Event(event).name})
+            elif event != zmq.Event.DISCONNECTED:
+                self._handshake_failed(name, event)
+            elif not name:
+                events += [LinkDown(link, "connection lost") for link in self._disconnected(int(message["value"]))]
+            elif name in self._up:
+                self._up.discard(name)
+                events.append(LinkDown(Link(dialled=name), "connection lost"))
+
+    def _disconnected(self, descriptor: int) -> list[Link]:
+        """The link that used a descriptor; a newer one may use it already, so the oldest."""
+        links = self._descriptors.get(descriptor, [])
+        gone = links[:1]
+        del links[:1]
+        if not links:
+            self._descriptors.pop(descriptor, None)
+        return gone
+
+    def _handshake_failed(self, name: str, event: zmq.Event) -> None:
+        if not name and event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+            return  # the gate has counted and said it
+        if name and event != zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
+            self._redial_at.setdefault(name, time.monotonic() + _REDIAL_S)
+        self.failed[name] += 1
+        if is_worth_saying(self.failed[name]):
+            who = {"peer": name, "address": self._addresses[name]} if name else {"peer": "somebody who dialled us"}
+            log.warning("handshake failed", extra={**who, "why": _WHY_FAILED[event], "count": self.failed[name]})
+
+    def _redial(self) -> None:
+        now = time.monotonic()
+        for name in [name for name, at in self._redial_at.items() if at <= now]:
+            del self._redial_at[name]
+            if name not in self._up:
+                with contextlib.suppress(zmq.ZMQError):  # libzmq has forgotten the endpoint, as it should
+                    self._dealers[name].disconnect(self._addresses[name])
+                self._dealers[name].connect(self._addresses[name])
 
     def _read(self, socket: zmq.Socket[bytes], name: str, events: list[LinkEvent]) -> None:
         for _ in range(64):
@@ -254,6 +305,8 @@ class Links:
                 events.append(Incoming(Link(dialled=name), frames, name))
                 continue
             link = Link(routing_id=frames[0].bytes)
-            self._descriptors[frames[0].get(zmq.SRCFD)] = link
+            users = self._descriptors.setdefault(frames[0].get(zmq.SRCFD), [])
+            if link not in users:
+                users.append(link)
             user = frames[0].get("User-Id") if self.gate is not None else ""
             events.append(Incoming(link, frames[1:], str(user)))

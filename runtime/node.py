@@ -26,6 +26,7 @@ from ls_edge.errors import LinkError, UsageError, WireError
 from ls_edge.peers import PeersFile
 from ls_edge.runtime import codec as codecs
 from ls_edge.runtime import wire
+from ls_edge.runtime.door import Door
 from ls_edge.runtime.keys import KeyPair
 from ls_edge.runtime.links import Curve, Incoming, Link, LinkDown, Links, LinkUp
 from ls_edge.runtime.routing.events import (
@@ -44,11 +45,19 @@ from ls_edge.runtime.routing.events import (
 )
 from ls_edge.runtime.routing.machine import Machine
 from ls_edge.runtime.wire import Bye, Complaint, Hello, Message, Run, State
+from ls_edge.runtime.zap import is_worth_saying
 
 log = logging.getLogger("ls_edge.runtime")
 
 STATE_EVERY = 0.1
 """Seconds between two STATE of a process."""
+_EXPLAIN = 500
+"""Longest explanation that is sent or logged, in characters."""
+_DROPPED = {
+    "malformed": "dropped a message",
+    "complaints": "a neighbour complains",
+    "hello refused": "refused a process",
+}
 
 
 class Node:
@@ -78,11 +87,11 @@ class Node:
         self.on_note: Callable[[Note], None] | None = None
         self._peers = peers
         self._manifest = manifest
+        self._door = Door(name, role, peers, manifest, strict_bundle=strict_bundle)
         self._machine = machine
         self._carry_out = carry_out
         self._hello = hello
         self._state = state
-        self._strict = strict_bundle
         self._links_of: dict[str, list[Link]] = {}
         self._name_of: dict[Link, str] = {}
         self._codec_of: dict[str, str] = {}
@@ -133,7 +142,7 @@ class Node:
         if now >= self._tell_at:
             self._tell_everybody()
         if self._links.gate is not None:
-            self.counts["connections refused"] = sum(self._links.gate.refused.values())
+            self.counts["connections refused"] = sum(self._links.gate.refused.values()) + self._links.failed[""]
 
     def feed(self, event: Event) -> None:
         """Give the machine an event and carry out what it says."""
@@ -182,9 +191,8 @@ class Node:
                 raise WireError(f"{type(message).__name__.lower()} with a wrong number of frames; dropped")
             self._act(event, message)
         except WireError as error:
-            self.counts["malformed"] += 1
-            log.warning("dropped a message", extra={"peer": self._name_of.get(event.link, "?"), "why": str(error)})
-            self._send_link(event.link, Complaint(str(error)))
+            self._count("malformed", self._name_of.get(event.link, event.user), str(error))
+            self._send_link(event.link, Complaint(str(error)[:_EXPLAIN]))
 
     def _act(self, event: Incoming, message: Message) -> None:
         link = event.link
@@ -193,14 +201,14 @@ class Node:
             return
         name = self._name_of.get(link)
         if isinstance(message, Complaint):
-            self.counts["complaints"] += 1
-            log.warning("a neighbour complains", extra={"peer": name or event.user or "?", "why": message.what[:500]})
+            self._count("complaints", name or event.user, message.what[:_EXPLAIN])
             return
         if name is None:
             self.counts["before hello"] += 1
             self._send_link(link, self._hello())
             return
         if isinstance(message, State):
+            self._door.check_state(message)
             self.feed(NeighbourState(name, message))
         elif isinstance(message, Bye):
             self._forget_process(name, f"left ({message.reason})" if message.reason else "left")
@@ -210,28 +218,25 @@ class Node:
             self.feed(Received(name, message))
 
     def _arrived(self, name: str, run: Run, frame: zmq.Frame) -> Arrived:
-        if (run.count, run.dim) != (self._tokens.count, self._tokens.dim):
-            raise WireError(
-                f"tokens {run.count} x {run.dim}, this model has {self._tokens.count} x {self._tokens.dim}; dropped"
-            )
-        total = len(self._manifest.parts.blocks)
-        if any(block >= total for block in run.itinerary.remaining):
-            raise WireError(f"itinerary names block {max(run.itinerary.remaining)}, the model has {total}; dropped")
+        self._door.check_run(run)
         started = time.perf_counter_ns()
         tokens = codecs.decode(run.codec, frame.buffer, run.count, run.dim)
         return Arrived(name, run, tokens, (time.perf_counter_ns() - started) // 1000)
 
     def _greet(self, event: Incoming, hello: Hello) -> None:
         link, name = event.link, hello.name
-        reason = self._reason_to_refuse(event, hello)
+        reason = self._door.reason_to_refuse(hello, event.user)
         if reason:
-            self.counts["hello refused"] += 1
-            if hello.model_id != self._manifest.model_id:
+            self._count("hello refused", name, reason)
+            if hello.model_id != self._manifest.model_id and any(p.name == name for p in self._peers.peers):
                 self.mismatched[name] = reason
-            log.warning("refused a process", extra={"peer": name, "why": reason})
-            self._send_link(link, Complaint(reason))
+            self._send_link(link, Complaint(reason[:_EXPLAIN]))
             return
         self.mismatched.pop(name, None)
+        known = self._machine.neighbours.get(name)
+        if link.dialled and link in self._links_of.get(name, ()) and known is not None and known.hello == hello:
+            # Nothing new: the other side has lost track of us, since it greets those whom it does not know.
+            self._send_link(link, self._hello())
         links = self._links_of.setdefault(name, [])
         first = link not in links
         if first:
@@ -244,28 +249,11 @@ class Node:
             self._send_link(link, self._hello())
             self._send_link(link, self._state())
 
-    def _reason_to_refuse(self, event: Incoming, hello: Hello) -> str:
-        if hello.role not in ("peer", "source") or hello.name == self.name:
-            return f"hello from {hello.name!r} as {hello.role!r}: not a process of ours"
-        if event.user and event.user != hello.name:
-            return f"hello from {hello.name!r} with the key of {event.user!r}; each process needs its own key"
-        if hello.role == "peer" and all(p.name != hello.name for p in self._peers.peers):
-            return f"peer {hello.name!r} does not stand in {self._peers.path}; add it there"
-        if self.role == "source" and hello.role == "source":
-            return "sources do not link to sources"
-        if hello.model_id != self._manifest.model_id:
-            return (
-                f"{hello.name} serves model {hello.model_id[:16]}…, {self.name} has {self._manifest.model_id[:16]}…; "
-                "give both bundles of the same run"
-            )
-        if self._strict and hello.bundle_id != self._manifest.bundle_id:
-            return (
-                f"{hello.name} serves bundle {hello.bundle_id[:16]}…, {self.name} has "
-                f"{self._manifest.bundle_id[:16]}… and --strict-bundle is on; copy the same bundle to both"
-            )
-        if any(not 0 <= block < len(self._manifest.parts.blocks) for block in hello.blocks):
-            return f"{hello.name} announces a block that the model lacks: {hello.blocks}"
-        return ""
+    def _count(self, what: str, peer: str, why: str) -> None:
+        """Count what was dropped, and say so the 1st, 2nd, 4th, 8th time: nobody may fill our disk."""
+        self.counts[what] += 1
+        if is_worth_saying(self.counts[what]):
+            log.warning(_DROPPED[what], extra={"peer": peer or "?", "why": why, "count": self.counts[what]})
 
     def _link_down(self, event: LinkDown) -> None:
         name = self._name_of.pop(event.link, None)

@@ -18,6 +18,11 @@ log = logging.getLogger("ls_edge.runtime")
 _ENDPOINT = "inproc://zeromq.zap.01"
 
 
+def is_worth_saying(count: int) -> bool:
+    """Whether to log something that happens for the ``count``-th time: the 1st, 2nd, 4th, 8th and so on."""
+    return count & (count - 1) == 0
+
+
 class Gate:
     """Answers ZAP requests on the caller's loop: poll :attr:`socket`, call :meth:`answer`."""
 
@@ -40,10 +45,11 @@ class Gate:
         address = frames[3].decode("ascii", "replace") if len(frames) > 3 else "?"
         if name is None:
             self.refused[address] += 1
-            log.warning(
-                "refused a connection",
-                extra={"address": address, "why": "its key is not in peers.yaml", "count": self.refused[address]},
-            )
+            if is_worth_saying(self.refused[address]):
+                log.warning(
+                    "refused a connection",
+                    extra={"address": address, "why": "its key is not in peers.yaml", "count": self.refused[address]},
+                )
             self.socket.send_multipart([b"1.0", request_id, b"400", b"key not in peers.yaml", b"", b""])
         else:
             self.socket.send_multipart([b"1.0", request_id, b"200", b"OK", name.encode(), b""])

@@ -1,0 +1,80 @@
+"""Who and what is let in: the checks that need ``peers.yaml`` and the bundle's manifest.
+
+What a message says by itself is checked in ``wire``, who is behind a key in ``zap``. Here: whether a HELLO comes from a
+process of ours that serves our model (guarantee R7), and whether a RUN or STATE speaks of that model.
+"""
+
+from __future__ import annotations
+
+from ls_edge.bundle import Manifest
+from ls_edge.errors import WireError
+from ls_edge.peers import PeersFile
+from ls_edge.runtime.wire import Hello, Run, State
+
+
+class Door:
+    """The checks of one process, called ``name``; ``role`` is ``peer`` or ``source``."""
+
+    def __init__(self, name: str, role: str, peers: PeersFile, manifest: Manifest, *, strict_bundle: bool) -> None:
+        self._name = name
+        self._role = role
+        self._peers = peers
+        self._manifest = manifest
+        self._blocks = len(manifest.parts.blocks)
+        self._strict = strict_bundle
+
+    def reason_to_refuse(self, hello: Hello, user: str) -> str:
+        """Why a process is not let in, or nothing; ``user`` is the name behind its key, empty without CURVE."""
+        if hello.role not in ("peer", "source") or hello.name == self._name:
+            return f"hello from {hello.name!r} as {hello.role!r}: not a process of ours"
+        if user and user != hello.name:
+            return f"hello from {hello.name!r} with the key of {user!r}; each process needs its own key"
+        listed = any(p.name == hello.name for p in self._peers.peers)
+        if hello.role == "peer" and not listed:
+            return f"peer {hello.name!r} does not stand in {self._peers.path}; add it there"
+        if hello.role == "source":
+            if self._role == "source":
+                return "sources do not link to sources"
+            if listed:
+                return f"{hello.name!r} is a peer of {self._peers.path}; a source needs a name of its own"
+            if self._peers.uses_keys and all(s.name != hello.name for s in self._peers.sources):
+                return f"source {hello.name!r} does not stand in {self._peers.path}; add it under 'sources'"
+        return self._reason_to_refuse_bundle(hello)
+
+    def check_state(self, state: State) -> None:
+        """Raise :class:`WireError` where a STATE names a block that the model lacks."""
+        if any(block >= self._blocks for block in state.reach_blocks):
+            raise WireError(f"state names block {max(state.reach_blocks)}, which the model lacks; dropped")
+
+    def check_run(self, run: Run) -> None:
+        """Raise :class:`WireError` where tokens or itinerary of a RUN are not those of the model.
+
+        Each block of the model has run, remains or was skipped, so that nobody can leave one out unseen.
+        """
+        tokens = self._manifest.tokens
+        if (run.count, run.dim) != (tokens.count, tokens.dim):
+            raise WireError(f"tokens {run.count} x {run.dim}, the model has {tokens.count} x {tokens.dim}; dropped")
+        it = run.itinerary
+        ran = [block for wave in it.waves for track in wave for block, _ in track]
+        blocks = sorted([*ran, *it.remaining, *it.skipped])
+        if blocks != list(range(self._blocks)):
+            raise WireError(
+                f"itinerary with blocks {str(blocks)[:200]}, the model has 0 to {self._blocks - 1} and each has run, "
+                "remains or was skipped; dropped"
+            )
+
+    def _reason_to_refuse_bundle(self, hello: Hello) -> str:
+        manifest = self._manifest
+        if hello.model_id != manifest.model_id:
+            return (
+                f"{hello.name} serves model {hello.model_id[:16]}…, {self._name} has {manifest.model_id[:16]}…; "
+                "give both bundles of the same run"
+            )
+        if self._strict and hello.bundle_id != manifest.bundle_id:
+            return (
+                f"{hello.name} serves bundle {hello.bundle_id[:16]}…, {self._name} has {manifest.bundle_id[:16]}… and "
+                "--strict-bundle is on; copy the same bundle to both"
+            )
+        if any(block >= self._blocks for block in hello.blocks):
+            return f"{hello.name} announces block {max(hello.blocks)}, the model has 0 to {self._blocks - 1}"
+        return ""
