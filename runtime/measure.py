@@ -16,8 +16,9 @@ import msgspec
 
 from ls_edge.datasets import ImageRef, ImageSet, match_classes
 from ls_edge.errors import DataError, RequestError
+from ls_edge.runtime.answers import Answer
 from ls_edge.runtime.preprocess import iterate
-from ls_edge.runtime.source import Answer, Source
+from ls_edge.runtime.source import Source
 from ls_edge.summary import PeerContext, RunContext
 from ls_edge.trace import PeerEvent, RequestRecord
 

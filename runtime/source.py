@@ -30,10 +30,11 @@ from typing import Any
 
 import numpy as np
 
-from ls_edge.arrangement import Arrangement, random_order
+from ls_edge.arrangement import random_order
 from ls_edge.bundle import Bundle
 from ls_edge.errors import Overloaded, RequestError, SourceClosed, UsageError
 from ls_edge.peers import PeersFile, load_peers
+from ls_edge.runtime.answers import Answer, PeerView, Pending, record_of
 from ls_edge.runtime.engines import Engine, open_engine
 from ls_edge.runtime.keys import KeyPair, load_secret
 from ls_edge.runtime.node import Node, new_incarnation
@@ -45,7 +46,7 @@ from ls_edge.runtime.routing.policy import POLICIES
 from ls_edge.runtime.routing.source import SourceMachine
 from ls_edge.runtime.wire import MINOR, Hello, Itinerary, State
 from ls_edge.runtime.worker import Worker
-from ls_edge.trace import PeerEvent, RequestRecord, Visit
+from ls_edge.trace import PeerEvent
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -73,77 +74,27 @@ class Settings:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
-    """What came back for an image."""
-
-    request: int
-    logits: np.ndarray
-    """Float32 ``[C]``."""
-    prediction: int
-    label: str
-    """The name of the predicted class."""
-    degraded: bool
-    """Whether blocks were left out."""
-    record: RequestRecord
-    """Way, times, holders; see :mod:`ls_edge.trace`."""
-
-    @property
-    def latency_ms(self) -> float:
-        """From the submission of the preprocessed image to the answer."""
-        return self.record.latency_ms
-
-    @property
-    def arrangement(self) -> Arrangement:
-        """The order in which blocks ran."""
-        return self.record.arrangement
-
-
-@dataclass(eq=False)
-class _Pending:
-    request: int
-    image: np.ndarray | None
-    future: Future[Answer]
-    started: float
-    deadline: float
-    name: str
-    label: int | None
-    stem_ms: float = 0.0
-
-
-@dataclass(frozen=True, eq=False)
 class _Stemmed:
-    pending: _Pending
+    pending: Pending
     tokens: np.ndarray | None
     error: RequestError | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class _Headed:
-    pending: _Pending
+    pending: Pending
     answered: Answered
     logits: np.ndarray | None
     head_ms: float
     error: RequestError | None = None
 
 
-@dataclass
-class PeerView:
-    """A peer as the source sees it now."""
-
-    name: str
-    blocks: tuple[int, ...]
-    state: str
-    """``alive``, ``cold``, ``suspect``, ``stuck``, ``draining``, ``lost``."""
-    engine: str = ""
-    warm: bool = False
-
-
 @dataclass(eq=False)
 class _Inbox:
     """What other threads have for the thread that speaks."""
 
-    new: deque[_Pending] = field(default_factory=deque)
-    abandoned: deque[_Pending] = field(default_factory=deque)
+    new: deque[Pending] = field(default_factory=deque)
+    abandoned: deque[Pending] = field(default_factory=deque)
 
 
 class Source:
@@ -187,8 +138,8 @@ class Source:
         self.machine.head_us = round(warm_ms[1] * 2e3)
         self._ids = itertools.count()
         self._inbox = _Inbox()
-        self._waiting: deque[_Pending] = deque()
-        self._open: dict[int, _Pending] = {}
+        self._waiting: deque[Pending] = deque()
+        self._open: dict[int, Pending] = {}
         self._states: dict[str, str] = {}
         self._closing = False
         self._lock = threading.Lock()
@@ -252,7 +203,7 @@ class Source:
         array = self._as_input(image, name)
         now = time.monotonic()
         budget = self.settings.budget_ms if budget_ms is None else budget_ms
-        pending = _Pending(next(self._ids), array, Future(), now, now + budget / 1e3, name, label)
+        pending = Pending(next(self._ids), array, Future(), now, now + budget / 1e3, name, label)
         with self._lock:
             if self._closing:
                 raise SourceClosed("the source was closed; open a new one")
@@ -317,7 +268,7 @@ class Source:
         for engine in self._engines.values():
             engine.close()
 
-    def _abandon(self, pending: _Pending) -> None:
+    def _abandon(self, pending: Pending) -> None:
         self._inbox.abandoned.append(pending)
         self.node.wake()
 
@@ -407,10 +358,10 @@ class Source:
         else:
             self._end(pending, instruction.error, instruction)
 
-    def _answer(self, pending: _Pending, headed: _Headed) -> None:
+    def _answer(self, pending: Pending, headed: _Headed) -> None:
         assert headed.logits is not None
         logits = headed.logits[0]
-        record = _record(pending, headed.answered, time.monotonic(), logits, headed.head_ms, self.opened)
+        record = record_of(pending, headed.answered, time.monotonic(), logits, headed.head_ms, self.opened)
         del self._open[pending.request]
         assert record.prediction is not None
         if not pending.future.set_running_or_notify_cancel():
@@ -426,15 +377,15 @@ class Source:
             )
         )
 
-    def _end(self, pending: _Pending, error: RequestError, fail: Fail | None = None) -> None:
+    def _end(self, pending: Pending, error: RequestError, fail: Fail | None = None) -> None:
         self._open.pop(pending.request, None)
-        error.record = _record(pending, fail, time.monotonic(), None, 0.0, self.opened, error)
+        error.record = record_of(pending, fail, time.monotonic(), None, 0.0, self.opened, error)
         if pending.future.set_running_or_notify_cancel():
             pending.future.set_exception(error)
 
     # On the worker's thread.
 
-    def _run_stem(self, pending: _Pending) -> _Stemmed:
+    def _run_stem(self, pending: Pending) -> _Stemmed:
         started = time.perf_counter()
         try:
             assert pending.image is not None
@@ -445,7 +396,7 @@ class Source:
         pending.stem_ms = (time.perf_counter() - started) * 1e3
         return _Stemmed(pending, tokens)
 
-    def _run_head(self, pending: _Pending, answered: Answered) -> _Headed:
+    def _run_head(self, pending: Pending, answered: Answered) -> _Headed:
         started = time.perf_counter()
         try:
             logits = self._engines["head"].run({"tokens": answered.tokens})
@@ -499,42 +450,3 @@ def _name_of(peers: PeersFile, keys: KeyPair | None) -> str:
     if peers.uses_keys:
         raise UsageError(f"{peers.path} has keys, so a source needs its own: give --secret-key NAME.key_secret")
     return f"source-{secrets.token_hex(4)}"
-
-
-def _record(
-    pending: _Pending,
-    end: Answered | Fail | None,
-    now: float,
-    logits: np.ndarray | None,
-    head_ms: float,
-    opened: float,
-    error: RequestError | None = None,
-) -> RequestRecord:
-    itinerary = end.itinerary if end is not None else None
-    waves = itinerary.waves if itinerary is not None else ()
-    plain = all(len(wave) == 1 for wave in waves)
-    latency = (now - pending.started) * 1e3
-    visits = itinerary.visits if itinerary is not None else ()
-    inside = sum(v.queue_us + v.engine_us + v.codec_us for v in visits) / 1e3
-    wire = max(0.0, latency - pending.stem_ms - head_ms - inside) / (len(visits) + 1)
-    return RequestRecord(
-        id=pending.request,
-        image=pending.name,
-        label=pending.label,
-        prediction=None if logits is None else int(np.argmax(logits)),
-        latency_ms=latency,
-        degraded=bool(logits is not None and itinerary is not None and itinerary.skipped),
-        error=None if error is None else f"{type(error).__name__}: {error}",
-        order=tuple(step for wave in waves for step in wave[0]) if plain else None,
-        waves=None if plain else waves,
-        skipped=itinerary.skipped if itinerary is not None and logits is not None else (),
-        attempts=end.attempts if end is not None else 1,
-        logits=None if logits is None else tuple(map(float, logits)),
-        submitted_ms=(pending.started - opened) * 1e3,
-        stem_ms=pending.stem_ms,
-        head_ms=head_ms,
-        return_wire_ms=wire if visits else 0.0,
-        visits=tuple(
-            Visit(v.holder, v.blocks, v.queue_us / 1e3, v.engine_us / 1e3, v.codec_us / 1e3, wire) for v in visits
-        ),
-    )

@@ -1,0 +1,106 @@
+"""What a source gives back for an image, and how the record of a request is made."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+
+from ls_edge.arrangement import Arrangement
+from ls_edge.errors import RequestError
+from ls_edge.runtime.routing.events import Answer as Answered
+from ls_edge.runtime.routing.events import Fail
+from ls_edge.trace import RequestRecord, Visit
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What came back for an image."""
+
+    request: int
+    logits: np.ndarray
+    """Float32 ``[C]``."""
+    prediction: int
+    label: str
+    """The name of the predicted class."""
+    degraded: bool
+    """Whether blocks were left out."""
+    record: RequestRecord
+    """Way, times, holders; see :mod:`ls_edge.trace`."""
+
+    @property
+    def latency_ms(self) -> float:
+        """From the submission of the preprocessed image to the answer."""
+        return self.record.latency_ms
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """The order in which blocks ran."""
+        return self.record.arrangement
+
+
+@dataclass
+class PeerView:
+    """A peer as the source sees it now."""
+
+    name: str
+    blocks: tuple[int, ...]
+    state: str
+    """``alive``, ``cold``, ``suspect``, ``stuck``, ``draining``, ``lost``."""
+    engine: str = ""
+    warm: bool = False
+
+
+@dataclass(eq=False)
+class Pending:
+    """A request that has not ended, as its source keeps it."""
+
+    request: int
+    image: np.ndarray | None
+    future: Future[Answer]
+    started: float
+    deadline: float
+    name: str
+    label: int | None
+    stem_ms: float = 0.0
+
+
+def record_of(
+    pending: Pending,
+    end: Answered | Fail | None,
+    now: float,
+    logits: np.ndarray | None,
+    head_ms: float,
+    opened: float,
+    error: RequestError | None = None,
+) -> RequestRecord:
+    """Make the record of a request that ends at ``now``; ``opened`` is when its source was (seconds, one clock)."""
+    itinerary = end.itinerary if end is not None else None
+    waves = itinerary.waves if itinerary is not None else ()
+    plain = all(len(wave) == 1 for wave in waves)
+    latency = (now - pending.started) * 1e3
+    visits = itinerary.visits if itinerary is not None else ()
+    inside = sum(v.queue_us + v.engine_us + v.codec_us for v in visits) / 1e3
+    wire = max(0.0, latency - pending.stem_ms - head_ms - inside) / (len(visits) + 1)
+    return RequestRecord(
+        id=pending.request,
+        image=pending.name,
+        label=pending.label,
+        prediction=None if logits is None else int(np.argmax(logits)),
+        latency_ms=latency,
+        degraded=bool(logits is not None and itinerary is not None and itinerary.skipped),
+        error=None if error is None else f"{type(error).__name__}: {error}",
+        order=tuple(step for wave in waves for step in wave[0]) if plain else None,
+        waves=None if plain else waves,
+        skipped=itinerary.skipped if itinerary is not None and logits is not None else (),
+        attempts=end.attempts if end is not None else 1,
+        logits=None if logits is None else tuple(map(float, logits)),
+        submitted_ms=(pending.started - opened) * 1e3,
+        stem_ms=pending.stem_ms,
+        head_ms=head_ms,
+        return_wire_ms=wire if visits else 0.0,
+        visits=tuple(
+            Visit(v.holder, v.blocks, v.queue_us / 1e3, v.engine_us / 1e3, v.codec_us / 1e3, wire) for v in visits
+        ),
+    )
