@@ -4,7 +4,16 @@ timm's own initialisation makes blocks that change the tokens very little, so th
 logits; these weights are drawn so that order, a skipped block and other weights all show.
 """
 
+import threading
+import time
+
+import numpy as np
 import pytest
+import yaml
+
+from ls_edge.bundle import Bundle
+from ls_edge.runtime.chain import Chain, replay
+from ls_edge.runtime.local import free_ports
 
 BLOCKS = 6
 
@@ -43,3 +52,81 @@ def _export(folder, seed):
     )  # fmt: skip
     save_run(folder / "run", view, TrainConfig(), record)
     return export_run(load_run(folder / "run"), folder / "bundle").bundle.folder
+
+
+@pytest.fixture
+def write_peers(tmp_path):
+    """Write a ``peers.yaml`` with a free port of the loopback for each peer, and return its path."""
+
+    def write(placement, *, keys=None, sources=(), top=None, **each):
+        peers = [
+            {"name": name, "address": f"tcp://127.0.0.1:{port}", "blocks": list(blocks), "threads": 1, **each}
+            for (name, blocks), port in zip(placement.items(), free_ports(len(placement)), strict=True)
+        ]
+        listed = [{"name": name} for name in sources]
+        for entry in [*peers, *listed] if keys else []:
+            entry["public_key"] = keys[entry["name"]].public.decode()
+        path = tmp_path / "peers.yaml"
+        text = yaml.safe_dump({**(top or {}), "sources": listed, "peers": peers}, sort_keys=False)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def serve():
+    """Serve real peers on threads of this process; all have left when the test is over."""
+    running = []
+
+    def start(peer):
+        thread = threading.Thread(target=peer.serve, name=f"peer {peer.name}")
+        running.append((peer, thread))
+        thread.start()
+        return peer
+
+    yield start
+    for peer, _ in running:
+        peer.stop()
+        peer.stop()
+    for peer, thread in running:
+        thread.join(10)
+        assert not thread.is_alive(), f"{peer.name} did not leave"
+
+
+@pytest.fixture
+def images():
+    """Preprocessed images: ``images(4)`` is float32 ``[4, 3, 16, 16]``."""
+
+    def draw(count, seed=0):
+        return np.random.default_rng(seed).standard_normal((count, 3, 16, 16)).astype(np.float32)
+
+    return draw
+
+
+@pytest.fixture
+def assert_replays():
+    """Check answers against the bundle's parts run one after the other in this process (guarantee R2)."""
+
+    def check(bundle, images, answers, tolerance=1e-4):
+        by_request = dict(zip((answer.request for answer in answers), images, strict=True))
+        records = [answer.record for answer in answers]
+        with Chain.open(Bundle.open(bundle), threads=1) as chain:
+            for replayed in replay(chain, records, lambda record: by_request[record.id]):
+                assert replayed.error <= tolerance, f"request {replayed.id} is off by {replayed.error}"
+
+    return check
+
+
+def wait_until(true, timeout=10.0, what="that"):
+    """Poll until ``true()``; fail the test after ``timeout`` seconds."""
+    end = time.monotonic() + timeout
+    while not true():
+        if time.monotonic() > end:
+            pytest.fail(f"waited {timeout} s in vain for {what}")
+        time.sleep(0.005)
+
+
+@pytest.fixture(name="wait_until")
+def _wait_until():
+    return wait_until

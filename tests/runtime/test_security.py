@@ -1,0 +1,209 @@
+"""Who is let in: real CURVE links, right keys, wrong keys, no keys, and somebody else's name."""
+
+import logging
+
+import pytest
+import zmq
+
+from ls_edge.bundle import Bundle
+from ls_edge.errors import ConfigError, LinkError, UsageError
+from ls_edge.peers import HeartbeatSettings, load_peers
+from ls_edge.runtime import wire
+from ls_edge.runtime.keys import KeyPair
+from ls_edge.runtime.links import Curve, Incoming, Link, Links, LinkUp
+from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.source import Source
+from ls_edge.runtime.wire import Complaint, Hello
+
+pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
+
+PLACEMENT = {"a": (0, 1, 2), "b": (3, 4, 5)}
+
+
+def new_pair():
+    return KeyPair(*zmq.curve_keypair())
+
+
+@pytest.fixture
+def keys():
+    return {name: new_pair() for name in ("a", "b", "laptop")}
+
+
+@pytest.fixture
+def secured(tiny_bundle, write_peers, serve, keys):
+    """Two peers with keys that serve, and their file; ``laptop`` may send images."""
+    file = load_peers(write_peers(PLACEMENT, keys=keys, sources=["laptop"]))
+    peers = {name: serve(Peer(file, name, Bundle.open(tiny_bundle), keys=keys[name])) for name in PLACEMENT}
+    return file, peers
+
+
+class Stranger:
+    """A process that dials a peer with whatever key, and says what it likes."""
+
+    def __init__(self, file, to, pair=None, server_key=None):
+        curve = None
+        if pair is not None:
+            curve = Curve(pair, {to: server_key or file.peer(to).public_key.encode()}, {})
+        self.to = Link(to)
+        self.links = Links(
+            {to: file.peer(to).address}, bind=None, heartbeat=HeartbeatSettings(), max_frame=1 << 20, curve=curve
+        )
+        self.up = False
+        self.heard = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.links.close()
+
+    def poll(self):
+        for event in self.links.poll(0.02):
+            self.up = self.up or isinstance(event, LinkUp)
+            if isinstance(event, Incoming):
+                self.heard.append(wire.decode(event.frames[0].bytes))
+        return self
+
+    def says(self, message):
+        assert self.links.send(self.to, [wire.encode(message)])
+
+
+def hello(file, bundle, name, role="source"):
+    manifest = Bundle.open(bundle).manifest
+    return Hello(name, role, 1, 0, manifest.model_id, manifest.bundle_id, session=b"s" * 16)
+
+
+def test_right_keys_work_from_image_to_answer(secured, tiny_bundle, keys, images, assert_replays):
+    file, peers = secured
+    with Source(file, Bundle.open(tiny_bundle), keys=keys["laptop"]) as source:
+        assert source.name == "laptop"
+        assert source.wait_ready() == ()
+        batch = images(6)
+        answers = [future.result(10) for future in [source.submit(image) for image in batch]]
+    assert_replays(tiny_bundle, batch, answers)
+    assert {holder for answer in answers for _, holder in answer.record.order} == {"a", "b"}
+    assert not any(peer.node.counts["connections refused"] for peer in peers.values())
+
+
+def test_a_key_that_nobody_lists_is_refused_and_counted_with_its_address(secured, wait_until):
+    file, peers = secured
+    node = peers["a"].node
+    with Stranger(file, "a", new_pair()) as stranger:
+        wait_until(lambda: stranger.poll() and node.counts["connections refused"] >= 2, what="a refusal, twice")
+        assert node._links.gate.refused["127.0.0.1"] >= 2
+        assert stranger.links.failed["a"]
+        assert not stranger.up
+        assert not stranger.heard
+
+
+def test_no_key_is_refused_and_counted(secured, wait_until):
+    file, peers = secured
+    node = peers["a"].node
+    with Stranger(file, "a") as stranger:
+        wait_until(lambda: stranger.poll() and node.counts["connections refused"], what="a refusal")
+        assert not stranger.up
+        assert not stranger.heard
+
+
+def test_a_peer_with_another_key_than_the_file_is_not_talked_to(secured, wait_until, keys):
+    file, _ = secured
+    with Stranger(file, "a", keys["laptop"], server_key=new_pair().public) as laptop:
+        wait_until(lambda: laptop.poll() and laptop.links.failed["a"], what="a failed handshake")
+        assert not laptop.up
+
+
+@pytest.mark.parametrize(("name", "role"), [("b", "peer"), ("a", "peer"), ("somebody", "source")])
+def test_a_listed_key_does_not_give_another_name(secured, tiny_bundle, wait_until, keys, name, role):
+    file, peers = secured
+    node = peers["a"].node
+    with Stranger(file, "a", keys["laptop"]) as laptop:
+        wait_until(lambda: laptop.poll().up, what="a link")
+        laptop.says(hello(file, tiny_bundle, name, role))
+        wait_until(lambda: laptop.poll().heard, what="an answer")
+        assert isinstance(laptop.heard[0], Complaint)
+        assert node.counts["hello refused"] == 1
+        assert "laptop" not in node._machine.neighbours.by_name
+        laptop.says(hello(file, tiny_bundle, "laptop"))
+        wait_until(lambda: laptop.poll() and "laptop" in node._machine.neighbours.by_name, what="its own name")
+
+
+def test_a_peer_is_no_source(secured, tiny_bundle, wait_until, keys):
+    file, peers = secured
+    with Stranger(file, "a", keys["b"]) as b:
+        wait_until(lambda: b.poll().up, what="a link")
+        b.says(hello(file, tiny_bundle, "b", "source"))
+        wait_until(lambda: b.poll().heard, what="an answer")
+        assert "is a peer" in b.heard[0].what
+        assert peers["a"].node.counts["hello refused"] == 1
+
+
+def test_a_key_that_is_listed_later_is_let_in_without_restarting_who_dials(
+    tiny_bundle, write_peers, serve, keys, wait_until
+):
+    file = load_peers(write_peers(PLACEMENT, keys=keys, sources=["laptop"]))
+    bundle = Bundle.open(tiny_bundle)
+    late = new_pair()
+    with Stranger(file, "a", late) as stranger:
+        first = serve(Peer(file, "a", bundle, keys=keys["a"]))
+        wait_until(lambda: stranger.poll() and first.node.counts["connections refused"], what="a refusal")
+        first.stop()
+        wait_until(lambda: first.node._wake_in.fileno() < 0, what="the peer to leave")
+        text = file.path.read_text().replace(keys["laptop"].public.decode(), late.public.decode())
+        file.path.write_text(text)
+        serve(Peer(load_peers(file.path), "a", bundle, keys=keys["a"]))
+        wait_until(lambda: stranger.poll().up, what="a link")
+
+
+@pytest.mark.parametrize("who", ["b", "laptop", "nobody"])
+def test_a_secret_key_of_somebody_else_is_a_clear_error(tiny_bundle, write_peers, keys, who):
+    file = load_peers(write_peers(PLACEMENT, keys=keys, sources=["laptop"]))
+    belongs = "does not stand in the file" if who == "nobody" else f"belongs to '{who}'"
+    with pytest.raises(LinkError, match=f"the secret key is not 'a''s: its public key {belongs}"):
+        Peer(file, "a", Bundle.open(tiny_bundle), keys=keys.get(who) or new_pair())
+
+
+def test_a_source_needs_a_key_of_the_file(tiny_bundle, write_peers, keys):
+    file = load_peers(write_peers(PLACEMENT, keys=keys, sources=["laptop"]))
+    bundle = Bundle.open(tiny_bundle)
+    with pytest.raises(UsageError, match="give --secret-key"):
+        Source(file, bundle)
+    with pytest.raises(UsageError, match="give --secret-key a.key_secret"):
+        Peer(file, "a", bundle)
+    with pytest.raises(UsageError, match="belongs to no source"):
+        Source(file, bundle, keys=new_pair())
+    with pytest.raises(UsageError, match="belongs to no source"):
+        Source(file, bundle, keys=keys["a"])
+
+
+def test_off_the_loopback_needs_keys_or_the_word_insecure(
+    tiny_bundle, write_peers, serve, images, assert_replays, wait_until
+):
+    path = write_peers({"a": range(6)})
+    address = load_peers(path).peer("a").address
+    text = path.read_text().replace("blocks:", f"bind: {address.replace('127.0.0.1', '0.0.0.0')}\n  blocks:")
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"not on the loopback and has no public_key"):
+        load_peers(path)
+    path.write_text("insecure: true\n" + text)
+    file, bundle = load_peers(path), Bundle.open(tiny_bundle)
+    peer = serve(Peer(file, "a", bundle))
+    assert peer.node._links.gate is None
+    with Source(file, bundle) as source:
+        assert source.wait_ready() == ()
+        assert_replays(tiny_bundle, images(1), [source.submit(images(1)[0]).result(10)])
+
+
+def test_no_secret_is_written_or_shown(secured, tiny_bundle, keys, images, caplog, wait_until):
+    file, peers = secured
+    with caplog.at_level(logging.DEBUG), Stranger(file, "a", new_pair()) as stranger:
+        with Source(file, Bundle.open(tiny_bundle), keys=keys["laptop"]) as source:
+            source.wait_ready()
+            source.submit(images(1)[0]).result(10)
+        wait_until(lambda: stranger.poll() and peers["a"].node.counts["connections refused"], what="a refusal")
+        with pytest.raises(LinkError) as caught:
+            Peer(file, "a", Bundle.open(tiny_bundle), keys=keys["b"])
+    assert "refused a connection" in caplog.text
+    said = repr([vars(record) for record in caplog.records]) + caplog.text + str(caught.value)
+    said += repr([Curve(pair, {}, {}) for pair in keys.values()])
+    for pair in keys.values():
+        assert pair.secret.decode() not in said
