@@ -1,0 +1,158 @@
+"""``ls-edge train`` and ``ls-edge eval`` as a user calls them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from ls_edge.cli import main
+from ls_edge.training.checkpoint import load_run
+
+CONFIG = "model: {args: {embed_dim: 16, depth: 4, num_heads: 2, mlp_ratio: 2.0}}\nbatch_size: 128\nprecision: fp32\n"
+
+
+def call(*argv):
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in argv])
+    return caught.value.code
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("commands")
+    (folder / "train.yaml").write_text(CONFIG)
+    assert call("train", "--data", "digits", "--out", folder / "run", "--config", folder / "train.yaml", "--epochs", 2,
+                "--seed", 3) == 0  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(folder):
+    assert call("export", folder / "run", "--out", folder / "bundle", "--per-block") == 0
+    return folder / "bundle"
+
+
+def images(path, classes=("0", "1"), count=3):
+    for name in classes:
+        (path / name).mkdir(parents=True)
+        for index in range(count):
+            Image.new("L", (8, 8), 40 * index).save(path / name / f"{index}.png")
+    return path
+
+
+def test_train_writes_the_settings_in_force(folder):
+    run = load_run(folder / "run")
+    assert (run.config.seed, run.config.epochs, run.config.batch_size, run.method) == (3, 2, 128, "shuffle")
+    assert run.config.data.source == "digits"
+    assert run.view.blocks_count == 4
+
+
+def test_train_prints_a_summary_as_json(folder, capsys):
+    arguments = ["--init", folder / "run", "--depth", 2, "--epochs", 0, "--json", "--overwrite"]
+    assert call("train", "--data", "digits", "--out", folder / "thin", *arguments) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["blocks"], summary["epochs"], summary["best_epoch"]) == (2, 0, None)
+    assert summary["settings"]["model"]["depth"] == 2
+    assert load_run(folder / "thin").record.kept == (0, 3)
+
+
+def test_a_runs_own_file_repeats_it(folder, capsys):
+    again = folder / "again"
+    assert call("train", "--config", folder / "run" / "config.yaml", "--out", again) == 0
+    assert (again / "model.safetensors").read_bytes() == (folder / "run" / "model.safetensors").read_bytes()
+
+
+def test_eval_of_a_run_and_of_its_bundle_agree(folder, bundle, capsys):
+    capsys.readouterr()
+    found = {}
+    for what in (folder / "run", bundle):
+        assert call("eval", what, "--data", "digits", "--limit", 120, "--orders", 6, "--keep", "1,3", "--json") == 0
+        captured = capsys.readouterr()
+        found[what] = json.loads(captured.out)
+    run, bundle_ = found.values()
+    assert set(run) >= {"sequential", "arbitrary", "kept", "position_accuracy", "images"}
+    assert run["arbitrary"].keys() == {"top1_mean", "top1_std", "top1_p5", "top1_worst", "orders"}
+    assert (run["images"], run["arbitrary"]["orders"], set(run["kept"])) == (120, 6, {"1", "3"})
+    assert run["settings"]["engine"].startswith("torch")
+    assert bundle_["settings"]["engine"].startswith("onnxruntime")
+    for key in ("sequential", "arbitrary", "kept"):
+        assert json.dumps(run[key], sort_keys=True) == json.dumps(bundle_[key], sort_keys=True)
+
+
+def test_eval_of_a_bundle_needs_no_torch(bundle):
+    arguments = ["eval", str(bundle), "--data", "digits", "--limit", "5", "--orders", "2"]
+    code = (
+        "import sys\nfor name in ('torch', 'timm', 'onnx', 'torchvision'): sys.modules[name] = None\n"
+        f"from ls_edge.cli import main\nmain({arguments!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "random order" in done.stdout
+
+
+def test_eval_prints_a_table(folder, capsys):
+    assert call("eval", folder / "run", "--data", "digits", "--limit", 20, "--orders", 2) == 0
+    out = capsys.readouterr().out
+    assert "trained order" in out
+    assert "2 of 4" in out
+
+
+def test_eval_warns_of_training_data_and_bad_images(folder, tmp_path, capsys):
+    data = images(tmp_path / "data")
+    (data / "0" / "bad.png").write_bytes(b"no image")
+    arguments = ["--config", folder / "train.yaml", "--batch-size", 2, "--epochs", 1]
+    assert call("train", "--data", data, "--out", tmp_path / "run", *arguments) == 0
+    capsys.readouterr()
+    assert call("eval", tmp_path / "run", "--data", data, "--orders", 2, "--json") == 0
+    captured = capsys.readouterr()
+    assert "the model was trained on the images" in captured.err
+    assert "0/bad.png" in captured.err
+    found = json.loads(captured.out)
+    assert (found["images"], found["skipped"]) == (6, 1)
+
+
+def test_eval_matches_classes_by_name(folder, tmp_path, capsys):
+    assert call("eval", folder / "run", "--data", images(tmp_path / "some", ("3", "7")), "--orders", 1) == 0
+    assert call("eval", folder / "run", "--data", images(tmp_path / "other", ("3", "zebra"))) == 1
+    assert "'zebra' is no class of the model" in capsys.readouterr().err
+    (tmp_path / "flat").mkdir()
+    Image.new("L", (8, 8)).save(tmp_path / "flat" / "0.png")
+    assert call("eval", folder / "run", "--data", tmp_path / "flat") == 1
+    assert "no class folders" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["train", "--out", "{tmp}/x", "--data", "{tmp}"], 1, "holds no images"),
+        (["train", "--out", "{tmp}/x", "--data", "{tmp}/nowhere"], 1, "no such folder"),
+        (["train", "--out", "{tmp}/x"], 2, "no data"),
+        (["train", "--out", "{tmp}/x", "--data", "digits", "--model", "vit_tinny"], 2, "did you mean"),
+        (["train", "--out", "{tmp}/x", "--data", "digits", "--depth", "9"], 2, "depth 9 is not possible"),
+        (["train", "--out", "{tmp}/x", "--data", "digits", "--method", "shufle"], 2, "shufle"),
+        (["train", "--out", "{run}", "--data", "digits"], 1, "holds a run already"),
+        (["train", "--out", "{tmp}/x", "--resume"], 1, "is no run"),
+        (["train", "--out", "{run}", "--resume", "--epochs", "9"], 2, "epochs is 2, not 9"),
+        (["train", "--out", "{tmp}/x", "--data", "digits", "--config", "{tmp}/no.yaml"], 2, "no such file"),
+        (["train", "--out", "{tmp}/x", "--data", "digits", "--lr", "-1"], 2, "lr is -1.0"),
+        (["eval", "{tmp}", "--data", "digits"], 1, "neither a run"),
+        (["eval", "{run}", "--data", "digits", "--keep", "5"], 2, "keep 5 is not possible"),
+        (["eval", "{run}", "--data", "digits", "--keep", "a"], 2, "no list of numbers"),
+    ],
+)
+def test_errors_are_one_line(folder, tmp_path, capsys, arguments, code, words):
+    filled = [part.format(tmp=tmp_path, run=folder / "run") for part in arguments]
+    assert call(*filled) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_resuming_what_is_finished_does_nothing(folder, capsys):
+    before = (folder / "run" / "model.safetensors").read_bytes()
+    assert call("train", "--out", folder / "run", "--resume") == 0
+    assert "finished" in capsys.readouterr().err
+    assert (folder / "run" / "model.safetensors").read_bytes() == before
