@@ -66,7 +66,12 @@ class Peer:
         self._failure: LsEdgeError | None = None
         limits = limits or Limits(credits=self.entry.credits, custody=4 * self.entry.credits)
         self.machine = PeerMachine(
-            name, self.entry.blocks, limits=limits, rng=random.SystemRandom(), max_batch=self.entry.max_batch
+            name,
+            self.entry.blocks,
+            limits=limits,
+            rng=random.SystemRandom(),
+            max_batch=self.entry.max_batch,
+            batch_wait=self.entry.batch_wait_ms / 1e3,
         )
         self.node = Node(
             name=name,

@@ -132,6 +132,8 @@ class State(_Message, frozen=True, tag="state"):
     """Engine calls that it has finished, ever; shows that it advances."""
     block_us: int
     """What one engine call takes it, usually."""
+    wait_us: int = 0
+    """What its engine has to do before it could begin with something new."""
     reaches: tuple[str, ...] = ()
     """Names of the processes that it has a link to."""
     reach_blocks: tuple[int, ...] = ()

@@ -40,7 +40,7 @@ from ls_edge.runtime.routing.events import (
     Unsendable,
 )
 from ls_edge.runtime.routing.neighbours import Limits, Neighbour, Neighbours
-from ls_edge.runtime.routing.policy import Choice, GiveBack, SendTo, Wait, choose
+from ls_edge.runtime.routing.policy import Choice, GiveBack, Own, SendTo, Wait, choose
 from ls_edge.runtime.wire import Accept, Itinerary, Moved, Progress, Refuse, Release, RequestKey, Run, Ticket
 
 
@@ -73,6 +73,8 @@ class Item:
     next: str = ""
     sent: Ticket | None = None
     """The transfer by which they were handed on."""
+    offered_at: float = 0.0
+    queued_at: float = 0.0
     check_at: float = float("inf")
     """When the present stage has lasted too long."""
     waiting_since: float | None = None
@@ -131,8 +133,8 @@ class Machine:
     def _on_run(self, event: Arrived) -> None:
         raise NotImplementedError
 
-    def _own_blocks(self, item: Item) -> frozenset[int]:  # noqa: ARG002
-        return frozenset()
+    def _own(self, item: Item) -> Own:  # noqa: ARG002
+        return Own()
 
     def _take(self, item: Item, choice: Choice) -> None:
         """Carry out a choice that is neither SendTo nor Wait."""
@@ -217,6 +219,9 @@ class Machine:
             if item.stage is Stage.OFFERED:
                 self._unoffer(item, keep=True)
                 item.stage = Stage.CUSTODY
+                n = self.neighbours.get(item.next)
+                if n is not None:
+                    n.accepted_after(self._now - item.offered_at)
                 self._extend(item)
                 self._accepted(item)
         elif isinstance(message, Refuse):
@@ -258,7 +263,7 @@ class Machine:
         patient = since is None or self._now - since < self.limits.credit_wait
         choice = choose(
             item.itinerary,
-            self._own_blocks(item),
+            self._own(item),
             self.neighbours.candidates(self._now),
             patient=patient,
             spread=item.ticket.request,
@@ -297,6 +302,7 @@ class Machine:
             sent = sent._replace(branch=self._rng.getrandbits(64))
         n.offers += 1
         item.stage, item.next, item.sent, item.waiting_since = Stage.OFFERED, to, sent, None
+        item.offered_at = self._now
         self._sent[sent] = item
         self._extend(item)
         budget = max(0, round((item.deadline - self._now) * 1e6))

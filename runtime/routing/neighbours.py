@@ -55,6 +55,8 @@ class Neighbour:
     suspected_until: float = 0.0
     refused_until: float = 0.0
     calls_when_suspected: int = -1
+    link_us: float = 0.0
+    """What a transfer to it takes until it is accepted, usually."""
 
     @property
     def name(self) -> str:
@@ -73,6 +75,10 @@ class Neighbour:
         if self.state is None or now < self.refused_until:
             return 0
         return max(0, self.state.credits - self.offers)
+
+    def accepted_after(self, seconds: float) -> None:
+        """Learn from a transfer."""
+        self.link_us += (seconds * 1e6 - self.link_us) * (0.2 if self.link_us else 1.0)
 
     def hop_deadline(self, limits: Limits) -> float:
         """Seconds that a transfer to it may show no progress."""
@@ -107,7 +113,9 @@ class Neighbours:
                         blocks=frozenset(n.hello.blocks),
                         reach_blocks=frozenset(n.state.reach_blocks),
                         credits=n.credits(now),
-                        wait_us=(n.state.queue + n.offers) * n.state.block_us,
+                        wait_us=n.state.wait_us + n.offers * n.state.block_us,
+                        block_us=n.state.block_us,
+                        link_us=round(n.link_us),
                     )
                 )
         return result

@@ -29,7 +29,7 @@ from ls_edge.runtime.routing.events import (
 )
 from ls_edge.runtime.routing.machine import Item, Machine, Stage
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.policy import Choice, GiveBack, RunHere
+from ls_edge.runtime.routing.policy import Choice, GiveBack, Own, RunHere
 from ls_edge.runtime.wire import Accept, Cancel, Itinerary, Refuse, Release, RequestKey, State, VisitRow
 
 _SMOOTH = 0.1
@@ -40,11 +40,20 @@ class PeerMachine(Machine):
     """Routing of a process that serves ``blocks``."""
 
     def __init__(
-        self, name: str, blocks: Iterable[int], *, limits: Limits, rng: random.Random, max_batch: int = 1
+        self,
+        name: str,
+        blocks: Iterable[int],
+        *,
+        limits: Limits,
+        rng: random.Random,
+        max_batch: int = 1,
+        batch_wait: float = 0.0,
     ) -> None:
+        """``batch_wait``: seconds that a request waits for others to share an engine call with."""
         super().__init__(name, limits=limits, rng=rng)
         self.blocks = frozenset(blocks)
         self.max_batch = max_batch
+        self.batch_wait = batch_wait if max_batch > 1 else 0.0
         self.warm = False
         self.draining = False
         self.stuck = False
@@ -55,6 +64,7 @@ class PeerMachine(Machine):
         self._running: tuple[Item, ...] | None = None
         self._served: dict[bytes, int] = {}
         self._turn = 0
+        self._start_at = 0.0
         self._drain_until = float("inf")
         self._tombstones: dict[RequestKey, float] = {}
         self._orphaned: dict[str, float] = {}
@@ -84,6 +94,7 @@ class PeerMachine(Machine):
             queue=len(self._queue) + (self._running is not None),
             calls=self.calls,
             block_us=self.block_us,
+            wait_us=self.work_us,
             reaches=tuple(sorted(n.name for n in self.neighbours)),
             reach_blocks=tuple(sorted(reached)),
         )
@@ -93,6 +104,8 @@ class PeerMachine(Machine):
         times = [t for t in (super().next_check(), *self._orphaned.values()) if t is not None]
         if self.draining and self._now < self._drain_until:
             times.append(self._drain_until)
+        if self._running is None and self._queue and not self.stuck:
+            times.append(self._start_at)
         return min(times, default=None)
 
     def _on(self, event: Event) -> None:
@@ -161,14 +174,22 @@ class PeerMachine(Machine):
 
     # The engine.
 
-    def _own_blocks(self, item: Item) -> frozenset[int]:  # noqa: ARG002
+    def _own(self, item: Item) -> Own:  # noqa: ARG002
         if not self.warm or self.stuck or self._now >= self._drain_until:
-            return frozenset()
-        return self.blocks - self.failed_blocks.keys()
+            return Own()
+        return Own(self.blocks - self.failed_blocks.keys(), self.work_us, self.block_us)
+
+    @property
+    def work_us(self) -> int:
+        """What the engine has to do for the requests that wait for it or are on it."""
+        waiting = (*self._queue, *(self._running or ()))
+        calls = sum(len(self.blocks.intersection(item.itinerary.remaining)) for item in waiting)
+        return calls * self.block_us // self.max_batch
 
     def _take(self, item: Item, choice: Choice) -> None:
         if isinstance(choice, RunHere):
             item.stage, item.block, item.check_at = Stage.QUEUED, choice.block, item.deadline
+            item.queued_at = self._now
             self._queue.append(item)
         elif isinstance(choice, GiveBack):
             item.returning = choice.reason
@@ -179,12 +200,15 @@ class PeerMachine(Machine):
         if self._running is not None or not self._queue or self.stuck:
             return
         first = min(self._queue, key=lambda i: (self._served.get(i.ticket.session, 0), i.arrived, i.ticket.request))
-        self._turn += 1
-        self._served[first.ticket.session] = self._turn
         batch = [first]
         for item in self._queue:
-            if len(batch) < self.max_batch and item is not first and item.block == first.block:
+            if len(batch) < self.max_batch and item is not first and self._may_join(item, first.block):
                 batch.append(item)
+        self._start_at = first.queued_at + self.batch_wait
+        if len(batch) < self.max_batch and self._now < self._start_at:
+            return
+        self._turn += 1
+        self._served[first.ticket.session] = self._turn
         for item in batch:
             item.stage = Stage.RUNNING
             item.check_at = self._now + max(self.limits.hop_floor, self.limits.hop_factor * self.block_us / 1e6)
@@ -198,6 +222,11 @@ class PeerMachine(Machine):
                 tuple(i.itinerary.blocks_done for i in batch),
             )
         )
+
+    def _may_join(self, item: Item, block: int) -> bool:
+        """Whether a request that waits for the engine may run ``block`` next; its slot may be any."""
+        free = item.itinerary.policy == "fastest"
+        return item.block == block or (free and block in item.itinerary.remaining)
 
     def _on_computed(self, event: Computed) -> None:
         self.calls += 1

@@ -24,11 +24,11 @@ class Faults(RuleBasedStateMachine):
     @initialize(
         placement=st.lists(st.sets(st.integers(0, BLOCKS - 1), min_size=1), min_size=4, max_size=4),
         seed=st.integers(0, 2**16),
-        credits=st.integers(1, 4),
+        credit=st.integers(1, 4),
         batch=st.integers(1, 3),
     )
-    def start(self, placement, seed, credits, batch):
-        limits = Limits(credits=credits, custody=2 * credits)
+    def start(self, placement, seed, credit, batch):
+        limits = Limits(credits=credit, custody=2 * credit)
         held = {name: sorted(blocks) for name, blocks in zip(NAMES, placement, strict=True)}
         self.held = held
         self.sim = Simulation(held, blocks=BLOCKS, seed=seed, limits=limits, max_batch=batch)
@@ -39,7 +39,7 @@ class Faults(RuleBasedStateMachine):
         return self.sim.processes[name]
 
     @rule(
-        policy=st.sampled_from(["nearest", "sequential", "random"]),
+        policy=st.sampled_from(["nearest", "sequential", "random", "fastest"]),
         count=st.integers(1, 6),
         skips=st.integers(0, 3),
         via=st.booleans(),
