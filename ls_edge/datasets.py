@@ -121,7 +121,7 @@ def open_data(source: str, part: Literal["train", "eval"]) -> ImageSet:
         return _digits(part)
     if is_timm_name(source):
         raise UsageError(
-            f"{source!r} is a data set of timm's factory, which only 'train' and 'eval' open, with torch installed; "
+            f"{source!r} is a data set of timm's factory, which needs torch and timm: pip install 'ls-edge[train]', or "
             "give a folder of class folders, a tar of one, or 'digits'"
         )
     path = Path(source)
