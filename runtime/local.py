@@ -1,7 +1,7 @@
 """Peers on this machine: processes of ``ls-edge peer`` on the loopback, started, killed and started again.
 
-For the demo, for fault tests and for trying a placement before there are boards. The processes are real ones; nothing
-here reaches into them.
+For the demo, for fault tests and for trying a placement before there are boards. The processes are real ones; only
+:meth:`LocalPeers.set_faults` reaches into them, by a file that they look at.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import yaml
 
 from ls_edge.errors import LinkError, UsageError
 from ls_edge.peers import PeersFile, load_peers
+from ls_edge.runtime.chaos.faults import Faults, write
+from ls_edge.runtime.chaos.proxy import Proxy
 
 
 class LocalPeers:
@@ -35,11 +37,13 @@ class LocalPeers:
         top: Mapping[str, Any] | None = None,
         each: Mapping[str, Any] | None = None,
         arguments: Sequence[str] = (),
+        proxied: bool = False,
     ) -> None:
         """Write ``peers.yaml`` with a free port for each peer of ``placement``.
 
         ``top`` are further keys at the top of the file, ``each`` of every peer (threads are 1 unless it says
-        otherwise), ``arguments`` more of ``ls-edge peer``.
+        otherwise), ``arguments`` more of ``ls-edge peer``. ``proxied`` puts a :class:`~.chaos.proxy.Proxy` in front of
+        each peer (:attr:`proxies`), for links with faults.
         """
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -48,15 +52,28 @@ class LocalPeers:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._arguments = list(arguments)
         self._log_from: dict[str, int] = {}
+        self.proxies: dict[str, Proxy] = {}
+        ports = dict(zip(placement, free_ports(len(placement)), strict=True))
+        front = dict(zip(placement, free_ports(len(placement)), strict=True)) if proxied else ports
+        self._targets = {name: (front[name], ports[name]) for name in placement} if proxied else {}
         peers = [
-            {"name": name, "address": f"tcp://127.0.0.1:{port}", "blocks": list(blocks), "threads": 1, **(each or {})}
-            for (name, blocks), port in zip(placement.items(), free_ports(len(placement)), strict=True)
+            {
+                "name": name,
+                "address": f"tcp://127.0.0.1:{front[name]}",
+                "bind": f"tcp://127.0.0.1:{ports[name]}",
+                "blocks": list(blocks),
+                "threads": 1,
+                **(each or {}),
+            }
+            for name, blocks in placement.items()
         ]
         self.path = self.folder / "peers.yaml"
         self.path.write_text(yaml.safe_dump({**(top or {}), "peers": peers}, sort_keys=False), encoding="utf-8")
         self.file: PeersFile = load_peers(self.path)
 
     def __enter__(self) -> LocalPeers:
+        for name, (front, port) in self._targets.items():
+            self.proxies[name] = Proxy(front, ("127.0.0.1", port))
         self.start(*self.bundles)
         return self
 
@@ -71,12 +88,20 @@ class LocalPeers:
             if self.alive(name):
                 raise UsageError(f"peer {name!r} runs already")
             command = [sys.executable, "-m", "ls_edge", "peer", "--peers", str(self.path), "--name", name]
-            command += ["--bundle", str(self.bundles[name]), *self._arguments]
+            command += ["--bundle", str(self.bundles[name]), "--faults", str(self._faults_path(name))]
+            command += self._arguments
             self._log_from[name] = self.log_path(name).stat().st_size if self.log_path(name).exists() else 0
             with self.log_path(name).open("ab") as log:
                 self.processes[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
                 )
+
+    def set_faults(self, name: str, faults: Faults) -> None:
+        """Make the engine of a peer hang, slow or stall; also for its next process."""
+        write(self._faults_path(name), faults)
+
+    def _faults_path(self, name: str) -> Path:
+        return self.folder / f"{name}.faults"
 
     def alive(self, name: str) -> bool:
         """Whether the process of a peer runs (stopped counts)."""
@@ -137,6 +162,8 @@ class LocalPeers:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+        for proxy in self.proxies.values():
+            proxy.close()
 
     def _says_warm(self, name: str) -> bool:
         """Whether the part of the log that the running process wrote has the line."""

@@ -50,8 +50,12 @@ class Peer:
         threads: int | None = None,
         strict_bundle: bool = False,
         limits: Limits | None = None,
+        faults: Path | None = None,
     ) -> None:
-        """``engine`` and ``threads`` win over the file's. Raises :class:`LinkError` where the port is in use."""
+        """``engine`` and ``threads`` win over the file's; ``faults`` is for :mod:`ls_edge.runtime.chaos`.
+
+        Raises :class:`LinkError` where the port is in use.
+        """
         self.entry = peers.peer(name)
         peers.check_blocks(bundle.blocks)
         if not peers.uses_keys and not peers.insecure and not is_loopback(self.entry.bind):
@@ -62,6 +66,7 @@ class Peer:
         self._threads = threads or self.entry.threads
         self._incarnation = new_incarnation()
         self._engines: Mapping[int, Engine] = {}
+        self._faults = faults
         self._stops = 0
         self._failure: LsEdgeError | None = None
         limits = limits or Limits(credits=self.entry.credits, custody=4 * self.entry.credits)
@@ -152,6 +157,11 @@ class Peer:
             self._engines = open_block_engines(
                 self.bundle, self.entry.blocks, kind=self._kind, provider=self.entry.provider, threads=self._threads
             )
+            if self._faults is not None:
+                from ls_edge.runtime.chaos.faults import Control, FaultyEngine
+
+                control = Control(self._faults)
+                self._engines = {block: FaultyEngine(engine, control) for block, engine in self._engines.items()}
             for batch in {1, self.entry.max_batch}:
                 times = [engine.warm_up(batch) for engine in self._engines.values()]
         except LsEdgeError as error:
@@ -184,6 +194,7 @@ def open_peer(
     engine: EngineKind | None = None,
     threads: int | None = None,
     strict_bundle: bool = False,
+    faults: Path | None = None,
 ) -> Peer:
     """Read the files and make a :class:`Peer`; what ``ls-edge peer`` does."""
     from ls_edge.peers import load_peers
@@ -192,5 +203,5 @@ def open_peer(
     keys = load_secret(secret_key) if secret_key is not None else None
     return Peer(
         load_peers(peers), name, Bundle.open(bundle), keys=keys, engine=engine, threads=threads,
-        strict_bundle=strict_bundle,
+        strict_bundle=strict_bundle, faults=faults,
     )  # fmt: skip
