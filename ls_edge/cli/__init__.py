@@ -27,6 +27,7 @@ COMMANDS = {
     "run": "Answer images through the peers that can be reached.",
     "bench": "Time the engines of a bundle on this machine.",
     "doctor": "Find what is missing or mixed up on this machine.",
+    "chaos": "Answer images while peers are killed, stopped, hung and cut off.",
     "demo": "Train, export, serve and measure on embedded data, with a peer killed on the way.",
 }
 

@@ -1,0 +1,357 @@
+"""A run under a Poisson process of faults, and what became of every request.
+
+Peers are real processes behind proxies, every block is held by two of them. Faults of every kind come at random times
+while images are on their way; each is undone after a while. At the end everything is mended and each request is looked
+at: it has exactly one outcome, no error while each block had a living holder, and its answer replays in one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+
+from ls_edge.bundle import Bundle
+from ls_edge.datasets import ImageSet
+from ls_edge.errors import RequestError
+from ls_edge.runtime.answers import Answer
+from ls_edge.runtime.chain import Chain
+from ls_edge.runtime.chaos.faults import Faults
+from ls_edge.runtime.codec import REPLAY_TOLERANCE
+from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.preprocess import Preprocessor
+from ls_edge.runtime.source import Source
+from ls_edge.trace import RequestRecord
+
+KINDS = ("kill", "stop", "hang", "slow", "half_open", "corrupt", "clock", "other_bundle", "all_gone")
+
+_GIVE_UP = 60.0
+"""Seconds beyond the budget after which a request counts as hung."""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One fault: what, to whom, when (seconds since the first request), for how long."""
+
+    kind: str
+    peer: str
+    at_s: float
+    lasts_s: float
+
+
+class ChaosResult(msgspec.Struct, frozen=True):
+    """What a run under faults left; the document of ``ls-edge chaos --json``."""
+
+    seed: int
+    requests: int
+    answered: int
+    failed: dict[str, int]
+    """Requests that ended with an error, by type."""
+    lost: int
+    """Requests with no outcome."""
+    twice: int
+    """Requests with more than one outcome."""
+    not_replayed: int
+    """Answers whose logits are not those of their order (guarantee R2)."""
+    worst_replay: float
+    """Largest difference of logits over the largest logit."""
+    duplicates_dropped: int
+    reroutes: int
+    degraded: int
+    latency_ms: dict[str, float]
+    seconds: float
+    faults: list[Fault]
+    dropped: dict[str, int]
+    """What the source counted as malformed or refused."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing was lost, failed, answered twice or not replayed."""
+        return not (self.lost or self.failed or self.twice or self.not_replayed)
+
+
+def plan(seed: int, count: int, seconds: float, peers: tuple[str, ...], kinds: tuple[str, ...] = KINDS) -> list[Fault]:
+    """Draw ``count`` faults: gaps are exponential, kinds in turn in shuffled rounds so that none is missing."""
+    rng = random.Random(seed)
+    gaps = [rng.expovariate(1.0) for _ in range(count + 1)]
+    scale = seconds / sum(gaps)
+    order: list[str] = []
+    while len(order) < count:
+        turn = list(kinds)
+        rng.shuffle(turn)
+        order += turn
+    faults, at = [], 0.0
+    for kind, gap in zip(order[:count], gaps, strict=False):
+        at += gap * scale
+        faults.append(Fault(kind, rng.choice(peers), round(at, 3), round(rng.uniform(0.2, 1.0), 3)))
+    return faults
+
+
+def run_chaos(
+    bundle: Path,
+    other_bundle: Path | None,
+    images: ImageSet,
+    folder: Path,
+    *,
+    seed: int = 0,
+    requests: int = 1000,
+    faults: int = 20,
+    seconds: float = 25.0,
+    concurrency: int = 8,
+    budget_ms: float = 20_000.0,
+    on_fault: Callable[[Fault], None] | None = None,
+    on_answer: Callable[[], None] | None = None,
+) -> ChaosResult:
+    """Answer ``requests`` images over ``seconds`` under ``faults`` faults; see the module's docstring.
+
+    ``other_bundle`` is a bundle of another model for the fault of that name, which is left out where it is None.
+    """
+    opened = Bundle.open(bundle)
+    placement = _placement(opened.blocks)
+    kinds = tuple(kind for kind in KINDS if kind != "other_bundle" or other_bundle is not None)
+    course = plan(seed, faults, seconds, tuple(placement), kinds)
+    images = images.take(requests)
+    with LocalPeers(folder, bundle, placement, proxied=True) as peers:
+        peers.wait_warm()
+        with Source.open(peers.path, opened, policy="nearest", max_skips=0, budget_ms=budget_ms) as source:
+            source.wait_ready()
+            watch = _Watch(source, on_answer)
+            arrays = _arrays(opened, images)
+            mischief = _Mischief(peers, bundle, other_bundle, course, seconds, on_fault)
+            started = time.monotonic()
+            mischief.start()
+            try:
+                watch.submit_all(images, concurrency, arrays, mischief.pace)
+            finally:
+                mischief.finish()
+            watch.wait(budget_ms / 1e3 + _GIVE_UP)
+            spent = time.monotonic() - started
+            duplicates = sum(source.duplicates.values())
+            reroutes, dropped = source.machine.reroutes, dict(source.node.counts)
+    bad, worst = _replay(opened, images, watch.records)
+    latencies = [record.latency_ms for record in watch.records if record.error is None] or [0.0]
+    return ChaosResult(
+        seed=seed,
+        requests=requests,
+        answered=sum(record.error is None for record in watch.records),
+        failed=dict(Counter(r.error.split(":")[0] for r in watch.records if r.error is not None)),
+        lost=requests - len({r.id for r in watch.records}),
+        twice=len(watch.records) - len({r.id for r in watch.records}),
+        not_replayed=bad,
+        worst_replay=worst,
+        duplicates_dropped=duplicates,
+        reroutes=reroutes,
+        degraded=sum(r.degraded for r in watch.records),
+        latency_ms={f"p{q}": round(float(np.percentile(latencies, q)), 2) for q in (50, 95, 99, 100)},
+        seconds=round(spent, 2),
+        faults=course,
+        dropped=dropped,
+    )
+
+
+def _placement(blocks: int) -> dict[str, list[int]]:
+    """Four peers; every block is held by two, and half of the peers hold neither half alone."""
+    half = blocks // 2
+    first, second = list(range(half)), list(range(half, blocks))
+    return {"anna": first, "ben": second, "cleo": first[::2] + second[::2], "dan": first[1::2] + second[1::2]}
+
+
+def _arrays(bundle: Bundle, images: ImageSet) -> dict[str, np.ndarray]:
+    preprocess = Preprocessor(bundle.manifest.image)
+    return {
+        image.name: preprocess(image.read(), image.name)
+        for image in {image.name: image for image in images.images}.values()
+    }
+
+
+class _Watch:
+    """Submits and keeps every outcome."""
+
+    def __init__(self, source: Source, on_answer: Callable[[], None] | None) -> None:
+        self.records: list[RequestRecord] = []
+        self._source = source
+        self._on_answer = on_answer
+        self._futures: list[Future[Answer]] = []
+        self._lock = threading.Lock()
+
+    def submit_all(
+        self, images: ImageSet, concurrency: int, arrays: dict[str, np.ndarray], pace: Callable[[float], None]
+    ) -> None:
+        """Never more than ``concurrency`` on their way; ``pace(part)`` waits until that part may be submitted."""
+        gate = threading.Semaphore(concurrency)
+        for index, image in enumerate(images.images):
+            pace(index / len(images))
+            gate.acquire()
+            future = self._source.submit(arrays[image.name], name=image.name, label=image.label)
+            future.add_done_callback(self._done)
+            future.add_done_callback(lambda _: gate.release())
+            self._futures.append(future)
+
+    def wait(self, timeout: float) -> None:
+        wait_for(self._futures, timeout)
+
+    def _done(self, future: Future[Answer]) -> None:
+        error = future.exception()
+        record = future.result().record if error is None else getattr(error, "record", None)
+        if not isinstance(error, RequestError | None) or record is None:
+            return
+        with self._lock:
+            self.records.append(record)
+        if self._on_answer is not None:
+            self._on_answer()
+
+
+class _Mischief:
+    """Does the faults at their times, or when the one before is undone, and undoes each."""
+
+    def __init__(
+        self,
+        peers: LocalPeers,
+        bundle: Path,
+        other: Path | None,
+        course: list[Fault],
+        seconds: float,
+        on_fault: Callable[[Fault], None] | None,
+    ) -> None:
+        self._peers = peers
+        self._bundle = bundle
+        self._other = other
+        self._course = course
+        self._on_fault = on_fault
+        self._seconds = seconds
+        self._begun = 0
+        self._started = 0.0
+        self._over = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="mischief", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._started = time.monotonic()
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until the last fault is undone; raises what went wrong with the faults themselves."""
+        self._over.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def pace(self, part: float) -> None:
+        """Wait until ``part`` of the time and of the faults is over, so that requests meet all of them."""
+        time.sleep(max(0.0, self._started + part * self._seconds - time.monotonic()))
+        while self._begun < int(part * len(self._course)) and self._thread.is_alive():
+            time.sleep(0.002)
+
+    def _run(self) -> None:
+        try:
+            for fault in self._course:
+                self._over.wait(max(0.0, self._started + fault.at_s - time.monotonic()))
+                self._begun += 1
+                if self._on_fault is not None:
+                    self._on_fault(fault)
+                getattr(self, f"_{fault.kind}")(fault)
+        except BaseException as error:  # noqa: BLE001  handed to the caller of finish
+            self._failure = error
+
+    def _last(self, fault: Fault) -> None:
+        time.sleep(fault.lasts_s)
+
+    def _kill(self, fault: Fault) -> None:
+        self._peers.kill(fault.peer)
+        self._last(fault)
+        self._back(fault.peer)
+
+    def _back(self, *names: str) -> None:
+        self._peers.start(*names)
+        self._peers.wait_warm(*names)
+
+    def _stop(self, fault: Fault) -> None:
+        self._peers.signal(fault.peer, signal.SIGSTOP)
+        self._last(fault)
+        self._peers.signal(fault.peer, signal.SIGCONT)
+
+    def _hang(self, fault: Fault) -> None:
+        self._engine(fault, Faults(hang=True))
+
+    def _slow(self, fault: Fault) -> None:
+        self._engine(fault, Faults(slow=30.0, stall_ms=50.0, stall_part=0.2))
+
+    def _clock(self, fault: Fault) -> None:
+        self._engine(fault, Faults(clock_jump_s=-86_400.0))
+
+    def _engine(self, fault: Fault, faults: Faults) -> None:
+        self._peers.set_faults(fault.peer, faults)
+        self._last(fault)
+        self._peers.set_faults(fault.peer, Faults())
+
+    def _half_open(self, fault: Fault) -> None:
+        weather = self._peers.proxies[fault.peer].weather
+        weather.hole = True
+        self._last(fault)
+        weather.hole = False
+
+    def _corrupt(self, fault: Fault) -> None:
+        address = self._peers.file.peer(fault.peer).bind
+        rng = random.Random(fault.at_s)
+        context = zmq.Context()
+        try:
+            socket = context.socket(zmq.DEALER)
+            socket.linger = 0
+            socket.connect(address)
+            end = time.monotonic() + fault.lasts_s
+            while time.monotonic() < end:
+                frames = [rng.randbytes(rng.choice((0, 1, 3, 40, 400))) for _ in range(rng.randint(1, 4))]
+                if rng.random() < 0.5:
+                    frames[0] = b"LS\x01" + frames[0]
+                with contextlib.suppress(zmq.Again):
+                    socket.send_multipart(frames, zmq.NOBLOCK)
+                time.sleep(0.002)
+            socket.close(0)
+        finally:
+            context.destroy(linger=0)
+
+    def _other_bundle(self, fault: Fault) -> None:
+        assert self._other is not None
+        self._peers.kill(fault.peer)
+        self._peers.bundles[fault.peer] = self._other
+        self._back(fault.peer)
+        self._last(fault)
+        self._peers.kill(fault.peer)
+        self._peers.bundles[fault.peer] = self._bundle
+        self._back(fault.peer)
+
+    def _all_gone(self, fault: Fault) -> None:
+        names = list(self._peers.bundles)
+        for name in names:
+            self._peers.kill(name)
+        self._last(fault)
+        self._back(*names)
+
+
+def _replay(bundle: Bundle, images: ImageSet, records: list[RequestRecord]) -> tuple[int, float]:
+    """How many answers are not what their order gives, and the largest relative difference."""
+    arrays = _arrays(bundle, images)
+    bad, worst = 0, 0.0
+    with Chain.open(bundle, threads=1) as chain:
+        for record in records:
+            if record.logits is None:
+                continue
+            logits = chain.forward(arrays[record.image][np.newaxis], record.arrangement)[0]
+            error = float(np.abs(logits - np.array(record.logits)).max() / np.abs(logits).max())
+            worst = max(worst, error)
+            ran: list[Any] = list(record.arrangement.order)
+            complete = sorted([*ran, *record.skipped]) == list(range(bundle.blocks))
+            bad += error > REPLAY_TOLERANCE["raw"] or not complete
+    return bad, worst
