@@ -130,3 +130,27 @@ def wait_until(true, timeout=10.0, what="that"):
 @pytest.fixture(name="wait_until")
 def _wait_until():
     return wait_until
+
+
+def mutate(frame, rng):
+    """The frame with bytes changed, cut out, doubled or put in, at one place or a few."""
+    data = bytearray(frame)
+    for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
+        at = rng.randrange(len(data) + 1)
+        kind = rng.randrange(5)
+        if kind == 0 and at < len(data):
+            data[at] ^= 1 << rng.randrange(8)
+        elif kind == 1 and at < len(data):
+            data[at] = rng.choice((0x00, 0x80, 0x90, 0xC0, 0xC4, 0xCF, 0xD3, 0xDD, 0xDF, 0xFF, rng.randrange(256)))
+        elif kind == 2:
+            del data[at : at + rng.randrange(1, 9)]
+        elif kind == 3:
+            data[at:at] = rng.randbytes(rng.randrange(1, 9))
+        else:
+            data[at:at] = data[at : at + rng.randrange(1, 17)]
+    return bytes(data)
+
+
+@pytest.fixture(name="mutate", scope="session")
+def _mutate():
+    return mutate

@@ -167,7 +167,7 @@ def test_a_source_needs_a_key_of_the_file(tiny_bundle, write_peers, keys):
     bundle = Bundle.open(tiny_bundle)
     with pytest.raises(UsageError, match="give --secret-key"):
         Source(file, bundle)
-    with pytest.raises(UsageError, match="give --secret-key a.key_secret"):
+    with pytest.raises(UsageError, match=r"give --secret-key a\.key_secret"):
         Peer(file, "a", bundle)
     with pytest.raises(UsageError, match="belongs to no source"):
         Source(file, bundle, keys=new_pair())

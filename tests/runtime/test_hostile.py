@@ -1,0 +1,372 @@
+"""A real peer process, a real peer and a real source under frames that nobody should send, while they answer images."""
+
+import random
+import re
+import threading
+
+import msgspec
+import pytest
+import zmq
+
+from ls_edge.bundle import Bundle
+from ls_edge.peers import load_peers
+from ls_edge.runtime import wire
+from ls_edge.runtime.links import LinkDown
+from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.source import Source
+from ls_edge.runtime.wire import (
+    Accept,
+    Bye,
+    Cancel,
+    Complaint,
+    Hello,
+    Itinerary,
+    Moved,
+    Progress,
+    Refuse,
+    Release,
+    Run,
+    State,
+    Ticket,
+    VisitRow,
+)
+
+FRAMES = 5000
+"""Messages that each of the three gets."""
+SESSION = b"hostile session!"
+TICKET = Ticket(SESSION, 0, 1, 0)
+ALL = tuple(range(6))
+
+
+def hello_of(bundle, name="rogue", role="peer", **changes):
+    manifest = Bundle.open(bundle).manifest
+    hello = Hello(name, role, 77, 0, manifest.model_id, manifest.bundle_id, ALL if role == "peer" else ())
+    return msgspec.structs.replace(hello, **changes)
+
+
+def run_of(bundle, **changes):
+    tokens = Bundle.open(bundle).manifest.tokens
+    itinerary = Itinerary("laptop", "nearest", ALL, 0)
+    run = Run(TICKET, 200_000, itinerary, "raw", tokens.count, tokens.dim)
+    return msgspec.structs.replace(run, **changes), bytes(tokens.count * tokens.dim * 4)
+
+
+def some_of_each(bundle):
+    run, payload = run_of(bundle)
+    halfway = Itinerary(
+        "laptop", "nearest", ALL[2:], 3, True, ((((0, "a"), (1, "b")),),), (), (VisitRow("a", (0,), 1, 2, 3),)
+    )
+    back = msgspec.structs.replace(run, itinerary=halfway, returning="unreachable")
+    state = State(True, False, False, 16, 0, 9, 400, ("a", "laptop"), ALL)
+    plain = [
+        hello_of(bundle), hello_of(bundle, "visitor", "source"), state, Bye("x"), Accept(TICKET, 1),
+        Refuse(TICKET, "busy"), Progress(TICKET, 1), Release(TICKET), Moved(TICKET, "a", "b"),
+        Cancel(SESSION, 0, 1000), Complaint("x"),
+    ]  # fmt: skip
+    return [(wire.encode(message),) for message in plain] + [(wire.encode(r), payload) for r in (run, back)]
+
+
+class Attacker:
+    """Seeded frames, one message after the other."""
+
+    def __init__(self, bundle, mutate, seed):
+        self.rng = random.Random(seed)
+        self.mutate = mutate
+        self.examples = some_of_each(bundle)
+
+    def message(self):
+        rng = self.rng
+        frames = list(rng.choice(self.examples))
+        kind = rng.randrange(12)
+        if kind < 8:
+            frames[0] = self.mutate(frames[0], rng)
+        elif kind == 8:
+            frames[-1] = frames[-1][: rng.randrange(len(frames[-1]))]
+        elif kind == 9:
+            frames += [rng.randbytes(rng.randrange(20)) for _ in range(rng.randrange(1, 60))]
+        elif kind == 10:
+            frames = [b""] * rng.randrange(1, 5)
+        return frames
+
+
+def drain(socket):
+    """Read all that has come; a router's first frame says from whom."""
+    messages = []
+    while socket.poll(0):
+        messages.append(socket.recv_multipart())
+    return messages
+
+
+@pytest.fixture
+def raw():
+    """Sockets that speak ZMTP and know nothing of ls-edge."""
+    with zmq.Context() as context:
+        opened = []
+
+        def make(kind, *, dial=None, bind=None):
+            socket = context.socket(kind)
+            socket.linger = 0
+            socket.connect(dial) if dial else socket.bind(bind)
+            opened.append(socket)
+            return socket
+
+        yield make
+        for socket in opened:
+            socket.close()
+
+
+class Flood(threading.Thread):
+    """Dials two peers, is dialled by everybody as ``rogue``, and sends all of them what it likes."""
+
+    def __init__(self, raw, file, bundle, mutate):
+        super().__init__(name="flood")
+        self.attackers = {name: Attacker(bundle, mutate, seed) for seed, name in enumerate(("a", "b", "rogue"))}
+        self.dealers = {name: raw(zmq.DEALER, dial=file.peer(name).address) for name in ("a", "b")}
+        self.router = raw(zmq.ROUTER, bind=file.peer("rogue").address)
+        self.greeting = wire.encode(hello_of(bundle))
+        self.state = wire.encode(State(True, False, False, 4, 0, 0, 100, ("a", "b"), ALL))
+        self.callers = {}
+        self.sent = dict.fromkeys(("a", "b", "source"), 0)
+        self.halt = threading.Event()
+
+    def run(self):
+        while not self.halt.is_set() and min(self.sent.values()) < FRAMES:
+            for name, dealer in self.dealers.items():
+                drain(dealer)
+                self.burst(dealer, self.attackers[name], name)
+            for caller, *frames in drain(self.router):
+                self.meet(caller, frames)
+            for caller, name in self.callers.items():
+                self.burst(self.router, self.attackers["rogue"], name, [caller])
+            self.halt.wait(0.002)
+
+    def meet(self, caller, frames):
+        """Answer a greeting with a greeting, so that what follows comes from a neighbour who looks useful."""
+        message = wire.decode(frames[0])
+        if isinstance(message, Hello) and caller not in self.callers:
+            self.callers[caller] = "source" if message.role == "source" else message.name
+            self.router.send_multipart([caller, self.greeting])
+            self.router.send_multipart([caller, self.state])
+
+    def burst(self, socket, attacker, name, to=()):
+        for _ in range(15):
+            if self.sent[name] >= FRAMES:
+                return
+            try:
+                socket.send_multipart([*to, *attacker.message()], zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self.sent[name] += 1
+
+
+def test_everybody_lives_and_answers_under_thousands_of_broken_frames(
+    tiny_bundle, tmp_path, serve, raw, mutate, images, assert_replays
+):
+    bundle = Bundle.open(tiny_bundle)
+    local = LocalPeers(tmp_path / "peers", tiny_bundle, {"a": ALL[:4], "b": ALL[2:], "rogue": ALL})
+    try:
+        local.start("a")
+        peer = serve(Peer(local.file, "b", bundle))
+        local.wait_warm("a")
+        flood = Flood(raw, local.file, tiny_bundle, mutate)
+        with Source(local.file, bundle, name="laptop") as source:
+            flood.start()
+            try:
+                assert source.wait_ready() == ()
+                batch, answers = [], []
+                while flood.is_alive() or len(answers) < 20:
+                    some = images(4, seed=len(batch))
+                    futures = [source.submit(image) for image in some]
+                    batch += list(some)
+                    answers += [future.result(20) for future in futures]
+            finally:
+                flood.halt.set()
+                flood.join()
+            counts = source.node.counts
+            assert local.alive("a")
+            assert min(flood.sent.values()) == FRAMES
+        assert_replays(tiny_bundle, batch, answers)
+        assert not any(answer.degraded for answer in answers)
+        assert all(name != "rogue" for answer in answers for _, name in answer.record.order)
+        assert counts["malformed"] > FRAMES // 4
+        assert peer.node.counts["malformed"] > FRAMES // 4
+        assert peer.node.counts["before hello"] > 0
+        assert peer.node.counts["hello refused"] > 0
+        assert local.log_path("a").stat().st_size < 200_000
+        assert local.terminate("a") == 0
+    finally:
+        local.close()
+
+
+@pytest.fixture
+def peer(tiny_bundle, write_peers, serve, wait_until):
+    """A warm peer called ``a``; ``b`` stands in its file too and does not run."""
+    file = load_peers(write_peers({"a": ALL, "b": ALL}))
+    one = serve(Peer(file, "a", Bundle.open(tiny_bundle)))
+    wait_until(lambda: one.machine.warm, what="warm engines")
+    return one
+
+
+class Caller:
+    """A raw socket that dialled a peer; messages that it hears, by type."""
+
+    def __init__(self, socket):
+        self.socket = socket
+
+    def says(self, *frames):
+        self.socket.send_multipart([frame if isinstance(frame, bytes) else wire.encode(frame) for frame in frames])
+
+    def hears(self, kind):
+        """The next message of a kind; what comes before it is dropped."""
+        while True:
+            assert self.socket.poll(10_000), f"waited in vain for {kind.__name__}"
+            message = wire.decode(self.socket.recv_multipart()[0])
+            if isinstance(message, kind):
+                return message
+
+
+@pytest.fixture
+def caller(peer, raw):
+    return Caller(raw(zmq.DEALER, dial=peer.entry.address))
+
+
+def test_before_hello_nothing_is_done(peer, caller, tiny_bundle):
+    run, payload = run_of(tiny_bundle)
+    strangers = [Accept(TICKET, 1), Release(TICKET), Cancel(SESSION, 0, 1), State(True, False, False, 1, 0, 0, 1)]
+    for number, message in enumerate((run, *strangers), 1):
+        caller.says(message, *([payload] if message is run else []))
+        assert caller.hears(Hello).name == "a"
+        assert peer.node.counts["before hello"] == number
+    assert not peer.machine.items
+    assert not peer.machine._tombstones
+    assert not peer.machine.neighbours.by_name
+
+
+REFUSED = {
+    "unknown peer": ({"name": "stranger"}, "peer 'stranger' does not stand in .*peers.yaml; add it there"),
+    "its own name": ({"name": "a"}, "hello from 'a'"),
+    "peer's name as a source": ({"name": "b", "role": "source"}, "'b' is a peer of"),
+    "another role": ({"name": "b", "role": "king"}, "as 'king': not a process of ours"),
+    "another model": ({"name": "b", "model_id": "f" * 64}, "b serves model ffffffffffffffff…, a has [0-9a-f]{16}…"),
+    "block that the model lacks": ({"name": "b", "blocks": (0, 6)}, "b announces block 6, the model has 0 to 5"),
+}
+
+
+@pytest.mark.parametrize(("changes", "said"), REFUSED.values(), ids=REFUSED)
+def test_hello_is_refused(peer, caller, tiny_bundle, changes, said):
+    caller.says(hello_of(tiny_bundle, **changes))
+    assert re.search(said, caller.hears(Complaint).what)
+    assert peer.node.counts["hello refused"] == 1
+    assert not peer.machine.neighbours.by_name
+    assert set(peer.node.mismatched) == ({"b"} if "model_id" in changes else set())
+
+
+def malformed(bundle):
+    run, payload = run_of(bundle)
+    header = wire.encode(run)
+    it = run.itinerary
+
+    def other(**changes):
+        return wire.encode(msgspec.structs.replace(run, **changes)), payload
+
+    def way(**changes):
+        return other(itinerary=msgspec.structs.replace(it, **changes))
+
+    return {
+        "tokens too short": ((header, payload[:-1]), "tokens frame of 2047 bytes, 2048 expected"),
+        "tokens too long": ((header, payload + b"x"), "tokens frame of 2049 bytes"),
+        "no tokens": ((header, b""), "tokens frame of 0 bytes"),
+        "another codec than the length": (other(codec="fp16"), "1024 expected for 16 x 32 as fp16"),
+        "codec of the future": (other(codec="fp4"), "unknown codec 'fp4'"),
+        "another shape": (other(count=32, dim=16), "tokens 32 x 16, the model has 16 x 32"),
+        "block that the model lacks": (way(remaining=(*ALL, 6)), "itinerary with blocks .*, the model has 0 to 5"),
+        "block that has gone missing": (way(remaining=ALL[1:]), "itinerary with blocks"),
+        "nothing left of it": (way(remaining=()), "itinerary with blocks"),
+        "run without tokens": ((header,), "run with a wrong number of frames"),
+        "tokens with a bye": ((wire.encode(Bye()), payload), "bye with a wrong number of frames"),
+        "three frames": ((header, payload, b""), "message of 3 frames"),
+        "many frames": ((header, *([b""] * 500)), "message of 501 frames"),
+        "empty frame": ((b"",), "not an ls-edge message"),
+        "empty frames": ((b"", b""), "not an ls-edge message"),
+        "older version": ((b"LS\0" + header[3:], payload), "protocol version 0 was received and this is version 1"),
+        "state of another model": (
+            (wire.encode(State(True, False, False, 1, 0, 0, 1, reach_blocks=(6,))),), "state names block 6",
+        ),
+    }  # fmt: skip
+
+
+def test_a_neighbour_that_sends_nonsense_is_told_and_stays_a_neighbour(peer, caller, tiny_bundle):
+    caller.says(hello_of(tiny_bundle, "laptop", "source"))
+    assert caller.hears(Hello).name == "a"
+    cases = malformed(tiny_bundle)
+    for number, (what, (frames, said)) in enumerate(cases.items(), 1):
+        caller.says(*frames)
+        assert re.search(said, caller.hears(Complaint).what), what
+        assert peer.node.counts["malformed"] == number
+    assert not peer.machine.items
+    run, payload = run_of(tiny_bundle)
+    caller.says(run, payload)
+    assert caller.hears(Accept).ticket == TICKET
+    answer = caller.hears(Run)
+    assert answer.itinerary.remaining == ()
+    assert answer.ticket[:3] == TICKET[:3]
+
+
+def test_complaints_are_counted_and_never_answered(peer, caller, tiny_bundle, wait_until):
+    for _ in range(5):
+        caller.says(Complaint("you too\nand a second line"))
+    wait_until(lambda: peer.node.counts["complaints"] == 5, what="five complaints")
+    assert not caller.socket.poll(100)
+
+
+def test_a_frame_beyond_the_models_size_ends_the_connection_alone(peer, raw, caller, tiny_bundle, wait_until):
+    caller.says(hello_of(tiny_bundle, "laptop", "source"))
+    caller.hears(Hello)
+    rude = Caller(raw(zmq.DEALER, dial=peer.entry.address))
+    rude.says(hello_of(tiny_bundle, "rude", "source"))
+    rude.hears(Hello)
+    run, _ = run_of(tiny_bundle)
+    rude.says(run, bytes(1 << 20))
+    wait_until(lambda: "rude" not in peer.machine.neighbours.by_name, what="the end of its link")
+    assert "laptop" in peer.machine.neighbours.by_name
+    caller.says(b"?")
+    caller.hears(Complaint)
+
+
+def test_processes_that_greet_and_vanish_leave_nothing_behind(peer, tiny_bundle, wait_until):
+    for number in range(10):
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.linger = 5000
+            dealer.connect(peer.entry.address)
+            dealer.send(wire.encode(hello_of(tiny_bundle, f"visitor-{number}", "source")))
+    wait_until(lambda: not peer.machine.neighbours.by_name, what="all to be forgotten")
+    assert not peer.node._links_of
+    assert not peer.node._name_of
+
+
+def test_who_has_lost_track_of_a_neighbour_is_greeted_again(tiny_bundle, write_peers, wait_until):
+    file = load_peers(write_peers({"a": ALL, "b": ALL}))
+    a, b = peers = [Peer(file, name, Bundle.open(tiny_bundle)) for name in ("a", "b")]
+
+    def knows(one, name):
+        for peer in peers:
+            peer.node.step(0.005)
+        return name in one.machine.neighbours.by_name
+
+    try:
+        wait_until(lambda: knows(a, "b") and knows(b, "a") and len(b.node._links_of["a"]) == 2, what="two links")
+        for link in list(b.node._links_of["a"]):
+            b.node._link_down(LinkDown(link, "lost track"))
+        assert "a" not in b.machine.neighbours.by_name
+        wait_until(lambda: knows(b, "a"), what="a greeting")
+        for _ in range(50):
+            knows(a, "b")
+        hellos = b.node.counts["before hello"]
+        for _ in range(50):
+            knows(a, "b")
+        assert b.node.counts["before hello"] == hellos
+    finally:
+        for peer in peers:
+            peer.node.close()
+            peer._worker.close()
