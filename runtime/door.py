@@ -6,10 +6,32 @@ process of ours that serves our model (guarantee R7), and whether a RUN or STATE
 
 from __future__ import annotations
 
+import re
+import secrets
+
 from ls_edge.bundle import Manifest
-from ls_edge.errors import WireError
-from ls_edge.peers import PeersFile
+from ls_edge.errors import UsageError, WireError
+from ls_edge.peers import PeersFile, is_name
 from ls_edge.runtime.wire import Hello, Run, State
+
+_LONGEST_OWNER = 54
+
+
+def new_alias(name: str) -> str:
+    """Make the name of one source process: several may run at once under one name, or with one key.
+
+    Raises :class:`UsageError` where nobody may be called ``name``.
+    """
+    if not is_name(name):
+        raise UsageError(
+            f"name {name!r}: use 1 to 63 letters, digits, dots, hyphens or underscores, a letter or digit first"
+        )
+    return f"{name[:_LONGEST_OWNER]}.{secrets.token_hex(4)}"
+
+
+def may_be_called(owner: str, name: str) -> bool:
+    """Whether ``name`` is ``owner``'s, its own or an alias of it."""
+    return name == owner or re.fullmatch(re.escape(owner[:_LONGEST_OWNER]) + r"\.[0-9a-f]{8}", name) is not None
 
 
 class Door:
@@ -20,6 +42,7 @@ class Door:
         self._role = role
         self._peers = peers
         self._manifest = manifest
+        self._names = {p.name for p in peers.peers} | {s.name for s in peers.sources}
         self._blocks = len(manifest.parts.blocks)
         self._strict = strict_bundle
 
@@ -27,7 +50,7 @@ class Door:
         """Why a process is not let in, or nothing; ``user`` is the name behind its key, empty without CURVE."""
         if hello.role not in ("peer", "source") or hello.name == self._name:
             return f"hello from {hello.name!r} as {hello.role!r}: not a process of ours"
-        if user and user != hello.name:
+        if user and user != hello.name and (hello.name in self._names or not may_be_called(user, hello.name)):
             return f"hello from {hello.name!r} with the key of {user!r}; each process needs its own key"
         listed = any(p.name == hello.name for p in self._peers.peers)
         if hello.role == "peer" and not listed:
@@ -37,7 +60,7 @@ class Door:
                 return "sources do not link to sources"
             if listed:
                 return f"{hello.name!r} is a peer of {self._peers.path}; a source needs a name of its own"
-            if self._peers.uses_keys and all(s.name != hello.name for s in self._peers.sources):
+            if self._peers.uses_keys and not any(may_be_called(s.name, hello.name) for s in self._peers.sources):
                 return f"source {hello.name!r} does not stand in {self._peers.path}; add it under 'sources'"
         return self._reason_to_refuse_bundle(hello)
 

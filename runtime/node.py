@@ -26,7 +26,7 @@ from ls_edge.errors import LinkError, UsageError, WireError
 from ls_edge.peers import PeersFile
 from ls_edge.runtime import codec as codecs
 from ls_edge.runtime import wire
-from ls_edge.runtime.door import Door
+from ls_edge.runtime.door import Door, may_be_called
 from ls_edge.runtime.keys import KeyPair
 from ls_edge.runtime.links import Curve, Incoming, Link, LinkDown, Links, LinkUp
 from ls_edge.runtime.routing.events import (
@@ -338,7 +338,7 @@ def _curve(peers: PeersFile, name: str, keys: KeyPair | None) -> Curve | None:
     names = {key: peer for peer, key in peer_keys.items()}
     names |= {s.public_key.encode(): s.name for s in peers.sources if s.public_key}
     owner = names.get(keys.public)
-    if owner != name:
+    if owner is None or not may_be_called(owner, name):
         belongs = f"belongs to {owner!r}" if owner else "does not stand in the file"
         raise LinkError(
             f"the secret key is not {name!r}'s: its public key {belongs}; check --secret-key and {peers.path}"

@@ -35,6 +35,7 @@ from ls_edge.bundle import Bundle
 from ls_edge.errors import Overloaded, RequestError, SourceClosed, UsageError
 from ls_edge.peers import PeersFile, load_peers
 from ls_edge.runtime.answers import Answer, PeerView, Pending, record_of
+from ls_edge.runtime.door import new_alias
 from ls_edge.runtime.engines import Engine, open_engine
 from ls_edge.runtime.keys import KeyPair, load_secret
 from ls_edge.runtime.node import Node, new_incarnation
@@ -119,6 +120,7 @@ class Source:
         self.peers = peers
         self.bundle = bundle
         self.name = name or _name_of(peers, keys)
+        self._alias = new_alias(self.name)
         self.max_skips = bundle.blocks // 4 if self.settings.max_skips is None else self.settings.max_skips
         if self.settings.policy == "sequential":
             self.max_skips = 0
@@ -133,7 +135,7 @@ class Source:
         }
         warm_ms = [engine.warm_up() for engine in self._engines.values()]
         self.machine = SourceMachine(
-            self.name, self.session, limits=limits or Limits(), rng=random.SystemRandom()
+            self._alias, self.session, limits=limits or Limits(), rng=random.SystemRandom()
         )  # fmt: skip
         self.machine.head_us = round(warm_ms[1] * 2e3)
         self._ids = itertools.count()
@@ -144,7 +146,7 @@ class Source:
         self._closing = False
         self._lock = threading.Lock()
         self.node = Node(
-            name=self.name,
+            name=self._alias,
             role="source",
             peers=peers,
             manifest=bundle.manifest,
@@ -339,7 +341,7 @@ class Source:
             if self.settings.policy == "random":
                 order = random_order(blocks, self.settings.seed, pending.request)
             itinerary = Itinerary(
-                self.name, self.settings.policy, order, self.max_skips, self.settings.via_source
+                self._alias, self.settings.policy, order, self.max_skips, self.settings.via_source
             )  # fmt: skip
             self.node.feed(Submit(pending.request, itinerary, result.tokens, pending.deadline))
         else:
@@ -419,7 +421,7 @@ class Source:
 
     def _hello(self) -> Hello:
         m = self.bundle.manifest
-        return Hello(self.name, "source", self._incarnation, MINOR, m.model_id, m.bundle_id, session=self.session)
+        return Hello(self._alias, "source", self._incarnation, MINOR, m.model_id, m.bundle_id, session=self.session)
 
     def _on_note(self, note: Note) -> None:
         if note.what in ("lost", "suspect") and any(p.name == note.peer for p in self.peers.peers):

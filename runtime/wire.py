@@ -269,7 +269,7 @@ def _check(message: Message) -> None:
         _check_run(message)
     elif isinstance(message, State):
         _check_numbers("state", _COUNT, message.credits, message.queue, message.calls, *message.reach_blocks)
-        _check_numbers("state", _MICROSECONDS, message.block_us)
+        _check_numbers("state", _MICROSECONDS, message.block_us, message.wait_us)
         _check_names("state", message.reaches)
     elif isinstance(message, (Accept, Refuse)):
         _check_numbers("credits", _COUNT, message.credits)

@@ -58,7 +58,7 @@ def some_of_each(bundle):
         "laptop", "nearest", ALL[2:], 3, True, ((((0, "a"), (1, "b")),),), (), (VisitRow("a", (0,), 1, 2, 3),)
     )
     back = msgspec.structs.replace(run, itinerary=halfway, returning="unreachable")
-    state = State(True, False, False, 16, 0, 9, 400, ("a", "laptop"), ALL)
+    state = State(True, False, False, 16, 0, 9, 400, reaches=("a", "laptop"), reach_blocks=ALL)
     plain = [
         hello_of(bundle), hello_of(bundle, "visitor", "source"), state, Bye("x"), Accept(TICKET, 1),
         Refuse(TICKET, "busy"), Progress(TICKET, 1), Release(TICKET), Moved(TICKET, "a", "b"),
@@ -125,7 +125,7 @@ class Flood(threading.Thread):
         self.dealers = {name: raw(zmq.DEALER, dial=file.peer(name).address) for name in ("a", "b")}
         self.router = raw(zmq.ROUTER, bind=file.peer("rogue").address)
         self.greeting = wire.encode(hello_of(bundle))
-        self.state = wire.encode(State(True, False, False, 4, 0, 0, 100, ("a", "b"), ALL))
+        self.state = wire.encode(State(True, False, False, 4, 0, 0, 100, reaches=("a", "b"), reach_blocks=ALL))
         self.callers = {}
         self.sent = dict.fromkeys(("a", "b", "source"), 0)
         self.halt = threading.Event()

@@ -112,7 +112,9 @@ def test_a_peer_with_another_key_than_the_file_is_not_talked_to(secured, wait_un
         assert not laptop.up
 
 
-@pytest.mark.parametrize(("name", "role"), [("b", "peer"), ("a", "peer"), ("somebody", "source")])
+@pytest.mark.parametrize(
+    ("name", "role"), [("b", "peer"), ("a", "peer"), ("somebody", "source"), ("laptop.1", "source")]
+)
 def test_a_listed_key_does_not_give_another_name(secured, tiny_bundle, wait_until, keys, name, role):
     file, peers = secured
     node = peers["a"].node
@@ -207,3 +209,21 @@ def test_no_secret_is_written_or_shown(secured, tiny_bundle, keys, images, caplo
     said += repr([Curve(pair, {}, {}) for pair in keys.values()])
     for pair in keys.values():
         assert pair.secret.decode() not in said
+
+
+def test_two_sources_with_one_key_do_not_get_each_others_answers(secured, tiny_bundle, keys, images, assert_replays):
+    file, _ = secured
+    bundle = Bundle.open(tiny_bundle)
+    with Source(file, bundle, keys=keys["laptop"]) as one, Source(file, bundle, keys=keys["laptop"]) as two:
+        assert one.wait_ready() == two.wait_ready() == ()
+        batches = images(5), images(5, seed=1)
+        futures = [[source.submit(image) for image in batch] for source, batch in zip((one, two), batches, strict=True)]
+        for batch, some in zip(batches, futures, strict=True):
+            assert_replays(tiny_bundle, batch, [future.result(10) for future in some])
+        assert not one.duplicates
+        assert not two.duplicates
+
+
+def test_a_name_that_nobody_may_have_is_a_clear_error(tiny_bundle, write_peers):
+    with pytest.raises(UsageError, match="name 'my laptop': use 1 to 63 letters"):
+        Source(load_peers(write_peers(PLACEMENT)), Bundle.open(tiny_bundle), name="my laptop")

@@ -70,7 +70,7 @@ hellos = st.builds(
 )  # fmt: skip
 states = st.builds(
     State, warm=flags, draining=flags, stuck=flags, credits=counts, queue=counts, calls=counts, block_us=times,
-    reaches=st.lists(names, max_size=3).map(tuple), reach_blocks=numbers,
+    wait_us=times, reaches=st.lists(names, max_size=3).map(tuple), reach_blocks=numbers,
 )  # fmt: skip
 sizes = st.integers(1, 2**20)
 runs = st.builds(Run, tickets, times, itineraries(), texts, sizes, sizes, texts)
@@ -86,7 +86,7 @@ ITINERARY = Itinerary(
 )
 VALID = {
     "hello": Hello("a", "peer", 5, 0, "m" * 64, "b" * 64, (0, 1), "onnx CPUExecutionProvider"),
-    "state": State(True, False, False, 16, 0, 9, 400, ("b", "laptop"), (2, 3)),
+    "state": State(True, False, False, 16, 0, 9, 400, 800, ("b", "laptop"), (2, 3)),
     "bye": Bye("draining"),
     "run": Run(TICKET, 10_000, ITINERARY, "raw", 16, 32),
     "accept": Accept(TICKET, 3),
@@ -150,6 +150,7 @@ MALFORMED = {
     "negative credits in refuse": (raw("refuse", credits=-1), "number -1"),
     "negative queue": (raw("state", queue=-1), "number -1"),
     "endless block": (raw("state", block_us=2**50), "number 1125899906842624"),
+    "negative wait": (raw("state", wait_us=-1), "number -1"),
     "negative block reached": (raw("state", reach_blocks=[0, -3]), "number -3"),
     "negative progress": (raw("progress", blocks_done=-1), "number -1"),
     "negative block in hello": (raw("hello", blocks=[-1]), "number -1"),
