@@ -43,6 +43,8 @@ _WHY_FAILED = {
 }
 _RECONNECT_MS, _RECONNECT_MOST_MS = 50, 400
 """A peer that is back is dialled within half a second, which guarantee R8 needs."""
+_CURVE_EXTRA = 64
+"""Bytes that a frame may be longer on a CURVE link (33 in CurveZMQ: command, nonce, flags, authentication)."""
 _REDIAL_S = 0.5
 """Seconds after which a handshake that failed is tried again."""
 
@@ -111,7 +113,7 @@ class Links:
         self.failed: Counter[str] = Counter()
         """Handshakes that failed, by the peer that was dialled; under ``""`` those of who dialled us without CURVE."""
         self._heartbeat = heartbeat
-        self._max_frame = max_frame
+        self._max_frame = max_frame + (_CURVE_EXTRA if curve is not None else 0)
         self._poller = zmq.Poller()
         self._monitors: dict[zmq.Socket[bytes], str] = {}
         self._dealers: dict[str, zmq.Socket[bytes]] = {}

@@ -11,7 +11,8 @@ import zmq
 
 from ls_edge.errors import LinkError
 from ls_edge.peers import HeartbeatSettings
-from ls_edge.runtime.links import ZERO_COPY_FROM, Incoming, Link, LinkDown, Links, LinkUp
+from ls_edge.runtime.keys import KeyPair
+from ls_edge.runtime.links import ZERO_COPY_FROM, Curve, Incoming, Link, LinkDown, Links, LinkUp
 from ls_edge.runtime.local import free_ports
 
 MAX_FRAME = 200_000
@@ -264,3 +265,15 @@ def test_another_thread_wakes_the_poll(end, address):
         theirs.send(b"x")
         one.poll(60.0)  # returns at once, or the test runs into its time limit
         assert not one.events
+
+
+@pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
+def test_a_curve_link_carries_the_longest_frame_that_is_allowed(end, address):
+    served, dialling = (KeyPair(*zmq.curve_keypair()) for _ in range(2))
+    server = end({}, bind=address, curve=Curve(served, {}, {dialling.public: "laptop"}))
+    client = end({"a": address}, curve=Curve(dialling, {"a": served.public}, {}))
+    end.until(lambda: client.of(LinkUp), "the link")
+    longest = bytes(MAX_FRAME)
+    assert client.links.send(Link("a"), [b"header", longest])
+    end.until(lambda: server.frames() == [[b"header", longest]], "the frames")
+    assert not client.of(LinkDown)
