@@ -1,0 +1,55 @@
+"""What the documents show can be typed: commands and options exist, Python parses, linked files are there."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from ls_edge.cli import cli
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "runtime" / "PROTOCOL.md"])
+
+
+def fenced(text, *languages):
+    return [body for language, body in re.findall(r"```(\w+)\n(.*?)```", text, re.S) if language in languages]
+
+
+def commands(text):
+    for body in fenced(text, "console", "bash", "sh"):
+        for line in body.replace("\\\n", " ").splitlines():
+            line = line.removeprefix("$ ").strip()
+            if line.startswith("ls-edge "):
+                yield line
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_and_their_options_exist(path):
+    for line in commands(path.read_text(encoding="utf-8")):
+        words = shlex.split(line, comments=True)[1:]
+        context = click.Context(cli, info_name="ls-edge")
+        command = cli
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+            found = command.get_command(context, words[0])
+            assert found is not None, line
+            command, words = found, words[1:]
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        used = {word.split("=")[0] for word in words if word.startswith("--")}
+        assert used <= known, line
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_python_parses(path):
+    for body in fenced(path.read_text(encoding="utf-8"), "python"):
+        ast.parse(body)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_linked_files_are_there(path):
+    text = path.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text):
+        if not target.startswith(("http://", "https://")):
+            assert (path.parent / target).exists(), target
