@@ -54,8 +54,8 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """AdamW with a warm-up and a cosine."""
 
-    lr: float = 1e-3
-    """Highest learning rate."""
+    lr: float | None = None
+    """Highest learning rate; None is that of ``ls_edge.training.optim.default_rate``, written out in a run's file."""
     weight_decay: float = 0.05
     """Not applied to biases, norms and position embeddings."""
     warmup: float = 0.1
@@ -197,7 +197,7 @@ def check(config: TrainConfig, places: yamlfile.Places | None) -> None:
         (0 <= c.seed < 2**31, ("seed",), "0 to 2147483647"),
         (c.threads is None or c.threads >= 1, ("threads",), "1 or more"),
         (c.validation_orders >= 1, ("validation_orders",), "1 or more"),
-        (o.lr > 0 and o.lr < float("inf"), ("optim", "lr"), "above 0"),
+        (o.lr is None or 0 < o.lr < float("inf"), ("optim", "lr"), "above 0"),
         (o.weight_decay >= 0, ("optim", "weight_decay"), "0 or more"),
         (0 <= o.warmup < 1, ("optim", "warmup"), "a part of all steps, 0 to below 1"),
         (0 <= o.final <= 1, ("optim", "final"), "0 to 1"),

@@ -27,7 +27,7 @@ from ls_edge.training.config import RunRecord, TrainConfig
 from ls_edge.training.data import Batches, Skipped, choose_augment, normaliser, split
 from ls_edge.training.methods import Method, make_method
 from ls_edge.training.metrics import Epoch, Summary, open_board
-from ls_edge.training.optim import learning_rate, make_optimiser
+from ls_edge.training.optim import default_rate, learning_rate, make_optimiser
 from ls_edge.training.precision import (
     autocast,
     choose_device,
@@ -102,12 +102,16 @@ def train(
 
 class _Training:
     def __init__(self, config: TrainConfig, out: Path, listener: Listener, *, model_named: bool) -> None:
-        self.config, self.out, self.listener = config, out, listener
+        self.out, self.listener = out, listener
         self.device = choose_device(config.device)
         self.dtype = choose_precision(config.precision, self.device)
         self.method: Method = make_method(config.method, config.method_args)
         images = open_images(config.data.source, "train")
         start = make_start(config.model, images.classes, seed=config.seed, model_named=model_named, warn=listener.warn)
+        if config.optim.lr is None:
+            rate = default_rate(start.model, started=config.model.init is not None or config.model.pretrained)
+            config = msgspec.structs.replace(config, optim=msgspec.structs.replace(config.optim, lr=rate))
+        self.config = config
         self.view = start.view.to(self.device)
         torch.set_num_threads(choose_threads(config.threads, self.view))
         self.method.attach(self.view)

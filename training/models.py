@@ -38,7 +38,7 @@ def vit_digits(pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
     """The demo's: 8 blocks of width 64 on 16x16 pixels in 16 patches; 0.4 million parameters."""
     defaults = {
         "img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 8, "num_heads": 4, "mlp_ratio": 2.0,
-        "class_token": False, "global_pool": "avg", "num_classes": 10,
+        "class_token": False, "global_pool": "avg", "num_classes": 10, "init_values": 0.5,
     }  # fmt: skip
     return _build("vit_digits", pretrained, {**defaults, **kwargs})
 

@@ -11,6 +11,15 @@ from torch import nn
 from ls_edge.training.config import OptimConfig
 from ls_edge.training.view import BlockView
 
+OWN_RATES = {"vit_digits": (2e-3, 3e-3), "vit_cifar": (1e-3, 5e-4)}
+"""Highest learning rate of a model of ours, from scratch and from weights; found by trial at 64 images a step."""
+
+
+def default_rate(model: str, *, started: bool) -> float:
+    """The rate where none is given: of our own small models from scratch and from weights, and of timm's likewise."""
+    fresh, further = OWN_RATES.get(model, (5e-4, 1e-4))
+    return further if started else fresh
+
 
 def make_optimiser(view: BlockView, config: OptimConfig) -> torch.optim.Optimizer:
     """AdamW; no decay of vectors (biases, norms) and of what timm exempts (position embedding, prefix tokens)."""
@@ -21,12 +30,14 @@ def make_optimiser(view: BlockView, config: OptimConfig) -> torch.optim.Optimize
     for name, parameter in view.named_parameters():
         bare = parameter.ndim <= 1 or name.removeprefix("model.") in exempt
         (plain if bare else decayed).append(parameter)
+    assert config.lr is not None
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
 
 
 def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
     """Rate of ``step`` (from 0) of ``steps``: linear warm-up, then a cosine down to ``final`` of the highest."""
+    assert config.lr is not None
     warm = config.warmup * steps
     if step < warm:
         return config.lr * (step + 1) / (math.floor(warm) + 1)
