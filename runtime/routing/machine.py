@@ -198,7 +198,7 @@ class Machine:
         message = event.message
         n = self.neighbours.get(event.name)
         if n is not None:
-            n.refused_until = self._now + 0.05
+            n.refused_until = self._now + 0.02
         if isinstance(message, Run):
             item = self._sent.get(message.ticket)
             if item is not None:
@@ -282,18 +282,28 @@ class Machine:
             self._take(item, choice)
 
     def _send_home(self, item: Item) -> None:
-        """Offer the tokens to the source, or to a neighbour that reaches it."""
+        """Offer the tokens to the source, to a neighbour that reaches it, or back along the way that they came."""
         source = item.itinerary.source
         if source in self.neighbours.by_name:
             self._offer(item, source, item.itinerary)
             return
         ways = [n.name for n in self.neighbours if n.available(self._now) and n.state and source in n.state.reaches]
         ways = [name for name in ways if name not in item.itinerary.relays]
-        if ways:
+        before = self._holder_before(item)
+        if ways or before:
             itinerary = msgspec.structs.replace(item.itinerary, relays=(*item.itinerary.relays, self.name))
-            self._offer(item, item.came_from if item.came_from in ways else min(ways), itinerary)
+            way = item.came_from if item.came_from in ways else min(ways, default=before)
+            self._offer(item, way, itinerary)
         else:
             self._wait(item, self._now + 0.1)
+
+    def _holder_before(self, item: Item) -> str:
+        """Who was on the tokens' way from the source, is not on their way back yet and can be reached; or nobody."""
+        for visit in reversed(item.itinerary.visits):
+            n = self.neighbours.get(visit.holder)
+            if n is not None and n.available(self._now) and visit.holder not in item.itinerary.relays:
+                return visit.holder
+        return ""
 
     def _offer(self, item: Item, to: str, itinerary: Itinerary) -> None:
         n = self.neighbours.by_name[to]

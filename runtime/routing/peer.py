@@ -20,6 +20,7 @@ from ls_edge.runtime.routing.events import (
     ComputeFailed,
     Drain,
     Event,
+    Instruction,
     NeighbourUp,
     Note,
     Received,
@@ -108,6 +109,14 @@ class PeerMachine(Machine):
             times.append(self._start_at)
         return min(times, default=None)
 
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """See :meth:`Machine.handle`; that credits have run out, or are there again, is told at once."""
+        had_credits = self.credits > 0
+        out = super().handle(event, now)
+        if had_credits != (self.credits > 0) and TellState() not in out:
+            out.append(TellState())
+        return out
+
     def _on(self, event: Event) -> None:
         if isinstance(event, Computed):
             self._on_computed(event)
@@ -155,8 +164,6 @@ class PeerMachine(Machine):
             self._ready.append(item)
             self._tell_source(item, sender)
         self._out.append(Send(sender, Accept(run.ticket, self.credits)))
-        if had_credits and not self.credits:
-            self._out.append(TellState())
 
     def _reason_to_refuse(self, event: Arrived) -> str:
         run = event.run
@@ -281,20 +288,14 @@ class PeerMachine(Machine):
     # Handing on.
 
     def _accepted(self, item: Item) -> None:
-        had_credits = self.credits
         if item.came_from in self.neighbours.by_name:
             assert item.came_from is not None
             self._out.append(Send(item.came_from, Release(item.ticket)))
         if item.returning and item.next == item.itinerary.source:
             self._drop(item)
-        if not had_credits and self.credits:
-            self._out.append(TellState())
 
     def _released(self, item: Item) -> None:
-        had_credits = self.credits
         self._drop(item)
-        if not had_credits and self.credits:
-            self._out.append(TellState())
 
     def _with_visit(self, item: Item, itinerary: Itinerary) -> Itinerary:
         stay = round((self._now - item.arrived) * 1e6)
