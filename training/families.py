@@ -1,36 +1,46 @@
 """Adapters from timm's models to "stem, blocks of one shape, head".
 
 A family says of a timm model what its stem and head are and which modules are its blocks; everything else
-(orders, slots, checkpoints, export) is the same for all. A new family is one class here and its name in
-:data:`FAMILIES`.
+(orders, slots, checkpoints, export) is the same for all. A new family is one class in ``ls_edge.training.adapters``
+and its name in :data:`FAMILIES`.
 
-Here now: VisionTransformer (ViT, DeiT and its distilled form, DeiT3, DINOv2, SigLIP). Left out: models whose
-blocks differ in shape or take more than the tokens (ConViT, Hiera, Swin, Twins); they are refused with the reason.
+Left out: models whose blocks differ in shape or in what they compute (ConViT, Hiera, Swin, Twins, convolutional
+ones); they are refused with the list of what fits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from timm.models import vision_transformer
 from torch import Tensor, nn
 
 from ls_edge.errors import ModelError
+from ls_edge.training.adapters import BeitFamily, CaitFamily, EvaFamily, MixerFamily, VisionTransformerFamily
 
 
 class Family(Protocol):
     """What a view needs to know of a timm model; without state, so that a view can be copied and moved."""
 
     name: str
+    members: str
+    """The models that users know it by."""
 
     def fits(self, model: nn.Module) -> bool:
         """Whether this family is the one for ``model``."""
         ...
 
+    def prepare(self, model: nn.Module) -> None:
+        """Make ready once what the blocks share; raises :class:`ModelError` for settings that no view can have."""
+        ...
+
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        """The blocks in trained order, each called with tokens ``[B, N, D]`` alone."""
+        """The blocks in trained order, each called with tokens ``[B, N, D]`` and its :meth:`extras`."""
+        ...
+
+    def extras(self, model: nn.Module, index: int) -> dict[str, Tensor]:
+        """What block ``index`` is called with besides the tokens, by keyword."""
         ...
 
     def keep(self, model: nn.Module, indices: Sequence[int]) -> None:
@@ -58,59 +68,7 @@ class Family(Protocol):
         ...
 
 
-class VisionTransformerFamily:
-    """timm's ``VisionTransformer`` and its subclasses: prefix tokens, position embedding and pooling are timm's own."""
-
-    name = "VisionTransformer"
-
-    def fits(self, model: nn.Module) -> bool:
-        """Any VisionTransformer; distilled DeiT overrides the very methods that are called here."""
-        return isinstance(model, vision_transformer.VisionTransformer)
-
-    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        """The transformer blocks."""
-        return list(_any(model).blocks)
-
-    def keep(self, model: nn.Module, indices: Sequence[int]) -> None:
-        """Keep these blocks."""
-        blocks = self.blocks(model)
-        _any(model).blocks = nn.Sequential(*(blocks[i] for i in indices))
-
-    def image_size(self, model: nn.Module) -> tuple[int, int]:
-        """What the patch embedding was built for."""
-        size = getattr(_any(model).patch_embed, "img_size", None)
-        if size is None:
-            size = _any(model).default_cfg["input_size"][-2:]
-        height, width = size
-        return int(height), int(width)
-
-    def stem(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Patch embedding, prefix tokens and position embedding, and the norm ahead of the blocks if there is one."""
-        m = _any(model)
-        tokens: Tensor = m.norm_pre(m.patch_drop(m._pos_embed(m.patch_embed(images))))
-        return tokens
-
-    def head(self, model: nn.Module, tokens: Tensor) -> Tensor:
-        """Final norm, pooling and classifier."""
-        m = _any(model)
-        logits: Tensor = m.forward_head(m.norm(tokens))
-        return logits
-
-    def classifier(self, model: nn.Module) -> frozenset[str]:
-        """Both heads of a distilled DeiT."""
-        return frozenset(name for name in model.state_dict() if name.split(".")[0] in ("head", "head_dist"))
-
-    def fit_state(self, model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Convert as timm does: other names, position embedding resampled to this grid."""
-        converted: dict[str, Tensor] = vision_transformer.checkpoint_filter_fn(state, _any(model))
-        return converted
-
-
-def _any(model: nn.Module) -> Any:
-    return model
-
-
-FAMILIES: tuple[Family, ...] = (VisionTransformerFamily(),)
+FAMILIES: tuple[Family, ...] = (VisionTransformerFamily(), CaitFamily(), MixerFamily(), EvaFamily(), BeitFamily())
 
 
 def family_of(model: nn.Module) -> Family:
@@ -129,11 +87,12 @@ def family_of(model: nn.Module) -> Family:
                 f"this {name} cannot be cut into equal blocks: block {odd} has other parameters than block 0; "
                 "use a model whose blocks are all alike, such as vit_tiny_patch16_224"
             )
+        family.prepare(model)
         return family
-    known = ", ".join(family.name for family in FAMILIES)
+    known = "; ".join(family.members for family in FAMILIES)
     raise ModelError(
-        f"{name} is no 'stem, blocks of one shape, head' that ls-edge knows (it knows {known}); "
-        "use a plain vision transformer, such as vit_tiny_patch16_224 or deit_small_patch16_224"
+        f"{name} is no 'stem, blocks of one shape, head' that ls-edge knows; what fits: {known}; "
+        "for instance vit_tiny_patch16_224 or deit_small_patch16_224"
     )
 
 
@@ -159,8 +118,8 @@ def shape_of_tokens(family: Family, model: nn.Module) -> tuple[int, int]:
     try:
         with torch.no_grad():
             tokens = family.stem(model, images)
-            after = family.blocks(model)[0](tokens)
-    except (RuntimeError, AssertionError, ValueError) as error:
+            after = family.blocks(model)[0](tokens, **family.extras(model, 0))
+    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         raise ModelError(
             f"{type(model).__name__} does not take images [B, 3, {height}, {width}]: {error}; use another model"
         ) from None

@@ -31,7 +31,7 @@ class BlockView(nn.Module):
         self._family = family
         self._tokens = tokens
         self._blocks: list[nn.Module] = list(family.blocks(model))
-        self._compiled: list[Callable[[Tensor], Tensor]] | None = None
+        self._compiled: list[Callable[..., Tensor]] | None = None
 
     @classmethod
     def of(cls, model: nn.Module) -> BlockView:
@@ -85,9 +85,8 @@ class BlockView(nn.Module):
 
     def block(self, index: int, tokens: Tensor, slot: int | Tensor = 0) -> Tensor:  # noqa: ARG002
         """Run block ``index`` on tokens ``[B, N, D]``; ``slot``, int or int64 ``[B]``, if :attr:`needs_slot`."""
-        if self._compiled is not None and self.training:
-            return self._compiled[index](tokens)
-        out: Tensor = self._blocks[index](tokens)
+        run = self._compiled[index] if self._compiled is not None and self.training else self._blocks[index]
+        out: Tensor = run(tokens, **self._family.extras(self.model, index))
         return out
 
     def head(self, tokens: Tensor) -> Tensor:

@@ -84,12 +84,6 @@ def test_keep_spreads_evenly():
         view.keep(3)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "swin_tiny_patch4_window7_224"])
-def test_other_models_are_refused(name):
-    with pytest.raises(ModelError, match="blocks of one shape"):
-        BlockView.of(timm.create_model(name))
-
-
 def test_blocks_of_other_shape_are_refused():
     model = tiny()
     model.blocks[2] = tiny(mlp_ratio=2.0).blocks[2]

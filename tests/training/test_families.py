@@ -1,0 +1,138 @@
+"""Every family that fits: trained order is timm's forward, other arrangements run, the parts export."""
+
+import pytest
+import timm
+import torch
+
+from ls_edge.arrangement import Arrangement
+from ls_edge.errors import ModelError
+from ls_edge.export.writer import export_run
+from ls_edge.training.checkpoint import load_run, save_run
+from ls_edge.training.config import RunRecord, TrainConfig
+from ls_edge.training.families import family_of
+from ls_edge.training.models import create, image_spec_of
+from ls_edge.training.view import BlockView
+
+torch.set_num_threads(1)
+NARROW = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 48, "num_heads": 3}
+SMALL = {"img_size": 64}
+MODELS = [
+    ("deit_tiny_distilled_patch16_224", NARROW),
+    ("deit3_small_patch16_224", NARROW),
+    ("vit_small_patch14_dinov2", NARROW),
+    ("vit_small_patch14_reg4_dinov2", NARROW),
+    ("vit_base_patch16_siglip_224", NARROW),
+    ("cait_xxs24_224", {**NARROW, "num_heads": 4}),
+    ("mixer_s32_224", SMALL),
+    ("resmlp_12_224", SMALL),
+    ("gmlp_ti16_224", SMALL),
+    ("eva_giant_patch14_224", NARROW),
+    ("eva02_tiny_patch14_224", NARROW),
+    ("vit_small_patch16_dinov3", NARROW),
+    ("vit_small_patch16_rope_mixed_224", NARROW),
+    ("beit_base_patch16_224", NARROW),
+    ("beit_base_patch16_224", {**NARROW, "use_rel_pos_bias": False, "use_shared_rel_pos_bias": True}),
+]
+IDS = [f"{name}-shared" if "use_shared_rel_pos_bias" in args else name for name, args in MODELS]
+
+
+def without_patch(name, args):
+    """Some of timm's builders fix the patch size; a size of image that any of them divides."""
+    kept = {key: value for key, value in args.items() if key != "patch_size"}
+    return {**kept, "img_size": 28 if "patch14" in name else 32} if "patch_size" in args else kept
+
+
+def made(name, args):
+    torch.manual_seed(0)
+    view = BlockView.of(create(name, num_classes=5, **without_patch(name, args)))
+    with torch.no_grad():
+        for parameter in view.parameters():
+            parameter.normal_(std=0.1)
+    return view.eval()
+
+
+@pytest.mark.parametrize(("name", "args"), MODELS, ids=IDS)
+def test_a_family_runs_in_any_arrangement(name, args):
+    view = made(name, args)
+    images = torch.randn(2, 3, *view.image_size)
+    blocks = view.blocks_count
+    with torch.no_grad():
+        trained = view.model(images)
+        assert trained.std() > 0
+        assert torch.equal(view(images), trained)
+        assert not torch.equal(view(images, list(reversed(range(blocks)))), trained)
+        tracks = Arrangement.from_json([[[2], [0, 1]]])
+        start = view.stem(images)
+        one = view.block(2, start)
+        other = view.block(1, view.block(0, start))
+        torch.testing.assert_close(view(images, tracks), view.head(start + (one - start) + (other - start)))
+    assert start.shape == (2, view.token_spec.count, view.token_spec.dim)
+    assert view.weights().keys() == view.model.state_dict().keys()
+
+
+@pytest.mark.parametrize(("name", "args"), MODELS, ids=IDS)
+def test_fewer_blocks_stay_themselves(name, args):
+    view = made(name, args)
+    images = torch.randn(1, 3, *view.image_size)
+    last = view.blocks_count - 1
+    with torch.no_grad():
+        wanted = view(images, [last, 0])
+        view.keep_blocks([0, last])
+        assert view.blocks_count == 2
+        assert torch.equal(view(images, [1, 0]), wanted)
+        assert torch.equal(view(images), view.model(images))
+
+
+def test_a_learned_rotary_table_goes_with_its_block():
+    view = made("vit_small_patch16_rope_mixed_224", NARROW)
+    tokens = view.stem(torch.randn(1, 3, *view.image_size))
+    tables = view.model.rope.get_embed()
+    assert not torch.equal(tables[0], tables[2])
+    with torch.no_grad():
+        assert torch.equal(view.block(2, tokens, 0), view.blocks[2](tokens, rope=tables[2]))
+
+
+def test_a_table_that_is_not_learned_is_no_part_of_a_checkpoint():
+    view = made("vit_small_patch16_dinov3", NARROW)
+    assert "rope_table" in dict(view.model.named_buffers())
+    assert "rope_table" not in view.weights()
+
+
+@pytest.mark.parametrize(("args", "words"), [({"patch_drop_rate": 0.5}, "patch_drop_rate"),
+                                            ({"rope_jitter_coords": 2.0}, "rotary coordinates")])  # fmt: skip
+def test_what_a_block_alone_cannot_draw_is_refused(args, words):
+    with pytest.raises(ModelError, match=words):
+        made("vit_small_patch16_dinov3", {**NARROW, **args})
+
+
+@pytest.mark.parametrize(
+    "name", ["convit_tiny", "hiera_tiny_224", "twins_svt_small", "swin_tiny_patch4_window7_224", "resnet18"]
+)
+def test_other_models_are_refused_with_what_fits(name):
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    with pytest.raises(ModelError, match=r"what fits: ViT, .* CaiT; MLP-Mixer, .* EVA, .* BEiT"):
+        family_of(model)
+
+
+ONE_OF_EACH = (
+    "deit_tiny_distilled_patch16_224", "cait_xxs24_224", "mixer_s32_224", "vit_small_patch16_dinov3",
+    "beit_base_patch16_224-shared",
+)  # fmt: skip
+
+
+@pytest.mark.leaks_ok(reason="torch's exporter starts a monitor thread of tqdm")
+@pytest.mark.parametrize("which", ONE_OF_EACH)
+def test_a_family_exports(tmp_path, which):
+    name, args = MODELS[IDS.index(which)]
+    view = made(name, args)
+    built = {**without_patch(name, args), "num_classes": 5}
+    kept = (0, view.blocks_count - 1)
+    view.keep_blocks(kept)
+    record = RunRecord(
+        version="0", model=name, model_args=built, kept=kept, classes=tuple("abcde"), image=image_spec_of(view),
+        trained_on="", method="shuffle",
+    )  # fmt: skip
+    save_run(tmp_path / "run", view, TrainConfig(), record)
+    exported = export_run(load_run(tmp_path / "run"), tmp_path / "bundle")
+    assert exported.bundle.blocks == 2
