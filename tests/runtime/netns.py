@@ -1,0 +1,277 @@
+"""Network namespaces of our own, joined by a bridge, with peers in them: cables that can be pulled, cut and made slow.
+
+Needs root, ``ip``, ``tc`` and a kernel with namespaces, veth and bridge; :func:`reason_to_skip` says what is missing.
+All names begin with ``lsedge-``, the process id and a number; addresses are 10.201.0.0/24 and exist only inside.
+Nothing outside the namespaces is touched, and nothing is left: not after a failure, and what a killed run left the next
+one clears.
+
+``netem`` is not used, since many kernels lack it: for delay and loss see ``ls_edge.runtime.chaos.proxy``.
+"""
+
+import contextlib
+import ctypes
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import yaml
+from click.testing import CliRunner
+
+from ls_edge.cli.keys import command as keys_command
+from ls_edge.peers import load_peers
+
+_CLONE_NEWNET = 0x40000000
+_BRIDGE = "hub"
+_COUNT = itertools.count()
+
+
+def reason_to_skip():
+    """Why namespaces cannot be made here, or nothing."""
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        return "network namespaces need Linux and root"
+    for program in ("ip", "tc", "bridge"):
+        if shutil.which(program) is None:
+            return f"network namespaces need the program {program!r} (package iproute2)"
+    try:
+        with Net("x"):
+            return ""
+    except NetError as error:
+        return f"this kernel does not make network namespaces, veth pairs and bridges for us: {error}"
+
+
+class NetError(RuntimeError):
+    """A command of iproute2 failed."""
+
+
+class Net:
+    """Namespaces ``names``, each with one cable ``eth0`` into a common bridge."""
+
+    def __init__(self, *names):
+        self.names = names
+        self._prefix = f"lsedge-{os.getpid()}-{next(_COUNT)}-"
+        self._made = []
+
+    def __enter__(self):
+        _clear_left_over()
+        try:
+            self._add(_BRIDGE)
+            _ip("-n", self.ns(_BRIDGE), "link", "add", "br0", "type", "bridge")
+            _ip("-n", self.ns(_BRIDGE), "link", "set", "br0", "up")
+            for name in self.names:
+                self._add(name)
+                _ip(
+                    "link",
+                    "add",
+                    "eth0",
+                    "netns",
+                    self.ns(name),
+                    "type",
+                    "veth",
+                    "peer",
+                    port(name),
+                    "netns",
+                    self.ns(_BRIDGE),
+                )
+                _ip("-n", self.ns(_BRIDGE), "link", "set", port(name), "master", "br0", "up")
+                _ip("-n", self.ns(name), "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
+                for device in ("lo", "eth0"):
+                    _ip("-n", self.ns(name), "link", "set", device, "up")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def ns(self, name):
+        """The full name of a namespace."""
+        return self._prefix + name
+
+    def close(self):
+        """Kill what still runs in the namespaces and remove them."""
+        while self._made:
+            _remove(self._made.pop())
+
+    def address(self, name):
+        """The IPv4 address of a namespace."""
+        return f"10.201.0.{self.names.index(name) + 1}"
+
+    def plug(self, name, *, into):
+        """Pull the cable of ``name`` (both ends lose their carrier) or put it back in."""
+        _ip("-n", self.ns(_BRIDGE), "link", "set", port(name), "up" if into else "down")
+
+    def mute(self, name, *, on):
+        """The bridge drops all frames of ``name`` while both ends see a cable; or forwards them again."""
+        _call(
+            "ip",
+            "netns",
+            "exec",
+            self.ns(_BRIDGE),
+            "bridge",
+            "link",
+            "set",
+            "dev",
+            port(name),
+            "state",
+            "0" if on else "3",
+        )
+
+    def cut(self, one, other, *, on=True):
+        """Let no packet from ``other`` reach ``one`` and only silence come back; ``on=False`` mends it."""
+        _ip("-n", self.ns(other), "route", "add" if on else "del", "blackhole", self.address(one))
+
+    def rate(self, mbit):
+        """Limit each cable, in both directions, by a token bucket filter; None takes the limit off."""
+        for name in self.names:
+            for space, device in ((name, "eth0"), (_BRIDGE, port(name))):
+                if mbit is None:
+                    _tc(self.ns(space), "qdisc", "del", "dev", device, "root")
+                else:
+                    limit = ("rate", f"{mbit}mbit", "burst", "4kb", "latency", "500ms")
+                    _tc(self.ns(space), "qdisc", "add", "dev", device, "root", "tbf", *limit)
+
+    def sent_bytes(self, name):
+        """What has gone out of the cable of ``name``."""
+        return int(_call("ip", "netns", "exec", self.ns(name), "cat", "/sys/class/net/eth0/statistics/tx_bytes"))
+
+    @contextlib.contextmanager
+    def inside(self, name):
+        """Sockets and threads that this thread makes meanwhile belong to the namespace of ``name``."""
+        with open("/proc/thread-self/ns/net") as home, open(f"/run/netns/{self.ns(name)}") as there:
+            _setns(there.fileno())
+            try:
+                yield
+            finally:
+                _setns(home.fileno())
+
+    def _add(self, name):
+        self._made.append(self.ns(name))
+        _ip("netns", "add", self.ns(name))
+
+
+class Cluster:
+    """Peers in the namespaces of a :class:`Net`, one in each, with CURVE keys; a context manager like LocalPeers."""
+
+    def __init__(self, net, folder, bundle, placement, *, tcp_port=5555, source="laptop", **each):
+        self.net = net
+        self.bundle = bundle
+        self.processes = {}
+        self._folder = Path(folder)
+        publics = {name: self._new_key(name) for name in (*placement, source)}
+        peers = [
+            {"name": name, "address": f"tcp://{net.address(name)}:{tcp_port}", "blocks": list(blocks), "threads": 1,
+             "public_key": publics[name], **each}
+            for name, blocks in placement.items()
+        ]  # fmt: skip
+        self.path = self._folder / "peers.yaml"
+        content = {"sources": [{"name": source, "public_key": publics[source]}], "peers": peers}
+        self.path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        self.file = load_peers(self.path)
+        self.source_key = self._folder / f"{source}.key_secret"
+
+    def __enter__(self):
+        try:
+            self.start(*(peer.name for peer in self.file.peers))
+            self.wait_warm()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def command(self, name, *arguments):
+        """``ls-edge`` with these arguments in the namespace of ``name``."""
+        return ["ip", "netns", "exec", self.net.ns(name), sys.executable, "-m", "ls_edge", *map(str, arguments)]
+
+    def start(self, *names):
+        """Start peers."""
+        for name in names:
+            arguments = ("--peers", self.path, "--name", name, "--bundle", self.bundle)
+            key = ("--secret-key", self._folder / f"{name}.key_secret")
+            with self.log_path(name).open("ab") as log:
+                self.processes[name] = subprocess.Popen(
+                    self.command(name, "peer", *arguments, *key), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
+
+    def wait_warm(self, timeout=30.0):
+        """Wait until every peer has said that it is warm."""
+        end = time.monotonic() + timeout
+        for name, process in self.processes.items():
+            while " warm " not in (said := self.log_path(name).read_text(errors="replace")):
+                assert process.poll() is None, f"peer {name} ended: {said}"
+                assert time.monotonic() < end, f"peer {name} did not become warm: {said}"
+                time.sleep(0.02)
+
+    def log_path(self, name):
+        """What a peer says."""
+        return self._folder / f"{name}.log"
+
+    def close(self):
+        """End all peers."""
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(3.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.processes.clear()
+
+    def _new_key(self, name):
+        self._folder.mkdir(parents=True, exist_ok=True)
+        done = CliRunner().invoke(keys_command, ["new", name, "--out", str(self._folder)])
+        assert done.exit_code == 0, done.output
+        return yaml.safe_load(done.stdout.splitlines()[0])["public_key"]
+
+
+def port(name):
+    """The bridge's end of a cable."""
+    return f"to-{name}"
+
+
+def _clear_left_over():
+    """Namespaces of a process that is gone, which was killed before it could remove them."""
+    for line in _call("ip", "netns", "list").splitlines():
+        full = line.split()[0]
+        kind, _, rest = full.partition("-")
+        owner = rest.partition("-")[0]
+        if kind == "lsedge" and owner.isdigit() and not Path("/proc", owner).exists():
+            _remove(full)
+
+
+def _remove(full):
+    with contextlib.suppress(NetError):
+        for pid in _call("ip", "netns", "pids", full).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        _ip("netns", "del", full)
+
+
+def _setns(descriptor):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+def _ip(*arguments):
+    _call("ip", *arguments)
+
+
+def _tc(full, *arguments):
+    _call("tc", "-n", full, *arguments)
+
+
+def _call(*command):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    if done.returncode != 0:
+        raise NetError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout

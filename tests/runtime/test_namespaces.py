@@ -1,0 +1,258 @@
+"""Real peers in network namespaces: cables pulled, silent, slow, and peers that do not reach each other.
+
+Off the loopback, so with CURVE keys. What ``netem`` would do, delay and loss, is done by proxies at the end.
+"""
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ls_edge.errors import BudgetExceeded
+from ls_edge.runtime.codec import REPLAY_TOLERANCE
+from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.source import Source
+
+from .netns import Cluster, Net, NetError, reason_to_skip
+
+PLACEMENT = {"a": [0, 1, 2, 3], "b": [1, 2, 3], "c": [0, 4, 5]}
+"""Without b every block has a holder; blocks 4 and 5 are c's alone."""
+
+
+@pytest.fixture(scope="module")
+def net():
+    if reason := reason_to_skip():
+        pytest.skip(reason)
+    with Net("a", "b", "c", "src") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def cluster(net, tiny_bundle, tmp_path_factory):
+    with Cluster(net, tmp_path_factory.mktemp("cluster"), tiny_bundle, PLACEMENT) as peers:
+        yield peers
+
+
+@contextlib.contextmanager
+def source_of(cluster, **settings):
+    """A source of this process whose sockets are in the namespace ``src``."""
+    with cluster.net.inside("src"):
+        source = Source.open(cluster.path, cluster.bundle, secret_key=cluster.source_key, **settings)
+    with source:
+        yield source
+
+
+def state_of(source, peer):
+    return source.view()[peer].state
+
+
+def holders(answers):
+    return {holder for answer in answers for _, holder in answer.record.order}
+
+
+def answers_of(source, images, seconds=10.0):
+    return [future.result(seconds) for future in [source.submit(image) for image in images]]
+
+
+def test_the_command_answers_over_curve_from_a_namespace_of_its_own(cluster, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    command = cluster.command(
+        "src", "run", "--peers", cluster.path, "--bundle", cluster.bundle, "--data", "digits", "--limit", "30",
+        "--secret-key", cluster.source_key, "--json", "--trace", trace,
+    )  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["answered"], summary["failed"], summary["degraded"]) == (30, 0, 0)
+    assert len(trace.read_text().splitlines()) == 30
+
+
+@pytest.mark.parametrize("how", ["cable", "silence"])
+def test_a_partition_of_one_peer_costs_no_request_and_ends(
+    cluster, tiny_bundle, images, wait_until, assert_replays, how
+):
+    net, pictures = cluster.net, images(20)
+    with source_of(cluster, max_skips=0) as source:
+        assert source.wait_ready() == ()
+        before = answers_of(source, pictures)
+        futures = [source.submit(image) for image in pictures]
+        # Neither end gets a FIN: only heartbeats tell.
+        if how == "cable":
+            net.plug("b", into=False)
+        else:
+            net.mute("b", on=True)
+        try:
+            during = [future.result(10) for future in futures]
+            wait_until(lambda: state_of(source, "b") == "lost", 3.0, "the heartbeats to say that b is lost")
+            during += answers_of(source, pictures)
+            assert "b" not in holders(during[20:])
+        finally:
+            if how == "cable":
+                net.plug("b", into=True)
+            else:
+                net.mute("b", on=False)
+        wait_until(lambda: state_of(source, "b") == "alive", 4.0, "b to be back")
+        wait_until(lambda: "b" in holders(answers_of(source, pictures)), 4.0, "b to be used again")
+        assert [e.what for e in source.events if e.peer == "b"] == ["alive", "lost", "alive"]
+    assert not any(answer.degraded for answer in (*before, *during))
+    assert_replays(tiny_bundle, [*pictures] * 3, [*before, *during])
+
+
+def test_everybody_is_cut_off_and_back_within_the_budget(cluster, tiny_bundle, images, wait_until, assert_replays):
+    net, pictures = cluster.net, images(12)
+    with source_of(cluster, max_skips=0, budget_ms=8000) as source:
+        assert source.wait_ready() == ()
+        net.plug("src", into=False)
+        try:
+            futures = [source.submit(image) for image in pictures]
+            wait_until(lambda: {v.state for v in source.view().values()} == {"lost"}, 3.0, "everybody to be lost")
+            short = source.submit(pictures[0], budget_ms=300)
+            with pytest.raises(BudgetExceeded, match="had no reachable holder within the budget"):
+                short.result(3)
+        finally:
+            net.plug("src", into=True)
+        answers = [future.result(10) for future in futures]
+    assert_replays(tiny_bundle, pictures, answers)
+
+
+def test_a_peer_that_the_source_does_not_reach_is_reached_through_another(
+    cluster, tiny_bundle, images, wait_until, assert_replays
+):
+    net, pictures = cluster.net, images(10)
+    with silence(net, ("src", "b"), ("src", "c")), source_of(cluster, max_skips=0) as source:
+        assert source.wait_ready() == ()
+        assert state_of(source, "c") == "lost"
+        answers = answers_of(source, pictures)
+        assert {holder for a in answers for block, holder in a.record.order if block in (4, 5)} == {"c"}
+        assert state_of(source, "c") == "lost"
+    assert_replays(tiny_bundle, pictures, answers)
+
+
+def test_a_chain_in_which_each_reaches_only_its_neighbour(cluster, tiny_bundle, images, wait_until, assert_replays):
+    net, pictures = cluster.net, images(10)
+    with (
+        silence(net, ("src", "b"), ("src", "c"), ("a", "c")),
+        source_of(cluster, max_skips=0, budget_ms=4000) as source,
+    ):
+        wait_until(lambda: state_of(source, "a") == "alive", 5.0, "a link to a")
+        wait_until(lambda: "lost  peer=c" in cluster.log_path("a").read_text(), 5.0, "a to lose c")
+        answers = answers_of(source, pictures)
+    assert {holder for a in answers for block, holder in a.record.order if block in (4, 5)} == {"c"}
+    assert_replays(tiny_bundle, pictures, answers)
+
+
+@contextlib.contextmanager
+def silence(net, *pairs):
+    """Nothing passes between the two of each pair."""
+    with contextlib.ExitStack() as stack:
+        for one, other in pairs:
+            for here, there in ((one, other), (other, one)):
+                net.cut(here, there)
+                stack.callback(net.cut, here, there, on=False)
+        yield
+
+
+def test_a_slow_network_changes_no_answer_and_int8_sends_less(
+    cluster, tiny_bundle, images, tmp_path, assert_replays, record_property
+):
+    net, pictures = cluster.net, images(25)
+    placement = {"a": [0, 1, 2, 3], "c": [4, 5]}
+    median, sent = {}, {}
+    with Cluster(net, tmp_path / "int8", tiny_bundle, placement, tcp_port=5556, codec="int8") as small:
+        net.rate(10)
+        try:
+            for codec, peers in (("raw", cluster), ("int8", small)):
+                with source_of(peers, policy="sequential") as source:
+                    assert source.wait_ready() == ()
+                    before = net.sent_bytes("src")
+                    answers = [source.submit(image).result(10) for image in pictures]
+                    sent[codec] = net.sent_bytes("src") - before
+                assert_replays(tiny_bundle, pictures, answers, REPLAY_TOLERANCE[codec])
+                median[codec] = statistics.median(answer.latency_ms for answer in answers)
+        finally:
+            net.rate(None)
+    assert sent["int8"] < 0.7 * sent["raw"]
+    record_property("int8_over_raw_median_latency", round(median["int8"] / median["raw"], 3))
+
+
+CGROUP = Path("/sys/fs/cgroup/cpu")
+
+
+@pytest.fixture
+def quota():
+    """Give a process a part of a core, as a slow board has; cgroup version 1, or 2 with the cpu controller."""
+    folder = CGROUP / f"lsedge-{os.getpid()}"
+
+    def limit(pid, part):
+        try:
+            folder.mkdir()
+            (folder / "cpu.cfs_period_us").write_text("20000")
+            (folder / "cpu.cfs_quota_us").write_text(str(int(20000 * part)))
+            (folder / "cgroup.procs").write_text(str(pid))
+        except OSError as error:
+            pytest.skip(f"no quota of processor time can be set here: {error}")
+
+    yield limit
+    if folder.exists():
+        for pid in (folder / "cgroup.procs").read_text().split():
+            (CGROUP / "cgroup.procs").write_text(pid)
+        folder.rmdir()
+
+
+def test_a_board_with_a_tenth_of_a_core_holds_nobody_up(cluster, tiny_bundle, images, quota, assert_replays):
+    pictures = images(80)
+    quota(cluster.processes["b"].pid, 0.1)
+    with source_of(cluster, policy="fastest", max_skips=0) as source:
+        assert source.wait_ready() == ()
+        answers = answers_of(source, pictures, 20)
+    stat = (CGROUP / f"lsedge-{os.getpid()}" / "cpu.stat").read_text()
+    assert int(stat.split("nr_throttled")[1].split()[0]) > 0
+    ran = [holder for answer in answers for block, holder in answer.record.order if block in PLACEMENT["b"]]
+    assert ran.count("b") < ran.count("a")
+    assert_replays(tiny_bundle, pictures, answers)
+
+
+@pytest.fixture
+def stormy(tmp_path, tiny_bundle):
+    with LocalPeers(tmp_path / "peers", tiny_bundle, {"a": range(4), "b": range(2, 6)}, proxied=True) as peers:
+        peers.wait_warm()
+        yield peers
+
+
+def test_delay_and_stalls_on_every_link(stormy, tiny_bundle, images, assert_replays):
+    pictures = images(30)
+    with Source.open(stormy.path, tiny_bundle, max_skips=0) as source:
+        assert source.wait_ready() == ()
+        for proxy in stormy.proxies.values():
+            proxy.weather.delay_ms = 20.0
+        delayed = [source.submit(image).result(10) for image in pictures[:10]]
+        assert min(answer.latency_ms for answer in delayed) >= 40
+        for proxy in stormy.proxies.values():
+            proxy.weather.stall_ms, proxy.weather.stall_part = 200.0, 0.05
+        stalled = answers_of(source, pictures[10:])
+        assert all(source.missing_blocks() == () for _ in stalled)
+    assert not any(answer.degraded for answer in (*delayed, *stalled))
+    assert_replays(tiny_bundle, pictures, [*delayed, *stalled])
+
+
+def test_nothing_is_left_of_a_network_that_failed():
+    if reason := reason_to_skip():
+        pytest.skip(reason)
+    broken = Net("y")
+    with pytest.raises(NetError, match="nonsense"):
+        _make_and_fail(broken)
+    assert broken.ns("y") not in _namespaces()
+
+
+def _make_and_fail(net):
+    with net:
+        assert net.ns("y") in _namespaces()
+        net.rate("nonsense")
+
+
+def _namespaces():
+    return subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
