@@ -1,0 +1,139 @@
+"""Several routing machines together, in simulated time: partial reach, processes that go, peers that are full."""
+
+import itertools
+
+from ls_edge.errors import BudgetExceeded
+from ls_edge.runtime.routing.events import Answer
+from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.simulate import SOURCE, Simulation
+
+
+def outcome(sim, request):
+    (one,) = sim.outcomes[request]
+    return one
+
+
+def way_of(answer):
+    return [step for wave in answer.itinerary.waves for track in wave for step in track]
+
+
+def test_partial_reachability_uses_the_one_in_between():
+    """The source reaches A, A reaches B, B reaches C, and nobody else anybody."""
+    sim = Simulation({"a": [0, 1], "b": [2], "c": [3]}, blocks=4)
+    for pair in ((SOURCE, "b"), (SOURCE, "c"), ("a", "c")):
+        sim.cut(*pair)
+    sim.run(0.3)
+    request = sim.submit()
+    sim.settle()
+    answer = outcome(sim, request)
+    assert isinstance(answer, Answer)
+    assert way_of(answer) == [(0, "a"), (1, "a"), (2, "b"), (3, "c")]
+    assert answer.attempts == 1
+
+
+def test_a_chain_of_five_goes_all_the_way_and_all_the_way_back():
+    names = "abcde"
+    sim = Simulation({name: [number] for number, name in enumerate(names)}, blocks=5)
+    chain = (SOURCE, *names)
+    for one, other in itertools.combinations(range(6), 2):
+        if other - one > 1:
+            sim.cut(chain[one], chain[other])
+    sim.run(0.3)
+    requests = [sim.submit() for _ in range(5)]
+    sim.settle()
+    for request in requests:
+        answer = outcome(sim, request)
+        assert isinstance(answer, Answer)
+        assert way_of(answer) == list(enumerate(names))
+        assert answer.attempts == 1
+    sim.run(1.0)
+    assert all(process.machine.idle for name, process in sim.processes.items() if name != SOURCE)
+
+
+def test_a_relay_without_blocks_of_its_own_left():
+    """A has only block 0; what remains is behind B, which holds nothing that is wanted."""
+    sim = Simulation({"a": [0], "b": [0], "c": [1, 2, 3]}, blocks=4)
+    sim.cut(SOURCE, "b")
+    sim.cut(SOURCE, "c")
+    sim.cut("a", "c")
+    sim.run(0.3)
+    request = sim.submit()
+    sim.settle()
+    answer = outcome(sim, request)
+    assert isinstance(answer, Answer)
+    assert way_of(answer) == [(0, "a"), (1, "c"), (2, "c"), (3, "c")]
+
+
+def test_peers_that_reach_only_the_source_work_through_it():
+    sim = Simulation({"a": [0, 2], "b": [1, 3]}, blocks=4)
+    sim.cut("a", "b")
+    sim.run(0.3)
+    requests = [sim.submit(policy="sequential"), sim.submit(via=True), sim.submit()]
+    sim.settle()
+    orders = [[block for block, _ in way_of(outcome(sim, request))] for request in requests]
+    assert orders[0] == [0, 1, 2, 3]
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
+
+
+def test_holder_and_keeper_killed_in_one_moment():
+    sim = Simulation({"a": [0, 1], "b": [2, 3], "c": [0, 1, 2, 3]}, blocks=4, block_seconds=0.05)
+    sim.block_seconds["c"] = 0.2
+    sim.run(0.3)
+    requests = [sim.submit() for _ in range(4)]
+    sim.run(0.15)
+    sim.kill("a")
+    sim.kill("b")
+    sim.settle()
+    answers = [outcome(sim, request) for request in requests]
+    assert all(isinstance(answer, Answer) for answer in answers)
+    assert all(answer.tokens == tuple(block for block, _ in way_of(answer)) for answer in answers)
+    assert max(answer.attempts for answer in answers) == 2
+
+
+def test_the_only_holder_gone_for_good_costs_a_skip():
+    sim = Simulation({"a": [0, 1, 2], "b": [3]}, blocks=4)
+    sim.run(0.3)
+    sim.kill("b")
+    with_skips, without = sim.submit(max_skips=1), sim.submit(max_skips=0, budget=1.0)
+    sim.settle()
+    assert outcome(sim, with_skips).itinerary.skipped == (3,)
+    assert isinstance(outcome(sim, without).error, BudgetExceeded)
+
+
+def test_a_holder_that_comes_back_in_time_costs_nothing_but_the_wait():
+    sim = Simulation({"a": [0, 1, 2], "b": [3]}, blocks=4)
+    sim.run(0.3)
+    sim.kill("b")
+    request = sim.submit(max_skips=0, budget=5.0)
+    sim.run(1.0)
+    sim.restart("b")
+    sim.settle()
+    assert [block for block, _ in way_of(outcome(sim, request))] == [0, 1, 2, 3]
+
+
+def test_a_drained_peer_leaves_nothing_behind_and_nobody_waits():
+    sim = Simulation({"a": [0, 1, 2, 3], "b": [0, 1, 2, 3]}, blocks=4)
+    sim.run(0.3)
+    requests = [sim.submit() for _ in range(10)]
+    sim.run(0.02)
+    sim.drain("a")
+    sim.settle()
+    assert all(isinstance(outcome(sim, request), Answer) for request in requests)
+    assert sim.processes["a"].machine.idle
+
+
+def test_more_requests_than_credits_are_all_answered_in_time():
+    sim = Simulation({"a": [0, 1], "b": [2, 3]}, blocks=4, limits=Limits(credits=2, custody=4))
+    sim.run(0.3)
+    requests = [sim.submit(budget=20) for _ in range(40)]
+    sim.settle()
+    assert all(isinstance(outcome(sim, request), Answer) for request in requests)
+
+
+def test_a_relative_of_a_deadlock_two_full_peers_that_need_each_other():
+    """Each holds all it may and wants to send to the other: waiting is bounded and ends at the source."""
+    sim = Simulation({"a": [0, 2], "b": [1, 3]}, blocks=4, limits=Limits(credits=1, custody=1))
+    sim.run(0.3)
+    requests = [sim.submit(policy="sequential", budget=30) for _ in range(8)]
+    sim.settle(120)
+    assert all(isinstance(outcome(sim, request), Answer) for request in requests)
