@@ -172,17 +172,19 @@ class Peer:
 
     def _compute(self, compute: Compute) -> _Result:
         started = time.perf_counter_ns()
+        block = compute.blocks[0]
         try:
             tokens: Tokens = compute.tokens[0] if len(compute.tokens) == 1 else np.concatenate(compute.tokens)
-            inputs: dict[str, np.ndarray] = {"tokens": tokens}
-            if self.bundle.manifest.needs_slot:
-                inputs["slot"] = np.asarray(compute.slots, dtype=np.int64)
-            out = self._engines[compute.block].run(inputs)
+            for index, block in enumerate(compute.blocks):
+                inputs: dict[str, np.ndarray] = {"tokens": tokens}
+                if self.bundle.manifest.needs_slot:
+                    inputs["slot"] = np.asarray(compute.slots, dtype=np.int64) + index
+                tokens = self._engines[block].run(inputs)
         except Exception as error:  # noqa: BLE001  an engine library may raise anything
-            return ComputeFailed(compute.block, compute.tickets, str(error))
+            return ComputeFailed(block, compute.tickets, str(error))
         spent = (time.perf_counter_ns() - started) // 1000
-        outputs = tuple(out[i : i + 1] for i in range(len(compute.tickets)))
-        return Computed(compute.block, compute.tickets, outputs, spent)
+        outputs = tuple(tokens[i : i + 1] for i in range(len(compute.tickets)))
+        return Computed(compute.blocks, compute.tickets, outputs, spent)
 
 
 def open_peer(

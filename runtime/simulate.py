@@ -281,9 +281,9 @@ class Simulation:
             self.notes.append((self.now, process.name, instruction))
 
     def _compute(self, process: Process, compute: Compute) -> None:
-        seconds = self.block_seconds[process.name]
-        outputs = tuple((*tokens, compute.block) for tokens in compute.tokens)
-        done = Computed(compute.block, compute.tickets, outputs, round(seconds * 1e6))
+        seconds = self.block_seconds[process.name] * len(compute.blocks)
+        outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)
+        done = Computed(compute.blocks, compute.tickets, outputs, round(seconds * 1e6))
 
         def finish() -> None:
             if self.processes[process.name] is not process:

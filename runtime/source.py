@@ -51,6 +51,9 @@ from ls_edge.trace import PeerEvent
 
 log = logging.getLogger("ls_edge.runtime")
 
+_WATCH_EVERY = 0.02
+"""Seconds between two looks at how the peers are."""
+
 Image = np.ndarray | bytes
 """Preprocessed float32 ``[3, H, W]``, or an encoded file or uint8 ``[H, W, 3]`` that the source preprocesses itself."""
 
@@ -278,12 +281,15 @@ class Source:
 
     def _loop(self) -> None:
         try:
+            watch_at = 0.0
             while not self._closing:
                 self.node.step(self._next_wait())
                 self._admit()
                 for result in self._worker.results():
                     self._take(result)
-                self._watch_peers()
+                if time.monotonic() >= watch_at:
+                    watch_at = time.monotonic() + _WATCH_EVERY
+                    self._watch_peers()
             self.node.leave("done")
         except Exception:
             log.exception("the source failed")

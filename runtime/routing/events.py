@@ -64,9 +64,9 @@ class Unsendable:
 
 @dataclass(frozen=True)
 class Computed:
-    """The engine ran ``block`` for these transfers."""
+    """The engine ran ``blocks``, one after the other, for these transfers."""
 
-    block: int
+    blocks: tuple[int, ...]
     tickets: tuple[Ticket, ...]
     outputs: tuple[Any, ...]
     engine_us: int
@@ -132,12 +132,16 @@ class Send:
 
 @dataclass(frozen=True)
 class Compute:
-    """Run a block for these transfers at once; answered by :class:`Computed` or :class:`ComputeFailed`."""
+    """Run blocks, one after the other, for these transfers at once.
 
-    block: int
+    Answered by :class:`Computed` or :class:`ComputeFailed`.
+    """
+
+    blocks: tuple[int, ...]
     tickets: tuple[Ticket, ...]
     tokens: tuple[Any, ...] = field(repr=False)
     slots: tuple[int, ...]
+    """Of the first block, for each transfer."""
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ class Limits:
     """Least time between two PROGRESS of a transfer."""
     way_back: float = 0.005
     """Time kept for the hop back and the head; the source adds what its head usually takes."""
+    chain: float = 0.02
+    """Longest that one engine call may take by running several blocks in a row; one block runs in any case."""
     drain: float = 4.0
     """How long a draining peer tries to get rid of what it holds."""
     tombstones: int = 100_000

@@ -18,7 +18,19 @@ from dataclasses import dataclass
 import msgspec
 
 from ls_edge.errors import BudgetExceeded, Overloaded
-from ls_edge.runtime.routing.events import Abandon, Answer, Arrived, Event, Fail, Received, Send, Submit
+from ls_edge.runtime.routing.events import (
+    Abandon,
+    Answer,
+    Arrived,
+    Event,
+    Fail,
+    NeighbourDown,
+    NeighbourState,
+    NeighbourUp,
+    Received,
+    Send,
+    Submit,
+)
 from ls_edge.runtime.routing.machine import Item, Machine, Stage
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.policy import Choice, GiveBack
@@ -53,7 +65,8 @@ class SourceMachine(Machine):
         return self._seen.get(block, float("-inf"))
 
     def _on(self, event: Event) -> None:
-        self._note_reachable()
+        if isinstance(event, (NeighbourDown, NeighbourState)):
+            self._note_reachable()
         if isinstance(event, Submit):
             self._on_submit(event)
         elif isinstance(event, Abandon):
@@ -62,7 +75,8 @@ class SourceMachine(Machine):
                 self._end_request(request)
         else:
             super()._on(event)
-            self._note_reachable()
+            if isinstance(event, (NeighbourUp, NeighbourState)):
+                self._note_reachable()
 
     def _note_reachable(self) -> None:
         for n in self.neighbours:
