@@ -268,7 +268,8 @@ def _check(message: Message) -> None:
     if isinstance(message, Run):
         _check_run(message)
     elif isinstance(message, State):
-        _check_numbers("state", _COUNT, message.credits, message.queue, message.calls, *message.reach_blocks)
+        _check_numbers("state", _COUNT, message.credits, message.queue, *message.reach_blocks)
+        _check_numbers("state", _U64, message.calls)
         _check_numbers("state", _MICROSECONDS, message.block_us, message.wait_us)
         _check_names("state", message.reaches)
     elif isinstance(message, (Accept, Refuse)):
@@ -282,7 +283,8 @@ def _check(message: Message) -> None:
         _check_numbers("cancel", _MICROSECONDS, message.budget_us)
     elif isinstance(message, Hello):
         _check_names("hello", (message.name,))
-        _check_numbers("hello", _U64, message.incarnation, message.minor, *message.blocks)
+        _check_numbers("hello", _U64, message.incarnation)
+        _check_numbers("hello", _COUNT, message.minor, *message.blocks)
         _check_texts(message.role, message.model_id, message.bundle_id, message.engine, message.codec)
         if len(message.session) not in (0, 16):
             raise WireError(f"session of {len(message.session)} bytes, 16 are needed; dropped")
@@ -307,7 +309,8 @@ def _check_run(run: Run) -> None:
     _check_names("itinerary", {it.source, *it.relays, *(holder for _, holder in ran), *(v.holder for v in it.visits)})
     _check_numbers("itinerary", _COUNT, it.max_skips)
     for visit in it.visits:
-        _check_numbers("visit", _MICROSECONDS, visit.queue_us, visit.engine_us, visit.codec_us, *visit.blocks)
+        _check_numbers("visit", _MICROSECONDS, visit.queue_us, visit.engine_us, visit.codec_us)
+        _check_numbers("visit", _COUNT, *visit.blocks)
     _check_texts(run.codec, run.returning, it.policy)
 
 

@@ -199,8 +199,7 @@ class PeerMachine(Machine):
             item.queued_at = self._now
             self._queue.append(item)
         elif isinstance(choice, GiveBack):
-            item.returning = choice.reason
-            self._send_home(item)
+            self._give_back(item, choice.reason)
 
     def _after(self) -> None:
         self._queue = [i for i in self._queue if self.items.get(i.ticket) is i and i.stage is Stage.QUEUED]
@@ -318,6 +317,12 @@ class PeerMachine(Machine):
     def _released(self, item: Item) -> None:
         self._drop(item)
 
+    def _give_back(self, item: Item, reason: str) -> None:
+        item.returning = reason
+        # Who relayed them on the way here may relay them on the way home.
+        item.itinerary = msgspec.structs.replace(item.itinerary, relays=())
+        self._send_home(item)
+
     def _with_visit(self, item: Item, itinerary: Itinerary) -> Itinerary:
         stay = round((self._now - item.arrived) * 1e6)
         queue = max(0, stay - item.engine_us)
@@ -334,8 +339,7 @@ class PeerMachine(Machine):
             self._drop(item)
             return True
         if item.stage is Stage.WAITING and not item.returning and self._now >= self._end(item):
-            item.returning = "budget"
-            self._send_home(item)
+            self._give_back(item, "budget")
             return True
         return False
 
