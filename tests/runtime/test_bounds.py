@@ -1,0 +1,161 @@
+"""Bounded memory and fair shares: sources that send faster than peers can work, that vanish, that want it all."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import wait
+from pathlib import Path
+
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.peers import load_peers
+from ls_edge.runtime.chaos.faults import Faults, write
+from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.routing.machine import Stage
+from ls_edge.runtime.source import Source
+
+MIB = 2**20
+
+
+def resident(pid):
+    """Bytes of memory that a process has in use."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def outcomes(futures, seconds=20.0):
+    """How many were answered, and which errors the others ended with; every one has ended."""
+    assert not wait(futures, seconds).not_done
+    return Counter(type(future.exception()).__name__ for future in futures)
+
+
+class Ledger:
+    """The most that a peer has ever held: its own work, and copies for others."""
+
+    def __init__(self, peer):
+        self.work = self.copies = 0
+        handle = peer.machine.handle
+
+        def watched(event, now):
+            instructions = handle(event, now)
+            copies = sum(item.stage is Stage.CUSTODY for item in peer.machine.items.values())
+            self.work = max(self.work, len(peer.machine.items) - copies)
+            self.copies = max(self.copies, copies)
+            return instructions
+
+        peer.machine.handle = watched
+
+
+def test_peers_hold_no_more_than_their_credits_and_the_rest_is_overloaded(
+    tiny_bundle, write_peers, serve, images, tmp_path, assert_replays
+):
+    file, bundle = load_peers(write_peers({"a": [0, 1, 2], "b": [3, 4, 5]}, credits=4)), Bundle.open(tiny_bundle)
+    faults = tmp_path / "slow.faults"
+    write(faults, Faults(stall_ms=10.0, stall_part=1.0))
+    peers = [serve(Peer(file, name, bundle, faults=faults)) for name in ("a", "b")]
+    ledgers = [Ledger(peer) for peer in peers]
+    pictures = images(200)
+    with Source(file, bundle) as source:
+        assert source.wait_ready() == ()
+        futures = [source.submit(image, budget_ms=1500) for image in pictures]
+        ended = outcomes(futures)
+        assert set(ended) <= {"NoneType", "Overloaded", "BudgetExceeded"}
+        assert ended["Overloaded"] > 100
+        answered = [(image, f.result()) for image, f in zip(pictures, futures, strict=True) if f.exception() is None]
+        assert len(answered) >= 10
+        assert not any(answer.degraded for _, answer in answered)
+        assert {future.exception().record.id for future in futures if future.exception()} == set(range(200)) - {
+            answer.request for _, answer in answered
+        }
+        later = source.submit(pictures[0], budget_ms=5000).result(6)
+    for ledger in ledgers:
+        assert 0 < ledger.work <= 4
+        assert ledger.copies <= 16
+    some = answered[::5]
+    assert_replays(tiny_bundle, [image for image, _ in some], [answer for _, answer in some])
+    assert_replays(tiny_bundle, pictures[:1], [later])
+
+
+def test_the_memory_of_peers_does_not_follow_what_is_asked_of_them(tmp_path, tiny_bundle, images):
+    everything = range(Bundle.open(tiny_bundle).blocks)
+    with LocalPeers(tmp_path, tiny_bundle, {"a": everything, "b": everything}, each={"credits": 4}) as peers:
+        peers.wait_warm()
+        with Source.open(peers.path, tiny_bundle, max_inflight=1000, max_skips=0) as source:
+            assert source.wait_ready() == ()
+            pictures = images(100)
+            assert outcomes([source.submit(image) for image in pictures]) == {"NoneType": 100}
+            before = {name: resident(process.pid) for name, process in peers.processes.items()}
+            for name in peers.bundles:
+                peers.set_faults(name, Faults(stall_ms=5.0, stall_part=1.0))
+            futures = [source.submit(pictures[i % 100], budget_ms=2500) for i in range(4000)]
+            ended = outcomes(futures)
+            grown = {name: resident(process.pid) - before[name] for name, process in peers.processes.items()}
+            for name in peers.bundles:
+                peers.set_faults(name, Faults())
+            assert outcomes([source.submit(image) for image in pictures]) == {"NoneType": 100}
+    # Tokens and header of a request are 3 KB, so 4000 of them would be 12 MB.
+    assert max(grown.values()) < 3 * MIB, grown
+    assert set(ended) <= {"NoneType", "Overloaded", "BudgetExceeded"}
+    assert ended["Overloaded"] > ended["NoneType"] > 20
+
+
+def credits_seen(source, name):
+    """What a peer last told a source that it would accept."""
+    return source.machine.neighbours.get(name).state.credits
+
+
+def test_the_work_of_a_source_that_was_killed_is_dropped_and_another_is_served(
+    tmp_path, tiny_bundle, images, wait_until, assert_replays
+):
+    everything, most = range(Bundle.open(tiny_bundle).blocks), 8
+    with LocalPeers(tmp_path, tiny_bundle, {"a": everything, "b": everything}, each={"credits": most}) as peers:
+        peers.wait_warm()
+        with Source.open(peers.path, tiny_bundle, max_skips=0) as source:
+            assert source.wait_ready() == ()
+            for name in peers.bundles:
+                # All that the other source gets accepted would take the peers seven seconds.
+                peers.set_faults(name, Faults(stall_ms=150.0, stall_part=1.0))
+            with (tmp_path / "killed.log").open("wb") as log:
+                killed = subprocess.Popen(
+                    [sys.executable, "-m", "ls_edge", "run", "--peers", str(peers.path), "--bundle", str(tiny_bundle),
+                     "--data", "digits", "--limit", "500", "--concurrency", "60", "--budget-ms", "60000"],
+                    stdout=log, stderr=log,
+                )  # fmt: skip
+            try:
+                wait_until(lambda: all(credits_seen(source, name) == 0 for name in "ab"), 15.0, "full peers")
+            finally:
+                killed.send_signal(signal.SIGKILL)
+                killed.wait()
+            wait_until(lambda: all(credits_seen(source, name) == most for name in "ab"), 3.0, "empty peers")
+            for name in peers.bundles:
+                peers.set_faults(name, Faults())
+            answers = [future.result(10) for future in [source.submit(image) for image in images(20)]]
+        for name in peers.bundles:
+            assert "its source went away" in peers.log_path(name).read_text()
+    assert_replays(tiny_bundle, images(20), answers)
+
+
+@pytest.mark.parametrize("greed", [64, 600], ids=["as many on their way", "ten times as many on their way"])
+def test_two_sources_share_the_peers_while_one_asks_for_ten_times_as_much(tmp_path, tiny_bundle, images, greed):
+    everything = range(Bundle.open(tiny_bundle).blocks)
+    with LocalPeers(tmp_path, tiny_bundle, {"a": everything, "b": everything}) as peers:
+        peers.wait_warm()
+        for name in peers.bundles:
+            peers.set_faults(name, Faults(stall_ms=3.0, stall_part=1.0))
+        with (
+            Source.open(peers.path, tiny_bundle, max_skips=0, max_inflight=greed, budget_ms=30_000) as greedy,
+            Source.open(peers.path, tiny_bundle, max_skips=0, budget_ms=30_000) as modest,
+        ):
+            assert greedy.wait_ready() == modest.wait_ready() == ()
+            pictures = images(60)
+            futures = [greedy.submit(pictures[i % 60]) for i in range(600)]
+            done_before = sum(future.done() for future in futures)
+            small = [modest.submit(image) for image in pictures]
+            assert outcomes(small) == {"NoneType": 60}
+            greedy_meanwhile = sum(future.done() for future in futures) - done_before
+            for future in futures:
+                future.cancel()
+    assert 60 / 2 <= greedy_meanwhile <= 60 * 2
