@@ -170,7 +170,7 @@ class Accept(_Message, frozen=True, tag="accept"):
 class Refuse(_Message, frozen=True, tag="refuse"):
     """The receiver of a Run does not take it.
 
-    ``busy``, ``draining``, ``cold`` (not warm yet), ``cancelled``, or ``tokens`` (of another model).
+    ``reason`` is ``busy``, ``draining``, ``cold`` (not warm yet) or ``cancelled``.
     """
 
     ticket: Ticket

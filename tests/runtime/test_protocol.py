@@ -1,0 +1,159 @@
+"""``PROTOCOL.md`` and the code say the same: every message, field, type, range, default and deadline."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import numpy as np
+import pytest
+
+from ls_edge.errors import WireError
+from ls_edge.runtime import codec, links, node, wire
+from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.wire import Itinerary, Run, Ticket, VisitRow
+
+TEXT = (Path(__file__).parents[2] / "runtime" / "PROTOCOL.md").read_text(encoding="utf-8")
+MESSAGES = {kind.__struct_config__.tag: kind for kind in get_args(wire.Message)}
+PARTS = {"Ticket": Ticket, "Itinerary": Itinerary, "VisitRow": VisitRow}
+
+TICKET = Ticket(b"s" * 16, 1, 2, 3)
+VISIT = VisitRow("a", (), 0, 0, 0)
+ITINERARY = Itinerary("laptop", "nearest", (), 0, visits=(VISIT,))
+
+
+def rows(heading):
+    """The cells of the first table below a heading, without its own head."""
+    section = re.split(r"\n#+ ", re.split(rf"\n#+ {re.escape(heading)}\n", TEXT)[1])[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def fields(heading):
+    return {name.strip("`"): (kind.strip("`"), bounds, meaning) for name, kind, bounds, meaning in rows(heading)}
+
+
+def declared(kind):
+    """Name, type and whether it has a default, of each field."""
+    if kind is Ticket:
+        return {name: (kind.__annotations__[name].__forward_arg__, False) for name in kind._fields}
+    names = kind.__struct_fields__
+    needed = len(names) - len(kind.__struct_defaults__)
+    return {name: (kind.__annotations__[name], index >= needed) for index, name in enumerate(names)}
+
+
+ALL = {**MESSAGES, **PARTS}
+
+
+def test_every_message_stands_in_the_specification():
+    section = TEXT.split("\n## Messages\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^### (\w+)$", section, re.M)) == set(ALL)
+
+
+@pytest.mark.parametrize("heading", ALL)
+def test_fields_types_and_defaults_are_those_of_the_code(heading):
+    said = {name: (kind, "Default" in meaning) for name, (kind, _, meaning) in fields(heading).items()}
+    assert said == declared(ALL[heading])
+    assert list(said) == list(declared(ALL[heading]))
+
+
+def some(kind):
+    """A valid message of a kind."""
+    values = {
+        "str": "a", "int": 1, "bool": True, "bytes": b"s" * 16, "Ticket": TICKET, "Itinerary": ITINERARY,
+        "tuple[int, ...]": (), "tuple[str, ...]": (),
+    }  # fmt: skip
+    return kind(**{name: values[annotation] for name, (annotation, _) in declared(kind).items()})
+
+
+def replaced(value, name, new):
+    return value._replace(**{name: new}) if isinstance(value, Ticket) else msgspec.structs.replace(value, **{name: new})
+
+
+def accepted(heading, name, new):
+    """Whether a message with a field set to ``new`` is read."""
+    if heading in MESSAGES:
+        message = replaced(some(MESSAGES[heading]), name, new)
+    elif heading == "Ticket":
+        message = wire.Accept(replaced(TICKET, name, new), 1)
+    else:
+        part = replaced({"Itinerary": ITINERARY, "VisitRow": VISIT}[heading], name, new)
+        way = part if heading == "Itinerary" else replaced(ITINERARY, "visits", (part,))
+        message = replaced(some(Run), "itinerary", way)
+    # Written by hand, since the code itself refuses to write some numbers.
+    raw = b"LS\x01" + msgspec.msgpack.encode(message)
+    try:
+        return wire.decode(raw) == message
+    except WireError:
+        return False
+
+
+def number(text):
+    base, _, rest = text.partition("^")
+    if not rest:
+        return int(base)
+    power, _, less = rest.partition("-")
+    return int(base) ** int(power) - int(less or 0)
+
+
+RANGES = [(heading, name) for heading in ALL for name in fields(heading)]
+
+
+@pytest.mark.parametrize(("heading", "name"), RANGES, ids=[f"{heading}.{name}" for heading, name in RANGES])
+def test_ranges_are_those_that_the_code_checks(heading, name):
+    kind, bounds, _ = fields(heading)[name]
+    wrap = (lambda value: (value,)) if kind.startswith("tuple") else (lambda value: value)
+    if " to " in bounds:
+        least, most = map(number, bounds.split(" to "))
+        good, bad = [least, most], [least - 1] + [most + 1] * (most + 1 < 2**64)
+    elif bounds.startswith("≤"):
+        most = int(bounds.split()[1])
+        good, bad = ["", "x" * most], ["x" * (most + 1)]
+    elif bounds == "name":
+        good, bad = ["a", "A.b-c_9" + "x" * 56], ["", "x" * 64, "a b", "-a", "ä", "a\n"]
+    elif bounds.endswith("bytes"):
+        good = [bytes(int(size)) for size in re.findall(r"\d+", bounds)]
+        bad = [b"x" * 15, b"x" * 17] + [b""] * (b"" not in good)
+    else:
+        assert bounds == ""
+        assert kind in ("bool", "Ticket", "Itinerary", "tuple[VisitRow, ...]") or "Ran" in kind
+        return
+    assert [value for value in good if not accepted(heading, name, wrap(value))] == []
+    assert [value for value in bad if accepted(heading, name, wrap(value))] == []
+
+
+def test_deadlines_are_those_of_the_code():
+    said = {name.strip("`"): value for name, value, _ in rows("Deadlines")}
+    assert said == {field.name: str(field.default) for field in dataclasses.fields(Limits)}
+
+
+def test_codecs_are_those_of_the_code():
+    table = {name.strip("`"): formula.strip("`") for name, formula, _ in rows("Tokens")}
+    assert tuple(table) == codec.CODECS
+    for name, formula in table.items():
+        assert eval(formula, {"count": 7, "dim": 5}) == codec.wire_bytes(name, 7, 5)
+    example = np.array([[[1.0, -2.0], [0.5, 0.0]]], np.float32)
+    for name, written in re.findall(r"^(raw|fp16|int8) +((?:[0-9A-F]{2} *)+)$", TEXT, re.M):
+        assert bytes.fromhex(written) == bytes(codec.encode(name, example)), name
+        table.pop(name)
+    assert not table
+
+
+def test_small_numbers_in_the_text_are_those_of_the_code():
+    assert f"Version {wire.MAJOR}.{wire.MINOR}." in TEXT
+    assert f"at most {wire.MAX_HEADER} bytes" in TEXT
+    assert f"STATE every {node.STATE_EVERY * 1000:.0f} ms" in TEXT
+    assert f"| after a handshake that failed | {links._REDIAL_S * 1000:.0f} ms |" in TEXT
+    assert f"| {links._RECONNECT_MS} to {links._RECONNECT_MOST_MS} ms |" in TEXT
+    assert wire.encode(wire.Bye())[:3] == bytes.fromhex("4C5301")
+    peers_defaults = links.HeartbeatSettings()
+    assert f"| {peers_defaults.interval_ms}, {peers_defaults.timeout_ms}, {peers_defaults.timeout_ms} ms," in TEXT
+
+
+def test_counts_are_those_of_the_code():
+    section = TEXT.split("## What is malformed")[1].split("\n## ")[0]
+    source = Path(node.__file__).read_text()
+    counted = set(re.findall(r'(?:counts\[|_count\()"([a-z ]+)"', source)) - {"unsendable"}
+    assert counted == {"connections refused", "malformed", "hello refused", "before hello", "complaints"}
+    assert all(f"`{what}`" in section for what in counted)
