@@ -136,8 +136,7 @@ class Node:
             else:
                 self._incoming(event)
         now = time.monotonic()
-        due = self._machine.next_check()
-        if due is not None and due <= now:
+        if due is not None and due <= now:  # what became due meanwhile ends the next wait at once
             self.feed(Tick())
         if now >= self._tell_at:
             self._tell_everybody()
@@ -145,16 +144,21 @@ class Node:
             self.counts["connections refused"] = sum(self._links.gate.refused.values()) + self._links.failed[""]
 
     def feed(self, event: Event) -> None:
-        """Give the machine an event and carry out what it says."""
-        for instruction in self._machine.handle(event, time.monotonic()):
+        """Give the machine an event and carry out what it says.
+
+        Engines start before messages are written: libzmq's thread may take this core while it writes.
+        """
+        instructions = self._machine.handle(event, time.monotonic())
+        for instruction in instructions:
+            if not isinstance(instruction, (Send, TellState, Note)):
+                self._carry_out(instruction)
+        for instruction in instructions:
             if isinstance(instruction, Send):
                 self._send(instruction)
             elif isinstance(instruction, TellState):
                 self._tell_at = 0.0
             elif isinstance(instruction, Note):
                 self._note(instruction)
-            else:
-                self._carry_out(instruction)
 
     def say_hello_again(self) -> None:
         """Tell everybody what HELLO says now (the engine is warm, say)."""
@@ -179,7 +183,7 @@ class Node:
 
     def _drain_wakes(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while self._wake_in.recv(4096):
+            while len(self._wake_in.recv(4096)) == 4096:
                 pass
 
     def _incoming(self, event: Incoming) -> None:
