@@ -1,6 +1,7 @@
-"""One ONNX file of the whole model, merged from a bundle's parts in trained order. Needs ``onnx``, never torch.
+"""Join ONNX parts into one graph: neighbouring blocks into a part, or all parts into a whole. Needs ``onnx`` alone.
 
-For comparison only: ``ls-edge bench`` times the chain of parts against it, and ``export --whole`` writes it.
+The whole is for comparison only: ``ls-edge bench`` times the chain of parts against it, and ``export --whole``
+writes it. Groups of blocks are what ``export --blocks-per-part`` makes.
 """
 
 from __future__ import annotations
@@ -16,48 +17,81 @@ from ls_edge.export.structure import to_bytes
 
 def merge(stem: bytes, blocks: Sequence[bytes], head: bytes) -> bytes:
     """Join parts into ``images -> logits``; a block's slot is its place in trained order."""
-    whole = onnx.ModelProto()
-    first = onnx.load_model_from_string(stem)
-    whole.ir_version = first.ir_version
-    whole.producer_name = first.producer_name
-    whole.opset_import.extend(first.opset_import)
-    whole.graph.name = "whole"
-    whole.graph.input.extend(first.graph.input)
-    current = first.graph.input[0].name
-    for index, raw in enumerate((stem, *blocks, head)):
-        part = first if index == 0 else onnx.load_model_from_string(raw)
-        prefix = "stem" if index == 0 else "head" if index == len(blocks) + 1 else f"blocks.{index - 1}"
-        current = _append(whole, part, prefix, current, slot=index - 1)
-    output = whole.graph.output.add()
-    output.CopyFrom(part.graph.output[0])
-    whole.graph.node[-1].output[list(whole.graph.node[-1].output).index(current)] = output.name
+    parts = [onnx.load_model_from_string(raw) for raw in (stem, *blocks, head)]
+    whole = _empty(parts[0], "whole")
+    whole.graph.input.append(parts[0].graph.input[0])
+    whole.graph.output.append(parts[-1].graph.output[0])
+    current = whole.graph.input[0].name
+    for index, part in enumerate(parts):
+        prefix = "stem" if index == 0 else "head" if index == len(parts) - 1 else f"blocks.{index - 1}"
+        result = whole.graph.output[0].name if index == len(parts) - 1 else None
+        slots = [_constant_slot(whole, f"{prefix}.slot", current, index - 1)] if len(part.graph.input) > 1 else []
+        current = _append(whole, part, prefix, [current, *slots], result)
     return to_bytes(whole, "the whole model")
 
 
-def _append(whole: onnx.ModelProto, part: onnx.ModelProto, prefix: str, tokens: str, slot: int) -> str:
-    """Add a part's graph, reading ``tokens``, and return the name of what it computes."""
-    names = {"": "", part.graph.input[0].name: tokens}
-    for extra in part.graph.input[1:]:
-        names[extra.name] = f"{prefix}.{extra.name}"
-        _add_slot(whole, names[extra.name], tokens, slot)
+def group(blocks: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
+    """Join neighbouring blocks into one part ``tokens -> tokens_out``.
+
+    The part's slot counts parts: the blocks inside take ``slot * len(blocks)`` and onwards.
+    """
+    whole = _empty(blocks[0], "part")
+    whole.graph.input.extend(blocks[0].graph.input)
+    whole.graph.output.append(blocks[-1].graph.output[0])
+    current = whole.graph.input[0].name
+    for place, part in enumerate(blocks):
+        slots = [_inner_slot(whole, f"{place}.slot", place, len(blocks))] if len(part.graph.input) > 1 else []
+        result = whole.graph.output[0].name if place == len(blocks) - 1 else None
+        current = _append(whole, part, str(place), [current, *slots], result)
+    return whole
+
+
+def _empty(like: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    model = onnx.ModelProto(ir_version=like.ir_version, producer_name=like.producer_name)
+    model.opset_import.extend(like.opset_import)
+    model.graph.name = name
+    return model
+
+
+def _append(
+    whole: onnx.ModelProto, part: onnx.ModelProto, prefix: str, inputs: Sequence[str], result: str | None
+) -> str:
+    """Add a part's graph, reading ``inputs``; what it computes is called ``result`` and returned."""
+    output = part.graph.output[0].name
+    names = {"": "", output: result or f"{prefix}.{output}"}
+    names.update(zip((value.name for value in part.graph.input), inputs, strict=True))
     for node in part.graph.node:
         fresh = whole.graph.node.add()
         fresh.CopyFrom(node)
         fresh.name = f"{prefix}.{node.name}"
         del fresh.input[:], fresh.output[:]
         fresh.input.extend(names.get(name, f"{prefix}.{name}") for name in node.input)
-        fresh.output.extend(f"{prefix}.{name}" if name else "" for name in node.output)
+        fresh.output.extend(names.get(name, f"{prefix}.{name}") for name in node.output)
     for tensor in part.graph.initializer:
         fresh_tensor = whole.graph.initializer.add()
         fresh_tensor.CopyFrom(tensor)
         fresh_tensor.name = f"{prefix}.{tensor.name}"
-    return f"{prefix}.{part.graph.output[0].name}"
+    return names[output]
 
 
-def _add_slot(whole: onnx.ModelProto, name: str, tokens: str, slot: int) -> None:
+def _constant_slot(whole: onnx.ModelProto, name: str, tokens: str, slot: int) -> str:
     """Fill ``name``, int64 ``[B]``, with ``slot``."""
     value = numpy_helper.from_array(np.array([slot], dtype=np.int64), f"{name}.value")
     whole.graph.initializer.append(value)
     size = helper.make_node("Shape", [tokens], [f"{name}.batch"], name=f"{name}.Shape", start=0, end=1)
     fill = helper.make_node("Expand", [value.name, size.output[0]], [name], name=f"{name}.Expand")
     whole.graph.node.extend([size, fill])
+    return name
+
+
+def _inner_slot(whole: onnx.ModelProto, name: str, place: int, size: int) -> str:
+    """``slot * size + place`` of the part's own slot."""
+    for constant, value in (("size", size), ("place", place)):
+        tensor = numpy_helper.from_array(np.array(value, dtype=np.int64), f"{name}.{constant}")
+        whole.graph.initializer.append(tensor)
+    first = whole.graph.input[1].name
+    whole.graph.node.extend([
+        helper.make_node("Mul", [first, f"{name}.size"], [f"{name}.first"], name=f"{name}.Mul"),
+        helper.make_node("Add", [f"{name}.first", f"{name}.place"], [name], name=f"{name}.Add"),
+    ])  # fmt: skip
+    return name

@@ -11,11 +11,14 @@ Left out: the precision of a part, which is a matter of the file (``ls_edge.expo
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from ls_edge.arrangement import Arrangement, apply
+from ls_edge.errors import ModelError
 from ls_edge.training.view import BlockView
 
 IMAGES, TOKENS, SLOT, TOKENS_OUT, LOGITS = "images", "tokens", "slot", "tokens_out", "logits"
@@ -103,3 +106,40 @@ def block_piece(view: BlockView, index: int, tokens: tuple[int, int]) -> Piece:
 def head_piece(view: BlockView, tokens: tuple[int, int]) -> Piece:
     """The head for ``tokens = (N, D)``."""
     return Piece("head", Head(view).eval(), {TOKENS: torch.zeros(2, *tokens)}, LOGITS)
+
+
+class PartsView:
+    """A view by its parts: each is ``per_part`` neighbouring blocks, and slots count parts.
+
+    What the files of ``export --blocks-per-part`` compute; with one block a part it is the view itself.
+    """
+
+    def __init__(self, view: BlockView, per_part: int = 1) -> None:
+        """Raises :class:`ModelError` where the blocks cannot be divided so."""
+        if per_part < 1 or view.blocks_count % per_part:
+            whole = [k for k in range(1, view.blocks_count + 1) if view.blocks_count % k == 0]
+            raise ModelError(
+                f"{view.blocks_count} blocks cannot be grouped by {per_part}; use one of {', '.join(map(str, whole))}"
+            )
+        self.view = view
+        self.per_part = per_part
+        self.parts = view.blocks_count // per_part
+
+    def stem(self, images: Tensor) -> Tensor:
+        """As the view's."""
+        return self.view.stem(images)
+
+    def block(self, part: int, tokens: Tensor, slot: int | Tensor = 0) -> Tensor:
+        """Run the blocks of a part, one after the other."""
+        for place in range(self.per_part):
+            tokens = self.view.block(part * self.per_part + place, tokens, slot * self.per_part + place)
+        return tokens
+
+    def head(self, tokens: Tensor) -> Tensor:
+        """As the view's."""
+        return self.view.head(tokens)
+
+    def forward(self, images: Tensor, arrangement: Arrangement | Sequence[int]) -> Tensor:
+        """Images ``[B, 3, H, W]`` to logits ``[B, C]``, the arrangement naming parts."""
+        plain = arrangement if isinstance(arrangement, Arrangement) else Arrangement.plain(arrangement)
+        return self.head(apply(plain, self.stem(images), self.block))

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
-import numpy as np
+import onnx
+import torch
 
 from ls_edge.bundle import (
     MANIFEST,
@@ -31,17 +34,39 @@ from ls_edge.bundle import (
     write_manifest,
 )
 from ls_edge.errors import BundleError, RunError, UsageError
-from ls_edge.export.merge import merge
+from ls_edge.export.calibration import RANGE_IMAGES, Calibration, activation_ranges
+from ls_edge.export.merge import group, merge
 from ls_edge.export.onnx_parts import trace, trace_blocks
-from ls_edge.export.split import head_piece, portable, stem_piece
+from ls_edge.export.precision import to_half
+from ls_edge.export.quantise import quantise_dynamic, quantise_explicit
+from ls_edge.export.split import PartsView, head_piece, portable, stem_piece
 from ls_edge.export.structure import OPSET, check, to_bytes
-from ls_edge.export.verify import Verified, generated_images, verify_numbers
+from ls_edge.export.verify import MAX_BATCH, Verified, batches_of, generated_images, verify_accuracy, verify_numbers
 from ls_edge.runtime.chain import Chain
 from ls_edge.runtime.engines import signature_of
 from ls_edge.training.checkpoint import LoadedRun
+from ls_edge.training.view import BlockView
 
 Step = Callable[[str], None]
-"""Told what comes next: stem, each block, head, verification."""
+"""Told what comes next: stem, each part, head, verification, and what calibration images are for."""
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """What is to be written."""
+
+    precision: Literal["fp32", "fp16", "int8"] = "fp32"
+    engine: Literal["onnx", "tensorrt"] = "onnx"
+    """What will run the files; only int8 differs."""
+    blocks_per_part: int = 1
+    """Neighbouring blocks in one file."""
+    max_batch: int = MAX_BATCH
+    """Largest batch that is verified."""
+    whole: bool = False
+    """Whether the model is written in one file too."""
+
+
+_DEFAULT = ExportSettings()
 
 
 @dataclass(frozen=True)
@@ -52,42 +77,62 @@ class Exported:
     verified: Verified
 
 
-def steps_of(blocks: int) -> int:
-    """How often :func:`export_run` reports a step."""
-    return blocks + 3
+def steps_of(blocks: int, settings: ExportSettings = _DEFAULT, *, calibrated: bool = False) -> int:
+    """How often :func:`export_run` reports a step for a model of so many blocks."""
+    return blocks // settings.blocks_per_part + 3 + (2 if calibrated else 0)
 
 
 def export_run(
     run: LoadedRun,
     out: str | Path,
+    settings: ExportSettings = _DEFAULT,
     *,
-    whole: bool = False,
-    images: np.ndarray | None = None,
-    source: str = "generated",
+    calibration: Calibration | None = None,
     step: Step = lambda _: None,
 ) -> Exported:
-    """Export ``run`` to the folder ``out`` in float32.
+    """Export ``run`` to the folder ``out``.
 
-    ``images`` (float32 ``[8, 3, H, W]``, from ``source``) are what it is verified on, generated ones otherwise;
-    ``whole`` adds the model in one file. Raises :class:`UsageError` where ``out`` holds something else,
-    :class:`ls_edge.errors.VerificationError` where a part is not what PyTorch computes, and
-    :class:`BundleError` where it cannot be written; ``out`` is as before then.
+    It is verified on the images of ``calibration``, on generated ones without. Raises :class:`UsageError` where
+    ``out`` holds something else or int8 for TensorRT has no calibration, :class:`ls_edge.errors.ModelError` where
+    the blocks cannot be grouped so, :class:`ls_edge.errors.VerificationError` where a part is not what PyTorch
+    computes, and :class:`BundleError` where it cannot be written; ``out`` is as before then.
     """
     out = Path(out)
     check_target(out)
+    if settings.precision == "int8" and settings.engine == "tensorrt" and calibration is None:
+        raise UsageError("int8 for TensorRT needs ranges of activations: give images with --calibrate DATA")
+    view = PartsView(run.view, settings.blocks_per_part)
     try:
         with _beside(out) as folder:
-            manifest = _write_parts(run, folder, whole=whole, step=step)
-            step("verification")
-            if images is None:
-                images, source = generated_images(run.image), "generated"
-            with Chain.open(Bundle(folder, manifest), threads=1, provider="cpu") as chain:
-                verified = verify_numbers(run.view, chain, images, source=source, precision=manifest.precision)
+            manifest = _write_parts(run, view, folder, settings, calibration, step)
+            verified = _verify(Bundle(folder, manifest), view, settings, calibration, step)
             write_manifest(folder, msgspec.structs.replace(manifest, verified=verified.to_json()))
             _replace(folder, out)
     except OSError as error:
         raise BundleError(f"cannot write {out}: {error.strerror or error}; check the path and the free space") from None
     return Exported(Bundle.open(out), verified)
+
+
+def _verify(
+    bundle: Bundle, view: PartsView, settings: ExportSettings, calibration: Calibration | None, step: Step
+) -> Verified:
+    step("verification")
+    batches = batches_of(settings.max_batch)
+    if calibration is None:
+        images, source = generated_images(bundle.manifest.image, sum(batches)), "generated"
+    else:
+        images, source = calibration.held_out.images, calibration.source
+    with Chain.open(bundle, threads=1, provider="cpu") as chain:
+        precision = settings.precision
+        result = verify_numbers(view, chain, images, source=source, precision=precision, batches=batches)
+        if calibration is not None:
+            step("accuracy")
+            if calibration.held_out.labels is not None:
+                verify_accuracy(view, chain, calibration.held_out, result)
+    result.notes["blocks_per_part"] = settings.blocks_per_part
+    if settings.precision == "int8":
+        result.notes["int8"] = "explicit" if settings.engine == "tensorrt" else "dynamic"
+    return result
 
 
 def check_target(out: Path) -> None:
@@ -106,7 +151,14 @@ def check_target(out: Path) -> None:
         raise UsageError(f"{out} is not empty and is no bundle (it holds {names[0]!r}); give --out a new folder")
 
 
-def _write_parts(run: LoadedRun, folder: Path, *, whole: bool, step: Step) -> Manifest:
+def _write_parts(
+    run: LoadedRun,
+    parts: PartsView,
+    folder: Path,
+    settings: ExportSettings,
+    calibration: Calibration | None,
+    step: Step,
+) -> Manifest:
     view = portable(run.view)
     spec = run.view.token_spec
     tokens = (spec.count, spec.dim)
@@ -115,11 +167,11 @@ def _write_parts(run: LoadedRun, folder: Path, *, whole: bool, step: Step) -> Ma
             f"{run.folder}: the model has {run.view.classes_count} logits and the run {len(run.classes)} class names; "
             "train it again"
         )
-    interface = interface_of(run.image, spec, run.view.blocks_count, len(run.classes), needs_slot=view.needs_slot)
+    interface = interface_of(run.image, spec, parts.parts, len(run.classes), needs_slot=view.needs_slot)
     draft = Manifest(
         schema=SCHEMA, bundle_id="", model_id=model_id_of(run.weights_sha256, interface), model=run.model,
         method=run.method, classes=run.classes, image=run.image, tokens=spec, needs_slot=view.needs_slot,
-        precision="fp32", opset=OPSET, parts=Parts(_NONE, _NONE, ()), trained_on=run.trained_on,
+        precision=settings.precision, opset=OPSET, parts=Parts(_NONE, _NONE, ()), trained_on=run.trained_on,
     )  # fmt: skip
 
     def write(name: str, file: str, raw: bytes) -> Part:
@@ -128,22 +180,61 @@ def _write_parts(run: LoadedRun, folder: Path, *, whole: bool, step: Step) -> Ma
         (folder / file).write_bytes(raw)
         return Part(file, hashlib.sha256(raw).hexdigest(), len(raw))
 
+    ends = to_half if settings.precision == "fp16" else _as_it_is
     step("stem")
-    stem = to_bytes(trace(stem_piece(view, run.image.size)), "stem")
+    stem = to_bytes(ends(trace(stem_piece(view, run.image.size))), "stem")
     stem_part = write("stem", "stem.onnx", stem)
     step("block 0")
-    blocks, block_parts = [], []
-    for index, model in enumerate(trace_blocks(view, tokens)):
+    block_parts, raws = [], []
+    for index, model in enumerate(_grouped(_blocks(view, tokens, settings, calibration, step), parts.per_part)):
         raw = to_bytes(model, f"block {index}")
         block_parts.append(write(f"block {index}", f"blocks/{index:02d}.onnx", raw))
-        if whole:
-            blocks.append(raw)
-        step(f"block {index + 1}" if index + 1 < run.view.blocks_count else "head")
-    head = to_bytes(trace(head_piece(view, tokens)), "head")
+        if settings.whole:
+            raws.append(raw)
+        step(f"block {index + 1}" if index + 1 < parts.parts else "head")
+    head = to_bytes(ends(trace(head_piece(view, tokens))), "head")
     head_part = write("head", "head.onnx", head)
-    whole_part = write("whole", "whole.onnx", merge(stem, blocks, head)) if whole else None
-    parts = Parts(stem_part, head_part, tuple(block_parts), whole_part)
-    return msgspec.structs.replace(draft, parts=parts, bundle_id=bundle_id_of(interface, draft.precision, parts))
+    whole_part = write("whole", "whole.onnx", merge(stem, raws, head)) if settings.whole else None
+    written = Parts(stem_part, head_part, tuple(block_parts), whole_part)
+    return msgspec.structs.replace(draft, parts=written, bundle_id=bundle_id_of(interface, draft.precision, written))
+
+
+def _blocks(
+    view: BlockView,
+    tokens: tuple[int, int],
+    settings: ExportSettings,
+    calibration: Calibration | None,
+    step: Step,
+) -> Iterator[onnx.ModelProto]:
+    """Each block in the precision that is asked for."""
+    traced = trace_blocks(view, tokens)
+    ranges: list[dict[str, float]] = []
+    if calibration is not None:
+        step("ranges")
+    if settings.precision == "int8" and settings.engine == "tensorrt":
+        assert calibration is not None
+        blocks = list(traced)
+        with torch.no_grad():
+            images = calibration.fit.images[:RANGE_IMAGES]
+            starts = [view.stem(torch.from_numpy(images[i : i + 8])) for i in range(0, len(images), 8)]
+        ranges = activation_ranges(blocks, torch.cat(starts).numpy())
+        traced = iter(blocks)
+    for index, model in enumerate(traced):
+        if settings.precision == "fp16":
+            yield to_half(model)
+        elif settings.precision == "int8":
+            yield quantise_explicit(model, ranges[index]) if ranges else quantise_dynamic(model)
+        else:
+            yield model
+
+
+def _grouped(models: Iterator[onnx.ModelProto], size: int) -> Iterator[onnx.ModelProto]:
+    while taken := list(itertools.islice(models, size)):
+        yield taken[0] if size == 1 else group(taken)
+
+
+def _as_it_is(model: onnx.ModelProto) -> onnx.ModelProto:
+    return model
 
 
 _NONE = Part("", "", 0)

@@ -1,13 +1,10 @@
-"""``ls-edge export``: from a run to a bundle.
-
-This version writes float32 ONNX files, one a block; the other precisions and TensorRT are refused by name.
-"""
+"""``ls-edge export``: from a run to a bundle."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import msgspec
@@ -19,26 +16,39 @@ from ls_edge.errors import UsageError
 @click.command(cls=Command, short_help="Cut a trained model into one engine a block.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="BUNDLE", help="Folder to write.")
+@click.option("--per-block", is_flag=True, help="One engine a block, which is the default.")
 @click.option(
-    "--per-block", is_flag=True, expose_value=False, help="One engine a block; the only form, so the default."
-)
+    "--blocks-per-part", type=click.IntRange(min=1), default=1, show_default=True,
+    help="Neighbouring blocks in one engine; peers.yaml then counts parts.",
+)  # fmt: skip
 @click.option(
     "--precision", type=click.Choice(["fp32", "fp16", "int8"]), default="fp32", show_default=True,
-    help="Numbers in the engines; this version has fp32.",
+    help="Numbers in the engines: fp16 for GPUs, int8 for CPUs and TensorRT.",
 )  # fmt: skip
 @click.option(
     "--engine", type=click.Choice(["onnx", "tensorrt"]), default="onnx", show_default=True,
-    help="What the engines are for; this version has onnx.",
+    help="What will run the files; it decides how int8 is written.",
 )  # fmt: skip
-@click.option("--calibrate", metavar="DATA", help="Verify on images of this data instead of generated ones.")
+@click.option("--calibrate", metavar="DATA", help="Images to fit int8 and order costs to, and to verify on.")
+@click.option(
+    "--calibrate-images", type=click.IntRange(min=16), default=512, show_default=True,
+    help="How many of them; every second one is held out for verification.",
+)  # fmt: skip
+@click.option(
+    "--max-batch", type=click.IntRange(min=1), default=8, show_default=True, help="Largest batch to verify."
+)  # fmt: skip
 @click.option("--whole", is_flag=True, help="Write the model in one file too, as whole.onnx.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def command(
     run: Path,
     out: Path,
-    precision: str,
-    engine: str,
+    per_block: bool,
+    blocks_per_part: int,
+    precision: Literal["fp32", "fp16", "int8"],
+    engine: Literal["onnx", "tensorrt"],
     calibrate: str | None,
+    calibrate_images: int,
+    max_batch: int,
     whole: bool,
     as_json: bool,
 ) -> None:
@@ -46,10 +56,10 @@ def command(
 
     A bundle that is there already is replaced, but only after the new one was verified.
     """
-    if precision != "fp32":
-        raise UsageError(f"precision {precision} is not available yet in this version; use --precision fp32")
-    if engine != "onnx":
-        raise UsageError(f"engine {engine} is not available yet in this version; use --engine onnx")
+    if per_block and blocks_per_part != 1:
+        raise UsageError(f"--per-block and --blocks-per-part {blocks_per_part} contradict each other; leave one out")
+    if precision == "int8" and engine == "tensorrt" and calibrate is None:
+        raise UsageError("int8 for TensorRT needs ranges of activations; give images with --calibrate DATA")
     try:
         import onnx  # noqa: F401
         import torch  # noqa: F401
@@ -58,21 +68,29 @@ def command(
     from rich.console import Console
     from rich.progress import Progress
 
-    from ls_edge.export.verify import images_of
-    from ls_edge.export.writer import check_target, export_run, steps_of
+    from ls_edge.export.calibration import read_calibration
+    from ls_edge.export.split import PartsView
+    from ls_edge.export.writer import ExportSettings, check_target, export_run, steps_of
+    from ls_edge.runtime.sessions import onnxruntime_module
     from ls_edge.training.checkpoint import load_run
 
     start = time.perf_counter()
+    onnxruntime_module()
     check_target(out)
     loaded = load_run(run)
-    images = images_of(calibrate, loaded.image) if calibrate is not None else None
+    settings = ExportSettings(precision, engine, blocks_per_part, max_batch, whole)
+    PartsView(loaded.view, blocks_per_part)  # refused before anything is shown
+    calibration = None
+    if calibrate is not None:
+        calibration = read_calibration(calibrate, loaded.image, loaded.classes, calibrate_images)
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("export", total=steps_of(loaded.view.blocks_count))
+        total = steps_of(loaded.view.blocks_count, settings, calibrated=calibration is not None)
+        task = progress.add_task("export", total=total)
 
         def step(what: str) -> None:
             progress.update(task, description=f"export: {what}", advance=1)
 
-        exported = export_run(loaded, out, whole=whole, images=images, source=calibrate or "generated", step=step)
+        exported = export_run(loaded, out, settings, calibration=calibration, step=step)
     summary = _summary(out, exported.bundle.manifest, time.perf_counter() - start)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(summary), indent=1).decode())
@@ -110,13 +128,24 @@ def _print(summary: dict[str, Any]) -> None:
         "tokens": "{count} x {dim} {dtype}".format(**summary["tokens"]),
         "files": f"stem {_kb(sizes['stem'])}, {len(blocks)} blocks of {_kb(max(blocks))}, head {_kb(sizes['head'])}"
         + (f", whole {_kb(sizes['whole'])}" if "whole" in sizes else ""),
-        "verified": f"within {verified['max_rel_error']:.1e} of {verified['reference']} (bar {verified['bar']:.0e}), "
-        f"each part and the chain in trained and shuffled orders, {verified['images']} images",
+        "verified": f"{shown(verified)}, each part and the chain in trained and shuffled orders, "
+        f"batches of {', '.join(map(str, verified['batches']))}, {verified['images']} images",
         "time": f"{summary['seconds']:.1f} s",
     }
     for key, value in rows.items():
         table.add_row(f"[bold]{key}[/bold]", value)
     Console(soft_wrap=True).print(table)
+
+
+def shown(verified: dict[str, Any]) -> str:
+    """The numbers of a manifest's ``verified`` in words."""
+    if verified["measure"] == "cosine":
+        text = f"cosine {verified['min_cosine']:.5f} with {verified['reference']} (bar {verified['bar']:g})"
+    else:
+        text = f"within {verified['max_rel_error']:.1e} of {verified['reference']} (bar {verified['bar']:.0e})"
+    if verified["top1"] is not None:
+        text += ", top-1 {bundle:.4f} against {pytorch:.4f} on {images} images".format(**verified["top1"])
+    return text
 
 
 def _kb(size: int) -> str:

@@ -17,19 +17,23 @@ if TYPE_CHECKING:
 @click.command(cls=Command, short_help="Check a bundle's digests and, with its run, its numbers.")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--run", type=click.Path(path_type=Path), help="The run it was exported from: compare with PyTorch too.")
+@click.option("--data", metavar="DATA", help="With --run: compare on these images instead of generated ones.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
-def command(bundle: Path, run: Path | None, as_json: bool) -> None:
+def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> None:
     """Check that the files of the folder BUNDLE are those of its manifest and load; with --run, that they compute it.
 
     Every file that was changed, is missing or belongs to another bundle is named; exit code 1 then.
     """
     from ls_edge.bundle import Bundle
+    from ls_edge.errors import UsageError
     from ls_edge.export.files import check_files, checked_with, raise_problems
 
+    if data is not None and run is None:
+        raise UsageError("--data compares with PyTorch and needs --run RUN as well")
     opened = Bundle.open(bundle)
     reports = check_files(opened)
     broken = any(report.problem for report in reports)
-    numbers = _numbers(opened, run) if run is not None and not broken else None
+    numbers = _numbers(opened, run, data) if run is not None and not broken else None
     document = {
         "bundle": str(bundle),
         "bundle_id": opened.manifest.bundle_id,
@@ -49,7 +53,7 @@ def command(bundle: Path, run: Path | None, as_json: bool) -> None:
     raise_problems(opened, reports)
 
 
-def _numbers(bundle: Bundle, run: Path) -> dict[str, Any]:
+def _numbers(bundle: Bundle, run: Path, data: str | None) -> dict[str, Any]:
     from ls_edge.errors import UsageError
 
     try:
@@ -59,7 +63,13 @@ def _numbers(bundle: Bundle, run: Path) -> dict[str, Any]:
     from ls_edge.export.verify import verify_run
     from ls_edge.training.checkpoint import load_run
 
-    return verify_run(bundle, load_run(run)).to_json()
+    loaded = load_run(run)
+    if data is None:
+        return verify_run(bundle, loaded).to_json()
+    from ls_edge.export.calibration import read_calibration
+
+    samples = read_calibration(data, loaded.image, loaded.classes).held_out
+    return verify_run(bundle, loaded, samples, data).to_json()
 
 
 def _print(document: dict[str, Any]) -> None:
@@ -75,8 +85,7 @@ def _print(document: dict[str, Any]) -> None:
         if not part["ok"]:
             table.add_row("", f"[red]{part['part']}[/red]  {part['file']}")
     if numbers is not None:
-        table.add_row(
-            "[bold]numbers[/bold]",
-            f"within {numbers['max_rel_error']:.1e} of {numbers['reference']} (bar {numbers['bar']:.0e})",
-        )
+        from ls_edge.cli.export import shown
+
+        table.add_row("[bold]numbers[/bold]", shown(numbers))
     Console(soft_wrap=True).print(table)

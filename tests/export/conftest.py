@@ -49,6 +49,6 @@ def loaded(run_folder):
 @pytest.fixture(scope="session")
 def exported(loaded, tmp_path_factory):
     """The bundle, with ``whole.onnx``; tests that change files copy it."""
-    from ls_edge.export.writer import export_run
+    from ls_edge.export.writer import ExportSettings, export_run
 
-    return export_run(loaded, tmp_path_factory.mktemp("bundle") / "bundle", whole=True).bundle
+    return export_run(loaded, tmp_path_factory.mktemp("bundle") / "bundle", ExportSettings(whole=True)).bundle

@@ -12,7 +12,7 @@ from torch import nn
 from ls_edge.arrangement import Arrangement
 from ls_edge.bundle import Bundle
 from ls_edge.errors import RunError, UsageError, VerificationError
-from ls_edge.export.writer import check_target, export_run, steps_of
+from ls_edge.export.writer import ExportSettings, check_target, export_run, steps_of
 from ls_edge.runtime.chain import Chain
 from ls_edge.training.checkpoint import load_run
 from ls_edge.training.view import BlockView
@@ -117,7 +117,7 @@ class SlotView(BlockView):
 def test_blocks_that_take_a_slot(loaded, tmp_path):
     torch.manual_seed(0)
     view = SlotView(loaded.view).eval()
-    bundle = export_run(dataclasses.replace(loaded, view=view), tmp_path / "bundle", whole=True).bundle
+    bundle = export_run(dataclasses.replace(loaded, view=view), tmp_path / "bundle", ExportSettings(whole=True)).bundle
     assert bundle.manifest.needs_slot
     tracks = Arrangement.from_json([[[2], [0, 1]]])
     with torch.no_grad(), Chain.open(bundle, threads=1, provider="cpu") as chain:

@@ -1,0 +1,118 @@
+"""Images of the user's data for what an export has to measure: ranges of activations, accuracy, order costs.
+
+Half of the images is for fitting (ranges, costs), the other half is held out for judging the result. Both are spread
+evenly over the classes. All are held in memory, 0.6 MB an image of 224 x 224 pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from ls_edge.arrangement import random_orders
+from ls_edge.bundle import ImageSpec
+from ls_edge.datasets import match_classes
+from ls_edge.errors import DataError
+from ls_edge.export.quantise import linear_layers
+from ls_edge.export.structure import to_bytes
+from ls_edge.runtime.preprocess import Preprocessor, iterate
+from ls_edge.runtime.sessions import CPU, open_session
+
+IMAGES = 512
+"""How many images are read unless told otherwise."""
+LEAST = 16
+"""Fewer than this say nothing."""
+RANGE_IMAGES = 64
+"""Images that ranges are taken from."""
+RANGE_ORDERS = 2
+"""Random orders that ranges are taken in, besides the trained one."""
+PERCENTILE = 99.99
+"""Of a batch's magnitudes; the few above are clipped."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Preprocessed images float32 ``[n, 3, H, W]`` and their labels int64 ``[n]``, None where there are none."""
+
+    images: np.ndarray
+    labels: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def batches(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """Images and labels, ``size`` at a time."""
+        for start in range(0, len(self), size):
+            stop = start + size
+            yield self.images[start:stop], None if self.labels is None else self.labels[start:stop]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was read of DATA."""
+
+    source: str
+    fit: Samples
+    held_out: Samples
+
+
+def read_calibration(data: str, image: ImageSpec, classes: Sequence[str], limit: int = IMAGES) -> Calibration:
+    """Read up to ``limit`` images of DATA of the command line; those that cannot be decoded are left out.
+
+    Raises :class:`DataError` where fewer than :data:`LEAST` remain or the classes are not the model's.
+    """
+    from ls_edge.training.sources import open_images
+
+    found = open_images(data, "eval")
+    matched = match_classes(found, classes) if found.classes else found
+    images, labels = [], []
+    for _, ref, array in iterate(matched.take(min(limit, len(matched))), Preprocessor(image)):
+        images.append(array)
+        labels.append(ref.label)
+    if len(images) < LEAST:
+        raise DataError(f"{data}: {len(images)} images can be read, calibration needs at least {LEAST}; give more")
+    known = all(label is not None for label in labels)
+
+    def part(start: int) -> Samples:
+        return Samples(np.stack(images[start::2]), np.array(labels[start::2], dtype=np.int64) if known else None)
+
+    return Calibration(data, part(0), part(1))
+
+
+def activation_ranges(blocks: Sequence[onnx.ModelProto], tokens: np.ndarray) -> list[dict[str, float]]:
+    """Largest magnitude that each linear layer of each block is given, by the name of its input.
+
+    ``tokens`` ``[n, N, D]`` come from the stem. They run through the blocks in trained and in random orders, since a
+    block meets both. Blocks that take a slot are told their place. Raises
+    :class:`ls_edge.errors.EngineError` where ONNX Runtime is not there.
+    """
+    watched = [_watched(block) for block in blocks]
+    sessions = [
+        open_session(to_bytes(model, f"block {i}"), f"block {i}", provider=CPU, threads=1)
+        for i, (model, _) in enumerate(watched)
+    ]
+    ranges: list[dict[str, float]] = [dict.fromkeys(names, 0.0) for _, names in watched]
+    for order in [tuple(range(len(blocks))), *random_orders(len(blocks), RANGE_ORDERS, seed=0)]:
+        for start in range(0, min(len(tokens), RANGE_IMAGES), 8):
+            now = tokens[start : start + 8]
+            for slot, index in enumerate(order):
+                inputs = {"tokens": now}
+                if len(blocks[index].graph.input) > 1:
+                    inputs["slot"] = np.full(len(now), slot, np.int64)
+                now, *seen = sessions[index].run(None, inputs)
+                for name, values in zip(watched[index][1], seen, strict=True):
+                    largest = float(np.percentile(np.abs(values), PERCENTILE))
+                    ranges[index][name] = max(ranges[index][name], largest)
+    return ranges
+
+
+def _watched(block: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
+    """The block with the inputs of its linear layers as further outputs, and their names."""
+    model = onnx.ModelProto()
+    model.CopyFrom(block)
+    names = list(dict.fromkeys(linear.activations for linear in linear_layers(block)))
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return model, names
