@@ -86,6 +86,7 @@ def command(out: Path, limit: int, fresh: bool) -> int:
         out.mkdir(parents=True, exist_ok=True)
         accuracy = _models(out, console, fresh=fresh)
         runs = [_play(scene, out, limit, console) for scene in SCENES]
+    _pictures(out / "pictures", runs)
     report = out / "report.html"
     write_comparison(
         report, runs, title="ls-edge demo: one vision transformer on three peers", lede=_lede(accuracy)
@@ -104,6 +105,17 @@ def command(out: Path, limit: int, fresh: bool) -> int:
 
 def _heading(console: Console, text: str) -> None:
     console.print(f"\n{text}", style="bold cyan", soft_wrap=True)
+
+
+def _pictures(folder: Path, runs: list[Run]) -> None:
+    """The charts of the report that the README shows, as files."""
+    from ls_edge.report.picture import write_comparison_picture, write_picture
+
+    folder.mkdir(exist_ok=True)
+    write_comparison_picture(folder / "accuracy.svg", [(name, summary) for name, summary, _, _ in runs])
+    _, summary, records, events = runs[0]
+    for kind in ("over-time", "served", "stages"):
+        write_picture(folder / f"{kind}.svg", kind, summary, records, events)
 
 
 def _check_installed() -> None:
