@@ -41,7 +41,7 @@ class _Json(logging.Formatter):
 
 def _short(value: object) -> str:
     text = str(value)
-    return text if " " not in text else repr(text)
+    return text if text.isprintable() and " " not in text else repr(text)
 
 
 def set_up(*, as_json: bool, level: int = logging.INFO) -> None:

@@ -1,5 +1,6 @@
 """A real peer process, a real peer and a real source under frames that nobody should send, while they answer images."""
 
+import logging
 import random
 import re
 import threading
@@ -9,6 +10,7 @@ import pytest
 import zmq
 
 from ls_edge.bundle import Bundle
+from ls_edge.logs import set_up
 from ls_edge.peers import load_peers
 from ls_edge.runtime import wire
 from ls_edge.runtime.links import LinkDown
@@ -318,6 +320,20 @@ def test_complaints_are_counted_and_never_answered(peer, caller, tiny_bundle, wa
         caller.says(Complaint("you too\nand a second line"))
     wait_until(lambda: peer.node.counts["complaints"] == 5, what="five complaints")
     assert not caller.socket.poll(100)
+
+
+def test_what_a_stranger_says_stays_on_its_line_of_the_log(peer, caller, wait_until, capsys):
+    log = logging.getLogger("ls_edge")
+    before = log.handlers[:], log.level, log.propagate
+    try:
+        set_up(as_json=False)
+        caller.says(Complaint("x\n12:00:00.000\u2028refused\ta\x1b[31mconnection"))
+        wait_until(lambda: peer.node.counts["complaints"] == 1, what="a complaint")
+    finally:
+        log.handlers[:], log.level, log.propagate = before
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "refused" in line]
+    assert "a neighbour complains" in line
+    assert line.isprintable()
 
 
 def test_a_frame_beyond_the_models_size_ends_the_connection_alone(peer, raw, caller, tiny_bundle, wait_until):

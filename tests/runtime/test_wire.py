@@ -231,7 +231,7 @@ def test_mutated_frames_are_messages_or_a_wire_error(tag, mutate):
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"LS", b"LS\x01", b"LS\x01\x82\xa1t"]))
-@settings(max_examples=1000)
+@settings(max_examples=400)
 def test_any_bytes_are_a_message_or_a_wire_error(data, prefix):
     with contextlib.suppress(WireError):
         wire.decode(prefix + data)
@@ -245,7 +245,7 @@ plain = st.recursive(
 
 
 @given(st.data())
-@settings(max_examples=1000)
+@settings(max_examples=400)
 def test_messages_with_any_value_in_a_field_are_read_or_refused(data):
     message = VALID[data.draw(st.sampled_from(sorted(VALID)))]
     fields = msgspec.to_builtins(message, builtin_types=(bytes,))

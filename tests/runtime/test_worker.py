@@ -64,7 +64,7 @@ def test_closing_does_not_wait_for_ever_for_a_job_that_hangs():
 
 def large_session():
     """A real engine that computes for a good while on one thread."""
-    side, times = 512, 60
+    side, times = 512, 25
     rng = np.random.default_rng(0)
     weight = numpy_helper.from_array((rng.standard_normal((side, side)) / side).astype(np.float32), "w")
     nodes = [helper.make_node("MatMul", [f"x{i}", "w"], [f"x{i + 1}"]) for i in range(times)]
