@@ -1,0 +1,72 @@
+"""``python -m benchmarks``: run benchmarks by name, print their tables, keep their figures."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ONE_THREAD
+
+USUAL = ("hop", "throughput", "recovery")
+BESIDE = ("train", "soak")
+"""Run by name only: they take long, or want a GPU."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run what was asked for; the exit code is 0 also where a bar was missed: the tables say so."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(USUAL)} (the default), or {BESIDE}")
+    parser.add_argument("--quick", action="store_true", help="tiny runs that show that everything works")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--compare", action="store_true", help="recovery: also ipyparallel and Dask, from the network")
+    parser.add_argument("--trained", type=Path, metavar="BUNDLE", help="throughput: a bundle trained on digits")
+    asked = parser.parse_args(argv)
+    unknown = [name for name in asked.names if name not in (*USUAL, *BESIDE)]
+    if unknown:
+        parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join((*USUAL, *BESIDE))}")
+    os.environ.update(ONE_THREAD)  # read when numpy is loaded
+
+    from rich.console import Console
+
+    from benchmarks.common import load, machine, say
+    from ls_edge.errors import LsEdgeError
+
+    options: dict[str, dict[str, Any]] = {
+        "recovery": {"compare": asked.compare},
+        "throughput": {"trained": asked.trained},
+    }
+    console = Console()
+    document: dict[str, Any] = {"machine": machine(), "quick": asked.quick, "benchmarks": {}}
+    m = document["machine"]
+    console.print(f"{m['cpu']}, {m['cores']} cores, load {m['load'][0]}; {m['libraries']}", highlight=False)
+    code = 0
+    for name in asked.names or USUAL:
+        say(f"{name} ...")
+        started, before = time.monotonic(), load()
+        try:
+            module = importlib.import_module(f"benchmarks.{name}")
+            figures = module.run(asked.quick, **options.get(name, {}))
+        except (LsEdgeError, ModuleNotFoundError) as error:
+            print(f"benchmarks: {name}: {error}", file=sys.stderr)
+            code = 1
+            continue
+        figures = {**figures, "load": {"before": before, "after": load()}, "seconds": round(time.monotonic() - started)}
+        document["benchmarks"][name] = figures
+        if hasattr(module, "show"):
+            module.show(figures, console)
+        else:
+            console.print_json(data=figures)
+        console.print(f"{name}: load {before[0]} before, {load()[0]} after", highlight=False)
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

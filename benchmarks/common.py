@@ -1,0 +1,191 @@
+"""What the benchmarks share: facts about the machine, a cache of bundles, processes that end with their benchmark."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import ONE_THREAD
+from ls_edge.errors import LsEdgeError
+from ls_edge.machine import cores, cpu_name, cpu_quota, memory_gib
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class BenchmarkError(LsEdgeError):
+    """A benchmark could not be run."""
+
+
+def machine() -> dict[str, Any]:
+    """What ran it, and how busy that was: stand beside every figure."""
+    memory = memory_gib()
+    quota = cpu_quota()
+    return {
+        "cpu": cpu_name(),
+        "cores": cores(),
+        "cpu_quota": quota,
+        "memory_gib": None if memory is None else round(memory[0], 1),
+        "load": load(),
+        "system": " ".join(os.uname()[i] for i in (0, 2, 4)),
+        "python": sys.version.split()[0],
+        "libraries": versions(),
+    }
+
+
+def load() -> list[float]:
+    """Load averages over 1, 5 and 15 minutes."""
+    return [round(value, 2) for value in os.getloadavg()]
+
+
+def versions() -> dict[str, str]:
+    """Versions of the libraries that the figures depend on."""
+    import onnxruntime
+    import zmq
+
+    return {
+        "pyzmq": zmq.__version__, "libzmq": zmq.zmq_version(), "onnxruntime": onnxruntime.__version__,
+        "numpy": np.__version__,
+    }  # fmt: skip
+
+
+def say(text: str) -> None:
+    """A line of progress on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def ms(seconds: Sequence[float]) -> dict[str, float]:
+    """Milliseconds of repeated runs."""
+    values = np.asarray(seconds) * 1e3
+    return {f"p{q}": round(float(np.percentile(values, q)), 4) for q in (10, 50, 90)} | {"runs": len(values)}
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one."""
+    return float(np.median(np.asarray(values, dtype=float)))
+
+
+def in_turn(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Every name once a round, the order turned and reversed from round to round."""
+    for index in range(rounds):
+        shift = index // 2 % len(names)
+        order = [*names[shift:], *names[:shift]]
+        yield from ((index, name) for name in (order if index % 2 == 0 else reversed(order)))
+
+
+def cache_folder() -> Path:
+    """A folder below the system's temporary one that belongs to this user alone."""
+    folder = Path(tempfile.gettempdir()) / f"ls-edge-benchmarks-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise BenchmarkError(f"{folder} belongs to somebody else; set TMPDIR to a folder of your own")
+    return folder
+
+
+def bundle_of(model: str, args: dict[str, Any] | None = None) -> Path:
+    """A bundle of a model with random weights, exported once and kept.
+
+    Weights are drawn wider than timm's, so that the order of blocks shows in the logits.
+    """
+    args = args or {}
+    tag = hashlib.sha256(json.dumps([1, model, args], sort_keys=True).encode()).hexdigest()[:12]
+    target = cache_folder() / f"{model}-{tag}"
+    if (target / "manifest.json").exists():
+        return target
+    say(f"exporting {model} with random weights to {target}")
+    import torch
+
+    from ls_edge import __version__
+    from ls_edge.export.writer import export_run
+    from ls_edge.training.checkpoint import load_run, save_run
+    from ls_edge.training.config import RunRecord, TrainConfig
+    from ls_edge.training.models import build, image_spec_of
+
+    torch.set_num_threads(1)
+    view = build(model, args)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in view.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, 0.5 * parameter[0].numel() ** -0.5, generator=generator)
+    record = RunRecord(
+        version=__version__, model=model, model_args=args, kept=tuple(range(view.blocks_count)),
+        classes=tuple(map(str, range(int(args.get("num_classes", 10))))), image=image_spec_of(view), trained_on="",
+        method="shuffle",
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(dir=cache_folder()) as scratch:
+        save_run(Path(scratch) / "run", view, TrainConfig(), record)
+        made = export_run(load_run(Path(scratch) / "run"), Path(scratch) / "bundle").bundle.folder
+        with contextlib.suppress(OSError):  # another benchmark was quicker
+            shutil.move(made, target)
+    return target
+
+
+def images_for(bundle: Any, count: int) -> np.ndarray:
+    """Noise, float32 ``[count, 3, H, W]``: times do not depend on what is in an image."""
+    size = bundle.manifest.image.size
+    return np.random.default_rng(0).standard_normal((count, 3, *size), dtype=np.float32)
+
+
+class Child:
+    """A process of a module of ours that speaks JSON lines on its standard input and output."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        """Start it; :meth:`read` the first line for what it says when it is ready."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, **ONE_THREAD},
+        )  # fmt: skip
+        self.module = module
+
+    def read(self) -> Any:
+        """The next line."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise BenchmarkError(f"{self.module} ended with {self.process.wait()} before it answered; see above")
+        return json.loads(line)
+
+    def tell(self, value: Any) -> None:
+        """Write a line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(value).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def close(self) -> None:
+        """Close its input, at which it leaves, or is killed."""
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        try:
+            self.process.wait(3.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def wait_for(true: Callable[[], bool], what: str, timeout: float = 60.0) -> None:
+    """Poll until ``true()``; raises :class:`BenchmarkError` after ``timeout`` seconds."""
+    end = time.monotonic() + timeout
+    while not true():
+        if time.monotonic() > end:
+            raise BenchmarkError(f"waited {timeout:.0f} s in vain for {what}; is the machine overloaded?")
+        time.sleep(0.005)

@@ -1,0 +1,116 @@
+"""What a hop costs beyond the engine, beside raw echoes over TCP and ZeroMQ of the same number of bytes.
+
+Two real processes on the loopback. A round trip of the runtime is: tokens into the caller's routing machine, RUN to a
+peer, there through checks, machine and engine thread (the engine gives back its input), RUN back, checked, until the
+machine has them as the answer; ACCEPT, RELEASE and CANCEL go beside it. A *hop* is half of a round trip. A raw round
+trip sends the same number of bytes to a process that sends them back at once: a blocking TCP socket, a ZeroMQ DEALER
+and ROUTER without copies, the same with CURVE; half of it is what stands beside. Everything is measured in turn, in
+bursts whose first calls are left out.
+
+A *hop in a chain* is measured over twelve blocks that two peers hold in turn, a hop before each block and one back: the
+same path between three processes, with MOVED to the source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import Child, in_turn, ms, say
+from benchmarks.echo import Raw
+from benchmarks.idle import Caller, manifest_of, write_peers
+from ls_edge.peers import load_peers
+from ls_edge.runtime.keys import load_secret
+
+SIZES = ((197, 768), (197, 384), (197, 192))
+"""Tokens and width of ViT-B, ViT-S and ViT-Ti at 224 pixels; 605, 303 and 151 KB of float32."""
+CHAIN_BLOCKS = 12
+BAR_PLAIN_MS, BAR_CURVE = 0.3, 2.0
+"""Most that a plain hop may cost over raw ZeroMQ, and most that a CURVE hop may cost in raw ZeroMQ's with CURVE."""
+
+Call = Callable[[], float]
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Milliseconds a hop for each size, and whether the bars hold."""
+    sizes = ((17, 64), *SIZES[2:]) if quick else SIZES
+    rounds, burst, leave_out = (4, 5, 1) if quick else (60, 12, 2)
+    found = []
+    for count, dim in sizes:
+        say(f"  {count} x {dim} float32, {count * dim * 4} bytes")
+        found.append(_size(count, dim, rounds, burst, leave_out))
+    return {"sizes": found, "bars": {"plain_over_zmq_ms": BAR_PLAIN_MS, "curve_over_zmq_curve": BAR_CURVE}}
+
+
+def _size(count: int, dim: int, rounds: int, burst: int, leave_out: int) -> dict[str, Any]:
+    size = count * dim * 4
+    calls: dict[str, tuple[Call, int]] = {}
+    with contextlib.ExitStack() as stack:
+        for kind in ("tcp", "zmq", "curve"):
+            child = stack.enter_context(Child("benchmarks.echo", kind, str(size)))
+            raw = Raw(kind, size, child.read())
+            stack.callback(raw.close)
+            calls[f"raw {kind}"] = (raw.call, 2)
+        for curve in (False, True):
+            name = "curve" if curve else "plain"
+            calls[f"hop {name}"] = (_runtime(stack, count, dim, {"ann": [0]}, curve=curve), 2)
+        placement = {"ann": list(range(0, CHAIN_BLOCKS, 2)), "ben": list(range(1, CHAIN_BLOCKS, 2))}
+        calls["chain plain"] = (_runtime(stack, count, dim, placement, curve=False), CHAIN_BLOCKS + 1)
+        seconds: dict[str, list[float]] = {name: [] for name in calls}
+        for _, name in in_turn(tuple(calls), rounds):
+            call, hops = calls[name]
+            bursts = [call() / hops for _ in range(burst)]
+            seconds[name] += bursts[leave_out:]
+    hop_ms = {name: ms(values) for name, values in seconds.items()}
+    over = hop_ms["hop plain"]["p50"] - hop_ms["raw zmq"]["p50"]
+    ratio = hop_ms["hop curve"]["p50"] / hop_ms["raw curve"]["p50"]
+    return {
+        "count": count, "dim": dim, "bytes": size, "one_way_ms": hop_ms,
+        "plain_over_zmq_ms": round(over, 4), "curve_over_zmq_curve": round(ratio, 4),
+        "holds": {"plain": over <= BAR_PLAIN_MS, "curve": ratio <= BAR_CURVE},
+    }  # fmt: skip
+
+
+def _runtime(
+    stack: contextlib.ExitStack, count: int, dim: int, placement: dict[str, list[int]], *, curve: bool
+) -> Call:
+    """A caller and its peers, ready."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    blocks = sum(map(len, placement.values()))
+    write_peers(folder, placement, curve=curve)
+    for name in placement:
+        key = [str(folder / f"{name}.key_secret")] if curve else []
+        stack.enter_context(
+            Child("benchmarks.idle", str(folder), name, str(count), str(dim), str(blocks), *key)
+        ).read()  # fmt: skip
+    keys = load_secret(folder / "caller.key_secret") if curve else None
+    caller = Caller(load_peers(folder / "peers.yaml"), manifest_of(count, dim, blocks), keys)
+    stack.callback(caller.close)
+    caller.wait_ready()
+    tokens = np.random.default_rng(0).standard_normal((1, count, dim), dtype=np.float32)
+    return lambda: caller.call(tokens)
+
+
+def show(document: dict[str, Any], console: Console) -> None:
+    """The table."""
+    table = Table(title="one way, ms: p50 (p10 to p90)")
+    names = list(document["sizes"][0]["one_way_ms"])
+    for column in ("bytes", *names, "plain - zmq", "curve / zmq curve"):
+        table.add_column(column, justify="right")
+    for size in document["sizes"]:
+        times = [size["one_way_ms"][name] for name in names]
+        cells = [f"{t['p50']:.3f} ({t['p10']:.3f} to {t['p90']:.3f})" for t in times]
+        held = size["holds"]
+        table.add_row(
+            str(size["bytes"]), *cells,
+            f"{size['plain_over_zmq_ms']:.3f} ms, {'holds' if held['plain'] else 'missed'}",
+            f"{size['curve_over_zmq_curve']:.2f}, {'holds' if held['curve'] else 'missed'}",
+        )  # fmt: skip
+    console.print(table)

@@ -1,0 +1,158 @@
+"""A peer whose engine does nothing, and a caller of it, for ``hop``: all of the runtime's path without the model.
+
+``python -m benchmarks.idle FOLDER NAME COUNT DIM BLOCKS [SECRET_KEY]`` is a :class:`ls_edge.runtime.peer.Peer` with its
+links, routing machine and engine thread; only the engines give back what they get. :class:`Caller` is a source without
+stem and head: its node and routing machine, driven by the thread that measures.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from benchmarks.common import BenchmarkError, wait_for
+from ls_edge.bundle import Bundle, ImageSpec, Manifest, Part, Parts, TokenSpec
+from ls_edge.errors import LsEdgeError
+from ls_edge.peers import PeersFile, load_peers
+from ls_edge.runtime.engines import Signature, signature_of
+from ls_edge.runtime.keys import KeyPair, load_secret, new_keys
+from ls_edge.runtime.local import free_ports
+from ls_edge.runtime.node import Node, new_incarnation
+from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.routing.events import Answer, Computed, ComputeFailed, Instruction, Submit, Warm
+from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.source import SourceMachine
+from ls_edge.runtime.wire import MINOR, Hello, Itinerary, State
+
+
+def manifest_of(count: int, dim: int, blocks: int) -> Manifest:
+    """A manifest of a model that is nowhere; only its token interface is used."""
+    part = Part("none", "0" * 64, 1)
+    half = (0.5, 0.5, 0.5)
+    return Manifest(
+        schema=1, bundle_id="b" * 64, model_id=f"{count}x{dim}", model="idle", method="shuffle", classes=("0", "1"),
+        image=ImageSpec((224, 224), half, half), tokens=TokenSpec(count, dim), needs_slot=False, precision="fp32",
+        opset=20, parts=Parts(part, part, (part,) * blocks),
+    )  # fmt: skip
+
+
+def write_peers(folder: Path, placement: Mapping[str, Sequence[int]], *, curve: bool) -> None:
+    """``peers.yaml`` with free ports, and key files of the peers and of ``caller`` where links are CURVE links."""
+    names = [*placement, "caller"]
+    keys = {name: new_keys(name, folder)[0].public.decode() for name in names} if curve else {}
+    peers = [
+        {"name": name, "address": f"tcp://127.0.0.1:{port}", "blocks": list(blocks)}
+        | ({"public_key": keys[name]} if curve else {})
+        for (name, blocks), port in zip(placement.items(), free_ports(len(placement)), strict=True)
+    ]
+    sources = [{"name": "caller", "public_key": keys["caller"]}] if curve else []
+    (folder / "peers.yaml").write_text(yaml.safe_dump({"peers": peers, "sources": sources}), encoding="utf-8")
+
+
+class _Nothing:
+    """An engine that gives back its input."""
+
+    kind, provider = "onnx", "nothing"
+
+    def __init__(self, part: str, signature: Signature) -> None:
+        self.part, self.signature = part, signature
+
+    def run(self, inputs: Mapping[str, np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
+        assert out is None
+        return inputs["tokens"]
+
+    def warm_up(self, batch: int = 1) -> float:  # noqa: ARG002
+        return 0.001
+
+    def close(self) -> None:
+        pass
+
+
+class IdlePeer(Peer):
+    """A peer whose engines do nothing."""
+
+    def _load(self) -> Computed | ComputeFailed | Warm | LsEdgeError:
+        parts = [f"block {block}" for block in self.entry.blocks]
+        self._engines = {
+            block: _Nothing(part, signature_of(self.bundle.manifest, part))
+            for block, part in zip(self.entry.blocks, parts, strict=True)
+        }
+        return Warm(1)
+
+
+class Caller:
+    """Hands tokens to the peers of a ``peers.yaml`` and waits until they are back."""
+
+    def __init__(self, peers: PeersFile, manifest: Manifest, keys: KeyPair | None) -> None:
+        """Dial; :meth:`wait_ready` before the first call."""
+        session = secrets.token_bytes(16)
+        self._blocks = tuple(range(len(manifest.parts.blocks)))
+        self._machine = SourceMachine("caller", session, limits=Limits(), rng=random.SystemRandom())
+        self._peers = peers
+        self._request = 0
+        self._answer: Answer | None = None
+        self._back = 0.0
+        hello = Hello(
+            "caller", "source", new_incarnation(), MINOR, manifest.model_id, manifest.bundle_id, session=session
+        )
+        state = State(True, False, False, 0, 0, 0, 0)
+        self.node = Node(
+            name="caller", role="source", peers=peers, manifest=manifest, machine=self._machine,
+            carry_out=self._carry_out, hello=lambda: hello, state=lambda: state, keys=keys,
+        )  # fmt: skip
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        if not isinstance(instruction, Answer):
+            raise BenchmarkError(f"a request failed: {instruction}")
+        self._answer, self._back = instruction, time.perf_counter()
+
+    def wait_ready(self) -> None:
+        """Until every peer is linked to every other and warm."""
+
+        def ready() -> bool:
+            self.node.step(0.01)
+            others = len(self._peers.peers)
+            states = [n.state for n in self._machine.neighbours]
+            return len(states) == others and all(s is not None and s.warm and len(s.reaches) == others for s in states)
+
+        wait_for(ready, "peers whose engines do nothing")
+
+    def call(self, tokens: np.ndarray) -> float:
+        """Seconds from handing tokens ``[1, N, D]`` over until they are back and all blocks ran."""
+        self._request += 1
+        self._answer = None
+        started = time.perf_counter()
+        itinerary = Itinerary("caller", "sequential", self._blocks, 0)
+        self.node.feed(Submit(self._request, itinerary, tokens, time.monotonic() + 10.0))
+        while self._answer is None:
+            self.node.step()
+        return self._back - started
+
+    def close(self) -> None:
+        """Leave."""
+        self.node.leave("done")
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    folder, name = Path(sys.argv[1]), sys.argv[2]
+    count, dim, blocks = map(int, sys.argv[3:6])
+    keys = load_secret(sys.argv[6]) if len(sys.argv) > 6 else None
+    bundle = Bundle(folder, manifest_of(count, dim, blocks))
+    peer = IdlePeer(load_peers(folder / "peers.yaml"), name, bundle, keys=keys)
+    threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(0)), daemon=True).start()
+    print("{}", flush=True)
+    peer.serve()
+
+
+if __name__ == "__main__":
+    main()

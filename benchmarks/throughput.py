@@ -1,0 +1,268 @@
+"""How many images a second: peers against processes that work alone, policies with a slow peer, batches across depth.
+
+- *two peers*: a source and two peers of one engine thread, each with half of the blocks, against one process with two
+  engine threads and against two processes of one thread that answer half of the images each and know nothing of each
+  other, which is the most that two cores can do. Beside: two peers that both hold every block.
+- *slow peer*: three peers, each block held by two of them; one is three times slower and stalls for 200 ms now and
+  then. The policies ``fastest`` and ``sequential`` in turn on the same peers.
+- *batches*: the same two peers with and without batches of at most eight requests, whatever block each is at.
+
+Images are noise and ready in memory; seconds run from the first submission to the last answer. A round is one such
+stretch of each that is compared; ratios are taken within rounds, figures are medians over rounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import BenchmarkError, Child, bundle_of, images_for, in_turn, median, say
+from ls_edge.bundle import Bundle
+from ls_edge.datasets import ImageSet, open_data
+from ls_edge.runtime.chaos.faults import Faults
+from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.measure import measure
+from ls_edge.runtime.source import Source
+from ls_edge.summary import summarise
+
+MODEL = "vit_small_patch16_224"
+BAR = 0.9
+"""Least that two peers have to reach of what two processes alone do."""
+SLOW = Faults(slow=3.0, stall_ms=200.0, stall_part=0.01)
+BATCH = {"max_batch": 8, "batch_wait_ms": 2.0}
+
+Stretch = Callable[[int], float]
+"""Answers that many images and returns the seconds."""
+
+
+def run(quick: bool, trained: Path | None = None) -> dict[str, Any]:
+    """All three; ``trained`` is a bundle of a model trained on the embedded digits, for accuracy."""
+    tiny = bundle_of("vit_digits", {"depth": 6})
+    bundle = tiny if quick else bundle_of(MODEL)
+    rounds, count = (2, 12) if quick else (9, 80)
+    return {
+        "two_peers": _two_peers(bundle, rounds, count),
+        "slow_peer": _slow_peer(bundle, rounds if quick else 5, count, trained),
+        "batches": [_batches(b, rounds, n) for b, n in {tiny: 8 * count, bundle: count}.items()],
+    }
+
+
+def _two_peers(path: Path, rounds: int, count: int) -> dict[str, Any]:
+    say(f"  two peers, {path.name}")
+    bundle = Bundle.open(path)
+    half, blocks = bundle.blocks // 2, range(bundle.blocks)
+    names = ("two peers", "two peers, all blocks", "two threads", "two processes")
+    with contextlib.ExitStack() as stack:
+        stretches = {
+            names[0]: stack.enter_context(_peers(path, {"ann": blocks[:half], "ben": blocks[half:]}, 8)),
+            names[1]: stack.enter_context(_peers(path, {"ann": blocks, "ben": blocks}, 8)),
+        }
+        one = [stack.enter_context(Child("benchmarks.alone", str(path), "2"))]
+        two = [stack.enter_context(Child("benchmarks.alone", str(path), "1")) for _ in range(2)]
+        for child in (*one, *two):
+            child.read()
+        stretches |= {names[2]: _alone(one), names[3]: _alone(two)}
+        seconds = _rounds(stretches, rounds, count)
+    over = {name: _ratio(seconds[name], seconds[names[3]]) for name in names[:3]}
+    return {
+        "model": bundle.manifest.model, "images": count, "rounds": rounds, "concurrency": 8,
+        "images_per_s": {name: _rate(values, count) for name, values in seconds.items()},
+        "over_two_processes": over,
+        "over_two_threads": {name: _ratio(seconds[name], seconds[names[2]]) for name in names[:2]},
+        "bar": BAR, "holds": over[names[0]] >= BAR,
+    }  # fmt: skip
+
+
+def _slow_peer(path: Path, rounds: int, count: int, trained: Path | None) -> dict[str, Any]:
+    say(f"  slow peer, {path.name}")
+    bundle = Bundle.open(path)
+    with contextlib.ExitStack() as stack:
+        stretches = _policies(stack, path)
+        seconds = _rounds(stretches, rounds, count)
+    result: dict[str, Any] = {
+        "model": bundle.manifest.model, "images": count, "rounds": rounds, "concurrency": 8,
+        "images_per_s": {name: _rate(values, count) for name, values in seconds.items()},
+        "fastest_over_sequential": _ratio(seconds["fastest"], seconds["sequential"]),
+        "slow": {"times": SLOW.slow, "stall_ms": SLOW.stall_ms, "part_of_calls": SLOW.stall_part},
+        "digits": None,
+    }  # fmt: skip
+    if trained is not None:
+        result["digits"] = _digits(trained, rounds)
+    return result
+
+
+def _policies(stack: contextlib.ExitStack, path: Path) -> dict[str, Stretch]:
+    """Two sources of the same peers, one of which is slow."""
+    peers = stack.enter_context(_local(path, _two_holders(Bundle.open(path).blocks)))
+    peers.set_faults("ben", SLOW)
+    return {
+        policy: _answering(stack.enter_context(_source(peers, path, policy=policy)), 8)
+        for policy in ("fastest", "sequential")
+    }
+
+
+def _digits(path: Path, rounds: int) -> dict[str, Any]:
+    """Accuracy and images a second of a trained model on the embedded digits, with the same slow peer."""
+    say(f"  slow peer, {path.name} on digits")
+    images = open_data("digits", "eval")
+    top1: dict[str, list[float]] = {"fastest": [], "sequential": []}
+    rates: dict[str, list[float]] = {"fastest": [], "sequential": []}
+    with contextlib.ExitStack() as stack:
+        peers = stack.enter_context(_local(path, _two_holders(Bundle.open(path).blocks)))
+        peers.set_faults("ben", SLOW)
+        sources = {name: stack.enter_context(_source(peers, path, policy=name)) for name in top1}
+        for _, name in in_turn(tuple(sources), rounds):
+            accuracy, rate = _accuracy(sources[name], images)
+            top1[name].append(accuracy)
+            rates[name].append(rate)
+    return {
+        "images": len(images),
+        "top1": {name: round(median(values), 4) for name, values in top1.items()},
+        "images_per_s": {name: round(median(values), 2) for name, values in rates.items()},
+        "fastest_over_sequential": round(
+            median([f / s for f, s in zip(rates["fastest"], rates["sequential"], strict=True)]), 4
+        ),
+    }
+
+
+def _accuracy(source: Source, images: ImageSet) -> tuple[float, float]:
+    measured = measure(source, images, concurrency=8)
+    summary = summarise(measured.records, measured.events, measured.context)
+    if summary.failed or summary.top1 is None:
+        raise BenchmarkError(f"{summary.failed} of {summary.requests} requests failed")
+    return summary.top1, summary.throughput
+
+
+def _batches(path: Path, rounds: int, count: int) -> dict[str, Any]:
+    say(f"  batches, {path.name}")
+    bundle = Bundle.open(path)
+    blocks = range(bundle.blocks)
+    half = bundle.blocks // 2
+    with contextlib.ExitStack() as stack:
+        placement = {"ann": blocks[:half], "ben": blocks[half:]}
+        stretches = {
+            "on": stack.enter_context(_peers(path, placement, 16, **BATCH)),
+            "off": stack.enter_context(_peers(path, placement, 16)),
+        }
+        seconds = _rounds(stretches, rounds, count)
+    return {
+        "model": bundle.manifest.model, "tokens": [bundle.manifest.tokens.count, bundle.manifest.tokens.dim],
+        "images": count, "rounds": rounds, "concurrency": 16, **BATCH,
+        "images_per_s": {name: _rate(values, count) for name, values in seconds.items()},
+        "on_over_off": _ratio(seconds["on"], seconds["off"]),
+    }  # fmt: skip
+
+
+def _two_holders(blocks: int) -> dict[str, range | list[int]]:
+    """Each third of the blocks on two of three peers."""
+    third = [range(blocks * i // 3, blocks * (i + 1) // 3) for i in range(3)]
+    return {name: sorted({*third[i], *third[(i + 1) % 3]}) for i, name in enumerate(("ann", "ben", "cleo"))}
+
+
+@contextlib.contextmanager
+def _peers(path: Path, placement: Any, concurrency: int, **each: Any) -> Iterator[Stretch]:
+    """Peers and a source of their own."""
+    with _local(path, placement, **each) as peers, _source(peers, path) as source:
+        yield _answering(source, concurrency)
+
+
+@contextlib.contextmanager
+def _local(path: Path, placement: Any, **each: Any) -> Iterator[LocalPeers]:
+    with tempfile.TemporaryDirectory() as folder, LocalPeers(folder, path, placement, each=each) as peers:
+        peers.wait_warm(timeout=120.0)
+        yield peers
+
+
+@contextlib.contextmanager
+def _source(peers: LocalPeers, path: Path, policy: str = "nearest") -> Iterator[Source]:
+    with Source.open(peers.path, path, policy=policy, budget_ms=60_000.0) as source:
+        missing = source.wait_ready(60.0)
+        if missing:
+            raise BenchmarkError(f"nobody serves blocks {missing}")
+        yield source
+
+
+def _answering(source: Source, concurrency: int) -> Stretch:
+    images = images_for(source.bundle, 8)
+
+    def stretch(count: int) -> float:
+        gate = threading.Semaphore(concurrency)
+        futures = []
+        started = time.perf_counter()
+        for index in range(count):
+            gate.acquire()
+            future = source.submit(images[index % 8])
+            future.add_done_callback(lambda _: gate.release())
+            futures.append(future)
+        for future in futures:
+            future.result()
+        return time.perf_counter() - started
+
+    return stretch
+
+
+def _alone(children: list[Child]) -> Stretch:
+    def stretch(count: int) -> float:
+        started = time.perf_counter()
+        for child in children:
+            child.tell(count // len(children))
+        for child in children:
+            child.read()
+        return time.perf_counter() - started
+
+    return stretch
+
+
+def _rounds(stretches: dict[str, Stretch], rounds: int, count: int) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in stretches}
+    for stretch in stretches.values():
+        stretch(max(2, count // 8))
+    for _, name in in_turn(tuple(stretches), rounds):
+        seconds[name].append(stretches[name](count))
+    return seconds
+
+
+def _rate(seconds: list[float], count: int) -> float:
+    return round(count / median(seconds), 2)
+
+
+def _ratio(ours: list[float], theirs: list[float]) -> float:
+    """Our images a second over theirs, the median over rounds."""
+    return round(float(np.median(np.asarray(theirs) / np.asarray(ours))), 4)
+
+
+def show(document: dict[str, Any], console: Console) -> None:
+    """The tables."""
+    two = document["two_peers"]
+    table = Table(title=f"{two['model']}: images a second, concurrency {two['concurrency']}")
+    for column in ("", "images/s", "over two processes", "over two threads"):
+        table.add_column(column, justify="right")
+    for name, rate in two["images_per_s"].items():
+        cells = [str(two[key].get(name, "")) for key in ("over_two_processes", "over_two_threads")]
+        table.add_row(name, str(rate), *cells)
+    console.print(table, f"bar {two['bar']}: {'holds' if two['holds'] else 'missed'}")
+    slow = document["slow_peer"]
+    table = Table(title=f"{slow['model']}, one slow peer of three")
+    for column in ("policy", "images/s", "digits: images/s", "digits: top-1"):
+        table.add_column(column, justify="right")
+    digits = slow["digits"] or {"images_per_s": {}, "top1": {}}
+    for name, rate in slow["images_per_s"].items():
+        table.add_row(name, str(rate), *(str(digits[key].get(name, "not run")) for key in ("images_per_s", "top1")))
+    console.print(table, f"fastest over sequential: {slow['fastest_over_sequential']}")
+    table = Table(title="batches of at most 8 across depth, concurrency 16")
+    for column in ("model", "tokens", "on, images/s", "off, images/s", "on over off"):
+        table.add_column(column, justify="right")
+    for row in document["batches"]:
+        rates = row["images_per_s"]
+        tokens = "x".join(map(str, row["tokens"]))
+        table.add_row(row["model"], tokens, str(rates["on"]), str(rates["off"]), str(row["on_over_off"]))
+    console.print(table)
