@@ -19,8 +19,9 @@ from torch import Tensor
 
 from ls_edge import yamlfile
 from ls_edge.bundle import ImageSpec
-from ls_edge.errors import LsEdgeError, ModelError, RunError
+from ls_edge.errors import LsEdgeError, ModelError, RunError, UsageError
 from ls_edge.training.config import RunFile, RunRecord, TrainConfig, to_yaml
+from ls_edge.training.methods import make_method
 from ls_edge.training.models import build
 from ls_edge.training.view import BlockView
 
@@ -103,8 +104,9 @@ def load_run(folder: str | Path, device: str | torch.device = "cpu") -> LoadedRu
     tensors, digest = read_tensors(folder / WEIGHTS)
     try:
         view = build(record.model, record.model_args, record.kept)
+        make_method(record.method, config.method_args).attach(view)
         view.load_weights(tensors)
-    except ModelError as error:
+    except (ModelError, UsageError) as error:
         raise RunError(f"{folder}: {error}") from None
     view.to(device).eval()
     return LoadedRun(folder, view, config, record, digest)

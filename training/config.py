@@ -67,6 +67,12 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Largest norm of the gradient; None leaves it."""
     smoothing: float = 0.1
     """Label smoothing of the training loss; validation is plain cross-entropy."""
+    average: Literal["auto", "none", "ema", "swa"] = "auto"
+    """Keep averaged weights (``ls_edge.training.averaging``); ``auto`` is the method's own choice."""
+    average_decay: float = 0.999
+    """Of ``ema``, a step."""
+    average_from: float = 0.75
+    """Part of training after which ``swa`` begins."""
 
 
 class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,6 +88,11 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epochs: int = 20
     """0 writes the model as it starts."""
     batch_size: int = 64
+    """Images a step, over all processes."""
+    accumulate: int = 1
+    """Parts in which a batch is computed, one after the other, to need less memory."""
+    checkpointing: bool = False
+    """Compute each block again for its gradients instead of keeping what is inside: less memory, a third more time."""
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -194,6 +205,7 @@ def check(config: TrainConfig, places: yamlfile.Places | None) -> None:
     rules: list[tuple[bool, tuple[str, ...], str]] = [
         (c.epochs >= 0, ("epochs",), "0 or more"),
         (c.batch_size >= 1, ("batch_size",), "1 or more"),
+        (c.accumulate >= 1, ("accumulate",), "1 or more"),
         (0 <= c.seed < 2**31, ("seed",), "0 to 2147483647"),
         (c.threads is None or c.threads >= 1, ("threads",), "1 or more"),
         (c.validation_orders >= 1, ("validation_orders",), "1 or more"),
@@ -203,6 +215,8 @@ def check(config: TrainConfig, places: yamlfile.Places | None) -> None:
         (0 <= o.final <= 1, ("optim", "final"), "0 to 1"),
         (0 <= o.smoothing < 1, ("optim", "smoothing"), "0 to below 1"),
         (all(0 <= beta < 1 for beta in o.betas), ("optim", "betas"), "two numbers from 0 to below 1"),
+        (0 <= o.average_decay < 1, ("optim", "average_decay"), "0 to below 1"),
+        (0 <= o.average_from < 1, ("optim", "average_from"), "0 to below 1"),
         (o.clip is None or o.clip > 0, ("optim", "clip"), "above 0, or null"),
         (c.data.workers >= 0, ("data", "workers"), "0 or more"),
         (c.data.cache_mb >= 0, ("data", "cache_mb"), "0 or more"),

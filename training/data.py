@@ -27,6 +27,7 @@ from ls_edge.datasets import ImageRef, ImageSet
 from ls_edge.errors import DataError
 from ls_edge.runtime.preprocess import Preprocessor, decode
 from ls_edge.training.config import DataConfig
+from ls_edge.training.parallel import World
 
 _timm_data: Any = timm.data
 Batch = tuple[Tensor, Tensor]
@@ -111,8 +112,13 @@ class Batches:
         augment: str,
         skipped: Skipped,
         on_decoded: Callable[[int], None] = lambda _: None,
+        world: World = World(),  # noqa: B008 - frozen
+        pin: bool = False,
     ) -> None:
         self.batch_size = batch_size
+        self._own = world.share(batch_size) if world.size > 1 else batch_size
+        self._world = world
+        self._pin = pin
         self._seed = seed
         self._augment = augment
         self._skipped = skipped
@@ -138,18 +144,23 @@ class Batches:
         return len(self) // self.batch_size
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Shuffled, augmented batches of equal size (smaller where images are left out)."""
+        """Shuffled, augmented batches of equal size (smaller where images are left out); a process has its share."""
         generator = torch.Generator().manual_seed((self._seed << 20) ^ epoch)
         order = torch.randperm(len(self), generator=generator).tolist()
         batches = [order[i * self.batch_size : (i + 1) * self.batch_size] for i in range(self.steps())]
-        for pixels, labels in self._load(batches, generator):
+        share = slice(self._world.rank * self._own, (self._world.rank + 1) * self._own)
+        if self.cached:  # moved as a whole, so that every process draws for all images alike
+            for pixels, labels in self._load(batches, generator):
+                yield augment(pixels, self._augment, generator)[share], labels[share]
+            return
+        for pixels, labels in self._load([batch[share] for batch in batches], generator):
             yield augment(pixels, self._augment, generator), labels
 
     def fixed(self) -> Iterator[Batch]:
-        """All images in the set's order, as they are."""
+        """All images in the set's order, as they are; several processes divide the batches among themselves."""
         rows = list(range(len(self)))
         batches = [rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
-        yield from self._load(batches, torch.Generator().manual_seed(0))
+        yield from self._load(batches[self._world.rank :: self._world.size], torch.Generator().manual_seed(0))
 
     def _keep(self, on_decoded: Callable[[int], None]) -> None:
         pixels: list[Tensor] = []
@@ -169,11 +180,13 @@ class Batches:
     def _load(self, batches: list[list[int]], generator: torch.Generator) -> Iterator[Batch]:
         if self._pixels is not None:
             for rows in batches:
-                yield self._pixels[rows], self._labels[rows]
+                pixels, labels = self._pixels[rows], self._labels[rows]
+                yield (pixels.pin_memory(), labels.pin_memory()) if self._pin else (pixels, labels)
             return
         loader: DataLoader[Any] = DataLoader(
             self._set, batch_sampler=batches, num_workers=self._workers, generator=generator,
-            collate_fn=_collate, worker_init_fn=_seed_worker if self._workers else None,
+            collate_fn=_collate, worker_init_fn=_seed_worker if self._workers else None, pin_memory=self._pin,
+            prefetch_factor=4 if self._workers else None,
         )  # fmt: skip
         used = 0
         for pixels, labels, reasons in loader:

@@ -4,11 +4,13 @@
 one with the lowest validation cross-entropy so far. With a fixed seed, machine and number of threads a run on the
 CPU is repeated bit by bit, also across a kill and ``resume``; CUDA kernels do not promise that.
 
-Left out: several GPUs, gradient accumulation, resuming inside an epoch.
+Started by ``torchrun`` it trains with all of its processes (``ls_edge.training.parallel``); the first one writes.
+Left out: resuming inside an epoch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -17,17 +19,19 @@ from typing import Protocol
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ls_edge import __version__
-from ls_edge.arrangement import Arrangement, apply
+from ls_edge.arrangement import apply
 from ls_edge.errors import DataError, RunError, TrainingStopped
+from ls_edge.training.averaging import Average
 from ls_edge.training.checkpoint import CONFIG, METRICS, WEIGHTS, append_metrics, save_run
 from ls_edge.training.config import RunRecord, TrainConfig
 from ls_edge.training.data import Batches, Skipped, choose_augment, normaliser, split
 from ls_edge.training.methods import Method, make_method
 from ls_edge.training.metrics import Epoch, Summary, open_board
-from ls_edge.training.optim import default_rate, learning_rate, make_optimiser
+from ls_edge.training.optim import default_rate, make_optimiser
+from ls_edge.training.parallel import World, joined
 from ls_edge.training.precision import (
     autocast,
     choose_device,
@@ -40,9 +44,7 @@ from ls_edge.training.precision import (
 from ls_edge.training.resume import RESUME, Progress, load_progress, save_progress
 from ls_edge.training.sources import open_images
 from ls_edge.training.start import make_start
-
-CHECK_EVERY = 16
-"""Steps between looks at the loss, each of which waits for the device."""
+from ls_edge.training.step import Stepper
 
 
 class Listener(Protocol):
@@ -95,52 +97,65 @@ def train(
         raise RunError(f"{out} holds a run already; go on with --resume, replace it with --overwrite, or name another")
     with settled():
         try:
-            return _Training(config, out, listener, model_named=model_named).run(resume, started)
+            with joined(config.device) as world:
+                return _Training(config, out, listener, world, model_named=model_named).run(resume, started)
         except OSError as error:
             raise TrainingStopped(f"cannot write to {out}: {error.strerror or error}; check path and space") from None
 
 
 class _Training:
-    def __init__(self, config: TrainConfig, out: Path, listener: Listener, *, model_named: bool) -> None:
-        self.out, self.listener = out, listener
+    def __init__(self, config: TrainConfig, out: Path, listener: Listener, world: World, *, model_named: bool) -> None:
+        self.out, self.listener, self.world = out, listener, world
         self.device = choose_device(config.device)
         self.dtype = choose_precision(config.precision, self.device)
         self.method: Method = make_method(config.method, config.method_args)
         images = open_images(config.data.source, "train")
         start = make_start(config.model, images.classes, seed=config.seed, model_named=model_named, warn=listener.warn)
-        if config.optim.lr is None:
-            rate = default_rate(start.model, started=config.model.init is not None or config.model.pretrained)
-            config = msgspec.structs.replace(config, optim=msgspec.structs.replace(config.optim, lr=rate))
-        self.config = config
+        self.config = config = _in_force(config, self.method, start.model)
         self.view = start.view.to(self.device)
         torch.set_num_threads(choose_threads(config.threads, self.view))
         self.method.attach(self.view)
+        if start.method_weights and not self.view.take_method(start.method_weights):
+            listener.warn(f"{config.model.init} was trained by another method, whose own parameters are left out")
+        self.view.checkpointing = config.checkpointing
+        if config.epochs:
+            self.method.begin(self.view, trained=start.trained)
+            if self.method.untaught and (config.model.init is not None or config.model.pretrained):
+                listener.warn("no teacher: the start has no trained classifier for these classes; train it first")
         self.skipped = Skipped(listener.warn)
         self.record = RunRecord(
             version=__version__, model=start.model, model_args=start.args, kept=start.kept, classes=images.classes,
             image=start.image, trained_on=images.digest() if config.epochs else "", method=self.method.name,
         )  # fmt: skip
         self.images = images
-        self.normalise = normaliser(start.image, self.device)
         self.orders = self.method.validation(self.view.blocks_count, config.validation_orders, config.seed)
+        world.same_weights(self.view)
+        self.average = _average(self.view, config) if config.epochs else None
         self.optimiser = make_optimiser(self.view, config.optim)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
+        self.normalise = normaliser(start.image, self.device)
+        self.stepper = Stepper(
+            self.view, self.method, self.optimiser, config, out, device=self.device, dtype=self.dtype,
+            normalise=self.normalise, world=world, average=self.average,
+        )  # fmt: skip
         self.progress = Progress()
 
     def run(self, resume: bool, started: float) -> Summary:
         if resume:
-            self.progress = load_progress(self.out, self.view, self.optimiser)
+            self.progress = load_progress(self.out, self.view, self.optimiser, self.average)
             if self.progress.scaler:
-                self.scaler.load_state_dict(self.progress.scaler)
+                self.stepper.scaler.load_state_dict(self.progress.scaler)
+            self.stepper.cost = self.progress.cost
             self.record = self._record()
-            _keep_lines(self.out / METRICS, self.progress.epochs_done)
-        else:
+            self.world.wait()
+            if self.world.leads:
+                _keep_lines(self.out / METRICS, self.progress.epochs_done)
+        elif self.world.leads:
             self.out.mkdir(parents=True, exist_ok=True)
             for old in (self.out / CONFIG, *self.out.glob("events.out.tfevents.*")):
                 old.unlink(missing_ok=True)
             (self.out / METRICS).write_bytes(b"")
             if self.config.epochs:
-                save_progress(self.out, self.view, self.optimiser, self.progress)
+                save_progress(self.out, self.view, self.optimiser, self.progress, self.average)
             save_run(self.out, self.view, self.config, self.record)
         images = validation = 0
         if self.config.epochs:
@@ -148,13 +163,14 @@ class _Training:
             images, validation = len(train_batches), len(held)
             with plain_attention(self.view, self.device):
                 self._epochs(train_batches, held)
-        (self.out / RESUME).unlink(missing_ok=True)
+        if self.world.leads:
+            (self.out / RESUME).unlink(missing_ok=True)
         return Summary(
             run=str(self.out), model=self.record.model, method=self.method.name, blocks=self.view.blocks_count,
             parameters=sum(p.numel() for p in self.view.parameters()), images=images, validation_images=validation,
             skipped=len(self.skipped.reasons), epochs=self.config.epochs, best_epoch=self.progress.best_epoch,
             val_loss=self.progress.best_loss, device=str(self.device), precision=str(self.dtype).split(".")[-1],
-            seconds=round(time.perf_counter() - started, 3), settings=self.config,
+            seconds=round(time.perf_counter() - started, 3), cost=self.stepper.cost, settings=self.config,
         )  # fmt: skip
 
     def _batches(self) -> tuple[Batches, Batches]:
@@ -167,6 +183,7 @@ class _Training:
             return Batches(
                 [images[row] for row in chosen], self.record.image, config.data, batch_size=config.batch_size,
                 seed=config.seed, augment=augment, skipped=self.skipped, on_decoded=self.listener.decoded,
+                world=self.world, pin=self.device.type == "cuda",
             )  # fmt: skip
 
         train_batches, validation = make(rows, kind), make(held, "none")
@@ -181,7 +198,12 @@ class _Training:
         config = self.config
         if config.compile == "on" or (config.compile == "auto" and self.device.type == "cuda"):
             self.view.compile_blocks()
-        board = open_board(self.out, self.progress.epochs_done, self.listener.warn)
+
+        def no_board(_: Epoch | None) -> None:
+            """Only the first process writes events."""
+
+        leads = self.world.leads
+        board = open_board(self.out, self.progress.epochs_done, self.listener.warn) if leads else no_board
         try:
             for epoch in range(self.progress.epochs_done + 1, config.epochs + 1):
                 metrics = self._epoch(epoch, train_batches, held)
@@ -193,79 +215,37 @@ class _Training:
     def _epoch(self, epoch: int, train_batches: Batches, held: Batches) -> Epoch:
         begin = time.perf_counter()
         self.listener.started(epoch, self.config.epochs, train_batches.steps())
-        seed_epoch(self.config.seed, epoch)
-        train_loss, lr, seen = self._train_epoch(epoch, train_batches)
+        seed_epoch(self.config.seed + (self.world.rank << 20), epoch)
+        train_loss, lr, seen = self.stepper.epoch(
+            epoch, train_batches, lambda loss: self.listener.stepped(1, loss)
+        )  # fmt: skip
         trained = time.perf_counter() - begin
-        loss, top1 = self._validate(held)
-        if not math.isfinite(loss):
-            raise TrainingStopped(
-                f"the validation loss after epoch {epoch} is {loss}; lower --lr (now {self.config.optim.lr:g}); "
-                f"{self.out} keeps the last good checkpoint"
-            )
-        best = self.progress.best_loss is None or loss < self.progress.best_loss
-        self.progress = Progress(
-            epochs_done=epoch, best_epoch=epoch if best else self.progress.best_epoch,
-            best_loss=loss if best else self.progress.best_loss, scaler=self.scaler.state_dict(),
-        )  # fmt: skip
-        metrics = Epoch(
-            epoch=epoch, train_loss=train_loss, val_loss=loss, val_top1=top1, lr=lr,
-            seconds=round(time.perf_counter() - begin, 3), images_per_second=round(seen / trained, 1), best=best,
-        )  # fmt: skip
-        append_metrics(self.out, msgspec.to_builtins(metrics))
-        if best:
-            self.record = self._record()
-            save_run(self.out, self.view, self.config, self.record)
-        save_progress(self.out, self.view, self.optimiser, self.progress)
-        return metrics
-
-    def _train_epoch(self, epoch: int, batches: Batches) -> tuple[float, float, int]:
-        """Mean loss, last learning rate, images seen."""
-        config = self.config
-        criterion = nn.CrossEntropyLoss(label_smoothing=config.optim.smoothing)
-        steps = batches.steps()
-        pending: list[tuple[int, Arrangement, float, Tensor]] = []
-        total, seen, count, lr = 0.0, 0, 0, 0.0
-        self.view.train()
-        for index, (pixels, labels) in enumerate(batches.epoch(epoch)):
-            step = (epoch - 1) * steps + index
-            lr = learning_rate(config.optim, step, config.epochs * steps)
-            for group in self.optimiser.param_groups:
-                group["lr"] = lr
-            order = self.method.draw(self.view.blocks_count, config.seed, step)
-            targets = labels.to(self.device, non_blocking=True)
-            with autocast(self.device, self.dtype):
-                loss = self.method.loss(self.view, self.normalise(pixels), targets, order, criterion)
-            self.optimiser.zero_grad(set_to_none=True)
-            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            if config.optim.clip is not None:
-                self.scaler.unscale_(self.optimiser)
-                nn.utils.clip_grad_norm_(self.view.parameters(), config.optim.clip)
-            self.scaler.step(self.optimiser)
-            self.scaler.update()
-            pending.append((step, order, lr, loss.detach()))
-            seen += len(labels)
-            if len(pending) == CHECK_EVERY or index == steps - 1:
-                total += self._look(pending)
-                count += len(pending)
-                pending.clear()
-                self.listener.stepped(1, total / count)
-            else:
-                self.listener.stepped(1, None)
-        total += self._look(pending)
-        return total / (count + len(pending)), lr, seen
-
-    def _look(self, pending: list[tuple[int, Arrangement, float, Tensor]]) -> float:
-        """Sum of the losses since the last look; raises :class:`TrainingStopped` at one that is no number."""
-        if not pending:
-            return 0.0
-        losses = torch.stack([loss for *_, loss in pending]).tolist()
-        for (step, order, lr, _), loss in zip(pending, losses, strict=True):
+        with self.average.in_place() if self.average is not None else contextlib.nullcontext():
+            loss, top1 = self._validate(held)
             if not math.isfinite(loss):
                 raise TrainingStopped(
-                    f"the loss is {loss} at step {step}, order {order.to_json()}, learning rate {lr:.3g}; lower --lr; "
+                    f"the validation loss after epoch {epoch} is {loss}; lower --lr (now {self.config.optim.lr:g}); "
                     f"{self.out} keeps the last good checkpoint"
                 )
-        return float(sum(losses))
+            best = self.progress.best_loss is None or loss < self.progress.best_loss
+            self.progress = Progress(
+                epochs_done=epoch, best_epoch=epoch if best else self.progress.best_epoch,
+                best_loss=loss if best else self.progress.best_loss, scaler=self.stepper.scaler.state_dict(),
+                cost=self.stepper.cost,
+            )  # fmt: skip
+            metrics = Epoch(
+                epoch=epoch, train_loss=train_loss, val_loss=loss, val_top1=top1, lr=lr,
+                seconds=round(time.perf_counter() - begin, 3), images_per_second=round(seen / trained, 1), best=best,
+            )  # fmt: skip
+            if self.world.leads:
+                append_metrics(self.out, msgspec.to_builtins(metrics))
+            if best:
+                self.record = self._record()
+                if self.world.leads:
+                    save_run(self.out, self.view, self.config, self.record)
+        if self.world.leads:
+            save_progress(self.out, self.view, self.optimiser, self.progress, self.average)
+        return metrics
 
     def _validate(self, batches: Batches) -> tuple[float, float]:
         """Mean cross-entropy and top-1 over images and orders."""
@@ -280,12 +260,31 @@ class _Training:
                     loss += float(nn.functional.cross_entropy(logits, targets, reduction="sum"))
                     correct += int((logits.argmax(1) == targets).sum())
             count += len(labels) * len(self.orders)
-        return loss / count, correct / count
+        loss, right, seen = self.world.total([loss, float(correct), float(count)], self.device)
+        return loss / seen, right / seen
 
     def _record(self) -> RunRecord:
         return msgspec.structs.replace(
             self.record, best_epoch=self.progress.best_epoch, val_loss=self.progress.best_loss
         )
+
+
+def _in_force(config: TrainConfig, method: Method, model: str) -> TrainConfig:
+    """The configuration with what it leaves to the model and the method filled in."""
+    optim = config.optim
+    if optim.lr is None:
+        rate = default_rate(model, started=config.model.init is not None or config.model.pretrained)
+        optim = msgspec.structs.replace(optim, lr=rate)
+    if optim.average == "auto":
+        optim = msgspec.structs.replace(optim, average=method.average)
+    return msgspec.structs.replace(config, optim=optim, method_args=msgspec.to_builtins(method.settings))
+
+
+def _average(view: nn.Module, config: TrainConfig) -> Average | None:
+    o = config.optim
+    if o.average == "ema" or o.average == "swa":
+        return Average(view, o.average, o.average_decay, o.average_from)
+    return None
 
 
 def _keep_lines(path: Path, epochs: int) -> None:

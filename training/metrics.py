@@ -48,6 +48,8 @@ class Summary(msgspec.Struct, frozen=True):
     device: str
     precision: str
     seconds: float
+    cost: float
+    """Of the training, in forward passes of the whole model for one image."""
     settings: TrainConfig
 
 

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from ls_edge.errors import RunError
+from ls_edge.training.averaging import Average
 from ls_edge.training.checkpoint import write_tensors
 from ls_edge.training.view import BlockView
 
 RESUME = "resume.safetensors"
 _OPTIMISER = "optimiser."
+_AVERAGE = "average."
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -31,21 +33,30 @@ class Progress(msgspec.Struct, frozen=True):
     best_loss: float | None = None
     scaler: dict[str, Any] = {}
     """State of the gradient scaler (float16 on CUDA only)."""
+    cost: float = 0.0
+    """Of the training so far."""
 
 
-def save_progress(folder: Path, view: BlockView, optimiser: torch.optim.Optimizer, progress: Progress) -> None:
+def save_progress(
+    folder: Path, view: BlockView, optimiser: torch.optim.Optimizer, progress: Progress, average: Average | None = None
+) -> None:
     """Write the state at the end of an epoch."""
     tensors = {f"model.{name}": value for name, value in view.weights().items()}
     for index, state in optimiser.state_dict()["state"].items():
         tensors |= {f"{_OPTIMISER}{index}.{key}": value for key, value in state.items()}
+    if average is not None:
+        tensors |= {f"{_AVERAGE}{name}": value for name, value in average.tensors.items()}
     write_tensors(folder / RESUME, tensors, {"progress": msgspec.json.encode(progress).decode()})
 
 
-def load_progress(folder: Path, view: BlockView, optimiser: torch.optim.Optimizer) -> Progress:
+def load_progress(
+    folder: Path, view: BlockView, optimiser: torch.optim.Optimizer, average: Average | None = None
+) -> Progress:
     """Take up the state; raises :class:`RunError` where the file is of another model or broken."""
     path = folder / RESUME
     model: dict[str, Tensor] = {}
     state: dict[int, dict[str, Tensor]] = {}
+    mean: dict[str, Tensor] = {}
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             progress = msgspec.json.decode((file.metadata() or {})["progress"], type=Progress)
@@ -53,9 +64,13 @@ def load_progress(folder: Path, view: BlockView, optimiser: torch.optim.Optimize
                 if name.startswith(_OPTIMISER):
                     index, _, key = name.removeprefix(_OPTIMISER).partition(".")
                     state.setdefault(int(index), {})[key] = file.get_tensor(name)
+                elif name.startswith(_AVERAGE):
+                    mean[name.removeprefix(_AVERAGE)] = file.get_tensor(name)
                 else:
                     model[name.removeprefix("model.")] = file.get_tensor(name)
         view.load_weights(model)
+        if average is not None:
+            average.load(mean)
         if state:
             optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
     except FileNotFoundError:

@@ -7,7 +7,7 @@ Weights come from a run or a file (``--init``), from timm (``--pretrained``), or
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ls_edge.training.checkpoint import CONFIG, LoadedRun, load_run, read_foreig
 from ls_edge.training.config import ModelConfig
 from ls_edge.training.families import evenly_spaced
 from ls_edge.training.models import build, create, image_spec_of
-from ls_edge.training.view import BlockView
+from ls_edge.training.view import METHOD, BlockView
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,10 @@ class Start:
     args: dict[str, Any]
     kept: tuple[int, ...]
     image: ImageSpec
+    trained: bool
+    """Whether its weights, the classifier's among them, come from somewhere and not from the seed."""
+    method_weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What a method added to the run that it starts from."""
 
 
 def make_start(
@@ -55,16 +59,24 @@ def make_start(
     args = {**config.args, "num_classes": len(classes)}
     if config.img_size is not None:
         args["img_size"] = config.img_size
+    trained = False
     if config.pretrained:
         view = BlockView.of(create(config.name, pretrained=True, **args))
+        trained = image_classes(view) == len(classes)
     else:
         view = build(config.name, args)
     if config.init is not None:
         if Path(config.init).is_dir():
             raise RunError(f"{config.init} is no run: it has no {CONFIG}; give a run folder or a checkpoint file")
-        _take(view, view.fit_state(read_foreign(config.init)), config.init, warn)
+        trained = _take(view, view.fit_state(read_foreign(config.init)), config.init, warn)
     kept = tuple(range(view.blocks_count)) if config.depth is None else tuple(view.keep(config.depth))
-    return Start(view, config.name, args, kept, image_spec_of(view))
+    return Start(view, config.name, args, kept, image_spec_of(view), trained)
+
+
+def image_classes(view: BlockView) -> int:
+    """How many classes timm's pretrained weights of this model know; 0 where there are none."""
+    settings = getattr(view.model, "pretrained_cfg", None) or {}
+    return int(settings.get("num_classes", 0))
 
 
 def _from_run(
@@ -81,23 +93,31 @@ def _from_run(
         args["img_size"] = config.img_size
         image = msgspec.structs.replace(image, size=(config.img_size, config.img_size))
     view = build(run.model, args, run.record.kept)
-    weights = run.view.weights()
+    everything = run.view.weights()
+    weights = {name: value for name, value in everything.items() if not name.startswith(METHOD)}
+    added = {name: value for name, value in everything.items() if name.startswith(METHOD)}
     if view.image_size != run.view.image_size:
         weights = view.fit_state(weights)
     if tuple(classes) != run.classes:
         warn(f"the classes are not those of {run.folder}, so the classifier starts anew")
         weights = {name: value for name, value in weights.items() if name not in view.classifier}
-    _take(view, weights, str(run.folder), warn)
+    whole = _take(view, weights, str(run.folder), warn)
     kept = run.record.kept
     if config.depth is not None:
         chosen = evenly_spaced(view.blocks_count, config.depth)
         view.keep_blocks(chosen)
         kept = tuple(kept[index] for index in chosen)
-    return Start(view, run.model, args, kept, image)
+    trained = whole and (
+        run.record.best_epoch is not None or run.config.model.pretrained or bool(run.config.model.init)
+    )
+    return Start(view, run.model, args, kept, image, trained, added)
 
 
-def _take(view: BlockView, found: dict[str, torch.Tensor], source: str, warn: Callable[[str], None]) -> None:
-    """Load weights; a classifier that is missing or of other classes starts anew, with a warning."""
+def _take(view: BlockView, found: dict[str, torch.Tensor], source: str, warn: Callable[[str], None]) -> bool:
+    """Load weights; a classifier that is missing or of other classes starts anew, with a warning.
+
+    Says whether the classifier was taken too.
+    """
     own = view.weights()
     fresh = [name for name in view.classifier if name not in found or found[name].shape != own[name].shape]
     if fresh and any(name in found for name in fresh):
@@ -106,3 +126,4 @@ def _take(view: BlockView, found: dict[str, torch.Tensor], source: str, warn: Ca
         view.load_weights({**found, **{name: own[name] for name in fresh}})
     except ModelError as error:
         raise ModelError(f"{source}: {error}") from None
+    return not fresh

@@ -2,7 +2,8 @@
 
 The view owns no numbers of its own for a plain model: in trained order it computes exactly what timm's forward
 computes, with the same operations. Parameters keep timm's names (:meth:`BlockView.weights`), so a checkpoint
-can be read by timm.
+can be read by timm. A training method may add modules: :attr:`BlockView.slots`, which runs with each block, and
+:attr:`BlockView.readout`, which only looks; their parameters are named ``method....``.
 
 Orders are Python ints on purpose: an order in a CUDA tensor costs a synchronisation a block. :meth:`compile_blocks`
 compiles each block by itself, one graph for every order; compiling the whole would make a graph an order.
@@ -15,11 +16,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ls_edge.arrangement import Arrangement, apply
 from ls_edge.bundle import TokenSpec
 from ls_edge.errors import ModelError
 from ls_edge.training.families import Family, evenly_spaced, family_of, shape_of_tokens
+from ls_edge.training.slots import Readout, SlotModule
+
+METHOD = "method."
+"""What the names of a method's own parameters begin with, in :meth:`BlockView.weights`."""
 
 
 class BlockView(nn.Module):
@@ -31,6 +37,10 @@ class BlockView(nn.Module):
         self._family = family
         self._tokens = tokens
         self._blocks: list[nn.Module] = list(family.blocks(model))
+        self.slots: SlotModule | None = None
+        self.readout: Readout | None = None
+        self.checkpointing = False
+        """Whether training computes a block again for its gradients instead of keeping what is inside."""
         self._compiled: list[Callable[..., Tensor]] | None = None
 
     @classmethod
@@ -52,7 +62,7 @@ class BlockView(nn.Module):
     @property
     def needs_slot(self) -> bool:
         """Whether a block has to be told how many blocks ran before it."""
-        return False
+        return self.slots is not None
 
     @property
     def token_spec(self) -> TokenSpec:
@@ -83,11 +93,21 @@ class BlockView(nn.Module):
         """Images ``[B, 3, H, W]``, normalised, to tokens ``[B, N, D]``."""
         return self._family.stem(self.model, images)
 
-    def block(self, index: int, tokens: Tensor, slot: int | Tensor = 0) -> Tensor:  # noqa: ARG002
+    def block(self, index: int, tokens: Tensor, slot: int | Tensor = 0) -> Tensor:
         """Run block ``index`` on tokens ``[B, N, D]``; ``slot``, int or int64 ``[B]``, if :attr:`needs_slot`."""
-        run = self._compiled[index] if self._compiled is not None and self.training else self._blocks[index]
-        out: Tensor = run(tokens, **self._family.extras(self.model, index))
-        return out
+        if self.checkpointing and self.training and torch.is_grad_enabled():
+            out: Tensor = checkpoint(self._run, index, tokens, slot, use_reentrant=False)
+            return out
+        return self._run(index, tokens, slot)
+
+    def _run(self, index: int, tokens: Tensor, slot: int | Tensor) -> Tensor:
+        block = self._compiled[index] if self._compiled is not None and self.training else self._blocks[index]
+        extras = self._family.extras(self.model, index)
+        if self.slots is None:
+            out: Tensor = block(tokens, **extras)
+            return out
+        told: Tensor = self.slots(index, tokens, slot, lambda before: block(before, **extras))
+        return told
 
     def head(self, tokens: Tensor) -> Tensor:
         """Tokens ``[B, N, D]`` to logits ``[B, C]``."""
@@ -131,12 +151,20 @@ class BlockView(nn.Module):
         self._compiled = [torch.compile(block, dynamic=False, backend=backend) for block in self._blocks]
 
     def weights(self) -> dict[str, Tensor]:
-        """All parameters and buffers under timm's names."""
-        return dict(self.model.state_dict())
+        """All parameters and buffers under timm's names, the method's under ``method.``."""
+        return {**self.model.state_dict(), **self._method_weights()}
+
+    def _method_weights(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name in ("slots", "readout"):
+            module: nn.Module | None = getattr(self, name)
+            if module is not None:
+                found |= {f"{METHOD}{name}.{key}": value for key, value in module.state_dict().items()}
+        return found
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
         """Take exactly these; raises :class:`ModelError` naming the first that does not fit."""
-        own = self.model.state_dict()
+        own = self.weights()
         for name, value in own.items():
             if name not in weights:
                 raise ModelError(f"the checkpoint has no {name!r}, which this model needs; it is of another model")
@@ -148,7 +176,18 @@ class BlockView(nn.Module):
         extra = next((name for name in weights if name not in own), None)
         if extra is not None:
             raise ModelError(f"the checkpoint has {extra!r}, which this model lacks; it is of another model")
-        self.model.load_state_dict(weights)
+        self.model.load_state_dict({name: value for name, value in weights.items() if not name.startswith(METHOD)})
+        self.take_method(weights)
+
+    def take_method(self, weights: dict[str, Tensor]) -> bool:
+        """Take a method's weights where they are all there and fit; says whether it did."""
+        own = self._method_weights()
+        if not own or any(name not in weights or weights[name].shape != value.shape for name, value in own.items()):
+            return False
+        with torch.no_grad():
+            for name, value in own.items():
+                value.copy_(weights[name])
+        return True
 
     def fit_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """A foreign checkpoint's tensors under timm's names, position embedding resampled to this model's grid."""
