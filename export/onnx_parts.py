@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import io
 import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -47,7 +49,7 @@ def _traced(piece: Piece) -> onnx.ModelProto:
     batch = torch.export.Dim(BATCH)
     shapes = tuple({0: batch} for _ in piece.inputs)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad(), _no_monitor():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 piece.module, tuple(piece.inputs.values()), None, dynamo=True, opset_version=OPSET, verbose=False,
@@ -62,6 +64,21 @@ def _traced(piece: Piece) -> onnx.ModelProto:
         ) from error
     assert program is not None
     return program.model_proto
+
+
+@contextlib.contextmanager
+def _no_monitor() -> Iterator[None]:
+    """Keep the exporter's progress bar, which is not shown, from starting a thread that stays."""
+    try:
+        tqdm: Any = importlib.import_module("tqdm").tqdm
+    except ImportError:
+        yield
+        return
+    interval, tqdm.monitor_interval = tqdm.monitor_interval, 0
+    try:
+        yield
+    finally:
+        tqdm.monitor_interval = interval
 
 
 def _arrays(module: nn.Module) -> dict[str, np.ndarray]:

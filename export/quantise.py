@@ -96,7 +96,9 @@ class _Put:
     def node(self, kind: str, inputs: list[str], outputs: list[str], **attributes: int) -> str:
         if outputs[0] not in self._done:
             self._done.add(outputs[0])
-            self.nodes.append(helper.make_node(kind, inputs, outputs, name=f"{kind}_{outputs[0]}", **attributes))
+            node = helper.make_node(kind, inputs, outputs, name=f"{kind}_{outputs[0]}")
+            node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+            self.nodes.append(node)
         return outputs[0]
 
 

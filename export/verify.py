@@ -15,7 +15,6 @@ Left out: speed (``ls-edge bench``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -216,17 +215,17 @@ def _parts(view: PartsView, chain: Chain, images: np.ndarray, result: Verified) 
         after = view.block(index, tokens, slot)
         compare(f"block {index}", chain.block(index, tokens.numpy(), index), after)
         if result.bar.large:
-            _large(lambda t, i=index, s=slot: view.block(i, t, s), chain, index, tokens, result)
+            _large(view, chain, index, tokens, result)
         tokens = after
     compare("head", chain.head(tokens.numpy()), view.head(tokens))
 
 
-def _large(
-    block: Callable[[torch.Tensor], torch.Tensor], chain: Chain, index: int, tokens: torch.Tensor, result: Verified
-) -> None:
+def _large(view: PartsView, chain: Chain, index: int, tokens: torch.Tensor, result: Verified) -> None:
     scaled = tokens * (RESIDUAL / float(tokens.abs().max().clamp_min(1e-30)))
+    slot = torch.full((len(tokens),), index, dtype=torch.int64)
     what = f"block {index} with tokens up to {RESIDUAL:.0f}"
-    error, _ = _compare(result, what, chain.block(index, scaled.numpy(), index), block(scaled), count=False)
+    ours, theirs = chain.block(index, scaled.numpy(), index), view.block(index, scaled, slot)
+    error, _ = _compare(result, what, ours, theirs, count=False)
     result.large = max(result.large or 0.0, error)
 
 

@@ -20,7 +20,6 @@ def call(capsys):
     return run
 
 
-@pytest.mark.leaks_ok(reason="torch's exporter shows a tqdm bar, whose monitor thread stays")
 def test_export_verify_bench(call, run_folder, tmp_path):
     out = tmp_path / "bundle"
     code, text, _ = call("export", run_folder, "--out", out, "--per-block", "--calibrate", "digits", "--json")

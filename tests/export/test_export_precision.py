@@ -195,14 +195,15 @@ def test_slots_inside_a_group_follow_the_parts_slot():
 
 
 def massive(view):
-    """Let one channel carry values far above the others, as trained vision transformers do; the norms expect it."""
-    view.model.pos_embed[..., 0] += 4000.0
+    """Let two channels carry values far above the others, as trained vision transformers do; the norms expect it."""
+    view.model.pos_embed[..., 0] += 1000.0
+    view.model.pos_embed[..., 1] -= 1000.0
     for block in view.blocks:
         for norm in (block.norm1, block.norm2):
-            norm.weight.fill_(700.0)
-            norm.weight[0] = 0.05
-    view.model.norm.weight.fill_(700.0)
-    view.model.norm.weight[0] = 0.05
+            norm.weight.fill_(250.0)
+            norm.weight[:2] = 0.05
+    view.model.norm.weight.fill_(250.0)
+    view.model.norm.weight[:2] = 0.05
 
 
 def test_quantised_residuals_ruin_what_quantised_linear_layers_keep(make_run, tmp_path):
