@@ -225,7 +225,7 @@ def test_decay_spares_vectors_and_positions():
     from ls_edge.training.models import create
 
     view = BlockView.of(create("vit_cifar", embed_dim=16, depth=2, num_heads=2))
-    decayed, spared = make_optimiser(view, settings().optim).param_groups
+    decayed, spared = make_optimiser(view, settings(lr=1e-3).optim).param_groups
     names = {id(parameter): name for name, parameter in view.model.named_parameters()}
     assert {"pos_embed", "cls_token"} <= {names[id(p)] for p in spared["params"]}
     assert all(parameter.ndim > 1 for parameter in decayed["params"])
@@ -278,6 +278,6 @@ def test_graphs_are_shared_by_orders(drop_path, graphs):
     view.compile_blocks(backend=counter)
     images = torch.randn(2, 3, 16, 16)
     for step in range(3):
-        view(images, make_method("shuffle", {}).draw(12, 0, step)).sum().backward()
+        view(images, make_method("shuffle", {}).draw(12, 0, step).arrangement).sum().backward()
         assert 1 <= counter.frame_count <= graphs
     torch._dynamo.reset()
