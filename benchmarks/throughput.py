@@ -50,34 +50,33 @@ def run(quick: bool, trained: Path | None = None) -> dict[str, Any]:
     bundle = tiny if quick else bundle_of(MODEL)
     rounds, count = (2, 12) if quick else (9, 80)
     return {
-        "two_peers": _two_peers(bundle, rounds, count),
+        "two_peers": _two_peers(bundle, rounds, count, quick=quick),
         "slow_peer": _slow_peer(bundle, rounds if quick else 5, count, trained),
-        "batches": [_batches(b, rounds, n) for b, n in {tiny: 8 * count, bundle: count}.items()],
+        "batches": [_batches(b, rounds, n, quick=quick) for b, n in {tiny: 8 * count, bundle: count}.items()],
     }
 
 
-def _two_peers(path: Path, rounds: int, count: int) -> dict[str, Any]:
+def _two_peers(path: Path, rounds: int, count: int, *, quick: bool) -> dict[str, Any]:
     say(f"  two peers, {path.name}")
     bundle = Bundle.open(path)
     half, blocks = bundle.blocks // 2, range(bundle.blocks)
     names = ("two peers", "two peers, all blocks", "two threads", "two processes")
     with contextlib.ExitStack() as stack:
-        stretches = {
-            names[0]: stack.enter_context(_peers(path, {"ann": blocks[:half], "ben": blocks[half:]}, 8)),
-            names[1]: stack.enter_context(_peers(path, {"ann": blocks, "ben": blocks}, 8)),
-        }
+        stretches = {names[0]: stack.enter_context(_peers(path, {"ann": blocks[:half], "ben": blocks[half:]}, 8))}
+        if not quick:  # starting processes takes most of a quick run
+            stretches[names[1]] = stack.enter_context(_peers(path, {"ann": blocks, "ben": blocks}, 8))
         one = [stack.enter_context(Child("benchmarks.alone", str(path), "2"))]
         two = [stack.enter_context(Child("benchmarks.alone", str(path), "1")) for _ in range(2)]
         for child in (*one, *two):
             child.read()
         stretches |= {names[2]: _alone(one), names[3]: _alone(two)}
         seconds = _rounds(stretches, rounds, count)
-    over = {name: _ratio(seconds[name], seconds[names[3]]) for name in names[:3]}
+    over = {name: _ratio(seconds[name], seconds[names[3]]) for name in names[:3] if name in seconds}
     return {
         "model": bundle.manifest.model, "images": count, "rounds": rounds, "concurrency": 8,
         "images_per_s": {name: _rate(values, count) for name, values in seconds.items()},
         "over_two_processes": over,
-        "over_two_threads": {name: _ratio(seconds[name], seconds[names[2]]) for name in names[:2]},
+        "over_two_threads": {name: _ratio(seconds[name], seconds[names[2]]) for name in names[:2] if name in seconds},
         "bar": BAR, "holds": over[names[0]] >= BAR,
     }  # fmt: skip
 
@@ -142,13 +141,13 @@ def _accuracy(source: Source, images: ImageSet) -> tuple[float, float]:
     return summary.top1, summary.throughput
 
 
-def _batches(path: Path, rounds: int, count: int) -> dict[str, Any]:
+def _batches(path: Path, rounds: int, count: int, *, quick: bool) -> dict[str, Any]:
     say(f"  batches, {path.name}")
     bundle = Bundle.open(path)
     blocks = range(bundle.blocks)
     half = bundle.blocks // 2
     with contextlib.ExitStack() as stack:
-        placement = {"ann": blocks[:half], "ben": blocks[half:]}
+        placement = {"ann": blocks} if quick else {"ann": blocks[:half], "ben": blocks[half:]}
         stretches = {
             "on": stack.enter_context(_peers(path, placement, 16, **BATCH)),
             "off": stack.enter_context(_peers(path, placement, 16)),

@@ -1,0 +1,237 @@
+"""What a fault of a peer adds to the request that the peer was working on.
+
+Four peers, each half of the blocks held by two of them; one request at a time (a closed loop). At a random moment of a
+request the peer that holds it then is killed (SIGKILL), stopped (SIGSTOP) or its engine hangs; which peer that is, and
+since when, the source knows from ACCEPT and MOVED. A request is *affected* if the answer does not name that peer, so
+that all work done there was lost; the others (the tokens had just moved on) count as missed. What the fault *added* is
+the latency, less the median without faults, less the time from the tokens' arrival at that peer to the fault, which is
+the work that had to be done again. Without faults means the requests between the faults, same peers.
+
+``compare`` runs the like on ipyparallel and Dask (``benchmarks.others``), in an environment of their own that is made
+for it below the system's temporary folder from the package index: a chain of three stages through three workers, arrays
+of the same size, the worker killed that runs the second stage.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import ROOT, BenchmarkError, bundle_of, cache_folder, images_for, median, ms, say, wait_for
+from ls_edge.bundle import Bundle
+from ls_edge.runtime.answers import Answer
+from ls_edge.runtime.chaos.faults import Faults
+from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.routing.events import Arrived, Event, Received
+from ls_edge.runtime.source import Source
+from ls_edge.runtime.wire import Accept, Moved
+
+MODEL = "vit_tiny_patch16_224"
+KINDS = ("kill", "stop", "hang")
+BARS_MS = {"kill": 50.0, "stop": 400.0, "hang": 50.0}
+"""Most that the median may be; for a hang that much over the deadline of a hop."""
+OTHERS = ("ipyparallel", "dask")
+
+
+def run(quick: bool, compare: bool = False) -> dict[str, Any]:
+    """Milliseconds that faults of each kind add."""
+    wanted = 3 if quick else 30
+    # The tiny model is too quick to be hit in the middle; its engines wait beside computing.
+    path = bundle_of("vit_digits", {"depth": 6}) if quick else bundle_of(MODEL)
+    always = Faults(slow=30.0) if quick else Faults()
+    bundle = Bundle.open(path)
+    half, blocks = bundle.blocks // 2, range(bundle.blocks)
+    placement = {"ann": blocks[:half], "ben": blocks[:half], "cleo": blocks[half:], "dan": blocks[half:]}
+    with tempfile.TemporaryDirectory() as folder, LocalPeers(folder, path, placement) as peers:
+        for name in placement:
+            peers.set_faults(name, always)
+        peers.wait_warm(timeout=120.0)
+        with Source.open(peers.path, path, budget_ms=60_000.0) as source:
+            trials = _Trials(peers, source, always)
+            found = {kind: trials.of(kind, wanted) for kind in KINDS}
+    result: dict[str, Any] = {
+        "model": bundle.manifest.model, "token_bytes": bundle.manifest.tokens.bytes_per_image,
+        "without_faults_ms": ms(trials.usual), "hop_deadline_ms": median(trials.deadlines) * 1e3, "kinds": {},
+    }  # fmt: skip
+    for kind, (added, missed) in found.items():
+        bar = BARS_MS[kind] + (result["hop_deadline_ms"] if kind == "hang" else 0.0)
+        figures = ms([value - median(trials.usual) for value in added])
+        result["kinds"][kind] = {"added_ms": figures, "missed": missed, "bar_ms": bar, "holds": figures["p50"] <= bar}
+    tokens = bundle.manifest.tokens
+    stage_ms = median(trials.usual) * 1e3 / 3
+    result["others"] = dict.fromkeys(OTHERS)
+    if compare:
+        result["others"] = {name: _other(name, wanted, (1, tokens.count, tokens.dim), stage_ms) for name in OTHERS}
+    return result
+
+
+class _Holders:
+    """Who works on a request, and since when, as its source hears it."""
+
+    def __init__(self, source: Source) -> None:
+        self._now: dict[int, tuple[str, float]] = {}
+        self._feed = source.node.feed
+        source.node.feed = self._look  # type: ignore[method-assign]
+
+    def of(self, request: int) -> tuple[str, float] | None:
+        """The holder and when it got the tokens; None where the source holds them."""
+        return self._now.get(request)
+
+    def _look(self, event: Event) -> None:
+        if isinstance(event, Arrived):
+            self._now.pop(event.run.ticket.request, None)
+        elif isinstance(event, Received) and isinstance(event.message, Moved):
+            self._now[event.message.ticket.request] = (event.message.holder, time.monotonic())
+        elif isinstance(event, Received) and isinstance(event.message, Accept):
+            self._now.setdefault(event.message.ticket.request, (event.sender, time.monotonic()))
+        self._feed(event)
+
+
+class _Trials:
+    """Faults one after the other, each undone before the next."""
+
+    def __init__(self, peers: LocalPeers, source: Source, always: Faults) -> None:
+        self.usual: list[float] = []
+        """Seconds of requests without a fault."""
+        self.deadlines: list[float] = []
+        """Seconds without progress after which a hop is given up."""
+        self._peers, self._source, self._always = peers, source, always
+        self._image = images_for(source.bundle, 1)[0]
+        self._holders = _Holders(source)
+        self._random = random.Random(0)
+        self._asked = -1
+        """The number of the newest request; a source counts from 0."""
+        self._do: Mapping[str, tuple[Callable[[str], None], Callable[[str], None]]] = {
+            "kill": (lambda name: peers.signal(name, signal.SIGKILL), self._start_again),
+            "stop": (
+                lambda name: peers.signal(name, signal.SIGSTOP),
+                lambda name: peers.signal(name, signal.SIGCONT),
+            ),
+            "hang": (
+                lambda name: peers.set_faults(name, Faults(hang=True)),
+                lambda name: peers.set_faults(name, always),
+            ),
+        }
+
+    def of(self, kind: str, wanted: int) -> tuple[list[float], int]:
+        """Seconds of ``wanted`` affected requests less the work that was lost, and how many faults missed."""
+        added: list[float] = []
+        missed = 0
+        while len(added) < wanted:
+            self._settle()
+            value = self._one(kind)
+            if value is None:
+                missed += 1
+                if missed > 10 * wanted + 20:
+                    raise BenchmarkError(
+                        f"{missed} faults of kind {kind} missed the request; only {len(added)} met one"
+                    )
+            else:
+                added.append(value)
+                say(f"  {kind} {len(added)} of {wanted}: {(value - median(self.usual)) * 1e3:.0f} ms added")
+        return added, missed
+
+    def _settle(self) -> None:
+        """All peers can be reached and three requests have been answered."""
+        wait_for(
+            lambda: all(view.state == "alive" for view in self._source.view().values()), "all peers to be alive again"
+        )
+        for index in range(4):
+            answer = self._ask().result(60)
+            if index:
+                self.usual.append(answer.latency_ms / 1e3)
+
+    def _one(self, kind: str) -> float | None:
+        do, undo = self._do[kind]
+        moment = self._random.uniform(0.05, 0.95) * median(self.usual)
+        started = time.monotonic()
+        future, request = self._ask(), self._asked
+        time.sleep(max(0.0, started + moment - time.monotonic()))
+        held = self._holders.of(request)
+        if held is None or future.done():
+            future.result(60)
+            return None
+        holder, since = held
+        n = self._source.machine.neighbours.get(holder)
+        do(holder)
+        at = time.monotonic()
+        try:
+            answer = future.result(60)
+        finally:
+            undo(holder)
+        if answer.request != request:
+            raise BenchmarkError("requests are not counted as this benchmark thinks")
+        if holder in {name for _, name in answer.record.order or ()}:
+            return None
+        if n is not None:
+            self.deadlines.append(n.hop_deadline(self._source.machine.limits))
+        return answer.latency_ms / 1e3 - (at - since)
+
+    def _ask(self) -> Future[Answer]:
+        self._asked += 1
+        return self._source.submit(self._image)
+
+    def _start_again(self, name: str) -> None:
+        self._peers.processes[name].wait()
+        self._peers.start(name)
+        self._peers.wait_warm(name, timeout=120.0)
+
+
+def _other(name: str, wanted: int, shape: tuple[int, ...], stage_ms: float) -> dict[str, Any]:
+    """Run ``benchmarks.others`` in an environment that has ``name``; what went wrong stands in the place of figures."""
+    folder = cache_folder() / "others"
+    python = folder / "bin" / "python"
+    if not (folder / ".complete").exists():
+        say(f"  installing ipyparallel and Dask into {folder}")
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        install = [str(python), "-m", "pip", "install", "--quiet", "ipyparallel", "distributed", "numpy"]
+        if subprocess.run(install, check=False).returncode:
+            raise BenchmarkError(f"ipyparallel and Dask could not be installed into {folder}; leave --compare out")
+        (folder / ".complete").touch()
+    say(f"  {name}")
+    command = [str(python), str(ROOT / "benchmarks" / "others.py"), name, str(wanted), json.dumps(shape), str(stage_ms)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=3600)
+    if done.returncode:
+        return {"error": f"ended with {done.returncode}"}
+    raw = json.loads(done.stdout.splitlines()[-1])
+    return {**raw, "added_ms": ms(raw["added_s"]), "without_faults_ms": ms(raw["usual_s"])}
+
+
+def show(document: dict[str, Any], console: Console) -> None:
+    """The tables."""
+    usual = document["without_faults_ms"]
+    table = Table(title=f"{document['model']}: what a fault adds, ms; {usual['p50']:.1f} ms without faults")
+    for column in ("fault", "p50", "p10", "p90", "faults", "missed", "bar", ""):
+        table.add_column(column, justify="right")
+    for kind, row in document["kinds"].items():
+        figures = row["added_ms"]
+        table.add_row(
+            kind, *(f"{figures[q]:.1f}" for q in ("p50", "p10", "p90")), str(figures["runs"]), str(row["missed"]),
+            f"{row['bar_ms']:.0f}", "holds" if row["holds"] else "missed",
+        )  # fmt: skip
+    console.print(table)
+    table = Table(title="a worker killed in the second of three stages: what it adds, ms")
+    for column in ("", "p50", "p10", "p90", "faults", "not answered", "without faults"):
+        table.add_column(column, justify="right")
+    for name, row in document["others"].items():
+        if row is None or "error" in row:
+            table.add_row(name, "not run" if row is None else row["error"])
+            continue
+        figures = row["added_ms"]
+        cells = [f"{figures[q]:.0f}" for q in ("p50", "p10", "p90")]
+        table.add_row(
+            f"{name} {row['version']}", *cells, str(figures["runs"]), str(row["unanswered"]),
+            f"{row['without_faults_ms']['p50']:.1f}",
+        )  # fmt: skip
+    console.print(table)
