@@ -2,7 +2,7 @@
 
 Chain and monolith run by the same library with the same options, alternately, so that whatever else the machine
 does falls on both; figures are medians. The monolith with ONNX Runtime's default options is timed afterwards,
-because its threads spin and would slow the others. Images are noise: the time does not depend on them.
+because its threads spin and would slow the others (ONNX Runtime only). Images are noise: the time does not depend on them.
 
 Left out: merging the parts (``ls_edge.export.merge``, which needs ``onnx``); the caller brings the bytes.
 """
@@ -19,7 +19,15 @@ import numpy as np
 from ls_edge.bundle import Bundle
 from ls_edge.errors import UsageError
 from ls_edge.runtime.chain import Chain
-from ls_edge.runtime.engines import OnnxEngine, signature_of, usable_threads
+from ls_edge.runtime.engines import (
+    Engine,
+    EngineKind,
+    OnnxEngine,
+    choose_kind,
+    open_engine,
+    signature_of,
+    usable_threads,
+)
 from ls_edge.runtime.sessions import onnxruntime_module, open_session
 
 
@@ -72,6 +80,7 @@ def bench(
     batch: int = 1,
     duration: float = 4.0,
     provider: str | None = None,
+    kind: EngineKind = "auto",
     monolith: bytes | None = None,
     origin: str | None = None,
     reason: str | None = None,
@@ -86,7 +95,10 @@ def bench(
     threads = usable_threads(threads)
     rng = np.random.default_rng(0)
     images = rng.standard_normal((batch, 3, *bundle.manifest.image.size), dtype=np.float32)
-    with Chain.open(bundle, threads=threads, provider=provider) as chain:
+    used_kind = choose_kind(kind, bundle, provider)
+    if used_kind == "tensorrt" and bundle.manifest.parts.whole is None:
+        monolith, reason = None, "TensorRT times only a whole.onnx of the bundle; export it with --whole"
+    with Chain.open(bundle, threads=threads, provider=provider, kind=used_kind) as chain:
         whole = _whole(bundle, chain, monolith, threads)
         calls: list[Callable[[], Any]] = [lambda: chain.forward(images)]
         if whole is not None:
@@ -97,14 +109,14 @@ def bench(
         if whole is not None:
             whole.close()
     default = None
-    if monolith is not None:
+    if monolith is not None and used_kind == "onnx":
         session = open_session(monolith, "whole", provider=used, threads=None, plain=True)
         default = _alternate([lambda: session.run(None, {"images": images})], duration / 4)[0]
         del session
     chain_ms, whole_ms = Times.of(chain_s), Times.of(whole_s[0]) if whole_s else None
     return Bench(
         bundle_id=bundle.manifest.bundle_id, model=bundle.manifest.model, precision=bundle.manifest.precision,
-        engine=f"onnxruntime {onnxruntime_module().__version__}", provider=used, threads=threads, batch=batch,
+        engine=f"onnxruntime {onnxruntime_module().__version__}" if used_kind == "onnx" else "tensorrt", provider=used, threads=threads, batch=batch,
         duration=duration, repeats=len(chain_s),
         stem_ms=Times.of(parts[0]), blocks_ms=[Times.of(part) for part in parts[1:-1]], head_ms=Times.of(parts[-1]),
         chain_ms=chain_ms, monolith_ms=whole_ms,
@@ -114,9 +126,11 @@ def bench(
     )  # fmt: skip
 
 
-def _whole(bundle: Bundle, chain: Chain, monolith: bytes | None, threads: int) -> OnnxEngine | None:
+def _whole(bundle: Bundle, chain: Chain, monolith: bytes | None, threads: int) -> Engine | None:
     if monolith is None:
         return None
+    if chain.stem_engine.kind == "tensorrt":
+        return open_engine(bundle, "whole", kind="tensorrt")
     signature = signature_of(bundle.manifest, "whole")
     return OnnxEngine(monolith, "whole", signature, provider=chain.provider, threads=threads)
 

@@ -20,7 +20,7 @@ import numpy as np
 from ls_edge.arrangement import Arrangement, apply
 from ls_edge.bundle import Bundle
 from ls_edge.errors import EngineError, UsageError
-from ls_edge.runtime.engines import EngineKind, OnnxEngine, check_kind, open_engine, usable_threads
+from ls_edge.runtime.engines import Engine, EngineKind, OnnxEngine, choose_kind, open_engine, usable_threads
 from ls_edge.runtime.sessions import Buffer, Buffers
 from ls_edge.trace import RequestRecord
 
@@ -31,7 +31,7 @@ _LANES = 2
 class Chain:
     """Stem, blocks and head of a bundle as engines; make one with :meth:`open`."""
 
-    def __init__(self, bundle: Bundle, stem: OnnxEngine, blocks: Sequence[OnnxEngine], head: OnnxEngine) -> None:
+    def __init__(self, bundle: Bundle, stem: Engine, blocks: Sequence[Engine], head: Engine) -> None:
         self.bundle = bundle
         self.stem_engine = stem
         self.block_engines = tuple(blocks)
@@ -43,15 +43,16 @@ class Chain:
         cls, bundle: Bundle, *, threads: int | None = None, provider: str | None = None, kind: EngineKind = "auto"
     ) -> Chain:
         """Open every part but ``whole``; errors as :func:`ls_edge.runtime.engines.open_engine`."""
-        check_kind(kind)
         threads = usable_threads(threads)
+        used: EngineKind = choose_kind(kind, bundle, provider)
         buffers = Buffers()
-        stem = open_engine(bundle, "stem", provider=provider, threads=threads, buffers=buffers)
 
-        def part(name: str) -> OnnxEngine:
-            return open_engine(bundle, name, provider=stem.provider, threads=threads, buffers=buffers)
+        def part(name: str, chosen: str | None) -> Engine:
+            return open_engine(bundle, name, kind=used, provider=chosen, threads=threads, buffers=buffers)
 
-        return cls(bundle, stem, [part(f"block {i}") for i in range(bundle.blocks)], part("head"))
+        stem = part("stem", provider)
+        chosen = stem.provider if used == "onnx" else None
+        return cls(bundle, stem, [part(f"block {i}", chosen) for i in range(bundle.blocks)], part("head", chosen))
 
     @property
     def blocks(self) -> int:
@@ -86,14 +87,26 @@ class Chain:
             arrangement = Arrangement.plain(arrangement)
         for index in arrangement.order:
             self._checked(index)
-        if not arrangement.is_plain:
+        lane = self._lane(len(images)) if arrangement.is_plain else None
+        if lane is None:
             return self.head(apply(arrangement, self.stem(images), self.block))
-        return self._lane(len(images)).run(images, arrangement.order)
+        return lane.run(images, arrangement.order)
 
     def profile(self, images: np.ndarray) -> tuple[np.ndarray, list[float]]:
         """As :meth:`forward` in trained order, with the seconds of stem, each block and head."""
         seconds: list[float] = []
-        return self._lane(len(images)).run(images, range(self.blocks), seconds), seconds
+        lane = self._lane(len(images))
+        if lane is not None:
+            return lane.run(images, range(self.blocks), seconds), seconds
+        marks = [time.perf_counter()]
+        tokens = self.stem(images)
+        marks.append(time.perf_counter())
+        for index in range(self.blocks):
+            tokens = self.block(index, tokens, index)
+            marks.append(time.perf_counter())
+        logits = self.head(tokens)
+        marks.append(time.perf_counter())
+        return logits, [after - before for before, after in itertools.pairwise(marks)]
 
     def close(self) -> None:
         """Free the engines."""
@@ -114,8 +127,13 @@ class Chain:
             raise UsageError(f"block {index} is not there: the bundle has blocks 0 to {self.blocks - 1}")
         return index
 
-    def _lane(self, batch: int) -> _Lane:
-        lane = self._lanes.pop(batch, None) or _Lane(self, batch)
+    def _lane(self, batch: int) -> _Lane | None:
+        """Buffers for ONNX Runtime; None where another library runs a part, which has its own."""
+        stem, head = self.stem_engine, self.head_engine
+        blocks = [engine for engine in self.block_engines if isinstance(engine, OnnxEngine)]
+        if not isinstance(stem, OnnxEngine) or not isinstance(head, OnnxEngine) or len(blocks) < self.blocks:
+            return None
+        lane = self._lanes.pop(batch, None) or _Lane(stem, blocks, head, self.bundle.manifest.needs_slot, batch)
         self._lanes[batch] = lane
         while len(self._lanes) > _LANES:
             self._lanes.popitem(last=False)
@@ -125,29 +143,30 @@ class Chain:
 class _Lane:
     """The way of one batch size through a chain: two token buffers in turn, each part bound to them once."""
 
-    def __init__(self, chain: Chain, batch: int) -> None:
-        self.chain = chain
-        signature, device = chain.stem_engine.signature, chain.stem_engine.device
-        images, tokens, logits = signature.inputs[0], signature.output, chain.head_engine.signature.output
+    def __init__(
+        self, stem: OnnxEngine, blocks: Sequence[OnnxEngine], head: OnnxEngine, needs_slot: bool, batch: int
+    ) -> None:
+        self.first, self.engines, self.needs_slot = stem, blocks, needs_slot
+        signature, device = stem.signature, stem.device
+        images, tokens, logits = signature.inputs[0], signature.output, head.signature.output
         self.images = Buffer(images.dtype, images.shape(batch), device)
         self.tokens = [Buffer(tokens.dtype, tokens.shape(batch), device) for _ in range(2)]
         self.slot = Buffer("int64", (batch,), device)
         self.logits = Buffer(logits.dtype, logits.shape(batch), device)
-        self.stem = chain.stem_engine.bind({"images": self.images}, self.tokens[0])
-        self.heads = [chain.head_engine.bind({"tokens": tokens}, self.logits) for tokens in self.tokens]
+        self.stem = stem.bind({"images": self.images}, self.tokens[0])
+        self.heads = [head.bind({"tokens": tokens}, self.logits) for tokens in self.tokens]
         self.blocks: dict[tuple[int, int], Callable[[], None]] = {}
 
     def run(self, images: np.ndarray, order: Sequence[int], seconds: list[float] | None = None) -> np.ndarray:
         """Stem, the blocks of ``order``, head; the time of each is added to ``seconds``."""
-        self.chain.stem_engine.check_inputs({"images": images})
-        needs_slot = self.chain.bundle.manifest.needs_slot
+        self.first.check_inputs({"images": images})
         current = 0
         marks = [time.perf_counter()]
         self.images.write(images)
         self.stem()
         marks.append(time.perf_counter())
         for place, block in enumerate(order):
-            if needs_slot:
+            if self.needs_slot:
                 self.slot.write(place)
             step = self.blocks.get((block, current))
             if step is None:
@@ -164,9 +183,9 @@ class _Lane:
 
     def _bind(self, block: int, current: int) -> Callable[[], None]:
         inputs = {"tokens": self.tokens[current]}
-        if self.chain.bundle.manifest.needs_slot:
+        if self.needs_slot:
             inputs["slot"] = self.slot
-        return self.chain.block_engines[block].bind(inputs, self.tokens[1 - current])
+        return self.engines[block].bind(inputs, self.tokens[1 - current])
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 One thread at a time may use an engine, and one thread all engines of a chain: they write to buffers that belong to
 them. Different processes, or sets of engines opened apart, do not disturb each other.
 
-Left out: TensorRT engines built on the device; asking for them is a clear error in this version.
+TensorRT engines are in ``ls_edge.runtime.tensorrt_engine``, which is imported only where they are asked for.
 """
 
 from __future__ import annotations
@@ -161,9 +161,7 @@ class OnnxEngine:
         ``out`` must be of the output's type and shape.
         """
         batch = self.check_inputs(inputs)
-        output = self.signature.output
-        if out is not None and (out.shape != output.shape(batch) or out.dtype != output.dtype):
-            raise EngineError(f"{self.part}: out is {_shown(out)}, must be {output} with B {batch}")
+        check_out(self.part, self.signature.output, batch, out)
         way = self._way(batch)
         for name, array in inputs.items():
             way.inputs[name].write(array)
@@ -199,17 +197,8 @@ class OnnxEngine:
         self._session = None
 
     def check_inputs(self, inputs: Mapping[str, np.ndarray]) -> int:
-        """Return the batch size; raises :class:`EngineError` where a name, type or shape is not the manifest's."""
-        wanted = self.signature.inputs
-        if len(inputs) != len(wanted) or any(tensor.name not in inputs for tensor in wanted):
-            raise EngineError(f"{self.part} takes {', '.join(t.name for t in wanted)}, received {', '.join(inputs)}")
-        first = inputs[wanted[0].name]
-        batch = int(first.shape[0]) if first.ndim else 0
-        for tensor in wanted:
-            array = inputs[tensor.name]
-            if array.dtype != tensor.dtype or array.shape != tensor.shape(batch) or batch < 1:
-                raise EngineError(f"{self.part}: {tensor.name} is {_shown(array)}, must be {tensor}, B at least 1")
-        return batch
+        """See :func:`check_inputs`."""
+        return check_inputs(self.part, self.signature, inputs)
 
     def _way(self, batch: int) -> _Way:
         way = self._ways.pop(batch, None)
@@ -241,14 +230,52 @@ class OnnxEngine:
                 )
 
 
-def check_kind(kind: EngineKind) -> None:
-    """Raise :class:`EngineError` for an engine that this version, or this machine, does not have."""
-    if kind == "tensorrt":
-        if importlib.util.find_spec("tensorrt") is None:
-            raise EngineError("tensorrt is not installed; install it as NVIDIA says for this device, or use onnx")
-        raise EngineError("this version does not build TensorRT engines yet; use --engine onnx or auto")
-    if kind not in ("auto", "onnx"):
+def check_inputs(part: str, signature: Signature, inputs: Mapping[str, np.ndarray]) -> int:
+    """Return the batch size; raises :class:`EngineError` where a name, type or shape is not the manifest's."""
+    wanted = signature.inputs
+    if len(inputs) != len(wanted) or any(tensor.name not in inputs for tensor in wanted):
+        raise EngineError(f"{part} takes {', '.join(t.name for t in wanted)}, received {', '.join(inputs)}")
+    first = inputs[wanted[0].name]
+    batch = int(first.shape[0]) if first.ndim else 0
+    for tensor in wanted:
+        array = inputs[tensor.name]
+        if array.dtype != tensor.dtype or array.shape != tensor.shape(batch) or batch < 1:
+            raise EngineError(f"{part}: {tensor.name} is {_shown(array)}, must be {tensor}, B at least 1")
+    return batch
+
+
+def check_out(part: str, output: Tensor, batch: int, out: np.ndarray | None) -> None:
+    """Raise :class:`EngineError` where the array to write to is not of the result's type and shape."""
+    if out is not None and (out.shape != output.shape(batch) or out.dtype != output.dtype):
+        raise EngineError(f"{part}: out is {_shown(out)}, must be {output} with B {batch}")
+
+
+def choose_kind(kind: EngineKind, bundle: Bundle, provider: str | None) -> Literal["onnx", "tensorrt"]:
+    """Which library runs a bundle here.
+
+    ``auto`` is TensorRT where it is installed with a GPU, no provider of ONNX Runtime was named and the bundle is one
+    that TensorRT reads; else ONNX Runtime. Raises :class:`UsageError` for another name, and :class:`EngineError` for
+    TensorRT where it is not there or a provider was named as well.
+    """
+    if kind not in ("auto", "onnx", "tensorrt"):
         raise UsageError(f"engine {kind!r} is not known; use auto, onnx or tensorrt")
+    if kind == "tensorrt":
+        from ls_edge.runtime.tensorrt_build import this_device
+
+        if provider not in (None, "auto"):
+            raise UsageError(f"engine tensorrt has no provider {provider!r}, which is ONNX Runtime's; leave one out")
+        this_device()
+        return "tensorrt"
+    named = kind == "onnx" or provider not in (None, "auto")
+    if named or bundle.manifest.verified.get("int8") == "dynamic" or importlib.util.find_spec("tensorrt") is None:
+        return "onnx"
+    from ls_edge.runtime.tensorrt_build import this_device
+
+    try:
+        this_device()
+    except EngineError:
+        return "onnx"
+    return "tensorrt"
 
 
 def open_engine(
@@ -259,16 +286,23 @@ def open_engine(
     provider: str | None = None,
     threads: int | None = None,
     buffers: Buffers | None = None,
-) -> OnnxEngine:
+    max_batch: int | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Engine:
     """Open one part of a bundle; only its file is read. Engines with the same ``buffers`` belong to one thread.
 
-    Raises :class:`EngineError` where it, the engine library or the provider does not load, and
+    ``max_batch`` is the largest batch of a TensorRT engine; ``tell`` is told why one is being built. Raises
+    :class:`EngineError` where it, the engine library or the provider does not load, and
     :class:`ls_edge.errors.BundleError` where the file is not the manifest's.
     """
-    check_kind(kind)
+    signature = signature_of(bundle.manifest, part)
+    if choose_kind(kind, bundle, provider) == "tensorrt":
+        from ls_edge.runtime.tensorrt_build import MAX_BATCH
+        from ls_edge.runtime.tensorrt_engine import open_tensorrt
+
+        return open_tensorrt(bundle, part, signature, max_batch=max_batch or MAX_BATCH, tell=tell)
     raw = bundle.read(part)
     chosen = choose_provider(provider, raw)
-    signature = signature_of(bundle.manifest, part)
     return OnnxEngine(raw, part, signature, provider=chosen, threads=usable_threads(threads), buffers=buffers)
 
 
@@ -279,18 +313,32 @@ def open_block_engines(
     kind: EngineKind = "auto",
     provider: str | None = None,
     threads: int | None = None,
+    max_batch: int | None = None,
+    on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None,
 ) -> dict[int, Engine]:
-    """Open the engines of some blocks, reading only their files; see :func:`open_engine` for errors."""
+    """Open the engines of some blocks, reading only their files; see :func:`open_engine` for errors.
+
+    ``on_step`` is told how many engines are open, of how many, and what comes next in words: building a TensorRT
+    engine takes a minute the first time.
+    """
     chosen: str | None = provider
+    used: EngineKind = choose_kind(kind, bundle, provider)
     buffers = Buffers()
     engines: dict[int, Engine] = {}
-    for block in blocks:
+    wanted = list(blocks)
+    for block in wanted:
         if not 0 <= block < bundle.blocks:
             raise BundleError(
                 f"{bundle.folder} has no block {block}; it has blocks 0 to {bundle.blocks - 1}, serve some of those"
             )
-        engine = open_engine(bundle, f"block {block}", kind=kind, provider=chosen, threads=threads, buffers=buffers)
-        engines[block], chosen = engine, engine.provider
+        on_step(len(engines), len(wanted), f"block {block}")
+        engine = open_engine(
+            bundle, f"block {block}", kind=used, provider=chosen, threads=threads, buffers=buffers,
+            max_batch=max_batch, tell=lambda text: on_step(len(engines), len(wanted), text),
+        )  # fmt: skip
+        engines[block] = engine
+        chosen = engine.provider if used == "onnx" else None
+    on_step(len(engines), len(wanted), "ready")
     return engines
 
 

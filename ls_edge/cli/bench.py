@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 import msgspec
@@ -23,10 +23,17 @@ if TYPE_CHECKING:
     "--duration", type=click.FloatRange(min=0, min_open=True), default=4.0, show_default=True,
     help="Seconds in which chain and monolith are timed in turn.",
 )  # fmt: skip
+@click.option("--engine", type=click.Choice(["auto", "onnx", "tensorrt"]), default="auto", help="What runs the parts.")
 @click.option("--provider", help="cpu, cuda, or an execution provider of ONNX Runtime; cuda where it loads, else cpu.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def command(
-    bundle: Path, threads: int | None, batch: int, duration: float, provider: str | None, as_json: bool
+    bundle: Path,
+    threads: int | None,
+    batch: int,
+    duration: float,
+    engine: Literal["auto", "onnx", "tensorrt"],
+    provider: str | None,
+    as_json: bool,
 ) -> None:
     """Time stem, blocks and head of the folder BUNDLE, the chain of them, and the whole model in one engine."""
     from ls_edge.bundle import Bundle
@@ -36,7 +43,7 @@ def command(
     monolith, origin = _monolith(opened)
     reason = origin if monolith is None else None
     result = bench(
-        opened, threads=threads, batch=batch, duration=duration, provider=provider, monolith=monolith,
+        opened, threads=threads, batch=batch, duration=duration, provider=provider, kind=engine, monolith=monolith,
         origin=None if monolith is None else origin, reason=reason,
     )  # fmt: skip
     if as_json:
