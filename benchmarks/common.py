@@ -24,6 +24,9 @@ from ls_edge.machine import cores, cpu_name, cpu_quota, memory_gib
 ROOT = Path(__file__).resolve().parents[1]
 
 
+_STARTED = time.monotonic()
+
+
 class BenchmarkError(LsEdgeError):
     """A benchmark could not be run."""
 
@@ -62,7 +65,7 @@ def versions() -> dict[str, str]:
 
 def say(text: str) -> None:
     """A line of progress on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    print(f"{time.monotonic() - _STARTED:6.1f} s {text}", file=sys.stderr, flush=True)
 
 
 def ms(seconds: Sequence[float]) -> dict[str, float]:

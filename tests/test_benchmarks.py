@@ -1,0 +1,76 @@
+"""The benchmarks run: real processes, tiny and quick; figures are there and make sense, none is judged."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def benchmarks(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=150, check=False, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("benchmarks")
+    done = benchmarks("hop", "throughput", "--quick", "--json", str(folder / "figures.json"), TMPDIR=str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "raw zmq" in done.stdout
+    assert "fastest over sequential" in done.stdout
+    return json.loads((folder / "figures.json").read_text())
+
+
+def is_ratio(value):
+    return isinstance(value, float) and math.isfinite(value) and value > 0
+
+
+@pytest.mark.timeout(200)
+def test_the_machine_stands_beside_the_figures(document):
+    assert document["quick"] is True
+    assert document["machine"]["cores"] >= 1
+    assert {"cpu", "load", "memory_gib", "libraries"} <= set(document["machine"])
+    for figures in document["benchmarks"].values():
+        assert len(figures["load"]["before"]) == len(figures["load"]["after"]) == 3
+
+
+@pytest.mark.timeout(200)
+def test_hop_measures_the_runtime_beside_raw_sockets(document):
+    sizes = document["benchmarks"]["hop"]["sizes"]
+    assert [size["bytes"] for size in sizes] == [4352, 151296]
+    for size in sizes:
+        times = size["one_way_ms"]
+        assert set(times) == {"raw tcp", "raw zmq", "raw curve", "hop plain", "hop curve", "chain plain"}
+        assert all(is_ratio(each["p50"]) and each["p10"] <= each["p50"] <= each["p90"] for each in times.values())
+        assert len({each["runs"] for each in times.values()}) == 1
+        assert is_ratio(size["curve_over_zmq_curve"])
+        assert set(size["holds"]) == {"plain", "curve"}
+
+
+@pytest.mark.timeout(200)
+def test_throughput_compares_in_turn(document):
+    figures = document["benchmarks"]["throughput"]
+    two = figures["two_peers"]
+    assert set(two["images_per_s"]) == {"two peers", "two threads", "two processes"}
+    assert all(map(is_ratio, (*two["images_per_s"].values(), *two["over_two_processes"].values())))
+    assert two["holds"] is (two["over_two_processes"]["two peers"] >= two["bar"])
+    slow = figures["slow_peer"]
+    assert set(slow["images_per_s"]) == {"fastest", "sequential"}
+    assert is_ratio(slow["fastest_over_sequential"])
+    assert slow["digits"] is None
+    assert all(is_ratio(row["on_over_off"]) and row["max_batch"] == 8 for row in figures["batches"])
+
+
+def test_an_unknown_benchmark_is_a_usage_error():
+    done = benchmarks("hops")
+    assert done.returncode == 2
+    assert "no benchmark is called hops" in done.stderr
+    assert not done.stdout
