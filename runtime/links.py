@@ -302,7 +302,7 @@ class Links:
 
     def _read(self, socket: zmq.Socket[bytes], name: str, events: list[LinkEvent]) -> None:
         for _ in range(64):
-            if not socket.getsockopt(_EVENTS) & _READABLE:
+            if not int(socket.getsockopt(_EVENTS)) & _READABLE:
                 return
             frames = socket.recv_multipart(_NOW, copy=False)
             if name:
