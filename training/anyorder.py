@@ -15,8 +15,9 @@ from typing import Literal
 
 import msgspec
 
+from ls_edge.accuracy import dealt
 from ls_edge.arrangement import Arrangement
-from ls_edge.training.plans import Pass, Plan, displaced, in_tracks, in_waves
+from ls_edge.training.plans import Pass, Plan, displaced, in_waves
 
 
 class TeacherSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,4 +110,4 @@ def validation_arrangements(settings: AnyOrderSettings, blocks: int, orders: lis
     """``orders``, and the first of them in two tracks of half of the blocks where tracks are trained."""
     if not settings.tracks or blocks < 2:
         return orders
-    return [*orders, in_tracks(orders[0].order, 2, max(1, blocks // 4))]
+    return [*orders, dealt(orders[0].order, 2, max(1, blocks // 4))]

@@ -35,3 +35,11 @@ class TorchBlocks:
         """Logits float32 ``[B, C]``."""
         logits: np.ndarray = self.view.head(tokens).float().cpu().numpy()
         return logits
+
+    @torch.inference_mode()
+    def slots_of(self, index: int, tokens: Tensor) -> np.ndarray | None:
+        """The slot that block ``index`` believes to have had, int64 ``[B]``; None where the model was not taught."""
+        if self.view.readout is None:
+            return None
+        named: np.ndarray = self.view.readout(index, tokens).argmax(dim=1).cpu().numpy()
+        return named

@@ -118,7 +118,8 @@ class PositionMethod(Shuffle):
         from ls_edge.training.slots import Position
 
         spec = view.token_spec
-        view.slots = Position(view.blocks_count, spec.dim, self.settings.width, self.settings.dropout).to(view.device)
+        slots = Position(view.blocks_count, spec.dim, self.settings.width, self.settings.dropout)
+        view.slots = slots.to(view.device).train(view.training)
 
 
 class PredictMethod(Shuffle):
@@ -130,7 +131,7 @@ class PredictMethod(Shuffle):
         """Add a readout a block."""
         from ls_edge.training.slots import Readout
 
-        view.readout = Readout(view.blocks_count, view.token_spec.dim).to(view.device)
+        view.readout = Readout(view.blocks_count, view.token_spec.dim).to(view.device).train(view.training)
 
     def loss(self, view: BlockView, images: Tensor, targets: Tensor, plan: Plan, criterion: Criterion) -> Tensor:
         """The criterion, plus the cross-entropy of the slot averaged over the blocks."""
@@ -201,7 +202,7 @@ class AnyOrder(Shuffle):
         if self.settings.scale:
             from ls_edge.training.slots import SlotScale
 
-            view.slots = SlotScale(view.blocks_count, view.token_spec.dim).to(view.device)
+            view.slots = SlotScale(view.blocks_count, view.token_spec.dim).to(view.device).train(view.training)
 
     def begin(self, view: BlockView, *, trained: bool) -> None:
         """Freeze a copy of the model as it starts; one that was never trained teaches nothing."""

@@ -99,9 +99,3 @@ def in_waves(order: Sequence[int], rng: random.Random) -> Arrangement:
                 del rest[:length]
         waves.append(tuple(wave))
     return Arrangement(tuple(waves))
-
-
-def in_tracks(order: Sequence[int], tracks: int, length: int) -> Arrangement:
-    """``order`` cut into waves of ``tracks`` tracks of ``length`` blocks; the last wave may be smaller."""
-    pieces = [tuple(order[at : at + length]) for at in range(0, len(order), length)]
-    return Arrangement(tuple(tuple(pieces[at : at + tracks]) for at in range(0, len(pieces), tracks)))

@@ -2,7 +2,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from ls_edge.accuracy import DRAWS, Plan, blocks_to_run, default_keep, evaluate, logits_of
+from ls_edge.accuracy import (
+    DRAWS,
+    Plan,
+    blocks_to_run,
+    dealt,
+    default_keep,
+    default_shapes,
+    evaluate,
+    graded_orders,
+    kendall_tau,
+    logits_of,
+)  # fmt: skip
 from ls_edge.arrangement import random_orders, random_subset_order
 from ls_edge.errors import DataError, UsageError
 
@@ -73,6 +84,7 @@ def test_the_document():
     assert document["kept"].keys() == {"1", "2", "3"}
     assert document["position_accuracy"] is None
     assert document["sequential"] == {"top1": 1.0}
+    assert document["arrangements"] is document["kendall"] is None
 
 
 def test_default_keep_is_quarters():
@@ -88,3 +100,59 @@ def test_errors():
         Plan.make(4, orders=0)
     with pytest.raises(DataError, match="no images"):
         evaluate(Digits(2, lambda order: True), [], Plan.make(2))
+
+
+class Sums:
+    """Tokens are numbers; block i adds its power of ten and what it was given, so tracks show in the sum."""
+
+    blocks = 4
+
+    def stem(self, images):
+        return 0.0
+
+    def block(self, index, tokens, slot):
+        return tokens + (10**index if tokens == 0 else 0)
+
+    def head(self, tokens):
+        return np.tile(np.eye(2)[int(tokens == 1111)], (4, 1))
+
+
+def test_tracks_run_side_by_side():
+    found = evaluate(Sums(), images(), Plan.make(4, orders=2, arrangements=True)).arrangements
+    assert [(item.tracks, item.blocks) for item in found] == [(2, 1), (2, 2), (4, 1)]
+    # Only four blocks at once all start from nothing and add their own power of ten.
+    assert [(item.trained, item.arbitrary, item.arbitrary_std) for item in found] == [(0, 0, 0), (0, 0, 0), (1, 1, 0)]
+
+
+def test_shapes_and_dealing():
+    assert default_shapes(12) == [(2, 1), (2, 2), (2, 6), (4, 1), (12, 1)]
+    assert default_shapes(1) == []
+    assert default_shapes(3) == [(2, 1), (3, 1)]
+    assert dealt([4, 0, 2, 1, 3], 2, 2).to_json() == [[[4, 0], [2, 1]], [[3]]]
+
+
+def test_kendall_tau():
+    assert kendall_tau([0, 1, 2, 3]) == 1.0
+    assert kendall_tau([3, 2, 1, 0]) == -1.0
+    assert kendall_tau([1, 0, 2]) == pytest.approx(1 / 3)
+    assert kendall_tau([0]) == 1.0
+    taus = [kendall_tau(order) for order in graded_orders(8, 200, 0)]
+    assert min(taus) < -0.9
+    assert max(taus) > 0.9
+    assert np.histogram(taus, 8, (-1, 1))[0].min() >= 5
+
+
+def test_accuracy_by_distance_from_the_trained_order():
+    found = evaluate(Digits(5, lambda order: kendall_tau(order) > 0), images(), Plan.make(5, 40, kendall=True)).kendall
+    assert sum(item.orders for item in found) == 80
+    assert [item.tau for item in found] == sorted(item.tau for item in found)
+    assert found[0].top1 == 0.0
+    assert found[-1].top1 == 1.0
+
+
+def test_blocks_that_name_their_slot():
+    class Tells(Digits):
+        def slots_of(self, index, tokens):
+            return np.full(4, len(tokens) - 1 if index else 7)
+
+    assert evaluate(Tells(4, lambda order: True), images(2), Plan.make(4, 10)).position_accuracy == pytest.approx(0.75)

@@ -1,8 +1,25 @@
 import pytest
+import torch
 
 from ls_edge.arrangement import random_orders
 from ls_edge.errors import UsageError
 from ls_edge.training.methods import METHODS, make_method
+from ls_edge.training.models import build
+from ls_edge.training.plans import Plan
+
+torch.set_num_threads(1)
+TINY = {"embed_dim": 16, "depth": 4, "num_heads": 2, "mlp_ratio": 2.0}
+IMAGES = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+TARGETS = torch.tensor([0, 1, 2, 3, 4, 5])
+
+
+def viewed(seed=0):
+    torch.manual_seed(seed)
+    return build("vit_digits", TINY)
+
+
+def criterion(logits, targets):
+    return torch.nn.functional.cross_entropy(logits, targets)
 
 
 def test_sequential_never_moves_a_block():
@@ -28,9 +45,76 @@ def test_shuffle_is_judged_in_other_orders_than_eval_draws():
     assert not set(chosen) & set(random_orders(8, 64, 0))
 
 
+def test_layerdrop_drops_a_fifth_and_never_all():
+    for name, sorted_ in (("layerdrop", True), ("layerdrop+shuffle", False)):
+        method = make_method(name, {})
+        orders = [method.draw(10, 0, step).order for step in range(2000)]
+        assert 7.9 < sum(map(len, orders)) / 2000 < 8.1
+        assert all(list(order) == sorted(order) for order in orders) is sorted_
+        assert min(len(make_method(name, {"p": 0.99}).draw(3, 0, step).order) for step in range(100)) == 1
+        assert method.cost(10) == pytest.approx(2.4, abs=0.05)
+
+
 def test_unknown_names_and_settings():
     with pytest.raises(UsageError, match="unknown method 'shufle'; this version has sequential, shuffle"):
         make_method("shufle", {})
     with pytest.raises(UsageError, match="method shuffle with settings"):
         make_method("shuffle", {"p": 1})
+    with pytest.raises(UsageError, match=r"p is 1\.0; it has to be 0 to below 1"):
+        make_method("layerdrop", {"p": 1.0})
+    with pytest.raises(UsageError, match="it has groups, tracks"):
+        make_method("anyorder", {"group": 3})
     assert all(method.name == name for name, method in METHODS.items())
+
+
+def test_position_tells_each_block_its_slot():
+    view = viewed().eval()
+    plain = view(IMAGES, [3, 1])
+    make_method("position", {}).attach(view)
+    assert view.needs_slot
+    names = [name for name in view.weights() if name.startswith("method.")]
+    assert len(names) == 4 * 4 + 1
+    assert view.weights()["method.slots.embed.weight"].shape == (4, 32)
+    with torch.no_grad():
+        tokens = view.stem(IMAGES)
+        assert not torch.equal(view.block(2, tokens, 0), view.block(2, tokens, 3))
+        mixed = view.block(2, tokens, torch.tensor([0, 3, 3, 0, 0, 0]))
+        torch.testing.assert_close(mixed[1], view.block(2, tokens, 3)[1])
+        torch.testing.assert_close(mixed[0], view.block(2, tokens, 0)[0])
+        # Ahead of the block stands x + GELU(Linear(LN([x; e]))).
+        joined = torch.cat((tokens, view.slots.embed.weight[3].expand(*tokens.shape[:2], -1)), -1)
+        told = tokens + torch.nn.functional.gelu(view.slots.project[2][:2](joined))
+        torch.testing.assert_close(view.block(2, tokens, 3), view.blocks[2](told))
+        assert not torch.equal(view(IMAGES, [3, 1]), plain)
+
+
+def test_predict_learns_the_slot_and_changes_no_answer():
+    view = viewed()
+    view.eval()
+    before = view(IMAGES, [2, 0])
+    method = make_method("predict", {})
+    method.attach(view)
+    assert torch.equal(view(IMAGES, [2, 0]), before)
+    assert not view.needs_slot
+    plan = Plan.plain([2, 0, 3, 1])
+    both = method.loss(view, IMAGES, TARGETS, plan, criterion)
+    answer = criterion(view(IMAGES, [2, 0, 3, 1]), TARGETS)
+    tokens, slots = view.stem(IMAGES), []
+    for slot, block in enumerate(plan.order):
+        tokens = view.block(block, tokens)
+        slots.append(torch.nn.functional.cross_entropy(view.readout(block, tokens), torch.full((6,), slot)))
+    torch.testing.assert_close(both, answer + torch.stack(slots).mean())
+    both.backward()
+    assert view.readout.guess[0][1].weight.grad.abs().sum() > 0
+
+
+def test_a_methods_weights_are_part_of_the_runs():
+    one, other = viewed(), viewed(1)
+    make_method("position", {}).attach(one)
+    make_method("position", {}).attach(other)
+    other.load_weights(one.weights())
+    assert all(torch.equal(a, b) for a, b in zip(one.weights().values(), other.weights().values(), strict=True))
+    plain = viewed()
+    assert not plain.take_method(one.weights())
+    make_method("predict", {}).attach(plain)
+    assert not plain.take_method(one.weights())
