@@ -4,8 +4,7 @@ Two real processes on the loopback. A round trip of the runtime is: tokens into 
 peer, there through checks, machine and engine thread (the engine gives back its input), RUN back, checked, until the
 machine has them as the answer; ACCEPT, RELEASE and CANCEL go beside it. A *hop* is half of a round trip. A raw round
 trip sends the same number of bytes to a process that sends them back at once: a blocking TCP socket, a ZeroMQ DEALER
-and ROUTER without copies, the same with CURVE; half of it is what stands beside. Everything is measured in turn, in
-bursts whose first calls are left out.
+and ROUTER without copies, the same with CURVE; half XX
 
 A *hop in a chain* is measured over twelve blocks that two peers hold in turn, a hop before each block and one back: the
 same path between three processes, with MOVED to the source.
@@ -15,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ SIZES = ((197, 768), (197, 384), (197, 192))
 CHAIN_BLOCKS = 12
 BAR_PLAIN_MS, BAR_CURVE = 0.3, 2.0
 """Most that a plain hop may cost over raw ZeroMQ, and most that a CURVE hop may cost in raw ZeroMQ's with CURVE."""
+
+PAUSE_S = 0.002
 
 Call = Callable[[], float]
 
@@ -57,7 +59,7 @@ def _size(count: int, dim: int, rounds: int, burst: int, leave_out: int) -> dict
             child = stack.enter_context(Child("benchmarks.echo", kind, str(size)))
             raw = Raw(kind, size, child.read())
             stack.callback(raw.close)
-            calls[f"raw {kind}"] = (raw.call, 2)
+            calls[f"raw {kind}"] = (_after_pause(raw), 2)
         for curve in (False, True):
             name = "curve" if curve else "plain"
             calls[f"hop {name}"] = (_runtime(stack, count, dim, {"ann": [0]}, curve=curve), 2)
@@ -95,7 +97,20 @@ def _runtime(
     stack.callback(caller.close)
     caller.wait_ready()
     tokens = np.random.default_rng(0).standard_normal((1, count, dim), dtype=np.float32)
-    return lambda: caller.call(tokens)
+
+    def call() -> float:
+        caller.idle(PAUSE_S)
+        return caller.call(tokens)
+
+    return call
+
+
+def _after_pause(raw: Raw) -> Call:
+    def call() -> float:
+        time.sleep(PAUSE_S)
+        return raw.call()
+
+    return call
 
 
 def show(document: dict[str, Any], console: Console) -> None:

@@ -126,6 +126,12 @@ class Caller:
 
         wait_for(ready, "peers whose engines do nothing")
 
+    def idle(self, seconds: float) -> None:
+        """Do what comes in, and ask for nothing."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self.node.step(left)
+
     def call(self, tokens: np.ndarray) -> float:
         """Seconds from handing tokens ``[1, N, D]`` over until they are back and all blocks ran."""
         self._request += 1
