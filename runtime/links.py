@@ -48,6 +48,8 @@ _RECONNECT_MS, _RECONNECT_MOST_MS = 50, 400
 """A peer that is back is dialled within half a second, which guarantee R8 needs."""
 _CURVE_EXTRA = 64
 """Bytes that a frame may be longer on a CURVE link (33 in CurveZMQ: command, nonce, flags, authentication)."""
+_UNREAD = 128
+"""Messages of a link that libzmq takes in before they are read; the rest waits at the sender."""
 _REDIAL_S = 0.5
 """Seconds after which a handshake that failed is tried again."""
 
@@ -209,6 +211,7 @@ class Links:
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, self._heartbeat.timeout_ms)
         socket.setsockopt(zmq.HEARTBEAT_TTL, self._heartbeat.timeout_ms)
         socket.setsockopt(zmq.HANDSHAKE_IVL, 2000)
+        socket.setsockopt(zmq.RCVHWM, _UNREAD)
         socket.setsockopt(zmq.MAXMSGSIZE, self._max_frame)
         return socket
 

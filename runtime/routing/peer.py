@@ -33,6 +33,8 @@ from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.policy import Choice, GiveBack, Own, RunHere
 from ls_edge.runtime.wire import Accept, Cancel, Itinerary, Refuse, Release, RequestKey, State, VisitRow
 
+_SESSIONS = 1024
+"""Sources whose turns are remembered."""
 _SMOOTH = 0.1
 """Weight of the newest engine call in the usual time of one."""
 
@@ -215,6 +217,8 @@ class PeerMachine(Machine):
             return
         self._turn += 1
         self._served[first.ticket.session] = self._turn
+        if len(self._served) > _SESSIONS:
+            del self._served[min(self._served, key=lambda session: self._served[session])]
         blocks = self._chain(batch, first.block)
         usual = len(blocks) * self.block_us / 1e6
         for item in batch:

@@ -121,7 +121,9 @@ class SourceMachine(Machine):
         if run.itinerary.blocks_done < old.itinerary.blocks_done:
             return
         ticket = Ticket(self.session, run.ticket.request, self._rng.getrandbits(64), run.ticket.hop)
-        itinerary = msgspec.structs.replace(run.itinerary, relays=(), source=self.name)
+        itinerary = msgspec.structs.replace(
+            run.itinerary, relays=(), source=self.name, policy=old.itinerary.policy, max_skips=old.itinerary.max_skips
+        )
         item = Item(ticket, itinerary, event.tokens, old.deadline, None, self._now)
         self._drop(old)
         self.items[ticket] = request.item = item
