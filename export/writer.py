@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import onnx
@@ -37,6 +37,7 @@ from ls_edge.errors import BundleError, RunError, UsageError
 from ls_edge.export.calibration import RANGE_IMAGES, Calibration, activation_ranges
 from ls_edge.export.merge import group, merge
 from ls_edge.export.onnx_parts import trace, trace_blocks
+from ls_edge.export.order_costs import ORDERS, measure_order_costs
 from ls_edge.export.precision import to_half
 from ls_edge.export.quantise import quantise_dynamic, quantise_explicit
 from ls_edge.export.split import PartsView, head_piece, portable, stem_piece
@@ -64,6 +65,8 @@ class ExportSettings:
     """Largest batch that is verified."""
     whole: bool = False
     """Whether the model is written in one file too."""
+    cost_orders: int = ORDERS
+    """Orders whose cost is measured on calibration images; 0 for none."""
 
 
 _DEFAULT = ExportSettings()
@@ -79,7 +82,7 @@ class Exported:
 
 def steps_of(blocks: int, settings: ExportSettings = _DEFAULT, *, calibrated: bool = False) -> int:
     """How often :func:`export_run` reports a step for a model of so many blocks."""
-    return blocks // settings.blocks_per_part + 3 + (2 if calibrated else 0)
+    return blocks // settings.blocks_per_part + 3 + (3 if calibrated else 0)
 
 
 def export_run(
@@ -106,7 +109,14 @@ def export_run(
         with _beside(out) as folder:
             manifest = _write_parts(run, view, folder, settings, calibration, step)
             verified = _verify(Bundle(folder, manifest), view, settings, calibration, step)
-            write_manifest(folder, msgspec.structs.replace(manifest, verified=verified.to_json()))
+            costs: dict[str, Any] = {}
+            if calibration is not None:
+                step("order costs")
+                if settings.cost_orders:
+                    found = measure_order_costs(view, calibration.fit, calibration.source, orders=settings.cost_orders)
+                    costs = msgspec.to_builtins(found)
+            manifest = msgspec.structs.replace(manifest, verified=verified.to_json(), order_costs=costs)
+            write_manifest(folder, manifest)
             _replace(folder, out)
     except OSError as error:
         raise BundleError(f"cannot write {out}: {error.strerror or error}; check the path and the free space") from None

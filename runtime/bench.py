@@ -2,7 +2,8 @@
 
 Chain and monolith run by the same library with the same options, alternately, so that whatever else the machine
 does falls on both; figures are medians. The monolith with ONNX Runtime's default options is timed afterwards,
-because its threads spin and would slow the others (ONNX Runtime only). Images are noise: the time does not depend on them.
+because its threads spin and would slow the others (ONNX Runtime only). Images are noise: the time does not depend
+on them.
 
 Left out: merging the parts (``ls_edge.export.merge``, which needs ``onnx``); the caller brings the bytes.
 """
@@ -116,7 +117,8 @@ def bench(
     chain_ms, whole_ms = Times.of(chain_s), Times.of(whole_s[0]) if whole_s else None
     return Bench(
         bundle_id=bundle.manifest.bundle_id, model=bundle.manifest.model, precision=bundle.manifest.precision,
-        engine=f"onnxruntime {onnxruntime_module().__version__}" if used_kind == "onnx" else "tensorrt", provider=used, threads=threads, batch=batch,
+        engine=f"onnxruntime {onnxruntime_module().__version__}" if used_kind == "onnx" else "tensorrt",
+        provider=used, threads=threads, batch=batch,
         duration=duration, repeats=len(chain_s),
         stem_ms=Times.of(parts[0]), blocks_ms=[Times.of(part) for part in parts[1:-1]], head_ms=Times.of(parts[-1]),
         chain_ms=chain_ms, monolith_ms=whole_ms,

@@ -37,6 +37,10 @@ from ls_edge.errors import UsageError
 @click.option(
     "--max-batch", type=click.IntRange(min=1), default=8, show_default=True, help="Largest batch to verify."
 )  # fmt: skip
+@click.option(
+    "--cost-orders", type=click.IntRange(min=0), default=256, show_default=True,
+    help="Orders to measure for the policy 'quality', with --calibrate; 0 measures none.",
+)  # fmt: skip
 @click.option("--whole", is_flag=True, help="Write the model in one file too, as whole.onnx.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def command(
@@ -49,6 +53,7 @@ def command(
     calibrate: str | None,
     calibrate_images: int,
     max_batch: int,
+    cost_orders: int,
     whole: bool,
     as_json: bool,
 ) -> None:
@@ -78,7 +83,7 @@ def command(
     onnxruntime_module()
     check_target(out)
     loaded = load_run(run)
-    settings = ExportSettings(precision, engine, blocks_per_part, max_batch, whole)
+    settings = ExportSettings(precision, engine, blocks_per_part, max_batch, whole, cost_orders)
     PartsView(loaded.view, blocks_per_part)  # refused before anything is shown
     calibration = None
     if calibrate is not None:
@@ -112,6 +117,9 @@ def _summary(out: Path, manifest: Any, seconds: float) -> dict[str, Any]:
         "bytes": {name: part.bytes for name, part in manifest.part_names()},
         "seconds": round(seconds, 3),
         "verified": manifest.verified,
+        "order_costs": {name: manifest.order_costs[name] for name in ("orders", "images", "trained", "random", "fit")}
+        if manifest.order_costs
+        else None,
     }
 
 
@@ -130,11 +138,23 @@ def _print(summary: dict[str, Any]) -> None:
         + (f", whole {_kb(sizes['whole'])}" if "whole" in sizes else ""),
         "verified": f"{shown(verified)}, each part and the chain in trained and shuffled orders, "
         f"batches of {', '.join(map(str, verified['batches']))}, {verified['images']} images",
+        "orders": _costs(summary["order_costs"]),
         "time": f"{summary['seconds']:.1f} s",
     }
     for key, value in rows.items():
+        if not value:
+            continue
         table.add_row(f"[bold]{key}[/bold]", value)
     Console(soft_wrap=True).print(table)
+
+
+def _costs(costs: dict[str, Any] | None) -> str:
+    if costs is None:
+        return ""
+    return (
+        f"{costs['orders']} on {costs['images']} images: loss {costs['trained']['loss']:.3f} as trained, "
+        f"{costs['random']['loss']:.3f} in random order; estimates rank others by {costs['fit']['spearman']:.2f}"
+    )
 
 
 def shown(verified: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import pytest
 
 DEPTH = 3
+EPOCHS = 10
 
 
 @pytest.fixture(scope="session")
@@ -14,9 +15,9 @@ def make_run():
     from ls_edge.training.config import RunRecord, TrainConfig
     from ls_edge.training.models import build, image_spec_of
 
-    def make(folder, seed=0, change=lambda view: None):
+    def make(folder, seed=0, change=lambda view: None, depth=DEPTH):
         torch.set_num_threads(1)
-        args = {"depth": DEPTH, "embed_dim": 32, "class_token": True, "global_pool": "token"}
+        args = {"depth": depth, "embed_dim": 32, "class_token": True, "global_pool": "token"}
         view = build("vit_digits", args)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -25,13 +26,47 @@ def make_run():
                     parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=generator)
             change(view)
         record = RunRecord(
-            version="0", model="vit_digits", model_args=args, kept=tuple(range(DEPTH)), classes=tuple("0123456789"),
+            version="0", model="vit_digits", model_args=args, kept=tuple(range(depth)), classes=tuple("0123456789"),
             image=image_spec_of(view), trained_on="", method="shuffle",
         )  # fmt: skip
         save_run(folder, view, TrainConfig(), record)
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def trained(make_run, tmp_path_factory):
+    """A run that learned the digits in trained order for some seconds: right there, at a loss in any other order."""
+    import torch
+
+    from ls_edge.export.calibration import Preprocessor
+    from ls_edge.training.checkpoint import load_run
+    from ls_edge.training.sources import open_images
+
+    def learn(view):
+        from ls_edge.training.models import image_spec_of
+
+        preprocess = Preprocessor(image_spec_of(view))
+        refs = open_images("digits", "train").images
+        images = torch.stack([torch.from_numpy(preprocess(ref.read(), ref.name)) for ref in refs])
+        labels = torch.tensor([ref.label for ref in refs])
+        generator = torch.Generator().manual_seed(0)
+        with torch.enable_grad():
+            for block in view.blocks:
+                for parameter in block.parameters():
+                    if parameter.ndim > 1:
+                        parameter.data.mul_(0.6)
+            optimizer = torch.optim.AdamW(view.parameters(), lr=3e-3)
+            view.train()
+            for _ in range(EPOCHS):
+                for rows in torch.randperm(len(images), generator=generator).split(64):
+                    optimizer.zero_grad()
+                    torch.nn.functional.cross_entropy(view(images[rows]), labels[rows]).backward()
+                    optimizer.step()
+            view.eval()
+
+    return load_run(make_run(tmp_path_factory.mktemp("trained") / "run", change=learn, depth=6))
 
 
 @pytest.fixture(scope="session")
