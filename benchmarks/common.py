@@ -101,7 +101,7 @@ def bundle_of(model: str, args: dict[str, Any] | None = None) -> Path:
 
     Weights are drawn wider than timm's, so that the order of blocks shows in the logits.
     """
-    args = args or {}
+    args = {"num_classes": 10, **(args or {})}
     tag = hashlib.sha256(json.dumps([1, model, args], sort_keys=True).encode()).hexdigest()[:12]
     target = cache_folder() / f"{model}-{tag}"
     if (target / "manifest.json").exists():
@@ -124,7 +124,7 @@ def bundle_of(model: str, args: dict[str, Any] | None = None) -> Path:
                 parameter.normal_(0.0, 0.5 * parameter[0].numel() ** -0.5, generator=generator)
     record = RunRecord(
         version=__version__, model=model, model_args=args, kept=tuple(range(view.blocks_count)),
-        classes=tuple(map(str, range(int(args.get("num_classes", 10))))), image=image_spec_of(view), trained_on="",
+        classes=tuple(map(str, range(int(args["num_classes"])))), image=image_spec_of(view), trained_on="",
         method="shuffle",
     )  # fmt: skip
     with tempfile.TemporaryDirectory(dir=cache_folder()) as scratch:
