@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ls_edge.bundle import Bundle
+from ls_edge.costs import read_order_costs
 from ls_edge.errors import EngineError, LsEdgeError, UsageError
 from ls_edge.peers import EngineKind, PeersFile, is_loopback
 from ls_edge.runtime.codec import Tokens
@@ -77,6 +78,7 @@ class Peer:
             rng=random.SystemRandom(),
             max_batch=self.entry.max_batch,
             batch_wait=self.entry.batch_wait_ms / 1e3,
+            costs=read_order_costs(bundle.manifest.order_costs, bundle.blocks),
         )
         self.node = Node(
             name=name,

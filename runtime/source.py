@@ -32,6 +32,7 @@ import numpy as np
 
 from ls_edge.arrangement import random_order
 from ls_edge.bundle import Bundle
+from ls_edge.costs import read_order_costs
 from ls_edge.errors import Overloaded, RequestError, SourceClosed, UsageError
 from ls_edge.peers import PeersFile, load_peers
 from ls_edge.runtime.answers import Answer, PeerView, Pending, record_of
@@ -75,6 +76,8 @@ class Settings:
     """Every hop through this process, for peers that cannot reach each other."""
     threads: int = 1
     """Threads of stem and head."""
+    price: float = 1.0
+    """What a second is worth to the policy ``quality``, in nats of log-likelihood."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,8 +141,17 @@ class Source:
         }
         warm_ms = [engine.warm_up() for engine in self._engines.values()]
         self.machine = SourceMachine(
-            self._alias, self.session, limits=limits or Limits(), rng=random.SystemRandom()
-        )  # fmt: skip
+            self._alias,
+            self.session,
+            limits=limits or Limits(),
+            rng=random.SystemRandom(),
+            costs=read_order_costs(bundle.manifest.order_costs, bundle.blocks),
+        )
+        if self.settings.policy == "quality" and self.machine.costs is None:
+            raise UsageError(
+                f"{bundle.folder} has no order_costs, which the policy quality goes by; export it again with "
+                "--calibrate DATA, or use nearest"
+            )
         self.machine.head_us = round(warm_ms[1] * 2e3)
         self._ids = itertools.count()
         self._inbox = _Inbox()
@@ -347,8 +359,13 @@ class Source:
             if self.settings.policy == "random":
                 order = random_order(blocks, self.settings.seed, pending.request)
             itinerary = Itinerary(
-                self._alias, self.settings.policy, order, self.max_skips, self.settings.via_source
-            )  # fmt: skip
+                self._alias,
+                self.settings.policy,
+                order,
+                self.max_skips,
+                self.settings.via_source,
+                price=self.settings.price,
+            )
             self.node.feed(Submit(pending.request, itinerary, result.tokens, pending.deadline))
         else:
             assert result.logits is not None

@@ -21,6 +21,8 @@ from ls_edge.peers import is_name
 MAJOR, MINOR = 1, 0
 _MAGIC = b"LS"
 _PREFIX = _MAGIC + bytes([MAJOR])
+MAX_PRICE = 1e6
+"""Most that a second may be worth, in nats."""
 MAX_HEADER = 64 * 1024
 """Longest header in bytes; an itinerary of a thousand blocks fits."""
 
@@ -72,6 +74,8 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
     visits: tuple[VisitRow, ...] = ()
     relays: tuple[str, ...] = ()
     """Holders that passed the tokens on without running a block, since the last block that ran."""
+    price: float = 1.0
+    """What a second is worth to the policy ``quality``, in nats of log-likelihood."""
 
     @property
     def blocks_done(self) -> int:
@@ -308,6 +312,8 @@ def _check_run(run: Run) -> None:
         raise WireError("itinerary names a block twice or one out of range; dropped")
     _check_names("itinerary", {it.source, *it.relays, *(holder for _, holder in ran), *(v.holder for v in it.visits)})
     _check_numbers("itinerary", _COUNT, it.max_skips)
+    if not 0.0 <= it.price <= MAX_PRICE:
+        raise WireError(f"itinerary with the price {it.price}, from 0 to {MAX_PRICE:.0f} are allowed; dropped")
     for visit in it.visits:
         _check_numbers("visit", _MICROSECONDS, visit.queue_us, visit.engine_us, visit.codec_us)
         _check_numbers("visit", _COUNT, *visit.blocks)

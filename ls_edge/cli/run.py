@@ -34,6 +34,10 @@ _WAIT_READY = 5.0
 )
 @click.option("--max-skips", type=click.IntRange(min=0), help="Blocks an answer may leave out.  [default: a quarter]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws the orders of the policy random.")
+@click.option(
+    "--price", type=click.FloatRange(min=0, max=1e6), default=1.0, show_default=True,
+    help="What a second is worth to the policy quality, in nats of log-likelihood.",
+)  # fmt: skip
 @click.option("--via", type=click.Choice(["peers", "source"]), default="peers", show_default=True, help="Way of a hop.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of stem and head.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
@@ -44,8 +48,8 @@ _WAIT_READY = 5.0
 @click.option("--log-json", is_flag=True, help="Log lines as JSON.")
 def command(
     peers: Path, bundle: Path, data: str, policy: str, limit: int | None, concurrency: int, budget_ms: float,
-    max_skips: int | None, seed: int, via: str, threads: int, as_json: bool, report: Path | None, trace: Path | None,
-    secret_key: Path | None, strict_bundle: bool, log_json: bool,
+    max_skips: int | None, seed: int, price: float, via: str, threads: int, as_json: bool, report: Path | None,
+    trace: Path | None, secret_key: Path | None, strict_bundle: bool, log_json: bool,
 ) -> int:  # fmt: skip
     """Send images through the peers of peers.yaml and print accuracy, latency and who did what.
 
@@ -72,6 +76,7 @@ def command(
     with Source.open(
         peers, opened, policy=policy, secret_key=secret_key, strict_bundle=strict_bundle, budget_ms=budget_ms,
         max_skips=max_skips, seed=seed, max_inflight=max(concurrency, 1), via_source=via == "source", threads=threads,
+        price=price,
     ) as source:  # fmt: skip
         _wait_ready(source)
         progress = RunProgress(len(images), [peer.name for peer in source.peers.peers])

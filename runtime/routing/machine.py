@@ -40,7 +40,7 @@ from ls_edge.runtime.routing.events import (
     Unsendable,
 )
 from ls_edge.runtime.routing.neighbours import Limits, Neighbour, Neighbours
-from ls_edge.runtime.routing.policy import Choice, GiveBack, Own, SendTo, Wait, choose
+from ls_edge.runtime.routing.policy import Choice, Costs, GiveBack, Own, SendTo, Wait, choose
 from ls_edge.runtime.wire import Accept, Itinerary, Moved, Progress, Refuse, Release, RequestKey, Run, Ticket
 
 
@@ -96,8 +96,9 @@ class Item:
 class Machine:
     """What :class:`~.peer.PeerMachine` and :class:`~.source.SourceMachine` have in common."""
 
-    def __init__(self, name: str, *, limits: Limits, rng: random.Random) -> None:
-        """``rng`` draws branches; seed it in a test, never in a process."""
+    def __init__(self, name: str, *, limits: Limits, rng: random.Random, costs: Costs | None = None) -> None:
+        """``rng`` draws branches; seed it in a test, never in a process. ``costs`` are for the policy ``quality``."""
+        self.costs = costs
         self.name = name
         self.limits = limits
         self.neighbours = Neighbours(limits)
@@ -134,7 +135,7 @@ class Machine:
         raise NotImplementedError
 
     def _own(self, item: Item) -> Own:  # noqa: ARG002
-        return Own()
+        return Own(costs=self.costs, credit_wait=self.limits.credit_wait)
 
     def _take(self, item: Item, choice: Choice) -> None:
         """Carry out a choice that is neither SendTo nor Wait."""

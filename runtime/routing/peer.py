@@ -30,7 +30,7 @@ from ls_edge.runtime.routing.events import (
 )
 from ls_edge.runtime.routing.machine import Item, Machine, Stage
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.policy import Choice, GiveBack, Own, RunHere
+from ls_edge.runtime.routing.policy import Choice, Costs, GiveBack, Own, RunHere
 from ls_edge.runtime.wire import Accept, Cancel, Itinerary, Refuse, Release, RequestKey, State, VisitRow
 
 _SESSIONS = 1024
@@ -51,9 +51,10 @@ class PeerMachine(Machine):
         rng: random.Random,
         max_batch: int = 1,
         batch_wait: float = 0.0,
+        costs: Costs | None = None,
     ) -> None:
         """``batch_wait``: seconds that a request waits for others to share an engine call with."""
-        super().__init__(name, limits=limits, rng=rng)
+        super().__init__(name, limits=limits, rng=rng, costs=costs)
         self.blocks = frozenset(blocks)
         self.max_batch = max_batch
         self.batch_wait = batch_wait if max_batch > 1 else 0.0
@@ -183,10 +184,11 @@ class PeerMachine(Machine):
 
     # The engine.
 
-    def _own(self, item: Item) -> Own:  # noqa: ARG002
+    def _own(self, item: Item) -> Own:
         if not self.warm or self.stuck or self._now >= self._drain_until:
-            return Own()
-        return Own(self.blocks - self.failed_blocks.keys(), self.work_us, self.block_us)
+            return super()._own(item)
+        usable = self.blocks - self.failed_blocks.keys()
+        return Own(usable, self.work_us, self.block_us, self.costs, self.limits.credit_wait)
 
     @property
     def work_us(self) -> int:
@@ -245,6 +247,8 @@ class PeerMachine(Machine):
 
         Only what the policies would choose without looking at anybody else: the next wanted block, held here.
         """
+        if any(item.itinerary.policy == "quality" for item in batch):
+            return (first,)
         most = max(1, int(self.limits.chain * 1e6 / max(1, self.block_us)))
         chain = [first]
         own = self._own(batch[0]).blocks

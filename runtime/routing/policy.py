@@ -10,16 +10,34 @@ else remains.
 - ``fastest``: whoever is expected to have run a next block first, counting queue, engine and link, shared over the
   blocks that it could run in one go; there the block closest to the trained order. It never waits for the credit of
   one holder while another has some.
+- ``quality``: the block and holder with the least expected loss (``ls_edge.costs``, measured at export), plus its
+  expected time at the itinerary's price, nats a second. It waits for a holder's credit where that is worth more than
+  the wait. A process without measured costs goes by ``nearest``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ls_edge.runtime.wire import Itinerary
 
-POLICIES = ("nearest", "sequential", "random", "fastest")
+POLICIES = ("nearest", "sequential", "random", "fastest", "quality")
+
+
+class Costs(Protocol):
+    """What the policy ``quality`` asks; see :class:`ls_edge.costs.OrderCosts`."""
+
+    @property
+    def slot(self) -> Sequence[Sequence[float]]:
+        """Nats of ``[block][slot]``."""
+        ...
+
+    @property
+    def inverted(self) -> Sequence[Sequence[float]]:
+        """Nats of ``[earlier block][later block]`` where the later one ran first."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,10 @@ class Own:
     blocks: frozenset[int] = frozenset()
     wait_us: int = 0
     block_us: int = 0
+    costs: Costs | None = None
+    """What orders cost this model, where it was measured."""
+    credit_wait: float = 0.25
+    """Seconds that a wait for credit may take."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +115,10 @@ def choose(
         choice = _fastest(itinerary, own, candidates, spread)
         if choice is not None:
             return choice
+    if itinerary.policy == "quality" and own.costs is not None:
+        choice = _quality(itinerary, own, own.costs, candidates, patient=patient, spread=spread)
+        if choice is not None:
+            return choice
     saturated = False
     for block in wanted:
         if block in own.blocks:
@@ -134,6 +160,47 @@ def _fastest(itinerary: Itinerary, own: Own, candidates: Sequence[Candidate], sp
         if best is None or expected < best:
             best, choice = expected, SendTo(c.name)
     return choice
+
+
+def _quality(
+    itinerary: Itinerary, own: Own, costs: Costs, candidates: Sequence[Candidate], *, patient: bool, spread: int
+) -> Choice | None:
+    """The least loss and time together; None where nothing that remains can be run by anybody with a credit."""
+    remaining = frozenset(itinerary.remaining)
+    slot = itinerary.blocks_done
+    loss = {block: _regret(costs, block, itinerary.remaining, slot) for block in itinerary.remaining}
+    options: list[tuple[float, int, Choice]] = []
+    here = own.blocks & remaining
+    seconds = (own.wait_us / max(1, len(here)) + own.block_us) / 1e6
+    options += [(loss[block] + itinerary.price * seconds, -1, RunHere(block)) for block in here]
+    waiting: list[float] = []
+    for index, c in enumerate(sorted(candidates, key=lambda c: c.name)):
+        there = c.blocks & remaining
+        if not there:
+            continue
+        least = min(loss[block] for block in there)
+        seconds = ((c.wait_us + c.link_us) / len(there) + c.block_us) / 1e6
+        if c.credits > 0:
+            options.append((least + itinerary.price * seconds, (index + spread) % len(candidates), SendTo(c.name)))
+        else:
+            waiting.append(least + itinerary.price * (seconds + own.credit_wait))
+    best = min(options, key=lambda option: (option[0], option[1], getattr(option[2], "block", 0)), default=None)
+    if patient and waiting and (best is None or min(waiting) < best[0]):
+        return Wait()
+    return None if best is None else best[2]
+
+
+def _regret(costs: Costs, block: int, remaining: Sequence[int], slot: int) -> float:
+    """Nats that running ``block`` now costs, beyond what it would cost at a later time drawn at random.
+
+    Only the difference tells blocks apart: each of them has to run at some time.
+    """
+    row = costs.slot[block]
+    later = range(slot + 1, slot + len(remaining))
+    regret = row[slot] - (sum(row[s] for s in later) / len(later) if later else 0.0)
+    before = sum(costs.inverted[other][block] for other in remaining if other < block)
+    after = sum(costs.inverted[block][other] for other in remaining if other > block)
+    return regret + (before - after) / 2
 
 
 def _best(candidates: Sequence[Candidate], itinerary: Itinerary, spread: int) -> Candidate:

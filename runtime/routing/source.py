@@ -33,7 +33,7 @@ from ls_edge.runtime.routing.events import (
 )
 from ls_edge.runtime.routing.machine import Item, Machine, Stage
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.policy import Choice, GiveBack
+from ls_edge.runtime.routing.policy import Choice, Costs, GiveBack
 from ls_edge.runtime.wire import Accept, Cancel, Moved, Ticket
 
 
@@ -50,8 +50,10 @@ class _Request:
 class SourceMachine(Machine):
     """Routing of a process that has the images."""
 
-    def __init__(self, name: str, session: bytes, *, limits: Limits, rng: random.Random) -> None:
-        super().__init__(name, limits=limits, rng=rng)
+    def __init__(
+        self, name: str, session: bytes, *, limits: Limits, rng: random.Random, costs: Costs | None = None
+    ) -> None:
+        super().__init__(name, limits=limits, rng=rng, costs=costs)
         self.session = session
         self.requests: dict[int, _Request] = {}
         self.duplicates: Counter[int] = Counter()
