@@ -9,19 +9,15 @@ common is computed once. Memory: one set of tokens for each block on the way.
 
 from __future__ import annotations
 
-import itertools
-import random as _random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
-from ls_edge.arrangement import Arrangement, apply, random_orders, random_subset_order
-from ls_edge.errors import DataError, UsageError
-
-DRAWS = 8
-"""Random subsets over which the accuracy of a pruned model is averaged."""
+from ls_edge.arrangement import apply, random_orders
+from ls_edge.errors import DataError
+from ls_edge.evalplan import Plan, kendall_tau
 
 
 class BlockModel(Protocol):
@@ -64,7 +60,7 @@ class Arbitrary(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A part of the blocks, means over :data:`DRAWS` random subsets."""
+    """A part of the blocks, means over :data:`ls_edge.evalplan.DRAWS` random subsets."""
 
     sequential: float
     """The subset in trained order."""
@@ -73,7 +69,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Tracks(msgspec.Struct, frozen=True):
-    """All blocks in waves of tracks, means over :data:`DRAWS` draws where the order is random."""
+    """All blocks in waves of tracks, means over :data:`ls_edge.evalplan.DRAWS` draws where the order is random."""
 
     tracks: int
     """Side by side in a wave."""
@@ -95,6 +91,17 @@ class Distance(msgspec.Struct, frozen=True):
     orders: int
 
 
+class Models(msgspec.Struct, frozen=True):
+    """Where several runs are evaluated as one: the spread between them."""
+
+    count: int
+    sequential_std: float
+    """Of the models' accuracies in trained order."""
+    arbitrary_std: float
+    """Of the models' mean accuracies in random order."""
+    runs: list[str]
+
+
 class Evaluation(msgspec.Struct, frozen=True):
     """The document of ``eval --json``."""
 
@@ -109,106 +116,12 @@ class Evaluation(msgspec.Struct, frozen=True):
     """By shape of the waves, where asked for."""
     kendall: list[Distance] | None = None
     """By distance from the trained order, nearest last, where asked for."""
+    models: Models | None = None
+    """Where it is the mean over several runs."""
     skipped: int = 0
     """Images that could not be decoded."""
     settings: dict[str, Any] = {}
     """What was evaluated, and the defaults in force."""
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """Which orders are evaluated."""
-
-    blocks: int
-    orders: int
-    keep: tuple[int, ...]
-    seed: int
-    shapes: tuple[tuple[int, int], ...] = ()
-    """Tracks a wave and blocks a track."""
-    distances: int = 0
-    """Orders at graded distances from the trained one."""
-
-    @classmethod
-    def make(
-        cls,
-        blocks: int,
-        orders: int = 64,
-        keep: Sequence[int] | None = None,
-        seed: int = 0,
-        *,
-        arrangements: bool = False,
-        kendall: bool = False,
-    ) -> Plan:
-        """``keep`` None is a quarter, a half and three quarters of the blocks; raises :class:`UsageError`.
-
-        ``arrangements`` adds :func:`default_shapes`, ``kendall`` as many orders again at graded distances.
-        """
-        if orders < 1:
-            raise UsageError(f"orders is {orders}; evaluate at least 1")
-        chosen = default_keep(blocks) if keep is None else sorted(set(keep))
-        bad = next((count for count in chosen if not 1 <= count <= blocks), None)
-        if bad is not None:
-            raise UsageError(f"keep {bad} is not possible: the model has {blocks} blocks; say 1 to {blocks}")
-        shapes = tuple(default_shapes(blocks)) if arrangements else ()
-        return cls(blocks, orders, tuple(chosen), seed, shapes, orders if kendall else 0)
-
-    def all_orders(self) -> list[tuple[int, ...]]:
-        """Every order to run, each once."""
-        found = {tuple(range(self.blocks)), *random_orders(self.blocks, self.orders, self.seed)}
-        for keep in self.keep:
-            found.update(self.subsets(keep, shuffled=False), self.subsets(keep, shuffled=True))
-        found.update(self.graded())
-        return sorted(found)
-
-    def graded(self) -> list[tuple[int, ...]]:
-        """The orders at graded distances."""
-        return graded_orders(self.blocks, self.distances, self.seed)
-
-    def in_tracks(self, tracks: int, length: int) -> tuple[Arrangement, list[Arrangement]]:
-        """A shape filled in trained order, and in the random orders of :data:`DRAWS` draws."""
-        orders = random_orders(self.blocks, DRAWS, self.seed)
-        return dealt(range(self.blocks), tracks, length), [dealt(order, tracks, length) for order in orders]
-
-    def subsets(self, keep: int, *, shuffled: bool) -> list[tuple[int, ...]]:
-        """The random subsets of ``keep`` blocks, in trained order or as drawn."""
-        return [random_subset_order(self.blocks, keep, self.seed, i, shuffled=shuffled) for i in range(DRAWS)]
-
-
-def default_keep(blocks: int) -> list[int]:
-    """Quarters of the depth."""
-    return sorted({round(blocks * part / 4) for part in (1, 2, 3)} - {0, blocks})
-
-
-def default_shapes(blocks: int) -> list[tuple[int, int]]:
-    """Two, four and all blocks at a time, and two tracks of two blocks or of half of all."""
-    found = [(2, 1), (4, 1), (blocks, 1), (2, 2), (2, blocks // 2)]
-    return sorted({(tracks, length) for tracks, length in found if length >= 1 and 2 <= tracks <= blocks // length})
-
-
-def dealt(order: Sequence[int], tracks: int, length: int) -> Arrangement:
-    """``order`` dealt into waves of ``tracks`` tracks of ``length`` blocks; the last wave may be smaller."""
-    pieces = [tuple(order[at : at + length]) for at in range(0, len(order), length)]
-    return Arrangement(tuple(tuple(pieces[at : at + tracks]) for at in range(0, len(pieces), tracks)))
-
-
-def kendall_tau(order: Sequence[int]) -> float:
-    """Rank correlation of ``order`` with the trained order: pairs in place less pairs inverted, over all pairs."""
-    pairs = list(itertools.combinations(order, 2))
-    return sum(1 if one < other else -1 for one, other in pairs) / len(pairs) if pairs else 1.0
-
-
-def graded_orders(blocks: int, count: int, seed: int) -> list[tuple[int, ...]]:
-    """Orders whose Kendall tau spreads from 1 to -1, which uniform permutations crowd around 0.
-
-    Each block moves by a share of a random key, the share growing from order to order; every other is backwards.
-    """
-    found = []
-    for index in range(count):
-        rng = _random.Random((seed << 33) ^ (index << 1) ^ 1)
-        share = (index + 0.5) / count
-        keys = [(1 - share) * block / max(1, blocks) + share * rng.random() for block in range(blocks)]
-        order = tuple(sorted(range(blocks), key=keys.__getitem__))
-        found.append(order[::-1] if index % 2 else order)
-    return found
 
 
 def evaluate(
@@ -267,6 +180,53 @@ def evaluate(
             for shape, (trained, drawn) in zip(plan.shapes, shaped, strict=True)
         ] if plan.shapes else None,
         kendall=_by_distance(plan, top1) if plan.distances else None,
+    )  # fmt: skip
+
+
+def together(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """Several runs of one plan as one: means over the models; the deviation is that over models and orders."""
+    first = evaluations[0]
+    tops = np.array([item.sequential.top1 for item in evaluations])
+    means = np.array([item.arbitrary.top1_mean for item in evaluations])
+    within = np.array([item.arbitrary.top1_std for item in evaluations])
+    guessed = [item.position_accuracy for item in evaluations if item.position_accuracy is not None]
+
+    def mean(values: Iterable[float]) -> float:
+        return float(np.mean(list(values)))
+
+    return msgspec.structs.replace(
+        first,
+        sequential=Sequential(mean(tops)),
+        arbitrary=Arbitrary(
+            top1_mean=mean(means), top1_std=float(np.sqrt((within**2).mean() + means.var())),
+            top1_p5=mean(item.arbitrary.top1_p5 for item in evaluations),
+            top1_worst=min(item.arbitrary.top1_worst for item in evaluations), orders=first.arbitrary.orders,
+        ),
+        kept={
+            keep: Kept(
+                mean(item.kept[keep].sequential for item in evaluations),
+                mean(item.kept[keep].arbitrary for item in evaluations),
+            )
+            for keep in first.kept
+        },
+        position_accuracy=mean(guessed) if guessed else None,
+        arrangements=[
+            msgspec.structs.replace(
+                shapes[0], trained=mean(item.trained for item in shapes),
+                arbitrary=mean(item.arbitrary for item in shapes),
+                arbitrary_std=float(np.sqrt(np.mean([i.arbitrary_std**2 for i in shapes])
+                                            + np.var([i.arbitrary for i in shapes]))),
+            )
+            for shapes in zip(*(item.arrangements for item in evaluations if item.arrangements), strict=True)
+        ] or None,
+        kendall=[
+            msgspec.structs.replace(bins[0], top1=mean(item.top1 for item in bins))
+            for bins in zip(*(item.kendall for item in evaluations if item.kendall), strict=True)
+        ] or None,
+        models=Models(
+            count=len(evaluations), sequential_std=float(tops.std()), arbitrary_std=float(means.std()),
+            runs=[str(item.settings.get("of", "")) for item in evaluations],
+        ),
     )  # fmt: skip
 
 

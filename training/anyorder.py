@@ -15,8 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from ls_edge.accuracy import dealt
 from ls_edge.arrangement import Arrangement
+from ls_edge.evalplan import dealt
 from ls_edge.training.plans import Pass, Plan, displaced, in_waves
 
 

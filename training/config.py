@@ -136,6 +136,8 @@ class RunFile(TrainConfig, frozen=True, forbid_unknown_fields=True):
     """Written by training; left out of account where the file is a ``--config``."""
 
 
+RECIPES = Path(__file__).parent / "recipes"
+"""The paper's set-ups, part of the package."""
 FLAGS: dict[str, tuple[str, ...]] = {
     "data": ("data", "source"),
     "workers": ("data", "workers"),
@@ -176,6 +178,17 @@ def read_config(path: str | Path | None, flags: dict[str, Any]) -> tuple[TrainCo
         raise UsageError(f"{error}; see 'ls-edge train --help'") from None
     check(config, None)
     return config, frozenset(_dotted(plain))
+
+
+def find_recipe(path: Path) -> Path:
+    """``path``, or the packaged recipe of that name where there is no such file; raises :class:`UsageError`."""
+    recipe = RECIPES / f"{path.name.removesuffix('.yaml')}.yaml"
+    if path.exists() or len(path.parts) > 1 or path.suffix not in ("", ".yaml"):
+        return path
+    if not recipe.is_file():
+        names = ", ".join(sorted(item.stem for item in RECIPES.glob("*.yaml")))
+        raise UsageError(f"no such file and no recipe {str(path)!r}; the recipes are {names}")
+    return recipe
 
 
 def _keys(places: yamlfile.Places, where: tuple[str | int, ...]) -> list[str]:

@@ -32,10 +32,16 @@ def _counts(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
 
 
 @click.command(cls=Command, short_help="Measure accuracy in trained order, in any order and with blocks missing.")
-@click.argument("run_or_bundle", type=click.Path(path_type=Path))
+@click.argument("run_or_bundle", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--data", required=True, metavar="DATA", help="Folder of class folders, a tar of one, or 'digits'.")
 @click.option("--orders", default=64, show_default=True, type=click.IntRange(1), help="Random orders of all blocks.")
 @click.option("--keep", callback=_counts, metavar="N,N", help="How many blocks to keep.  [default: quarters]")
+@click.option("--arrangements", is_flag=True, help="Also blocks side by side, in waves of tracks.")
+@click.option("--kendall", is_flag=True, help="Also orders at graded distances from the trained one.")
+@click.option(
+    "--figure", type=click.Path(path_type=Path), metavar="FILE",
+    help="Draw accuracy by order and by blocks kept (arXiv 2407.04513, Figure 1 b, c) as SVG.",
+)  # fmt: skip
 @click.option("--limit", type=click.IntRange(1), help="Use this many images; more than there are repeats them.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Which orders and subsets.")
 @click.option("--batch-size", default=100, show_default=True, type=click.IntRange(1), help="Images at a time.")
@@ -46,10 +52,13 @@ def _counts(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
 @click.option("--threads", type=click.IntRange(1), help="Threads of the engines or of torch.  [default: their own]")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def command(
-    run_or_bundle: Path,
+    run_or_bundle: tuple[Path, ...],
     data: str,
     orders: int,
     keep: tuple[int, ...] | None,
+    arrangements: bool,
+    kendall: bool,
+    figure: Path | None,
     limit: int | None,
     seed: int,
     batch_size: int,
@@ -61,22 +70,71 @@ def command(
 
     Three ways: blocks in trained order; in random orders (mean, deviation, 5th percentile and worst over the orders);
     and with only some of the blocks, in trained and in random order (means over eight draws).
+
+    A folder of runs, such as 'train --seeds' makes, is evaluated as one: means over its models, and the deviation
+    over models and orders. Several RUN_OR_BUNDLE are evaluated one after the other.
     """
-    from rich.console import Console
+    from ls_edge.accuracy import together
 
-    from ls_edge.accuracy import Plan, blocks_to_run, evaluate
+    found: list[Evaluation] = []
+    for given in run_or_bundle:
+        results = [
+            _evaluate(
+                path, data, orders, keep, arrangements=arrangements, kendall=kendall, limit=limit, seed=seed,
+                batch_size=batch_size, device=device, threads=threads,
+            )
+            for path in _members(given)
+        ]  # fmt: skip
+        result = results[0] if len(results) == 1 else together(results)
+        found.append(msgspec.structs.replace(result, settings={**result.settings, "of": str(given)}))
+        if not as_json:
+            _print(found[-1])
+    if figure is not None:
+        from ls_edge.report.curves import write_figure
 
-    console = Console(stderr=True)
-    if (run_or_bundle / "manifest.json").is_file():
-        model, spec, about = _open_bundle(run_or_bundle, threads)
-    elif (run_or_bundle / "config.yaml").is_file():
-        model, spec, about = _open_run(run_or_bundle, device, threads)
-    else:
+        write_figure(figure, found)
+    if as_json:
+        document = found[0] if len(found) == 1 else {"evaluations": found}
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+
+
+def _members(path: Path) -> list[Path]:
+    """A run or bundle itself, or the runs in a folder of them; raises :class:`RunError` where it is neither."""
+    if (path / "manifest.json").is_file() or (path / "config.yaml").is_file():
+        return [path]
+    runs = sorted(inner.parent for inner in path.glob("*/config.yaml")) if path.is_dir() else []
+    if not runs:
         raise RunError(
-            f"{run_or_bundle} is neither a run (config.yaml) nor a bundle (manifest.json); make one with "
+            f"{path} is neither a run (config.yaml) nor a bundle (manifest.json), nor a folder of runs; make one with "
             "'ls-edge train' or 'ls-edge export'"
         )
-    plan = Plan.make(model.blocks, orders, keep, seed)
+    return runs
+
+
+def _evaluate(
+    path: Path,
+    data: str,
+    orders: int,
+    keep: tuple[int, ...] | None,
+    *,
+    arrangements: bool,
+    kendall: bool,
+    limit: int | None,
+    seed: int,
+    batch_size: int,
+    device: str,
+    threads: int | None,
+) -> Evaluation:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ls_edge.accuracy import blocks_to_run, evaluate
+    from ls_edge.evalplan import Plan
+
+    console = Console(stderr=True)
+    bundle = (path / "manifest.json").is_file()
+    model, spec, about = _open_bundle(path, threads) if bundle else _open_run(path, device, threads)
+    plan = Plan.make(model.blocks, orders, keep, seed, arrangements=arrangements, kendall=kendall)
     images = _open_images(data)
     if images.part == "all" and about["trained_on"] == images.digest():
         console.print(f"[yellow]warning:[/yellow] the model was trained on the images of {data}", soft_wrap=True)
@@ -87,8 +145,6 @@ def command(
         skipped.append(image.name)
         console.print("[yellow]left out:[/yellow]", str(error), markup=True, soft_wrap=True)
 
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(f"evaluate {len(plan.all_orders())} orders", total=len(images))
@@ -97,16 +153,12 @@ def command(
             on_batch=lambda done: progress.update(task, completed=done),
         )  # fmt: skip
     settings = {
-        "of": str(run_or_bundle), "data": data, "part": images.part, "model": about["model"],
+        "of": str(path), "data": data, "part": images.part, "model": about["model"],
         "method": about["method"], "engine": about["engine"], "blocks": model.blocks, "orders": orders,
         "keep": list(plan.keep), "limit": limit, "seed": seed, "batch_size": batch_size,
         "block_runs": blocks_to_run(plan.all_orders()),
     }  # fmt: skip
-    result = msgspec.structs.replace(result, skipped=len(skipped), settings=settings)
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(result), indent=1).decode())
-    else:
-        _print(result)
+    return msgspec.structs.replace(result, skipped=len(skipped), settings=settings)
 
 
 def _open_bundle(folder: Path, threads: int | None) -> tuple[BlockModel, ImageSpec, dict[str, Any]]:
@@ -198,6 +250,19 @@ def _print(result: Evaluation) -> None:
     table.add_row("all", f"{result.sequential.top1:.3f}", f"{a.top1_mean:.3f}", spread)
     for keep, kept in result.kept.items():
         table.add_row(f"{keep} of {s['blocks']}", f"{kept.sequential:.3f}", f"{kept.arbitrary:.3f}", "")
+    for item in result.arrangements or ():
+        shape = f"{item.tracks} tracks of {item.blocks}"
+        table.add_row(shape, f"{item.trained:.3f}", f"{item.arbitrary:.3f}", f"± {item.arbitrary_std:.3f} over draws")
+    for distance in result.kendall or ():
+        table.add_row(f"tau {distance.tau:+.2f}", "", f"{distance.top1:.3f}", f"{distance.orders} orders")
+    if result.position_accuracy is not None:
+        table.add_row("own slot", "", f"{result.position_accuracy:.3f}", "named by the blocks themselves")
     Console(soft_wrap=not Console().is_terminal).print(table)
+    if result.models is not None:
+        m = result.models
+        click.echo(
+            f"means over {m.count} models; between them ± {m.sequential_std:.3f} in trained and "
+            f"± {m.arbitrary_std:.3f} in random order", err=True,
+        )  # fmt: skip
     if result.skipped:
         click.echo(f"{result.skipped} images could not be decoded and were left out", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from ls_edge.errors import UsageError
 from ls_edge.training.methods import METHODS
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ls_edge.training.config import TrainConfig
 
 
@@ -37,54 +40,85 @@ if TYPE_CHECKING:
     help="shift: moved a little; crop: moved and mirrored; timm: resized crops, RandAugment.  [default: auto]",
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Of weights, orders, batches.  [default: 0]")
+@click.option("--seeds", type=click.IntRange(1), metavar="N", help="Train N runs, RUN/seed-K each, from --seed on.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to train.  [default: auto]")
 @click.option("--workers", type=click.IntRange(0), metavar="N", help="Processes that decode images.  [default: 0]")
 @click.option("--threads", type=click.IntRange(1), metavar="N", help="Torch's threads on the CPU.")
-@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="YAML; flags win over it.")
+@click.option(
+    "--config", type=click.Path(path_type=Path), metavar="FILE",
+    help="YAML, or the name of a recipe of the paper, such as vit_b_cifar100; flags win over it.",
+)  # fmt: skip
 @click.option("--resume", is_flag=True, help="Go on with the run in RUN, with its own settings.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in RUN.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
-def command(out: Path, config: Path | None, resume: bool, overwrite: bool, as_json: bool, **flags: Any) -> None:
+def command(
+    out: Path,
+    config: Path | None,
+    resume: bool,
+    overwrite: bool,
+    as_json: bool,
+    seeds: int | None,
+    **flags: Any,
+) -> None:
     """Train a model on DATA and write it to the folder RUN: model.safetensors, config.yaml, metrics.jsonl.
 
     The checkpoint with the lowest cross-entropy on a seeded tenth of DATA is kept. A run that was stopped goes on
-    with --resume, to the same result.
+    with --resume, to the same result. Several GPUs: torchrun --nproc-per-node N -m ls_edge train ...
     """
     try:
-        from ls_edge.training.loop import train
+        from ls_edge.training import loop  # noqa: F401 - to see whether it can be imported
     except ImportError as error:
         raise UsageError(f"training needs {error.name}; install it with pip install 'ls-edge[train]'") from None
     from rich.console import Console
 
-    from ls_edge.training.config import read_config
+    from ls_edge.training.config import find_recipe, read_config
+
+    console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other; leave one out")
+    settings, named = read_config(None if config is None else find_recipe(config), flags)
+    if not resume and not settings.data.source:
+        raise UsageError("no data: say --data DATA, or name data.source in the --config file")
+    summaries: list[Any] = []
+    for number in range(seeds or 1):
+        run = out if seeds is None else out / f"seed-{settings.seed + number}"
+        seeded = msgspec.structs.replace(settings, seed=settings.seed + number) if seeds else settings
+        started = resume and (seeds is None or (run / "config.yaml").exists())
+        summaries.append(_train(run, seeded, named, console, resume=started, overwrite=overwrite))
+    summaries = [summary for summary in summaries if summary is not None]
+    if os.environ.get("RANK", "0") != "0" or not summaries:
+        return
+    if as_json:
+        document = {"runs": summaries} if seeds else summaries[0]
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+        return
+    for summary in summaries:
+        _print(summary)
+
+
+def _train(
+    out: Path, settings: TrainConfig, named: frozenset[str], console: Console, *, resume: bool, overwrite: bool
+) -> Any:
+    """Train one run and return its summary; None where it is finished already."""
+    from ls_edge.training.loop import train
     from ls_edge.training.progress import Bars
     from ls_edge.training.resume import RESUME
 
-    console = Console(stderr=True)
-    settings, named = read_config(config, flags)
     if resume:
-        if overwrite:
-            raise UsageError("--resume and --overwrite exclude each other; leave one out")
         settings = _settings_of(out, settings, named)
         if not (out / RESUME).is_file():
             console.print(f"{out} is finished: nothing to resume", soft_wrap=True)
-            return
-    elif not settings.data.source:
-        raise UsageError("no data: say --data DATA, or name data.source in the --config file")
+            return None
     try:
         with Bars(console) as listener:
-            summary = train(
+            return train(
                 settings, out, listener=listener, resume=resume, overwrite=overwrite,
                 model_named="model.name" in named,
             )  # fmt: skip
     except KeyboardInterrupt:
         if (out / RESUME).is_file():
-            console.print(f"stopped; go on with 'ls-edge train --out {out} --resume'", soft_wrap=True)
+            console.print(f"stopped; go on with the same command and --resume ({out})", soft_wrap=True)
         raise
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(summary), indent=1).decode())
-    else:
-        _print(summary)
 
 
 def _settings_of(out: Path, asked: TrainConfig, named: frozenset[str]) -> TrainConfig:

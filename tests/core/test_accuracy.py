@@ -2,20 +2,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from ls_edge.accuracy import (
-    DRAWS,
-    Plan,
-    blocks_to_run,
-    dealt,
-    default_keep,
-    default_shapes,
-    evaluate,
-    graded_orders,
-    kendall_tau,
-    logits_of,
-)  # fmt: skip
+from ls_edge.accuracy import blocks_to_run, evaluate, logits_of, together
 from ls_edge.arrangement import random_orders, random_subset_order
 from ls_edge.errors import DataError, UsageError
+from ls_edge.evalplan import DRAWS, Plan, dealt, default_keep, default_shapes, graded_orders, kendall_tau
 
 
 class Digits:
@@ -156,3 +146,20 @@ def test_blocks_that_name_their_slot():
             return np.full(4, len(tokens) - 1 if index else 7)
 
     assert evaluate(Tells(4, lambda order: True), images(2), Plan.make(4, 10)).position_accuracy == pytest.approx(0.75)
+
+
+def test_several_models_as_one():
+    plan = Plan.make(4, 10, kendall=True)
+    good, bad = (evaluate(Digits(4, right), images(), plan) for right in (lambda o: True, lambda o: o == (0, 1, 2, 3)))
+    both = together([good, bad])
+    assert both.sequential.top1 == 1.0
+    assert both.arbitrary.top1_mean == pytest.approx((1 + bad.arbitrary.top1_mean) / 2)
+    values = [1.0] * 10 + [float(order == (0, 1, 2, 3)) for order in random_orders(4, 10, 0)]
+    assert both.arbitrary.top1_std == pytest.approx(np.std(values))
+    assert (both.models.count, both.models.sequential_std) == (2, 0.0)
+    assert both.models.arbitrary_std == pytest.approx(np.std([1.0, bad.arbitrary.top1_mean]))
+    assert both.kept["2"].arbitrary == 0.5
+    assert len(both.kendall) == len(good.kendall)
+    assert both.arrangements is None
+    tracks = evaluate(Sums(), images(), Plan.make(4, orders=2, arrangements=True))
+    assert [(item.tracks, item.trained) for item in together([tracks, tracks]).arrangements] == [(2, 0), (2, 0), (4, 1)]

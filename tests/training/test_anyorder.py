@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from ls_edge.accuracy import dealt
 from ls_edge.errors import UsageError
+from ls_edge.evalplan import dealt
 from ls_edge.training.distill import frozen, soft_loss
 from ls_edge.training.methods import make_method
 from ls_edge.training.models import build

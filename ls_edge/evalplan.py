@@ -1,0 +1,111 @@
+"""Which orders and arrangements an evaluation runs, all drawn from one seed."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import msgspec
+
+from ls_edge.arrangement import Arrangement, random_orders, random_subset_order
+from ls_edge.errors import UsageError
+
+DRAWS = 8
+"""Random subsets over which the accuracy of a pruned model is averaged."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Which orders are evaluated."""
+
+    blocks: int
+    orders: int
+    keep: tuple[int, ...]
+    seed: int
+    shapes: tuple[tuple[int, int], ...] = ()
+    """Tracks a wave and blocks a track."""
+    distances: int = 0
+    """Orders at graded distances from the trained one."""
+
+    @classmethod
+    def make(
+        cls,
+        blocks: int,
+        orders: int = 64,
+        keep: Sequence[int] | None = None,
+        seed: int = 0,
+        *,
+        arrangements: bool = False,
+        kendall: bool = False,
+    ) -> Plan:
+        """``keep`` None is a quarter, a half and three quarters of the blocks; raises :class:`UsageError`.
+
+        ``arrangements`` adds :func:`default_shapes`, ``kendall`` as many orders again at graded distances.
+        """
+        if orders < 1:
+            raise UsageError(f"orders is {orders}; evaluate at least 1")
+        chosen = default_keep(blocks) if keep is None else sorted(set(keep))
+        bad = next((count for count in chosen if not 1 <= count <= blocks), None)
+        if bad is not None:
+            raise UsageError(f"keep {bad} is not possible: the model has {blocks} blocks; say 1 to {blocks}")
+        shapes = tuple(default_shapes(blocks)) if arrangements else ()
+        return cls(blocks, orders, tuple(chosen), seed, shapes, orders if kendall else 0)
+
+    def all_orders(self) -> list[tuple[int, ...]]:
+        """Every order to run, each once."""
+        found = {tuple(range(self.blocks)), *random_orders(self.blocks, self.orders, self.seed)}
+        for keep in self.keep:
+            found.update(self.subsets(keep, shuffled=False), self.subsets(keep, shuffled=True))
+        found.update(self.graded())
+        return sorted(found)
+
+    def graded(self) -> list[tuple[int, ...]]:
+        """The orders at graded distances."""
+        return graded_orders(self.blocks, self.distances, self.seed)
+
+    def in_tracks(self, tracks: int, length: int) -> tuple[Arrangement, list[Arrangement]]:
+        """A shape filled in trained order, and in the random orders of :data:`DRAWS` draws."""
+        orders = random_orders(self.blocks, DRAWS, self.seed)
+        return dealt(range(self.blocks), tracks, length), [dealt(order, tracks, length) for order in orders]
+
+    def subsets(self, keep: int, *, shuffled: bool) -> list[tuple[int, ...]]:
+        """The random subsets of ``keep`` blocks, in trained order or as drawn."""
+        return [random_subset_order(self.blocks, keep, self.seed, i, shuffled=shuffled) for i in range(DRAWS)]
+
+
+def default_keep(blocks: int) -> list[int]:
+    """Quarters of the depth."""
+    return sorted({round(blocks * part / 4) for part in (1, 2, 3)} - {0, blocks})
+
+
+def default_shapes(blocks: int) -> list[tuple[int, int]]:
+    """Two, four and all blocks at a time, and two tracks of two blocks or of half of all."""
+    found = [(2, 1), (4, 1), (blocks, 1), (2, 2), (2, blocks // 2)]
+    return sorted({(tracks, length) for tracks, length in found if length >= 1 and 2 <= tracks <= blocks // length})
+
+
+def dealt(order: Sequence[int], tracks: int, length: int) -> Arrangement:
+    """``order`` dealt into waves of ``tracks`` tracks of ``length`` blocks; the last wave may be smaller."""
+    pieces = [tuple(order[at : at + length]) for at in range(0, len(order), length)]
+    return Arrangement(tuple(tuple(pieces[at : at + tracks]) for at in range(0, len(pieces), tracks)))
+
+
+def kendall_tau(order: Sequence[int]) -> float:
+    """Rank correlation of ``order`` with the trained order: pairs in place less pairs inverted, over all pairs."""
+    pairs = list(itertools.combinations(order, 2))
+    return sum(1 if one < other else -1 for one, other in pairs) / len(pairs) if pairs else 1.0
+
+
+def graded_orders(blocks: int, count: int, seed: int) -> list[tuple[int, ...]]:
+    """Orders whose Kendall tau spreads from 1 to -1, which uniform permutations crowd around 0.
+
+    Each block moves by a share of a random key, the share growing from order to order; every other is backwards.
+    """
+    found = []
+    for index in range(count):
+        rng = random.Random((seed << 33) ^ (index << 1) ^ 1)
+        share = (index + 0.5) / count
+        keys = [(1 - share) * block / max(1, blocks) + share * rng.random() for block in range(blocks)]
+        order = tuple(sorted(range(blocks), key=keys.__getitem__))
+        found.append(order[::-1] if index % 2 else order)
+    return found
