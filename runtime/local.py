@@ -26,7 +26,10 @@ from ls_edge.runtime.chaos.proxy import Proxy
 
 
 class LocalPeers:
-    """Peers of one ``peers.yaml`` in ``folder``; a context manager that leaves no process behind."""
+    """Peers of one ``peers.yaml`` in ``folder``; a context manager that leaves no process behind.
+
+    Not even if this process is killed: the peers leave when their standard input, a pipe from here, ends.
+    """
 
     def __init__(
         self,
@@ -87,14 +90,20 @@ class LocalPeers:
         for name in names:
             if self.alive(name):
                 raise UsageError(f"peer {name!r} runs already")
+            self._close_input(name)
             command = [sys.executable, "-m", "ls_edge", "peer", "--peers", str(self.path), "--name", name]
             command += ["--bundle", str(self.bundles[name]), "--faults", str(self._faults_path(name))]
-            command += self._arguments
+            command += ["--until-eof", *self._arguments]
             self._log_from[name] = self.log_path(name).stat().st_size if self.log_path(name).exists() else 0
             with self.log_path(name).open("ab") as log:
                 self.processes[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                    command, stdin=subprocess.PIPE, stdout=log, stderr=log
                 )
+
+    def _close_input(self, name: str) -> None:
+        stdin = self.processes[name].stdin if name in self.processes else None
+        if stdin is not None:
+            stdin.close()
 
     def set_faults(self, name: str, faults: Faults) -> None:
         """Make the engine of a peer hang, slow or stall; also for its next process."""
@@ -162,6 +171,8 @@ class LocalPeers:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+        for name in self.processes:
+            self._close_input(name)
         for proxy in self.proxies.values():
             proxy.close()
 

@@ -120,6 +120,10 @@ class Node:
         with contextlib.suppress(OSError):  # it is awake already, or closed
             self._wake_out.send(b"x")
 
+    def watch(self, descriptor: int) -> None:
+        """Make :meth:`step` return also when this file descriptor can be read."""
+        self._links.register(descriptor)
+
     def step(self, at_most: float = 0.1) -> None:
         """Wait for something, at most ``at_most`` seconds, and act on all that happened."""
         now = time.monotonic()

@@ -8,6 +8,7 @@ seconds; a second SIGTERM ends it at once.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import time
 from collections.abc import Mapping
@@ -52,10 +53,12 @@ class Peer:
         strict_bundle: bool = False,
         limits: Limits | None = None,
         faults: Path | None = None,
+        until_eof: bool = False,
     ) -> None:
-        """``engine`` and ``threads`` win over the file's; ``faults`` is for :mod:`ls_edge.runtime.chaos`.
+        """``engine`` and ``threads`` win over the file's.
 
-        Raises :class:`LinkError` where the port is in use.
+        ``until_eof``: leave when standard input ends, so as not to outlive who started it. ``faults`` is for
+        :mod:`ls_edge.runtime.chaos`. Raises :class:`LinkError` where the port is in use.
         """
         self.entry = peers.peer(name)
         peers.check_blocks(bundle.blocks)
@@ -92,6 +95,10 @@ class Peer:
             keys=keys,
             strict_bundle=strict_bundle,
         )
+        if until_eof:
+            os.set_blocking(0, False)
+            self.node.watch(0)
+        self._until_eof = until_eof
         self._worker: Worker[_Result] = Worker(f"engine of {name}", self.node.wake)
 
     def stop(self) -> None:
@@ -109,6 +116,8 @@ class Peer:
                 self.node.step()
                 for result in self._worker.results():
                     self._take(result)
+                if self._until_eof and _at_end(0):
+                    self._stops = 2
                 if self._stops and leave_at == float("inf"):
                     leave_at = time.monotonic() + _LEAVE_WITHIN
                     log.info("draining", extra={"peer": self.name, "held": len(self.machine.items)})
@@ -189,6 +198,16 @@ class Peer:
         return Computed(compute.blocks, compute.tickets, outputs, spent)
 
 
+def _at_end(descriptor: int) -> bool:
+    """Whether a non-blocking descriptor has come to its end."""
+    try:
+        return not os.read(descriptor, 4096)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 def open_peer(
     peers: str | Path,
     name: str,
@@ -199,6 +218,7 @@ def open_peer(
     threads: int | None = None,
     strict_bundle: bool = False,
     faults: Path | None = None,
+    until_eof: bool = False,
 ) -> Peer:
     """Read the files and make a :class:`Peer`; what ``ls-edge peer`` does."""
     from ls_edge.peers import load_peers
@@ -207,5 +227,5 @@ def open_peer(
     keys = load_secret(secret_key) if secret_key is not None else None
     return Peer(
         load_peers(peers), name, Bundle.open(bundle), keys=keys, engine=engine, threads=threads,
-        strict_bundle=strict_bundle, faults=faults,
+        strict_bundle=strict_bundle, faults=faults, until_eof=until_eof,
     )  # fmt: skip

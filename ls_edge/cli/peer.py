@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 @click.option("--engine", type=click.Choice(["auto", "onnx", "tensorrt"]), help="Wins over peers.yaml.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the engine; wins over peers.yaml.")
 @click.option("--strict-bundle", is_flag=True, help="Work only with processes that have this very bundle.")
+@click.option("--until-eof", is_flag=True, hidden=True)
 @click.option("--faults", type=click.Path(path_type=Path), hidden=True)
 @click.option("--log-json", is_flag=True, help="Log lines as JSON.")
 def command(
     peers: Path, name: str, bundle: Path, secret_key: Path | None, engine: EngineKind | None, threads: int | None,
-    strict_bundle: bool, faults: Path | None, log_json: bool,
+    strict_bundle: bool, faults: Path | None, until_eof: bool, log_json: bool,
 ) -> int:  # fmt: skip
     """Serve the blocks that peers.yaml gives to NAME.
 
@@ -46,6 +47,7 @@ def command(
         threads=threads,
         strict_bundle=strict_bundle,
         faults=faults,
+        until_eof=until_eof,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: peer.stop())

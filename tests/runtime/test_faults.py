@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -285,3 +286,30 @@ def test_a_port_in_use_is_one_line(peers, tiny_bundle):
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1
     assert "in use" in done.stderr
+
+
+def test_peers_do_not_outlive_who_started_them(tmp_path, tiny_bundle):
+    program = (
+        "import os, signal, sys\n"
+        "from ls_edge.runtime.local import LocalPeers\n"
+        "with LocalPeers(sys.argv[1], sys.argv[2], {'a': [0, 1], 'b': [2, 3]}) as peers:\n"
+        "    peers.wait_warm()\n"
+        "    print(*(process.pid for process in peers.processes.values()), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), str(tiny_bundle)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    until(lambda: not any(runs(pid) for pid in pids), 6.0)
+
+
+def runs(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
