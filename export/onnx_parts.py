@@ -14,6 +14,7 @@ import contextlib
 import copy
 import importlib
 import io
+import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -49,7 +50,7 @@ def _traced(piece: Piece) -> onnx.ModelProto:
     batch = torch.export.Dim(BATCH)
     shapes = tuple({0: batch} for _ in piece.inputs)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad(), _no_monitor():
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad(), _quietly():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 piece.module, tuple(piece.inputs.values()), None, dynamo=True, opset_version=OPSET, verbose=False,
@@ -67,18 +68,18 @@ def _traced(piece: Piece) -> onnx.ModelProto:
 
 
 @contextlib.contextmanager
-def _no_monitor() -> Iterator[None]:
-    """Keep the exporter's progress bar, which is not shown, from starting a thread that stays."""
-    try:
-        tqdm: Any = importlib.import_module("tqdm").tqdm
-    except ImportError:
+def _quietly() -> Iterator[None]:
+    """Keep the exporter from telling what it does not fold, and its hidden progress bar from leaving a thread."""
+    with contextlib.ExitStack() as stack:
+        for name in ("onnxscript", "onnx_ir"):
+            logger = logging.getLogger(name)
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+        with contextlib.suppress(ImportError):
+            tqdm: Any = importlib.import_module("tqdm").tqdm
+            stack.callback(setattr, tqdm, "monitor_interval", tqdm.monitor_interval)
+            tqdm.monitor_interval = 0
         yield
-        return
-    interval, tqdm.monitor_interval = tqdm.monitor_interval, 0
-    try:
-        yield
-    finally:
-        tqdm.monitor_interval = interval
 
 
 def _arrays(module: nn.Module) -> dict[str, np.ndarray]:

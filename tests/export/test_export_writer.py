@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from ls_edge.arrangement import Arrangement
 from ls_edge.bundle import Bundle
@@ -15,6 +14,7 @@ from ls_edge.errors import RunError, UsageError, VerificationError
 from ls_edge.export.writer import ExportSettings, check_target, export_run, steps_of
 from ls_edge.runtime.chain import Chain
 from ls_edge.training.checkpoint import load_run
+from ls_edge.training.slots import Position
 from ls_edge.training.view import BlockView
 
 IMAGES = np.random.default_rng(1).standard_normal((2, 3, 16, 16), dtype=np.float32)
@@ -99,24 +99,11 @@ def _with_classes(record, classes):
     return msgspec.structs.replace(record, classes=classes)
 
 
-class SlotView(BlockView):
-    """Adds to the tokens what a shared embedding and a map of the block's own make of the slot."""
-
-    needs_slot = True
-
-    def __init__(self, view):
-        super().__init__(view.model, view._family, (view.token_spec.count, view.token_spec.dim))
-        self.slots = nn.Embedding(view.blocks_count, 8)
-        self.adapters = nn.ModuleList(nn.Linear(8, view.token_spec.dim) for _ in view.blocks)
-
-    def block(self, index, tokens, slot=0):
-        slots = torch.as_tensor(slot).expand(tokens.shape[0])
-        return super().block(index, tokens + self.adapters[index](self.slots(slots))[:, None])
-
-
 def test_blocks_that_take_a_slot(loaded, tmp_path):
     torch.manual_seed(0)
-    view = SlotView(loaded.view).eval()
+    view = BlockView.of(loaded.view.model)
+    view.slots = Position(view.blocks_count, view.token_spec.dim)
+    view.eval()
     bundle = export_run(dataclasses.replace(loaded, view=view), tmp_path / "bundle", ExportSettings(whole=True)).bundle
     assert bundle.manifest.needs_slot
     tracks = Arrangement.from_json([[[2], [0, 1]]])
