@@ -1,0 +1,112 @@
+"""Several seeds, evaluations of more than one run, the figure; and what a disk that is full leaves behind."""
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from ls_edge.cli import main
+from ls_edge.training.checkpoint import load_run
+
+CONFIG = "model: {args: {embed_dim: 16, depth: 4, num_heads: 2, mlp_ratio: 2.0}}\nbatch_size: 256\nprecision: fp32\n"
+
+
+def call(*argv):
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in argv])
+    return caught.value.code
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("seeds")
+    (folder / "train.yaml").write_text(CONFIG)
+    for method, extra in (("predict", ["--seeds", 2, "--seed", 3]), ("sequential", [])):
+        assert call("train", "--data", "digits", "--out", folder / method, "--config", folder / "train.yaml",
+                    "--epochs", 1, "--method", method, *extra) == 0  # fmt: skip
+    return folder
+
+
+EVAL = ["--data", "digits", "--limit", 60, "--orders", 5, "--keep", "1,3"]
+
+
+def test_seeds_are_runs_of_their_own(folder, capsys):
+    runs = sorted(path.name for path in (folder / "predict").iterdir())
+    assert runs == ["seed-3", "seed-4"]
+    assert [load_run(folder / "predict" / name).config.seed for name in runs] == [3, 4]
+    capsys.readouterr()
+    assert call("train", "--out", folder / "predict", "--config", folder / "train.yaml", "--data", "digits", "--epochs",
+                1, "--method", "predict", "--seeds", 2, "--seed", 3, "--resume") == 0  # fmt: skip
+    assert capsys.readouterr().err.count("is finished: nothing to resume") == 2
+
+
+def test_a_folder_of_runs_is_evaluated_as_one(folder, capsys):
+    documents = []
+    for what in ("predict", "predict/seed-3", "predict/seed-4"):
+        capsys.readouterr()
+        assert call("eval", folder / what, *EVAL, "--arrangements", "--kendall", "--json") == 0
+        documents.append(json.loads(capsys.readouterr().out))
+    both, one, other = documents
+    for pick in (
+        lambda d: d["sequential"]["top1"], lambda d: d["arbitrary"]["top1_mean"], lambda d: d["position_accuracy"],
+        lambda d: d["kept"]["3"]["arbitrary"], lambda d: d["arrangements"][0]["trained"],
+        lambda d: d["kendall"][-1]["top1"],
+    ):  # fmt: skip
+        assert pick(both) == pytest.approx((pick(one) + pick(other)) / 2)
+    assert (both["models"]["count"], one["models"]) == (2, None)
+    assert 0 < both["position_accuracy"] < 1
+    assert [(item["tracks"], item["blocks"]) for item in one["arrangements"]] == [(2, 1), (2, 2), (4, 1)]
+    assert sum(item["orders"] for item in one["kendall"]) == 10
+
+
+def test_several_are_one_document_and_one_figure(folder, capsys):
+    capsys.readouterr()
+    picture = folder / "figure.svg"
+    assert call("eval", folder / "predict", folder / "sequential", *EVAL, "--figure", picture, "--json") == 0
+    found = json.loads(capsys.readouterr().out)["evaluations"]
+    assert [item["settings"]["method"] for item in found] == ["predict", "sequential"]
+    text = picture.read_text()
+    assert text.startswith("<svg")
+    assert {"predict", "sequential", "blocks kept"} <= set(text.replace("<", ">").split(">"))
+    assert call("eval", folder / "predict", *EVAL, "--arrangements", "--kendall") == 0
+    out = capsys.readouterr()
+    for words in ("own slot", "2 tracks of 2", "tau"):
+        assert words in out.out
+    assert "means over 2 models" in out.err
+
+
+def test_a_folder_of_nothing(tmp_path, capsys):
+    assert call("eval", tmp_path, *EVAL) == 1
+    assert "nor a folder of runs" in capsys.readouterr().err
+
+
+def test_a_corrupt_checkpoint_is_told_in_one_line(folder, tmp_path, capsys):
+    run = folder / "sequential"
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+    raw = (run / "model.safetensors").read_bytes()
+    for text in (raw[: len(raw) // 2], b"no tensors"):
+        (broken / "model.safetensors").write_bytes(text)
+        capsys.readouterr()
+        assert call("eval", broken, *EVAL) == 1
+        err = capsys.readouterr().err
+        assert "is no safetensors file" in err
+        assert err.count("\n") == 1
+
+
+def test_a_disk_that_is_full_keeps_the_last_good_checkpoint(folder, tmp_path):
+    weights = (folder / "sequential" / "model.safetensors").stat().st_size
+
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2 * weights, 2 * weights))  # what is resumed from needs three times
+
+    command = [sys.executable, "-m", "ls_edge", "train", "--data", "digits", "--out", str(tmp_path / "run"),
+               "--config", str(folder / "train.yaml"), "--epochs", "3"]  # fmt: skip
+    done = subprocess.run(command, preexec_fn=small_files, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 1
+    assert "cannot write to" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert load_run(tmp_path / "run").record.best_epoch == 1
