@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import itertools
 import os
 import shutil
@@ -33,7 +34,7 @@ from ls_edge.bundle import (
     model_id_of,
     write_manifest,
 )
-from ls_edge.errors import BundleError, RunError, UsageError
+from ls_edge.errors import BundleError, RunError, UsageError, VerificationError
 from ls_edge.export.calibration import RANGE_IMAGES, Calibration, activation_ranges
 from ls_edge.export.merge import group, merge
 from ls_edge.export.onnx_parts import trace, trace_blocks
@@ -42,11 +43,22 @@ from ls_edge.export.precision import to_half
 from ls_edge.export.quantise import quantise_dynamic, quantise_explicit
 from ls_edge.export.split import PartsView, head_piece, portable, stem_piece
 from ls_edge.export.structure import OPSET, check, to_bytes
-from ls_edge.export.verify import MAX_BATCH, Verified, batches_of, generated_images, verify_accuracy, verify_numbers
+from ls_edge.export.verify import (
+    MAX_BATCH,
+    Verified,
+    batches_of,
+    cosine,
+    generated_images,
+    verify_accuracy,
+    verify_numbers,
+)
 from ls_edge.runtime.chain import Chain
 from ls_edge.runtime.engines import signature_of
 from ls_edge.training.checkpoint import LoadedRun
 from ls_edge.training.view import BlockView
+
+ENGINE_COSINE = 0.999
+"""Least cosine of logits between engines that were built here and the files that they were built from."""
 
 Step = Callable[[str], None]
 """Told what comes next: stem, each part, head, verification, and what calibration images are for."""
@@ -143,6 +155,29 @@ def _verify(
     if settings.precision == "int8":
         result.notes["int8"] = "explicit" if settings.engine == "tensorrt" else "dynamic"
     return result
+
+
+def build_engines(bundle: Bundle, *, tell: Callable[[str], None] = lambda _: None) -> str | None:
+    """Build this device's TensorRT engines of a bundle into the cache and compare them with the files.
+
+    Returns what they run on; None where TensorRT is not installed here, since the devices build their own. Not run on
+    hardware yet. Raises :class:`ls_edge.errors.EngineError` where one cannot be built and
+    :class:`VerificationError` where the engines and ONNX Runtime disagree.
+    """
+    if importlib.util.find_spec("tensorrt") is None:
+        return None
+    images = generated_images(bundle.manifest.image, 3)
+    with (
+        Chain.open(bundle, kind="tensorrt", tell=tell) as built,
+        Chain.open(bundle, kind="onnx", threads=1, provider="cpu") as files,
+    ):
+        found = cosine(built.forward(images), files.forward(images))
+        if not found >= ENGINE_COSINE:
+            raise VerificationError(
+                f"the TensorRT engines of {bundle.folder} give logits with a cosine of {found:.5f} to the files' own, "
+                f"the bar is {ENGINE_COSINE}; use --engine onnx there and report this"
+            )
+        return built.provider
 
 
 def check_target(out: Path) -> None:

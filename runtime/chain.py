@@ -40,15 +40,21 @@ class Chain:
 
     @classmethod
     def open(
-        cls, bundle: Bundle, *, threads: int | None = None, provider: str | None = None, kind: EngineKind = "auto"
+        cls,
+        bundle: Bundle,
+        *,
+        threads: int | None = None,
+        provider: str | None = None,
+        kind: EngineKind = "auto",
+        tell: Callable[[str], None] = lambda _: None,
     ) -> Chain:
-        """Open every part but ``whole``; errors as :func:`ls_edge.runtime.engines.open_engine`."""
+        """Open every part but ``whole``; ``tell`` and errors as :func:`ls_edge.runtime.engines.open_engine`."""
         threads = usable_threads(threads)
         used: EngineKind = choose_kind(kind, bundle, provider)
         buffers = Buffers()
 
         def part(name: str, chosen: str | None) -> Engine:
-            return open_engine(bundle, name, kind=used, provider=chosen, threads=threads, buffers=buffers)
+            return open_engine(bundle, name, kind=used, provider=chosen, threads=threads, buffers=buffers, tell=tell)
 
         stem = part("stem", provider)
         chosen = stem.provider if used == "onnx" else None

@@ -75,7 +75,7 @@ def command(
 
     from ls_edge.export.calibration import read_calibration
     from ls_edge.export.split import PartsView
-    from ls_edge.export.writer import ExportSettings, check_target, export_run, steps_of
+    from ls_edge.export.writer import ExportSettings, build_engines, check_target, export_run, steps_of
     from ls_edge.runtime.sessions import onnxruntime_module
     from ls_edge.training.checkpoint import load_run
 
@@ -96,7 +96,15 @@ def command(
             progress.update(task, description=f"export: {what}", advance=1)
 
         exported = export_run(loaded, out, settings, calibration=calibration, step=step)
+        built = None
+        if engine == "tensorrt":
+            built = build_engines(exported.bundle, tell=lambda text: progress.update(task, description=text))
+            if built is None:
+                progress.console.print(
+                    "TensorRT is not installed here; the devices build their engines from these files"
+                )
     summary = _summary(out, exported.bundle.manifest, time.perf_counter() - start)
+    summary["engines_built"] = built
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(summary), indent=1).decode())
     else:
