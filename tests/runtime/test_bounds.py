@@ -15,8 +15,11 @@ from ls_edge.peers import load_peers
 from ls_edge.runtime.chaos.faults import Faults, write
 from ls_edge.runtime.local import LocalPeers
 from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.routing.events import Answer
 from ls_edge.runtime.routing.machine import Stage
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.simulate import Simulation
+from ls_edge.runtime.source import Settings, Source
 
 MIB = 2**20
 
@@ -33,17 +36,20 @@ def outcomes(futures, seconds=20.0):
 
 
 class Ledger:
-    """The most that a peer has ever held: its own work, and copies for others."""
+    """The most that a peer has ever held, and the most work that it had after it had taken some in."""
 
     def __init__(self, peer):
-        self.work = self.copies = 0
+        self.held = self.work = 0
         handle = peer.machine.handle
 
         def watched(event, now):
+            before = len(peer.machine.items)
             instructions = handle(event, now)
-            copies = sum(item.stage is Stage.CUSTODY for item in peer.machine.items.values())
-            self.work = max(self.work, len(peer.machine.items) - copies)
-            self.copies = max(self.copies, copies)
+            items = peer.machine.items.values()
+            self.held = max(self.held, len(items))
+            # Copies whose next holder failed are work again, so that alone may be more than the credits.
+            if len(items) > before and not event.run.returning:
+                self.work = max(self.work, sum(item.stage is not Stage.CUSTODY for item in items))
             return instructions
 
         peer.machine.handle = watched
@@ -58,12 +64,13 @@ def test_peers_hold_no_more_than_their_credits_and_the_rest_is_overloaded(
     peers = [serve(Peer(file, name, bundle, faults=faults)) for name in ("a", "b")]
     ledgers = [Ledger(peer) for peer in peers]
     pictures = images(200)
-    with Source(file, bundle) as source:
+    with Source(file, bundle, Settings(max_skips=0)) as source:
         assert source.wait_ready() == ()
         futures = [source.submit(image, budget_ms=1500) for image in pictures]
         ended = outcomes(futures)
         assert set(ended) <= {"NoneType", "Overloaded", "BudgetExceeded"}
-        assert ended["Overloaded"] > 100
+        assert ended["Overloaded"] > 20
+        assert ended["Overloaded"] + ended["BudgetExceeded"] > 100
         answered = [(image, f.result()) for image, f in zip(pictures, futures, strict=True) if f.exception() is None]
         assert len(answered) >= 10
         assert not any(answer.degraded for _, answer in answered)
@@ -73,7 +80,7 @@ def test_peers_hold_no_more_than_their_credits_and_the_rest_is_overloaded(
         later = source.submit(pictures[0], budget_ms=5000).result(6)
     for ledger in ledgers:
         assert 0 < ledger.work <= 4
-        assert ledger.copies <= 16
+        assert ledger.held <= 4 + 16
     some = answered[::5]
     assert_replays(tiny_bundle, [image for image, _ in some], [answer for _, answer in some])
     assert_replays(tiny_bundle, pictures[:1], [later])
@@ -159,3 +166,53 @@ def test_two_sources_share_the_peers_while_one_asks_for_ten_times_as_much(tmp_pa
             for future in futures:
                 future.cancel()
     assert 60 / 2 <= greedy_meanwhile <= 60 * 2
+
+
+# The same in simulated time, where nothing is left to chance.
+
+
+def saturated(placement, most, *, policy="nearest", in_flight=64, seconds=3.0):
+    """Keep many requests on their way; return the simulation and the part of the peers' time that was used."""
+    limits = Limits(credits=most, custody=4 * most)
+    sim = Simulation(placement, blocks=6, limits=limits, block_seconds=0.005)
+    sim.run(0.3)
+    end = sim.now + seconds
+    while sim.now < end:
+        while len(sim.source.requests) < in_flight:
+            sim.submit(policy=policy, budget=3.0)
+        sim.run(0.005)
+    answered = sum(isinstance(outcome, Answer) for outcomes in sim.outcomes.values() for outcome in outcomes)
+    return sim, answered * 6 * 0.005 / (seconds * len(placement))
+
+
+@pytest.mark.parametrize("policy", ["nearest", "sequential", "fastest", "random"])
+@pytest.mark.parametrize("most", [4, 16])
+def test_peers_that_hold_everything_are_busy_all_the_time(policy, most):
+    sim, used = saturated({"a": range(6), "b": range(6)}, most, policy=policy)
+    assert used > 0.95
+    assert not sim.notes
+
+
+STAGES = {"a": range(3), "b": range(3, 6)}
+
+
+@pytest.mark.xfail(strict=True, reason="peers that are full of work for one another wait until it is given back")
+@pytest.mark.parametrize("policy", ["nearest", "fastest", "random"])
+@pytest.mark.parametrize("most", [4, 16])
+def test_peers_that_need_one_another_do_not_fill_up_with_new_work(policy, most):
+    sim, used = saturated(STAGES, most, policy=policy)
+    assert not [note for _, _, note in sim.notes if note.what == "suspect"]
+    assert used > 0.8
+
+
+@pytest.mark.xfail(strict=True, reason="what waits for a credit for less than credit_wait does not know that it did")
+def test_what_never_had_a_credit_is_overloaded_however_short_its_budget():
+    sim = Simulation({"a": range(6), "b": range(6)}, blocks=6, limits=Limits(credits=4), block_seconds=0.01)
+    sim.run(0.3)
+    for _ in range(64):
+        sim.submit(budget=0.2)
+    sim.settle()
+    ended = Counter(type(getattr(outcome, "error", None)).__name__ for (outcome,) in sim.outcomes.values())
+    assert ended["NoneType"] > 0
+    assert ended["Overloaded"] > 30
+    assert ended["BudgetExceeded"] <= 2 * 4
