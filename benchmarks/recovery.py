@@ -201,7 +201,10 @@ def _other(name: str, wanted: int, shape: tuple[int, ...], stage_ms: float) -> d
         (folder / ".complete").touch()
     say(f"  {name}")
     command = [str(python), str(ROOT / "benchmarks" / "others.py"), name, str(wanted), json.dumps(shape), str(stage_ms)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=3600)
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=60 * wanted)
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done after {wanted} minutes"}
     if done.returncode:
         return {"error": f"ended with {done.returncode}"}
     raw = json.loads(done.stdout.splitlines()[-1])
