@@ -1,9 +1,9 @@
 """``anyorder``, a recipe for models that run in any arrangement: its settings and its draws.
 
 The plain method spends each step on one order of one batch. Here a batch is split into groups with an arrangement
-each (less variance between steps for the same cost), some of them in tracks, in trained order or of fewer blocks;
-a frozen copy of the model as it starts shows in trained order what to answer in every other; and the weights
-are averaged. Parts that are off by default are there to be compared: docs/training.md says what each one did.
+each (less variance between steps for the same cost), some of them in tracks or in trained order, and the weights are
+averaged. Parts that are off by default are there to be compared, a frozen copy of the model as it starts for one,
+which shows in trained order what to answer in every other: docs/training.md says what was found.
 
 No torch here; the losses are in ``ls_edge.training.distill``.
 """
@@ -23,8 +23,8 @@ from ls_edge.training.plans import Pass, Plan, displaced, in_waves
 class TeacherSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The frozen copy of the model as it starts, run in trained order."""
 
-    use: Literal["auto", "on", "off"] = "auto"
-    """``auto``: where training starts from trained weights (``--init``, ``--pretrained``)."""
+    use: Literal["auto", "on", "off"] = "off"
+    """``auto``: where training starts from trained weights (``--init``, ``--pretrained``); ``on``: only from such."""
     logits: float = 0.5
     """Weight of its soft answers, 0 to 1; the labels have the rest."""
     features: float = 0.0

@@ -105,7 +105,9 @@ def test_groups_of_a_batch_have_an_order_each():
 
 def test_the_teacher_is_the_start_and_does_not_change():
     view = viewed()
-    method = make_method("anyorder", {**PLAIN, "groups": 1, "teacher": {"logits": 0.5, "features": 0.25}})
+    method = make_method(
+        "anyorder", {**PLAIN, "groups": 1, "teacher": {"use": "auto", "logits": 0.5, "features": 0.25}}
+    )
     assert method.cost(4) == 3
     method.begin(view, trained=True)
     assert method.has_teacher
@@ -130,7 +132,7 @@ def test_the_teacher_is_the_start_and_does_not_change():
 
 
 def test_an_untrained_start_has_no_teacher():
-    method = make_method("anyorder", {})
+    method = make_method("anyorder", {"teacher": {"use": "auto"}})
     method.begin(viewed(), trained=False)
     assert not method.has_teacher
     assert method.untaught

@@ -148,7 +148,8 @@ def test_averaged_weights_are_kept_and_resumed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("method", ["position", "predict", "layerdrop", "layerdrop+shuffle", "anyorder"])
 def test_every_method_trains_and_is_read_again(tmp_path, method):
     train(settings(method="sequential"), tmp_path / "start", listener=Silent())
-    config = msgspec.structs.replace(settings(method=method), model=msgspec.structs.replace(
+    args = {"teacher": {"use": "on"}} if method == "anyorder" else {}
+    config = msgspec.structs.replace(settings(method=method), method_args=args, model=msgspec.structs.replace(
         settings().model, args={}, init=str(tmp_path / "start")))  # fmt: skip
     summary = train(config, tmp_path / "run", listener=Silent(), model_named=False)
     run = load_run(tmp_path / "run")
