@@ -2,7 +2,8 @@
 
 With its defaults every session has a thread pool that spins between runs, and a memory arena: fourteen sessions
 one after the other then cost many times what one costs. Here no pool spins and all sessions share one arena. A
-provider that was asked for is the one that runs, or opening fails; nothing falls back in silence.
+provider that was asked for is the one that runs, or opening fails; nothing falls back in silence. Only the bytes given
+count: a part that refers to weights in another file does not load.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def open_session(raw: bytes, part: str, *, provider: str, threads: int | None, p
         )
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    # weights in another file would be looked for in the working directory; below this there is none
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
     if not plain:
         _share_allocator(ort)
         options.intra_op_num_threads = threads or 0

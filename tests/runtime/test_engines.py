@@ -112,6 +112,23 @@ def test_bytes_that_are_no_part_are_named(bundle):
         OnnxEngine(bundle.read("stem"), "block 2", signature, provider=CPU, threads=1)
 
 
+def test_weights_in_another_file_are_never_read(bundle, tmp_path, monkeypatch):
+    """Bytes were checked, so nothing that they point to may count: not even a file that is there."""
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    monkeypatch.chdir(tmp_path)
+    for place in ("weights.bin", str(tmp_path / "weights.bin")):
+        model = onnx.load_model_from_string(bundle.read("block 2"))
+        tensor = next(t for t in model.graph.initializer if len(t.dims) == 2)
+        (tmp_path / "weights.bin").write_bytes(tensor.raw_data)
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=place)
+        with pytest.raises(EngineError, match=r"^block 2 does not load in onnxruntime"):
+            OnnxEngine(
+                model.SerializeToString(), "block 2", signature_of(bundle.manifest, "block 2"), provider=CPU, threads=1
+            )
+
+
 @pytest.mark.skipif("CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this build has CUDA")
 def test_a_provider_that_is_not_there_is_an_error_and_auto_is_cpu(bundle):
     for asked, name in (("cuda", "CUDAExecutionProvider"), ("CUDAExecutionProvider", "CUDAExecutionProvider"),
