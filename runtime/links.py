@@ -240,7 +240,7 @@ class Links:
         dealer.setsockopt(zmq.IMMEDIATE, 1)
         dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MOST_MS)
-        dealer.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
+        dealer.setsockopt(zmq.CONNECT_TIMEOUT, 500)
         if curve is not None:
             dealer.curve_serverkey = curve.peer_keys[name]
             dealer.curve_publickey, dealer.curve_secretkey = curve.keys.public, curve.keys.secret

@@ -73,7 +73,7 @@ class Node:
         machine: Machine,
         carry_out: Callable[[Instruction], None],
         hello: Callable[[], Hello],
-        state: Callable[[], State],
+        state: Callable[[str], State],
         keys: KeyPair | None,
         strict_bundle: bool = False,
     ) -> None:
@@ -134,7 +134,7 @@ class Node:
         for event in events:
             if isinstance(event, LinkUp):
                 self._send_link(event.link, self._hello())
-                self._send_link(event.link, self._state())
+                self._send_link(event.link, self._state("peer"))
             elif isinstance(event, LinkDown):
                 self._link_down(event)
             else:
@@ -255,7 +255,7 @@ class Node:
         self.feed(NeighbourUp(hello))
         if first and not link.dialled:
             self._send_link(link, self._hello())
-            self._send_link(link, self._state())
+            self._send_link(link, self._state(hello.role))
 
     def _count(self, what: str, peer: str, why: str) -> None:
         """Count what was dropped, and say so the 1st, 2nd, 4th, 8th time: nobody may fill our disk."""
@@ -309,9 +309,10 @@ class Node:
     def _tell_everybody(self) -> None:
         self._tell_at = time.monotonic() + STATE_EVERY
         if self.role == "peer":
-            frame = [wire.encode(self._state())]
-            for links in self._links_of.values():
-                self._links.send(links[0], frame)
+            frames = {role: [wire.encode(self._state(role))] for role in ("peer", "source")}
+            for name, links in self._links_of.items():
+                n = self._machine.neighbours.get(name)
+                self._links.send(links[0], frames[n.hello.role if n is not None else "peer"])
 
     def _note(self, note: Note) -> None:
         level = logging.INFO if note.what in ("rerouted", "engine is back") else logging.WARNING

@@ -212,8 +212,7 @@ class Simulation:
     def _hello(self, sender: str, to: str) -> None:
         process = self.processes[sender]
         held = self._placement.get(sender, ())
-        role = "source" if sender == SOURCE else "peer"
-        hello = Hello(sender, role, process.incarnation, 0, "model", "bundle", tuple(held))
+        hello = Hello(sender, _role(sender), process.incarnation, 0, "model", "bundle", tuple(held))
         self._deliver(sender, to, NeighbourUp(hello))
         self._tell_state(process, to)
 
@@ -221,7 +220,7 @@ class Simulation:
         if isinstance(process.machine, PeerMachine):
             for to in self.processes if only is None else (only,):
                 if to != process.name:
-                    self._deliver(process.name, to, NeighbourState(process.name, process.machine.state()))
+                    self._deliver(process.name, to, NeighbourState(process.name, process.machine.state(_role(to))))
 
     def _linked(self, a: str, b: str) -> bool:
         return self.processes[a].alive and self.processes[b].alive and frozenset((a, b)) not in self._cut
@@ -297,3 +296,7 @@ class Simulation:
 
     def _at(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (self.now + delay, next(self._counter), action))
+
+
+def _role(name: str) -> str:
+    return "source" if name == SOURCE else "peer"

@@ -168,7 +168,7 @@ class Source:
             machine=self.machine,
             carry_out=self._carry_out,
             hello=self._hello,
-            state=lambda: State(True, False, False, 0, 0, 0, 0),
+            state=lambda _role: State(True, False, False, 0, 0, 0, 0),
             keys=keys,
             strict_bundle=strict_bundle,
         )

@@ -40,7 +40,7 @@ from ls_edge.runtime.routing.events import (
     Unsendable,
 )
 from ls_edge.runtime.routing.neighbours import Limits, Neighbour, Neighbours
-from ls_edge.runtime.routing.policy import Choice, Costs, GiveBack, Own, SendTo, Wait, choose
+from ls_edge.runtime.routing.policy import Candidate, Choice, Costs, GiveBack, Own, SendTo, Wait, choose
 from ls_edge.runtime.wire import Accept, Itinerary, Moved, Progress, Refuse, Release, RequestKey, Run, Ticket
 
 
@@ -84,6 +84,7 @@ class Item:
     """Blocks that ran here."""
     engine_us: int = 0
     codec_us: int = 0
+    reroutes: int = 0
     progress_at: float = 0.0
     """When the last PROGRESS was sent."""
 
@@ -107,6 +108,8 @@ class Machine:
         """Items that were routed again after a failure."""
         self._rng = rng
         self._sent: dict[Ticket, Item] = {}
+        self._candidates: list[Candidate] | None = None
+        self._any_credit = False
         self._ready: deque[Item] = deque()
         self._out: list[Instruction] = []
         self._now = 0.0
@@ -115,7 +118,9 @@ class Machine:
         """Take one event in and return what to do, in this order. ``now`` never goes back."""
         self._now = max(self._now, now)
         self._out = []
+        self._candidates = None
         self._on(event)
+        self._candidates = None
         self._check_times()
         while self._ready:
             item = self._ready.popleft()
@@ -247,7 +252,9 @@ class Machine:
     def _extend(self, item: Item) -> None:
         n = self.neighbours.get(item.next)
         patience = n.hop_deadline(self.limits) if n else self.limits.hop_floor
-        item.check_at = min(self._now + patience, self._end(item))
+        # Each time that it had to be routed again it gets twice the time: on machines that are starved of computing
+        # time, copies of everything would otherwise go round and make it worse.
+        item.check_at = min(self._now + patience * 2 ** min(item.reroutes, 6), self._end(item))
 
     # Deciding and handing on.
 
@@ -262,10 +269,13 @@ class Machine:
             return
         since = item.waiting_since
         patient = since is None or self._now - since < self.limits.credit_wait
+        own, candidates = self._own(item), self._reachable()
+        if since is not None and item.check_at > self._now and not own.blocks and not self._any_credit:
+            return  # it waits for a credit, and there still is none
         choice = choose(
             item.itinerary,
-            self._own(item),
-            self.neighbours.candidates(self._now),
+            own,
+            candidates,
             patient=patient,
             spread=item.ticket.request,
         )
@@ -278,9 +288,22 @@ class Machine:
                 itinerary = msgspec.structs.replace(itinerary, relays=(*itinerary.relays, self.name))
             self._offer(item, choice.holder, itinerary)
         elif isinstance(choice, Wait):
-            self._wait(item, (self._now if since is None else since) + self.limits.credit_wait)
+            until = (self._now if since is None else since) + self.limits.credit_wait
+            self._send_progress([item])
+            self._wait(item, min(until, self._now + self.limits.look_again))
+            self._waits_for_credit(item)
         else:
             self._take(item, choice)
+
+    def _reachable(self) -> list[Candidate]:
+        """The peers that may be handed tokens; made once for an event, and again when a credit was used."""
+        if self._candidates is None:
+            self._candidates = self.neighbours.candidates(self._now)
+            self._any_credit = any(c.credits > 0 for c in self._candidates)
+        return self._candidates
+
+    def _waits_for_credit(self, item: Item) -> None:
+        """An item has begun, or goes on, to wait for a credit."""
 
     def _send_home(self, item: Item) -> None:
         """Offer the tokens to the source, to a neighbour that reaches it, or back along the way that they came."""
@@ -312,6 +335,7 @@ class Machine:
         if sent in self._sent or item.sent is not None:
             sent = sent._replace(branch=self._rng.getrandbits(64))
         n.offers += 1
+        self._candidates = None
         item.stage, item.next, item.sent, item.waiting_since = Stage.OFFERED, to, sent, None
         item.offered_at = self._now
         self._sent[sent] = item
@@ -337,6 +361,7 @@ class Machine:
         """The next holder is lost or shows no progress: our copy takes another way."""
         self._unoffer(item)
         self.reroutes += 1
+        item.reroutes += 1
         self._out.append(Note("rerouted", item.next, item.key, why))
         self._wait(item, None)
         self._ready.append(item)

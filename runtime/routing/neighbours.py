@@ -28,6 +28,8 @@ class Limits:
     """The same in usual engine calls of the holder."""
     credit_wait: float = 0.25
     """How long tokens wait for the credit of a preferred holder."""
+    look_again: float = 0.05
+    """How often tokens that wait for a credit are looked at, and their keeper told that they are well."""
     skip_grace: float = 0.2
     """How long the source waits for an unreachable block before it skips it."""
     suspect_base: float = 0.3
@@ -43,6 +45,14 @@ class Limits:
     drain: float = 4.0
     """How long a draining peer tries to get rid of what it holds."""
     tombstones: int = 100_000
+
+    @property
+    def reserved(self) -> int:
+        """Credits of a peer that only transfers from peers may use.
+
+        Without them two peers that need one another fill up with new work and neither can hand anything on.
+        """
+        return self.credits // 2
 
 
 @dataclass

@@ -75,7 +75,7 @@ class PeerMachine(Machine):
 
     @property
     def credits(self) -> int:
-        """Items that it would accept now."""
+        """Items that it would accept now from peers; sources get :attr:`Limits.reserved` fewer."""
         if not self.warm or self.draining or self.stuck:
             return 0
         kept = sum(item.stage is Stage.CUSTODY for item in self.items.values())
@@ -86,15 +86,19 @@ class PeerMachine(Machine):
         """Whether it holds nothing, so that it may leave."""
         return not self.items
 
-    def state(self) -> State:
-        """What the neighbours have to know."""
+    def credits_for(self, role: str) -> int:
+        """Items that it would accept now from a process of this role."""
+        return max(0, self.credits - self.limits.reserved) if role == "source" else self.credits
+
+    def state(self, role: str = "peer") -> State:
+        """What a neighbour of this role has to know."""
         peers = [n for n in self.neighbours if n.hello.role == "peer"]
         reached = {block for n in peers if n.available(self._now) for block in n.hello.blocks}
         return State(
             warm=self.warm,
             draining=self.draining,
             stuck=self.stuck,
-            credits=self.credits,
+            credits=self.credits_for(role),
             queue=len(self._queue) + (self._running is not None),
             calls=self.calls,
             block_us=self.block_us,
@@ -114,9 +118,12 @@ class PeerMachine(Machine):
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """See :meth:`Machine.handle`; that credits have run out, or are there again, is told at once."""
-        had_credits = self.credits > 0
+        before = self.credits
         out = super().handle(event, now)
-        if had_credits != (self.credits > 0) and TellState() not in out:
+        after = self.credits
+        reserved = self.limits.reserved
+        crossed = (before > 0) != (after > 0) or (before > reserved) != (after > reserved)
+        if crossed and TellState() not in out:
             out.append(TellState())
         return out
 
@@ -146,10 +153,11 @@ class PeerMachine(Machine):
 
     def _on_run(self, event: Arrived) -> None:
         run, sender = event.run, event.sender
-        had_credits = self.credits
-        reason = self._reason_to_refuse(event)
+        n = self.neighbours.get(sender)
+        role = n.hello.role if n is not None else "peer"
+        reason = self._reason_to_refuse(event, role)
         if reason:
-            self._out.append(Send(sender, Refuse(run.ticket, reason, had_credits)))
+            self._out.append(Send(sender, Refuse(run.ticket, reason, self.credits_for(role))))
             return
         if run.ticket not in self.items:
             item = Item(
@@ -166,9 +174,9 @@ class PeerMachine(Machine):
             self.items[run.ticket] = item
             self._ready.append(item)
             self._tell_source(item, sender)
-        self._out.append(Send(sender, Accept(run.ticket, self.credits)))
+        self._out.append(Send(sender, Accept(run.ticket, self.credits_for(role))))
 
-    def _reason_to_refuse(self, event: Arrived) -> str:
+    def _reason_to_refuse(self, event: Arrived, role: str) -> str:
         run = event.run
         if run.ticket.key in self._tombstones:
             return "cancelled"
@@ -180,7 +188,7 @@ class PeerMachine(Machine):
             return "draining"
         if not self.warm:
             return "cold"
-        return "busy" if self.credits == 0 else ""
+        return "busy" if self.credits_for(role) == 0 else ""
 
     # The engine.
 

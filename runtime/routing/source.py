@@ -150,6 +150,9 @@ class SourceMachine(Machine):
             return
         self._wait(item, None)
 
+    def _waits_for_credit(self, item: Item) -> None:
+        self.requests[item.ticket.request].reason = "credit"
+
     def _may_skip(self, item: Item) -> bool:
         it = item.itinerary
         return it.policy != "sequential" and len(it.skipped) + len(it.remaining) <= it.max_skips

@@ -136,7 +136,7 @@ def test_the_work_of_a_source_that_was_killed_is_dropped_and_another_is_served(
             finally:
                 killed.send_signal(signal.SIGKILL)
                 killed.wait()
-            wait_until(lambda: all(credits_seen(source, name) == most for name in "ab"), 3.0, "empty peers")
+            wait_until(lambda: all(credits_seen(source, name) == most - most // 2 for name in "ab"), 3.0, "empty peers")
             for name in peers.bundles:
                 peers.set_faults(name, Faults())
             answers = [future.result(10) for future in [source.submit(image) for image in images(20)]]
@@ -198,7 +198,6 @@ def test_peers_that_hold_everything_are_busy_all_the_time(policy, most):
 STAGES = {"a": range(3), "b": range(3, 6)}
 
 
-@pytest.mark.xfail(strict=True, reason="peers that are full of work for one another wait until it is given back")
 @pytest.mark.parametrize("policy", ["nearest", "fastest", "random"])
 @pytest.mark.parametrize("most", [4, 16])
 def test_peers_that_need_one_another_do_not_fill_up_with_new_work(policy, most):
@@ -207,7 +206,6 @@ def test_peers_that_need_one_another_do_not_fill_up_with_new_work(policy, most):
     assert used > 0.8
 
 
-@pytest.mark.xfail(strict=True, reason="what waits for a credit for less than credit_wait does not know that it did")
 def test_what_never_had_a_credit_is_overloaded_however_short_its_budget():
     sim = Simulation({"a": range(6), "b": range(6)}, blocks=6, limits=Limits(credits=4), block_seconds=0.01)
     sim.run(0.3)

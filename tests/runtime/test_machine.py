@@ -144,7 +144,7 @@ def submits(source, request=0, *, budget=5.0, max_skips=0, policy="nearest", tok
 def test_a_peer_accepts_runs_all_its_blocks_hands_on_and_releases(peer):
     peer.meets("b", [2, 3])
     peer.gets("laptop", run_of())
-    assert peer.sent(Accept, "laptop") == [Accept(ticket(), 15)]
+    assert peer.sent(Accept, "laptop") == [Accept(ticket(), 7)]
     peer.computes(peer.only(Compute))
     assert peer.sent(Progress, "laptop") == [] or peer.sent(Progress)[0].blocks_done == 1
     peer.computes(peer.only(Compute), after=0.03)
@@ -214,16 +214,28 @@ def test_credits_count_what_is_held_and_custody_apart():
     peer = new_peer(limits=Limits(credits=2, custody=3))
     peer.meets("b", [2, 3])
     for number in range(3):
-        peer.gets("laptop", run_of(ticket(number), remaining=(2, 3), waves=BY_X))
+        peer.gets("x", run_of(ticket(number), remaining=(2, 3), waves=BY_X))
         (onward,) = peer.sent(Run, "b")
         assert peer.machine.credits == min(1, 3 - number)
         peer.hears("b", Accept(onward.ticket, 5))
     assert peer.machine.credits == 0
-    peer.gets("laptop", run_of(ticket(9)))
+    peer.gets("x", run_of(ticket(9)))
     assert peer.sent(Refuse)[0].reason == "busy"
     for sent in list(peer.machine._sent):
         peer.hears("b", Release(sent))
     assert peer.machine.credits == 2
+
+
+def test_half_of_the_credits_are_for_transfers_from_peers():
+    peer = new_peer(limits=Limits(credits=4))
+    for number in range(2):
+        peer.gets("laptop", run_of(ticket(number)))
+        assert peer.sent(Accept, "laptop")[0].credits == 1 - number
+    peer.gets("laptop", run_of(ticket(2)))
+    assert peer.sent(Refuse, "laptop")[0].reason == "busy"
+    peer.gets("x", run_of(ticket(3)))
+    assert peer.sent(Accept, "x")[0].credits == 1
+    assert (peer.machine.state("peer").credits, peer.machine.state("source").credits) == (1, 0)
 
 
 def test_the_end_of_credits_and_their_return_are_told_at_once():
