@@ -21,7 +21,9 @@ BESIDE = ("train", "soak")
 def main(argv: list[str] | None = None) -> int:
     """Run what was asked for; the exit code is 0 also where a bar was missed: the tables say so."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(USUAL)} (the default), {', '.join(BESIDE)}")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(USUAL)} (the default), {', '.join(BESIDE)}"
+    )
     parser.add_argument("--quick", action="store_true", help="tiny runs that show that everything works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--compare", action="store_true", help="recovery: also ipyparallel and Dask, from the network")

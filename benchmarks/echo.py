@@ -43,7 +43,7 @@ def receive(connection: socket.socket, buffer: memoryview) -> bool:
 
 
 def _zmq(*, curve: bool) -> dict[str, object]:
-    router = zmq.Context.instance().socket(zmq.ROUTER)
+    router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
     said: dict[str, object] = {}
     if curve:
         public, secret = zmq.curve_keypair()

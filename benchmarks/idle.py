@@ -107,7 +107,7 @@ class Caller:
         state = State(True, False, False, 0, 0, 0, 0)
         self.node = Node(
             name="caller", role="source", peers=peers, manifest=manifest, machine=self._machine,
-            carry_out=self._carry_out, hello=lambda: hello, state=lambda: state, keys=keys,
+            carry_out=self._carry_out, hello=lambda: hello, state=lambda *_: state, keys=keys,
         )  # fmt: skip
 
     def _carry_out(self, instruction: Instruction) -> None:

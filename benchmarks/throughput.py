@@ -136,7 +136,7 @@ def _digits(path: Path, rounds: int) -> dict[str, Any]:
 def _accuracy(source: Source, images: ImageSet) -> tuple[float, float]:
     measured = measure(source, images, concurrency=8)
     summary = summarise(measured.records, measured.events, measured.context)
-    if summary.failed or summary.top1 is None:
+    if summary.failed or summary.top1 is None or summary.throughput is None:
         raise BenchmarkError(f"{summary.failed} of {summary.requests} requests failed")
     return summary.top1, summary.throughput
 
