@@ -196,12 +196,19 @@ class PeerMachine(Machine):
         if not self.warm or self.stuck or self._now >= self._drain_until:
             return super()._own(item)
         usable = self.blocks - self.failed_blocks.keys()
-        return Own(usable, self.work_us, self.block_us, self.costs, self.limits.credit_wait)
+        return Own(usable, self._work_us(item.arrived), self.block_us, self.costs, self.limits.credit_wait)
 
     @property
     def work_us(self) -> int:
         """What the engine has to do for the requests that wait for it or are on it."""
-        waiting = (*self._queue, *(self._running or ()))
+        return self._work_us(float("inf"))
+
+    def _work_us(self, before: float) -> int:
+        """The same for those that came earlier than ``before``, which the engine takes first.
+
+        A request that is here already so does not count what came after it, and is not sent to and fro.
+        """
+        waiting = [item for item in (*self._queue, *(self._running or ())) if item.arrived < before]
         calls = sum(len(self.blocks.intersection(item.itinerary.remaining)) for item in waiting)
         return calls * self.block_us // self.max_batch
 
