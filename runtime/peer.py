@@ -11,7 +11,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +66,8 @@ class Peer:
             raise UsageError(f"{self.entry.bind} is not on the loopback and {peers.path} has no keys; add keys")
         self.bundle = bundle
         self.name = name
+        self.on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None
+        """Told, on another thread, how many engines are open, of how many, and what comes next."""
         self._kind: EngineKind = engine or self.entry.engine
         self._threads = threads or self.entry.threads
         self._incarnation = new_incarnation()
@@ -133,7 +135,7 @@ class Peer:
         raise self._failure
 
     def _hello(self) -> Hello:
-        provider = next((engine.provider for engine in self._engines.values()), "")
+        engine = next(iter(self._engines.values()), None)
         return Hello(
             name=self.name,
             role="peer",
@@ -142,7 +144,7 @@ class Peer:
             model_id=self.bundle.manifest.model_id,
             bundle_id=self.bundle.manifest.bundle_id,
             blocks=tuple(b for b in self.entry.blocks if b not in self.machine.failed_blocks),
-            engine=f"{self._kind if not provider else 'onnx'} {provider}".strip(),
+            engine=self._kind if engine is None else f"{engine.kind} {engine.provider}",
             codec=self.entry.codec,
         )
 
@@ -166,7 +168,13 @@ class Peer:
     def _load(self) -> _Result:
         try:
             self._engines = open_block_engines(
-                self.bundle, self.entry.blocks, kind=self._kind, provider=self.entry.provider, threads=self._threads
+                self.bundle,
+                self.entry.blocks,
+                kind=self._kind,
+                provider=self.entry.provider,
+                threads=self._threads,
+                max_batch=self.entry.max_batch,
+                on_step=self.on_step,
             )
             if self._faults is not None:
                 from ls_edge.runtime.chaos.faults import Control, FaultyEngine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,5 +52,28 @@ def command(
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: peer.stop())
+    progress = None if log_json else _progress(name)
+    if progress is not None:
+        peer.on_step = progress
     peer.serve()
     return 0
+
+
+def _progress(name: str) -> Callable[[int, int, str], None] | None:
+    """A bar while engines are opened, which takes minutes where TensorRT builds them; none without a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return None
+    bar = Progress(console=console, transient=True)
+    task = bar.add_task(f"{name}: engines", total=None)
+
+    def step(done: int, total: int, text: str) -> None:
+        bar.start()
+        bar.update(task, completed=done, total=total, description=f"{name}: {text or 'engines'}")
+        if done >= total:
+            bar.stop()
+
+    return step

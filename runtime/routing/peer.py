@@ -196,19 +196,14 @@ class PeerMachine(Machine):
         if not self.warm or self.stuck or self._now >= self._drain_until:
             return super()._own(item)
         usable = self.blocks - self.failed_blocks.keys()
-        return Own(usable, self._work_us(item.arrived), self.block_us, self.costs, self.limits.credit_wait)
+        # No wait: whoever sent the tokens here has counted our queue. Weighing it again against what the others said
+        # a moment ago would send them to and fro.
+        return Own(usable, 0, self.block_us, self.costs, self.limits.credit_wait)
 
     @property
     def work_us(self) -> int:
         """What the engine has to do for the requests that wait for it or are on it."""
-        return self._work_us(float("inf"))
-
-    def _work_us(self, before: float) -> int:
-        """The same for those that came earlier than ``before``, which the engine takes first.
-
-        A request that is here already so does not count what came after it, and is not sent to and fro.
-        """
-        waiting = [item for item in (*self._queue, *(self._running or ())) if item.arrived < before]
+        waiting = (*self._queue, *(self._running or ()))
         calls = sum(len(self.blocks.intersection(item.itinerary.remaining)) for item in waiting)
         return calls * self.block_us // self.max_batch
 
