@@ -49,10 +49,12 @@ class Scene:
     lost: tuple[str, ...] = ()
     """Peers that are not there at all."""
     max_skips: int | None = None
+    rounds: int = 1
+    """How often all images are answered."""
 
 
 SCENES = (
-    Scene("shuffled, a peer killed", "shuffled", kill="ben"),
+    Scene("shuffled, a peer killed", "shuffled", kill="ben", rounds=5),
     Scene("shuffled, random order", "shuffled", policy="random"),
     Scene("shuffled, one peer left", "shuffled", lost=("ben", "cleo"), max_skips=3),
     Scene("unshuffled, trained order", "unshuffled"),
@@ -194,9 +196,9 @@ def _play(scene: Scene, out: Path, limit: int, console: Console) -> Run:
             source.wait_ready()
             for name in scene.lost:
                 peers.kill(name)
-            images = open_data("digits", "eval").take(limit)
+            images = open_data("digits", "eval").take(limit * scene.rounds)
             progress = RunProgress(len(images), PLACEMENT, console=console, label=scene.name)
-            harm = _harm(scene, peers, limit, progress.note)
+            harm = _harm(scene, peers, len(images), progress.note)
 
             def on_record(record: Any) -> None:
                 progress.record(record)
