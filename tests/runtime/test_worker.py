@@ -99,7 +99,7 @@ def test_a_real_engine_lets_other_threads_run_while_it_computes():
 class Slow:
     """An engine that hangs in a call until it is told to go on."""
 
-    provider = "CPUExecutionProvider"
+    kind, provider = "onnx", "CPUExecutionProvider"
 
     def __init__(self, engine, called, go):
         self.engine, self.called, self.go = engine, called, go
