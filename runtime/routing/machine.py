@@ -271,7 +271,7 @@ class Machine:
         patient = since is None or self._now - since < self.limits.credit_wait
         own, candidates = self._own(item), self._reachable()
         if since is not None and item.check_at > self._now and not own.blocks and not self._any_credit:
-            return  # it waits for a credit, and there still is none
+            return  # it was woken, its time has not come, and there is no credit anywhere
         choice = choose(
             item.itinerary,
             own,
@@ -289,8 +289,10 @@ class Machine:
             self._offer(item, choice.holder, itinerary)
         elif isinstance(choice, Wait):
             until = (self._now if since is None else since) + self.limits.credit_wait
-            self._send_progress([item])
-            self._wait(item, min(until, self._now + self.limits.look_again))
+            if item.came_from is not None:
+                self._send_progress([item])
+                until = min(until, self._now + self.limits.look_again)
+            self._wait(item, until)
             self._waits_for_credit(item)
         else:
             self._take(item, choice)
@@ -397,7 +399,6 @@ class Machine:
                 self._out.append(Note("suspect", name, item.key, "no progress within the hop's deadline"))
                 self._route_again(item, f"{name} showed no progress")
             elif item.stage is Stage.WAITING:
-                item.check_at = self._end(item)
                 self._ready.append(item)
             else:
                 self._late(item)

@@ -137,3 +137,14 @@ def test_a_relative_of_a_deadlock_two_full_peers_that_need_each_other():
     requests = [sim.submit(policy="sequential", budget=30) for _ in range(8)]
     sim.settle(120)
     assert all(isinstance(outcome(sim, request), Answer) for request in requests)
+
+
+def test_a_skip_does_not_wait_for_the_budget_where_nobody_is_left():
+    sim = Simulation({"a": range(3), "b": range(3)}, blocks=3)
+    sim.run(0.2)
+    sim.kill("a")
+    sim.kill("b")
+    request = sim.submit(max_skips=3, budget=10.0)
+    sim.run(0.5)
+    (answer,) = sim.outcomes[request]
+    assert answer.itinerary.skipped == (0, 1, 2)
