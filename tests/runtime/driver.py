@@ -1,0 +1,111 @@
+"""A routing machine that a test drives by hand: events in, what it says out, on a clock of its own."""
+
+import random
+
+from ls_edge.runtime.routing.events import (
+    Arrived,
+    Computed,
+    NeighbourState,
+    NeighbourUp,
+    Note,
+    Received,
+    Send,
+    Submit,
+    Tick,
+    Warm,
+)
+from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.peer import PeerMachine
+from ls_edge.runtime.wire import (
+    Hello,
+    Itinerary,
+    Run,
+    State,
+    Ticket,
+)
+
+SESSION = b"s" * 16
+BLOCKS = 4
+ALL_BY_A = ((tuple((block, "a") for block in range(BLOCKS)),),)
+BY_X = ((((0, "x"), (1, "x")),),)
+
+
+def ticket(request=0, branch=1, hop=1):
+    return Ticket(SESSION, request, branch, hop)
+
+
+def run_of(one=None, *, remaining=(0, 1, 2, 3), policy="nearest", budget=5.0, skips=0, returning="", **more):
+    itinerary = Itinerary("laptop", policy, tuple(remaining), skips, **more)
+    return Run(one or ticket(), round(budget * 1e6), itinerary, "raw", 1, 1, returning)
+
+
+class Driver:
+    """A machine with a clock of its own; what it said last stands in ``said``."""
+
+    def __init__(self, machine):
+        self.machine = machine
+        self.now = 100.0
+        self.said = []
+
+    def __call__(self, event, after=0.0):
+        self.now += after
+        self.said = self.machine.handle(event, self.now)
+        return self.said
+
+    def meets(self, name, blocks=(), *, role="peer", incarnation=1, **state):
+        self(NeighbourUp(Hello(name, role, incarnation, 0, "m", "b", tuple(blocks))))
+        if role == "peer":
+            self.hears_state(name, **state)
+
+    def hears_state(self, name, credit=9, **changes):
+        base = {"warm": True, "draining": False, "stuck": False, "queue": 0, "calls": 0, "block_us": 1000}
+        self(NeighbourState(name, State(credits=credit, **{**base, **changes})))
+
+    def hears(self, name, message, after=0.0):
+        return self(Received(name, message), after)
+
+    def gets(self, name, run, tokens=()):
+        return self(Arrived(name, run, tokens))
+
+    def computes(self, compute, after=0.001):
+        outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)
+        return self(Computed(compute.blocks, compute.tickets, outputs, 1000), after)
+
+    def passes(self, seconds, step=0.01):
+        """Let time pass in small steps; returns all that was said."""
+        collected = []
+        end = self.now + seconds
+        while self.now < end:
+            collected += self(Tick(), step)
+        self.said = collected
+        return collected
+
+    def sent(self, kind, to=None):
+        return [
+            s.message for s in self.said if isinstance(s, Send) and isinstance(s.message, kind) and to in (None, s.to)
+        ]
+
+    def only(self, kind):
+        (found,) = [s for s in self.said if isinstance(s, kind)]
+        return found
+
+    def notes(self):
+        return [note.what for note in self.said if isinstance(note, Note)]
+
+
+def new_peer(blocks=(0, 1), limits=None, **options):
+    driver = Driver(PeerMachine("a", blocks, limits=limits or Limits(chain=0), rng=random.Random(0), **options))
+    driver(Warm(1000))
+    driver.meets("laptop", role="source")
+    return driver
+
+
+def submits(source, request=0, *, budget=5.0, max_skips=0, policy="nearest", tokens=(), **more):
+    itinerary = Itinerary("laptop", policy, tuple(range(BLOCKS)), max_skips, **more)
+    return source(Submit(request, itinerary, tokens, source.now + budget))
+
+
+def handed_on(peer):
+    """The peer has offered a request to ``b``; returns that transfer's ticket."""
+    peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
+    return peer.sent(Run)[0].ticket
