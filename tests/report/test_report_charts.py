@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ls_edge.report import accuracy, charts, timeline
+from ls_edge.report import accuracy, timeline
 from ls_edge.report.data import Away, RunData, Span, spans_of
+from ls_edge.report.picture import PICTURES
 from ls_edge.report.svg import Scale, Svg, clean, log_ticks, shorten, show, show_ms, ticks
 from ls_edge.report.theme import block_colour, ink_on
 from ls_edge.report.words import story
@@ -159,16 +160,7 @@ def test_requests_worth_a_look(run_with_loss):
 @pytest.mark.parametrize("width", [356, 880])
 def test_every_text_stays_inside_its_drawing(run_with_loss, width):
     data = RunData(run_with_loss.summary, run_with_loss.records, run_with_loss.events)
-    for draw in (
-        charts.latency_distribution,
-        charts.latency_over_time,
-        charts.stage_breakdown,
-        timeline.utilisation,
-        timeline.served,
-        timeline.request_ways,
-        accuracy.accuracy_by_skips,
-        accuracy.slot_heatmap,
-    ):
+    for draw in PICTURES.values():
         root = ElementTree.fromstring(draw(data, width).render("x"))
         height = float(root.get("viewBox").split()[3])
         for text in root.iter("text"):
@@ -198,16 +190,7 @@ events = st.builds(PeerEvent, times, st.sampled_from("abc"), st.sampled_from(["a
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_the_times_are_drawings_hold_only_numbers(records, happened):
     data = data_of(records, happened)
-    for draw in (
-        charts.latency_distribution,
-        charts.latency_over_time,
-        charts.stage_breakdown,
-        timeline.utilisation,
-        timeline.served,
-        timeline.request_ways,
-        accuracy.accuracy_by_skips,
-        accuracy.slot_heatmap,
-    ):
+    for draw in PICTURES.values():
         drawing = draw(data, 356)
         if drawing is not None:
             text = drawing.render("x")
