@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+import yaml
 import zmq
 
 from ls_edge.bundle import Bundle
@@ -150,8 +151,9 @@ def test_a_key_that_is_listed_later_is_let_in_without_restarting_who_dials(
         wait_until(lambda: stranger.poll() and first.node.counts["connections refused"], what="a refusal")
         first.stop()
         wait_until(lambda: first.node._wake_in.fileno() < 0, what="the peer to leave")
-        text = file.path.read_text().replace(keys["laptop"].public.decode(), late.public.decode())
-        file.path.write_text(text)
+        content = yaml.safe_load(file.path.read_text())
+        content["sources"][0]["public_key"] = late.public.decode()
+        file.path.write_text(yaml.safe_dump(content))
         serve(Peer(load_peers(file.path), "a", bundle, keys=keys["a"]))
         wait_until(lambda: stranger.poll().up, what="a link")
 
