@@ -176,7 +176,7 @@ def request_ways(data: RunData, width: int = 880) -> Svg | None:
     row_height, label_height, gap = 26, 20, 22
     laid = [(why, record, spans_of(record)) for why, record in chosen]
     rows = [max((span.row for span in spans), default=0) + 1 for _, _, spans in laid]
-    longest = max(record.latency_ms for _, record, _ in laid)
+    longest = max(record.latency_ms for _, record, _ in laid) or 1.0
     height = sum(label_height + 14 + row_height * count + gap for count in rows)
     shared = shared_scale(data)
     svg = Svg(

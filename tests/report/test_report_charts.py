@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ls_edge.report import accuracy, timeline
@@ -188,6 +188,7 @@ events = st.builds(PeerEvent, times, st.sampled_from("abc"), st.sampled_from(["a
 
 @given(st.lists(requests, max_size=6), st.lists(events, max_size=6))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example([record(latency_ms=0.0, visits=(Visit("a", (0,), 0.0, 0.0, 0.0, 0.0),))], [])
 def test_whatever_the_times_are_drawings_hold_only_numbers(records, happened):
     data = data_of(records, happened)
     for draw in PICTURES.values():

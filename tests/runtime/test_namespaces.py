@@ -87,7 +87,7 @@ def test_a_partition_of_one_peer_costs_no_request_and_ends(
             net.mute("b", on=True)
         try:
             during = [future.result(10) for future in futures]
-            wait_until(lambda: state_of(source, "b") == "lost", 3.0, "the heartbeats to say that b is lost")
+            wait_until(lambda: state_of(source, "b") == "lost", 15.0, "the heartbeats to say that b is lost")
             during += answers_of(source, pictures)
             assert "b" not in holders(during[20:])
         finally:
@@ -95,8 +95,8 @@ def test_a_partition_of_one_peer_costs_no_request_and_ends(
                 net.plug("b", into=True)
             else:
                 net.mute("b", on=False)
-        wait_until(lambda: state_of(source, "b") == "alive", 4.0, "b to be back")
-        wait_until(lambda: "b" in holders(answers_of(source, pictures)), 4.0, "b to be used again")
+        wait_until(lambda: state_of(source, "b") == "alive", 15.0, "b to be back")
+        wait_until(lambda: "b" in holders(answers_of(source, pictures)), 15.0, "b to be used again")
         assert [e.what for e in source.events if e.peer == "b"] == ["alive", "lost", "alive"]
     assert not any(answer.degraded for answer in (*before, *during))
     assert_replays(tiny_bundle, [*pictures] * 3, [*before, *during])
@@ -109,7 +109,7 @@ def test_everybody_is_cut_off_and_back_within_the_budget(cluster, tiny_bundle, i
         net.plug("src", into=False)
         try:
             futures = [source.submit(image) for image in pictures]
-            wait_until(lambda: {v.state for v in source.view().values()} == {"lost"}, 3.0, "everybody to be lost")
+            wait_until(lambda: {v.state for v in source.view().values()} == {"lost"}, 15.0, "everybody to be lost")
             short = source.submit(pictures[0], budget_ms=300)
             with pytest.raises(BudgetExceeded, match="had no reachable holder within the budget"):
                 short.result(3)
@@ -138,8 +138,8 @@ def test_a_chain_in_which_each_reaches_only_its_neighbour(cluster, tiny_bundle, 
         silence(net, ("src", "b"), ("src", "c"), ("a", "c")),
         source_of(cluster, max_skips=0, budget_ms=4000) as source,
     ):
-        wait_until(lambda: state_of(source, "a") == "alive", 5.0, "a link to a")
-        wait_until(lambda: "lost  peer=c" in cluster.log_path("a").read_text(), 5.0, "a to lose c")
+        wait_until(lambda: state_of(source, "a") == "alive", 15.0, "a link to a")
+        wait_until(lambda: "lost  peer=c" in cluster.log_path("a").read_text(), 15.0, "a to lose c")
         answers = answers_of(source, pictures)
     assert {holder for a in answers for block, holder in a.record.order if block in (4, 5)} == {"c"}
     assert_replays(tiny_bundle, pictures, answers)
