@@ -19,6 +19,27 @@ BlockAt = tuple[int, str]
 """A block and the process that ran it."""
 
 
+class TrackSpan(msgspec.Struct, frozen=True):
+    """A track of a wave as the holder that joined it saw it; times on that holder's clock, in milliseconds."""
+
+    wave: int
+    """Counts the waves of this visit."""
+    holder: str
+    blocks: tuple[int, ...]
+    """What ran and was summed, in order; empty for a track that did not come back, or a holder that was given none."""
+    begin_ms: float
+    """Since the tokens arrived at the joiner."""
+    end_ms: float
+    expected_ms: float
+    """As it was planned; of a holder that was given no track, what a single block would have taken there."""
+    queue_ms: float = 0.0
+    """Waiting for the engine, at the track's holder; so too the next two."""
+    engine_ms: float = 0.0
+    codec_ms: float = 0.0
+    why: str = ""
+    """Why nothing of it was summed: ``no gain`` (it was not worth its transfer), ``lost``, ``late``, ``refused``."""
+
+
 class Visit(msgspec.Struct, frozen=True):
     """The time that a request spent with one holder, in milliseconds."""
 
@@ -32,6 +53,10 @@ class Visit(msgspec.Struct, frozen=True):
     """Encoding and decoding tokens."""
     wire_ms: float = 0.0
     """The hop to this holder: its share of what remains of the latency."""
+    wait_ms: float = 0.0
+    """Waiting for the tracks of others (policy ``parallel``)."""
+    tracks: tuple[TrackSpan, ...] = ()
+    """All tracks of the waves that were joined here, its own included."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True):

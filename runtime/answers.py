@@ -11,7 +11,8 @@ from ls_edge.arrangement import Arrangement
 from ls_edge.errors import RequestError
 from ls_edge.runtime.routing.events import Answer as Answered
 from ls_edge.runtime.routing.events import Fail
-from ls_edge.trace import RequestRecord, Visit
+from ls_edge.runtime.wire import VisitRow
+from ls_edge.trace import RequestRecord, TrackSpan, Visit
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +82,7 @@ def record_of(
     plain = all(len(wave) == 1 for wave in waves)
     latency = (now - pending.started) * 1e3
     visits = itinerary.visits if itinerary is not None else ()
-    inside = sum(v.queue_us + v.engine_us + v.codec_us for v in visits) / 1e3
+    inside = sum(v.queue_us + v.engine_us + v.codec_us + v.wait_us for v in visits) / 1e3
     wire = max(0.0, latency - pending.stem_ms - head_ms - inside) / (len(visits) + 1)
     return RequestRecord(
         id=pending.request,
@@ -100,7 +101,19 @@ def record_of(
         stem_ms=pending.stem_ms,
         head_ms=head_ms,
         return_wire_ms=wire if visits else 0.0,
-        visits=tuple(
-            Visit(v.holder, v.blocks, v.queue_us / 1e3, v.engine_us / 1e3, v.codec_us / 1e3, wire) for v in visits
-        ),
+        visits=tuple(_visit(row, wire) for row in visits),
     )
+
+
+def _visit(row: VisitRow, wire_ms: float) -> Visit:
+    tracks = tuple(
+        TrackSpan(
+            t.wave, t.holder, t.blocks, t.begin_us / 1e3, t.end_us / 1e3, t.expected_us / 1e3, t.queue_us / 1e3,
+            t.engine_us / 1e3, t.codec_us / 1e3, t.why,
+        )
+        for t in row.tracks
+    )  # fmt: skip
+    return Visit(
+        row.holder, row.blocks, row.queue_us / 1e3, row.engine_us / 1e3, row.codec_us / 1e3, wire_ms,
+        row.wait_us / 1e3, tracks,
+    )  # fmt: skip

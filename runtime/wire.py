@@ -48,6 +48,26 @@ Ran = tuple[int, str]
 """A block, and who ran it."""
 
 
+class TrackRow(msgspec.Struct, frozen=True, array_like=True):
+    """A track of a wave as its joiner saw it, in microseconds since the tokens arrived there (its clock)."""
+
+    wave: int
+    """Counts the waves of this visit."""
+    holder: str
+    blocks: tuple[int, ...]
+    """What ran and was summed; empty for a track that did not come, or a holder that was given none."""
+    begin_us: int
+    end_us: int
+    expected_us: int
+    """Planned duration; of a holder that was given nothing, what one block would have taken there."""
+    queue_us: int = 0
+    engine_us: int = 0
+    codec_us: int = 0
+    """These three are of the track's holder."""
+    why: str = ""
+    """Why nothing of it was summed."""
+
+
 class VisitRow(msgspec.Struct, frozen=True, array_like=True):
     """The time that a request spent with one holder, in microseconds of that holder's clock."""
 
@@ -56,6 +76,21 @@ class VisitRow(msgspec.Struct, frozen=True, array_like=True):
     queue_us: int
     engine_us: int
     codec_us: int
+    wait_us: int = 0
+    """Waiting for the tracks of others."""
+    tracks: tuple[TrackRow, ...] = ()
+    """Of all waves that were joined here, its own included."""
+
+
+class Track(msgspec.Struct, frozen=True, array_like=True):
+    """What makes tokens a track of a wave: its joiner is the itinerary's ``source``, and gets them back."""
+
+    wave: int
+    """64 random bits."""
+    index: int
+    """Which track of it."""
+    before: int
+    """Blocks that ran ahead of the wave: the slot of the track's first block."""
 
 
 class Itinerary(msgspec.Struct, frozen=True, array_like=True):
@@ -76,11 +111,17 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
     """Holders that passed the tokens on without running a block, since the last block that ran."""
     price: float = 1.0
     """What a second is worth to the policy ``quality``, in nats of log-likelihood."""
+    waves_wanted: int = 0
+    """Waves in which the policy ``parallel`` runs a model; 0 for every other policy."""
+    late: str = "later"
+    """What becomes of blocks whose track did not come back: they run ``later``, or are left out (``skip``)."""
+    track: Track | None = None
 
     @property
     def blocks_done(self) -> int:
         """How many blocks ran; the slot of the next one."""
-        return sum(len(track) for wave in self.waves for track in wave)
+        before = 0 if self.track is None else self.track.before
+        return before + sum(len(track) for wave in self.waves for track in wave)
 
     def ran(self, block: int, holder: str) -> Itinerary:
         """Return the itinerary after ``holder`` ran ``block`` on the one track."""
