@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ls_edge.stays import holders_of, hops_of, stays_of, steps_of, tracks_of_others, transfer_ms
 from ls_edge.trace import PeerEvent, RequestRecord
 
 Floats = npt.NDArray[np.float64]
@@ -74,7 +75,8 @@ class Skips(msgspec.Struct, frozen=True):
 class Hops(msgspec.Struct, frozen=True):
     """Transfers of tokens between two processes, the last one (back to the source) included.
 
-    ``mean`` is per answer. The others are medians over hops (``wire``) and over visits to a holder (the rest).
+    A track that another holder ran took two: there and back. ``mean`` is per answer. The others are medians over hops
+    (``wire``) and over visits to a holder, its tracks for others included (the rest).
     """
 
     mean: float | None = None
@@ -237,21 +239,6 @@ def error_type(error: str) -> str:
     return error.partition(":")[0].strip() or "unknown"
 
 
-def holders_of(record: RequestRecord) -> set[str]:
-    """Every process that ran a block of the answer."""
-    if record.waves is not None:
-        return {holder for wave in record.waves for track in wave for _, holder in track}
-    return {holder for _, holder in record.order or ()}
-
-
-def hops_of(record: RequestRecord) -> int:
-    """Transfers of tokens that the answer took, the one back to the source included."""
-    if record.visits:
-        return len(record.visits) + 1
-    holders = [holder for _, holder in record.order or ()]
-    return 1 + sum(a != b for a, b in zip([None, *holders], holders, strict=False)) if holders else 0
-
-
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
@@ -262,13 +249,16 @@ def _median(values: Sequence[float]) -> float | None:
 
 def _hops(answers: Sequence[RequestRecord]) -> Hops:
     visited = [record for record in answers if record.visits]
-    visits = [visit for record in visited for visit in record.visits]
+    stays = [stay for record in visited for stay in stays_of(record)]
+    wires = [visit.wire_ms for record in visited for visit in record.visits]
+    wires += [record.return_wire_ms for record in visited]
+    wires += [transfer_ms(track) / 2 for record in visited for track in tracks_of_others(record) for _ in range(2)]
     return Hops(
         mean=_mean([hops_of(record) for record in answers]),
-        wire_ms_p50=_median([v.wire_ms for v in visits] + [record.return_wire_ms for record in visited]),
-        queue_ms_p50=_median([v.queue_ms for v in visits]),
-        engine_ms_p50=_median([v.engine_ms for v in visits]),
-        codec_ms_p50=_median([v.codec_ms for v in visits]),
+        wire_ms_p50=_median(wires),
+        queue_ms_p50=_median([stay.queue_ms for stay in stays]),
+        engine_ms_p50=_median([stay.engine_ms for stay in stays]),
+        codec_ms_p50=_median([stay.codec_ms for stay in stays]),
     )
 
 
@@ -281,10 +271,11 @@ def _peers(
     engine_ms: dict[str, float] = defaultdict(float)
     for record in answers:
         requests.update(holders_of(record) | {visit.holder for visit in record.visits})
-        for visit in record.visits:
-            engine_ms[visit.holder] += visit.engine_ms
-            blocks[visit.holder].update(visit.blocks)
-            blocks_run[visit.holder] += len(visit.blocks)
+        for stay in stays_of(record):
+            engine_ms[stay.holder] += stay.engine_ms
+        for block, holder in steps_of(record):
+            blocks[holder].add(block)
+            blocks_run[holder] += 1
     state: dict[str, str] = {}
     lost: Counter[str] = Counter()
     for event in sorted(events, key=lambda event: event.at_ms):

@@ -10,13 +10,13 @@ from ls_edge.summary import (
     PeerContext,
     RunContext,
     error_type,
-    hops_of,
     kendall_tau,
     quantiles,
     summarise,
     wilson,
 )
-from ls_edge.trace import PeerEvent, RequestRecord, Visit
+from ls_edge.stays import hops_of
+from ls_edge.trace import PeerEvent, RequestRecord, TrackSpan, Visit
 
 
 def record(number, **changes):
@@ -177,6 +177,34 @@ def test_blocks_side_by_side_count_for_all_their_holders():
     summary = summarise([record(0, order=None, waves=waves, visits=())], [], RunContext())
     assert {name: peer.requests for name, peer in summary.peers.items()} == {"a": 1, "b": 1, "c": 1}
     assert summary.order_tau is None
+
+
+def wave_record():
+    """One visit to ``a``, which joined a wave of three tracks; that of ``c`` was lost and ``d`` was given none."""
+    tracks = (
+        TrackSpan(0, "a", (0, 1), 0.0, 4.0, 4.0, 0.2, 3.0, 0.1),
+        TrackSpan(0, "b", (2, 3), 0.0, 6.0, 5.0, 0.4, 3.5, 0.1),
+        TrackSpan(0, "c", (), 0.0, 5.0, 4.5, why="lost"),
+        TrackSpan(0, "d", (), 0.0, 0.0, 9.0, why="no gain"),
+    )
+    visit = Visit("a", (0, 1, 4), 0.2, 4.5, 0.3, 1.0, 2.0, tracks)
+    waves = ((((0, "a"), (1, "a")), ((2, "b"), (3, "b"))), (((4, "a"),),))
+    return record(0, order=None, waves=waves, visits=(visit,), latency_ms=11.0)
+
+
+def test_work_of_a_wave_counts_once_and_for_whoever_did_it():
+    summary = summarise([wave_record()], [], RunContext(peers={"d": PeerContext((0,))}))
+    assert {name: (p.requests, p.blocks_run, p.blocks) for name, p in summary.peers.items()} == {
+        "d": (0, 0, (0,)),
+        "a": (1, 3, (0, 1, 4)),
+        "b": (1, 2, (2, 3)),
+    }
+    assert summary.peers["a"].busy == pytest.approx(4.5 / 11)
+    assert summary.peers["b"].busy == pytest.approx(3.5 / 11)
+    # There, back, and the track of b there and back.
+    assert summary.hops.mean == 4
+    assert summary.hops.wire_ms_p50 == pytest.approx(1.0)
+    assert summary.hops.engine_ms_p50 == pytest.approx((4.5 + 3.5) / 2)
 
 
 def test_error_types():
