@@ -106,20 +106,25 @@ def apply(arrangement: Arrangement, tokens: T, run_block: Callable[[int, T, int]
     """
     before = 0
     for wave in arrangement.waves:
-        start = tokens
-        total: T | None = None
+        outs = []
         for track in wave:
-            out = start
+            out = tokens
             for position, block in enumerate(track):
                 out = run_block(block, out, before + position)
-            if len(wave) == 1:
-                total = out
-            else:
-                total = (start if total is None else total) + (out - start)
-        assert total is not None
-        tokens = total
+            outs.append(out)
+        tokens = join(tokens, outs)
         before += sum(len(track) for track in wave)
     return tokens
+
+
+def join(start: T, outs: Sequence[T]) -> T:
+    """Sum the additions of a wave's tracks, in their order; ``outs`` are the tokens that each made of ``start``."""
+    if len(outs) == 1:
+        return outs[0]
+    total = start
+    for out in outs:
+        total = total + (out - start)
+    return total
 
 
 def random_order(blocks: int, seed: int, index: int) -> tuple[int, ...]:

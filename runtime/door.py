@@ -72,7 +72,8 @@ class Door:
     def check_run(self, run: Run) -> None:
         """Raise :class:`WireError` where tokens or itinerary of a RUN are not those of the model.
 
-        Each block of the model has run, remains or was skipped, so that nobody can leave one out unseen.
+        Each block of the model has run, remains or was skipped, so that nobody can leave one out unseen. A track has
+        some of them, and must be joined by a peer.
         """
         tokens = self._manifest.tokens
         if (run.count, run.dim) != (tokens.count, tokens.dim):
@@ -80,7 +81,11 @@ class Door:
         it = run.itinerary
         ran = [block for wave in it.waves for track in wave for block, _ in track]
         blocks = sorted([*ran, *it.remaining, *it.skipped])
-        if blocks != list(range(self._blocks)):
+        if it.track is not None:
+            joiner = any(p.name == it.source for p in self._peers.peers)
+            if not joiner or blocks[-1:] > [self._blocks - 1] or it.track.before > self._blocks:
+                raise WireError(f"track of blocks {str(blocks)[:200]} for {it.source}, which cannot be; dropped")
+        elif blocks != list(range(self._blocks)):
             raise WireError(
                 f"itinerary with blocks {str(blocks)[:200]}, the model has 0 to {self._blocks - 1} and each has run, "
                 "remains or was skipped; dropped"

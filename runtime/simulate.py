@@ -101,11 +101,20 @@ class Simulation:
 
     # What a test or a user does to it.
 
-    def submit(self, *, policy: str = "nearest", budget: float = 5.0, max_skips: int = 0, via: bool = False) -> int:
+    def submit(
+        self,
+        *,
+        policy: str = "nearest",
+        budget: float = 5.0,
+        max_skips: int = 0,
+        via: bool = False,
+        waves: int = 2,
+        late: str = "later",
+    ) -> int:
         """Submit an image; its outcome appears in :attr:`outcomes`."""
         request = next(self._requests)
         order = random_order(self.blocks, 0, request) if policy == "random" else tuple(range(self.blocks))
-        itinerary = Itinerary(SOURCE, policy, order, max_skips, via)
+        itinerary = Itinerary(SOURCE, policy, order, max_skips, via, waves_wanted=waves, late=late)
         self.outcomes[request] = []
         self._feed(SOURCE, Submit(request, itinerary, (), self.now + budget))
         return request
@@ -190,7 +199,9 @@ class Simulation:
     # Inside.
 
     def _new_peer(self, name: str) -> PeerMachine:
-        return PeerMachine(name, self._placement[name], limits=self._limits, rng=self._rng, max_batch=self.max_batch)
+        made = PeerMachine(name, self._placement[name], limits=self._limits, rng=self._rng, max_batch=self.max_batch)
+        made.join = _join
+        return made
 
     def _start(self, name: str) -> None:
         process = self.processes[name]
@@ -296,6 +307,11 @@ class Simulation:
 
     def _at(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (self.now + delay, next(self._counter), action))
+
+
+def _join(start: tuple[int, ...], outs: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """What ran before the wave, then what each track added."""
+    return (*start, *(block for out in outs for block in out[len(start) :]))
 
 
 def _role(name: str) -> str:

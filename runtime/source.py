@@ -26,7 +26,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -78,6 +78,11 @@ class Settings:
     """Threads of stem and head."""
     price: float = 1.0
     """What a second is worth to the policy ``quality``, in nats of log-likelihood."""
+    waves: int = 2
+    """Waves in which the policy ``parallel`` runs a model: fewer are faster, more are nearer to a plain order."""
+    late_tracks: Literal["later", "skip"] = "later"
+    """What becomes of the blocks of a track that does not come back: they run later, or are left out while
+    :attr:`max_skips` allows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +127,11 @@ class Source:
         self.settings = settings or Settings()
         if self.settings.policy not in POLICIES:
             raise UsageError(f"policy {self.settings.policy!r} is not known here; use one of {', '.join(POLICIES)}")
+        if self.settings.policy == "parallel" and self.settings.via_source:
+            raise UsageError(
+                "policy parallel needs peers that reach one another, not every hop through the source; "
+                "use fastest, or leave --via source out"
+            )
         peers.check_blocks(bundle.blocks)
         self.peers = peers
         self.bundle = bundle
@@ -365,6 +375,8 @@ class Source:
                 self.max_skips,
                 self.settings.via_source,
                 price=self.settings.price,
+                waves_wanted=self.settings.waves if self.settings.policy == "parallel" else 0,
+                late=self.settings.late_tracks,
             )
             self.node.feed(Submit(pending.request, itinerary, result.tokens, pending.deadline))
         else:

@@ -18,7 +18,7 @@ import msgspec
 from ls_edge.errors import WireError
 from ls_edge.peers import is_name
 
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 1, 1
 _MAGIC = b"LS"
 _PREFIX = _MAGIC + bytes([MAJOR])
 MAX_PRICE = 1e6
@@ -131,6 +131,18 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
             waves = (*self.waves, (((block, holder),),))
         return msgspec.structs.replace(
             self, waves=waves, remaining=tuple(b for b in self.remaining if b != block), relays=()
+        )
+
+    def joined(self, tracks: tuple[tuple[Ran, ...], ...]) -> Itinerary:
+        """Return the itinerary after a wave of ``tracks``."""
+        if len(tracks) == 1:
+            after = self
+            for block, holder in tracks[0]:
+                after = after.ran(block, holder)
+            return after
+        ran = {block for track in tracks for block, _ in track}
+        return msgspec.structs.replace(
+            self, waves=(*self.waves, tracks), remaining=tuple(b for b in self.remaining if b not in ran), relays=()
         )
 
     def skip_rest(self) -> Itinerary:
@@ -355,10 +367,24 @@ def _check_run(run: Run) -> None:
     _check_numbers("itinerary", _COUNT, it.max_skips)
     if not 0.0 <= it.price <= MAX_PRICE:
         raise WireError(f"itinerary with the price {it.price}, from 0 to {MAX_PRICE:.0f} are allowed; dropped")
+    _check_numbers("itinerary", _COUNT, it.waves_wanted)
+    if it.track is not None:
+        _check_numbers("track", _U64, it.track.wave)
+        _check_numbers("track", _COUNT, it.track.index, it.track.before)
     for visit in it.visits:
-        _check_numbers("visit", _MICROSECONDS, visit.queue_us, visit.engine_us, visit.codec_us)
+        _check_numbers("visit", _MICROSECONDS, visit.queue_us, visit.engine_us, visit.codec_us, visit.wait_us)
         _check_numbers("visit", _COUNT, *visit.blocks)
-    _check_texts(run.codec, run.returning, it.policy)
+        for row in visit.tracks:
+            _check_track_row(row)
+    _check_texts(run.codec, run.returning, it.policy, it.late)
+
+
+def _check_track_row(row: TrackRow) -> None:
+    _check_names("track", (row.holder,))
+    _check_numbers("track", _COUNT, row.wave, *row.blocks)
+    times = (row.begin_us, row.end_us, row.expected_us, row.queue_us, row.engine_us, row.codec_us)
+    _check_numbers("track", _MICROSECONDS, *times)
+    _check_texts(row.why)
 
 
 def _check_request(session: bytes, request: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -38,6 +38,14 @@ _WAIT_READY = 5.0
     "--price", type=click.FloatRange(min=0, max=1e6), default=1.0, show_default=True,
     help="What a second is worth to the policy quality, in nats of log-likelihood.",
 )  # fmt: skip
+@click.option(
+    "--waves", type=click.IntRange(min=1), default=2, show_default=True,
+    help="Waves in which the policy parallel runs a model; fewer are faster.",
+)  # fmt: skip
+@click.option(
+    "--late-tracks", type=click.Choice(["later", "skip"]), default="later", show_default=True,
+    help="Policy parallel: blocks of a track that does not come back run later, or are skipped.",
+)  # fmt: skip
 @click.option("--via", type=click.Choice(["peers", "source"]), default="peers", show_default=True, help="Way of a hop.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of stem and head.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
@@ -48,8 +56,8 @@ _WAIT_READY = 5.0
 @click.option("--log-json", is_flag=True, help="Log lines as JSON.")
 def command(
     peers: Path, bundle: Path, data: str, policy: str, limit: int | None, concurrency: int, budget_ms: float,
-    max_skips: int | None, seed: int, price: float, via: str, threads: int, as_json: bool, report: Path | None,
-    trace: Path | None, secret_key: Path | None, strict_bundle: bool, log_json: bool,
+    max_skips: int | None, seed: int, price: float, waves: int, late_tracks: Literal["later", "skip"], via: str,
+    threads: int, as_json: bool, report: Path | None, trace: Path | None, secret_key: Path | None, strict_bundle: bool, log_json: bool,
 ) -> int:  # fmt: skip
     """Send images through the peers of peers.yaml and print accuracy, latency and who did what.
 
@@ -76,7 +84,7 @@ def command(
     with Source.open(
         peers, opened, policy=policy, secret_key=secret_key, strict_bundle=strict_bundle, budget_ms=budget_ms,
         max_skips=max_skips, seed=seed, max_inflight=max(concurrency, 1), via_source=via == "source", threads=threads,
-        price=price,
+        price=price, waves=waves, late_tracks=late_tracks,
     ) as source:  # fmt: skip
         _wait_ready(source)
         progress = RunProgress(len(images), [peer.name for peer in source.peers.peers])

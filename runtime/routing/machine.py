@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from ls_edge.runtime.routing.candidates import Candidate, Costs, Own
 from ls_edge.runtime.routing.events import (
     Arrived,
     Event,
@@ -40,12 +41,12 @@ from ls_edge.runtime.routing.events import (
     Unsendable,
 )
 from ls_edge.runtime.routing.neighbours import Limits, Neighbour, Neighbours
-from ls_edge.runtime.routing.policy import Candidate, Choice, Costs, GiveBack, Own, SendTo, Wait, choose
-from ls_edge.runtime.wire import Accept, Itinerary, Moved, Progress, Refuse, Release, RequestKey, Run, Ticket
+from ls_edge.runtime.routing.policy import Choice, GiveBack, SendTo, Wait, choose
+from ls_edge.runtime.wire import Accept, Itinerary, Moved, Progress, Refuse, Release, RequestKey, Run, Ticket, TrackRow
 
 
 class Stage(Enum):
-    """Where an item stands; ``QUEUED`` and ``RUNNING`` in peers, ``AWAY`` in sources."""
+    """Where an item stands; ``QUEUED``, ``RUNNING`` and ``JOINING`` in peers, ``AWAY`` in sources."""
 
     WAITING = "waiting"
     QUEUED = "queued"
@@ -53,6 +54,7 @@ class Stage(Enum):
     OFFERED = "offered"
     CUSTODY = "custody"
     AWAY = "away"
+    JOINING = "joining"
 
 
 @dataclass(eq=False)
@@ -87,6 +89,14 @@ class Item:
     reroutes: int = 0
     progress_at: float = 0.0
     """When the last PROGRESS was sent."""
+    trouble: str = ""
+    """Why the last holder of a track did not run it."""
+    waves: int = 0
+    """Waves that were begun here."""
+    tracks: list[TrackRow] = field(default_factory=list)
+    """Tracks of these waves, for the trace."""
+    wait_us: int = 0
+    """Time for which tracks of others were waited for."""
 
     @property
     def key(self) -> RequestKey:
@@ -168,7 +178,7 @@ class Machine:
         elif isinstance(event, Arrived):
             self._on_run(event)
         elif isinstance(event, NeighbourState):
-            if self.neighbours.update(event.name, event.state):
+            if self.neighbours.update(event.name, event.state, self._now):
                 self._wake_waiting()
         elif isinstance(event, NeighbourUp):
             self._on_up(event)

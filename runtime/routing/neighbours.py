@@ -7,11 +7,14 @@ it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ls_edge.runtime.routing.policy import Candidate
+from ls_edge.runtime.routing.candidates import Candidate
 from ls_edge.runtime.wire import Hello, State
+
+_TRIP_HALVES = 20.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,12 @@ class Neighbour:
     calls_when_suspected: int = -1
     link_us: float = 0.0
     """What a transfer to it takes until it is accepted, usually."""
+    trip_us: float = 0.0
+    """What a track of it takes beyond queue and engine, usually."""
+    trip_at: float = 0.0
+    """When that was last measured."""
+    state_at: float = 0.0
+    """When it last said how it is."""
 
     @property
     def name(self) -> str:
@@ -91,6 +100,26 @@ class Neighbour:
     def accepted_after(self, seconds: float) -> None:
         """Learn from a transfer."""
         self.link_us += (seconds * 1e6 - self.link_us) * (0.2 if self.link_us else 1.0)
+
+    def track_took(self, seconds: float, inside_us: int, now: float) -> None:
+        """Learn from a track that came back after ``seconds``, of which ``inside_us`` were its queue and engine."""
+        trip = max(0.0, seconds * 1e6 - inside_us)
+        self.trip_us = trip if not self.trip_us else self.trip_us + 0.3 * (trip - self.trip_us)
+        self.trip_at = now
+
+    def expected_trip_us(self, now: float) -> int:
+        """The way of a track there and back; belief in an old measurement halves every :data:`_TRIP_HALVES` seconds.
+
+        A neighbour that once was slow would otherwise never be tried again.
+        """
+        known = self.trip_us * math.exp2((self.trip_at - now) / _TRIP_HALVES)
+        return round(max(known, 2 * self.link_us))
+
+    def expected_wait_us(self, now: float) -> int:
+        """Until its engine could begin with something new; what it had to do is being done meanwhile."""
+        if self.state is None:
+            return 0
+        return max(0, self.state.wait_us - round((now - self.state_at) * 1e6)) + self.offers * self.state.block_us
 
     def hop_deadline(self, limits: Limits) -> float:
         """Seconds that a transfer to it may show no progress."""
@@ -125,9 +154,10 @@ class Neighbours:
                         blocks=frozenset(n.hello.blocks),
                         reach_blocks=frozenset(n.state.reach_blocks),
                         credits=n.credits(now),
-                        wait_us=n.state.wait_us + n.offers * n.state.block_us,
+                        wait_us=n.expected_wait_us(now),
                         block_us=n.state.block_us,
                         link_us=round(n.link_us),
+                        trip_us=n.expected_trip_us(now),
                     )
                 )
         return result
@@ -149,13 +179,13 @@ class Neighbours:
             n.strikes = 0
             n.suspected_until = 0.0
 
-    def update(self, name: str, state: State) -> bool:
+    def update(self, name: str, state: State, now: float) -> bool:
         """Take a STATE in; return whether it may let waiting tokens go."""
         n = self.by_name.get(name)
         if n is None:
             return False
         before = n.state
-        n.state = state
+        n.state, n.state_at = state, now
         n.refused_until = 0.0
         if n.strikes and state.calls > n.calls_when_suspected:
             n.strikes, n.suspected_until = 0, 0.0

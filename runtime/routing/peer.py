@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 
 import msgspec
 
+from ls_edge.runtime.routing.candidates import Costs, Own
 from ls_edge.runtime.routing.events import (
     Arrived,
     Compute,
@@ -28,9 +30,10 @@ from ls_edge.runtime.routing.events import (
     TellState,
     Warm,
 )
-from ls_edge.runtime.routing.machine import Item, Machine, Stage
+from ls_edge.runtime.routing.machine import Item, Stage
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.policy import Choice, Costs, GiveBack, Own, RunHere
+from ls_edge.runtime.routing.policy import Choice, GiveBack, RunHere
+from ls_edge.runtime.routing.waves import Joiner
 from ls_edge.runtime.wire import Accept, Cancel, Itinerary, Refuse, Release, RequestKey, State, VisitRow
 
 _SESSIONS = 1024
@@ -39,7 +42,7 @@ _SMOOTH = 0.1
 """Weight of the newest engine call in the usual time of one."""
 
 
-class PeerMachine(Machine):
+class PeerMachine(Joiner):
     """Routing of a process that serves ``blocks``."""
 
     def __init__(
@@ -153,6 +156,9 @@ class PeerMachine(Machine):
 
     def _on_run(self, event: Arrived) -> None:
         run, sender = event.run, event.sender
+        if run.returning and run.itinerary.source == self.name:
+            self._on_track(event)
+            return
         n = self.neighbours.get(sender)
         role = n.hello.role if n is not None else "peer"
         reason = self._reason_to_refuse(event, role)
@@ -199,6 +205,14 @@ class PeerMachine(Machine):
         # No wait: whoever sent the tokens here has counted our queue. Weighing it again against what the others said
         # a moment ago would send them to and fro.
         return Own(usable, 0, self.block_us, self.costs, self.limits.credit_wait)
+
+    def _decide(self, item: Item) -> None:
+        if self._over_budget(item):
+            return
+        own = self._own(item)
+        alone = item.returning or not own.blocks or self.draining
+        if alone or not self._split(item, replace(own, wait_us=self.work_us)):
+            super()._decide(item)
 
     @property
     def work_us(self) -> int:
@@ -287,7 +301,8 @@ class PeerMachine(Machine):
             item.engine_us += event.engine_us
             self._wait(item, None)
             self._ready.append(item)
-            self._send_progress([item])
+            found = self._track_of(item)
+            self._send_progress([item if found is None else found[0].item])
         self._send_progress(self._queue)
 
     def _on_compute_failed(self, event: ComputeFailed) -> None:
@@ -315,6 +330,10 @@ class PeerMachine(Machine):
                 why = f"block {item.block} has been running for longer than its deadline"
                 self._out += [Note("engine is stuck", self.name, item.key, why), TellState()]
                 self._requeue()
+                for part in self._running or ():
+                    self._give_up(part)
+        else:
+            super()._late(item)
 
     def _requeue(self) -> None:
         """What waits for the engine is decided again."""
@@ -332,9 +351,6 @@ class PeerMachine(Machine):
         if item.returning and item.next == item.itinerary.source:
             self._drop(item)
 
-    def _released(self, item: Item) -> None:
-        self._drop(item)
-
     def _give_back(self, item: Item, reason: str) -> None:
         item.returning = reason
         # Who relayed them on the way here may relay them on the way home.
@@ -343,12 +359,14 @@ class PeerMachine(Machine):
 
     def _with_visit(self, item: Item, itinerary: Itinerary) -> Itinerary:
         stay = round((self._now - item.arrived) * 1e6)
-        queue = max(0, stay - item.engine_us)
-        visit = VisitRow(self.name, tuple(item.ran), queue, item.engine_us, item.codec_us)
+        queue = max(0, stay - item.engine_us - item.wait_us)
+        visit = VisitRow(
+            self.name, tuple(item.ran), queue, item.engine_us, item.codec_us, item.wait_us, tuple(item.tracks)
+        )
         return msgspec.structs.replace(itinerary, visits=(*itinerary.visits, visit))
 
     def _end(self, item: Item) -> float:
-        if item.stage is Stage.WAITING and not item.returning:
+        if item.stage in (Stage.WAITING, Stage.JOINING) and not item.returning:
             return item.deadline - self.limits.way_back - self.block_us / 1e6
         return item.deadline
 
@@ -356,7 +374,11 @@ class PeerMachine(Machine):
         if self._now >= item.deadline:
             self._drop(item)
             return True
-        if item.stage is Stage.WAITING and not item.returning and self._now >= self._end(item):
+        if item.stage is Stage.JOINING and self._now >= self._end(item):
+            self._stop_waiting(item)
+            return True
+        on_its_way = item.returning or item.itinerary.source == self.name
+        if item.stage is Stage.WAITING and not on_its_way and self._now >= self._end(item):
             self._give_back(item, "budget")
             return True
         return False

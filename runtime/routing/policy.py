@@ -13,62 +13,20 @@ else remains.
 - ``quality``: the block and holder with the least expected loss (``ls_edge.costs``, measured at export), plus its
   expected time at the itinerary's price, nats a second. It waits for a holder's credit where that is worth more than
   the wait. A process without measured costs goes by ``nearest``.
+- ``parallel``: in waves of tracks that run side by side (``planner``, ``waves``); where that does not pay, as
+  ``fastest``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from ls_edge.runtime.routing.candidates import Candidate, Costs, Own
+from ls_edge.runtime.routing.planner import best_joiner
 from ls_edge.runtime.wire import Itinerary
 
-POLICIES = ("nearest", "sequential", "random", "fastest", "quality")
-
-
-class Costs(Protocol):
-    """What the policy ``quality`` asks; see :class:`ls_edge.costs.OrderCosts`."""
-
-    @property
-    def slot(self) -> Sequence[Sequence[float]]:
-        """Nats of ``[block][slot]``."""
-        ...
-
-    @property
-    def inverted(self) -> Sequence[Sequence[float]]:
-        """Nats of ``[earlier block][later block]`` where the later one ran first."""
-        ...
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A process that could be handed the tokens: linked, warm, not draining, not suspected."""
-
-    name: str
-    blocks: frozenset[int]
-    reach_blocks: frozenset[int]
-    """Blocks of the processes that it reaches itself."""
-    credits: int
-    """Transfers that it would accept now."""
-    wait_us: int
-    """Expected time until its engine would begin."""
-    block_us: int = 0
-    """What one engine call usually takes it."""
-    link_us: int = 0
-    """What handing tokens over to it usually takes."""
-
-
-@dataclass(frozen=True)
-class Own:
-    """What this process can run itself."""
-
-    blocks: frozenset[int] = frozenset()
-    wait_us: int = 0
-    block_us: int = 0
-    costs: Costs | None = None
-    """What orders cost this model, where it was measured."""
-    credit_wait: float = 0.25
-    """Seconds that a wait for credit may take."""
+POLICIES = ("nearest", "sequential", "random", "fastest", "quality", "parallel")
 
 
 @dataclass(frozen=True)
@@ -111,7 +69,13 @@ def choose(
     the work.
     """
     wanted = itinerary.remaining[:1] if itinerary.policy == "sequential" else itinerary.remaining
-    if itinerary.policy == "fastest":
+    if itinerary.track is not None:  # who was given a track runs it, or gives back what there is
+        return RunHere(wanted[0]) if wanted[0] in own.blocks else GiveBack("unreachable")
+    if itinerary.policy == "parallel" and own.blocks.isdisjoint(itinerary.remaining):
+        joiner = best_joiner(itinerary, candidates, spread)
+        if joiner is not None:
+            return SendTo(joiner.name)
+    if itinerary.policy in ("fastest", "parallel"):
         choice = _fastest(itinerary, own, candidates, spread)
         if choice is not None:
             return choice

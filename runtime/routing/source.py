@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ls_edge.errors import BudgetExceeded, Overloaded
+from ls_edge.runtime.routing.candidates import Costs
 from ls_edge.runtime.routing.events import (
     Abandon,
     Answer,
@@ -33,7 +34,7 @@ from ls_edge.runtime.routing.events import (
 )
 from ls_edge.runtime.routing.machine import Item, Machine, Stage
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.policy import Choice, Costs, GiveBack
+from ls_edge.runtime.routing.policy import Choice, GiveBack
 from ls_edge.runtime.wire import Accept, Cancel, Moved, Ticket
 
 

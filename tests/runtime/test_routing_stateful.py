@@ -39,14 +39,18 @@ class Faults(RuleBasedStateMachine):
         return self.sim.processes[name]
 
     @rule(
-        policy=st.sampled_from(["nearest", "sequential", "random", "fastest"]),
+        policy=st.sampled_from(["nearest", "sequential", "random", "fastest", "parallel", "parallel", "parallel"]),
         count=st.integers(1, 6),
         skips=st.integers(0, 3),
         via=st.booleans(),
+        waves=st.integers(1, 4),
+        late=st.sampled_from(["later", "skip"]),
     )
-    def submit(self, policy, count, skips, via):
+    def submit(self, policy, count, skips, via, waves, late):
         for _ in range(count):
-            request = self.sim.submit(policy=policy, budget=BUDGET, max_skips=skips, via=via)
+            request = self.sim.submit(
+                policy=policy, budget=BUDGET, max_skips=skips, via=via and policy != "parallel", waves=waves, late=late
+            )
             self.asked[request] = (policy, skips)
 
     @rule(seconds=st.sampled_from([0.001, 0.004, 0.02, 0.3, 1.0]))
@@ -119,6 +123,7 @@ class Faults(RuleBasedStateMachine):
             if process.alive and not process.stopped:
                 assert not process.machine.items
                 assert not process.machine._sent
+                assert not getattr(process.machine, "waves", None)
         self.recovers()
 
     def recovers(self):

@@ -1,0 +1,121 @@
+"""Which blocks of a request run side by side, and on whom: a pure function of what was measured.
+
+The tokens' holder runs one track itself and gives others to neighbours. Each block goes to whoever would have run it
+first, counting queue, transfer there and back, and the blocks given before; so a slower device gets a shorter track,
+and one that is not worth its transfer gets none. Which blocks these are follows from the preferred order, or from the
+measured order costs where there are any (``ls_edge.dealing``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ls_edge.runtime.routing.candidates import Candidate, Own
+from ls_edge.runtime.wire import Itinerary
+
+GAIN = 0.95
+"""A wave is split only where it is expected to take at most this part of the holder's own time for it."""
+
+
+@dataclass(frozen=True)
+class PlannedTrack:
+    """What one holder is given."""
+
+    holder: str
+    blocks: tuple[int, ...]
+    expected_us: int
+    """From the start of the wave until its tokens are back; with no blocks, what a single one would take."""
+
+
+@dataclass(frozen=True)
+class WavePlan:
+    """The next wave: the joiner's own track first."""
+
+    tracks: tuple[PlannedTrack, ...]
+    unused: tuple[PlannedTrack, ...] = ()
+    """Neighbours that could have run something and are given nothing."""
+
+    @property
+    def expected_us(self) -> int:
+        """Until the last track is back."""
+        return max(track.expected_us for track in self.tracks)
+
+    @property
+    def blocks(self) -> int:
+        """How many run in it."""
+        return sum(len(track.blocks) for track in self.tracks)
+
+
+@dataclass
+class _Lane:
+    holder: str
+    may: frozenset[int]
+    block_us: int
+    end_us: int
+    """When its tokens would be back now; before its first block, what reaching it takes."""
+    first_us: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+
+def plan_wave(itinerary: Itinerary, name: str, own: Own, candidates: Sequence[Candidate]) -> WavePlan | None:
+    """The next wave of a request whose tokens ``name`` holds; None where it can run nothing itself.
+
+    A plan of one track says that splitting does not pay.
+    """
+    remaining = itinerary.remaining
+    lanes = [_Lane(name, own.blocks & frozenset(remaining), own.block_us, own.wait_us)]
+    if not lanes[0].may:
+        return None
+    for c in sorted(candidates, key=lambda c: c.name):
+        may = c.blocks & frozenset(remaining)
+        if may and c.credits > 0 and c.name != name:
+            lanes.append(_Lane(c.name, may, c.block_us, c.wait_us + c.trip_us))
+    for lane in lanes:
+        lane.first_us = lane.end_us + lane.block_us
+    total = len(remaining) + itinerary.blocks_done + len(itinerary.skipped)
+    size = min(len(remaining), math.ceil(total / max(1, itinerary.waves_wanted)))
+    left = list(remaining)
+    given = 0
+    while left:
+        open_lanes = [lane for lane in lanes if not lane.may.isdisjoint(left)]
+        if not open_lanes:
+            break
+        lane = min(open_lanes, key=lambda lane: lane.end_us + lane.block_us)
+        longest = max((lane.end_us for lane in lanes if lane.blocks), default=0)
+        if given >= size and lane.end_us + lane.block_us > longest:
+            break  # enough for this wave, and one more would make it longer
+        block = next(block for block in left if block in lane.may)
+        left.remove(block)
+        lane.blocks.append(block)
+        lane.end_us += lane.block_us
+        given += 1
+    alone = own.wait_us + given * own.block_us if len(lanes[0].may) >= given else math.inf
+    if not lanes[0].blocks or max(lane.end_us for lane in lanes if lane.blocks) > GAIN * alone:
+        mine = [block for block in remaining if block in lanes[0].may][:given]
+        lanes[0].blocks, lanes[0].end_us = mine, own.wait_us + len(mine) * own.block_us
+        for lane in lanes[1:]:
+            lane.blocks = []
+    return WavePlan(
+        tuple(PlannedTrack(lane.holder, tuple(lane.blocks), lane.end_us) for lane in lanes if lane.blocks),
+        tuple(PlannedTrack(lane.holder, (), lane.first_us) for lane in lanes if not lane.blocks),
+    )
+
+
+def best_joiner(itinerary: Itinerary, candidates: Sequence[Candidate], spread: int) -> Candidate | None:
+    """Whom to hand tokens to that this process cannot run itself: who would be expected to be done with all first."""
+    best: tuple[float, int] | None = None
+    chosen: Candidate | None = None
+    for index, c in enumerate(sorted(candidates, key=lambda c: c.name)):
+        if c.credits <= 0:
+            continue
+        own = Own(c.blocks, c.wait_us, c.block_us)
+        plan = plan_wave(itinerary, c.name, own, candidates)
+        if plan is None:
+            continue
+        expected = c.link_us + plan.expected_us * len(itinerary.remaining) / plan.blocks
+        rank = (expected, (index + spread) % len(candidates))
+        if best is None or rank < best:
+            best, chosen = rank, c
+    return chosen
