@@ -224,7 +224,7 @@ def test_learning_rate_rises_and_falls():
 def test_decay_spares_vectors_and_positions():
     from ls_edge.training.models import create
 
-    view = BlockView.of(create("vit_cifar", embed_dim=16, depth=2, num_heads=2))
+    view = BlockView.of(create("vit_cifar", embed_dim=24, depth=2, num_heads=2, class_token=True))
     decayed, spared = make_optimiser(view, settings(lr=1e-3).optim).param_groups
     names = {id(parameter): name for name, parameter in view.model.named_parameters()}
     assert {"pos_embed", "cls_token"} <= {names[id(p)] for p in spared["params"]}
