@@ -103,8 +103,9 @@ class Neighbour:
 
     def track_took(self, seconds: float, inside_us: int, now: float) -> None:
         """Learn from a track that came back after ``seconds``, of which ``inside_us`` were its queue and engine."""
-        trip = max(0.0, seconds * 1e6 - inside_us)
-        self.trip_us = trip if not self.trip_us else self.trip_us + 0.3 * (trip - self.trip_us)
+        trip = max(1.0, seconds * 1e6 - inside_us)
+        weight = 1.0 if not self.trip_us else 0.3 if trip < self.trip_us else 0.1
+        self.trip_us += weight * (trip - self.trip_us)
         self.trip_at = now
 
     def expected_trip_us(self, now: float) -> int:
@@ -112,8 +113,8 @@ class Neighbour:
 
         A neighbour that once was slow would otherwise never be tried again.
         """
-        known = self.trip_us * math.exp2((self.trip_at - now) / _TRIP_HALVES)
-        return round(max(known, 2 * self.link_us))
+        known = self.trip_us * math.exp((self.trip_at - now) * math.log(2) / _TRIP_HALVES)
+        return round(max(known, self.link_us if self.trip_us else 2 * self.link_us))
 
     def expected_wait_us(self, now: float) -> int:
         """Until its engine could begin with something new; what it had to do is being done meanwhile."""
