@@ -1,4 +1,4 @@
-"""Who did what for one request: blocks, times and transfers, whether they ran one after the other or in waves of tracks.
+"""Who did what for a request, whether blocks ran one after the other or in waves of tracks.
 
 A joiner's visit holds its own times, those of its own tracks included; what others ran for it stands in the visit's
 tracks and nowhere else. Everything that counts work goes through here, so that nothing is counted twice or forgotten.
@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ls_edge.trace import BlockAt, RequestRecord, TrackSpan
+
+NO_GAIN = "no gain"
+"""Why a holder was given no track: it was not worth its transfer."""
 
 
 class Stay(NamedTuple):

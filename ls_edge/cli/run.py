@@ -57,7 +57,8 @@ _WAIT_READY = 5.0
 def command(
     peers: Path, bundle: Path, data: str, policy: str, limit: int | None, concurrency: int, budget_ms: float,
     max_skips: int | None, seed: int, price: float, waves: int, late_tracks: Literal["later", "skip"], via: str,
-    threads: int, as_json: bool, report: Path | None, trace: Path | None, secret_key: Path | None, strict_bundle: bool, log_json: bool,
+    threads: int, as_json: bool, report: Path | None, trace: Path | None, secret_key: Path | None,
+    strict_bundle: bool, log_json: bool,
 ) -> int:  # fmt: skip
     """Send images through the peers of peers.yaml and print accuracy, latency and who did what.
 
@@ -68,6 +69,7 @@ def command(
     from ls_edge.logs import set_up
     from ls_edge.report.html import write_report
     from ls_edge.report.live import RunProgress
+    from ls_edge.report.sketch import print_typical
     from ls_edge.report.tables import print_summary
     from ls_edge.runtime.measure import measure
     from ls_edge.runtime.source import Source
@@ -109,6 +111,7 @@ def command(
         click.echo(summary.to_json())
     else:
         print_summary(summary)
+        print_typical(measured.records)
     return DEGRADED if summary.degraded or summary.failed else 0
 
 

@@ -1,15 +1,9 @@
-"""A run's records made ready for drawing: spans on a clock, arrays, the times at which peers were away.
-
-The clock is the source's. A holder reports durations, not times, so a span starts where the ones before it on the
-same path end: submission, stem, then for each visit wire, queue, codec, engine. Blocks of one visit share its
-engine time by equal parts. Tracks of a wave start together, and the next wave starts after the longest of them.
-Time that no duration explains (a branch that was lost with its peer) stands ahead of the first hop, as ``other``.
-"""
+"""A run's records made ready for drawing: what ran when as arrays, means by stage, when peers were away."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -17,84 +11,33 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ls_edge.report.spans import Span, spans_of, way_of
+from ls_edge.report.theme import STAGES
+from ls_edge.stays import tracks_of_others, transfer_ms
 from ls_edge.summary import Floats, RunSummary
 from ls_edge.trace import PeerEvent, RequestRecord
 
 MOST_HOPS = 12
 MOST_HOLDERS = 24
-NOTABLE = 0.005
-"""Share of a latency below which unexplained time is rounding."""
 
 
-class Span(NamedTuple):
-    """Some milliseconds of a request, since the start of the run."""
+class _Sums(dict[str, float]):
+    """Milliseconds by stage, over ``count`` things."""
 
-    stage: str
-    """A name of :data:`ls_edge.report.theme.STAGES`."""
-    start: float
-    end: float
-    holder: str = ""
-    """Empty for what the source did itself."""
-    block: int | None = None
-    """Set for ``engine``."""
-    row: int = 0
-    """Which of several tracks side by side."""
+    count = 0
 
+    def add(self, parts: Iterable[tuple[str, float]]) -> None:
+        self.count += 1
+        for stage, ms in parts:
+            self[stage] = self.get(stage, 0.0) + ms
 
-def spans_of(record: RequestRecord) -> list[Span]:
-    """Lay a request's durations out on the source's clock."""
-    clock = record.submitted_ms
-    spans = [Span("stem", clock, clock + record.stem_ms)]
-    clock += record.stem_ms
-    inner, end = _visits(record, clock)
-    missing = record.submitted_ms + record.latency_ms - (end + record.return_wire_ms + record.head_ms)
-    if missing > NOTABLE * record.latency_ms and record.visits:
-        spans.append(Span("other", clock, clock + missing))
-        inner = [span._replace(start=span.start + missing, end=span.end + missing) for span in inner]
-        end += missing
-    spans += inner
-    spans.append(Span("wire", end, end + record.return_wire_ms))
-    spans.append(Span("head", end + record.return_wire_ms, end + record.return_wire_ms + record.head_ms))
-    return [span for span in spans if span.end > span.start]
+    @property
+    def means(self) -> dict[str, float]:
+        return {stage.name: self[stage.name] / self.count for stage in STAGES if self.get(stage.name)}
 
 
-def _visits(record: RequestRecord, start: float) -> tuple[list[Span], float]:
-    """Spans of all visits and the time at which the last one ends."""
-    place: dict[int, tuple[int, int]] = {}
-    for wave_number, wave in enumerate(record.waves or ()):
-        place.update({block: (wave_number, row) for row, track in enumerate(wave) for block, _ in track})
-    spans: list[Span] = []
-    wave_start = wave_end = start
-    current = -1
-    rows: dict[int, float] = {}
-    for visit in record.visits:
-        wave_number, row = place.get(visit.blocks[0], (current, 0)) if visit.blocks else (current, 0)
-        if wave_number != current or not place:
-            current, wave_start, rows = wave_number, wave_end, {}
-        clock = rows.get(row, wave_start)
-        for stage, duration in (("wire", visit.wire_ms), ("queue", visit.queue_ms), ("codec", visit.codec_ms)):
-            spans.append(Span(stage, clock, clock + duration, visit.holder, None, row))
-            clock += duration
-        share = visit.engine_ms / max(1, len(visit.blocks))
-        for block in visit.blocks:
-            spans.append(Span("engine", clock, clock + share, visit.holder, block, row))
-            clock += share
-        rows[row] = clock
-        wave_end = max(wave_end, clock)
-    return spans, wave_end
-
-
-def _unexplained(record: RequestRecord) -> float:
-    """Milliseconds of an answer that its durations do not account for, as :func:`spans_of` shows them."""
-    if record.waves is not None:
-        return sum(span.end - span.start for span in spans_of(record) if span.stage == "other")
-    known = sum(visit.wire_ms + visit.queue_ms + visit.codec_ms + visit.engine_ms for visit in record.visits)
-    missing = record.latency_ms - known - record.stem_ms - record.head_ms - record.return_wire_ms
-    return missing if missing > NOTABLE * record.latency_ms else 0.0
-
-
-def _means(entry: list[float]) -> dict[str, float]:
-    return {name: ms / entry[0] for name, ms in zip(("wire", "queue", "codec", "engine"), entry[1:], strict=True)}
+def _critical(spans: Iterable[Span]) -> Iterator[tuple[str, float]]:
+    return ((span.stage, span.end - span.start) for span in spans if span.critical)
 
 
 class Away(NamedTuple):
@@ -193,40 +136,36 @@ class RunData:
     def stage_means(self) -> list[tuple[str, str, int, dict[str, float]]]:
         """Rows ``(group, name, how many, mean ms by stage)``: the request, each hop, each holder.
 
-        The first row is the mean over answers and adds up to the mean latency (to more where tracks overlap). A
-        hop's mean is over the answers that had it, a holder's over the visits to it.
+        The first row is the mean over answers and adds up to the mean latency: of what ran side by side it holds the
+        critical part, as a hop's row does. A hop's mean is over the answers that had it. A holder's is over the visits
+        to it, in its own times, then over the tracks that it ran for others.
         """
         answers = [record for record in self.answers if record.visits]
         if not answers:
             return []
-        hops: dict[int, list[float]] = defaultdict(lambda: [0.0] * 5)
-        holders: dict[str, list[float]] = defaultdict(lambda: [0.0] * 5)
+        whole = _Sums()
+        hops: dict[int, _Sums] = defaultdict(_Sums)
+        holders: dict[str, _Sums] = defaultdict(_Sums)
+        tracks: dict[str, _Sums] = defaultdict(_Sums)
         for record in answers:
-            for number, visit in enumerate(record.visits):
-                for entry in (hops[number], holders[visit.holder]):
-                    entry[0] += 1
-                    entry[1] += visit.wire_ms
-                    entry[2] += visit.queue_ms
-                    entry[3] += visit.codec_ms
-                    entry[4] += visit.engine_ms
+            way = way_of(record)
+            whole.add(_critical(way.spans))
+            for number, (visit, spans) in enumerate(zip(record.visits, way.visits, strict=True)):
+                hops[number].add(_critical(spans))
+                own = (visit.wire_ms, visit.queue_ms, visit.codec_ms, visit.engine_ms, visit.wait_ms)
+                holders[visit.holder].add(zip(("wire", "queue", "codec", "engine", "wait"), own, strict=True))
+            for track in tracks_of_others(record):
+                there = (transfer_ms(track), track.queue_ms, track.codec_ms, track.engine_ms)
+                tracks[track.holder].add(zip(("wire", "queue", "codec", "engine"), there, strict=True))
         count = len(answers)
-        inside = np.array([entry[1:] for entry in holders.values()]).sum(axis=0) / count
         back = sum(record.return_wire_ms for record in answers) / count
-        whole = {
-            "stem": sum(record.stem_ms for record in answers) / count,
-            "wire": float(inside[0]) + back,
-            "queue": float(inside[1]),
-            "codec": float(inside[2]),
-            "engine": float(inside[3]),
-            "head": sum(record.head_ms for record in answers) / count,
-            "other": sum(_unexplained(record) for record in answers) / count,
-        }
-        rows = [("All answers", "one request", count, whole)]
-        rows += [("By hop", f"hop {n + 1}", int(hops[n][0]), _means(hops[n])) for n in sorted(hops)[:MOST_HOPS]]
+        rows = [("All answers", "one request", count, whole.means)]
+        rows += [("By hop", f"hop {n + 1}", hops[n].count, hops[n].means) for n in sorted(hops)[:MOST_HOPS]]
         rows.append(("By hop", "back to the source", count, {"wire": back}))
         place = {name: index for index, name in enumerate(self.lanes)}
-        for name in sorted(holders, key=lambda name: place.get(name, len(place)))[:MOST_HOLDERS]:
-            rows.append(("By holder, one visit", name, int(holders[name][0]), _means(holders[name])))
+        for group, found in (("By holder, one visit", holders), ("By holder, a track for another", tracks)):
+            for name in sorted(found, key=lambda name: place.get(name, len(place)))[:MOST_HOLDERS]:
+                rows.append((group, name, found[name].count, found[name].means))
         return rows
 
     @cached_property

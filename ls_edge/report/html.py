@@ -19,9 +19,19 @@ from pathlib import Path
 
 from ls_edge import __version__
 from ls_edge.errors import UsageError
-from ls_edge.report import accuracy, charts, timeline
+from ls_edge.report import accuracy, charts, timeline, ways
 from ls_edge.report.data import RunData
-from ls_edge.report.parts import cards, comparison_table, failures, happened, peers_table, settings_table, tight
+from ls_edge.report.parts import (
+    cards,
+    comparison_table,
+    failures,
+    happened,
+    peers_table,
+    settings_table,
+    tight,
+    tracks_table,
+)
+from ls_edge.report.spans import has_tracks
 from ls_edge.report.svg import Svg, markup, show_ms
 from ls_edge.report.theme import CHART, PAGE, STAGES, VARIABLES, block_colour
 from ls_edge.report.words import story
@@ -132,6 +142,7 @@ def _sections(data: RunData, idents: _Idents, level: int = 2) -> Iterator[str]:
     section = functools.partial(_section, level=level)
     none = "No request was answered."
     no_times = "The records hold no times of holders."
+    parallel = any(map(has_tracks, data.answers))
     yield section(
         "Latency",
         "From the submission of the preprocessed image to the answer. Bars count answers; the line is their "
@@ -147,7 +158,7 @@ def _sections(data: RunData, idents: _Idents, level: int = 2) -> Iterator[str]:
     yield section(
         "Where the time goes",
         "Mean milliseconds of an answer, then of each hop it took and of each visit to a holder. "
-        + ("Tracks that ran side by side count in full." if any(record.waves for record in data.answers) else ""),
+        + ("Where tracks ran side by side, an answer and a hop count those that were waited for." if parallel else ""),
         _figure(lambda width: charts.stage_breakdown(data, width), idents, no_times) + _stage_key(data),
     )
     windows = {width: timeline.pick_window(data, width // 6) for width in (WIDE, NARROW)}
@@ -166,9 +177,15 @@ def _sections(data: RunData, idents: _Idents, level: int = 2) -> Iterator[str]:
     )
     yield section(
         "The way of single requests",
-        "Where a few answers spent their time, in the colours above; holders stand below their first block. "
-        + ("" if timeline.shared_scale(data) else "Each bar has a scale of its own."),
-        _figure(lambda width: timeline.request_ways(data, width), idents, no_times),
+        "Where a few answers spent their time, in the colours above; "
+        + (
+            "holders that worked side by side have a row each, the dark line follows what the answer waited for: in "
+            "each wave the track that came back last. "
+            if parallel
+            else "holders stand below their first block. "
+        )
+        + ("" if ways.shared_scale(data) else "Each bar has a scale of its own."),
+        _figure(lambda width: ways.request_ways(data, width), idents, no_times),
     )
     yield section(
         "Accuracy against skipped blocks",
@@ -177,10 +194,19 @@ def _sections(data: RunData, idents: _Idents, level: int = 2) -> Iterator[str]:
     )
     yield section(
         "Which block ran in which slot",
-        "Per cent of the answers. The trained order fills the diagonal, a random one the whole square.",
+        "Per cent of the answers. The trained order fills the diagonal, a random one the whole square."
+        + (" The slot of a block counts those ahead of it on its own path and in earlier waves." if parallel else ""),
         _figure(lambda width: accuracy.slot_heatmap(data, width), idents, "No block ran."),
     )
     yield section("Peers", "What each of them had a part in.", peers_table(data.summary))
+    tracks = tracks_table(data)
+    if tracks:
+        yield section(
+            "Tracks",
+            "Of each peer, its own waves included: tracks that were summed, their median duration as planned and as it "
+            "was, those that were not summed, and why it was given none.",
+            tracks,
+        )
     if data.changes:
         yield section("What happened to the peers", "Each change of its state after it was first seen.", happened(data))
     if data.summary.failed:
@@ -216,7 +242,7 @@ def _stage_key(data: RunData) -> str:
         f"<li>{_swatch(stage.css)}<span><b>{stage.name}</b> {markup(show_ms(means[stage.name]))}, "
         f"{100 * means[stage.name] / whole:.0f} %: {markup(stage.meaning)}</span></li>"
         for stage in STAGES
-        if means[stage.name] > 0.001 * whole
+        if means.get(stage.name, 0.0) > 0.001 * whole
     )
     return f'<ul class="key">{items}</ul>'
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ls_edge.report.data import RunData
 from ls_edge.report.svg import markup, shorten, show, show_ms, show_percent
+from ls_edge.report.tracks import table_of, tracks_by_peer
 from ls_edge.summary import RunSummary, error_type
 
 MOST_ROWS = 60
@@ -124,6 +125,16 @@ def peers_table(summary: RunSummary) -> str:
         for name, peer in summary.peers.items()
     ]
     return _table(("Peer", "Blocks", "Answers", "Blocks run", "Busy", "State"), rows, (2, 3, 4))
+
+
+def tracks_table(data: RunData) -> str:
+    """How each peer's tracks fared; empty where no wave was ever planned."""
+    waves = data.summary.settings.get("waves")
+    tracks = tracks_by_peer(data.records, waves if isinstance(waves, int) else 1)
+    if not tracks:
+        return ""
+    head, rows = table_of(tracks, data.lanes)
+    return _table(head, [[tight(cell) for cell in row] for row in rows], range(1, 6))
 
 
 def happened(data: RunData) -> str:

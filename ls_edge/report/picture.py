@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ls_edge.errors import UsageError
-from ls_edge.report import accuracy, charts, timeline
+from ls_edge.report import accuracy, charts, timeline, ways
 from ls_edge.report.data import RunData
 from ls_edge.report.html import write_whole
 from ls_edge.report.svg import Svg
@@ -22,7 +22,7 @@ PICTURES: dict[str, Callable[[RunData, int], Svg | None]] = {
     "stages": charts.stage_breakdown,
     "utilisation": timeline.utilisation,
     "served": timeline.served,
-    "requests": timeline.request_ways,
+    "requests": ways.request_ways,
     "skips": accuracy.accuracy_by_skips,
     "slots": accuracy.slot_heatmap,
 }

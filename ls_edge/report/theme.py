@@ -26,6 +26,7 @@ STAGES = (
     Stage("queue", "s-queue", "waiting for the engine"),
     Stage("codec", "s-codec", "encoding and decoding tokens"),
     Stage("engine", "s-engine", "running blocks"),
+    Stage("wait", "s-wait", "waiting for tracks of others"),
     Stage("head", "s-head", "classifier, on the source"),
     Stage("other", "s-other", "waiting for a lost branch, or unexplained"),
 )
@@ -66,6 +67,7 @@ _VARIABLES = {
     "queue": ("#c3c7ce", "#656d79"),
     "codec": ("#c47da3", "#c47da3"),
     "engine": ("#2b6ca3", "#4b8fc9"),
+    "wait": ("#e4def0", "#3d3850"),
     "head": ("#3a9b7a", "#45ab88"),
     "other": ("#8d6e63", "#a1887f"),
 }
@@ -98,6 +100,9 @@ svg .tg{{fill:var(--good)}}svg .tx{{fill:var(--bad)}}svg .on{{font-size:10.5px;f
 .pt{{fill:var(--accent);stroke:var(--bg);stroke-width:1.5}}.pt2{{fill:var(--wire);stroke:var(--bg);stroke-width:1.5}}
 .cell{{fill:var(--accent)}}.cellx{{fill:var(--wire)}}
 .edge{{stroke:var(--bg);stroke-width:.7}}.thin{{stroke:var(--wire);stroke-width:2}}
+.s-wait{{stroke:var(--soft);stroke-width:.8;stroke-dasharray:2 2}}
+.crit{{fill:none;stroke:var(--ink);stroke-width:2.4;stroke-linejoin:round;stroke-linecap:round}}
+.beside{{opacity:.7}}.hollow{{fill:none;stroke:var(--bad);stroke-width:1.2;stroke-dasharray:4 3}}
 
 svg .lit{{fill:var(--bg)}}svg .white{{fill:#fff}}svg .black{{fill:#14181f}}
 {"".join(f".o{n}{{opacity:{n / 10:.1f}}}" for n in range(1, 10))}

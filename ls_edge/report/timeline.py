@@ -1,6 +1,6 @@
-"""Pictures of time: which peer ran which block when, and the way of single requests.
+"""Pictures of the run: which peer ran which block when.
 
-Spans come from :mod:`ls_edge.report.data`, on the source's clock, so the parts of a request are exact and
+Spans come from :mod:`ls_edge.report.spans`, on the source's clock, so the parts of a request are exact and
 its place among others is as good as the equal shares of its wire time.
 """
 
@@ -11,11 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ls_edge.report.axes import time_axis
-from ls_edge.report.data import Engines, RunData, Span, spans_of
+from ls_edge.report.data import Engines, RunData
 from ls_edge.report.svg import Scale, Svg, shorten, show_ms, show_percent, text_width
 from ls_edge.report.theme import block_colour, ink_on
 from ls_edge.summary import Floats
-from ls_edge.trace import RequestRecord
 
 MOST_LANES = 24
 
@@ -149,7 +148,7 @@ def _block(svg: Svg, data: RunData, engines: Engines, index: int, x: Scale, y: f
     begin, end = x(float(engines.start[index])), x(float(engines.end[index]))
     record = data.answers[int(engines.request[index])]
     tip = f"block {block}, request {record.id}, {show_ms(float(engines.end[index] - engines.start[index]))}"
-    svg.rect(begin, y + 1, max(end - begin, 0.9), height - 2, _edge(end - begin), fill=colour, tip=tip)
+    svg.rect(begin, y + 1, max(end - begin, 0.9), height - 2, edge(end - begin), fill=colour, tip=tip)
     if end - begin >= text_width(str(block), 10.5) + 3:
         svg.text((begin + end) / 2, y + height / 2 + 4, block, ink_on(colour), anchor="middle")
 
@@ -166,109 +165,6 @@ def _pack(engines: Engines, chosen: np.ndarray[tuple[int], np.dtype[np.int64]]) 
         free[row] = float(engines.end[index])
         placed.append((int(index), row))
     return placed
-
-
-def request_ways(data: RunData, width: int = 880) -> Svg | None:
-    """The way of a few requests: who ran which block when, and what it waited for."""
-    chosen = pick_requests(data)
-    if not chosen:
-        return None
-    row_height, label_height, gap = 26, 20, 22
-    laid = [(why, record, spans_of(record)) for why, record in chosen]
-    rows = [max((span.row for span in spans), default=0) + 1 for _, _, spans in laid]
-    longest = max(record.latency_ms for _, record, _ in laid) or 1.0
-    height = sum(label_height + 14 + row_height * count + gap for count in rows)
-    shared = shared_scale(data)
-    svg = Svg(
-        width,
-        height,
-        "The way of single requests",
-        "; ".join(f"{why}: request {record.id}, {show_ms(record.latency_ms)}" for why, record, _ in laid) + ".",
-    )
-    y = 0.0
-    for (why, record, spans), count in zip(laid, rows, strict=True):
-        x = Scale(0, longest if shared else record.latency_ms or 1.0, 0, width - 2)
-        svg.text(0, y + 13, why, "tb")
-        svg.text(text_width(why, 12.5) + 10, y + 13, _about(record, width))
-        y += label_height
-        svg.rect(0, y, x(record.latency_ms), row_height * count, "lane")
-        _way(svg, data, record, spans, x, y, row_height)
-        y += row_height * count + 14 + gap
-    if shared:
-        time_axis(svg, Scale(0, longest, 0, width - 2), y - 10, "ms", width)
-        svg.height = y + 14
-    return svg
-
-
-def shared_scale(data: RunData) -> bool:
-    """Whether the requests of :func:`request_ways` are near enough to each other for one scale."""
-    times = [record.latency_ms for _, record in pick_requests(data)]
-    return bool(times) and max(times) <= 4 * min(times)
-
-
-def _about(record: RequestRecord, width: int) -> str:
-    parts = [show_ms(record.latency_ms), shorten(record.image, 26 if width > 500 else 14)]
-    if record.skipped:
-        parts.append(f"skipped {', '.join(map(str, record.skipped[:8]))}")
-    if record.attempts > 1:
-        parts.append(f"{record.attempts} attempts")
-    return " · ".join(parts if width > 500 else parts[:3])
-
-
-def _way(
-    svg: Svg, data: RunData, record: RequestRecord, spans: list[Span], x: Scale, y: float, row_height: float
-) -> None:
-    rows = max((span.row for span in spans), default=0) + 1
-    for span in spans:
-        begin, end = x(span.start - record.submitted_ms), x(span.end - record.submitted_ms)
-        own = y + row_height * span.row
-        everywhere = span.stage in ("stem", "head") and rows > 1
-        if span.block is None:
-            tall = row_height * (rows if everywhere else 1)
-            inset = 10 if span.stage in ("wire", "other") else 4 if span.stage == "queue" else 1
-            tip = f"{span.stage} {show_ms(span.end - span.start)}" + (f", {span.holder}" if span.holder else "")
-            svg.rect(begin, own + inset, max(end - begin, 0.5), tall - 2 * inset, f"s-{span.stage}", tip=tip)
-        else:
-            colour = block_colour(span.block, data.blocks)
-            tip = f"block {span.block} on {span.holder}, {show_ms(span.end - span.start)}"
-            svg.rect(begin, own + 1, max(end - begin, 0.5), row_height - 2, _edge(end - begin), fill=colour, tip=tip)
-            if end - begin >= text_width(str(span.block), 10.5) + 3:
-                svg.text((begin + end) / 2, own + row_height / 2 + 4, span.block, ink_on(colour), anchor="middle")
-    if rows == 1:
-        _holders_below(svg, record, spans, x, y + row_height + 12)
-
-
-def _holders_below(svg: Svg, record: RequestRecord, spans: list[Span], x: Scale, y: float) -> None:
-    free = -1.0
-    before: Span | None = None
-    for span in spans:
-        if span.block is not None and (before is None or before.end != span.start or before.holder != span.holder):
-            name = shorten(span.holder, 16)
-            at = x(span.start - record.submitted_ms)
-            if at > free and at + text_width(name, 11) <= svg.width:
-                svg.text(at, y, name, "ts")
-                free = at + text_width(name, 11) + 6
-        if span.block is not None:
-            before = span
-
-
-def pick_requests(data: RunData) -> list[tuple[str, RequestRecord]]:
-    """A few requests worth a look, each once, with the reason: typical, slow, slowest, retried, degraded."""
-    drawable = [record for record in data.answers if record.visits]
-    if not drawable:
-        return []
-    ordered = sorted(drawable, key=lambda record: record.latency_ms)
-    last = len(ordered) - 1
-    wanted = [("Median", ordered[last // 2]), ("95th percentile", ordered[round(0.95 * last)])]
-    if any(record.attempts > 1 for record in drawable):
-        wanted.append(("Retried", next(record for record in drawable if record.attempts > 1)))
-    if any(record.skipped for record in drawable):
-        wanted.append(("Degraded", next(record for record in drawable if record.skipped)))
-    wanted.append(("Slowest", ordered[-1]))
-    found: dict[int, tuple[str, RequestRecord]] = {}
-    for why, record in wanted:
-        found.setdefault(id(record), (why, record))
-    return list(found.values())
 
 
 def _lanes(data: RunData) -> list[int]:
@@ -289,7 +185,7 @@ def _left(width: int) -> int:
     return 150 if width > 500 else 84
 
 
-def _edge(width: float) -> str:
+def edge(width: float) -> str:
     """An outline where there is room for one; thin bars would drown in it."""
     return "edge" if width > 4 else "b"
 

@@ -22,7 +22,7 @@ def story(data: RunData) -> str:
     if summary.top1 is not None:
         guess = f", where a guess would be right in {show_percent(summary.chance)}" if summary.chance else ""
         sentences.append(f"{show_percent(summary.top1)} of the answers were right{guess}")
-    sentences += _losses(data)
+    sentences += _tracks(data) + _losses(data)
     if summary.degraded:
         sentences.append(f"{summary.degraded:,} answer{'s' if summary.degraded != 1 else ''} had to skip blocks")
     if summary.failed and summary.answered:
@@ -32,6 +32,15 @@ def story(data: RunData) -> str:
 
 def _images(count: int) -> str:
     return "image was" if count == 1 else "images were"
+
+
+def _tracks(data: RunData) -> list[str]:
+    waves = [record.waves for record in data.answers if record.waves]
+    if not waves:
+        return []
+    most = max(len(wave) for each in waves for wave in each)
+    answers = f"{len(waves):,} answer{'s' if len(waves) != 1 else ''}"
+    return [f"In {answers}, blocks ran side by side, in up to {most} tracks at a time"]
 
 
 def _losses(data: RunData) -> list[str]:

@@ -6,6 +6,7 @@ import math
 import msgspec
 import pytest
 
+from ls_edge.stays import hops_of
 from ls_edge.summary import (
     PeerContext,
     RunContext,
@@ -15,7 +16,6 @@ from ls_edge.summary import (
     summarise,
     wilson,
 )
-from ls_edge.stays import hops_of
 from ls_edge.trace import PeerEvent, RequestRecord, TrackSpan, Visit
 
 

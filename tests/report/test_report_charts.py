@@ -8,14 +8,16 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ls_edge.report import accuracy, timeline
-from ls_edge.report.data import Away, RunData, Span, spans_of
+from ls_edge.report import accuracy, parts, timeline, ways
+from ls_edge.report.data import Away, RunData
 from ls_edge.report.picture import PICTURES
+from ls_edge.report.sketch import WIDTH, sketch
+from ls_edge.report.spans import Span, spans_of
 from ls_edge.report.svg import Scale, Svg, clean, log_ticks, shorten, show, show_ms, ticks
 from ls_edge.report.theme import block_colour, ink_on
 from ls_edge.report.words import story
 from ls_edge.summary import RunContext, summarise
-from ls_edge.trace import PeerEvent, RequestRecord, Visit
+from ls_edge.trace import PeerEvent, RequestRecord, TrackSpan, Visit
 
 
 def record(**changes):
@@ -67,26 +69,6 @@ def test_unexplained_time_stands_ahead_of_the_first_hop():
     means = data_of([record(latency_ms=62.0)]).stage_means[0][3]
     assert means["other"] == pytest.approx(50.0)
     assert sum(means.values()) == pytest.approx(62.0)
-
-
-def test_tracks_of_a_wave_start_together_and_the_next_wave_after_the_longest():
-    waves = ((((0, "a"), (1, "a")), ((2, "b"),)), (((3, "a"),),))
-    spans = spans_of(
-        record(
-            order=None,
-            waves=waves,
-            latency_ms=9.0,
-            visits=(
-                Visit("a", (0, 1), 0.0, 4.0, 0.0, 1.0),
-                Visit("b", (2,), 0.0, 1.0, 0.0, 0.5),
-                Visit("a", (3,), 0.0, 1.0, 0.0, 1.0),
-            ),
-        )
-    )
-    engines = {span.block: (span.start, span.end, span.row) for span in spans if span.block is not None}
-    assert engines == {0: (102.0, 104.0, 0), 1: (104.0, 106.0, 0), 2: (101.5, 102.5, 1), 3: (107.0, 108.0, 0)}
-    drawn = timeline.request_ways(data_of([record(order=None, waves=waves, latency_ms=9.0)]))
-    ElementTree.fromstring(drawn.render("x"))
 
 
 def test_stage_means_by_hop_and_holder():
@@ -151,15 +133,17 @@ def test_the_window_holds_the_first_loss_and_few_enough_blocks(run_with_loss):
 
 def test_requests_worth_a_look(run_with_loss):
     data = RunData(run_with_loss.summary, run_with_loss.records, run_with_loss.events)
-    chosen = dict(timeline.pick_requests(data))
+    chosen = dict(ways.pick_requests(data))
     assert chosen["Retried"].attempts > 1
     assert chosen["Median"].latency_ms == pytest.approx(run_with_loss.summary.latency_ms.p50, rel=0.02)
     assert len({id(r) for r in chosen.values()}) == len(chosen)
 
 
+@pytest.mark.parametrize("run", ["run_with_loss", "run_in_waves"])
 @pytest.mark.parametrize("width", [356, 880])
-def test_every_text_stays_inside_its_drawing(run_with_loss, width):
-    data = RunData(run_with_loss.summary, run_with_loss.records, run_with_loss.events)
+def test_every_text_stays_inside_its_drawing(request, run, width):
+    run = request.getfixturevalue(run)
+    data = RunData(run.summary, run.records, run.events)
     for draw in PICTURES.values():
         root = ElementTree.fromstring(draw(data, width).render("x"))
         height = float(root.get("viewBox").split()[3])
@@ -172,13 +156,23 @@ def test_every_text_stays_inside_its_drawing(run_with_loss, width):
 
 
 times = st.floats(0, 1e7, allow_subnormal=False)
-visits = st.builds(Visit, st.sampled_from("abc"), st.tuples(st.integers(0, 30)), times, times, times, times)
+few_blocks = st.lists(st.integers(0, 30), max_size=3).map(tuple)
+tracks = st.builds(
+    TrackSpan, st.integers(0, 2), st.sampled_from("abc"), few_blocks, times, times, times, times, times, times,
+    st.sampled_from(["", "", "no gain", "lost", "late", "refused", "draining"]),
+)  # fmt: skip
+visits = st.builds(
+    Visit, st.sampled_from("abc"), few_blocks, times, times, times, times, times,
+    st.lists(tracks, max_size=5).map(tuple),
+)  # fmt: skip
+waves = st.none() | st.just(((((3, "b"), (1, "b")), ((7, "c"),)), (((0, "a"),),)))
 requests = st.builds(
     record,
     latency_ms=times,
     submitted_ms=times,
     stem_ms=times,
     visits=st.lists(visits, max_size=3).map(tuple),
+    waves=waves,
     error=st.sampled_from([None, None, "Overloaded: x"]),
     label=st.sampled_from([None, 1, 2]),
     attempts=st.integers(1, 3),
@@ -200,6 +194,10 @@ def test_whatever_the_times_are_drawings_hold_only_numbers(records, happened):
             assert "inf" not in text
             assert "e+" not in text
     story(data)
+    parts.tracks_table(data)
+    for one in records:
+        assert all(len(line.plain) <= WIDTH for line in sketch(one))
+        assert "".join(line.plain for line in sketch(one, ascii_only=True)).isascii()
 
 
 def test_scales_and_ticks():

@@ -1,0 +1,266 @@
+"""A request laid out on a clock: what happened when, who did it, and which of it the answer waited for.
+
+The clock is the source's. A holder reports durations, not times, so a visit starts where the one before it ends, with
+wire, queue, codec, engine. Blocks of one visit or track share its engine time by equal parts. Time that no duration
+explains (a branch that was lost with its peer) stands ahead of the first hop, as ``other``.
+
+A visit that joined tracks of others is laid out by the times of its tracks, which are its joiner's. In each wave the
+track that ended last is critical; where that did not come back, the time is ``wait``. Between the critical tracks the
+joiner queues, encodes and runs blocks on its own, and what remains there is ``other``. So the critical spans of a
+request follow each other and add up to its latency, however much ran beside them. What a track's holder does not
+account for is its way there and back, in equal parts. Where the times of tracks say more than the durations of the
+visit, the wire has that much less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ls_edge.stays import NO_GAIN
+from ls_edge.trace import RequestRecord, TrackSpan, Visit
+
+NOTABLE = 0.005
+"""Share of a latency below which unexplained time is rounding."""
+
+_Part = tuple[str, int | None, float]
+"""A stage, a block where it is ``engine``, and a duration."""
+
+
+class Span(NamedTuple):
+    """Some milliseconds of a request, since the start of the run."""
+
+    stage: str
+    """A name of :data:`ls_edge.report.theme.STAGES`."""
+    start: float
+    end: float
+    holder: str = ""
+    """Empty for what the source did itself."""
+    block: int | None = None
+    """Set for ``engine``."""
+    row: int = 0
+    """Index into :attr:`Way.rows`."""
+    critical: bool = True
+    """Whether the answer would have come sooner without it."""
+    why: str = ""
+    """Of a track that was waited for and not summed."""
+
+
+class _Gap(NamedTuple):
+    """Between critical tracks of a visit, in milliseconds since its tokens arrived."""
+
+    begin: float
+    end: float
+    blocks: Sequence[int]
+    """What the joiner ran in it, outside of all tracks."""
+
+
+class Way(NamedTuple):
+    """A request as spans, in rows that are drawn below each other."""
+
+    spans: list[Span]
+    rows: list[str]
+    """The holder of each row; a single one, of no name, where everything happened one after the other."""
+    visits: list[list[Span]]
+    """Those of each visit, the hop to it included."""
+
+
+def joins(visit: Visit) -> bool:
+    """Whether tracks of others were waited for in the visit."""
+    return any(track.holder != visit.holder and track.why != NO_GAIN for track in visit.tracks)
+
+
+def has_tracks(record: RequestRecord) -> bool:
+    """Whether holders worked side by side for the request."""
+    return any(map(joins, record.visits))
+
+
+def spans_of(record: RequestRecord) -> list[Span]:
+    """Lay a request's durations out on the source's clock."""
+    return way_of(record).spans
+
+
+def way_of(record: RequestRecord) -> Way:
+    """Lay a request out, with a row for each holder where some worked side by side."""
+    rows = _Rows() if has_tracks(record) else None
+    stretch = 1.0 if rows is None else _stretch(record)
+    begin = record.submitted_ms + record.stem_ms
+    wire = stretch * (sum(visit.wire_ms for visit in record.visits) + record.return_wire_ms)
+    missing = record.latency_ms - record.stem_ms - sum(map(_length, record.visits)) - wire - record.head_ms
+    clock = begin + (missing if missing > NOTABLE * record.latency_ms and record.visits else 0.0)
+    spans = [Span("stem", record.submitted_ms, begin), Span("other", begin, clock)]
+    visits = []
+    for visit in record.visits:
+        came = clock + visit.wire_ms * stretch
+        if rows is None:
+            laid = _lay([("wire", None, came - clock), *_alone(visit)], clock, visit.holder)
+        else:
+            row = rows.take(visit.holder, clock, came + _length(visit))
+            laid = _lay([("wire", None, came - clock)], clock, visit.holder, row)
+            if joins(visit):
+                laid += _joined(record, visit, came, rows, row)
+            else:
+                laid += _lay(_alone(visit), came, visit.holder, row)
+        clock = came + _length(visit)
+        visits.append(laid)
+    back = clock + record.return_wire_ms * stretch
+    row = visits[-1][0].row if visits else 0
+    after = [Span("wire", clock, back, row=row), Span("head", back, back + record.head_ms, row=row)]
+    names = [""] if rows is None else rows.sort(visits, after)
+    spans += [span for each in visits for span in each] + after
+    return Way([span for span in spans if span.end > span.start], names, visits)
+
+
+def _stretch(record: RequestRecord) -> float:
+    """What remains of the wire's share where the times of tracks say more than the durations of the visits."""
+    more = sum(_length(visit) - _inside(visit) for visit in record.visits)
+    wire = sum(visit.wire_ms for visit in record.visits) + record.return_wire_ms
+    return max(0.0, 1.0 - more / wire) if wire > 0 else 1.0
+
+
+class _Rows:
+    """Gives rows to holders as they come: another to one that does two things at once."""
+
+    def __init__(self) -> None:
+        self._holders: list[str] = []
+        self._free: list[float] = []
+
+    def take(self, holder: str, start: float, end: float) -> int:
+        """A row of ``holder`` that is free at ``start``, taken until ``end``."""
+        for row, (name, free) in enumerate(zip(self._holders, self._free, strict=True)):
+            if name == holder and free <= start + 1e-6:
+                self._free[row] = end
+                return row
+        self._holders.append(holder)
+        self._free.append(end)
+        return len(self._free) - 1
+
+    def sort(self, visits: list[list[Span]], after: list[Span]) -> list[str]:
+        """Bring the rows of each holder together, in the spans too; return the holder of each row."""
+        order = sorted(range(len(self._holders)), key=lambda row: (self._holders.index(self._holders[row]), row))
+        place = [order.index(row) for row in range(len(order))]
+        for spans in (*visits, after):
+            spans[:] = [span._replace(row=place[span.row]) for span in spans]
+        return [self._holders[row] for row in order]
+
+
+def _inside(visit: Visit) -> float:
+    return visit.queue_ms + visit.codec_ms + visit.engine_ms + visit.wait_ms
+
+
+def _length(visit: Visit) -> float:
+    if not joins(visit):
+        return _inside(visit)
+    return max(_inside(visit), *(track.end_ms for track in visit.tracks if track.why != NO_GAIN))
+
+
+def _lay(parts: Sequence[_Part], start: float, holder: str, row: int = 0, critical: bool = True) -> list[Span]:
+    spans = []
+    for stage, block, duration in parts:
+        spans.append(Span(stage, start, start + duration, holder, block, row, critical))
+        start += duration
+    return spans
+
+
+def _engine(blocks: Sequence[int], duration: float) -> list[_Part]:
+    return [("engine", block, duration / len(blocks)) for block in blocks]
+
+
+def _alone(visit: Visit) -> list[_Part]:
+    engine = _engine(visit.blocks, visit.engine_ms) or [("other", None, visit.engine_ms)]
+    return [("queue", None, visit.queue_ms), ("codec", None, visit.codec_ms), *engine, ("wait", None, visit.wait_ms)]
+
+
+def _joined(record: RequestRecord, visit: Visit, start: float, rows: _Rows, home: int) -> list[Span]:
+    """Spans of a visit whose tokens arrived at ``start``; the joiner's row is ``home``."""
+    spans: list[Span] = []
+    gaps: list[_Gap] = []
+    cursor = 0.0
+    *ahead, after = _between(record, visit)
+    for wave, blocks in zip(waves_of(visit), ahead, strict=True):
+        path = _critical(wave, cursor, visit.holder)
+        for track in wave:
+            begin, end = path.get(id(track), (min(track.begin_ms, track.end_ms), track.end_ms))
+            own = track.holder == visit.holder
+            row = home if own else rows.take(track.holder, start + begin, start + end)
+            parts = _parts(track, own, end - begin)
+            laid = _lay(parts, start + begin, track.holder, row, id(track) in path)
+            spans += laid if track.blocks else [span._replace(why=track.why or "lost") for span in laid]
+        for begin, end in sorted(path.values()):
+            gaps.append(_Gap(cursor, begin, blocks))
+            cursor, blocks = end, []
+        idle = max((track.end_ms for track in wave if track.holder == visit.holder), default=cursor)
+        if idle < cursor:
+            spans.append(Span("wait", start + idle, start + cursor, visit.holder, None, home, critical=False))
+    gaps.append(_Gap(cursor, _length(visit), after))
+    filled = zip(gaps, _fill(gaps, visit), strict=True)
+    return [span for gap, parts in filled for span in _lay(parts, start + gap.begin, visit.holder, home)] + spans
+
+
+def _critical(wave: Sequence[TrackSpan], cursor: float, joiner: str) -> dict[int, tuple[float, float]]:
+    """Begin and end of the critical tracks by ``id``: the one that ended last, what ended last before that began, ...
+
+    The joiner had nothing else before ``cursor``.
+    """
+    path: dict[int, tuple[float, float]] = {}
+    limit = max(cursor, *(track.end_ms for track in wave))
+    left = list(wave)
+    while left:
+        last = max(left, key=lambda track: (track.end_ms, bool(track.blocks), track.holder != joiner))
+        end = last.end_ms if path else limit
+        limit = min(max(cursor, last.begin_ms), end)
+        path[id(last)] = limit, end
+        left = [track for track in wave if cursor < track.end_ms <= limit and id(track) not in path]
+    return path
+
+
+def waves_of(visit: Visit) -> list[list[TrackSpan]]:
+    """The tracks of each wave, without those that nobody was given."""
+    waves: dict[int, list[TrackSpan]] = {}
+    for track in visit.tracks:
+        if track.why != NO_GAIN:
+            waves.setdefault(track.wave, []).append(track)
+    return [waves[number] for number in sorted(waves)]
+
+
+def _parts(track: TrackSpan, own: bool, length: float) -> list[_Part]:
+    """What a track's ``length`` was made of."""
+    if not track.blocks:
+        return [("wait", None, length)]
+    known = track.queue_ms + track.codec_ms + track.engine_ms
+    scale = min(1.0, length / known) if known > 0 else 0.0
+    rest = max(0.0, length - known * scale)
+    inside: list[_Part] = [("queue", None, track.queue_ms * scale), ("codec", None, track.codec_ms * scale)]
+    inside += _engine(track.blocks, track.engine_ms * scale)
+    way: _Part = ("wire", None, rest / 2)
+    return [*inside, ("other", None, rest)] if own else [way, *inside, way]
+
+
+def _fill(gaps: Sequence[_Gap], visit: Visit) -> Iterator[list[_Part]]:
+    """What the joiner did between critical tracks: the rest of its durations, and its blocks that are in no track."""
+    own = [track for track in visit.tracks if track.holder == visit.holder]
+    queue = max(0.0, visit.queue_ms - sum(track.queue_ms for track in own))
+    codec = max(0.0, visit.codec_ms - sum(track.codec_ms for track in own))
+    engine = max(0.0, visit.engine_ms - sum(track.engine_ms for track in own))
+    count = sum(len(gap.blocks) for gap in gaps) or 1
+    for gap in gaps:
+        room = gap.end - gap.begin
+        busy = min(engine * len(gap.blocks) / count, room)
+        waited = min(queue, room - busy)
+        coded = min(codec, room - busy - waited)
+        queue, codec = queue - waited, codec - coded
+        rest = max(0.0, room - busy - waited - coded)
+        yield [("queue", None, waited), ("codec", None, coded), *_engine(gap.blocks, busy), ("other", None, rest)]
+
+
+def _between(record: RequestRecord, visit: Visit) -> list[list[int]]:
+    """Blocks that the joiner ran outside of its tracks: those ahead of each wave, and those after the last."""
+    place = {block: n for n, wave in enumerate(record.waves or ()) for track in wave for block, _ in track}
+    waves = [[block for track in wave for block in track.blocks] for wave in waves_of(visit)]
+    joined = {block for wave in waves for block in wave}
+    numbers = [min((place.get(block, -1) for block in wave), default=-1) for wave in waves]
+    found: list[list[int]] = [[] for _ in range(len(waves) + 1)]
+    for block in visit.blocks:
+        if block not in joined:
+            found[sum(number < place.get(block, len(place)) for number in numbers)].append(block)
+    return found

@@ -1,0 +1,306 @@
+"""Waves of tracks in reports: who ran what when, what the answer waited for, and how each peer's tracks fared."""
+
+import io
+import xml.etree.ElementTree as ElementTree
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from ls_edge.report import charts, parts, ways
+from ls_edge.report.data import RunData
+from ls_edge.report.html import write_report
+from ls_edge.report.sketch import WIDTH, print_typical, sketch
+from ls_edge.report.spans import Span, way_of
+from ls_edge.report.svg import NOTHING
+from ls_edge.report.tracks import table_of, tracks_by_peer
+from ls_edge.report.words import story
+from ls_edge.summary import RunContext, summarise
+from ls_edge.trace import RequestRecord, TrackSpan, Visit
+
+OWN = TrackSpan(0, "a", (0, 1), 1.0, 4.0, 3.5, 0.5, 2.5)
+OTHER = TrackSpan(0, "b", (2, 3), 1.0, 8.0, 5.0, 0.5, 4.0, 0.5)
+UNUSED = TrackSpan(0, "c", (), 1.0, 1.0, 9.0, why="no gain")
+
+
+def record(*tracks, visit=None, waves=None, latency_ms=13.0, **changes):
+    visit = visit or Visit("a", (0, 1), 1.5, 2.5, 0.5, 1.5, 4.0, tracks)
+    waves = waves or ((((0, "a"), (1, "a")), ((2, "b"), (3, "b"))),)
+    base = RequestRecord(
+        id=0, image="a.png", label=1, prediction=1, latency_ms=latency_ms, degraded=False, error=None, order=None,
+        skipped=(), attempts=1, logits=None, waves=waves, submitted_ms=100.0, stem_ms=1.0, head_ms=0.5,
+        return_wire_ms=1.5, visits=(visit,),
+    )  # fmt: skip
+    return msgspec.structs.replace(base, **changes)
+
+
+def data_of(*records):
+    return RunData(summarise(records, [], RunContext()), records, [])
+
+
+def critical(way):
+    return sorted((span for span in way.spans if span.critical), key=lambda span: span.start)
+
+
+def test_a_wave_is_laid_out_by_its_joiners_clock():
+    way = way_of(record(OWN, OTHER, UNUSED))
+    assert way.rows == ["a", "b"]
+    # Arrival at 102.5; its clock counts from there.
+    assert critical(way) == [
+        Span("stem", 100.0, 101.0),
+        Span("wire", 101.0, 102.5, "a"),
+        Span("queue", 102.5, 103.5, "a"),
+        Span("wire", 103.5, 104.5, "b", None, 1),
+        Span("queue", 104.5, 105.0, "b", None, 1),
+        Span("codec", 105.0, 105.5, "b", None, 1),
+        Span("engine", 105.5, 107.5, "b", 2, 1),
+        Span("engine", 107.5, 109.5, "b", 3, 1),
+        Span("wire", 109.5, 110.5, "b", None, 1),
+        Span("codec", 110.5, 111.0, "a"),
+        Span("wire", 111.0, 112.5),
+        Span("head", 112.5, 113.0),
+    ]
+    assert [span for span in way.spans if not span.critical] == [
+        Span("queue", 103.5, 104.0, "a", critical=False),
+        Span("engine", 104.0, 105.25, "a", 0, critical=False),
+        Span("engine", 105.25, 106.5, "a", 1, critical=False),
+        Span("wait", 106.5, 110.5, "a", critical=False),
+    ]
+
+
+def test_an_answer_counts_its_critical_path_and_each_holder_its_own_times():
+    data = data_of(record(OWN, OTHER, UNUSED))
+    rows = {(group, name): means for group, name, _, means in data.stage_means}
+    whole = {"stem": 1.0, "wire": 5.0, "queue": 1.5, "codec": 1.0, "engine": 4.0, "head": 0.5}
+    assert rows["All answers", "one request"] == whole
+    assert sum(whole.values()) == 13.0
+    assert sum(rows["By hop", "hop 1"].values()) == 13.0 - 1.0 - 0.5 - 1.5
+    assert rows["By holder, one visit", "a"] == {"wire": 1.5, "queue": 1.5, "codec": 0.5, "engine": 2.5, "wait": 4.0}
+    assert rows["By holder, a track for another", "b"] == {"wire": 2.0, "queue": 0.5, "codec": 0.5, "engine": 4.0}
+    assert {data.lanes[lane] for lane in data.engines.lane} == {"a", "b"}
+    assert data.summary.peers["b"].busy == pytest.approx(4.0 / 13.0)
+    assert data.summary.peers["a"].busy == pytest.approx(2.5 / 13.0)
+    ElementTree.fromstring(charts.stage_breakdown(data).render("x"))
+
+
+def test_the_joiners_own_track_may_be_the_critical_one():
+    own = msgspec.structs.replace(OWN, end_ms=8.5, engine_ms=7.0)
+    visit = Visit("a", (0, 1), 1.5, 7.0, 0.5, 1.0, 0.0, (own, OTHER))
+    way = way_of(record(visit=visit))
+    assert [span.block for span in critical(way) if span.block is not None] == [0, 1]
+    assert not any(span.stage == "wait" for span in way.spans)
+
+
+@pytest.mark.parametrize("why", ["lost", "late", "refused"])
+def test_waiting_for_a_track_that_does_not_come_is_waiting(why):
+    gone = TrackSpan(0, "b", (), 1.0, 8.0, 5.0, why=why)
+    way = way_of(record(OWN, gone, waves=((((0, "a"), (1, "a")),),)))
+    assert [span for span in critical(way) if span.stage == "wait"] == [
+        Span("wait", 103.5, 110.5, "b", None, 1, True, why)
+    ]
+    assert Span("wait", 106.5, 110.5, "a", critical=False) in way.spans
+
+
+def test_a_track_that_others_run_after_it_was_lost_follows_it_on_the_path():
+    gone = TrackSpan(0, "b", (), 1.0, 5.0, 5.0, why="lost")
+    again = TrackSpan(0, "c", (2, 3), 5.0, 8.0, 3.0, 0.0, 3.0)
+    path = critical(way_of(record(OWN, gone, again)))
+    assert [(span.stage, span.holder) for span in path if span.row] == [("wait", "b"), ("engine", "c"), ("engine", "c")]
+
+
+def test_blocks_outside_of_tracks_stand_between_the_waves():
+    tracks = (
+        TrackSpan(0, "a", (0,), 1.0, 3.0, 2.0, 0.0, 2.0),
+        TrackSpan(0, "b", (1,), 1.0, 4.0, 2.0, 0.0, 2.0),
+        TrackSpan(1, "a", (3,), 6.0, 8.0, 2.0, 0.0, 2.0),
+        TrackSpan(1, "b", (4,), 6.0, 9.0, 2.0, 0.0, 2.0),
+    )
+    waves = (
+        (((0, "a"),), ((1, "b"),)), (((2, "a"),),), (((3, "a"),), ((4, "b"),)), (((5, "a"), (6, "a")),)
+    )  # fmt: skip
+    visit = Visit("a", (0, 2, 3, 5, 6), 1.0, 10.0, 0.0, 1.0, 2.0, tracks)
+    way = way_of(record(visit=visit, waves=waves, latency_ms=17.0))
+    engines = [(span.block, span.start, span.end) for span in critical(way) if span.block is not None]
+    assert engines == [
+        (1, 103.5, 105.5), (2, 106.0, 108.0), (4, 108.5, 110.5), (5, 111.0, 113.0), (6, 113.0, 115.0)
+    ]  # fmt: skip
+
+
+def test_a_holder_that_does_two_things_at_once_has_two_rows_that_stand_together():
+    both = [
+        TrackSpan(0, holder, (block,), 1.0, end, 2.0, 0.0, 1.0)
+        for holder, block, end in [("b", 2, 8.0), ("c", 3, 7.0), ("b", 4, 6.0)]
+    ]
+    way = way_of(record(OWN, *both))
+    assert way.rows == ["a", "b", "b", "c"]
+    assert {span.block: span.row for span in way.spans if span.block is not None} == {0: 0, 1: 0, 2: 1, 4: 2, 3: 3}
+
+
+def test_what_tracks_say_more_than_durations_is_taken_from_the_wire():
+    visit = Visit("a", (0, 1), 1.0, 2.5, 0.0, 2.0, 3.5, (OWN, OTHER))
+    path = critical(way_of(record(visit=visit, return_wire_ms=2.5)))
+    assert sum(span.end - span.start for span in path) == pytest.approx(13.0)
+    assert (path[1].stage, path[1].end - path[1].start) == ("wire", pytest.approx(2.0 - 2.0 / 4.5))
+
+
+times = st.floats(0, 1000, allow_subnormal=False)
+
+
+@st.composite
+def consistent(draw):
+    """A record as a source makes it: the wire is what remains of the latency."""
+    visits = []
+    for _ in range(draw(st.integers(1, 3))):
+        joiner = draw(st.sampled_from("abc"))
+        rows = []
+        for wave in range(draw(st.integers(0, 3))):
+            begin = draw(times)
+            for _ in range(draw(st.integers(1, 4))):
+                why = draw(st.sampled_from(["", "", "", "lost", "late", "no gain"]))
+                blocks = () if why else tuple(draw(st.lists(st.integers(0, 11), min_size=1, max_size=3)))
+                inside = [draw(times) for _ in range(3)]
+                end = begin + sum(inside) + draw(times)
+                rows.append(TrackSpan(wave, draw(st.sampled_from("abc")), blocks, begin, end, 1.0, *inside, why))
+        parts = [draw(times) for _ in range(4)]
+        visits.append(Visit(joiner, tuple(draw(st.lists(st.integers(0, 11), max_size=4))), *parts[:3], 0, parts[3],
+                            tuple(rows)))  # fmt: skip
+    inside = 0.0
+    for visit in visits:
+        stay = visit.queue_ms + visit.engine_ms + visit.codec_ms + visit.wait_ms
+        inside += max([stay, *(track.end_ms for track in visit.tracks)])
+    wire = draw(times)
+    stem, head = draw(times), draw(times)
+    latency = stem + head + inside + wire
+    measured = latency - stem - head
+    measured -= sum(visit.queue_ms + visit.engine_ms + visit.codec_ms + visit.wait_ms for visit in visits)
+    share = measured / (len(visits) + 1)
+    return record(
+        latency_ms=latency, stem_ms=stem, head_ms=head, return_wire_ms=share,
+        visits=tuple(msgspec.structs.replace(visit, wire_ms=share) for visit in visits),
+    )  # fmt: skip
+
+
+@given(consistent())
+@settings(max_examples=120, deadline=None)
+def test_critical_spans_follow_each_other_and_add_up_to_the_latency(one):
+    way = way_of(one)
+    clock = one.submitted_ms
+    for span in critical(way):
+        assert span.start == pytest.approx(clock, abs=1e-6)
+        clock = span.end
+    # Less than a notable share of the latency may stay unexplained.
+    assert clock == pytest.approx(one.submitted_ms + one.latency_ms, rel=1e-9, abs=0.006 * one.latency_ms)
+    for span in way.spans:
+        assert way.rows[span.row] == span.holder or (span.holder == "" or way.rows == [""])
+        assert one.submitted_ms - 1e-6 <= span.start <= span.end
+
+
+def test_the_picture_marks_the_path_by_a_line_and_not_by_colour_alone(run_in_waves):
+    data = RunData(run_in_waves.summary, run_in_waves.records, run_in_waves.events)
+    chosen = dict(ways.pick_requests(data))
+    assert any(track.why in ("lost", "late") for v in chosen["A track did not come back"].visits for track in v.tracks)
+    one = chosen["Median"]
+    root = ElementTree.fromstring(ways.request_ways(data).render("x"))
+    texts = [text.text for text in root.iter("text")]
+    assert {"board-a", "board-b", "laptop", "lost"} <= set(texts)
+    lines = [path.get("d") for path in root.iter("path") if path.get("class") == "crit"]
+    assert len(lines) == len(chosen)
+    points = [tuple(map(float, point.split())) for point in lines[0][1:].split("L")]
+    assert points == sorted(points, key=lambda point: point[0])
+    # It visits a row for each holder on the path, from the source's first row back to it.
+    heights = {y for _, y in points}
+    assert len(heights) == len({span.row for span in critical(way_of(one))})
+    assert points[0][1] == points[-1][1] == min(heights)
+    paler = [rect for rect in root.iter("rect") if "beside" in rect.get("class", "")]
+    assert paler
+    assert all("not on the critical path" in rect[0].text or "wait" in rect[0].text for rect in paler)
+
+
+def test_a_run_of_plain_orders_has_none_of_it(tmp_path, run_with_loss):
+    data = RunData(run_with_loss.summary, run_with_loss.records, run_with_loss.events)
+    assert "crit" not in ways.request_ways(data).render("x")
+    assert parts.tracks_table(data) == ""
+    write_report(tmp_path / "r.html", run_with_loss.summary, run_with_loss.records, run_with_loss.events)
+    assert "Tracks" not in (tmp_path / "r.html").read_text()
+    out = Console(file=io.StringIO(), width=100)
+    print_typical(run_with_loss.records, out)
+    assert out.file.getvalue() == ""
+
+
+def test_how_tracks_fared():
+    late = TrackSpan(0, "b", (), 1.0, 8.0, 5.0, why="late")
+    records = [record(OWN, OTHER, UNUSED), record(OWN, OTHER, UNUSED), record(OWN, late)]
+    head, rows = table_of(tracks_by_peer(records), ["b", "nobody"])
+    assert head == ("Peer", "Tracks", "Own", "Blocks", "Expected", "Took", "Not summed", "Given none")
+    assert rows == [
+        ("b", "2", "0", "4", "5.0 ms", "7.0 ms", "1 late", NOTHING),
+        ("a", "3", "3", "6", "3.5 ms", "3.0 ms", NOTHING, NOTHING),
+        ("c", "0", "0", "0", NOTHING, NOTHING, NOTHING, "no gain 2 times: a block there 9.0 ms, the wave took 7.0 ms"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("waves", "took"), [(1, "12.0 ms"), (2, "6.0 ms"), (3, "4.0 ms")])
+def test_where_nothing_was_split_the_wave_took_what_its_blocks_took(waves, took):
+    visit = Visit("a", (0, 1, 2, 3, 4, 5), 0.5, 12.0, 0.0, 0.5, 0.0, (UNUSED,))
+    one = record(visit=visit, latency_ms=15.0, waves=None, order=tuple((block, "a") for block in range(6)))
+    one = msgspec.structs.replace(one, waves=None)
+    assert way_of(one).rows == [""]
+    _, rows = table_of(tracks_by_peer([one], waves), [])
+    assert [row[-1] for row in rows] == [f"no gain once: a block there 9.0 ms, the wave took {took}"]
+    context = RunContext(settings={"waves": waves})
+    data = RunData(summarise([one], [], context), [one], [])
+    assert took in parts.tracks_table(data).replace("\u00a0", " ")
+
+
+def test_a_report_of_waves_says_so(tmp_path, run_in_waves):
+    path = tmp_path / "r.html"
+    write_report(path, run_in_waves.summary, run_in_waves.records, run_in_waves.events)
+    text = path.read_text().replace("\u00a0", " ")
+    for said in ("Tracks", "3 lost", "2 late", "times: a block there 2.40 ms", "the dark line follows"):
+        assert said in text
+    data = RunData(run_in_waves.summary, run_in_waves.records, run_in_waves.events)
+    assert f"In {len(run_in_waves.records)} answers, blocks ran side by side, in up to 3 tracks at a time" in story(
+        data
+    )
+    means = data.stage_means[0][3]
+    assert sum(means.values()) == pytest.approx(data.summary.latency_ms.mean, rel=0.006)
+
+
+def test_the_sketch_shows_a_line_a_holder_within_eighty_columns(run_in_waves):
+    out = Console(file=io.StringIO(), width=200)
+    print_typical(run_in_waves.records, out)
+    lines = out.file.getvalue().splitlines()
+    assert lines[0] == ""
+    assert "median request in waves of tracks" in lines[1]
+    assert max(map(len, lines)) <= WIDTH
+    assert [line.split()[0] for line in lines[2:6]] == ["the", "board-a", "board-b", "laptop"]
+    one = ways.typical(run_in_waves.records)
+    way = way_of(one)
+    for line in lines[3:6]:
+        name, row = line.split()[0], line[12:]
+        held = [span for span in way.spans if span.holder == name and span.block is not None]
+        for span in held:
+            cell = int(((span.start + span.end) / 2 - one.submitted_ms) / one.latency_ms * len(row))
+            assert row[cell] in ("█ " if span.critical else "▒ ") + str(span.block)
+        assert all(str(span.block) in row for span in held)
+    assert any("on the critical path, in ms:" in line for line in lines)
+
+
+def test_the_sketch_of_a_lost_track_names_it(run_in_waves):
+    lost = next(r for r in run_in_waves.records if any(t.why == "lost" for v in r.visits for t in v.tracks))
+    lines = [line.plain for line in sketch(lost)]
+    assert any("▚ lost" in line for line in lines)
+    assert any("▚▚▚" in line and line.startswith("laptop") for line in lines)
+    plain = [line.plain for line in sketch(lost, ascii_only=True)]
+    assert all(line.isascii() for line in plain)
+    assert any("xxx" in line for line in plain)
+
+
+def test_a_sketch_of_many_holders_stays_short():
+    tracks = [TrackSpan(0, f"holder-number-{n:02d}", (n,), 1.0, 8.0, 5.0, 0.0, 4.0) for n in range(40)]
+    lines = [line.plain for line in sketch(record(OWN, *tracks))]
+    assert len(lines) < 26
+    assert "and 25 more" in lines
+    assert max(map(len, lines)) <= WIDTH
