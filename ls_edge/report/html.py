@@ -158,7 +158,12 @@ def _sections(data: RunData, idents: _Idents, level: int = 2) -> Iterator[str]:
     yield section(
         "Where the time goes",
         "Mean milliseconds of an answer, then of each hop it took and of each visit to a holder. "
-        + ("Where tracks ran side by side, an answer and a hop count those that were waited for." if parallel else ""),
+        + (
+            "Where tracks ran side by side, an answer and a hop count those that were waited for; a track's time on "
+            "the wire is what remains of its duration."
+            if parallel
+            else ""
+        ),
         _figure(lambda width: charts.stage_breakdown(data, width), idents, no_times) + _stage_key(data),
     )
     windows = {width: timeline.pick_window(data, width // 6) for width in (WIDE, NARROW)}

@@ -11,7 +11,7 @@ from ls_edge.errors import UsageError
 from ls_edge.report.html import write_comparison, write_report
 from ls_edge.report.picture import PICTURES, write_comparison_picture, write_picture
 from ls_edge.summary import PeerContext, RunContext, summarise
-from ls_edge.trace import PeerEvent, RequestRecord, Visit
+from ls_edge.trace import PeerEvent, RequestRecord, TrackSpan, Visit
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "<script>alert(1)</script>\"'&\x00\x1b[31m\u202e\udc80.png"
@@ -70,6 +70,17 @@ def read(path):
     return text, page, drawings
 
 
+def test_a_report_of_waves_stands_alone(tmp_path, run_in_waves):
+    path = tmp_path / "report.html"
+    run = run_in_waves
+    write_report(path, run.summary, run.records, run.events)
+    text, page, drawings = read(path)
+    assert text.count('<path class="crit"') >= 6
+    assert len(drawings) > 16
+    assert "a track's time on the wire is what remains of its duration" in page.text
+    assert len(text) < 400_000
+
+
 def test_a_report_stands_alone(tmp_path, run_with_loss):
     path = tmp_path / "report.html"
     run = run_with_loss
@@ -96,6 +107,15 @@ def test_the_policy_knows_the_style_sheet_and_nothing_else(tmp_path, run_with_lo
     assert f"default-src 'none'; style-src 'sha256-{digest}'" in text
 
 
+def hostile_tracks():
+    return (
+        TrackSpan(0, HOSTILE, (0,), 0.0, 2.0, 1.0, 0.1, 1.0),
+        TrackSpan(0, HOSTILE + "2", (1,), 0.0, 2.5, 1.0, 0.1, 1.0),
+        TrackSpan(0, HOSTILE + "3", (), 0.0, 2.4, 1.0, why=HOSTILE),
+        TrackSpan(0, HOSTILE + "4", (), 0.0, 0.0, 1.0, why="no gain"),
+    )
+
+
 def hostile_run():
     records = [
         RequestRecord(
@@ -111,7 +131,8 @@ def hostile_run():
             attempts=1 + (n == 2),
             logits=None,
             submitted_ms=float(n),
-            visits=(Visit(HOSTILE, (0,), 1.0, 1.0, 0.1, 0.5),) if n else (),
+            waves=((((0, HOSTILE),), ((1, HOSTILE + "2"),)),) if n == 3 else None,
+            visits=(Visit(HOSTILE, (0,), 1.0, 1.0, 0.1, 0.5, 0.0, hostile_tracks() if n == 3 else ()),) if n else (),
         )
         for n in range(4)
     ]

@@ -7,9 +7,10 @@ import pytest
 from rich.console import Console
 
 from ls_edge.report.live import RunProgress
+from ls_edge.report.sketch import print_typical
 from ls_edge.report.tables import block_ranges, comparison_table, peers_table, print_comparison, print_summary
 from ls_edge.summary import RunContext, summarise
-from ls_edge.trace import PeerEvent
+from ls_edge.trace import PeerEvent, RequestRecord, TrackSpan, Visit
 
 
 def console(terminal, width=100):
@@ -140,3 +141,17 @@ def test_many_threads_may_record(run_with_loss):
         for thread in threads:
             thread.join()
     assert "4,000/4,000" in written(out)
+
+
+def test_a_sketch_cannot_write_to_the_terminal():
+    name = "\x1b]0;title\x07[bold]x"
+    tracks = (TrackSpan(0, "a", (0,), 0.0, 1.0, 1.0), TrackSpan(0, name, (), 0.0, 2.0, 1.0, why="\x1b[2J"))
+    visit = Visit("a", (0,), 0.0, 1.0, 0.0, 0.5, 1.0, tracks)
+    record = RequestRecord(
+        id=0, image="a.png", label=None, prediction=1, latency_ms=3.0, degraded=False, error=None, order=((0, "a"),),
+        skipped=(), attempts=1, logits=None, return_wire_ms=0.5, visits=(visit,),
+    )  # fmt: skip
+    out = console(terminal=False)
+    print_typical([record], out)
+    assert "\x1b" not in written(out)
+    assert "[bold]x" in written(out)
