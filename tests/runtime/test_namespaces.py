@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from ls_edge.errors import BudgetExceeded
+from ls_edge.runtime.chaos.namespaces import Cluster, Net, NetError, reason_to_skip
 from ls_edge.runtime.codec import REPLAY_TOLERANCE
 from ls_edge.runtime.local import LocalPeers
 from ls_edge.runtime.source import Source
-
-from .netns import Cluster, Net, NetError, reason_to_skip
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [1, 2, 3], "c": [0, 4, 5]}
 """Without b every block has a holder; blocks 4 and 5 are c's alone."""

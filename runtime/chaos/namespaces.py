@@ -8,6 +8,8 @@ one clears.
 ``netem`` is not used, since many kernels lack it: for delay and loss see ``ls_edge.runtime.chaos.proxy``.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import itertools
@@ -17,20 +19,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
-from click.testing import CliRunner
 
-from ls_edge.cli.keys import command as keys_command
-from ls_edge.peers import load_peers
+from ls_edge.errors import LinkError
+from ls_edge.peers import PeersFile, load_peers
+from ls_edge.runtime.keys import new_keys
 
 _CLONE_NEWNET = 0x40000000
 _BRIDGE = "hub"
 _COUNT = itertools.count()
 
 
-def reason_to_skip():
+def reason_to_skip() -> str:
     """Why namespaces cannot be made here, or nothing."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         return "network namespaces need Linux and root"
@@ -44,40 +48,30 @@ def reason_to_skip():
         return f"this kernel does not make network namespaces, veth pairs and bridges for us: {error}"
 
 
-class NetError(RuntimeError):
+class NetError(LinkError):
     """A command of iproute2 failed."""
 
 
 class Net:
     """Namespaces ``names``, each with one cable ``eth0`` into a common bridge."""
 
-    def __init__(self, *names):
+    def __init__(self, *names: str) -> None:
         self.names = names
         self._prefix = f"lsedge-{os.getpid()}-{next(_COUNT)}-"
-        self._made = []
+        self._made: list[str] = []
 
-    def __enter__(self):
+    def __enter__(self) -> Net:
         _clear_left_over()
         try:
             self._add(_BRIDGE)
-            _ip("-n", self.ns(_BRIDGE), "link", "add", "br0", "type", "bridge")
-            _ip("-n", self.ns(_BRIDGE), "link", "set", "br0", "up")
+            hub = self.ns(_BRIDGE)
+            _ip("-n", hub, "link", "add", "br0", "type", "bridge")
+            _ip("-n", hub, "link", "set", "br0", "up")
             for name in self.names:
                 self._add(name)
-                _ip(
-                    "link",
-                    "add",
-                    "eth0",
-                    "netns",
-                    self.ns(name),
-                    "type",
-                    "veth",
-                    "peer",
-                    port(name),
-                    "netns",
-                    self.ns(_BRIDGE),
-                )
-                _ip("-n", self.ns(_BRIDGE), "link", "set", port(name), "master", "br0", "up")
+                there = ("peer", port(name), "netns", hub)
+                _ip("link", "add", "eth0", "netns", self.ns(name), "type", "veth", *there)
+                _ip("-n", hub, "link", "set", port(name), "master", "br0", "up")
                 _ip("-n", self.ns(name), "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
                 for device in ("lo", "eth0"):
                     _ip("-n", self.ns(name), "link", "set", device, "up")
@@ -86,47 +80,36 @@ class Net:
             raise
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def ns(self, name):
+    def ns(self, name: str) -> str:
         """The full name of a namespace."""
         return self._prefix + name
 
-    def close(self):
+    def close(self) -> None:
         """Kill what still runs in the namespaces and remove them."""
         while self._made:
             _remove(self._made.pop())
 
-    def address(self, name):
+    def address(self, name: str) -> str:
         """The IPv4 address of a namespace."""
         return f"10.201.0.{self.names.index(name) + 1}"
 
-    def plug(self, name, *, into):
+    def plug(self, name: str, *, into: bool) -> None:
         """Pull the cable of ``name`` (both ends lose their carrier) or put it back in."""
         _ip("-n", self.ns(_BRIDGE), "link", "set", port(name), "up" if into else "down")
 
-    def mute(self, name, *, on):
+    def mute(self, name: str, *, on: bool) -> None:
         """The bridge drops all frames of ``name`` while both ends see a cable; or forwards them again."""
-        _call(
-            "ip",
-            "netns",
-            "exec",
-            self.ns(_BRIDGE),
-            "bridge",
-            "link",
-            "set",
-            "dev",
-            port(name),
-            "state",
-            "0" if on else "3",
-        )
+        state = "0" if on else "3"
+        _call(*self._within(_BRIDGE), "bridge", "link", "set", "dev", port(name), "state", state)
 
-    def cut(self, one, other, *, on=True):
+    def cut(self, one: str, other: str, *, on: bool = True) -> None:
         """Let no packet from ``other`` reach ``one`` and only silence come back; ``on=False`` mends it."""
         _ip("-n", self.ns(other), "route", "add" if on else "del", "blackhole", self.address(one))
 
-    def rate(self, mbit):
+    def rate(self, mbit: int | None) -> None:
         """Limit each cable, in both directions, by a token bucket filter; None takes the limit off."""
         for name in self.names:
             for space, device in ((name, "eth0"), (_BRIDGE, port(name))):
@@ -136,12 +119,12 @@ class Net:
                     limit = ("rate", f"{mbit}mbit", "burst", "4kb", "latency", "500ms")
                     _tc(self.ns(space), "qdisc", "add", "dev", device, "root", "tbf", *limit)
 
-    def sent_bytes(self, name):
+    def sent_bytes(self, name: str) -> int:
         """What has gone out of the cable of ``name``."""
-        return int(_call("ip", "netns", "exec", self.ns(name), "cat", "/sys/class/net/eth0/statistics/tx_bytes"))
+        return int(_call(*self._within(name), "cat", "/sys/class/net/eth0/statistics/tx_bytes"))
 
     @contextlib.contextmanager
-    def inside(self, name):
+    def inside(self, name: str) -> Iterator[None]:
         """Sockets and threads that this thread makes meanwhile belong to the namespace of ``name``."""
         with open("/proc/thread-self/ns/net") as home, open(f"/run/netns/{self.ns(name)}") as there:
             _setns(there.fileno())
@@ -150,7 +133,10 @@ class Net:
             finally:
                 _setns(home.fileno())
 
-    def _add(self, name):
+    def _within(self, name: str) -> tuple[str, ...]:
+        return ("ip", "netns", "exec", self.ns(name))
+
+    def _add(self, name: str) -> None:
         self._made.append(self.ns(name))
         _ip("netns", "add", self.ns(name))
 
@@ -158,12 +144,23 @@ class Net:
 class Cluster:
     """Peers in the namespaces of a :class:`Net`, one in each, with CURVE keys; a context manager like LocalPeers."""
 
-    def __init__(self, net, folder, bundle, placement, *, tcp_port=5555, source="laptop", **each):
+    def __init__(
+        self,
+        net: Net,
+        folder: str | Path,
+        bundle: str | Path,
+        placement: Mapping[str, Sequence[int]],
+        *,
+        tcp_port: int = 5555,
+        source: str = "laptop",
+        **each: Any,
+    ) -> None:
+        """Write ``peers.yaml`` and the keys into ``folder``; ``each`` are further keys of every peer in the file."""
         self.net = net
         self.bundle = bundle
-        self.processes = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._folder = Path(folder)
-        publics = {name: self._new_key(name) for name in (*placement, source)}
+        publics = {name: new_keys(name, self._folder)[0].public.decode() for name in (*placement, source)}
         peers = [
             {"name": name, "address": f"tcp://{net.address(name)}:{tcp_port}", "blocks": list(blocks), "threads": 1,
              "public_key": publics[name], **each}
@@ -172,10 +169,10 @@ class Cluster:
         self.path = self._folder / "peers.yaml"
         content = {"sources": [{"name": source, "public_key": publics[source]}], "peers": peers}
         self.path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-        self.file = load_peers(self.path)
+        self.file: PeersFile = load_peers(self.path)
         self.source_key = self._folder / f"{source}.key_secret"
 
-    def __enter__(self):
+    def __enter__(self) -> Cluster:
         try:
             self.start(*(peer.name for peer in self.file.peers))
             self.wait_warm()
@@ -184,37 +181,37 @@ class Cluster:
             raise
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def command(self, name, *arguments):
+    def command(self, name: str, *arguments: object) -> list[str]:
         """``ls-edge`` with these arguments in the namespace of ``name``."""
         return ["ip", "netns", "exec", self.net.ns(name), sys.executable, "-m", "ls_edge", *map(str, arguments)]
 
-    def start(self, *names):
+    def start(self, *names: str) -> None:
         """Start peers."""
         for name in names:
             arguments = ("--peers", self.path, "--name", name, "--bundle", self.bundle)
             key = ("--secret-key", self._folder / f"{name}.key_secret")
             with self.log_path(name).open("ab") as log:
-                self.processes[name] = subprocess.Popen(
+                self.processes[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
                     self.command(name, "peer", *arguments, *key), stdin=subprocess.DEVNULL, stdout=log, stderr=log
                 )
 
-    def wait_warm(self, timeout=30.0):
-        """Wait until every peer has said that it is warm."""
+    def wait_warm(self, timeout: float = 30.0) -> None:
+        """Wait until every peer has said that it is warm; raises :class:`LinkError` where one does not."""
         end = time.monotonic() + timeout
         for name, process in self.processes.items():
             while " warm " not in (said := self.log_path(name).read_text(errors="replace")):
-                assert process.poll() is None, f"peer {name} ended: {said}"
-                assert time.monotonic() < end, f"peer {name} did not become warm: {said}"
+                if process.poll() is not None or time.monotonic() > end:
+                    raise LinkError(f"peer {name} did not become warm: {said}")
                 time.sleep(0.02)
 
-    def log_path(self, name):
+    def log_path(self, name: str) -> Path:
         """What a peer says."""
         return self._folder / f"{name}.log"
 
-    def close(self):
+    def close(self) -> None:
         """End all peers."""
         for process in self.processes.values():
             process.terminate()
@@ -226,19 +223,13 @@ class Cluster:
                 process.wait()
         self.processes.clear()
 
-    def _new_key(self, name):
-        self._folder.mkdir(parents=True, exist_ok=True)
-        done = CliRunner().invoke(keys_command, ["new", name, "--out", str(self._folder)])
-        assert done.exit_code == 0, done.output
-        return yaml.safe_load(done.stdout.splitlines()[0])["public_key"]
 
-
-def port(name):
+def port(name: str) -> str:
     """The bridge's end of a cable."""
     return f"to-{name}"
 
 
-def _clear_left_over():
+def _clear_left_over() -> None:
     """Namespaces of a process that is gone, which was killed before it could remove them."""
     for line in _call("ip", "netns", "list").splitlines():
         full = line.split()[0]
@@ -248,7 +239,7 @@ def _clear_left_over():
             _remove(full)
 
 
-def _remove(full):
+def _remove(full: str) -> None:
     with contextlib.suppress(NetError):
         for pid in _call("ip", "netns", "pids", full).split():
             with contextlib.suppress(ProcessLookupError):
@@ -256,22 +247,22 @@ def _remove(full):
         _ip("netns", "del", full)
 
 
-def _setns(descriptor):
+def _setns(descriptor: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(descriptor, _CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "setns")
 
 
-def _ip(*arguments):
+def _ip(*arguments: str) -> None:
     _call("ip", *arguments)
 
 
-def _tc(full, *arguments):
+def _tc(full: str, *arguments: str) -> None:
     _call("tc", "-n", full, *arguments)
 
 
-def _call(*command):
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+def _call(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)  # noqa: S603  iproute2
     if done.returncode != 0:
         raise NetError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
