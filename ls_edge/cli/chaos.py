@@ -23,10 +23,18 @@ if TYPE_CHECKING:
 @click.option("--seconds", type=click.FloatRange(min=1), default=25.0, show_default=True, help="Over which they come.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The first seed.")
 @click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="How many seeds, one by one.")
+@click.option(
+    "--policy", type=click.Choice(["nearest", "fastest", "random", "parallel"]), default="nearest", show_default=True,
+    help="How the next block is chosen.",
+)  # fmt: skip
+@click.option(
+    "--block-ms", type=click.FloatRange(min=0), default=0.0, show_default=True,
+    help="Least time of an engine call, as on slower boards.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(
     bundle: Path, other_bundle: Path | None, data: str, requests: int, faults: int, seconds: float, seed: int,
-    seeds: int, as_json: bool,
+    seeds: int, policy: str, block_ms: float, as_json: bool,
 ) -> int:  # fmt: skip
     """Serve BUNDLE by four local peers, send images, and let faults come at random times.
 
@@ -70,6 +78,8 @@ def command(
                         requests=requests,
                         faults=faults,
                         seconds=seconds,
+                        policy=policy,
+                        block_ms=block_ms,
                         on_fault=on_fault,
                         on_answer=on_answer,
                     )
@@ -85,13 +95,19 @@ def _print(results: list[ChaosResult]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    rows = [
+        {
+            "seed": r.seed, "requests": r.requests, "faults": len(r.faults), "answered": r.answered,
+            "in waves": r.in_waves, "failed": ", ".join(f"{count} {name}" for name, count in r.failed.items()) or 0,
+            "lost": r.lost, "twice": r.twice, "not replayed": r.not_replayed,
+            "p50": f"{r.latency_ms['p50']:.0f} ms", "max": f"{r.latency_ms['p100']:.0f} ms",
+        }
+        for r in results
+    ]  # fmt: skip
+    shown = [heading for heading in rows[0] if heading != "in waves" or any(r.in_waves for r in results)]
     table = Table(box=None)
-    for heading in ("seed", "requests", "faults", "answered", "failed", "lost", "twice", "not replayed", "p50", "max"):
+    for heading in shown:
         table.add_column(heading, justify="right")
-    for r in results:
-        failed = ", ".join(f"{count} {name}" for name, count in r.failed.items()) or "0"
-        table.add_row(
-            str(r.seed), str(r.requests), str(len(r.faults)), str(r.answered), failed, str(r.lost), str(r.twice),
-            str(r.not_replayed), f"{r.latency_ms['p50']:.0f} ms", f"{r.latency_ms['p100']:.0f} ms",
-        )  # fmt: skip
+    for row in rows:
+        table.add_row(*(str(row[heading]) for heading in shown))
     Console(soft_wrap=True).print(table)

@@ -24,6 +24,8 @@ class Faults(msgspec.Struct, frozen=True):
     """Engine calls do not return as long as this is set."""
     slow: float = 1.0
     """Engine calls take this many times as long."""
+    least_ms: float = 0.0
+    """Engine calls take at least this long, as on a slower board."""
     stall_ms: float = 0.0
     """Length of a random stall of the engine."""
     stall_part: float = 0.0
@@ -103,8 +105,10 @@ class FaultyEngine:
         started = time.perf_counter()
         result = self._engine.run(inputs, out)
         faults = self._control.read()
-        if faults.slow > 1.0:
-            time.sleep((time.perf_counter() - started) * (faults.slow - 1.0))
+        spent = time.perf_counter() - started
+        wanted = max(spent, faults.least_ms / 1e3) * max(1.0, faults.slow)
+        if wanted > spent:
+            time.sleep(wanted - spent)
         if faults.stall_ms and self._random.random() < faults.stall_part:
             time.sleep(faults.stall_ms / 1e3)
         while self._control.read().hang:

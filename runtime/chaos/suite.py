@@ -69,6 +69,8 @@ class ChaosResult(msgspec.Struct, frozen=True):
     duplicates_dropped: int
     reroutes: int
     degraded: int
+    in_waves: int
+    """Answers of which some blocks ran side by side."""
     latency_ms: dict[str, float]
     seconds: float
     faults: list[Fault]
@@ -110,12 +112,15 @@ def run_chaos(
     seconds: float = 25.0,
     concurrency: int = 8,
     budget_ms: float = 20_000.0,
+    policy: str = "nearest",
+    block_ms: float = 0.0,
     on_fault: Callable[[Fault], None] | None = None,
     on_answer: Callable[[], None] | None = None,
 ) -> ChaosResult:
     """Answer ``requests`` images over ``seconds`` under ``faults`` faults; see the module's docstring.
 
     ``other_bundle`` is a bundle of another model for the fault of that name, which is left out where it is None.
+    Engine calls take at least ``block_ms``, so that small models give policies something to weigh.
     """
     opened = Bundle.open(bundle)
     placement = _placement(opened.blocks)
@@ -123,12 +128,15 @@ def run_chaos(
     course = plan(seed, faults, seconds, tuple(placement), kinds)
     images = images.take(requests)
     with LocalPeers(folder, bundle, placement, proxied=True) as peers:
+        usual = Faults(least_ms=block_ms)
+        for name in placement:
+            peers.set_faults(name, usual)
         peers.wait_warm()
-        with Source.open(peers.path, opened, policy="nearest", max_skips=0, budget_ms=budget_ms) as source:
+        with Source.open(peers.path, opened, policy=policy, max_skips=0, budget_ms=budget_ms) as source:
             source.wait_ready()
             watch = _Watch(source, on_answer)
             arrays = _arrays(opened, images)
-            mischief = _Mischief(peers, bundle, other_bundle, course, seconds, on_fault)
+            mischief = _Mischief(peers, bundle, other_bundle, course, seconds, on_fault, usual)
             started = time.monotonic()
             mischief.start()
             try:
@@ -153,6 +161,7 @@ def run_chaos(
         duplicates_dropped=duplicates,
         reroutes=reroutes,
         degraded=sum(r.degraded for r in watch.records),
+        in_waves=sum(r.waves is not None for r in watch.records),
         latency_ms={f"p{q}": round(float(np.percentile(latencies, q)), 2) for q in (50, 95, 99, 100)},
         seconds=round(spent, 2),
         faults=course,
@@ -223,8 +232,10 @@ class _Mischief:
         course: list[Fault],
         seconds: float,
         on_fault: Callable[[Fault], None] | None,
+        usual: Faults,
     ) -> None:
         self._peers = peers
+        self._usual = usual
         self._bundle = bundle
         self._other = other
         self._course = course
@@ -283,18 +294,18 @@ class _Mischief:
         self._peers.signal(fault.peer, signal.SIGCONT)
 
     def _hang(self, fault: Fault) -> None:
-        self._engine(fault, Faults(hang=True))
+        self._engine(fault, msgspec.structs.replace(self._usual, hang=True))
 
     def _slow(self, fault: Fault) -> None:
-        self._engine(fault, Faults(slow=30.0, stall_ms=50.0, stall_part=0.2))
+        self._engine(fault, msgspec.structs.replace(self._usual, slow=30.0, stall_ms=50.0, stall_part=0.2))
 
     def _clock(self, fault: Fault) -> None:
-        self._engine(fault, Faults(clock_jump_s=-86_400.0))
+        self._engine(fault, msgspec.structs.replace(self._usual, clock_jump_s=-86_400.0))
 
     def _engine(self, fault: Fault, faults: Faults) -> None:
         self._peers.set_faults(fault.peer, faults)
         self._last(fault)
-        self._peers.set_faults(fault.peer, Faults())
+        self._peers.set_faults(fault.peer, self._usual)
 
     def _half_open(self, fault: Fault) -> None:
         weather = self._peers.proxies[fault.peer].weather

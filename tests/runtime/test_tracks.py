@@ -1,0 +1,145 @@
+"""Waves of tracks between real processes: exact, sooner, and as hard to lose as chains."""
+
+import signal
+import time
+
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.datasets import open_data
+from ls_edge.errors import UsageError
+from ls_edge.runtime.chaos.faults import Faults
+from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.source import Source
+
+SLOW = Faults(least_ms=8.0)
+"""The tiny blocks take so long that side by side is worth its transfer; sleeping, so that two cores are enough."""
+
+
+@pytest.fixture
+def peers(tmp_path, tiny_bundle):
+    """Three peers with every block, slow as boards are."""
+    blocks = list(range(Bundle.open(tiny_bundle).blocks))
+    with LocalPeers(tmp_path / "peers", tiny_bundle, dict.fromkeys("abc", blocks)) as local:
+        for name in "abc":
+            local.set_faults(name, SLOW)
+        local.wait_warm()
+        yield local
+
+
+@pytest.fixture
+def source(peers, tiny_bundle):
+    with Source.open(peers.path, tiny_bundle, policy="parallel", waves=2, budget_ms=15_000) as opened:
+        assert opened.wait_ready() == ()
+        yield opened
+
+
+@pytest.fixture
+def pictures(tiny_bundle):
+    opened = open_data("digits", "eval").take(40)
+    return [image.read() for image in opened.images]
+
+
+def ask(source, pictures):
+    """One after the other, as a camera that wants each answer soon."""
+    arrays = [source.preprocess(picture) for picture in pictures]
+    return arrays, [source.submit(array).result(20) for array in arrays]
+
+
+def warmed_up(source, pictures):
+    """Until the peers have learnt how long their blocks take."""
+    for _ in range(6):
+        _, answers = ask(source, pictures[:8])
+        if sum(answer.record.waves is not None for answer in answers) >= 6:
+            return
+    pytest.fail("nothing ever ran side by side")
+
+
+def test_an_image_runs_on_several_devices_at_once_and_replays(source, peers, pictures, tiny_bundle, assert_replays):
+    warmed_up(source, pictures)
+    arrays, answers = ask(source, pictures[:20])
+    assert_replays(tiny_bundle, arrays, answers)
+    waved = [answer.record for answer in answers if answer.record.waves is not None]
+    assert len(waved) >= 15
+    for record in waved:
+        assert record.order is None
+        assert not record.degraded
+        assert sorted(record.arrangement.order) == list(range(Bundle.open(tiny_bundle).blocks))
+        joiners = [visit for visit in record.visits if visit.tracks]
+        rows = [track for visit in joiners for track in visit.tracks if track.blocks]
+        assert {track.holder for track in rows} >= {
+            holder for w in record.waves if len(w) > 1 for t in w for _, holder in t
+        }
+        assert all(0 <= track.begin_ms < track.end_ms for track in rows)
+        inside = sum(v.queue_ms + v.engine_ms + v.codec_ms + v.wait_ms + v.wire_ms for v in record.visits)
+        whole = inside + record.stem_ms + record.head_ms + record.return_wire_ms
+        assert whole == pytest.approx(record.latency_ms, rel=0.02, abs=0.2)
+
+
+def test_side_by_side_is_sooner_than_alone(source, peers, pictures, tiny_bundle):
+    """Sleeping engines do not compete for cores: what remains is the protocol's own."""
+    warmed_up(source, pictures)
+    with Source.open(peers.path, tiny_bundle, policy="nearest") as alone:
+        assert alone.wait_ready() == ()
+        ask(alone, pictures[:3])
+        engine = {}
+        for name, asked in (("alone", alone), ("parallel", source)):
+            _, answers = ask(asked, pictures[:9])
+            engine[name] = sorted(sum(v.engine_ms for v in a.record.visits) for a in answers)[4]
+    # Not the clock but the work: the joiner's own engine ran for a part of what one device alone runs for.
+    assert engine["parallel"] < 0.75 * engine["alone"]
+
+
+@pytest.mark.parametrize("harm", ["kill", "stop", "hang"])
+def test_harm_to_any_of_them_in_the_middle_of_waves_loses_nothing(
+    source, peers, pictures, tiny_bundle, assert_replays, harm
+):
+    warmed_up(source, pictures)
+    arrays = [source.preprocess(picture) for picture in pictures]
+    futures = []
+    for index, array in enumerate(arrays):
+        futures.append(source.submit(array))
+        time.sleep(0.03)
+        name = "abc"[index // 12 % 3]
+        if index % 12 == 4:
+            {
+                "kill": lambda name=name: peers.kill(name),
+                "stop": lambda name=name: peers.signal(name, signal.SIGSTOP),
+                "hang": lambda name=name: peers.set_faults(name, Faults(hang=True)),
+            }[harm]()
+        elif index % 12 == 10:
+            {
+                "kill": lambda name=name: (peers.start(name), peers.wait_warm(name)),
+                "stop": lambda name=name: peers.signal(name, signal.SIGCONT),
+                "hang": lambda name=name: peers.set_faults(name, SLOW),
+            }[harm]()
+    answers = [future.result(20) for future in futures]
+    assert not any(answer.degraded for answer in answers)
+    assert any(answer.record.waves is not None for answer in answers)
+    assert_replays(tiny_bundle, arrays, answers)
+    assert not source.duplicates or max(source.duplicates.values()) <= 1
+
+
+def test_late_tracks_may_be_left_out(peers, pictures, tiny_bundle, assert_replays):
+    settings = {"policy": "parallel", "waves": 1, "late_tracks": "skip", "max_skips": 3, "budget_ms": 15_000}
+    with Source.open(peers.path, tiny_bundle, **settings) as source:
+        assert source.wait_ready() == ()
+        warmed_up(source, pictures)
+        arrays, answers = [], []
+        for name in "abc":
+            peers.set_faults(name, Faults(hang=True))
+            some, got = ask(source, pictures[len(arrays) : len(arrays) + 2])
+            arrays, answers = [*arrays, *some], [*answers, *got]
+            peers.set_faults(name, SLOW)
+            ask(source, pictures[:6])
+    assert_replays(tiny_bundle, arrays, answers)
+    left_out = [answer for answer in answers if answer.degraded]
+    assert left_out
+    for answer in left_out:
+        assert 0 < len(answer.record.skipped) <= 3
+        assert any(track.why for visit in answer.record.visits for track in visit.tracks)
+
+
+def test_parallel_needs_peers_that_reach_one_another(peers, tiny_bundle):
+    with pytest.raises(UsageError, match="parallel needs peers that reach one another"):
+        Source.open(peers.path, tiny_bundle, policy="parallel", via_source=True)
