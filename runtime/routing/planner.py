@@ -76,21 +76,25 @@ def plan_wave(itinerary: Itinerary, name: str, own: Own, candidates: Sequence[Ca
         lane.first_us = lane.end_us + lane.block_us
     total = len(remaining) + itinerary.blocks_done + len(itinerary.skipped)
     size = min(len(remaining), math.ceil(total / max(1, itinerary.waves_wanted)))
-    left = list(remaining)
-    given = 0
+    place = {block: index for index, block in enumerate(remaining)}
+    # Blocks with few holders first, so that who holds little gets what it can run.
+    left = sorted(remaining, key=lambda block: (sum(block in lane.may for lane in lanes), place[block]))
+    given = longest = 0
     while left:
         open_lanes = [lane for lane in lanes if not lane.may.isdisjoint(left)]
         if not open_lanes:
             break
         lane = min(open_lanes, key=lambda lane: lane.end_us + lane.block_us)
-        longest = max((lane.end_us for lane in lanes if lane.blocks), default=0)
-        if given >= size and lane.end_us + lane.block_us > longest:
-            break  # enough for this wave, and one more would make it longer
+        longer = max(longest, lane.end_us + lane.block_us)
+        if given >= size and longer * given >= longest * (given + 1):
+            break  # enough for this wave, and with one more it would run fewer blocks a second
         block = next(block for block in left if block in lane.may)
         left.remove(block)
         lane.blocks.append(block)
         lane.end_us += lane.block_us
-        given += 1
+        given, longest = given + 1, longer
+    for lane in lanes:
+        lane.blocks.sort(key=place.__getitem__)
     alone = own.wait_us + given * own.block_us if len(lanes[0].may) >= given else math.inf
     if not lanes[0].blocks or max(lane.end_us for lane in lanes if lane.blocks) > GAIN * alone:
         mine = [block for block in remaining if block in lanes[0].may][:given]
