@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from ls_edge.report.spans import Span, Way, way_of
+from ls_edge.report.spans import Span, Way, has_tracks, way_of
 from ls_edge.report.svg import shorten, show, show_ms, tick_label, ticks
 from ls_edge.report.theme import STAGES
 from ls_edge.report.ways import typical
@@ -36,11 +36,15 @@ def print_typical(records: Sequence[RequestRecord], console: Console | None = No
         return
     width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     console.print()
-    for line in sketch(record, width, ascii_only=console.options.ascii_only):
+    count = sum(one.error is None and has_tracks(one) for one in records)
+    title = f"median of {count:,} requests in waves of tracks" if count > 1 else "the one request in waves of tracks"
+    for line in sketch(record, width, title=title, ascii_only=console.options.ascii_only):
         console.print(line, no_wrap=True, crop=False, overflow="ignore")
 
 
-def sketch(record: RequestRecord, width: int = WIDTH, *, ascii_only: bool = False) -> list[Text]:
+def sketch(
+    record: RequestRecord, width: int = WIDTH, *, title: str = "request", ascii_only: bool = False
+) -> list[Text]:
     """The lines of a picture of ``record``, none longer than ``width``."""
     way = way_of(record)
     glyphs = _ASCII if ascii_only else _UNICODE
@@ -48,7 +52,7 @@ def sketch(record: RequestRecord, width: int = WIDTH, *, ascii_only: bool = Fals
     shown = holders[:MOST_ROWS]
     column = min(NAME, max(map(len, [_SOURCE, *shown])))
     cells = max(width - column - 2, 10)
-    lines = [_title(record, width)]
+    lines = [_title(title, record, width)]
     at_source = [span for span in way.spans if span.stage in ("stem", "head")]
     lines.append(_line(_SOURCE, column, _row(at_source, record, cells, glyphs)))
     for holder in shown:
@@ -62,9 +66,9 @@ def sketch(record: RequestRecord, width: int = WIDTH, *, ascii_only: bool = Fals
     return [Text(line.plain.encode("ascii", "replace").decode()) if ascii_only else line for line in lines]
 
 
-def _title(record: RequestRecord, width: int) -> Text:
+def _title(title: str, record: RequestRecord, width: int) -> Text:
     waves = len(record.waves or ())
-    text = f"median request in waves of tracks: {show_ms(record.latency_ms)}"
+    text = f"{title}: {show_ms(record.latency_ms)}"
     if waves:
         text += f", {waves} wave{'s' if waves > 1 else ''}"
     return Text(shorten(text, width), style="bold")

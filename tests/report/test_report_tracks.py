@@ -273,7 +273,7 @@ def test_the_sketch_shows_a_line_a_holder_within_eighty_columns(run_in_waves):
     print_typical(run_in_waves.records, out)
     lines = out.file.getvalue().splitlines()
     assert lines[0] == ""
-    assert "median request in waves of tracks" in lines[1]
+    assert f"median of {len(run_in_waves.records)} requests in waves of tracks: 4.5 ms, 2 waves" in lines[1]
     assert max(map(len, lines)) <= WIDTH
     assert [line.split()[0] for line in lines[2:6]] == ["the", "board-a", "board-b", "laptop"]
     one = ways.typical(run_in_waves.records)
