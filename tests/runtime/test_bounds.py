@@ -136,7 +136,7 @@ def test_the_work_of_a_source_that_was_killed_is_dropped_and_another_is_served(
             finally:
                 killed.send_signal(signal.SIGKILL)
                 killed.wait()
-            wait_until(lambda: all(credits_seen(source, name) == most - most // 2 for name in "ab"), 15.0, "empty peers")
+            wait_until(lambda: all(credits_seen(source, name) == most - most // 2 for name in "ab"), 15.0, "no load")
             for name in peers.bundles:
                 peers.set_faults(name, Faults())
             answers = [future.result(10) for future in [source.submit(image) for image in images(20)]]

@@ -12,22 +12,24 @@ import pytest
 from ls_edge.errors import WireError
 from ls_edge.runtime import codec, links, node, wire
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.wire import Itinerary, Run, Ticket, VisitRow
+from ls_edge.runtime.wire import Itinerary, Run, Ticket, Track, TrackRow, VisitRow
 
 TEXT = (Path(__file__).parents[2] / "runtime" / "PROTOCOL.md").read_text(encoding="utf-8")
 MESSAGES = {kind.__struct_config__.tag: kind for kind in get_args(wire.Message)}
-PARTS = {"Ticket": Ticket, "Itinerary": Itinerary, "VisitRow": VisitRow}
+PARTS = {"Ticket": Ticket, "Itinerary": Itinerary, "Track": Track, "VisitRow": VisitRow, "TrackRow": TrackRow}
 
 TICKET = Ticket(b"s" * 16, 1, 2, 3)
-VISIT = VisitRow("a", (), 0, 0, 0)
-ITINERARY = Itinerary("laptop", "nearest", (), 0, visits=(VISIT,))
+ROW = TrackRow(0, "a", (), 0, 0, 0)
+VISIT = VisitRow("a", (), 0, 0, 0, tracks=(ROW,))
+ITINERARY = Itinerary("laptop", "nearest", (), 0, visits=(VISIT,), track=Track(1, 0, 0))
 
 
 def rows(heading):
     """The cells of the first table below a heading, without its own head."""
     section = re.split(r"\n#+ ", re.split(rf"\n#+ {re.escape(heading)}\n", TEXT)[1])[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    cells = [re.split(r"(?<!\\)\|", line.strip("|")) for line in lines[2:]]
+    return [[cell.strip().replace("\\|", "|") for cell in row] for row in cells]
 
 
 def fields(heading):
@@ -78,8 +80,12 @@ def accepted(heading, name, new):
     elif heading == "Ticket":
         message = wire.Accept(replaced(TICKET, name, new), 1)
     else:
-        part = replaced({"Itinerary": ITINERARY, "VisitRow": VISIT}[heading], name, new)
-        way = part if heading == "Itinerary" else replaced(ITINERARY, "visits", (part,))
+        part = replaced(
+            {"Itinerary": ITINERARY, "Track": ITINERARY.track, "VisitRow": VISIT, "TrackRow": ROW}[heading], name, new
+        )
+        part = replaced(VISIT, "tracks", (part,)) if heading == "TrackRow" else part
+        way = {"Itinerary": part, "Track": replaced(ITINERARY, "track", part)}.get(heading)
+        way = replaced(ITINERARY, "visits", (part,)) if way is None else way
         message = replaced(some(Run), "itinerary", way)
     # Written by hand, since the code itself refuses to write some numbers.
     raw = b"LS\x01" + msgspec.msgpack.encode(message)
@@ -117,7 +123,8 @@ def test_ranges_are_those_that_the_code_checks(heading, name):
         bad = [b"x" * 15, b"x" * 17] + [b""] * (b"" not in good)
     else:
         assert bounds == ""
-        assert kind in ("bool", "Ticket", "Itinerary", "tuple[VisitRow, ...]") or "Ran" in kind
+        parts = ("bool", "Ticket", "Itinerary", "Track | None", "tuple[VisitRow, ...]", "tuple[TrackRow, ...]")
+        assert kind in parts or "Ran" in kind
         return
     assert [value for value in good if not accepted(heading, name, wrap(value))] == []
     assert [value for value in bad if accepted(heading, name, wrap(value))] == []
