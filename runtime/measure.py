@@ -112,6 +112,8 @@ def measure(
                 "concurrency": concurrency,
                 "threads": source.settings.threads,
                 "via_source": source.settings.via_source,
+                "waves": source.settings.waves if source.settings.policy == "parallel" else 0,
+                "late_tracks": source.settings.late_tracks,
                 "images": len(images),
                 "images_skipped": len(skipped),
             },

@@ -258,10 +258,10 @@ class Moved(_Message, frozen=True, tag="moved"):
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):
-    """The source needs nothing more of this request; work on it stops and a tombstone stays until ``budget_us``."""
+    """The source needs nothing more of these requests; work on them stops, tombstones stay until ``budget_us``."""
 
     session: bytes
-    request: int
+    requests: tuple[int, ...]
     budget_us: int
 
 
@@ -336,7 +336,8 @@ def _check(message: Message) -> None:
     elif isinstance(message, Moved):
         _check_names("moved", (message.holder, message.before))
     elif isinstance(message, Cancel):
-        _check_request(message.session, message.request)
+        _check_request(message.session, 0)
+        _check_numbers("cancel", _U64, *message.requests)
         _check_numbers("cancel", _MICROSECONDS, message.budget_us)
     elif isinstance(message, Hello):
         _check_names("hello", (message.name,))

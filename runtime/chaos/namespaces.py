@@ -110,13 +110,17 @@ class Net:
         _ip("-n", self.ns(other), "route", "add" if on else "del", "blackhole", self.address(one))
 
     def rate(self, mbit: int | None) -> None:
-        """Limit each cable, in both directions, by a token bucket filter; None takes the limit off."""
+        """Limit each cable, in both directions, by a token bucket filter; None takes the limit off.
+
+        The bucket holds half a millisecond: timers that are late make a smaller one slower than its rate.
+        """
         for name in self.names:
             for space, device in ((name, "eth0"), (_BRIDGE, port(name))):
                 if mbit is None:
                     _tc(self.ns(space), "qdisc", "del", "dev", device, "root")
                 else:
-                    limit = ("rate", f"{mbit}mbit", "burst", "4kb", "latency", "500ms")
+                    burst = f"{max(4, mbit * 64 // 1000)}kb"
+                    limit = ("rate", f"{mbit}mbit", "burst", burst, "latency", "500ms")
                     _tc(self.ns(space), "qdisc", "add", "dev", device, "root", "tbf", *limit)
 
     def sent_bytes(self, name: str) -> int:

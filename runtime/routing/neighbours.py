@@ -39,8 +39,10 @@ class Limits:
     suspect_most: float = 5.0
     away_floor: float = 1.0
     """Least time without news after which the source starts a new branch."""
-    progress_every: float = 0.02
+    progress_every: float = 0.08
     """Least time between two PROGRESS of a transfer."""
+    cancel_every: float = 0.05
+    """How long the source collects requests that were answered in the usual way before it sends their CANCEL."""
     way_back: float = 0.005
     """Time kept for the hop back and the head; the source adds what its head usually takes."""
     chain: float = 0.02

@@ -386,9 +386,9 @@ class PeerMachine(Joiner):
     # What nobody waits for any more.
 
     def _cancel(self, message: Cancel) -> None:
-        key = (message.session, message.request)
-        self._tombstones[key] = self._now + min(message.budget_us / 1e6, 600.0)
-        for item in [i for i in self.items.values() if i.key == key]:
+        keys = {(message.session, request) for request in message.requests}
+        self._tombstones.update(dict.fromkeys(keys, self._now + min(message.budget_us / 1e6, 600.0)))
+        for item in [i for i in self.items.values() if i.key in keys]:
             self._drop(item)
 
     def _lost(self, name: str) -> None:

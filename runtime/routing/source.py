@@ -37,6 +37,9 @@ from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.policy import Choice, GiveBack
 from ls_edge.runtime.wire import Accept, Cancel, Moved, Ticket
 
+_MOST_ENDED = 256
+"""Requests in one CANCEL."""
+
 
 @dataclass(eq=False)
 class _Request:
@@ -62,6 +65,8 @@ class SourceMachine(Machine):
         self.head_us = 0
         """What the head usually takes; kept at the end of every budget. The caller sets it."""
         self._seen: dict[int, float] = {}
+        self._ended: dict[int, float] = {}
+        self._cancel_at = float("inf")
 
     def last_seen(self, block: int) -> float:
         """When a peer that serves ``block`` could last be reached, directly or through another; never: -inf."""
@@ -162,15 +167,33 @@ class SourceMachine(Machine):
         item = request.item
         itinerary = item.itinerary.skip_rest()
         self._out.append(Answer(item.ticket.request, itinerary, item.tokens, request.attempts))
-        self._end_request(request)
+        self._end_request(request, soon=request.attempts == 1 and not itinerary.skipped)
 
-    def _end_request(self, request: _Request) -> None:
+    def _end_request(self, request: _Request, *, soon: bool = False) -> None:
+        """Forget a request and tell the peers; ``soon`` will do where hardly any work can be left of it."""
         item = request.item
         del self.requests[item.ticket.request]
         self._drop(item)
-        budget = max(0, round((item.deadline - self._now) * 1e6))
-        cancel = Cancel(self.session, item.ticket.request, budget)
+        self._ended[item.ticket.request] = item.deadline
+        self._cancel_at = min(self._cancel_at, self._now + (self.limits.cancel_every if soon else 0.0))
+        if len(self._ended) >= _MOST_ENDED:
+            self._cancel_at = self._now
+
+    def next_check(self) -> float | None:
+        """See :meth:`Machine.next_check`; ended requests of which the peers do not know yet count too."""
+        due = super().next_check()
+        if not self._ended:
+            return due
+        return self._cancel_at if due is None else min(due, self._cancel_at)
+
+    def _after(self) -> None:
+        if not self._ended or self._now < self._cancel_at:
+            return
+        budget = max(0, round((max(self._ended.values()) - self._now) * 1e6))
+        cancel = Cancel(self.session, tuple(self._ended), budget)
         self._out += [Send(n.name, cancel) for n in self.neighbours if n.hello.role == "peer"]
+        self._ended.clear()
+        self._cancel_at = float("inf")
 
     def _end(self, item: Item) -> float:
         return item.deadline - self.limits.way_back - self.head_us / 1e6

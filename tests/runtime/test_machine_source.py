@@ -51,7 +51,10 @@ def test_a_source_keeps_the_tokens_until_the_answer_and_cancels_everywhere(sourc
     answer = source.only(Answer)
     assert (answer.request, answer.tokens, answer.attempts) == (0, ("last",), 1)
     assert len(source.sent(Accept, "a")) == 1
-    assert {s.to for s in source.said if isinstance(s, Send) and isinstance(s.message, Cancel)} == {"a", "b"}
+    assert not any(isinstance(s, Send) and isinstance(s.message, Cancel) for s in source.said)
+    said = source.passes(source.machine.limits.cancel_every)
+    assert {s.to for s in said if isinstance(s, Send) and s.message.requests == (0,)} == {"a", "b"}
+    assert source.machine.next_check() is None
     assert not source.machine.items
     assert not source.machine.requests
 

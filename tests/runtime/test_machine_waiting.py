@@ -179,7 +179,7 @@ def test_cancel_frees_what_is_held_wherever_it_stands(peer, stage):
         sent = handed_on(peer)
         if stage == "custody":
             peer.hears("b", Accept(sent, 1))
-    peer.hears("laptop", Cancel(SESSION, 0, 10**6))
+    peer.hears("laptop", Cancel(SESSION, (0,), 10**6))
     assert not [item for item in peer.machine.items.values() if item.ticket.request == 0]
     assert not peer.machine._sent
     assert peer.machine.neighbours.get("b").offers == 0
@@ -191,7 +191,7 @@ def test_cancel_frees_what_is_held_wherever_it_stands(peer, stage):
 def test_the_result_of_a_cancelled_block_is_dropped(peer):
     peer.gets("laptop", run_of())
     running = peer.only(Compute)
-    peer.hears("laptop", Cancel(SESSION, 0, 10**6))
+    peer.hears("laptop", Cancel(SESSION, (0,), 10**6))
     peer.computes(running)
     assert not peer.sent(Run)
     assert peer.machine.idle
@@ -202,7 +202,7 @@ def test_the_result_of_a_cancelled_block_is_dropped(peer):
 def test_tombstones_are_bounded():
     peer = new_peer(limits=Limits(tombstones=100))
     for request in range(1000):
-        peer.hears("laptop", Cancel(SESSION, request, 10**9))
+        peer.hears("laptop", Cancel(SESSION, (request,), 10**9))
     assert len(peer.machine._tombstones) <= 101
     peer.gets("laptop", run_of(ticket(999)))
     assert peer.sent(Refuse)[0].reason == "cancelled"
@@ -211,9 +211,9 @@ def test_tombstones_are_bounded():
 def test_tombstones_end_with_their_budget():
     peer = new_peer()
     for request in range(255):
-        peer.hears("laptop", Cancel(SESSION, request, 1000))
+        peer.hears("laptop", Cancel(SESSION, (request,), 1000))
     peer.now += 1
-    peer.hears("laptop", Cancel(SESSION, 255, 1000))
+    peer.hears("laptop", Cancel(SESSION, (255,), 1000))
     assert len(peer.machine._tombstones) == 1
 
 

@@ -250,7 +250,7 @@ def test_nothing_is_left_of_a_network_that_failed():
 def _make_and_fail(net):
     with net:
         assert net.ns("y") in _namespaces()
-        net.rate("nonsense")
+        net.plug("nonsense", into=True)
 
 
 def _namespaces():

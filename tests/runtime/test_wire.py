@@ -74,10 +74,11 @@ states = st.builds(
 )  # fmt: skip
 sizes = st.integers(1, 2**20)
 runs = st.builds(Run, tickets, times, itineraries(), texts, sizes, sizes, texts)
+cancelled = st.lists(st.integers(0, 2**64 - 1), max_size=4).map(tuple)
 messages = st.one_of(
     hellos, states, runs, st.builds(Bye, texts), st.builds(Accept, tickets, counts), st.builds(Release, tickets),
     st.builds(Refuse, tickets, texts, counts), st.builds(Progress, tickets, counts),
-    st.builds(Moved, tickets, names, names), st.builds(Cancel, sessions, st.integers(0, 2**64 - 1), times),
+    st.builds(Moved, tickets, names, names), st.builds(Cancel, sessions, cancelled, times),
     st.builds(Complaint, texts),
 )  # fmt: skip
 
@@ -94,7 +95,7 @@ VALID = {
     "progress": Progress(TICKET, 3),
     "release": Release(TICKET),
     "moved": Moved(TICKET, "a", "b"),
-    "cancel": Cancel(SESSION, 7, 10_000),
+    "cancel": Cancel(SESSION, (7,), 10_000),
     "complaint": Complaint("what"),
 }
 
@@ -165,7 +166,7 @@ MALFORMED = {
     "long complaint": (raw("complaint", what="x" * 4097), "complaint of 4097 characters"),
     "session of a source too short": (raw("hello", session=b"x" * 15), "session of 15 bytes"),
     "cancelled session too long": (raw("cancel", session=b"x" * 60_000), "session of 60000 bytes"),
-    "cancelled request": (raw("cancel", request=-1), "request -1"),
+    "cancelled request": (raw("cancel", requests=[-1]), "cancel with the number -1"),
     "cancelled for ever": (raw("cancel", budget_us=2**50), "cancel with the number"),
     "ticket too short": (raw("accept", ticket=[SESSION, 1, 2]), "malformed header"),
     "ticket's session": (raw("accept", ticket=[b"x" * 17, 1, 2, 3]), "session of 17 bytes"),
