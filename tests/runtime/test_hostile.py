@@ -34,6 +34,7 @@ from ls_edge.runtime.wire import (
     Run,
     State,
     Ticket,
+    Track,
     VisitRow,
 )
 
@@ -295,6 +296,10 @@ def malformed(bundle):
         "block that the model lacks": (way(remaining=(*ALL, 6)), "itinerary with blocks .*, the model has 0 to 5"),
         "block that has gone missing": (way(remaining=ALL[1:]), "itinerary with blocks"),
         "nothing left of it": (way(remaining=()), "itinerary with blocks"),
+        "track for a stranger": (way(track=Track(1, 0, 0), source="king"), "track of blocks .* for king"),
+        "track for a source": (way(track=Track(1, 0, 0)), "track of blocks .* for laptop"),
+        "track that the model lacks": (way(track=Track(1, 0, 0), source="b", remaining=(6,)), r"track of blocks \[6\]"),
+        "track behind the end": (way(track=Track(1, 0, 7), source="b"), "track of blocks"),
         "run without tokens": ((header,), "run with a wrong number of frames"),
         "tokens with a bye": ((wire.encode(Bye()), payload), "bye with a wrong number of frames"),
         "three frames": ((header, payload, b""), "message of 3 frames"),

@@ -24,6 +24,8 @@ from ls_edge.runtime.wire import (
     Run,
     State,
     Ticket,
+    Track,
+    TrackRow,
     VisitRow,
 )
 
@@ -41,7 +43,11 @@ flags = st.booleans()
 sessions = st.binary(min_size=16, max_size=16)
 numbers = st.lists(counts, max_size=5).map(tuple)
 tickets = st.builds(Ticket, sessions, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 2))
-visits = st.lists(st.builds(VisitRow, names, numbers, times, times, times), max_size=3).map(tuple)
+rows = st.builds(TrackRow, counts, names, numbers, times, times, times, times, times, times, texts)
+visits = st.lists(
+    st.builds(VisitRow, names, numbers, times, times, times, times, st.lists(rows, max_size=2).map(tuple)), max_size=3
+).map(tuple)
+track_marks = st.none() | st.builds(Track, st.integers(0, 2**64 - 1), counts, counts)
 
 
 @st.composite
@@ -60,7 +66,7 @@ def itineraries(draw):
         waves.append(tuple(tracks))
     return Itinerary(
         draw(names), draw(texts), tuple(blocks[cut:end]), draw(counts), draw(flags), tuple(waves), tuple(blocks[end:]),
-        draw(visits), tuple(draw(st.lists(names, max_size=3))),
+        draw(visits), tuple(draw(st.lists(names, max_size=3))), 1.0, draw(counts), draw(texts), draw(track_marks),
     )  # fmt: skip
 
 
