@@ -1,4 +1,4 @@
-"""A torch model as what ``ls_edge.accuracy`` evaluates: float32, no gradients, tokens stay on the device."""
+"""A torch model as what ``ls_edge.accuracy`` evaluates: no gradients, tokens stay on the device."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ls_edge.training.precision import autocast
 from ls_edge.training.view import BlockView
 
 
 class TorchBlocks:
     """A view in evaluation mode; images come and logits go as numpy arrays."""
 
-    def __init__(self, view: BlockView) -> None:
+    def __init__(self, view: BlockView, dtype: torch.dtype = torch.float32) -> None:
+        """``dtype`` is that of the matrix products."""
         self.view = view.eval()
+        self._dtype = dtype
 
     @property
     def blocks(self) -> int:
@@ -23,17 +26,20 @@ class TorchBlocks:
     @torch.inference_mode()
     def stem(self, images: np.ndarray) -> Tensor:
         """Images float32 ``[B, 3, H, W]`` to tokens on the model's device."""
-        return self.view.stem(torch.from_numpy(images).to(self.view.device))
+        with autocast(self.view.device, self._dtype):
+            return self.view.stem(torch.from_numpy(images).to(self.view.device))
 
     @torch.inference_mode()
     def block(self, index: int, tokens: Tensor, slot: int) -> Tensor:
         """Run one block."""
-        return self.view.block(index, tokens, slot)
+        with autocast(self.view.device, self._dtype):
+            return self.view.block(index, tokens, slot)
 
     @torch.inference_mode()
     def head(self, tokens: Tensor) -> np.ndarray:
         """Logits float32 ``[B, C]``."""
-        logits: np.ndarray = self.view.head(tokens).float().cpu().numpy()
+        with autocast(self.view.device, self._dtype):
+            logits: np.ndarray = self.view.head(tokens).float().cpu().numpy()
         return logits
 
     @torch.inference_mode()

@@ -49,6 +49,10 @@ def _counts(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
     "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]),
     help="Where a run's model computes.",
 )  # fmt: skip
+@click.option(
+    "--precision", default="fp32", show_default=True, type=click.Choice(["fp32", "bf16", "fp16"]),
+    help="Of a run's matrix products; a bundle has its own.",
+)  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), help="Threads of the engines or of torch.  [default: their own]")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def command(
@@ -63,6 +67,7 @@ def command(
     seed: int,
     batch_size: int,
     device: str,
+    precision: str,
     threads: int | None,
     as_json: bool,
 ) -> None:
@@ -81,7 +86,7 @@ def command(
         results = [
             _evaluate(
                 path, data, orders, keep, arrangements=arrangements, kendall=kendall, limit=limit, seed=seed,
-                batch_size=batch_size, device=device, threads=threads,
+                batch_size=batch_size, device=device, precision=precision, threads=threads,
             )
             for path in _members(given)
         ]  # fmt: skip
@@ -123,6 +128,7 @@ def _evaluate(
     seed: int,
     batch_size: int,
     device: str,
+    precision: str,
     threads: int | None,
 ) -> Evaluation:
     from rich.console import Console
@@ -133,7 +139,7 @@ def _evaluate(
 
     console = Console(stderr=True)
     bundle = (path / "manifest.json").is_file()
-    model, spec, about = _open_bundle(path, threads) if bundle else _open_run(path, device, threads)
+    model, spec, about = _open_bundle(path, threads) if bundle else _open_run(path, device, precision, threads)
     plan = Plan.make(model.blocks, orders, keep, seed, arrangements=arrangements, kendall=kendall)
     images = _open_images(data)
     if images.part == "all" and about["trained_on"] == images.digest():
@@ -172,23 +178,27 @@ def _open_bundle(folder: Path, threads: int | None) -> tuple[BlockModel, ImageSp
     return chain, m.image, {**about, "engine": f"onnxruntime {chain.provider}"}
 
 
-def _open_run(folder: Path, device: Any, threads: int | None) -> tuple[BlockModel, ImageSpec, dict[str, Any]]:
+def _open_run(
+    folder: Path, device: Any, precision: Any, threads: int | None
+) -> tuple[BlockModel, ImageSpec, dict[str, Any]]:
     try:
         import torch
 
         from ls_edge.training.checkpoint import load_run
         from ls_edge.training.evaluate import TorchBlocks
-        from ls_edge.training.precision import choose_device, choose_threads
+        from ls_edge.training.precision import choose_device, choose_precision, choose_threads
     except ImportError as error:
         raise UsageError(
             f"{folder} is a run, which needs {error.name}; install it with pip install 'ls-edge[train]', or give a "
             "bundle"
         ) from None
     chosen = choose_device(device)
+    dtype = choose_precision(precision, chosen)
     run = load_run(folder, chosen)
     torch.set_num_threads(choose_threads(threads, run.view))
     about = {"classes": run.classes, "trained_on": run.trained_on, "model": run.model, "method": run.method}
-    return TorchBlocks(run.view), run.image, {**about, "engine": f"torch {torch.__version__} {chosen}"}
+    engine = f"torch {torch.__version__} {chosen} {precision}"
+    return TorchBlocks(run.view, dtype), run.image, {**about, "engine": engine}
 
 
 def _open_images(data: str) -> ImageSet:
