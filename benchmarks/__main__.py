@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import ONE_THREAD
 
-USUAL = ("hop", "throughput", "recovery")
+USUAL = ("hop", "throughput", "recovery", "tracks")
 BESIDE = ("train", "soak")
 """Run by name only: they take long, or want a GPU."""
 
@@ -27,7 +27,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="tiny runs that show that everything works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--compare", action="store_true", help="recovery: also ipyparallel and Dask, from the network")
-    parser.add_argument("--trained", type=Path, metavar="BUNDLE", help="throughput: a bundle trained on digits")
+    parser.add_argument(
+        "--trained", type=Path, metavar="BUNDLE", help="throughput: a bundle trained on digits; tracks: on --data"
+    )
+    parser.add_argument("--data", default="digits", help="tracks: labelled images for --trained (default: digits)")
     asked = parser.parse_args(argv)
     unknown = [name for name in asked.names if name not in (*USUAL, *BESIDE)]
     if unknown:
@@ -42,6 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     options: dict[str, dict[str, Any]] = {
         "recovery": {"compare": asked.compare},
         "throughput": {"trained": asked.trained},
+        "tracks": {"trained": asked.trained, "data": asked.data},
     }
     console = Console()
     document: dict[str, Any] = {"machine": machine(), "quick": asked.quick, "benchmarks": {}}

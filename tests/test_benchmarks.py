@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ls_edge.runtime.chaos.namespaces import reason_to_skip
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -22,10 +24,13 @@ def benchmarks(*arguments, **environment):
 @pytest.fixture(scope="module")
 def document(tmp_path_factory):
     folder = tmp_path_factory.mktemp("benchmarks")
-    done = benchmarks("hop", "throughput", "--quick", "--json", str(folder / "figures.json"), TMPDIR=str(folder))
+    done = benchmarks(
+        "hop", "throughput", "tracks", "--quick", "--json", str(folder / "figures.json"), TMPDIR=str(folder)
+    )
     assert done.returncode == 0, done.stderr
     assert "raw zmq" in done.stdout
     assert "fastest over sequential" in done.stdout
+    assert "engines alone" in done.stdout
     return json.loads((folder / "figures.json").read_text())
 
 
@@ -67,6 +72,47 @@ def test_throughput_compares_in_turn(document):
     assert is_ratio(slow["fastest_over_sequential"])
     assert slow["digits"] is None
     assert all(is_ratio(row["on_over_off"]) and row["max_batch"] == 8 for row in figures["batches"])
+
+
+@pytest.mark.timeout(200)
+def test_tracks_are_compared_with_one_peer_in_turn(document):
+    figures = document["benchmarks"]["tracks"]
+    (row,) = figures["two_cores"]
+    assert set(row["ways"]) == {"one peer", "1 wave", "2 waves", "3 waves"}
+    assert row["ways"]["one peer"]["ratio"] == 1.0
+    assert row["ways"]["one peer"]["shapes"] == {"one track": row["rounds"]}
+    assert all(is_ratio(way["ratio"]) and way["ms"]["runs"] == row["rounds"] for way in row["ways"].values())
+    assert is_ratio(row["s"])
+    assert row["holds"] == {name: way["ratio"] <= row["s"] + 0.1 for name, way in row["ways"].items() if "wave" in name}
+
+
+@pytest.mark.timeout(200)
+def test_tracks_over_limited_links_say_why_a_holder_got_none(document):
+    links = document["benchmarks"]["tracks"]["links"]
+    if reason := reason_to_skip():
+        assert links == {"skipped": reason}
+        pytest.skip(reason)
+    (row,) = links["rows"]
+    assert (row["mbit"], row["bytes"]) == (100, 4096)
+    assert is_ratio(row["transfer_ms"])
+    assert set(row["holds"]) == {"1 wave", "2 waves", "3 waves"}
+    for name in row["holds"]:
+        way = row["ways"][name]
+        assert sum(way["shapes"].values()) == row["rounds"]
+        assert all(is_ratio(why["expected_ms"]) and why["times"] > 0 for why in way["why_not"].values())
+        if "one track" in way["shapes"]:
+            assert way["why_not"]
+
+
+@pytest.mark.timeout(200)
+def test_accuracy_in_tracks_stands_beside_that_in_random_orders(document):
+    figures = document["benchmarks"]["tracks"]["trained"]
+    assert (figures["data"], figures["images"]) == ("digits", 20)
+    assert {"nearest", "random", "1 wave", "2 waves", "3 waves"} < set(figures["ways"])
+    assert all(0.0 <= way["top1"] <= 1.0 and is_ratio(way["ratio"]) for way in figures["ways"].values())
+    alone = figures["two_equal_devices"]
+    assert [len(track) for track in alone["1 wave"]["arrangement"][0]] == [3, 3]
+    assert all(sorted(b for w in row["arrangement"] for t in w for b in t) == list(range(6)) for row in alone.values())
 
 
 def test_an_unknown_benchmark_is_a_usage_error():

@@ -1,0 +1,103 @@
+"""Accuracy of a trained bundle in tracks beside plain orders, for ``tracks``.
+
+All policies answer the same images, in turn. Where a hop costs more than it saves, ``parallel`` runs in one track and
+its accuracy says nothing of tracks; so what the planner makes for two equal devices without a wire between them is
+computed in one process as well. Both are compared with random orders, which is what the model was trained for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import BenchmarkError, say
+from benchmarks.ways import PEERS, cells, figures_of, local_ways, parallel
+from ls_edge.arrangement import Arrangement
+from ls_edge.bundle import Bundle
+from ls_edge.costs import read_order_costs
+from ls_edge.datasets import ImageSet, match_classes, open_data
+from ls_edge.runtime.chain import Chain
+from ls_edge.runtime.preprocess import Preprocessor, iterate
+from ls_edge.runtime.routing.candidates import Candidate, Own
+from ls_edge.runtime.routing.planner import plan_wave
+from ls_edge.runtime.wire import Itinerary
+
+IMAGES = 2000
+"""Most images of a data set that are answered."""
+BAR = 0.02
+"""Most that accuracy in tracks may be below that in random orders."""
+
+
+def run(path: Path, data: str, cores: Sequence[int], waves: Sequence[int], *, quick: bool) -> dict[str, Any]:
+    """Top-1 by policy and waves, with the share of answers that ran in tracks and their time."""
+    say(f"  {path.name} on {data}")
+    bundle = Bundle.open(path)
+    images = open_data(data, "eval")
+    images = match_classes(images.take(min(20 if quick else IMAGES, len(images))), bundle.manifest.classes)
+    if not images.classes:
+        raise BenchmarkError(f"{data} has no labels, which accuracy needs; name a folder of class folders or a tar")
+    settings = {"nearest": ("nearest", {}), "random": ("random", {}), **parallel(waves)}
+    with contextlib.ExitStack() as stack:
+        ways = local_ways(stack, path, cores, settings)
+        for index, image, array in iterate(images, next(iter(ways.values())).source.preprocess):
+            for name in list(ways) if index % 2 == 0 else reversed(ways):
+                ways[name].ask(array, image.label)
+    figures = figures_of(ways, len(images) // 10)
+    for name, way in ways.items():
+        figures[name]["top1"] = _top1([(r.prediction, r.label) for r in way.records])
+    least = figures["random"]["top1"] - BAR
+    alone = _in_one_process(bundle, images, waves)
+    return {
+        "bundle": path.name, "model": bundle.manifest.model, "method": bundle.manifest.method, "data": data,
+        "images": len(images), "ways": figures, "two_equal_devices": alone, "bar": round(least, 4),
+        "holds": {name: figures[name]["top1"] >= least and alone[name]["top1"] >= least for name in alone},
+    }  # fmt: skip
+
+
+def _in_one_process(bundle: Bundle, images: ImageSet, waves: Sequence[int]) -> dict[str, Any]:
+    """Top-1 of the arrangements that the planner makes for two equal devices without a wire between them."""
+    chosen = {name: split(bundle, number) for name, number in zip(parallel(waves), waves, strict=True)}
+    found: dict[str, list[tuple[int | None, int | None]]] = {name: [] for name in chosen}
+    with Chain.open(bundle, threads=1) as chain:
+        for _, image, array in iterate(images, Preprocessor(bundle.manifest.image)):
+            for name, arrangement in chosen.items():
+                found[name].append((int(np.argmax(chain.forward(array[None], arrangement)[0])), image.label))
+    return {name: {"arrangement": chosen[name].to_json(), "top1": _top1(found[name])} for name in chosen}
+
+
+def _top1(found: Sequence[tuple[int | None, int | None]]) -> float:
+    return round(float(np.mean([prediction == label for prediction, label in found])), 4)
+
+
+def split(bundle: Bundle, waves: int) -> Arrangement:
+    """What the planner makes of a model on two equal devices with all blocks and no wire between them."""
+    blocks = frozenset(range(bundle.blocks))
+    costs = read_order_costs(bundle.manifest.order_costs, bundle.blocks)
+    own = Own(blocks, 0, 1000, costs)
+    other = Candidate(PEERS[1], blocks, frozenset(), credits=1, wait_us=0, block_us=1000)
+    itinerary = Itinerary("source", "parallel", tuple(sorted(blocks)), 0, waves_wanted=waves)
+    while itinerary.remaining:
+        plan = plan_wave(itinerary, PEERS[0], own, [other])
+        assert plan is not None
+        itinerary = itinerary.joined(tuple(tuple((block, t.holder) for block in t.blocks) for t in plan.tracks))
+    return Arrangement(tuple(tuple(tuple(b for b, _ in track) for track in wave) for wave in itinerary.waves))
+
+
+def show(document: dict[str, Any], console: Console) -> None:
+    """The table."""
+    table = Table(title=f"{document['bundle']} on {document['images']} images of {document['data']}")
+    for column in ("", "p50, ms (p10 to p90)", "ratio", "tracks of blocks", "top-1", "two equal devices", "bar"):
+        table.add_column(column, justify="left" if column.startswith("tracks") else "right")
+    for name, way in document["ways"].items():
+        alone, holds = document["two_equal_devices"].get(name), document["holds"].get(name)
+        table.add_row(
+            name, *cells(way)[:3], f"{way['top1']:.2%}", f"{alone['top1']:.2%}" if alone else "",
+            {True: "holds", False: "missed"}.get(holds, ""),
+        )  # fmt: skip
+    console.print(table, f"bar: top-1 of random, less {BAR:.0%}: {document['bar']:.2%}", highlight=False)

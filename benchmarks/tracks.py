@@ -1,0 +1,221 @@
+"""One image at a time on two devices at once: policy ``parallel`` against one of the devices that runs everything.
+
+- *two cores*: two peers of one engine thread, each process on a core of its own, each with all blocks; the source
+  stands where the machine likes. In turn, request by request: a source that knows only the first peer, and sources that
+  ask both for 1, 2 and 3 waves. A ratio is of the latencies of one round, the median over rounds. In the same rounds
+  two more processes on the same cores run engines alone: all blocks on one core, then half of them on both at once; *s*
+  is the time of half of them over the time of all on the same core: 0.5 on two real cores. The bar is s + 0.1.
+- *links*: the same in two network namespaces (root only) whose cables are limited, over CURVE. Beside: the single
+  device once more, which says how much the ratio means. The policy must not lose; where a holder got no track, the
+  trace says why and what a single block there would have taken (*not used* in the table).
+- *trained* (``--trained BUNDLE --data DATA``): top-1 of both modes on the same images in turn, and, since small models
+  run in one track where a hop costs more than it saves, computed in one process for two equal devices without a wire.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import accuracy
+from benchmarks.common import Child, bundle_of, images_for, in_turn, median, ms, say
+from benchmarks.ways import (
+    AGAIN,
+    PAUSE_S,
+    PEERS,
+    SINGLE,
+    cells,
+    figures_of,
+    local_ways,
+    parallel,
+    pin,
+    ratio,
+    two_cores,
+    ways_of,
+)  # fmt: skip
+from ls_edge.bundle import Bundle
+from ls_edge.peers import PeersFile
+from ls_edge.runtime.chaos.namespaces import Cluster, Net, reason_to_skip
+from ls_edge.runtime.source import Source
+
+MODELS = ("vit_small_patch16_224", "vit_base_patch16_224")
+WAVES = (1, 2, 3)
+BAR = 0.1
+"""Most that the ratio may be beyond s."""
+RATES_MBIT = (1000, 100)
+LOSE = 1.05
+"""A ratio above this is a loss and not noise."""
+
+
+def run(quick: bool, trained: Path | None = None, data: str = "digits") -> dict[str, Any]:
+    """Ratios to one device, what halves of the blocks take, and accuracy; ``trained`` is a bundle for ``data``."""
+    cores = two_cores()
+    paths = [bundle_of("vit_digits", {"depth": 6})] if quick else [bundle_of(model) for model in MODELS]
+    trained = trained or (paths[0] if quick else None)  # untrained, to show that it works
+    rounds = 6 if quick else 60
+    reason = reason_to_skip()
+    rates = RATES_MBIT[1:] if quick else RATES_MBIT
+    return {
+        "cores": cores,
+        "two_cores": [_two_cores(path, cores, rounds) for path in paths],
+        "links": {"skipped": reason} if reason else _links(paths, rates, cores, rounds // (1 if quick else 2)),
+        "trained": None if trained is None else accuracy.run(trained, data, cores, WAVES, quick=quick),
+    }
+
+
+def _two_cores(path: Path, cores: Sequence[int], rounds: int) -> dict[str, Any]:
+    say(f"  two cores, {path.name}")
+    bundle = Bundle.open(path)
+    images = images_for(bundle, 8)
+    alone: dict[str, list[float]] = {"all": [], "half": []}
+    with contextlib.ExitStack() as stack:
+        ways = local_ways(stack, path, cores, parallel(WAVES))
+        children = [stack.enter_context(Child("benchmarks.halves", str(path))) for _ in PEERS]
+        for child in children:
+            child.read()
+        pin((child.process.pid for child in children), cores)
+        for index, name in in_turn((*ways, "engines"), rounds):
+            if name != "engines":
+                ways[name].ask(images[index % 8])
+                continue
+            time.sleep(PAUSE_S)
+            chosen = children[index // 2 % 2]
+            alone["all"] += _engines([chosen], bundle.blocks)
+            alone["half"].append(_engines(children, bundle.blocks // 2)[children.index(chosen)])
+    leave_out = rounds // 6
+    s = ratio(alone["half"], alone["all"], leave_out)
+    figures = figures_of(ways, leave_out)
+    return {
+        "model": bundle.manifest.model, "blocks": bundle.blocks, "rounds": rounds - leave_out,
+        "engines_ms": {name: ms(values[leave_out:]) for name, values in alone.items()},
+        "s": s, "bar": round(s + BAR, 4), "ways": figures,
+        "holds": {name: each["ratio"] <= s + BAR for name, each in figures.items() if name != SINGLE},
+    }  # fmt: skip
+
+
+def _engines(children: Sequence[Child], blocks: int) -> list[float]:
+    """Seconds of so many blocks on each of these cores, all at the same time."""
+    for child in children:
+        child.tell(blocks)
+    return [child.read() for child in children]
+
+
+def _links(paths: Sequence[Path], rates: Sequence[int], cores: Sequence[int], rounds: int) -> dict[str, Any]:
+    rows = []
+    with Net(*PEERS, "src") as net:
+        for path in paths:
+            bundle = Bundle.open(path)
+            images = images_for(bundle, 8)
+            placement = dict.fromkeys(PEERS, range(bundle.blocks))
+            with tempfile.TemporaryDirectory() as folder, Cluster(net, folder, path, placement) as cluster:
+                pin((process.pid for process in cluster.processes.values()), cores)
+                for mbit in rates:
+                    say(f"  {mbit} Mbit/s, {path.name}")
+                    with contextlib.ExitStack() as stack:
+                        net.rate(mbit)
+                        stack.callback(net.rate, None)
+                        rows.append({"mbit": mbit, **_limited(stack, net, cluster, bundle, images, rounds)})
+    return {"rows": rows, "bar": LOSE}
+
+
+def _limited(
+    stack: contextlib.ExitStack, net: Net, cluster: Cluster, bundle: Bundle, images: np.ndarray, rounds: int
+) -> dict[str, Any]:
+    """All ways over cables that are limited already."""
+    tokens = bundle.manifest.tokens
+    size = tokens.count * tokens.dim * 4
+    seconds = _transfer(net, size)
+
+    def opened(file: PeersFile, policy: str, settings: Mapping[str, Any]) -> Source:
+        with net.inside("src"):
+            return Source.open(file, bundle, policy=policy, secret_key=cluster.source_key, **settings)
+
+    wanted = {AGAIN: ("nearest", {}), **parallel(WAVES)}
+    ways = ways_of(stack, cluster.file, opened, wanted)
+    for index, name in in_turn(tuple(ways), rounds):
+        ways[name].ask(images[index % 8])
+    figures = figures_of(ways, rounds // 6)
+    return {
+        "model": bundle.manifest.model, "bytes": size, "transfer_ms": round(seconds * 1e3, 3),
+        "carries_mbit": round(size * 8e-6 / seconds, 1), "rounds": rounds - rounds // 6, "ways": figures,
+        "holds": {name: each["ratio"] <= LOSE for name, each in figures.items() if name in parallel(WAVES)},
+    }  # fmt: skip
+
+
+def _transfer(net: Net, size: int) -> float:
+    """Seconds that so many bytes and an answer of one byte take between the peers, over plain TCP."""
+    with net.inside(PEERS[0]):
+        server = socket.create_server(("0.0.0.0", 7000))
+
+    def serve() -> None:
+        connection, _ = server.accept()
+        with connection:
+            left = 0
+            while got := connection.recv(1 << 20):
+                left = (left or size) - len(got)
+                if not left:
+                    connection.sendall(b"x")
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    seconds = []
+    with net.inside(PEERS[1]):
+        client = socket.create_connection((net.address(PEERS[0]), 7000), timeout=30.0)
+    with server, client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(9):
+            time.sleep(PAUSE_S)
+            started = time.perf_counter()
+            client.sendall(bytes(size))
+            client.recv(1)
+            seconds.append(time.perf_counter() - started)
+    thread.join(5.0)
+    return median(seconds)
+
+
+def show(document: dict[str, Any], console: Console) -> None:
+    """The tables."""
+    if not document["cores"]:
+        console.print("processes are not tied to cores: there are not two, or the system does not let us")
+    for row in document["two_cores"]:
+        table = _table(f"{row['model']}, two peers on a core each, one image at a time")
+        for name, way in row["ways"].items():
+            bar = "" if name == SINGLE else "holds" if row["holds"][name] else "missed"
+            table.add_row(name, *cells(way), bar)
+        engines = row["engines_ms"]
+        console.print(
+            table,
+            f"engines alone: all {engines['all']['p50']:.2f} ms, half on both cores {engines['half']['p50']:.2f} ms, "
+            f"s {row['s']:.3f}; bar s + {BAR} = {row['bar']:.3f}",
+            highlight=False,
+        )
+    links = document["links"]
+    if "skipped" in links:
+        console.print(f"links not measured: {links['skipped']}", highlight=False)
+    for row in links.get("rows", ()):
+        table = _table(
+            f"{row['model']}, {row['mbit']} Mbit/s: {row['bytes']} bytes take {row['transfer_ms']:.2f} ms "
+            f"({row['carries_mbit']:.0f} Mbit/s)"
+        )
+        for name, way in row["ways"].items():
+            table.add_row(name, *cells(way), {True: "holds", False: "missed"}.get(row["holds"].get(name), ""))
+        console.print(table, f"bar {links['bar']}", highlight=False)
+    if document["trained"] is not None:
+        accuracy.show(document["trained"], console)
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title)
+    for column in ("", "p50, ms (p10 to p90)", "ratio", "tracks of blocks", "not used", "bar"):
+        table.add_column(column, justify="left" if column.startswith(("tracks", "no")) else "right")
+    return table
