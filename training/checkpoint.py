@@ -72,7 +72,10 @@ def save_run(folder: str | Path, view: BlockView, config: TrainConfig, record: R
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_tensors(folder / WEIGHTS, view.weights())
+        weights = view.weights()
+        if config.stored == "fp16":
+            weights = {name: w.half() if w.is_floating_point() else w for name, w in weights.items()}
+        write_tensors(folder / WEIGHTS, weights)
         write_config(folder, config, record)
     except OSError as error:
         raise RunError(f"cannot write the run {folder}: {error.strerror}; check the path and the free space") from None

@@ -98,6 +98,8 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Of the matrix products; the weights are float32 always. ``auto``: bf16 where the device has it, fp16 on other
     CUDA devices, else fp32."""
+    stored: Literal["fp32", "fp16"] = "fp32"
+    """Type in which the run's weights are written; half of it for models to hand on."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile each block; ``auto`` is on for CUDA."""
     threads: int | None = None

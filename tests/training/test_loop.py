@@ -62,6 +62,19 @@ def weights(folder):
     return (folder / "model.safetensors").read_bytes()
 
 
+def test_weights_may_be_stored_in_half_the_space(tmp_path):
+    for kind in ("fp32", "fp16"):
+        config = msgspec.structs.replace(settings(epochs=1), stored=kind)
+        train(config, tmp_path / kind, listener=Silent())
+    assert len(weights(tmp_path / "fp16")) < 0.8 * len(weights(tmp_path / "fp32"))
+    full, half = (load_run(tmp_path / kind).view for kind in ("fp32", "fp16"))
+    images = torch.rand(4, 3, *full.image_size)
+    with torch.no_grad():
+        assert all(parameter.dtype == torch.float32 for parameter in half.parameters())
+        assert 0 < (full(images) - half(images)).abs().max() < 5e-3 * full(images).abs().max()
+    train(settings(epochs=0, init=str(tmp_path / "fp16")), tmp_path / "again", listener=Silent())
+
+
 def test_a_run_is_bit_identical_for_a_seed_and_leaves_what_it_should(tmp_path):
     state = torch.random.get_rng_state(), np.random.get_state()[1].copy()
     first = train(settings(), tmp_path / "a", listener=Silent())
