@@ -1,20 +1,21 @@
 """Measure what orders cost a model, with a fixed number of forward passes, and fit ``ls_edge.costs`` to it.
 
-Calibration images run through the PyTorch view in orders of four kinds: uniformly drawn; the trained one with a few
-blocks moved, which is what a missing device makes of it; both again with up to a quarter of the blocks left out. The
-loss of each order (negative log-likelihood of the labels, or of the trained order's own answer where there are none)
-over that of the trained one is fitted by ridge regression, its strength by generalised cross-validation (Golub, Heath
-and Wahba 1979). A fifth of the orders is kept out of a first fit to tell how good the estimate is; the tables are then
-fitted to all.
+Calibration images run through the PyTorch view in arrangements of several kinds. Plain orders: uniformly drawn; the
+trained one with a few blocks moved, which is what a missing device makes of it; both again with up to a quarter of the
+blocks left out. And such orders dealt into waves of two or three tracks, as several devices would run them. The loss
+of each (negative log-likelihood of the labels, or of the trained order's own answer where there are none) over that of
+the trained one is fitted by ridge regression. A fifth is kept out of a first fit to tell how good the estimate is, of
+plain orders and of tracks; the tables are then fitted to all.
 
-Passes: :data:`ORDERS` orders on :data:`IMAGES` images unless told otherwise; a start that orders share runs once.
+Passes: :data:`ORDERS` arrangements on :data:`IMAGES` images each unless told otherwise, drawn from all that there are:
+what a table says then holds for more images than any order ran on. A start that plain orders share runs once.
 """
 
 from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,8 @@ import torch
 from torch import Tensor
 
 from ls_edge.accuracy import logits_of
-from ls_edge.costs import VERSION, Fit, Measured, OrderCosts
+from ls_edge.arrangement import Arrangement, Wave, apply
+from ls_edge.costs import VERSION, Fit, Measured, OrderCosts, Table
 from ls_edge.export.calibration import Samples
 from ls_edge.export.split import PartsView
 
@@ -30,7 +32,12 @@ ORDERS = 256
 IMAGES = 64
 _BATCH = 32
 _HELD_OUT = 5
-"""Every fifth order is held out."""
+"""Every fifth is held out."""
+_KINDS = (
+    "uniform", "near", "near tracks", "fewer", "near fewer", "near tracks",
+    "near", "uniform", "near fewer tracks", "near fewer", "fewer", "tracks",
+)  # fmt: skip
+"""In turns; as many uniform orders as such near the trained one, tracks mostly near it."""
 _STRENGTHS = np.logspace(-3, 3, 25)
 
 
@@ -43,80 +50,122 @@ def measure_order_costs(
     images: int = IMAGES,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> OrderCosts:
-    """Run ``orders`` orders on up to ``images`` images, on the GPU where there is one, and fit the costs.
+    """Run ``orders`` arrangements on up to ``images`` images each, on the GPU where there is one, and fit the costs.
 
-    ``on_batch`` is told the images that are done.
+    ``on_batch`` is told how many of the samples are done.
     """
-    drawn = draw_orders(view.parts, orders)
-    trained = tuple(range(view.parts))
-    taken = Samples(samples.images[:images], None if samples.labels is None else samples.labels[:images])
-    loss, right = _run(view, taken, sorted({trained, *(order for order, _ in drawn)}), trained, on_batch)
-    rises = np.array([loss[order] - loss[trained] for order, _ in drawn])
-    features = np.stack([features_of(order, view.parts) for order, _ in drawn])
+    kinds: dict[Arrangement, str] = {}
+    for item, kind in draw_orders(view.parts, orders):
+        kinds.setdefault(item, kind)
+    drawn = list(kinds)
+    trained = Arrangement.plain(range(view.parts))
+    losses, right = _run(view, samples, trained, drawn, images, on_batch)
+    loss = {item: float(np.nanmean(values)) for item, values in losses.items()}
+    rise = {item: float(np.nanmean(values - losses[trained])) for item, values in losses.items()}
+    rises = np.array([rise[item] for item in drawn])
+    features = np.stack([features_of(item, view.parts) for item in drawn])
+    tracks = np.array([not item.is_plain for item in drawn])
     held = np.arange(len(drawn)) % _HELD_OUT == _HELD_OUT - 1
-    guess = features[held] @ ridge(features[~held], rises[~held])
-    fit = Fit(
-        orders=int(held.sum()),
-        spearman=round(spearman(guess, rises[held]), 4),
-        rmse=float(np.sqrt(np.mean((guess - rises[held]) ** 2))),
-    )
-    slot, inverted, skip = _tables(ridge(features, rises), view.parts)
-    uniform = [order for order, kind in drawn if kind == "uniform"]
-    labelled = taken.labels is not None
+    guess = features @ ridge(features[~held], rises[~held])
 
-    def measured(which: Sequence[tuple[int, ...]]) -> Measured:
-        top1 = float(np.mean([right[order] for order in which])) if labelled else None
-        return Measured(float(np.mean([loss[order] for order in which])), top1)
+    def fit(which: np.ndarray) -> Fit:
+        if not which.any():
+            return Fit(0, 0.0, 0.0)
+        return Fit(
+            orders=int(which.sum()),
+            spearman=round(spearman(guess[which], rises[which]), 4),
+            rmse=float(np.sqrt(np.mean((guess[which] - rises[which]) ** 2))),
+        )
+
+    slot, inverted, beside, skip = _tables(ridge(features, rises), view.parts)
+
+    def measured(which: Sequence[Arrangement]) -> Measured:
+        top1 = None if samples.labels is None else float(np.mean([np.nanmean(right[item]) for item in which]))
+        return Measured(float(np.mean([loss[item] for item in which])), top1)
 
     return OrderCosts(
-        version=VERSION, source=source, images=len(taken), orders=len(loss), trained=measured([trained]),
-        random=measured(uniform), slot=slot, inverted=inverted, skip=skip, fit=fit,
+        version=VERSION, source=source, images=len(samples), orders=len(loss), trained=measured([trained]),
+        random=measured([item for item in drawn if kinds[item] == "uniform"]), slot=slot, inverted=inverted, skip=skip,
+        fit=fit(held & ~tracks), beside=beside if tracks.any() else None,
+        fit_tracks=fit(held & tracks) if (held & tracks).any() else None,
+        arrangements=sum(not item.is_plain for item in loss),
     )  # fmt: skip
 
 
-def draw_orders(blocks: int, count: int) -> list[tuple[tuple[int, ...], str]]:
-    """``count`` orders and the kind of each, ``uniform`` or another; the same every time."""
+def draw_orders(blocks: int, count: int) -> list[tuple[Arrangement, str]]:
+    """``count`` arrangements and the kind of each, ``uniform`` or another; the same every time."""
     generator = random.Random(0)
     found = []
     for number in range(count):
-        near, skips = number % 2 == 1, number % 4 >= 2
+        kind = _KINDS[number % len(_KINDS)]
         order = list(range(blocks))
-        if near:
-            for _ in range(generator.randint(1, 3)):
-                order.insert(generator.randrange(blocks), order.pop(generator.randrange(blocks)))
-        else:
+        dealt = kind.endswith("tracks") and blocks > 1
+        if "near" not in kind:
             generator.shuffle(order)
-        if skips:
+        else:
+            for _ in range(generator.randint(0 if dealt else 1, 3)):
+                order.insert(generator.randrange(blocks), order.pop(generator.randrange(blocks)))
+        if "fewer" in kind:
             gone = generator.sample(range(blocks), generator.randint(1, max(1, blocks // 4)))
             order = [block for block in order if block not in gone]
-        found.append((tuple(order), "near" if near else "fewer" if skips else "uniform"))
+        found.append((in_tracks(order, generator) if dealt else Arrangement.plain(order), kind))
     return found
 
 
-def features_of(order: Sequence[int], blocks: int) -> np.ndarray:
-    """Which entries of the three tables an order takes: float64 ``[blocks^2 + blocks^2 + blocks]``."""
-    slot, inverted, skip = np.zeros((blocks, blocks)), np.zeros((blocks, blocks)), np.ones(blocks)
-    for place, block in enumerate(order):
+def in_tracks(order: Sequence[int], generator: random.Random) -> Arrangement:
+    """``order`` cut into waves of which at least one has two or three tracks of random lengths.
+
+    Which of a wave's blocks go into which track is drawn too; each track keeps the order.
+    """
+    rest, waves = list(order), list[Wave]()
+    tracks = generator.choice((2, 2, 3)) if len(rest) > 2 else 2
+    while rest:
+        size = generator.randint(min(tracks, len(rest)), len(rest))
+        count = min(tracks, size)
+        owners = [*range(count), *(generator.randrange(count) for _ in range(size - count))]
+        generator.shuffle(owners)
+        waves.append(tuple(tuple(rest[at] for at in range(size) if owners[at] == k) for k in range(count)))
+        del rest[:size]
+    return Arrangement(tuple(waves))
+
+
+def features_of(order: Arrangement | Sequence[int], blocks: int) -> np.ndarray:
+    """Which entries of the four tables it takes: float64 ``[3 blocks^2 + blocks]``, ``skip`` last."""
+    arrangement = order if isinstance(order, Arrangement) else Arrangement.plain(order)
+    slot, inverted, beside = (np.zeros((blocks, blocks)) for _ in range(3))
+    skip = np.ones(blocks)
+    for block, place in arrangement.steps():
         skip[block] = 0
         slot[block, place] = float(place != block)
-        for later in order[place + 1 :]:
-            inverted[later, block] = float(later < block)
-    return np.concatenate([slot.ravel(), inverted.ravel(), skip])
+    done: list[int] = []
+    for wave in arrangement.waves:
+        here: list[int] = []
+        for track in wave:
+            for place, block in enumerate(track):
+                for before in (*done, *track[:place]):
+                    inverted[block, before] = float(block < before)
+                for other in here:
+                    beside[min(block, other), max(block, other)] = 1
+            here += track
+        done += here
+    return np.concatenate([slot.ravel(), inverted.ravel(), beside.ravel(), skip])
 
 
 def ridge(features: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Coefficients of a linear fit through zero, shrunk by the strength that cross-validation finds best."""
-    left, singular, right = np.linalg.svd(features, full_matrices=False)
-    projected = left.T @ values
-    outside = float(values @ values - projected @ projected)
+    """Coefficients of a linear fit through zero, shrunk by the strength that leaves single values out best.
 
-    def error(strength: float) -> float:
-        shrink = singular**2 / (singular**2 + strength)
-        residual = float(((1 - shrink) ** 2 * projected**2).sum()) + max(outside, 0.0)
-        return residual / (len(values) - float(shrink.sum())) ** 2
+    The error of predicting each value from the others is exact (PRESS, Allen 1974). Generalised cross-validation,
+    which is cheaper, misjudges where there are about as many values as coefficients, as here.
+    """
+    size, vectors = np.linalg.eigh(features @ features.T)
+    projected = vectors.T @ values
 
-    best = min(_STRENGTHS, key=error)
-    found: np.ndarray = right.T @ (singular / (singular**2 + best) * projected)
+    def left_out(strength: float) -> float:
+        shrunk = 1 / (np.maximum(size, 0.0) + strength)
+        return float(np.mean((vectors @ (shrunk * projected) / (vectors**2 @ shrunk)) ** 2))
+
+    best = min(_STRENGTHS, key=left_out)
+    found: np.ndarray = features.T @ (vectors @ (projected / (np.maximum(size, 0.0) + best)))
     return found
 
 
@@ -128,12 +177,11 @@ def spearman(one: np.ndarray, two: np.ndarray) -> float:
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
-def _tables(
-    found: np.ndarray, blocks: int
-) -> tuple[tuple[tuple[float, ...], ...], tuple[tuple[float, ...], ...], tuple[float, ...]]:
+def _tables(found: np.ndarray, blocks: int) -> tuple[Table, Table, Table, tuple[float, ...]]:
     rounded = np.round(found, 5)
-    slot, inverted = (part.reshape(blocks, blocks).tolist() for part in np.split(rounded[: 2 * blocks**2], 2))
-    return tuple(map(tuple, slot)), tuple(map(tuple, inverted)), tuple(rounded[2 * blocks**2 :].tolist())
+    squares = [part.reshape(blocks, blocks).tolist() for part in np.split(rounded[: 3 * blocks**2], 3)]
+    slot, inverted, beside = (tuple(map(tuple, square)) for square in squares)
+    return slot, inverted, beside, tuple(rounded[3 * blocks**2 :].tolist())
 
 
 @dataclass(frozen=True)
@@ -164,27 +212,47 @@ class _Parts:
 def _run(
     view: PartsView,
     samples: Samples,
-    orders: Sequence[tuple[int, ...]],
-    trained: tuple[int, ...],
+    trained: Arrangement,
+    arrangements: Sequence[Arrangement],
+    images: int,
     on_batch: Callable[[int], None],
-) -> tuple[dict[tuple[int, ...], float], dict[tuple[int, ...], float]]:
-    """Mean loss and accuracy of each order."""
+) -> tuple[dict[Arrangement, np.ndarray], dict[Arrangement, np.ndarray]]:
+    """Loss, and right or wrong, of each: float64 by sample, NaN where it did not run; ``trained`` runs on all."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = _Parts(
         PartsView(copy.deepcopy(view.view).to(device).eval(), view.per_part) if device.type == "cuda" else view, device
     )
-    loss, right = dict.fromkeys(orders, 0.0), dict.fromkeys(orders, 0.0)
-    done = 0
-    for images, labels in samples.batches(_BATCH):
-        target = labels
-        if target is None:
-            target = next(logits.argmax(axis=1) for _, logits in logits_of(model, images, [trained]))
-        for order, logits in logits_of(model, images, orders):
+    batches = np.array_split(np.arange(len(samples)), -(-len(samples) // _BATCH))
+    each, generator = min(len(batches), max(1, images // _BATCH)), random.Random(1)
+    of_batch: list[dict[Arrangement, None]] = [{trained: None} for _ in batches]
+    for item in arrangements:
+        for at in generator.sample(range(len(batches)), each):
+            of_batch[at][item] = None
+    loss = {item: np.full(len(samples), np.nan) for item in (trained, *arrangements)}
+    right = {item: np.full(len(samples), np.nan) for item in loss}
+    for rows, items in zip(batches, of_batch, strict=True):
+        pixels = samples.images[rows]
+        if samples.labels is None:
+            target = next(logits.argmax(axis=1) for _, logits in _logits_of(model, pixels, [trained]))
+        else:
+            target = samples.labels[rows]
+        for item, logits in _logits_of(model, pixels, list(items)):
             logs = logits - logits.max(axis=1, keepdims=True)
             logs -= np.log(np.exp(logs).sum(axis=1, keepdims=True))
             limit = 2 * np.log(max(logits.shape[1], 2))
-            loss[order] += float(np.minimum(-logs[np.arange(len(target)), target], limit).sum())
-            right[order] += float((logits.argmax(axis=1) == target).sum())
-        done += len(images)
-        on_batch(done)
-    return {o: v / done for o, v in loss.items()}, {o: v / done for o, v in right.items()}
+            loss[item][rows] = np.minimum(-logs[np.arange(len(target)), target], limit)
+            right[item][rows] = logits.argmax(axis=1) == target
+        on_batch(int(rows[-1]) + 1)
+    return loss, right
+
+
+def _logits_of(
+    model: _Parts, images: np.ndarray, arrangements: Sequence[Arrangement]
+) -> Iterator[tuple[Arrangement, np.ndarray]]:
+    plain = {item.order: item for item in arrangements if item.is_plain}
+    for order, logits in logits_of(model, images, list(plain)):
+        yield plain[order], logits
+    dealt = [item for item in arrangements if not item.is_plain]
+    if dealt:
+        tokens = model.stem(images)
+        yield from ((item, model.head(apply(item, tokens, model.block))) for item in dealt)

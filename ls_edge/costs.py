@@ -1,15 +1,17 @@
-"""What an order costs: the schema of ``order_costs`` in a manifest, and an estimate for any order from it.
+"""What an order costs: the schema of ``order_costs`` in a manifest, and an estimate for any arrangement from it.
 
-Measured by ``ls-edge export --calibrate DATA`` (``ls_edge.export.order_costs``), read by the policy ``quality`` on
-every decision, so it is plain Python without numpy: a dozen additions. The estimate of an order is a sum over what it
-does differently from the trained one, in nats of lost log-likelihood an image:
+Measured by ``ls-edge export --calibrate DATA`` (``ls_edge.export.order_costs``), read by the policies ``quality`` and
+``parallel`` on every decision, so it is plain Python without numpy: a dozen additions. The estimate is a sum over what
+an arrangement does differently from the trained order, in nats of lost log-likelihood an image:
 
-    cost(order) = sum of slot[b][s]        for each block b that ran as the s-th (0 where s is its trained slot)
-                + sum of inverted[a][b]    for each pair a < b of which b ran first
-                + sum of skip[b]           for each block that did not run
+    cost = sum of slot[b][s]        for each block b that ran in slot s (0 where s is its trained slot)
+         + sum of inverted[a][b]    for each pair a < b of which b ran first
+         + sum of beside[a][b]      for each pair a < b that ran side by side, in different tracks of one wave
+         + sum of skip[b]           for each block that did not run
 
-so the trained order costs 0. It is a linear fit of measured losses: good for choosing between orders, not for telling
-how many answers will be right. ``blocks`` are the bundle's parts. ``docs/order-costs.md`` describes the fields.
+so the trained order costs 0. It is a linear fit of measured losses: good for choosing between arrangements, not for
+telling how many answers will be right. ``blocks`` are the bundle's parts. Version 1 was measured without tracks; it
+is read, estimates plain orders, and refuses to guess what tracks cost. ``docs/order-costs.md`` describes the fields.
 """
 
 from __future__ import annotations
@@ -20,9 +22,14 @@ from typing import Any
 
 import msgspec
 
+from ls_edge.arrangement import Arrangement
 from ls_edge.errors import BundleError, SchemaMismatch
 
-VERSION = 1
+VERSION = 2
+READABLE = (1, 2)
+"""Versions that are read."""
+
+Table = tuple[tuple[float, ...], ...]
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,38 +53,66 @@ class Fit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OrderCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``order_costs`` of a manifest, version 1."""
+    """``order_costs`` of a manifest, version 2; of version 1 where ``beside`` is None."""
 
     version: int
     source: str
     """The images."""
     images: int
     orders: int
-    """Orders measured; every image once in each."""
+    """Orders and arrangements measured; every image once in each."""
     trained: Measured
     random: Measured
     """Mean over uniformly drawn orders of all blocks."""
-    slot: tuple[tuple[float, ...], ...]
+    slot: Table
     """``[block][slot]``."""
-    inverted: tuple[tuple[float, ...], ...]
+    inverted: Table
     """``[earlier block][later block]``; 0 on and below the diagonal."""
     skip: tuple[float, ...]
     """``[block]``."""
     fit: Fit
+    """Over plain orders."""
+    beside: Table | None = None
+    """``[earlier block][later block]``, 0 on and below the diagonal; None where no tracks were measured."""
+    fit_tracks: Fit | None = None
+    """Over arrangements with tracks."""
+    arrangements: int = 0
+    """How many of ``orders`` have tracks."""
 
     @property
     def blocks(self) -> int:
         """How many blocks."""
         return len(self.skip)
 
-    def cost(self, order: Sequence[int], skipped: Collection[int] | None = None) -> float:
-        """Estimated loss of running ``order``, nats an image; ``skipped`` None is whatever is not in it."""
-        missing = set(range(self.blocks)).difference(order) if skipped is None else skipped
+    def cost(self, order: Arrangement | Sequence[int], skipped: Collection[int] | None = None) -> float:
+        """Estimated loss of running ``order``, nats an image; ``skipped`` None is whatever is not in it.
+
+        Raises :class:`BundleError` for blocks side by side where that was never measured (``beside`` is None).
+        """
+        arrangement = order if isinstance(order, Arrangement) else Arrangement.plain(order)
+        missing = set(range(self.blocks)).difference(arrangement.order) if skipped is None else skipped
         total = sum(self.skip[block] for block in missing)
-        for place, block in enumerate(order):
-            total += self.slot[block][place]
-            total += sum(self.inverted[later][block] for later in order[place + 1 :] if later < block)
+        total += sum(self.slot[block][slot] for block, slot in arrangement.steps())
+        done: list[int] = []
+        for wave in arrangement.waves:
+            for track in wave:
+                for place, block in enumerate(track):
+                    total += sum(self.inverted[block][before] for before in (*done, *track[:place]) if before > block)
+            if len(wave) > 1:
+                total += self._side_by_side(wave)
+            done += (block for track in wave for block in track)
         return total
+
+    def _side_by_side(self, wave: Sequence[Sequence[int]]) -> float:
+        if self.beside is None:
+            raise BundleError(
+                "order_costs does not tell what blocks cost side by side, as version 1 does not; export the run again "
+                "with --calibrate DATA"
+            )
+        pairs = (
+            (one, two) for at, track in enumerate(wave) for other in wave[at + 1 :] for one in track for two in other
+        )
+        return sum(self.beside[min(pair)][max(pair)] for pair in pairs)
 
     def next_cost(self, done: Sequence[int], block: int, skipped: Collection[int] = ()) -> float:
         """What running ``block`` after ``done`` adds: its slot, and each earlier block that will now run after it.
@@ -101,18 +136,22 @@ def read_order_costs(value: Mapping[str, Any], blocks: int) -> OrderCosts | None
     """
     if not value:
         return None
-    if value.get("version") != VERSION:
+    version = value.get("version")
+    if version not in READABLE:
         raise SchemaMismatch(
-            f"order_costs has version {value.get('version')!r}, this ls-edge reads {VERSION}; export the run again "
+            f"order_costs has version {version!r}, this ls-edge reads {VERSION}; export the run again "
             "with --calibrate DATA, or install the version that wrote it"
         )
     try:
         costs = msgspec.convert(value, OrderCosts)
     except msgspec.ValidationError as error:
-        raise BundleError(f"order_costs is not of version {VERSION} ({error}); export the run again") from None
-    tables = (*costs.slot, *costs.inverted, costs.skip)
-    sizes = {len(row) for row in tables} | {len(costs.slot), len(costs.inverted)}
-    if sizes != {blocks} or not all(math.isfinite(number) for row in tables for number in row):
+        raise BundleError(f"order_costs is not of version {version} ({error}); export the run again") from None
+    if version == 1 and costs.beside is not None:
+        raise BundleError("order_costs is not of version 1 (it has beside); export the run again")
+    square = [costs.slot, costs.inverted, *([] if costs.beside is None else [costs.beside])]
+    rows = [costs.skip, *(row for table in square for row in table)]
+    sizes = {len(row) for row in rows} | {len(table) for table in square}
+    if sizes != {blocks} or not all(math.isfinite(number) for row in rows for number in row):
         raise BundleError(
             f"order_costs has tables of {sorted(sizes)} blocks, the bundle has {blocks}, or holds what is no number; "
             "export the run again"
