@@ -39,7 +39,7 @@ from ls_edge.errors import UsageError
 )  # fmt: skip
 @click.option(
     "--cost-orders", type=click.IntRange(min=0), default=256, show_default=True,
-    help="Orders to measure for the policy 'quality', with --calibrate; 0 measures none.",
+    help="Orders to measure for the policies 'quality' and 'parallel', with --calibrate; 0: none.",
 )  # fmt: skip
 @click.option("--whole", is_flag=True, help="Write the model in one file too, as whole.onnx.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from ls_edge.dealing import TrackCosts as Costs
 
-class Costs(Protocol):
-    """What the policy ``quality`` asks; see :class:`ls_edge.costs.OrderCosts`."""
-
-    @property
-    def slot(self) -> Sequence[Sequence[float]]:
-        """Nats of ``[block][slot]``."""
-        ...
-
-    @property
-    def inverted(self) -> Sequence[Sequence[float]]:
-        """Nats of ``[earlier block][later block]`` where the later one ran first."""
-        ...
+__all__ = ["Candidate", "Costs", "Own"]
 
 
 @dataclass(frozen=True)

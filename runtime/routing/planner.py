@@ -12,7 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ls_edge.runtime.routing.candidates import Candidate, Own
+from ls_edge.dealing import deal
+from ls_edge.runtime.routing.candidates import Candidate, Costs, Own
 from ls_edge.runtime.wire import Itinerary
 
 GAIN = 0.95
@@ -93,8 +94,7 @@ def plan_wave(itinerary: Itinerary, name: str, own: Own, candidates: Sequence[Ca
         lane.blocks.append(block)
         lane.end_us += lane.block_us
         given, longest = given + 1, longer
-    for lane in lanes:
-        lane.blocks.sort(key=place.__getitem__)
+    _deal([lane for lane in lanes if lane.blocks], place, itinerary.blocks_done, own.costs)
     alone = own.wait_us + given * own.block_us if len(lanes[0].may) >= given else math.inf
     if not lanes[0].blocks or max(lane.end_us for lane in lanes if lane.blocks) > GAIN * alone:
         mine = [block for block in remaining if block in lanes[0].may][:given]
@@ -105,6 +105,17 @@ def plan_wave(itinerary: Itinerary, name: str, own: Own, candidates: Sequence[Ca
         tuple(PlannedTrack(lane.holder, tuple(lane.blocks), lane.end_us) for lane in lanes if lane.blocks),
         tuple(PlannedTrack(lane.holder, (), lane.first_us) for lane in lanes if not lane.blocks),
     )
+
+
+def _deal(lanes: list[_Lane], place: dict[int, int], before: int, costs: Costs | None) -> None:
+    """Decide which of the wave's blocks stand in which track, now that their numbers are settled."""
+    blocks = sorted((block for lane in lanes for block in lane.blocks), key=place.__getitem__)
+    tracks = deal(
+        blocks, [len(lane.blocks) for lane in lanes], [lane.may for lane in lanes], before=before, costs=costs
+    )
+    assert tracks is not None  # the lanes themselves are such a deal
+    for lane, track in zip(lanes, tracks, strict=True):
+        lane.blocks = list(track)
 
 
 def best_joiner(itinerary: Itinerary, candidates: Sequence[Candidate], spread: int) -> Candidate | None:
