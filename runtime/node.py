@@ -143,6 +143,7 @@ class Node:
         if due is not None and due <= now:  # what became due meanwhile ends the next wait at once
             self.feed(Tick())
         if now >= self._tell_at:
+            self.feed(Tick())  # what it says of itself is of now
             self._tell_everybody()
         if self._links.gate is not None:
             self.counts["connections refused"] = sum(self._links.gate.refused.values()) + self._links.failed[""]
@@ -150,15 +151,20 @@ class Node:
     def feed(self, event: Event) -> None:
         """Give the machine an event and carry out what it says.
 
-        Engines start before messages are written: libzmq's thread may take this core while it writes.
+        Engines start before messages are written: libzmq's thread may take this core while it writes. Only tracks for
+        others go first, since a wave waits for their transfer and not for the start of our own track.
         """
         instructions = self._machine.handle(event, time.monotonic())
+        for instruction in instructions:
+            if isinstance(instruction, Send) and _begins_track(instruction.message):
+                self._send(instruction)
         for instruction in instructions:
             if not isinstance(instruction, (Send, TellState, Note)):
                 self._carry_out(instruction)
         for instruction in instructions:
             if isinstance(instruction, Send):
-                self._send(instruction)
+                if not _begins_track(instruction.message):
+                    self._send(instruction)
             elif isinstance(instruction, TellState):
                 self._tell_at = 0.0
             elif isinstance(instruction, Note):
@@ -320,6 +326,10 @@ class Node:
         log.log(level, note.what, extra=extra | ({"request": note.request[1]} if note.request else {}))
         if self.on_note is not None:
             self.on_note(note)
+
+
+def _begins_track(message: Message) -> bool:
+    return isinstance(message, Run) and message.itinerary.track is not None and not message.returning
 
 
 def new_incarnation() -> int:

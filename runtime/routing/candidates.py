@@ -40,3 +40,5 @@ class Own:
     """What orders cost this model, where it was measured."""
     credit_wait: float = 0.25
     """Seconds that a wait for credit may take."""
+    beside_us: int = 0
+    """What one engine call usually takes while tokens of other tracks are on their way; 0 where that is not known."""

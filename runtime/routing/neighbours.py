@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from ls_edge.runtime.routing.candidates import Candidate
 from ls_edge.runtime.wire import Hello, State
 
-_TRIP_HALVES = 20.0
+TRIP_HALVES = 20.0
+"""Seconds after which half of the belief in what was measured in waves is left."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +112,13 @@ class Neighbour:
         self.trip_at = now
 
     def expected_trip_us(self, now: float) -> int:
-        """The way of a track there and back; belief in an old measurement halves every :data:`_TRIP_HALVES` seconds.
+        """The way of a track there and back; belief in an old measurement halves every :data:`TRIP_HALVES` seconds.
 
-        A neighbour that once was slow would otherwise never be tried again.
+        A neighbour that once was slow would otherwise never be tried again. ACCEPT comes late to a busy core, so what
+        transfers take says less than a trip that was measured.
         """
-        known = self.trip_us * math.exp((self.trip_at - now) * math.log(2) / _TRIP_HALVES)
-        return round(max(known, self.link_us if self.trip_us else 2 * self.link_us))
+        known = self.trip_us * math.exp((self.trip_at - now) * math.log(2) / TRIP_HALVES)
+        return round(max(known, min(self.link_us, self.trip_us)) if self.trip_us else 2 * self.link_us)
 
     def expected_wait_us(self, now: float) -> int:
         """Until its engine could begin with something new; what it had to do is being done meanwhile."""

@@ -8,6 +8,7 @@ slot, run as one batch of at most ``max_batch``, since all blocks of a bundle ta
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable
 from dataclasses import replace
@@ -31,7 +32,7 @@ from ls_edge.runtime.routing.events import (
     Warm,
 )
 from ls_edge.runtime.routing.machine import Item, Stage
-from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.neighbours import TRIP_HALVES, Limits
 from ls_edge.runtime.routing.policy import Choice, GiveBack, RunHere
 from ls_edge.runtime.routing.waves import Joiner
 from ls_edge.runtime.wire import Accept, Cancel, Itinerary, Refuse, Release, RequestKey, State, VisitRow
@@ -40,6 +41,7 @@ _SESSIONS = 1024
 """Sources whose turns are remembered."""
 _SMOOTH = 0.1
 """Weight of the newest engine call in the usual time of one."""
+_SMOOTH_BESIDE = 0.3
 
 
 class PeerMachine(Joiner):
@@ -66,9 +68,14 @@ class PeerMachine(Joiner):
         self.stuck = False
         self.calls = 0
         self.block_us = 0
+        self.beside_us = 0.0
+        """The same while a wave of ours is open, when transfers share our core; 0 before the first."""
+        self._beside_at = 0.0
         self.failed_blocks: dict[int, str] = {}
         self._queue: list[Item] = []
         self._running: tuple[Item, ...] | None = None
+        self._running_since = 0.0
+        self._running_blocks = 0
         self._served: dict[bytes, int] = {}
         self._turn = 0
         self._start_at = 0.0
@@ -204,7 +211,14 @@ class PeerMachine(Joiner):
         usable = self.blocks - self.failed_blocks.keys()
         # No wait: whoever sent the tokens here has counted our queue. Weighing it again against what the others said
         # a moment ago would send them to and fro.
-        return Own(usable, 0, self.block_us, self.costs, self.limits.credit_wait)
+        return Own(usable, 0, self.block_us, self.costs, self.limits.credit_wait, self._expected_beside_us())
+
+    def _expected_beside_us(self) -> int:
+        """As :meth:`Neighbour.expected_trip_us`, belief fades, so that waves are tried again."""
+        if not self.beside_us:
+            return 0
+        belief = math.pow(0.5, (self._now - self._beside_at) / TRIP_HALVES)
+        return round(self.block_us + (self.beside_us - self.block_us) * belief)
 
     def _decide(self, item: Item) -> None:
         if self._over_budget(item):
@@ -219,7 +233,8 @@ class PeerMachine(Joiner):
         """What the engine has to do for the requests that wait for it or are on it."""
         waiting = (*self._queue, *(self._running or ()))
         calls = sum(len(self.blocks.intersection(item.itinerary.remaining)) for item in waiting)
-        return calls * self.block_us // self.max_batch
+        over = min(round((self._now - self._running_since) * 1e6), self._running_blocks * self.block_us)
+        return max(0, calls * self.block_us // self.max_batch - (over if self._running else 0))
 
     def _take(self, item: Item, choice: Choice) -> None:
         if isinstance(choice, RunHere):
@@ -252,6 +267,7 @@ class PeerMachine(Joiner):
             item.check_at = self._now + max(self.limits.hop_floor, self.limits.hop_factor * usual)
             self._queue.remove(item)
         self._running = tuple(batch)
+        self._running_since, self._running_blocks = self._now, len(blocks)
         self._out.append(
             Compute(
                 blocks,
@@ -288,7 +304,12 @@ class PeerMachine(Joiner):
 
     def _on_computed(self, event: Computed) -> None:
         self.calls += 1
-        self.block_us = round(self.block_us + _SMOOTH * (event.engine_us / len(event.blocks) - self.block_us))
+        took = event.engine_us / len(event.blocks)
+        if any(self._track_of(item) is not None for item in self._running or ()):
+            self.beside_us += (took - self.beside_us) * (_SMOOTH_BESIDE if self.beside_us else 1.0)
+            self._beside_at = self._now
+        else:
+            self.block_us = round(self.block_us + _SMOOTH * (took - self.block_us))
         self._engine_is_back()
         for ticket, tokens in zip(event.tickets, event.outputs, strict=True):
             item = self.items.get(ticket)

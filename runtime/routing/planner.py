@@ -66,7 +66,7 @@ def plan_wave(itinerary: Itinerary, name: str, own: Own, candidates: Sequence[Ca
     A plan of one track says that splitting does not pay.
     """
     remaining = itinerary.remaining
-    lanes = [_Lane(name, own.blocks & frozenset(remaining), own.block_us, own.wait_us)]
+    lanes = [_Lane(name, own.blocks & frozenset(remaining), own.beside_us or own.block_us, own.wait_us)]
     if not lanes[0].may:
         return None
     for c in sorted(candidates, key=lambda c: c.name):
@@ -75,29 +75,28 @@ def plan_wave(itinerary: Itinerary, name: str, own: Own, candidates: Sequence[Ca
             lanes.append(_Lane(c.name, may, c.block_us, c.wait_us + c.trip_us))
     for lane in lanes:
         lane.first_us = lane.end_us + lane.block_us
-    total = len(remaining) + itinerary.blocks_done + len(itinerary.skipped)
-    size = min(len(remaining), math.ceil(total / max(1, itinerary.waves_wanted)))
     place = {block: index for index, block in enumerate(remaining)}
     # Blocks with few holders first, so that who holds little gets what it can run.
     left = sorted(remaining, key=lambda block: (sum(block in lane.may for lane in lanes), place[block]))
-    given = longest = 0
-    while left:
-        open_lanes = [lane for lane in lanes if not lane.may.isdisjoint(left)]
-        if not open_lanes:
-            break
+    given: list[tuple[_Lane, int]] = []
+    ends = [0]  # of a wave of the first so many
+    while left and (open_lanes := [lane for lane in lanes if not lane.may.isdisjoint(left)]):
         lane = min(open_lanes, key=lambda lane: lane.end_us + lane.block_us)
-        longer = max(longest, lane.end_us + lane.block_us)
-        if given >= size and longer * given >= longest * (given + 1):
-            break  # enough for this wave, and with one more it would run fewer blocks a second
         block = next(block for block in left if block in lane.may)
         left.remove(block)
-        lane.blocks.append(block)
         lane.end_us += lane.block_us
-        given, longest = given + 1, longer
+        given.append((lane, block))
+        ends.append(max(ends[-1], lane.end_us))
+    size = _size(ends, itinerary.waves_wanted - len(itinerary.waves), len(lanes))
+    for index, (lane, block) in enumerate(given):
+        if index < size:
+            lane.blocks.append(block)
+        else:
+            lane.end_us -= lane.block_us
     _deal([lane for lane in lanes if lane.blocks], place, itinerary.blocks_done, own.costs)
-    alone = own.wait_us + given * own.block_us if len(lanes[0].may) >= given else math.inf
+    alone = own.wait_us + size * own.block_us if len(lanes[0].may) >= size else math.inf
     if not lanes[0].blocks or max(lane.end_us for lane in lanes if lane.blocks) > GAIN * alone:
-        mine = [block for block in remaining if block in lanes[0].may][:given]
+        mine = [block for block in remaining if block in lanes[0].may][:size]
         lanes[0].blocks, lanes[0].end_us = mine, own.wait_us + len(mine) * own.block_us
         for lane in lanes[1:]:
             lane.blocks = []
@@ -105,6 +104,25 @@ def plan_wave(itinerary: Itinerary, name: str, own: Own, candidates: Sequence[Ca
         tuple(PlannedTrack(lane.holder, tuple(lane.blocks), lane.end_us) for lane in lanes if lane.blocks),
         tuple(PlannedTrack(lane.holder, (), lane.first_us) for lane in lanes if not lane.blocks),
     )
+
+
+def _size(ends: Sequence[int], waves: int, lanes: int) -> int:
+    """How many blocks to run now: an equal share for each of so many waves, one more or less where that is sooner.
+
+    There are fewer waves where there would not be a block for every lane.
+    """
+    blocks = len(ends) - 1
+    others = max(0, min(waves, math.ceil(blocks / lanes)) - 1)
+    if not others:
+        return blocks
+
+    def until_all(now: int) -> tuple[int, int, int]:
+        each, more = divmod(blocks - now, others)
+        rest = more * ends[min(each + 1, blocks)] + (others - more) * ends[each]
+        return ends[now] + rest, abs(now * (others + 1) - blocks), -now
+
+    even = blocks / (others + 1)
+    return min(range(max(1, math.floor(even) - 1), min(blocks - others, math.ceil(even) + 1) + 1), key=until_all)
 
 
 def _deal(lanes: list[_Lane], place: dict[int, int], before: int, costs: Costs | None) -> None:
