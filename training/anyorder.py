@@ -45,7 +45,7 @@ class AnyOrderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Probability of an arrangement in waves of tracks; plain orders are the rest."""
     trained: float = 0.1
     """Probability of the trained order."""
-    subset: float = 0.0
+    subset: float = 0.25
     """Probability of leaving blocks out: a random number of them up to three quarters."""
     drop: float = 0.0
     """LayerDrop's probability for each block, on top."""

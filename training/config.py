@@ -80,7 +80,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
-    method: str = "shuffle"
+    method: str = "anyorder"
     """One of ``ls_edge.training.methods.METHODS``."""
     method_args: dict[str, Any] = {}
     """Settings of the method, where it has any."""
