@@ -57,8 +57,8 @@ def test_nothing_is_lost_under_every_kind_of_fault(tiny_bundle, other_bundle, tm
 def document(**changes):
     fine = {
         "seed": 0, "requests": 3, "answered": 3, "failed": {}, "lost": 0, "twice": 0, "not_replayed": 0,
-        "worst_replay": 0.0, "duplicates_dropped": 1, "reroutes": 2, "degraded": 0, "in_waves": 0, "latency_ms": {}, "seconds": 1.0,
-        "faults": [], "dropped": {},
+        "worst_replay": 0.0, "duplicates_dropped": 1, "reroutes": 2, "degraded": 0, "in_waves": 0, "latency_ms": {},
+        "seconds": 1.0, "faults": [], "dropped": {},
     }  # fmt: skip
     return ChaosResult(**(fine | changes))
 
