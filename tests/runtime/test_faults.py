@@ -41,7 +41,7 @@ class Run:
 
     def __init__(self, source, count, concurrency=4):
         self.source = source
-        self.done = 0
+        self.asked, self.done = count, 0
         self.result = None
         images = open_data("digits", "eval").take(count)
 
@@ -55,7 +55,8 @@ class Run:
         self.done += 1
 
     def after(self, answers):
-        until(lambda: self.done >= answers)
+        """Wait for so many answers, or for all of them where the rest came before we looked."""
+        until(lambda: self.done >= min(answers, self.asked))
 
     def finish(self):
         self.thread.join(60)

@@ -207,9 +207,13 @@ def test_a_board_with_a_tenth_of_a_core_holds_nobody_up(cluster, tiny_bundle, im
     quota(cluster.processes["b"].pid, 0.1)
     with source_of(cluster, policy="fastest", max_skips=0) as source:
         assert source.wait_ready() == ()
-        answers = answers_of(source, pictures, 20)
-    stat = (CGROUP / f"lsedge-{os.getpid()}" / "cpu.stat").read_text()
-    assert int(stat.split("nr_throttled")[1].split()[0]) > 0
+        for _ in range(10):  # a busy machine may keep the board so idle that its quota is enough
+            answers = answers_of(source, pictures, 20)
+            stat = (CGROUP / f"lsedge-{os.getpid()}" / "cpu.stat").read_text()
+            throttled = int(stat.split("nr_throttled")[1].split()[0])
+            if throttled:
+                break
+    assert throttled > 0
     ran = [holder for answer in answers for block, holder in answer.record.order if block in PLACEMENT["b"]]
     assert ran.count("b") < ran.count("a")
     assert_replays(tiny_bundle, pictures, answers)

@@ -49,7 +49,7 @@ class Silent:
 
 
 def settings(data="digits", **flags):
-    config, _ = read_config(None, {"data": data, **SETTINGS, **flags})
+    config, _ = read_config(None, {"data": data, "method": "shuffle", **SETTINGS, **flags})
     return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, args=SMALL))
 
 

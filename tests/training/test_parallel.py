@@ -28,7 +28,15 @@ class Silent:
 
 
 def settings(**changes):
-    flags = {"data": "digits", "batch_size": 128, "epochs": 1, "threads": 1, "device": "cpu", "lr": 1e-3}
+    flags = {
+        "data": "digits",
+        "batch_size": 128,
+        "epochs": 1,
+        "threads": 1,
+        "device": "cpu",
+        "lr": 1e-3,
+        "method": "shuffle",
+    }
     config, _ = read_config(None, {**flags, **{k: v for k, v in changes.items() if k not in ("optim", "args")}})
     model = msgspec.structs.replace(config.model, args={**SMALL, **changes.get("args", {})})
     optim = msgspec.structs.replace(config.optim, **changes.get("optim", {}))
