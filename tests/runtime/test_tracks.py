@@ -76,18 +76,17 @@ def test_an_image_runs_on_several_devices_at_once_and_replays(source, peers, pic
         assert whole == pytest.approx(record.latency_ms, rel=0.02, abs=0.2)
 
 
-def test_side_by_side_is_sooner_than_alone(source, peers, pictures, tiny_bundle):
-    """Sleeping engines do not compete for cores: what remains is the protocol's own."""
+def test_nobody_runs_more_than_a_share_of_the_blocks(source, pictures, tiny_bundle):
+    """What makes it sooner, without a clock: no device has all of the work of an image."""
     warmed_up(source, pictures)
-    with Source.open(peers.path, tiny_bundle, policy="nearest") as alone:
-        assert alone.wait_ready() == ()
-        ask(alone, pictures[:3])
-        engine = {}
-        for name, asked in (("alone", alone), ("parallel", source)):
-            _, answers = ask(asked, pictures[:9])
-            engine[name] = sorted(sum(v.engine_ms for v in a.record.visits) for a in answers)[4]
-    # Not the clock but the work: the joiner's own engine ran for a part of what one device alone runs for.
-    assert engine["parallel"] < 0.75 * engine["alone"]
+    _, answers = ask(source, pictures[:9])
+    blocks = Bundle.open(tiny_bundle).blocks
+    most = []
+    for record in (answer.record for answer in answers if answer.record.waves is not None):
+        ran = [holder for wave in record.waves for track in wave for _, holder in track]
+        most.append(max(map(ran.count, ran)))
+    assert len(most) >= 6
+    assert sorted(most)[len(most) // 2] <= blocks * 2 // 3
 
 
 @pytest.mark.parametrize("harm", ["kill", "stop", "hang"])

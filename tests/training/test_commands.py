@@ -64,6 +64,18 @@ def test_a_runs_own_file_repeats_it(folder, capsys):
     assert (again / "model.safetensors").read_bytes() == (folder / "run" / "model.safetensors").read_bytes()
 
 
+def test_eval_in_bfloat16_is_nearly_that_in_float32(folder, capsys):
+    capsys.readouterr()
+    found = {}
+    for precision in ("fp32", "bf16"):
+        asked = ["--orders", 4, "--keep", 2, "--precision", precision, "--json"]
+        assert call("eval", folder / "run", "--data", "digits", *asked) == 0
+        found[precision] = json.loads(capsys.readouterr().out)
+        assert found[precision]["settings"]["engine"].endswith(precision)
+    one, other = (found[precision]["arbitrary"]["top1_mean"] for precision in ("fp32", "bf16"))
+    assert abs(one - other) < 0.03
+
+
 def test_eval_of_a_run_and_of_its_bundle_agree(folder, bundle, capsys):
     capsys.readouterr()
     found = {}
