@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable
 
 import torch
@@ -44,7 +43,7 @@ def taught_loss(
 ) -> Tensor:
     """The mean loss of the plan's passes; images ``[B, 3, H, W]``, targets int64 ``[B]``.
 
-    The stem runs once; passes with a share of the images take their parts one after the other.
+    The stem runs once; passes with a share of the images take turns (:func:`_rows`).
     """
     t = settings.teacher
     wanted: Tensor | None = None
@@ -53,11 +52,13 @@ def taught_loss(
         with torch.no_grad():
             shown = apply(teacher.arrangement(None), teacher.stem(images), teacher.block)
             wanted = teacher.head(shown)
+    count = len(images)
     tokens = view.stem(images)
     losses: list[Tensor] = []
     answers: list[Tensor] = []
-    for item, rows in zip(plan.passes, _rows(plan, len(images)), strict=True):
-        if rows.stop == rows.start:
+    for item, rows in zip(plan.passes, _rows(plan, count), strict=True):
+        part = len(range(count)[rows])
+        if not part:
             continue
         last = apply(item.arrangement, tokens[rows], view.block)
         logits = view.head(last).float()
@@ -70,7 +71,7 @@ def taught_loss(
             loss = (1 - t.logits) * loss + t.logits * soft_loss(logits, guide, t.temperature)
         if shown is not None and t.features:
             loss = loss + t.features * _apart(last, shown[rows])
-        losses.append(loss * (rows.stop - rows.start) / len(images))
+        losses.append(loss * part / count)
     whole = torch.stack(losses).sum() / max(1.0, sum(item.share for item in plan.passes))
     if settings.mutual:
         one, other = answers
@@ -80,12 +81,13 @@ def taught_loss(
 
 
 def _rows(plan: Plan, count: int) -> list[slice]:
-    """Which images each pass has; the groups of a batch differ by one image at most."""
+    """Which images each pass has: with ``n`` groups every ``n``-th, so that a share of a batch that several processes
+    train on is split as the whole batch would be.
+    """
     if all(item.share == 1 for item in plan.passes):
         return [slice(0, count)] * len(plan.passes)
     groups = len(plan.passes)
-    edges = [round(place * count / groups) for place in range(groups + 1)]
-    return [slice(start, end) for start, end in itertools.pairwise(edges)]
+    return [slice(first, count, groups) for first in range(groups)]
 
 
 def _apart(tokens: Tensor, shown: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class Pass:
 
     arrangement: Arrangement
     share: float = 1.0
-    """Part of the images; those of several passes below 1 follow one another in the batch."""
+    """Part of the images; several passes below 1 take turns, image by image."""
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,9 @@ def free_port():
         return sock.getsockname()[1]
 
 
-def test_two_processes_match_one(tmp_path):
-    config = settings(epochs=2)
+@pytest.mark.parametrize("method", ["shuffle", "anyorder"])
+def test_two_processes_match_one(tmp_path, method):
+    config = settings(epochs=2, method=method)
     (tmp_path / "train.yaml").write_text(to_yaml(config))
     train(config, tmp_path / "one", listener=Silent())
     command = [sys.executable, "-m", "ls_edge", "train", "--config", str(tmp_path / "train.yaml")]
@@ -91,10 +92,12 @@ def test_a_batch_has_to_divide():
         World(0, 4).share(10)
 
 
+@pytest.mark.parametrize("method", ["shuffle", "anyorder"])
 @pytest.mark.parametrize("changes", [{"accumulate": 3}, {"checkpointing": True}], ids=str)
-def test_less_memory_is_the_same_training(tmp_path, changes):
-    train(settings(batch_size=120), tmp_path / "plain", listener=Silent())
-    config = msgspec.structs.replace(settings(batch_size=120), **changes)
+def test_less_memory_is_the_same_training(tmp_path, changes, method):
+    plain = settings(batch_size=120, method=method)
+    train(plain, tmp_path / "plain", listener=Silent())
+    config = msgspec.structs.replace(plain, **changes)
     train(config, tmp_path / "other", listener=Silent())
     torch.testing.assert_close(logits(tmp_path / "other"), logits(tmp_path / "plain"), rtol=1e-4, atol=1e-4)
 
