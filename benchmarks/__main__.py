@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import ONE_THREAD
 
 USUAL = ("hop", "throughput", "recovery", "tracks")
-BESIDE = ("train", "soak")
+BESIDE = ("train", "soak", "quality")
 """Run by name only: they take long, or want a GPU."""
 
 
@@ -28,9 +28,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--compare", action="store_true", help="recovery: also ipyparallel and Dask, from the network")
     parser.add_argument(
-        "--trained", type=Path, metavar="BUNDLE", help="throughput: a bundle trained on digits; tracks: on --data"
+        "--trained",
+        type=Path,
+        metavar="BUNDLE",
+        help="throughput: a bundle trained on digits; tracks, quality: one trained on --data",
     )
-    parser.add_argument("--data", default="digits", help="tracks: labelled images for --trained (default: digits)")
+    parser.add_argument("--data", default="digits", help="images for --trained (default: digits)")
     asked = parser.parse_args(argv)
     unknown = [name for name in asked.names if name not in (*USUAL, *BESIDE)]
     if unknown:
@@ -46,6 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         "recovery": {"compare": asked.compare},
         "throughput": {"trained": asked.trained},
         "tracks": {"trained": asked.trained, "data": asked.data},
+        "quality": {"trained": asked.trained, "data": asked.data},
     }
     console = Console()
     document: dict[str, Any] = {"machine": machine(), "quick": asked.quick, "benchmarks": {}}

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import BenchmarkError, say
-from benchmarks.ways import PEERS, cells, figures_of, local_ways, parallel
+from benchmarks.ways import PEERS, cells, figures_of, local_ways, parallel, top1
 from ls_edge.arrangement import Arrangement
 from ls_edge.bundle import Bundle
 from ls_edge.costs import read_order_costs
@@ -50,7 +50,7 @@ def run(path: Path, data: str, cores: Sequence[int], waves: Sequence[int], *, qu
                 ways[name].ask(array, image.label)
     figures = figures_of(ways, len(images) // 10)
     for name, way in ways.items():
-        figures[name]["top1"] = _top1([(r.prediction, r.label) for r in way.records])
+        figures[name]["top1"] = top1([(r.prediction, r.label) for r in way.records])
     least = figures["random"]["top1"] - BAR
     alone = _in_one_process(bundle, images, waves)
     return {
@@ -68,11 +68,7 @@ def _in_one_process(bundle: Bundle, images: ImageSet, waves: Sequence[int]) -> d
         for _, image, array in iterate(images, Preprocessor(bundle.manifest.image)):
             for name, arrangement in chosen.items():
                 found[name].append((int(np.argmax(chain.forward(array[None], arrangement)[0])), image.label))
-    return {name: {"arrangement": chosen[name].to_json(), "top1": _top1(found[name])} for name in chosen}
-
-
-def _top1(found: Sequence[tuple[int | None, int | None]]) -> float:
-    return round(float(np.mean([prediction == label for prediction, label in found])), 4)
+    return {name: {"arrangement": chosen[name].to_json(), "top1": top1(found[name])} for name in chosen}
 
 
 def split(bundle: Bundle, waves: int) -> Arrangement:

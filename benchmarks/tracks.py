@@ -31,6 +31,7 @@ from benchmarks import accuracy
 from benchmarks.common import Child, bundle_of, images_for, in_turn, median, ms, say
 from benchmarks.ways import (
     AGAIN,
+    ALONE,
     PAUSE_S,
     PEERS,
     SINGLE,
@@ -141,7 +142,7 @@ def _limited(
             return Source.open(file, bundle, policy=policy, secret_key=cluster.source_key, **settings)
 
     wanted = {AGAIN: ("nearest", {}), **parallel(WAVES)}
-    ways = ways_of(stack, cluster.file, opened, wanted)
+    ways = ways_of(stack, cluster.file, opened, {**ALONE, **wanted})
     for index, name in in_turn(tuple(ways), rounds):
         ways[name].ask(images[index % 8])
     figures = figures_of(ways, rounds // 6)

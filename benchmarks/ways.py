@@ -33,6 +33,7 @@ PAUSE_S = 0.002
 
 Settings = Mapping[str, tuple[str, Mapping[str, Any]]]
 """Policy and further settings of each way."""
+ALONE: Settings = {SINGLE: ("nearest", {})}
 Open = Callable[[PeersFile, str, Mapping[str, Any]], Source]
 
 
@@ -88,14 +89,14 @@ def local_ways(stack: contextlib.ExitStack, path: Path, cores: Sequence[int], wa
     def opened(file: PeersFile, policy: str, more: Mapping[str, Any]) -> Source:
         return Source.open(file, bundle, policy=policy, **more)
 
-    return ways_of(stack, peers.file, opened, wanted)
+    return ways_of(stack, peers.file, opened, {**ALONE, **wanted})
 
 
 def ways_of(stack: contextlib.ExitStack, file: PeersFile, opened: Open, wanted: Settings) -> dict[str, Way]:
-    """Sources: one that knows only the first peer, and those that are wanted."""
+    """Sources as wanted; :data:`SINGLE` and :data:`AGAIN` know only the first peer."""
     first = replace(file, peers=file.peers[:1])
     ways = {}
-    for name, (policy, more) in {SINGLE: ("nearest", {}), **wanted}.items():
+    for name, (policy, more) in wanted.items():
         here = first if name in (SINGLE, AGAIN) else file
         source = stack.enter_context(opened(here, policy, {"budget_ms": 60_000.0, "max_skips": 0, **more}))
         if missing := source.wait_ready(60.0):
@@ -114,9 +115,9 @@ def _linked(source: Source) -> bool:
     return set(reached) == names
 
 
-def figures_of(ways: Mapping[str, Way], leave_out: int) -> dict[str, dict[str, Any]]:
-    """Of each way: latency, its ratio to the single device, what was split how, and what was not and why."""
-    base = [record.latency_ms for record in ways[SINGLE].records]
+def figures_of(ways: Mapping[str, Way], leave_out: int, base: str = SINGLE) -> dict[str, dict[str, Any]]:
+    """Of each way: latency, its ratio to that of ``base``, what was split how, and what was not and why."""
+    basis = [record.latency_ms for record in ways[base].records]
     result = {}
     for name, way in ways.items():
         records = way.records[leave_out:]
@@ -126,7 +127,7 @@ def figures_of(ways: Mapping[str, Way], leave_out: int) -> dict[str, dict[str, A
         whys = Counter(t.why for t in rows if t.why)
         result[name] = {
             "ms": ms([record.latency_ms / 1e3 for record in records]),
-            "ratio": ratio([record.latency_ms for record in way.records], base, leave_out),
+            "ratio": ratio([record.latency_ms for record in way.records], basis, leave_out),
             "shapes": dict(shapes.most_common(5)),
             "why_not": {
                 why: {
@@ -164,6 +165,11 @@ def ratio(ours: Sequence[float], theirs: Sequence[float], leave_out: int) -> flo
 def p50(values: Sequence[float]) -> float | None:
     """The median, if there is one."""
     return round(median(values), 3) if values else None
+
+
+def top1(found: Sequence[tuple[int | None, int | None]]) -> float:
+    """Accuracy of predictions beside labels."""
+    return round(float(np.mean([prediction == label for prediction, label in found])), 4)
 
 
 def cells(way: Mapping[str, Any]) -> tuple[str, str, str, str]:

@@ -1,9 +1,9 @@
 """What running a model in parts costs on this machine: the chain of engines against one engine of the whole.
 
-Chain and monolith run by the same library with the same options, alternately, so that whatever else the machine
-does falls on both; figures are medians. The monolith with ONNX Runtime's default options is timed afterwards,
-because its threads spin and would slow the others (ONNX Runtime only). Images are noise: the time does not depend
-on them.
+Chain and monolith run by the same library with the same options, in turns of a few runs each, so that whatever else
+the machine does falls on both; figures are medians. The monolith with ONNX Runtime's default options is timed
+afterwards, because its threads spin and would slow the others (ONNX Runtime only). Images are noise: the time does
+not depend on them.
 
 Left out: merging the parts (``ls_edge.export.merge``, which needs ``onnx``); the caller brings the bytes.
 """
@@ -30,6 +30,9 @@ from ls_edge.runtime.engines import (
     usable_threads,
 )
 from ls_edge.runtime.sessions import onnxruntime_module, open_session
+
+_TURN = 6
+"""Most runs of a turn that count."""
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -138,18 +141,25 @@ def _whole(bundle: Bundle, chain: Chain, monolith: bytes | None, threads: int) -
 
 
 def _alternate(calls: list[Callable[[], Any]], duration: float) -> list[list[float]]:
-    """Seconds of each call, taken in turn, the order reversed every round; three rounds at least."""
+    """Seconds of each call, in turns of a few runs, the order reversed every round; three runs at least.
+
+    The first run of a turn finds the weights of another call in the caches, as no service does, and does not count.
+    """
+    started = time.perf_counter()
     for call in calls:
         call()
-        call()
+    once = time.perf_counter() - started
+    runs = min(_TURN, max(1, int(duration / (4 * once))))
     seconds: list[list[float]] = [[] for _ in calls]
     end = time.perf_counter() + duration
     turn = list(range(len(calls)))
     while time.perf_counter() < end or len(seconds[0]) < 3:
         for which in turn:
-            start = time.perf_counter()
             calls[which]()
-            seconds[which].append(time.perf_counter() - start)
+            for _ in range(runs):
+                start = time.perf_counter()
+                calls[which]()
+                seconds[which].append(time.perf_counter() - start)
         turn.reverse()
     return seconds
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ls_edge.arrangement import random_order
+from ls_edge.runtime.routing.candidates import Costs
 from ls_edge.runtime.routing.events import (
     Answer,
     Arrived,
@@ -75,10 +76,13 @@ class Simulation:
         block_seconds: float = 0.005,
         max_batch: int = 1,
         detection: float = 0.35,
+        costs: Costs | None = None,
     ) -> None:
         self.blocks = blocks
         self.now = 0.0
         self.outcomes: dict[int, list[Answer | Fail]] = {}
+        self.ended: dict[int, float] = {}
+        """When each request had its outcome."""
         self.notes: list[tuple[float, str, Note]] = []
         self.latency = latency
         self.block_seconds = dict.fromkeys(peers, block_seconds)
@@ -87,12 +91,13 @@ class Simulation:
         """Seconds until a stopped process counts as lost (heartbeats)."""
         self._placement = {name: tuple(held) for name, held in peers.items()}
         self._limits = limits or Limits()
+        self._costs = costs
         self._rng = random.Random(seed)
         self._counter = itertools.count()
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._requests = itertools.count()
         self._cut: set[frozenset[str]] = set()
-        self.source = SourceMachine(SOURCE, b"s" * 16, limits=self._limits, rng=self._rng)
+        self.source = SourceMachine(SOURCE, b"s" * 16, limits=self._limits, rng=self._rng, costs=costs)
         self.processes = {SOURCE: Process(SOURCE, self.source, 0)}
         for name in peers:
             self.processes[name] = Process(name, self._new_peer(name), next(self._counter))
@@ -110,11 +115,12 @@ class Simulation:
         via: bool = False,
         waves: int = 2,
         late: str = "later",
+        price: float = 1.0,
     ) -> int:
         """Submit an image; its outcome appears in :attr:`outcomes`."""
         request = next(self._requests)
         order = random_order(self.blocks, 0, request) if policy == "random" else tuple(range(self.blocks))
-        itinerary = Itinerary(SOURCE, policy, order, max_skips, via, waves_wanted=waves, late=late)
+        itinerary = Itinerary(SOURCE, policy, order, max_skips, via, waves_wanted=waves, late=late, price=price)
         self.outcomes[request] = []
         self._feed(SOURCE, Submit(request, itinerary, (), self.now + budget))
         return request
@@ -199,7 +205,9 @@ class Simulation:
     # Inside.
 
     def _new_peer(self, name: str) -> PeerMachine:
-        made = PeerMachine(name, self._placement[name], limits=self._limits, rng=self._rng, max_batch=self.max_batch)
+        made = PeerMachine(
+            name, self._placement[name], limits=self._limits, rng=self._rng, max_batch=self.max_batch, costs=self._costs
+        )
         made.join = _join
         return made
 
@@ -287,6 +295,7 @@ class Simulation:
             self._tell_state(process)
         elif isinstance(instruction, (Answer, Fail)):
             self.outcomes[instruction.request].append(instruction)
+            self.ended[instruction.request] = self.now
         elif isinstance(instruction, Note):
             self.notes.append((self.now, process.name, instruction))
 

@@ -120,3 +120,46 @@ def test_an_unknown_benchmark_is_a_usage_error():
     assert done.returncode == 2
     assert "no benchmark is called hops" in done.stderr
     assert not done.stdout
+
+
+@pytest.fixture(scope="module")
+def with_costs(tmp_path_factory):
+    """A bundle that was never trained, with order costs from very few orders."""
+    folder = tmp_path_factory.mktemp("costs")
+    (folder / "tiny.yaml").write_text("model: {args: {embed_dim: 16, depth: 4, num_heads: 2}}\n")
+    for command in (
+        ["train", "--config", "tiny.yaml", "--data", "digits", "--out", "run", "--epochs", "0", "--device", "cpu"],
+        ["export", "run", "--out", "bundle", "--per-block", "--calibrate", "digits", "--cost-orders", "16"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "ls_edge", *command], cwd=folder, capture_output=True, text=True, timeout=150
+        )
+        assert done.returncode == 0, done.stderr
+    return folder / "bundle"
+
+
+@pytest.mark.timeout(200)
+def test_quality_says_what_it_won_and_what_it_paid(with_costs, tmp_path):
+    done = benchmarks("quality", "--quick", "--trained", str(with_costs), "--json", str(tmp_path / "figures.json"))
+    assert done.returncode == 0, done.stderr
+    assert "won back" in done.stdout
+    figures = json.loads((tmp_path / "figures.json").read_text())["benchmarks"]["quality"]
+    assert sorted(block for held in figures["placement"].values() for block in held) == [0, 1, 2, 3]
+    ways = {"random", "nearest", "fastest", "quality, price 1", "quality, price 0"}
+    found, real = figures["reachable"], figures["peers"]["ways"]
+    assert set(found["ways"]) == {"trained order", *ways}
+    assert set(real) == ways
+    assert all(
+        is_ratio(found["ways"][name]["time_over_fastest"]) and is_ratio(real[name]["ms"]["p50"]) for name in ways
+    )
+    gap = found["ways"]["trained order"]["top1"] - found["ways"]["random"]["top1"]
+    assert found["gap"] == pytest.approx(gap)
+    assert found["holds"] is (found["ways"]["quality, price 0"]["won_back"] >= 0.5 if gap > 0 else None)
+    least = min(found["ways"][name]["expected_loss"] for name in ways)
+    assert found["ways"]["quality, price 0"]["expected_loss"] <= least + 0.01
+
+
+def test_quality_needs_a_bundle_with_costs(tmp_path):
+    done = benchmarks("quality", "--quick")
+    assert done.returncode == 1
+    assert "needs --trained BUNDLE, one exported with --calibrate" in done.stderr

@@ -1,0 +1,219 @@
+"""What the policy ``quality`` wins back where only some blocks can be reached, and the time that it pays.
+
+    python -m benchmarks quality --trained BUNDLE --data DATA
+
+The bundle was exported with ``--calibrate``. Two parts:
+
+- ``reachable``: the routing machines in simulated time (``ls_edge.runtime.simulate``): four peers, each block held by
+  one of them, every link (the source's too) up or down by the toss of a coin, tossed again every four blocks' times.
+  The orders that each policy ran are then computed with the bundle's engines on real images. The bar: ``quality``
+  wins back at least half of what random orders lose against the trained one.
+- ``peers``: the same placement as real processes on the loopback, all of them reachable, images answered in turn: what
+  each policy answers and how long it takes.
+
+Times of the first part are simulated: a block takes as long as the bundle's block takes here, and so does a message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import BenchmarkError, say
+from benchmarks.ways import Settings, figures_of, top1, ways_of
+from ls_edge.bundle import Bundle
+from ls_edge.costs import OrderCosts, read_order_costs
+from ls_edge.datasets import ImageSet, match_classes, open_data
+from ls_edge.peers import PeersFile
+from ls_edge.runtime.chain import Chain
+from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.preprocess import Preprocessor, iterate
+from ls_edge.runtime.routing.events import Answer
+from ls_edge.runtime.simulate import SOURCE, Simulation
+from ls_edge.runtime.source import Source
+
+IMAGES = 2000
+COURSES = 150
+"""Requests that are simulated for each policy; the orders that they ran serve all images in turn."""
+PEERS = 4
+TOSS = 4
+"""Blocks' times after which the links are drawn again."""
+UP = 0.5
+"""Probability with which a link is up."""
+HOP = 1.0
+"""Blocks' times that a message takes."""
+BUDGET = 10_000
+"""Blocks' times after which a request would fail."""
+BAR = 0.5
+WAYS: Settings = {
+    "random": ("random", {}),
+    "nearest": ("nearest", {}),
+    "fastest": ("fastest", {}),
+    "quality, price 1": ("quality", {"price": 1.0}),
+    "quality, price 0": ("quality", {"price": 0.0}),
+}
+
+
+def run(quick: bool, *, trained: Path | None, data: str) -> dict[str, Any]:
+    """The figures of both parts."""
+    if trained is None:
+        raise BenchmarkError("quality needs --trained BUNDLE, one exported with --calibrate")
+    bundle = Bundle.open(trained)
+    costs = read_order_costs(bundle.manifest.order_costs, bundle.blocks)
+    if costs is None:
+        raise BenchmarkError(f"{trained} has no order_costs; export it again with --calibrate DATA")
+    images = open_data(data, "eval")
+    images = match_classes(images.take(min(20 if quick else IMAGES, len(images))), bundle.manifest.classes)
+    if not images.classes:
+        raise BenchmarkError(f"{data} has no labels, which accuracy needs; name a folder of class folders or a tar")
+    placement = place(bundle.blocks, random.Random(0))
+    return {
+        "bundle": trained.name, "model": bundle.manifest.model, "method": bundle.manifest.method, "data": data,
+        "images": len(images), "placement": {name: list(held) for name, held in placement.items()},
+        "reachable": _reachable(bundle, costs, images, placement),
+        "peers": _peers(bundle, trained, images, placement),
+    }  # fmt: skip
+
+
+def place(blocks: int, rng: random.Random) -> dict[str, tuple[int, ...]]:
+    """Four peers; every block at one of them."""
+    order = list(range(blocks))
+    rng.shuffle(order)
+    return {f"peer-{index}": tuple(sorted(order[index::PEERS])) for index in range(PEERS)}
+
+
+def _reachable(
+    bundle: Bundle, costs: OrderCosts, images: ImageSet, placement: dict[str, tuple[int, ...]]
+) -> dict[str, Any]:
+    with Chain.open(bundle, threads=1) as chain:
+        arrays = [(array, image.label) for _, image, array in iterate(images, Preprocessor(bundle.manifest.image))]
+        _, parts = chain.profile(arrays[0][0][None])
+        _, parts = chain.profile(arrays[0][0][None])
+        block_s = statistics.median(parts[1:-1])
+
+        def accuracy(orders: Sequence[Sequence[int]]) -> float:
+            answers = (
+                (int(np.argmax(chain.forward(array[None], order)[0])), label)
+                for (array, label), order in zip(arrays, itertools.cycle(orders), strict=False)
+            )
+            return top1(list(answers))
+
+        found: dict[str, Any] = {"trained order": {"top1": accuracy([range(bundle.blocks)])}}
+        for name, (policy, more) in WAYS.items():
+            say(f"  {name}")
+            orders, seconds = courses(
+                placement, costs, policy, more.get("price", 1.0), min(COURSES, len(arrays)), block_s
+            )
+            found[name] = {
+                "top1": accuracy(orders),
+                "expected_loss": round(statistics.fmean(costs.cost(order) for order in orders), 4),
+                "ms": round(statistics.median(seconds) * 1e3, 3),
+            }
+    gap = found["trained order"]["top1"] - found["random"]["top1"]
+    for name in WAYS:
+        row = found[name]
+        row["won_back"] = round((row["top1"] - found["random"]["top1"]) / gap, 3) if gap > 0 else None
+        row["time_over_fastest"] = round(row["ms"] / found["fastest"]["ms"], 3)
+    best = found["quality, price 0"]["won_back"]
+    return {
+        "block_ms": round(block_s * 1e3, 3), "gap": round(gap, 4), "ways": found, "bar": BAR,
+        "holds": None if best is None else best >= BAR,
+    }  # fmt: skip
+
+
+def courses(
+    placement: dict[str, tuple[int, ...]], costs: OrderCosts, policy: str, price: float, requests: int, block_s: float
+) -> tuple[list[list[int]], list[float]]:
+    """Orders and times of requests, one after the other, while links come and go; nothing is skipped."""
+    simulation = Simulation(
+        placement, blocks=costs.blocks, seed=1, latency=HOP * block_s, block_seconds=block_s, costs=costs
+    )
+    simulation.run(1.0)
+    rng = random.Random(2)
+    names = (*placement, SOURCE)
+    pairs = [(a, b) for a in names for b in names if a < b]
+    down: set[tuple[str, str]] = set()
+    orders: list[list[int]] = []
+    times: list[float] = []
+    for _ in range(requests):
+        request = simulation.submit(policy=policy, price=price, budget=BUDGET * block_s)
+        start = simulation.now
+        while not simulation.outcomes[request]:
+            for pair in pairs:
+                up = rng.random() < UP
+                if up and pair in down:
+                    simulation.mend(*pair)
+                    down.discard(pair)
+                elif not up and pair not in down:
+                    simulation.cut(*pair)
+                    down.add(pair)
+            simulation.run(TOSS * block_s)
+        outcome = simulation.outcomes[request][0]
+        if not isinstance(outcome, Answer):
+            raise BenchmarkError(f"a simulated request of {policy} failed: {outcome}")
+        orders.append([block for wave in outcome.itinerary.waves for track in wave for block, _ in track])
+        times.append(simulation.ended[request] - start)
+    return orders, times
+
+
+def _peers(bundle: Bundle, path: Path, images: ImageSet, placement: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    say("  real peers")
+
+    def opened(file: PeersFile, policy: str, more: Any) -> Source:
+        return Source.open(file, bundle, policy=policy, **more)
+
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        peers = stack.enter_context(LocalPeers(folder, path, placement))
+        peers.wait_warm(timeout=120.0)
+        ways = ways_of(stack, peers.file, opened, WAYS)
+        started = time.monotonic()
+        for index, image, array in iterate(images, next(iter(ways.values())).source.preprocess):
+            for name in list(ways) if index % 2 == 0 else reversed(ways):
+                ways[name].ask(array, image.label)
+        seconds = time.monotonic() - started
+    figures = figures_of(ways, len(images) // 10, base="fastest")
+    return {
+        "seconds": round(seconds, 1),
+        "ways": {
+            name: {
+                "top1": top1([(r.prediction, r.label) for r in way.records]),
+                "ms": figures[name]["ms"], "time_over_fastest": figures[name]["ratio"],
+                "hops": round(statistics.fmean(len(r.visits) for r in way.records), 2),
+            }
+            for name, way in ways.items()
+        },
+    }  # fmt: skip
+
+
+def show(document: dict[str, Any], console: Console) -> None:
+    """Both tables."""
+    found, real = document["reachable"], document["peers"]
+    title = f"{document['bundle']} on {document['images']} images of {document['data']}"
+    first = Table(title=f"{title}: links come and go, times simulated")
+    second = Table(title="all peers reachable, real processes")
+    for table, columns in ((first, ("won back", "ms", "over fastest")), (second, ("ms", "over fastest", "hops"))):
+        for column in ("", "top-1", *columns):
+            table.add_column(column, justify="right" if column else "left")
+    first.add_row("trained order", f"{found['ways']['trained order']['top1']:.2%}")
+    for name in WAYS:
+        row, there = found["ways"][name], real["ways"][name]
+        won = "" if row["won_back"] is None else f"{row['won_back']:.2f}"
+        first.add_row(name, f"{row['top1']:.2%}", won, f"{row['ms']:.2f}", f"{row['time_over_fastest']:.2f}")
+        second.add_row(
+            name, f"{there['top1']:.2%}", f"{there['ms']['p50']:.2f}", f"{there['time_over_fastest']:.2f}",
+            f"{there['hops']}",
+        )  # fmt: skip
+    verdict = {True: "holds", False: "missed", None: "no gap to win back"}[found["holds"]]
+    console.print(first, f"bar: half of the gap of {found['gap']:.2%} won back: {verdict}", second, highlight=False)
