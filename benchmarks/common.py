@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -96,13 +96,18 @@ def cache_folder() -> Path:
     return folder
 
 
-def bundle_of(model: str, args: dict[str, Any] | None = None) -> Path:
+def bundle_of(
+    model: str, args: dict[str, Any] | None = None, precision: Literal["fp32", "fp16", "int8"] = "fp32"
+) -> Path:
     """A bundle of a model with random weights, exported once and kept.
 
-    Weights are drawn wider than timm's, so that the order of blocks shows in the logits.
+    Weights are drawn wider than timm's, so that the order of blocks shows in the logits; narrower
+    for int8, whose verification such a model would not pass.
     """
     args = {"num_classes": 10, **(args or {})}
-    tag = hashlib.sha256(json.dumps([1, model, args], sort_keys=True).encode()).hexdigest()[:12]
+    tag = hashlib.sha256(
+        json.dumps([1, model, args, *([precision] * (precision != "fp32"))], sort_keys=True).encode()
+    ).hexdigest()[:12]
     target = cache_folder() / f"{model}-{tag}"
     if (target / "manifest.json").exists():
         return target
@@ -110,7 +115,7 @@ def bundle_of(model: str, args: dict[str, Any] | None = None) -> Path:
     import torch
 
     from ls_edge import __version__
-    from ls_edge.export.writer import export_run
+    from ls_edge.export.writer import ExportSettings, export_run
     from ls_edge.training.checkpoint import load_run, save_run
     from ls_edge.training.config import RunRecord, TrainConfig
     from ls_edge.training.models import build, image_spec_of
@@ -119,9 +124,12 @@ def bundle_of(model: str, args: dict[str, Any] | None = None) -> Path:
     view = build(model, args)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in view.parameters():
-            if parameter.ndim > 1:
+        for name, parameter in view.named_parameters():
+            if precision == "int8":
+                parameter.mul_(0.25 if ".blocks." in name else 1.0)
+            elif parameter.ndim > 1:
                 parameter.normal_(0.0, 0.5 * parameter[0].numel() ** -0.5, generator=generator)
+    settings = ExportSettings(precision=precision)
     record = RunRecord(
         version=__version__, model=model, model_args=args, kept=tuple(range(view.blocks_count)),
         classes=tuple(map(str, range(int(args["num_classes"])))), image=image_spec_of(view), trained_on="",
@@ -129,7 +137,7 @@ def bundle_of(model: str, args: dict[str, Any] | None = None) -> Path:
     )  # fmt: skip
     with tempfile.TemporaryDirectory(dir=cache_folder()) as scratch:
         save_run(Path(scratch) / "run", view, TrainConfig(), record)
-        made = export_run(load_run(Path(scratch) / "run"), Path(scratch) / "bundle").bundle.folder
+        made = export_run(load_run(Path(scratch) / "run"), Path(scratch) / "bundle", settings).bundle.folder
         with contextlib.suppress(OSError):  # another benchmark was quicker
             shutil.move(made, target)
     return target
