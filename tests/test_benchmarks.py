@@ -115,6 +115,20 @@ def test_accuracy_in_tracks_stands_beside_that_in_random_orders(document):
     assert all(sorted(b for w in row["arrangement"] for t in w for b in t) == list(range(6)) for row in alone.values())
 
 
+@pytest.mark.timeout(200)
+def test_engines_compares_blocks_with_pytorch_and_the_chain_with_the_whole(tmp_path):
+    figures = tmp_path / "figures.json"
+    done = benchmarks("engines", "--quick", "--json", str(figures), TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "pytorch" in done.stdout
+    rows = json.loads(figures.read_text())["benchmarks"]["engines"]["rows"]
+    assert [row["precision"] for row in rows] == ["fp32", "int8"]
+    for row in rows:
+        assert is_ratio(row["block"]["over_pytorch"])
+        assert row["block"]["holds"] is (row["block"]["over_pytorch"] <= row["block"]["bar"])
+        assert all(is_ratio(row["chain"][threads]["over_monolith"]) for threads in ("1", "2"))
+
+
 def test_an_unknown_benchmark_is_a_usage_error():
     done = benchmarks("hops")
     assert done.returncode == 2
