@@ -81,8 +81,9 @@ def taught_loss(
 
 
 def _rows(plan: Plan, count: int) -> list[slice]:
-    """Which images each pass has: with ``n`` groups every ``n``-th, so that a share of a batch that several processes
-    train on is split as the whole batch would be.
+    """Which images each pass has: of ``n`` groups each has every ``n``-th image.
+
+    So a process's share of a batch is split as the whole batch would be.
     """
     if all(item.share == 1 for item in plan.passes):
         return [slice(0, count)] * len(plan.passes)
