@@ -1,4 +1,4 @@
-"""Losses in which one arrangement learns from another one, or from a frozen model."""
+"""The loss of a batch whose parts run in arrangements of their own, with or without a frozen model as teacher."""
 
 from __future__ import annotations
 
@@ -43,41 +43,26 @@ def taught_loss(
 ) -> Tensor:
     """The mean loss of the plan's passes; images ``[B, 3, H, W]``, targets int64 ``[B]``.
 
-    The stem runs once; passes with a share of the images take turns (:func:`_rows`).
+    The stem runs once; passes take turns, image by image (:func:`_rows`).
     """
     t = settings.teacher
     wanted: Tensor | None = None
-    shown: Tensor | None = None
     if teacher is not None:
         with torch.no_grad():
-            shown = apply(teacher.arrangement(None), teacher.stem(images), teacher.block)
-            wanted = teacher.head(shown)
+            wanted = teacher(images)
     count = len(images)
     tokens = view.stem(images)
     losses: list[Tensor] = []
-    answers: list[Tensor] = []
     for item, rows in zip(plan.passes, _rows(plan, count), strict=True):
         part = len(range(count)[rows])
         if not part:
             continue
-        last = apply(item.arrangement, tokens[rows], view.block)
-        logits = view.head(last).float()
-        answers.append(logits)
+        logits = view.head(apply(item.arrangement, tokens[rows], view.block)).float()
         loss = criterion(logits, targets[rows])
-        guide = wanted[rows] if wanted is not None else None
-        if guide is None and settings.sandwich and len(answers) > 1:
-            guide = answers[0].detach()
-        if guide is not None and t.logits:
-            loss = (1 - t.logits) * loss + t.logits * soft_loss(logits, guide, t.temperature)
-        if shown is not None and t.features:
-            loss = loss + t.features * _apart(last, shown[rows])
+        if wanted is not None:
+            loss = (1 - t.logits) * loss + t.logits * soft_loss(logits, wanted[rows], t.temperature)
         losses.append(loss * part / count)
-    whole = torch.stack(losses).sum() / max(1.0, sum(item.share for item in plan.passes))
-    if settings.mutual:
-        one, other = answers
-        both = soft_loss(one, other.detach(), t.temperature) + soft_loss(other, one.detach(), t.temperature)
-        whole = whole + settings.mutual * both / 2
-    return whole
+    return torch.stack(losses).sum()
 
 
 def _rows(plan: Plan, count: int) -> list[slice]:
@@ -85,15 +70,5 @@ def _rows(plan: Plan, count: int) -> list[slice]:
 
     So a process's share of a batch is split as the whole batch would be.
     """
-    if all(item.share == 1 for item in plan.passes):
-        return [slice(0, count)] * len(plan.passes)
     groups = len(plan.passes)
     return [slice(first, count, groups) for first in range(groups)]
-
-
-def _apart(tokens: Tensor, shown: Tensor) -> Tensor:
-    """Mean squared distance of normalised tokens ``[B, N, D]``."""
-    shape = tokens.shape[-1:]
-    return functional.mse_loss(
-        functional.layer_norm(tokens.float(), shape), functional.layer_norm(shown.float(), shape)
-    )

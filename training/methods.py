@@ -61,13 +61,13 @@ class Method:
         """Whether it would have had a teacher from a trained start."""
         return False
 
-    def draw(self, blocks: int, seed: int, step: int, steps: int = 1) -> Plan:  # noqa: ARG002
-        """The passes of step ``step`` (from 0) of ``steps``."""
+    def draw(self, blocks: int, seed: int, step: int) -> Plan:  # noqa: ARG002
+        """The passes of step ``step``, from 0."""
         return Plan.plain(range(blocks))
 
     def cost(self, blocks: int, *, draws: int = 400) -> float:
         """Expected cost of a step for an image, in forward passes of the model (:meth:`Plan.cost`)."""
-        plans = (self.draw(blocks, 0, step, draws) for step in range(draws))
+        plans = (self.draw(blocks, 0, step) for step in range(draws))
         return sum(plan.cost(blocks, teacher=self.has_teacher) for plan in plans) / draws
 
     def loss(self, view: BlockView, images: Tensor, targets: Tensor, plan: Plan, criterion: Criterion) -> Tensor:
@@ -84,7 +84,7 @@ class Shuffle(Method):
 
     name = "shuffle"
 
-    def draw(self, blocks: int, seed: int, step: int, steps: int = 1) -> Plan:  # noqa: ARG002
+    def draw(self, blocks: int, seed: int, step: int) -> Plan:
         """A permutation of all blocks."""
         order = list(range(blocks))
         rng_of(seed, step).shuffle(order)
@@ -167,7 +167,7 @@ class LayerDrop(Method):
     name = "layerdrop"
     settings_type = DropSettings
 
-    def draw(self, blocks: int, seed: int, step: int, steps: int = 1) -> Plan:  # noqa: ARG002
+    def draw(self, blocks: int, seed: int, step: int) -> Plan:
         """A random subset in trained order."""
         return Plan.plain(thinned(range(blocks), self.settings.p, rng_of(seed, step)))
 
@@ -178,7 +178,7 @@ class LayerDropShuffle(Shuffle):
     name = "layerdrop+shuffle"
     settings_type = DropSettings
 
-    def draw(self, blocks: int, seed: int, step: int, steps: int = 1) -> Plan:  # noqa: ARG002
+    def draw(self, blocks: int, seed: int, step: int) -> Plan:
         """A random order of a random subset."""
         rng = rng_of(seed, step)
         order = thinned(range(blocks), self.settings.p, rng)
@@ -196,13 +196,6 @@ class AnyOrder(Shuffle):
     def __init__(self, settings: msgspec.Struct | None = None) -> None:
         super().__init__(settings)
         self._teacher: BlockView | None = None
-
-    def attach(self, view: BlockView) -> None:
-        """Add the scales, if asked for."""
-        if self.settings.scale:
-            from ls_edge.training.slots import SlotScale
-
-            view.slots = SlotScale(view.blocks_count, view.token_spec.dim).to(view.device).train(view.training)
 
     def begin(self, view: BlockView, *, trained: bool) -> None:
         """Freeze a copy of the model as it starts; one that was never trained teaches nothing."""
@@ -225,12 +218,12 @@ class AnyOrder(Shuffle):
         """Whether the settings want a teacher that could not be had."""
         return self._teacher is None and self.settings.teacher.use != "off"
 
-    def draw(self, blocks: int, seed: int, step: int, steps: int = 1) -> Plan:
+    def draw(self, blocks: int, seed: int, step: int) -> Plan:
         """See ``ls_edge.training.anyorder``."""
-        return draw_plan(self.settings, blocks, rng_of(seed, step), step / max(1, steps))
+        return draw_plan(self.settings, blocks, rng_of(seed, step))
 
     def loss(self, view: BlockView, images: Tensor, targets: Tensor, plan: Plan, criterion: Criterion) -> Tensor:
-        """The criterion and what the teachers say (``ls_edge.training.distill``)."""
+        """The mean over the groups, with what the teacher says (``ls_edge.training.distill``)."""
         from ls_edge.training.distill import taught_loss
 
         return taught_loss(self.settings, view, self._teacher, images, targets, plan, criterion)

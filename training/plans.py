@@ -23,7 +23,7 @@ class Pass:
 
     arrangement: Arrangement
     share: float = 1.0
-    """Part of the images; several passes below 1 take turns, image by image."""
+    """Part of the images; several passes take turns, image by image."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,6 @@ class Plan:
 def rng_of(seed: int, step: int) -> random.Random:
     """A generator of its own for each step; ``random.Random`` of an int is the same everywhere."""
     return random.Random((seed << 40) ^ (step << 1) ^ 1)
-
-
-def displaced(blocks: Sequence[int], strength: float, rng: random.Random) -> list[int]:
-    """``blocks`` moved: not at all at strength 0, a uniform permutation at 1, blocks near their place between."""
-    if strength >= 1:
-        order = list(blocks)
-        rng.shuffle(order)
-        return order
-    count = max(1, len(blocks))
-    keys = [(1 - strength) * place / count + strength * rng.random() for place in range(len(blocks))]
-    return [blocks[place] for place in sorted(range(len(blocks)), key=keys.__getitem__)]
 
 
 def thinned(blocks: Sequence[int], drop: float, rng: random.Random) -> list[int]:

@@ -46,21 +46,6 @@ class Position(SlotModule):
         return run(tokens + self.project[index](joined))
 
 
-class SlotScale(SlotModule):
-    """A scale for each block, slot and channel on what the block adds, zero (no change) to begin with."""
-
-    def __init__(self, blocks: int, dim: int) -> None:
-        super().__init__()
-        self.scale = nn.ParameterList(nn.Parameter(torch.zeros(blocks, dim)) for _ in range(blocks))
-
-    def forward(self, index: int, tokens: Tensor, slot: int | Tensor, run: Run) -> Tensor:
-        """See the class."""
-        own = self.scale[index]
-        scale = nn.functional.embedding(slot, own)[:, None, :] if isinstance(slot, Tensor) else own[slot]
-        out = run(tokens)
-        return out + scale * (out - tokens)
-
-
 class Readout(nn.Module):
     """LayerShuffle-predict (arXiv 2407.04513, section 3.3): each block guesses its slot from its mean output token."""
 

@@ -68,7 +68,7 @@ class Stepper:
             rate = learning_rate(config.optim, step, config.epochs * steps)
             for group in self.optimiser.param_groups:
                 group["lr"] = rate
-            plan = self.method.draw(view.blocks_count, config.seed, step, config.epochs * steps)
+            plan = self.method.draw(view.blocks_count, config.seed, step)
             loss = self._step(batch, plan)
             if self.average is not None:
                 self.average.update(step, config.epochs * steps)
