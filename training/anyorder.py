@@ -45,7 +45,7 @@ class AnyOrderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Probability of the trained order."""
     subset: float = 0.25
     """Probability of leaving blocks out: a random number of them up to three quarters."""
-    drop: float = 0.0
+    drop: float = 0.2
     """LayerDrop's probability for each block, on top."""
     teacher: TeacherSettings = TeacherSettings()
 
