@@ -17,7 +17,7 @@ import msgspec
 
 from ls_edge.arrangement import Arrangement
 from ls_edge.evalplan import dealt
-from ls_edge.training.plans import Pass, Plan, in_waves, thinned
+from ls_edge.training.plans import Plan, in_waves, thinned
 
 
 class TeacherSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,9 +56,8 @@ class AnyOrderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def draw_plan(settings: AnyOrderSettings, blocks: int, rng: random.Random) -> Plan:
-    """The passes of a step, one for each group."""
-    count = settings.groups
-    return Plan(tuple(Pass(_draw(settings, blocks, rng), 1 / count) for _ in range(count)))
+    """An arrangement for each group of a step."""
+    return Plan(tuple(_draw(settings, blocks, rng) for _ in range(settings.groups)))
 
 
 def _draw(s: AnyOrderSettings, blocks: int, rng: random.Random) -> Arrangement:

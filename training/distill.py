@@ -41,9 +41,10 @@ def taught_loss(
     plan: Plan,
     criterion: Criterion,
 ) -> Tensor:
-    """The mean loss of the plan's passes; images ``[B, 3, H, W]``, targets int64 ``[B]``.
+    """The mean loss of the plan's groups; images ``[B, 3, H, W]``, targets int64 ``[B]``.
 
-    The stem runs once; passes take turns, image by image (:func:`_rows`).
+    The stem runs once. Of ``n`` groups each has every ``n``-th image, so that a process's share of a batch is split as
+    the whole batch would be.
     """
     t = settings.teacher
     wanted: Tensor | None = None
@@ -53,22 +54,14 @@ def taught_loss(
     count = len(images)
     tokens = view.stem(images)
     losses: list[Tensor] = []
-    for item, rows in zip(plan.passes, _rows(plan, count), strict=True):
+    for group, arrangement in enumerate(plan.groups):
+        rows = slice(group, count, len(plan.groups))
         part = len(range(count)[rows])
         if not part:
             continue
-        logits = view.head(apply(item.arrangement, tokens[rows], view.block)).float()
+        logits = view.head(apply(arrangement, tokens[rows], view.block)).float()
         loss = criterion(logits, targets[rows])
         if wanted is not None:
             loss = (1 - t.logits) * loss + t.logits * soft_loss(logits, wanted[rows], t.temperature)
         losses.append(loss * part / count)
     return torch.stack(losses).sum()
-
-
-def _rows(plan: Plan, count: int) -> list[slice]:
-    """Which images each pass has: of ``n`` groups each has every ``n``-th image.
-
-    So a process's share of a batch is split as the whole batch would be.
-    """
-    groups = len(plan.passes)
-    return [slice(first, count, groups) for first in range(groups)]

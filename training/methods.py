@@ -1,6 +1,6 @@
 """How training treats the order of the blocks, by name.
 
-A method draws the passes of each step (``ls_edge.training.plans``), says what the loss is, and in which
+A method draws the arrangements of each step (``ls_edge.training.plans``), says what the loss is, and in which
 arrangements a checkpoint is judged. Of the paper (arXiv 2407.04513): ``sequential``, ``shuffle``, ``position``,
 ``predict``, ``layerdrop``; its fair baseline ``layerdrop+shuffle``; and a recipe of our own, ``anyorder``
 (``ls_edge.training.anyorder``).
@@ -62,7 +62,7 @@ class Method:
         return False
 
     def draw(self, blocks: int, seed: int, step: int) -> Plan:  # noqa: ARG002
-        """The passes of step ``step``, from 0."""
+        """The arrangements of step ``step``, from 0."""
         return Plan.plain(range(blocks))
 
     def cost(self, blocks: int, *, draws: int = 400) -> float:

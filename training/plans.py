@@ -1,4 +1,4 @@
-"""What one step of training computes: passes of the batch through the blocks, and what they cost.
+"""What one step of training computes: which images go through which arrangement, and what that costs.
 
 Draws are of plain Python numbers that depend on the seed and the number of the step alone: a resumed run draws the
 same, all processes of a distributed run draw the same, and no order ever makes the device wait.
@@ -18,38 +18,29 @@ BACKWARD = 2.0
 
 
 @dataclass(frozen=True)
-class Pass:
-    """A part of the batch's images through some blocks, forwards and backwards."""
-
-    arrangement: Arrangement
-    share: float = 1.0
-    """Part of the images; several passes take turns, image by image."""
-
-
-@dataclass(frozen=True)
 class Plan:
-    """The passes of one step."""
+    """The arrangements of one step: each runs an equal part of the images, forwards and backwards."""
 
-    passes: tuple[Pass, ...]
+    groups: tuple[Arrangement, ...]
 
     @classmethod
     def plain(cls, order: Sequence[int]) -> Plan:
-        """One pass of the whole batch in one order."""
-        return cls((Pass(Arrangement.plain(order)),))
+        """The whole batch in one order."""
+        return cls((Arrangement.plain(order),))
 
     @property
     def arrangement(self) -> Arrangement:
-        """That of the first pass."""
-        return self.passes[0].arrangement
+        """That of the first group."""
+        return self.groups[0]
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The first pass's blocks."""
+        """The first group's blocks."""
         return self.arrangement.order
 
     def to_json(self) -> list[Any]:
-        """The arrangement, or a list of them where there are several passes."""
-        found = [item.arrangement.to_json() for item in self.passes]
+        """The arrangement, or a list of them where there are several groups."""
+        found = [item.to_json() for item in self.groups]
         return found[0] if len(found) == 1 else found
 
     def cost(self, blocks: int, *, teacher: bool = False) -> float:
@@ -59,8 +50,8 @@ class Plan:
         what a method adds to a block are not counted: they are small beside the blocks. ``teacher`` adds the forward
         pass of a frozen one.
         """
-        passes = sum((1 + BACKWARD) * p.share * len(p.arrangement.order) / blocks for p in self.passes)
-        return passes + (1.0 if teacher else 0.0)
+        run = sum(len(item.order) for item in self.groups) / len(self.groups)
+        return (1 + BACKWARD) * run / blocks + (1.0 if teacher else 0.0)
 
 
 def rng_of(seed: int, step: int) -> random.Random:

@@ -10,7 +10,7 @@ from ls_edge.evalplan import dealt
 from ls_edge.training.distill import frozen, soft_loss
 from ls_edge.training.methods import make_method
 from ls_edge.training.models import build
-from ls_edge.training.plans import Pass, Plan, in_waves, thinned
+from ls_edge.training.plans import Plan, in_waves, thinned
 
 torch.set_num_threads(1)
 TINY = {"embed_dim": 16, "depth": 4, "num_heads": 2, "mlp_ratio": 2.0}
@@ -30,7 +30,7 @@ def criterion(logits, targets):
 
 def drawn(settings, count=1500, blocks=8):
     method = make_method("anyorder", settings)
-    return [item.arrangement for step in range(count) for item in method.draw(blocks, 0, step).passes]
+    return [item for step in range(count) for item in method.draw(blocks, 0, step).groups]
 
 
 def test_the_default_draws_orders_most_often_and_tracks_and_the_trained_order():
@@ -59,7 +59,7 @@ def test_costs_are_counted_in_one_place():
     assert Plan.plain(range(4)).cost(8) == 1.5
     assert Plan.plain(range(8)).cost(8, teacher=True) == 4
     arrangement = dealt(range(8), 2, 2)
-    assert Plan((Pass(arrangement, 0.5), Pass(arrangement, 0.5))).cost(8) == 3
+    assert Plan((arrangement, Plan.plain(range(4)).arrangement)).cost(8) == 2.25
     assert make_method("anyorder", {**PLAIN, "groups": 8}).cost(8) == pytest.approx(3)
 
 
@@ -79,8 +79,8 @@ def test_groups_of_a_batch_have_an_order_each():
     plan = method.draw(4, 0, 0)
     found = method.loss(view, IMAGES, TARGETS, plan, criterion)
     each = [
-        criterion(view(IMAGES[rows], item.arrangement), TARGETS[rows]) * len(rows) / 7
-        for rows, item in zip([[0, 3, 6], [1, 4], [2, 5]], plan.passes, strict=True)
+        criterion(view(IMAGES[rows], item), TARGETS[rows]) * len(rows) / 7
+        for rows, item in zip([[0, 3, 6], [1, 4], [2, 5]], plan.groups, strict=True)
     ]
     torch.testing.assert_close(found, torch.stack(each).sum())
     alone = method.loss(view, IMAGES[:1], TARGETS[:1], plan, criterion)
