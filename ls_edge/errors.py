@@ -20,11 +20,13 @@
         ├── ModelMismatch            the peers serve another model
         └── SourceClosed             the source was closed before the answer
 
-A message is one line: what is wrong, the value that was received, what to do about it.
+A message is one line: what is wrong, the value that was received, what to do about it. Values come from outside, so
+``str(error)`` is always :func:`printable`.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,10 +34,38 @@ if TYPE_CHECKING:
     from ls_edge.trace import RequestRecord
 
 
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ufdd0-\ufdef\ufffe\uffff\ud800-\udfff\U000e0000-\U000e007f]"
+)
+"""Control characters, marks that turn the direction of writing or are invisible, and what UTF-8 or XML cannot hold."""
+
+
+def printable(text: object) -> str:
+    r"""Return ``text`` as one line that is safe to show on a terminal, in a log and (escaped) in HTML and XML.
+
+    Control characters become visible escapes such as ``\x1b``, bytes of a file name that is not UTF-8 their hex, line
+    breaks and tabs a space. Everything from outside (names, reasons, classes of a manifest) is shown through this.
+    """
+    return _UNPRINTABLE.sub(_visible, str(text))
+
+
+def _visible(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if match[0] in "\t\n\r\v\f\x85\u2028\u2029":
+        return " "
+    if 0xDC80 <= code <= 0xDCFF:  # an undecodable byte, as Python hands it over in names of files
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
 class LsEdgeError(Exception):
     """Base of all errors raised on purpose; a command prints its one line and ends with ``exit_code``."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class UsageError(LsEdgeError):

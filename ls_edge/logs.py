@@ -1,6 +1,7 @@
 """Log lines on standard error: for people, or as JSON (``--log-json``).
 
-What a line is about travels as ``extra`` of the standard library's logging; no line holds a key.
+What a line is about travels as ``extra`` of the standard library's logging; no line holds a key, and what came from
+outside cannot write to the terminal (:func:`ls_edge.errors.printable`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import logging
 import sys
 import time
 from typing import Any
+
+from ls_edge.errors import printable
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -21,10 +24,10 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 class _People(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%H:%M:%S", time.localtime(record.created))
-        text = f"{at}.{int(record.msecs):03d} {record.getMessage()}"
+        text = f"{at}.{int(record.msecs):03d} {printable(record.getMessage())}"
         fields = " ".join(f"{k}={_short(v)}" for k, v in _fields(record).items())
         if record.exc_info:
-            fields += "\n" + self.formatException(record.exc_info)
+            fields += "\n" + "\n".join(map(printable, self.formatException(record.exc_info).splitlines()))
         return f"{text}  {fields}" if fields else text
 
 
@@ -40,8 +43,8 @@ class _Json(logging.Formatter):
 
 
 def _short(value: object) -> str:
-    text = str(value)
-    return text if text.isprintable() and " " not in text else repr(text)
+    text = printable(value)
+    return text if text == str(value) and " " not in text else "'" + text.replace("'", "\\'") + "'"
 
 
 def set_up(*, as_json: bool, level: int = logging.INFO) -> None:

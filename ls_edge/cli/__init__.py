@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from ls_edge import __version__
-from ls_edge.errors import LsEdgeError
+from ls_edge.errors import LsEdgeError, printable
 
 COMMANDS = {
     "train": "Fine-tune a vision transformer with its block order shuffled.",
@@ -95,6 +95,6 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    line = " ".join(message.split())
+    line = " ".join(printable(message).split())
     print(f"ls-edge: {line}", file=sys.stderr)  # noqa: T201
     raise SystemExit(code)

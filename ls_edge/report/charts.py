@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ls_edge.errors import printable
 from ls_edge.report.axes import time_axis, value_axis
 from ls_edge.report.data import RunData
-from ls_edge.report.svg import Scale, Svg, clean, shorten, show_ms, show_percent, text_width
+from ls_edge.report.svg import Scale, Svg, shorten, show_ms, show_percent, text_width
 from ls_edge.report.theme import STAGES
 from ls_edge.summary import Floats
 from ls_edge.trace import PeerEvent, RequestRecord
@@ -179,7 +180,7 @@ def stage_breakdown(data: RunData, width: int = 880) -> Svg | None:
         for stage in STAGES:
             ms = means.get(stage.name, 0.0)
             if ms > 0:
-                tip = f"{clean(name)}: {stage.name} {show_ms(ms)}, {show_percent(ms / (sum(means.values()) or 1))}"
+                tip = f"{printable(name)}: {stage.name} {show_ms(ms)}, {show_percent(ms / (sum(means.values()) or 1))}"
                 svg.rect(x(start), y, max(x(start + ms) - x(start) - 0.7, 0.4), row_height, stage.css, tip=tip)
                 start += ms
         svg.text(x(start) + 8, y + 15, show_ms(start), "ti")

@@ -19,7 +19,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ls_edge.report.svg import clean, shorten, show, show_ms
+from ls_edge.errors import printable
+from ls_edge.report.svg import shorten, show, show_ms
 from ls_edge.report.tables import STATE_STYLES
 from ls_edge.trace import PeerEvent, RequestRecord
 
@@ -46,10 +47,10 @@ class RunProgress:
     ) -> None:
         self._console = console or Console(stderr=True)
         self._total = total
-        self._label = clean(label)
+        self._label = printable(label)
         self._line_every_s = line_every_s
         self._lock = threading.Lock()
-        self._states = dict.fromkeys((clean(name) for name in peers), "unknown")
+        self._states = dict.fromkeys((printable(name) for name in peers), "unknown")
         self._answered = self._failed = self._degraded = 0
         self._latencies: deque[float] = deque(maxlen=RECENT)
         self._finished: deque[float] = deque(maxlen=RECENT)
@@ -101,13 +102,13 @@ class RunProgress:
 
     def event(self, event: PeerEvent) -> None:
         """Note a change of a peer's state."""
-        name, what = clean(event.peer), clean(event.what)
+        name, what = printable(event.peer), printable(event.what)
         with self._lock:
             changed = self._states.get(name) != what
             greeting = what == "alive" and self._states.get(name, "unknown") == "unknown"
             self._states[name] = what
             if changed and not greeting:
-                why = f" ({clean(event.why)})" if event.why else ""
+                why = f" ({printable(event.why)})" if event.why else ""
                 self._note = f"{event.at_ms / 1000:.2f} s: {name} {'is back' if what == 'alive' else what}{why}"
             text = self._note if changed and not greeting else ""
         if text and self._live is None:
@@ -116,9 +117,9 @@ class RunProgress:
     def note(self, text: str) -> None:
         """Show a remark, such as what is being waited for; an empty one takes the last away."""
         with self._lock:
-            self._note = clean(text)
+            self._note = printable(text)
         if text and self._live is None:
-            self._say(clean(text))
+            self._say(printable(text))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the present state; called by rich."""

@@ -2,37 +2,30 @@
 
 A drawing carries classes and no ``style`` attributes, so that one style sheet gives it its colours in light and
 dark and a page can forbid everything else by its content security policy. Coordinates are pixels, y downwards.
-Whatever text goes in is cleaned of what XML 1.0 cannot hold and of marks that turn the direction of writing.
+Whatever text goes in is made printable (:func:`ls_edge.errors.printable`), so XML 1.0 can hold it, and escaped.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from ls_edge.errors import printable
+
 NOTHING = "\N{EN DASH}"
 """Stands for a figure that there is none of."""
-_FORBIDDEN = re.compile(
-    "[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-)
-
-
-def clean(text: object) -> str:
-    """Return ``text`` with every character that XML or a reader could stumble over replaced by U+FFFD."""
-    return _FORBIDDEN.sub("\ufffd", str(text))
 
 
 def markup(text: object) -> str:
-    """Return ``text`` cleaned and escaped for HTML and XML, attributes included."""
-    return escape(clean(text), quote=True)
+    """Return ``text`` printable and escaped for HTML and XML, attributes included."""
+    return escape(printable(text), quote=True)
 
 
 def shorten(text: object, limit: int) -> str:
     """Cut a long text in its middle, where names of files say least."""
-    whole = clean(text)
+    whole = printable(text)
     if len(whole) <= limit:
         return whole
     head = (limit - 1) // 2

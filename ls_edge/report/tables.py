@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ls_edge.report.svg import clean, shorten, show, show_ms, show_percent
+from ls_edge.errors import printable
+from ls_edge.report.svg import shorten, show, show_ms, show_percent
 from ls_edge.summary import RunSummary
 
 STATE_STYLES = {"alive": "green", "lost": "red", "suspect": "yellow", "draining": "cyan"}
@@ -78,7 +79,7 @@ def peers_table(summary: RunSummary) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     for name, peer in summary.peers.items():
-        state = Text(clean(peer.state), style=STATE_STYLES.get(peer.state, "dim"))
+        state = Text(printable(peer.state), style=STATE_STYLES.get(peer.state, "dim"))
         if peer.lost:
             state.append(", lost once" if peer.lost == 1 else f", lost {peer.lost} times", style="red")
         table.add_row(
@@ -146,7 +147,7 @@ def _order(summary: RunSummary) -> str:
 
 def _table(title: str) -> Table:
     return Table(
-        title=Text(clean(title)) if title else None,
+        title=Text(printable(title)) if title else None,
         title_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,

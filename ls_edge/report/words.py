@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ls_edge.report.data import RunData
-from ls_edge.report.svg import clean, shorten, show, show_ms, show_percent
+from ls_edge.report.svg import shorten, show, show_ms, show_percent
 
 
 def story(data: RunData) -> str:
@@ -55,5 +55,5 @@ def _losses(data: RunData) -> list[str]:
     for spell in spells:
         came_back = any(e.what == "alive" and e.peer == spell.peer and e.at_ms == spell.end for e in data.events)
         after = f" and was back {show_ms(spell.end - spell.start)} later" if came_back else " and did not come back"
-        told.append(f"{shorten(clean(spell.peer), 40)} was lost at {spell.start / 1000:.2f} s{after}")
+        told.append(f"{shorten(spell.peer, 40)} was lost at {spell.start / 1000:.2f} s{after}")
     return told

@@ -3,6 +3,8 @@
 import inspect
 import re
 
+import pytest
+
 from ls_edge import errors
 
 
@@ -44,3 +46,27 @@ def test_a_config_error_begins_with_its_place():
     assert str(errors.ConfigError("why", path="a.yaml", line=3, column=7)) == "a.yaml:3:7: why"
     assert str(errors.ConfigError("why", path="a.yaml", line=3)) == "a.yaml:3:1: why"
     assert str(errors.ConfigError("why", path="a.yaml")) == "a.yaml: why"
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("plain, größer, 模型 🙂 \N{NO-BREAK SPACE}τ ± …", "plain, größer, 模型 🙂 \N{NO-BREAK SPACE}τ ± …"),
+        ("\x1b]0;title\x07\x1b[2J", r"\x1b]0;title\x07\x1b[2J"),
+        ("\x9b31m\x7f\x00", r"\x9b31m\x7f\x00"),
+        ("two\nlines\tand\rmore\x85of\u2028them", "two lines and more of them"),
+        ("evil\u202etxt.exe\u2066", r"evil\u202etxt.exe\u2066"),
+        ("caf\udce9.png", r"caf\xe9.png"),
+        ("\ud800\ufffe\ufeff", r"\ud800\ufffe\ufeff"),
+        (7, "7"),
+    ],
+)
+def test_printable(raw, shown):
+    assert errors.printable(raw) == shown
+    assert errors.printable(shown) == shown
+    shown.encode("utf-8")
+
+
+def test_an_error_is_one_printable_line():
+    error = errors.ModelMismatch("the peer serves \x1b[2J\nfoo")
+    assert str(error) == f"{error}" == r"the peer serves \x1b[2J foo"

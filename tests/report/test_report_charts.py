@@ -13,7 +13,7 @@ from ls_edge.report.data import Away, RunData
 from ls_edge.report.picture import PICTURES
 from ls_edge.report.sketch import WIDTH, sketch
 from ls_edge.report.spans import Span, spans_of
-from ls_edge.report.svg import Scale, Svg, clean, log_ticks, shorten, show, show_ms, ticks
+from ls_edge.report.svg import Scale, Svg, log_ticks, shorten, show, show_ms, ticks
 from ls_edge.report.theme import block_colour, ink_on
 from ls_edge.report.words import story
 from ls_edge.summary import RunContext, summarise
@@ -216,7 +216,6 @@ def test_figures_in_words():
     ]  # fmt: skip
     assert show(123456) == "123,456"
     assert shorten("a" * 10 + "b" * 10, 9) == "aaaa…bbbb"
-    assert clean("a\x00b\udc80\u202ec\tü🙂") == "a\ufffdb\ufffd\ufffdc\tü🙂"
 
 
 def test_svg_escapes():
