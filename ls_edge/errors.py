@@ -17,6 +17,7 @@
     └── RequestError                 what a request can end with instead of an answer
         ├── BudgetExceeded           its time is over and it may not skip what remains
         ├── Overloaded               no credit anywhere within its time
+        ├── NotFinite                its tokens or logits hold NaN or infinity
         ├── ModelMismatch            the peers serve another model
         └── SourceClosed             the source was closed before the answer
 
@@ -145,6 +146,10 @@ class BudgetExceeded(RequestError):
 
 class Overloaded(RequestError):
     """No process granted a credit within the request's time (guarantee R4)."""
+
+
+class NotFinite(RequestError):
+    """The tokens or logits of the request hold NaN or infinity; the message names who ran its blocks."""
 
 
 class ModelMismatch(RequestError):

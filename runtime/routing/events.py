@@ -74,11 +74,16 @@ class Computed:
 
 @dataclass(frozen=True)
 class ComputeFailed:
-    """The engine raised an error on ``block``."""
+    """The engine raised an error on ``block``, or (``not_finite``) returned NaN or infinity."""
 
     block: int
     tickets: tuple[Ticket, ...]
+    """The transfers of the call that have no output; all of them, unless ``rest`` has the others."""
     why: str
+    not_finite: bool = False
+    """Whether finite tokens went in and others came out: of the model or of the image, so maybe not of the engine."""
+    rest: Computed | None = None
+    """What the same call returned for the other transfers of its batch."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,8 @@ class Submit:
     itinerary: Itinerary
     tokens: Any
     deadline: float
+    watch_returns: bool = False
+    """Whether each RETURN that is used is reported as :class:`Returned`."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +167,16 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Returned:
+    """Tokens of a request that is watched came back from ``sender`` and are its furthest now."""
+
+    request: int
+    sender: str
+    itinerary: Itinerary
+    tokens: Any = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Fail:
     """A request ends without an answer."""
 
@@ -179,4 +196,4 @@ class Note:
     why: str = ""
 
 
-Instruction = Send | Compute | TellState | Answer | Fail | Note
+Instruction = Send | Compute | TellState | Answer | Returned | Fail | Note

@@ -29,6 +29,7 @@ from ls_edge.runtime.routing.events import (
     NeighbourState,
     NeighbourUp,
     Received,
+    Returned,
     Send,
     Submit,
 )
@@ -49,6 +50,7 @@ class _Request:
     holder: str = ""
     reason: str = ""
     """Why the item could not go on, when it last could not."""
+    watch_returns: bool = False
 
 
 class SourceMachine(Machine):
@@ -97,7 +99,7 @@ class SourceMachine(Machine):
         ticket = Ticket(self.session, event.request, self._rng.getrandbits(64), 0)
         item = Item(ticket, event.itinerary, event.tokens, event.deadline, None, self._now)
         self.items[ticket] = item
-        self.requests[event.request] = _Request(item)
+        self.requests[event.request] = _Request(item, watch_returns=event.watch_returns)
         self._wait(item, None)
         self._ready.append(item)
 
@@ -137,6 +139,8 @@ class SourceMachine(Machine):
         self.items[ticket] = request.item = item
         request.before = request.holder = ""
         request.reason = run.returning
+        if request.watch_returns:
+            self._out.append(Returned(run.ticket.request, event.sender, itinerary, event.tokens))
         self._wait(item, None)
         self._ready.append(item)
 

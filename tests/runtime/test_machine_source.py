@@ -10,7 +10,9 @@ from ls_edge.runtime.routing.events import (
     Answer,
     Fail,
     NeighbourDown,
+    Returned,
     Send,
+    Submit,
 )
 from ls_edge.runtime.routing.machine import Stage
 from ls_edge.runtime.routing.neighbours import Limits
@@ -18,6 +20,7 @@ from ls_edge.runtime.routing.source import SourceMachine
 from ls_edge.runtime.wire import (
     Accept,
     Cancel,
+    Itinerary,
     Moved,
     Release,
     Run,
@@ -203,3 +206,18 @@ def test_abandoned_requests_are_cancelled_and_give_no_outcome(source):
     assert not source.machine.items
     source(Abandon(0))
     assert not source.said
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_tokens_that_come_back_are_reported_for_a_watched_request_only(source, watched):
+    source.meets("a", [0, 1, 2, 3])
+    itinerary = Itinerary("laptop", "nearest", (0, 1, 2, 3), 0, via_source=True)
+    source(Submit(0, itinerary, ("stem",), source.now + 5.0, watch_returns=watched))
+    (run,) = source.sent(Run, "a")
+    source.hears("a", Accept(run.ticket, 8))
+    waves = ((((0, "a"), (1, "a")),),)
+    half = run_of(run.ticket._replace(hop=2), remaining=(2, 3), returning="via source", waves=waves, via_source=True)
+    source.gets("a", half, ("half",))
+    returned = [(s.request, s.sender, s.itinerary.waves, s.tokens) for s in source.said if isinstance(s, Returned)]
+    assert returned == ([(0, "a", waves, ("half",))] if watched else [])
+    assert source.sent(Run, "a")
