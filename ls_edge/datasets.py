@@ -29,6 +29,7 @@ import numpy as np
 
 from ls_edge.errors import DataError, UsageError
 from ls_edge.imagetree import EXTENSIONS, ImageTree, is_hidden, read_folder, read_tar, tar_stem, unwrap
+from ls_edge.install import install_command
 
 Part = Literal["train", "val", "all"]
 
@@ -121,8 +122,8 @@ def open_data(source: str, part: Literal["train", "eval"]) -> ImageSet:
         return _digits(part)
     if is_timm_name(source):
         raise UsageError(
-            f"{source!r} is a data set of timm's factory, which needs torch and timm: pip install 'ls-edge[train]', or "
-            "give a folder of class folders, a tar of one, or 'digits'"
+            f"{source!r} is a data set of timm's factory, which needs torch and timm: {install_command('train')}; "
+            "or give a folder of class folders, a tar of one, or 'digits'"
         )
     path = Path(source)
     if not path.exists():

@@ -8,12 +8,10 @@ and does not look at peers; whether those can be reached is seen by ``ls-edge ru
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import os
 import platform
-import re
 import shutil
 import signal
 import subprocess
@@ -24,14 +22,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ls_edge import machine
+from ls_edge.install import ORT_BUILDS, Requirement, engine_advice, installed, numbers, requirements
 
 Status = Literal["ok", "warn", "bad"]
 
 PROBE_LIMIT_S = 60.0
 """How long one probe may take; importing torch from a cold disk needs tens of seconds."""
 
-_ORT_BUILDS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml", "onnxruntime-rocm",
-               "onnxruntime-qnn", "onnxruntime-training")  # fmt: skip
 _PURPOSE = {"train": "to train and eval", "export": "to export and verify"}
 
 
@@ -63,78 +60,62 @@ def worst(findings: list[Finding]) -> Status:
 def _python() -> Iterator[Finding]:
     version = platform.python_version()
     detail = f"{platform.python_implementation()} {version}, {platform.machine()}, {platform.platform(terse=True)}"
-    if _numbers(version) >= (3, 10):
+    if numbers(version) >= (3, 10):
         yield Finding("ok", "Python", detail)
     else:
         yield Finding("bad", "Python", detail, "install Python 3.10 or newer and make the environment again with it")
 
 
 def _packages() -> Iterator[Finding]:
-    try:
-        lines = importlib.metadata.requires("ls-edge") or []
-    except importlib.metadata.PackageNotFoundError:
+    groups = requirements()
+    if not groups:
         yield Finding("bad", "ls-edge", "is not installed, only found on the path", "pip install -e . in its clone")
         return
-    groups: dict[str, list[tuple[str, str]]] = {"": []}
-    for line in lines:
-        match = re.match(r"([A-Za-z0-9._-]+)(?:>=([0-9.]+))?[^;]*(?:;.*extra\s*==\s*[\"'](\w+)[\"'])?", line)
-        if match is not None and match[1].lower() != "ls-edge":
-            groups.setdefault(match[3] or "", []).append((match[1], match[2] or ""))
-    for name, least in groups[""]:
-        yield _package(name, least, needed=True)
+    for item in groups[""]:
+        yield _package(item, needed=True)
     for extra in ("cpu", "gpu", "tensorrt", "train", "export"):
-        yield from _extra(extra, groups.get(extra, []))
+        inside = groups["train"] if extra == "export" else []
+        yield from _extra(extra, [item for item in groups.get(extra, []) if item not in inside])
     builds = _onnxruntimes()
     if len(builds) > 1:
         keep = next((build for build in builds if machine.has_nvidia() == (build == "onnxruntime-gpu")), builds[0])
+        line = _build_line(keep)
         yield Finding(
             "bad", "ONNX Runtime", f"{' and '.join(builds)} are installed and overwrite each other's files",
-            f"pip uninstall -y {' '.join(builds)} && pip install {keep}",
+            f"pip uninstall -y {' '.join(builds)}{' && ' if line.startswith('pip') else ', then '}{line}",
         )  # fmt: skip
 
 
 def _onnxruntimes() -> list[str]:
-    return [name for name in _ORT_BUILDS if installed(name) is not None]
+    return [name for name in ORT_BUILDS if installed(name) is not None]
 
 
-def _extra(extra: str, wanted: list[tuple[str, str]]) -> Iterator[Finding]:
+def _build_line(build: str) -> str:
+    """How a build of ONNX Runtime is installed here; the index has no ``onnxruntime-gpu`` for boards."""
+    return engine_advice() if build == "onnxruntime-gpu" and machine.has_nvidia() else f"pip install {build}"
+
+
+def _extra(extra: str, wanted: list[Requirement]) -> Iterator[Finding]:
     """The packages of an extra; its first one says whether it was meant to be here."""
-    absent = [(name, least) for name, least in wanted if installed(name) is None]
+    absent = [item for item in wanted if installed(item.name) is None]
     meant = wanted and wanted[0] not in absent
     if meant:
-        for name, least in wanted:
-            if (name, least) not in absent:
-                yield _package(name, least, needed=False)
+        for item in wanted:
+            if item not in absent:
+                yield _package(item, needed=False)
     if absent and (meant or extra in _PURPOSE):
-        line = " ".join(_requirement(name, least) for name, least in absent)
-        detail = f"{', '.join(name for name, _ in absent)} not installed; needed {_PURPOSE.get(extra, 'with it')}"
-        yield Finding("warn" if meant else "ok", extra, detail, f"pip install {line}")
+        detail = f"{', '.join(item.name for item in absent)} not installed; needed {_PURPOSE.get(extra, 'with it')}"
+        yield Finding("warn" if meant else "ok", extra, detail, f"pip install {' '.join(map(str, absent))}")
 
 
-def _package(name: str, least: str, *, needed: bool) -> Finding:
-    version = installed(name)
+def _package(item: Requirement, *, needed: bool) -> Finding:
+    version = installed(item.name)
     if version is None:
-        return Finding("bad", name, "not installed", f"pip install {_requirement(name, least)}")
-    if _numbers(version) < _numbers(least):
+        return Finding("bad", item.name, "not installed", f"pip install {item}")
+    if numbers(version) < numbers(item.least):
         status: Status = "bad" if needed else "warn"
-        return Finding(status, name, f"{version}, older than {least}", f"pip install {_requirement(name, least)}")
-    return Finding("ok", name, version)
-
-
-def installed(name: str) -> str | None:
-    """Version of an installed distribution, None where there is none."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _requirement(name: str, least: str) -> str:
-    return f"'{name}>={least}'" if least else name
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version.split("+")[0])[:3])
+        return Finding(status, item.name, f"{version}, older than {item.least}", f"pip install {item}")
+    return Finding("ok", item.name, version)
 
 
 # --- what is tried in a process of its own ----------------------------------------------------------------------
@@ -211,7 +192,7 @@ def _engines() -> Iterator[Finding]:
     if not has_ort and not has_tensorrt:
         yield Finding(
             "warn", "engines", "neither ONNX Runtime nor TensorRT is installed, so nothing can be served or run",
-            "pip install onnxruntime (on a Jetson: NVIDIA's onnxruntime-gpu wheel for its JetPack)",
+            engine_advice(),
         )  # fmt: skip
     if has_ort:
         yield from _onnxruntime(builds[0] if builds else "onnxruntime")
@@ -229,11 +210,15 @@ def _engines() -> Iterator[Finding]:
             )
 
 
+def _reinstall(build: str) -> str:
+    line = _build_line(build)
+    return line.replace("pip install", "pip install --force-reinstall", 1)
+
+
 def _onnxruntime(build: str) -> Iterator[Finding]:
     listed = probe(_ORT_CODE)
     if listed.found is None:
-        mend = f"pip install --force-reinstall {build}"
-        yield Finding("bad", "engine ONNX Runtime", f"does not load: {listed.why}", mend)
+        yield Finding("bad", "engine ONNX Runtime", f"does not load: {listed.why}", _reinstall(build))
         return
     model = tiny_model().hex()
     for provider in listed.found["all"]:
@@ -246,7 +231,7 @@ def _onnxruntime(build: str) -> Iterator[Finding]:
             continue
         why = tried.why or "computes wrong numbers"
         if provider == "CPUExecutionProvider":
-            yield Finding("bad", what, why, f"pip install --force-reinstall {build}")
+            yield Finding("bad", what, why, _reinstall(build))
         else:
             mend = "install the libraries that it needs, or leave it: peers with 'engine: auto' pass over it"
             yield Finding("warn", what, f"is listed, but {why}", mend)

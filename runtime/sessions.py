@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ls_edge.errors import EngineError
+from ls_edge.install import engine_advice
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _SHORT = {"cpu": CPU, "cuda": CUDA, "tensorrt": "TensorrtExecutionProvider"}
@@ -138,8 +139,7 @@ def onnxruntime_module() -> Any:
         import onnxruntime
     except ImportError as error:
         raise EngineError(
-            f"onnxruntime does not load ({first_line(error)}); install it with pip install 'ls-edge[cpu]', or "
-            "'ls-edge[gpu]' on a machine with CUDA"
+            f"onnxruntime does not load ({first_line(error)}); to install it: {engine_advice()}"
         ) from None
     return onnxruntime
 

@@ -58,7 +58,7 @@ def open_board(folder: Path, epochs_done: int, warn: Callable[[str], None]) -> C
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        warn("tensorboard is not installed, so no events are written; pip install 'ls-edge[train]'")
+        warn("tensorboard is not installed, so no events are written; pip install tensorboard")
         return lambda _: None
     make: Any = SummaryWriter  # untyped
     writer: Any = make(str(folder), purge_step=epochs_done + 1 if epochs_done else None)

@@ -125,8 +125,11 @@ def _check_installed() -> None:
 
     missing = [name for name in ("torch", "timm", "onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
+        from ls_edge.install import install_command
+
         raise UsageError(
-            f"the demo trains and exports, which needs {', '.join(missing)}: pip install 'ls-edge[train,export,cpu]'"
+            f"the demo trains and exports, which needs {', '.join(missing)}; to install them: "
+            f"{install_command('export', 'cpu')}"
         )
 
 

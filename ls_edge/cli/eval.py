@@ -14,6 +14,7 @@ import msgspec
 
 from ls_edge.cli import Command
 from ls_edge.errors import RunError, UsageError
+from ls_edge.install import install_command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -189,8 +190,7 @@ def _open_run(
         from ls_edge.training.precision import choose_device, choose_precision, choose_threads
     except ImportError as error:
         raise UsageError(
-            f"{folder} is a run, which needs {error.name}; install it with pip install 'ls-edge[train]', or give a "
-            "bundle"
+            f"{folder} is a run, which needs {error.name}; to install it: {install_command('train')}; or give a bundle"
         ) from None
     chosen = choose_device(device)
     dtype = choose_precision(precision, chosen)
@@ -210,8 +210,8 @@ def _open_images(data: str) -> ImageSet:
         from ls_edge.training.sources import open_images
     except ImportError as error:
         raise UsageError(
-            f"{data!r} is a data set of timm's factory, which needs {error.name}; install it with "
-            "pip install 'ls-edge[train]', or give a folder"
+            f"{data!r} is a data set of timm's factory, which needs {error.name}; to install it: "
+            f"{install_command('train')}; or give a folder"
         ) from None
     return open_images(data, "eval")
 

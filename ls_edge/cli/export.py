@@ -69,7 +69,9 @@ def command(
         import onnx  # noqa: F401
         import torch  # noqa: F401
     except ImportError as error:
-        raise UsageError(f"export needs {error.name}; install it with pip install 'ls-edge[export,cpu]'") from None
+        from ls_edge.install import install_command
+
+        raise UsageError(f"export needs {error.name}; to install it: {install_command('export', 'cpu')}") from None
     from rich.console import Console
     from rich.progress import Progress
 

@@ -118,6 +118,7 @@ def command(
 def _images(data: str, limit: int | None) -> ImageSet:
     from ls_edge.datasets import is_timm_name, open_data
     from ls_edge.errors import UsageError
+    from ls_edge.install import install_command
 
     if not is_timm_name(data):
         return open_data(data, "eval").take(limit)
@@ -125,7 +126,8 @@ def _images(data: str, limit: int | None) -> ImageSet:
         from ls_edge.training.sources import open_images
     except ImportError:
         raise UsageError(
-            f"{data!r} is a data set of timm's factory: pip install 'ls-edge[train]', or give a folder of class folders"
+            f"{data!r} is a data set of timm's factory, which needs torch and timm: {install_command('train')}; or "
+            "give a folder of class folders"
         ) from None
     return open_images(data, "eval").take(limit)
 

@@ -11,6 +11,7 @@ import msgspec
 
 from ls_edge.cli import Command
 from ls_edge.errors import UsageError
+from ls_edge.install import install_command
 from ls_edge.training.methods import METHODS
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def command(
     try:
         from ls_edge.training import loop  # noqa: F401 - to see whether it can be imported
     except ImportError as error:
-        raise UsageError(f"training needs {error.name}; install it with pip install 'ls-edge[train]'") from None
+        raise UsageError(f"training needs {error.name}; to install it: {install_command('train')}") from None
     from rich.console import Console
 
     from ls_edge.training.config import find_recipe, read_config

@@ -55,11 +55,12 @@ def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> 
 
 def _numbers(bundle: Bundle, run: Path, data: str | None) -> dict[str, Any]:
     from ls_edge.errors import UsageError
+    from ls_edge.install import install_command
 
     try:
         import torch  # noqa: F401
     except ImportError:
-        raise UsageError("--run needs torch; install it with pip install 'ls-edge[export]'") from None
+        raise UsageError(f"--run needs torch; to install it: {install_command('export')}") from None
     from ls_edge.export.verify import verify_run
     from ls_edge.training.checkpoint import load_run
 
