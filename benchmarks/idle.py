@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import secrets
 import sys
 import threading
 import time
@@ -94,16 +93,13 @@ class Caller:
 
     def __init__(self, peers: PeersFile, manifest: Manifest, keys: KeyPair | None) -> None:
         """Dial; :meth:`wait_ready` before the first call."""
-        session = secrets.token_bytes(16)
         self._blocks = tuple(range(len(manifest.parts.blocks)))
-        self._machine = SourceMachine("caller", session, limits=Limits(), rng=random.SystemRandom())
+        self._machine = SourceMachine("caller", limits=Limits(), rng=random.SystemRandom())
         self._peers = peers
         self._request = 0
         self._answer: Answer | None = None
         self._back = 0.0
-        hello = Hello(
-            "caller", "source", new_incarnation(), MINOR, manifest.model_id, manifest.bundle_id, session=session
-        )
+        hello = Hello("caller", "source", new_incarnation(), MINOR, manifest.model_id, manifest.bundle_id)
         state = State(True, False, False, 0, 0, 0, 0)
         self.node = Node(
             name="caller", role="source", peers=peers, manifest=manifest, machine=self._machine,

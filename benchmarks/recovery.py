@@ -80,19 +80,21 @@ class _Holders:
     """Who works on a request, and since when, as its source hears it."""
 
     def __init__(self, source: Source) -> None:
-        self._now: dict[int, tuple[str, float]] = {}
+        self._now: dict[bytes, tuple[str, float]] = {}
+        self._source = source
         self._feed = source.node.feed
         source.node.feed = self._look  # type: ignore[method-assign]
 
     def of(self, request: int) -> tuple[str, float] | None:
         """The holder and when it got the tokens; None where the source holds them."""
-        return self._now.get(request)
+        held = self._source.machine.requests.get(request)
+        return None if held is None else self._now.get(held.item.request)
 
     def _look(self, event: Event) -> None:
         if isinstance(event, Arrived):
             self._now.pop(event.run.ticket.request, None)
         elif isinstance(event, Received) and isinstance(event.message, Moved):
-            self._now[event.message.ticket.request] = (event.message.holder, time.monotonic())
+            self._now[event.message.ticket.request] = (event.sender, time.monotonic())
         elif isinstance(event, Received) and isinstance(event.message, Accept):
             self._now.setdefault(event.message.ticket.request, (event.sender, time.monotonic()))
         self._feed(event)

@@ -44,6 +44,7 @@ class Door:
         self._manifest = manifest
         self._names = {p.name for p in peers.peers} | {s.name for s in peers.sources}
         self._blocks = len(manifest.parts.blocks)
+        self._blocks_of = {p.name: frozenset(p.blocks) for p in peers.peers}
         self._strict = strict_bundle
 
     def reason_to_refuse(self, hello: Hello, user: str) -> str:
@@ -69,27 +70,36 @@ class Door:
         if any(block >= self._blocks for block in state.reach_blocks):
             raise WireError(f"state names block {max(state.reach_blocks)}, which the model lacks; dropped")
 
-    def check_run(self, run: Run) -> None:
-        """Raise :class:`WireError` where tokens or itinerary of a RUN are not those of the model.
+    def check_run(self, run: Run, sender: str) -> None:
+        """Raise :class:`WireError` where tokens or itinerary of a RUN cannot be what ``sender`` may send us.
 
-        Each block of the model has run, remains or was skipped, so that nobody can leave one out unseen. A track has
-        some of them, and must be joined by a peer.
+        Each block of the model has run, remains or was skipped, so that nobody can leave one out unseen, and ran at a
+        peer to which ``peers.yaml`` gives it. A track has some of the blocks, and must be joined by a peer. A source
+        sends what is its own, and gets what is its own.
         """
         tokens = self._manifest.tokens
         if (run.count, run.dim) != (tokens.count, tokens.dim):
             raise WireError(f"tokens {run.count} x {run.dim}, the model has {tokens.count} x {tokens.dim}; dropped")
         it = run.itinerary
-        ran = [block for wave in it.waves for track in wave for block, _ in track]
-        blocks = sorted([*ran, *it.remaining, *it.skipped])
+        steps = [step for wave in it.waves for track in wave for step in track]
+        blocks = sorted([*(block for block, _ in steps), *it.remaining, *it.skipped])
         if it.track is not None:
-            joiner = any(p.name == it.source for p in self._peers.peers)
-            if not joiner or blocks[-1:] > [self._blocks - 1] or it.track.before > self._blocks:
+            if it.source not in self._blocks_of or blocks[-1:] > [self._blocks - 1] or it.track.before > self._blocks:
                 raise WireError(f"track of blocks {str(blocks)[:200]} for {it.source}, which cannot be; dropped")
         elif blocks != list(range(self._blocks)):
             raise WireError(
                 f"itinerary with blocks {str(blocks)[:200]}, the model has 0 to {self._blocks - 1} and each has run, "
                 "remains or was skipped; dropped"
             )
+        for block, holder in steps:
+            if block not in self._blocks_of.get(holder, ()):
+                raise WireError(f"itinerary says that {holder} ran block {block}, which peers.yaml does not give it")
+        if len(it.skipped) > it.max_skips:
+            raise WireError(f"itinerary with {len(it.skipped)} blocks skipped, it allows {it.max_skips}; dropped")
+        if self._role == "source" and (it.track is not None or it.source != self._name or not run.returning):
+            raise WireError(f"tokens of {it.source}, not on their way home, sent to a source; dropped")
+        if sender not in self._blocks_of and (it.source != sender or it.track is not None or run.returning):
+            raise WireError(f"tokens of {it.source}, sent by the source {sender}; dropped")
 
     def _reason_to_refuse_bundle(self, hello: Hello) -> str:
         manifest = self._manifest

@@ -134,7 +134,7 @@ class Node:
         for event in events:
             if isinstance(event, LinkUp):
                 self._send_link(event.link, self._hello())
-                self._send_link(event.link, self._state("peer"))
+                self._send_link(event.link, self._state(event.link.dialled))
             elif isinstance(event, LinkDown):
                 self._link_down(event)
             else:
@@ -232,10 +232,11 @@ class Node:
             self.feed(Received(name, message))
 
     def _arrived(self, name: str, run: Run, frame: zmq.Frame) -> Arrived:
-        self._door.check_run(run)
+        self._door.check_run(run, name)
         started = time.perf_counter_ns()
         tokens = codecs.decode(run.codec, frame.buffer, run.count, run.dim)
-        return Arrived(name, run, tokens, (time.perf_counter_ns() - started) // 1000)
+        finite = codecs.is_finite(tokens)
+        return Arrived(name, run, tokens, (time.perf_counter_ns() - started) // 1000, finite)
 
     def _greet(self, event: Incoming, hello: Hello) -> None:
         link, name = event.link, hello.name
@@ -261,7 +262,7 @@ class Node:
         self.feed(NeighbourUp(hello))
         if first and not link.dialled:
             self._send_link(link, self._hello())
-            self._send_link(link, self._state(hello.role))
+            self._send_link(link, self._state(name))
 
     def _count(self, what: str, peer: str, why: str) -> None:
         """Count what was dropped, and say so the 1st, 2nd, 4th, 8th time: nobody may fill our disk."""
@@ -315,15 +316,13 @@ class Node:
     def _tell_everybody(self) -> None:
         self._tell_at = time.monotonic() + STATE_EVERY
         if self.role == "peer":
-            frames = {role: [wire.encode(self._state(role))] for role in ("peer", "source")}
             for name, links in self._links_of.items():
-                n = self._machine.neighbours.get(name)
-                self._links.send(links[0], frames[n.hello.role if n is not None else "peer"])
+                self._links.send(links[0], [wire.encode(self._state(name))])
 
     def _note(self, note: Note) -> None:
         level = logging.INFO if note.what in ("rerouted", "engine is back") else logging.WARNING
         extra = {"peer": note.peer, "why": note.why}
-        log.log(level, note.what, extra=extra | ({"request": note.request[1]} if note.request else {}))
+        log.log(level, note.what, extra=extra | ({"request": note.request.hex()[:8]} if note.request else {}))
         if self.on_note is not None:
             self.on_note(note)
 

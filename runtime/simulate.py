@@ -97,7 +97,7 @@ class Simulation:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._requests = itertools.count()
         self._cut: set[frozenset[str]] = set()
-        self.source = SourceMachine(SOURCE, b"s" * 16, limits=self._limits, rng=self._rng, costs=costs)
+        self.source = SourceMachine(SOURCE, limits=self._limits, rng=self._rng, costs=costs)
         self.processes = {SOURCE: Process(SOURCE, self.source, 0)}
         for name in peers:
             self.processes[name] = Process(name, self._new_peer(name), next(self._counter))
@@ -239,7 +239,7 @@ class Simulation:
         if isinstance(process.machine, PeerMachine):
             for to in self.processes if only is None else (only,):
                 if to != process.name:
-                    self._deliver(process.name, to, NeighbourState(process.name, process.machine.state(_role(to))))
+                    self._deliver(process.name, to, NeighbourState(process.name, process.machine.state(to)))
 
     def _linked(self, a: str, b: str) -> bool:
         return self.processes[a].alive and self.processes[b].alive and frozenset((a, b)) not in self._cut

@@ -141,7 +141,6 @@ class Source:
         if self.settings.policy == "sequential":
             self.max_skips = 0
         self.preprocess = Preprocessor(bundle.manifest.image)
-        self.session = secrets.token_bytes(16)
         self.opened = time.monotonic()
         self.events: list[PeerEvent] = []
         """What happened to peers since the source was opened."""
@@ -152,7 +151,6 @@ class Source:
         warm_ms = [engine.warm_up() for engine in self._engines.values()]
         self.machine = SourceMachine(
             self._alias,
-            self.session,
             limits=limits or Limits(),
             rng=random.SystemRandom(),
             costs=read_order_costs(bundle.manifest.order_costs, bundle.blocks),
@@ -178,7 +176,7 @@ class Source:
             machine=self.machine,
             carry_out=self._carry_out,
             hello=self._hello,
-            state=lambda _role: State(True, False, False, 0, 0, 0, 0),
+            state=lambda _name: State(True, False, False, 0, 0, 0, 0),
             keys=keys,
             strict_bundle=strict_bundle,
         )
@@ -456,7 +454,7 @@ class Source:
 
     def _hello(self) -> Hello:
         m = self.bundle.manifest
-        return Hello(self._alias, "source", self._incarnation, MINOR, m.model_id, m.bundle_id, session=self.session)
+        return Hello(self._alias, "source", self._incarnation, MINOR, m.model_id, m.bundle_id)
 
     def _on_note(self, note: Note) -> None:
         if note.what in ("lost", "suspect") and any(p.name == note.peer for p in self.peers.peers):

@@ -18,7 +18,7 @@ import msgspec
 from ls_edge.errors import WireError
 from ls_edge.peers import is_name
 
-MAJOR, MINOR = 1, 1
+MAJOR, MINOR = 2, 0
 _MAGIC = b"LS"
 _PREFIX = _MAGIC + bytes([MAJOR])
 MAX_PRICE = 1e6
@@ -30,20 +30,15 @@ MAX_HEADER = 64 * 1024
 class Ticket(NamedTuple):
     """Identity of one transfer: a request, a branch of it, and how many transfers that branch made before."""
 
-    session: bytes
-    """128 random bits a source process."""
-    request: int
+    request: bytes
+    """128 random bits that only those know who were handed the request: whoever names it has held it."""
     branch: int
     """64 random bits; a copy that is sent again starts a new branch."""
     hop: int
-
-    @property
-    def key(self) -> RequestKey:
-        """The request that this transfer belongs to."""
-        return (self.session, self.request)
+    """Transfers that the branch made before this one; 0 for the first from the source."""
 
 
-RequestKey = tuple[bytes, int]
+RequestId = bytes
 Ran = tuple[int, str]
 """A block, and who ran it."""
 
@@ -91,6 +86,8 @@ class Track(msgspec.Struct, frozen=True, array_like=True):
     """Which track of it."""
     before: int
     """Blocks that ran ahead of the wave: the slot of the track's first block."""
+    origin: str
+    """The source of the request, from which a CANCEL of the track is believed."""
 
 
 class Itinerary(msgspec.Struct, frozen=True, array_like=True):
@@ -116,6 +113,16 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
     late: str = "later"
     """What becomes of blocks whose track did not come back: they run ``later``, or are left out (``skip``)."""
     track: Track | None = None
+
+    @property
+    def owner(self) -> str:
+        """The source of the request; of a track, that of the request which it is a part of."""
+        return self.source if self.track is None else self.track.origin
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks it names."""
+        return sum(len(track) for wave in self.waves for track in wave) + len(self.remaining) + len(self.skipped)
 
     @property
     def blocks_done(self) -> int:
@@ -170,8 +177,6 @@ class Hello(_Message, frozen=True, tag="hello"):
     """What runs the blocks, for reports."""
     codec: str = "raw"
     """How this process wants its tokens."""
-    session: bytes = b""
-    """Of a source."""
 
 
 class State(_Message, frozen=True, tag="state"):
@@ -227,7 +232,7 @@ class Accept(_Message, frozen=True, tag="accept"):
 class Refuse(_Message, frozen=True, tag="refuse"):
     """The receiver of a Run does not take it.
 
-    ``reason`` is ``busy``, ``draining``, ``cold`` (not warm yet) or ``cancelled``.
+    ``reason`` is ``busy``, ``draining``, ``cold`` (not warm yet), ``cancelled`` or ``not finite`` (the tokens).
     """
 
     ticket: Ticket
@@ -249,10 +254,9 @@ class Release(_Message, frozen=True, tag="release"):
 
 
 class Moved(_Message, frozen=True, tag="moved"):
-    """To the source: who holds a request now."""
+    """To the source: the sender holds a request now."""
 
     ticket: Ticket
-    holder: str
     before: str
     """Who keeps the copy that would be routed again."""
 
@@ -260,8 +264,7 @@ class Moved(_Message, frozen=True, tag="moved"):
 class Cancel(_Message, frozen=True, tag="cancel"):
     """The source needs nothing more of these requests; work on them stops, tombstones stay until ``budget_us``."""
 
-    session: bytes
-    requests: tuple[int, ...]
+    requests: tuple[bytes, ...]
     budget_us: int
 
 
@@ -306,10 +309,15 @@ def decode(frame: bytes | memoryview) -> Message:
 
 # What the types above do not say. A number that fits here cannot overflow what is computed from it, nor its own header.
 _U64 = 2**64
-_COUNT = 2**32
-"""Bound of everything that is counted."""
-_MICROSECONDS = 2**50
-"""Bound of times: 36 years."""
+COUNT = 2**16
+"""Bound of everything that is counted: blocks, credits, hops, waves."""
+MICROSECONDS = 2**32
+"""Bound of times: 71 minutes."""
+MAX_BUDGET_US = 600_000_000
+"""Longest budget of a request: ten minutes. Work for a source that never comes back ends with it at the latest."""
+MAX_CANCELLED = 1024
+"""Most requests that one CANCEL names."""
+_REQUEST_BYTES = 16
 _TEXT = 256
 """Longest text that is neither a name nor an explanation, in characters."""
 _EXPLANATION = 4096
@@ -318,34 +326,33 @@ _EXPLANATION = 4096
 def _check(message: Message) -> None:
     ticket = getattr(message, "ticket", None)
     if ticket is not None:
-        _check_request(ticket.session, ticket.request)
+        _check_requests(ticket.request)
         # One less than all, since the next transfer counts one more.
-        if not (0 <= ticket.branch < _U64 and 0 <= ticket.hop < _COUNT - 1):
+        if not (0 <= ticket.branch < _U64 and 0 <= ticket.hop < COUNT - 1):
             raise WireError("ticket out of range; dropped")
     if isinstance(message, Run):
         _check_run(message)
     elif isinstance(message, State):
-        _check_numbers("state", _COUNT, message.credits, message.queue, *message.reach_blocks)
+        _check_numbers("state", COUNT, message.credits, message.queue, *message.reach_blocks)
         _check_numbers("state", _U64, message.calls)
-        _check_numbers("state", _MICROSECONDS, message.block_us, message.wait_us)
+        _check_numbers("state", MICROSECONDS, message.block_us, message.wait_us)
         _check_names("state", message.reaches)
     elif isinstance(message, (Accept, Refuse)):
-        _check_numbers("credits", _COUNT, message.credits)
+        _check_numbers("credits", COUNT, message.credits)
     elif isinstance(message, Progress):
-        _check_numbers("progress", _COUNT, message.blocks_done)
+        _check_numbers("progress", COUNT, message.blocks_done)
     elif isinstance(message, Moved):
-        _check_names("moved", (message.holder, message.before))
+        _check_names("moved", (message.before,))
     elif isinstance(message, Cancel):
-        _check_request(message.session, 0)
-        _check_numbers("cancel", _U64, *message.requests)
-        _check_numbers("cancel", _MICROSECONDS, message.budget_us)
+        _check_requests(*message.requests)
+        _check_numbers("cancel", MAX_BUDGET_US + 1, message.budget_us)
+        if len(message.requests) > MAX_CANCELLED:
+            raise WireError(f"cancel of {len(message.requests)} requests, at most {MAX_CANCELLED} are allowed; dropped")
     elif isinstance(message, Hello):
         _check_names("hello", (message.name,))
         _check_numbers("hello", _U64, message.incarnation)
-        _check_numbers("hello", _COUNT, message.minor, *message.blocks)
+        _check_numbers("hello", COUNT, message.minor, *message.blocks)
         _check_texts(message.role, message.model_id, message.bundle_id, message.engine, message.codec)
-        if len(message.session) not in (0, 16):
-            raise WireError(f"session of {len(message.session)} bytes, 16 are needed; dropped")
     if isinstance(message, Refuse):
         _check_texts(message.reason)
     if isinstance(message, Complaint) and len(message.what) > _EXPLANATION:
@@ -355,26 +362,27 @@ def _check(message: Message) -> None:
 
 
 def _check_run(run: Run) -> None:
-    if not (0 < run.count <= 1 << 20 and 0 < run.dim <= 1 << 20 and 0 <= run.budget_us < _MICROSECONDS):
+    if not (0 < run.count <= 1 << 20 and 0 < run.dim <= 1 << 20 and 0 <= run.budget_us <= MAX_BUDGET_US):
         raise WireError(f"tokens {run.count} x {run.dim}, budget {run.budget_us} us: out of range; dropped")
     it = run.itinerary
     if not all(wave and all(wave) for wave in it.waves):
         raise WireError("itinerary with an empty wave or track; dropped")
     ran = [step for wave in it.waves for track in wave for step in track]
     blocks = [*(block for block, _ in ran), *it.remaining, *it.skipped]
-    if len(set(blocks)) != len(blocks) or any(not 0 <= b < _COUNT for b in blocks):
+    if len(set(blocks)) != len(blocks) or any(not 0 <= b < COUNT for b in blocks):
         raise WireError("itinerary names a block twice or one out of range; dropped")
     _check_names("itinerary", {it.source, *it.relays, *(holder for _, holder in ran), *(v.holder for v in it.visits)})
-    _check_numbers("itinerary", _COUNT, it.max_skips)
+    _check_numbers("itinerary", COUNT, it.max_skips)
     if not 0.0 <= it.price <= MAX_PRICE:
         raise WireError(f"itinerary with the price {it.price}, from 0 to {MAX_PRICE:.0f} are allowed; dropped")
-    _check_numbers("itinerary", _COUNT, it.waves_wanted)
+    _check_numbers("itinerary", COUNT, it.waves_wanted)
     if it.track is not None:
         _check_numbers("track", _U64, it.track.wave)
-        _check_numbers("track", _COUNT, it.track.index, it.track.before)
+        _check_numbers("track", COUNT, it.track.index, it.track.before)
+        _check_names("track", (it.track.origin,))
     for visit in it.visits:
-        _check_numbers("visit", _MICROSECONDS, visit.queue_us, visit.engine_us, visit.codec_us, visit.wait_us)
-        _check_numbers("visit", _COUNT, *visit.blocks)
+        _check_numbers("visit", MICROSECONDS, visit.queue_us, visit.engine_us, visit.codec_us, visit.wait_us)
+        _check_numbers("visit", COUNT, *visit.blocks)
         for row in visit.tracks:
             _check_track_row(row)
     _check_texts(run.codec, run.returning, it.policy, it.late)
@@ -382,15 +390,16 @@ def _check_run(run: Run) -> None:
 
 def _check_track_row(row: TrackRow) -> None:
     _check_names("track", (row.holder,))
-    _check_numbers("track", _COUNT, row.wave, *row.blocks)
+    _check_numbers("track", COUNT, row.wave, *row.blocks)
     times = (row.begin_us, row.end_us, row.expected_us, row.queue_us, row.engine_us, row.codec_us)
-    _check_numbers("track", _MICROSECONDS, *times)
+    _check_numbers("track", MICROSECONDS, *times)
     _check_texts(row.why)
 
 
-def _check_request(session: bytes, request: int) -> None:
-    if len(session) != 16 or not 0 <= request < _U64:
-        raise WireError(f"request {request} of a session of {len(session)} bytes: out of range; dropped")
+def _check_requests(*requests: RequestId) -> None:
+    for request in requests:
+        if len(request) != _REQUEST_BYTES:
+            raise WireError(f"request id of {len(request)} bytes, {_REQUEST_BYTES} are needed; dropped")
 
 
 def _check_numbers(what: str, bound: int, *numbers: int) -> None:
@@ -409,3 +418,5 @@ def _check_texts(*texts: str) -> None:
     for text in texts:
         if len(text) > _TEXT:
             raise WireError(f"text of {len(text)} characters, at most {_TEXT} are allowed; dropped")
+        if not text.isprintable():
+            raise WireError(f"text {text[:40]!r} with characters that cannot be printed; dropped")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ls_edge.errors import RequestError
-from ls_edge.runtime.wire import Hello, Itinerary, Message, RequestKey, Run, State, Ticket
+from ls_edge.runtime.wire import Hello, Itinerary, Message, RequestId, Run, State, Ticket
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Arrived:
     run: Run
     tokens: Any
     codec_us: int = 0
+    finite: bool = True
+    """Whether all values of the tokens are finite."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ class Note:
 
     what: str
     peer: str = ""
-    request: RequestKey | None = None
+    request: RequestId | None = None
     why: str = ""
 
 

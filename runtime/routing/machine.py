@@ -42,7 +42,24 @@ from ls_edge.runtime.routing.events import (
 )
 from ls_edge.runtime.routing.neighbours import Limits, Neighbour, Neighbours
 from ls_edge.runtime.routing.policy import Choice, GiveBack, SendTo, Wait, choose
-from ls_edge.runtime.wire import Accept, Itinerary, Moved, Progress, Refuse, Release, RequestKey, Run, Ticket, TrackRow
+from ls_edge.runtime.wire import (
+    MAX_BUDGET_US,
+    Accept,
+    Itinerary,
+    Moved,
+    Progress,
+    Refuse,
+    Release,
+    RequestId,
+    Run,
+    Ticket,
+    TrackRow,
+)
+
+REFUSED_S = 0.1
+"""Seconds for which a process that refuses as cold or draining is asked nothing: it tells when that changes."""
+_OFFERS = 1024
+"""Transfers that are remembered until they are answered, to learn how long they take."""
 
 
 class Stage(Enum):
@@ -69,16 +86,27 @@ class Item:
     came_from: str | None
     """Who gets PROGRESS and RELEASE; None in the source."""
     arrived: float
+    tie_break: int = 0
+    """Decides between equal holders: counts up, so that they take turns."""
     stage: Stage = Stage.WAITING
     returning: str = ""
     """Why the tokens go back to the source; empty while they go forward."""
     next: str = ""
     sent: Ticket | None = None
     """The transfer by which they were handed on."""
-    offered_at: float = 0.0
     queued_at: float = 0.0
     check_at: float = float("inf")
-    """When the present stage has lasted too long."""
+    """When it has to be looked at in its present stage."""
+    hop_at: float = float("inf")
+    """When its next holder has shown no progress for too long."""
+    keep_until: float = float("inf")
+    """When its next holder has kept it for too long without a further block."""
+    keep_end: float = float("inf")
+    """When its next holder has kept it for too long in any case."""
+    most_done: int = 0
+    """Blocks that have run, as far as its next holder has said."""
+    avoid: dict[str, float] = field(default_factory=dict)
+    """Who has refused it or given it back as it was, and until when it is not offered to them."""
     waiting_since: float | None = None
     block: int = -1
     """What is queued or running."""
@@ -99,9 +127,14 @@ class Item:
     """Time for which tracks of others were waited for."""
 
     @property
-    def key(self) -> RequestKey:
+    def request(self) -> RequestId:
         """The request."""
-        return self.ticket.key
+        return self.ticket.request
+
+    @property
+    def owner(self) -> str:
+        """The source of the request."""
+        return self.itinerary.owner
 
 
 class Machine:
@@ -118,6 +151,9 @@ class Machine:
         """Items that were routed again after a failure."""
         self._rng = rng
         self._sent: dict[Ticket, Item] = {}
+        self._offered: dict[Ticket, tuple[str, float]] = {}
+        """To whom and when each transfer was offered that is not answered yet, given up ones included."""
+        self._credit_came = False
         self._candidates: list[Candidate] | None = None
         self._any_credit = False
         self._ready: deque[Item] = deque()
@@ -130,6 +166,9 @@ class Machine:
         self._out = []
         self._candidates = None
         self._on(event)
+        if self._credit_came:
+            self._credit_came = False
+            self._wake_waiting()
         self._candidates = None
         self._check_times()
         while self._ready:
@@ -224,47 +263,77 @@ class Machine:
     def _on_message(self, event: Received) -> None:
         message = event.message
         if isinstance(message, (Accept, Refuse)):
-            n = self.neighbours.get(event.sender)
-            if n is not None and n.state is not None:
-                n.state = msgspec.structs.replace(n.state, credits=message.credits)
+            self._learn(event.sender, message)
         item = self._sent.get(message.ticket) if isinstance(message, (Accept, Refuse, Progress, Release)) else None
         if item is None or item.next != event.sender:
             return
-        self.neighbours.advanced(event.sender)
+        if isinstance(message, (Progress, Release)):
+            self.neighbours.advanced(event.sender)
         if isinstance(message, Accept):
             if item.stage is Stage.OFFERED:
                 self._unoffer(item, keep=True)
                 item.stage = Stage.CUSTODY
-                n = self.neighbours.get(item.next)
-                if n is not None:
-                    n.accepted_after(self._now - item.offered_at)
                 self._extend(item)
                 self._accepted(item)
         elif isinstance(message, Refuse):
             self._on_refuse(item, message)
         elif isinstance(message, Progress):
-            self._extend(item)
+            self._on_progress(item, message)
         elif isinstance(message, Release):
             self._unoffer(item)
             self._released(item)
 
-    def _on_refuse(self, item: Item, message: Refuse) -> None:
-        n = self.neighbours.get(item.next)
-        self._unoffer(item)
-        if message.reason == "cancelled":
-            self._drop(item)
+    def _learn(self, name: str, message: Accept | Refuse) -> None:
+        """Take in the credits that an answer to a transfer tells, and how long the transfer took."""
+        n = self.neighbours.get(name)
+        offered = self._offered.pop(message.ticket, None)
+        if n is None or n.state is None or offered is None or offered[0] != name:
             return
-        if n is not None and message.reason != "busy":
-            n.refused_until = self._now + 0.1
+        before = n.credits(self._now, self.limits)
+        n.state = msgspec.structs.replace(n.state, credits=message.credits)
+        if isinstance(message, Accept):
+            n.accepted_after(self._now - offered[1], self._now)
+        self._candidates = None
+        if before == 0:
+            self._credit_came = True
+
+    def _on_progress(self, item: Item, message: Progress) -> None:
+        """Give its holder more time; without further blocks only as long as :attr:`Limits.keep_share` says."""
+        if item.most_done < message.blocks_done <= item.itinerary.blocks_done + len(item.itinerary.remaining):
+            item.most_done = message.blocks_done
+            item.keep_until = self._now + self.limits.keep_share * (self._end(item) - self._now)
+        self._extend(item)
+
+    def _on_refuse(self, item: Item, message: Refuse) -> None:
+        name = item.next
+        n = self.neighbours.get(name)
+        self._unoffer(item)
+        if n is not None:
+            if message.reason != "busy":
+                n.refused_until = self._now + REFUSED_S
+            if message.reason not in ("draining", "cold") and (message.reason != "busy" or message.credits):
+                # Busy without a credit is the usual way; anything else says that it takes nothing of this.
+                n.turn_down(self._now, self.limits)
+                item.avoid[name] = n.passed_until
         self._wait(item, None)
         self._ready.append(item)
 
     def _extend(self, item: Item) -> None:
         n = self.neighbours.get(item.next)
-        patience = n.hop_deadline(self.limits) if n else self.limits.hop_floor
+        accepted = item.stage is Stage.CUSTODY
+        left = max(0.0, self._end(item) - self._now)
+        patience = n.hop_deadline(self.limits, left, accepted=accepted) if n else self.limits.hop_floor
         # Each time that it had to be routed again it gets twice the time: on machines that are starved of computing
         # time, copies of everything would otherwise go round and make it worse.
-        item.check_at = min(self._now + patience * 2 ** min(item.reroutes, 6), self._end(item))
+        most = max(self.limits.hop_most, self.limits.hop_share * left) + (0.0 if accepted else self.limits.transfer)
+        item.hop_at = self._now + min(patience * 2 ** min(item.reroutes, 6), most)
+        self._check_hop(item)
+
+    def _check_hop(self, item: Item) -> None:
+        """Set when a transfer has to be looked at next."""
+        item.check_at = min(item.hop_at, item.keep_until, item.keep_end, self._end(item))
+        if item.stage is Stage.OFFERED and item.came_from is not None:
+            item.check_at = min(item.check_at, self._now + self.limits.look_again)
 
     # Deciding and handing on.
 
@@ -277,9 +346,15 @@ class Machine:
         if not item.itinerary.remaining:
             self._take(item, GiveBack("done"))
             return
+        if item.came_from is not None and item.ticket.hop >= self.limits.most_hops(item.itinerary.blocks):
+            self._take(item, GiveBack("hops"))
+            return
         since = item.waiting_since
         patient = since is None or self._now - since < self.limits.credit_wait
         own, candidates = self._own(item), self._reachable()
+        if item.avoid:
+            item.avoid = {name: until for name, until in item.avoid.items() if until > self._now}
+            candidates = [c for c in candidates if c.name not in item.avoid]
         if since is not None and item.check_at > self._now and not own.blocks and not self._any_credit:
             return  # it was woken, its time has not come, and there is no credit anywhere
         choice = choose(
@@ -287,7 +362,7 @@ class Machine:
             own,
             candidates,
             patient=patient,
-            spread=item.ticket.request,
+            spread=item.tie_break,
         )
         if isinstance(choice, SendTo):
             if item.itinerary.via_source and item.came_from is not None:
@@ -324,7 +399,7 @@ class Machine:
             self._offer(item, source, item.itinerary)
             return
         ways = [n.name for n in self.neighbours if n.available(self._now) and n.state and source in n.state.reaches]
-        ways = [name for name in ways if name not in item.itinerary.relays]
+        ways = [name for name in ways if name not in item.itinerary.relays and item.avoid.get(name, 0.0) <= self._now]
         before = self._holder_before(item)
         if ways or before:
             itinerary = msgspec.structs.replace(item.itinerary, relays=(*item.itinerary.relays, self.name))
@@ -343,16 +418,23 @@ class Machine:
 
     def _offer(self, item: Item, to: str, itinerary: Itinerary) -> None:
         n = self.neighbours.by_name[to]
-        sent = Ticket(item.ticket.session, item.ticket.request, item.ticket.branch, item.ticket.hop + 1)
+        sent = item.ticket._replace(hop=item.ticket.hop + 1)
         if sent in self._sent or item.sent is not None:
             sent = sent._replace(branch=self._rng.getrandbits(64))
         n.offers += 1
         self._candidates = None
         item.stage, item.next, item.sent, item.waiting_since = Stage.OFFERED, to, sent, None
-        item.offered_at = self._now
         self._sent[sent] = item
+        self._offered[sent] = (to, self._now)
+        if len(self._offered) > _OFFERS:
+            del self._offered[next(iter(self._offered))]
+        left = max(0.0, self._end(item) - self._now)
+        item.keep_until, item.keep_end = (
+            self._now + part * left for part in (self.limits.keep_share, self.limits.keep_most)
+        )
+        item.most_done = itinerary.blocks_done
         self._extend(item)
-        budget = max(0, round((item.deadline - self._now) * 1e6))
+        budget = min(MAX_BUDGET_US, max(0, round((item.deadline - self._now) * 1e6)))
         # Codec and shape are the sender's to fill in: routing does not look at tokens.
         run = Run(sent, budget, self._with_visit(item, itinerary), "raw", 1, 1, item.returning)
         self._out.append(Send(to, run, item.tokens))
@@ -374,7 +456,7 @@ class Machine:
         self._unoffer(item)
         self.reroutes += 1
         item.reroutes += 1
-        self._out.append(Note("rerouted", item.next, item.key, why))
+        self._out.append(Note("rerouted", item.next, item.request, why))
         self._wait(item, None)
         self._ready.append(item)
 
@@ -404,14 +486,44 @@ class Machine:
             if self.items.get(item.ticket) is not item or self._over_budget(item):
                 continue
             if item.stage in (Stage.OFFERED, Stage.CUSTODY):
-                name = item.next
-                self.neighbours.suspect(name, self._now)
-                self._out.append(Note("suspect", name, item.key, "no progress within the hop's deadline"))
-                self._route_again(item, f"{name} showed no progress")
+                self._late_hop(item)
             elif item.stage is Stage.WAITING:
                 self._ready.append(item)
             else:
                 self._late(item)
+
+    def _late_hop(self, item: Item) -> None:
+        """A transfer has to be looked at: it is late, is kept for too long, or its own keeper wants to hear of it."""
+        name = item.next
+        if self._now >= item.hop_at:
+            self.neighbours.suspect(name, self._now)
+            self._out.append(Note("suspect", name, item.request, "no progress within the hop's deadline"))
+            self._route_again(item, f"{name} showed no progress")
+        elif self._now >= min(item.keep_until, item.keep_end):
+            if self._only_holder(item):
+                left = max(self.limits.hop_floor, self.limits.keep_share * (self._end(item) - self._now))
+                item.keep_until = item.keep_end = self._now + left
+                self._check_hop(item)
+            else:
+                n = self.neighbours.get(name)
+                if n is not None:
+                    n.turn_down(self._now, self.limits)
+                item.avoid[name] = item.deadline
+                self._route_again(item, f"{name} kept it for too long")
+        else:
+            # Who keeps the copy before must not suspect us while it is the next holder who is late.
+            self._send_progress([item])
+            self._check_hop(item)
+
+    def _only_holder(self, item: Item) -> bool:
+        """Whether nobody else could go on with an item that its next holder keeps."""
+        if item.returning:
+            return item.next == item.itinerary.source
+        others = [c for c in self._reachable() if c.name != item.next]
+        wanted = frozenset(item.itinerary.remaining)
+        return wanted.isdisjoint(self._own(item).blocks) and not any(
+            wanted & (c.blocks | c.reach_blocks) for c in others
+        )
 
     def _late(self, item: Item) -> None:
         """An item in one of the stages of a subclass has passed its ``check_at``."""
@@ -427,4 +539,4 @@ class Machine:
     def _tell_source(self, item: Item, before: str) -> None:
         source = item.itinerary.source
         if source != before and source in self.neighbours.by_name:
-            self._out.append(Send(source, Moved(item.ticket, self.name, before)))
+            self._out.append(Send(source, Moved(item.ticket, before)))

@@ -2,7 +2,9 @@
 
 A process is under suspicion after a hop to it passed its deadline. It gets nothing for a while that doubles with each
 strike, and is trusted again as soon as it shows progress: a process that hangs looks idle, and must not attract work by
-it.
+it. Nor must one that refuses or returns whatever it is given: it is passed over for a while that doubles, too.
+
+What a process says of itself is believed within bounds, since it may be wrong or lie.
 """
 
 from __future__ import annotations
@@ -15,7 +17,17 @@ from ls_edge.runtime.routing.candidates import Candidate
 from ls_edge.runtime.wire import Hello, State
 
 TRIP_HALVES = 20.0
-"""Seconds after which half of the belief in what was measured in waves is left."""
+"""Seconds after which half of the belief in what was measured of a way is left."""
+MOST_BLOCK_US = 60_000_000
+"""Longest engine call that is believed of another process: a minute."""
+MOST_WAIT_US = 600_000_000
+"""Longest queue that is believed of another process: the longest budget."""
+SAMPLE_CLAMP = 4.0
+"""A measured time counts as at most this many times the usual one, so that one pause is not taken for a slow device."""
+_STALE_AFTER = 0.35
+"""Seconds without STATE after which a process counts as busier by each further second: three were missed."""
+_UNTRIED_WINDOW = 2
+"""Transfers on their way to a process whose link was never measured."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +42,18 @@ class Limits:
     """Least time that a hop may show no progress."""
     hop_factor: float = 10.0
     """The same in usual engine calls of the holder."""
+    hop_most: float = 2.0
+    """Most time that a hop may show no progress, however slow the holder says it is."""
+    hop_share: float = 0.25
+    """The same as a part of what is left of the budget; the larger of both counts."""
+    transfer: float = 0.0
+    """What the first transfer over a link may take beyond that; later ones twice what was measured."""
+    keep_share: float = 0.5
+    """Part of what is left of the budget for which a holder may keep tokens without running a further block."""
+    keep_most: float = 0.75
+    """The same in any case, where others could run them."""
+    window: float = 0.1
+    """Seconds of transfers that may be on their way over a slow link: heartbeats and all else wait behind them."""
     credit_wait: float = 0.25
     """How long tokens wait for the credit of a preferred holder."""
     look_again: float = 0.05
@@ -38,6 +62,9 @@ class Limits:
     """How long the source waits for an unreachable block before it skips it."""
     suspect_base: float = 0.3
     suspect_most: float = 5.0
+    pass_base: float = 0.02
+    """For how long a process is passed over that has refused or returned everything; doubles each time."""
+    pass_most: float = 2.0
     away_floor: float = 1.0
     """Least time without news after which the source starts a new branch."""
     progress_every: float = 0.08
@@ -51,6 +78,16 @@ class Limits:
     drain: float = 4.0
     """How long a draining peer tries to get rid of what it holds."""
     tombstones: int = 100_000
+    hops: int = 64
+    """Transfers that a branch may make beyond four for each block; then its tokens go home."""
+
+    def most_hops(self, blocks: int) -> int:
+        """Transfers that a branch may make before its tokens go home: nobody can have them bounce for ever."""
+        return self.hops + 4 * blocks
+
+    def fair_share(self, claimants: int) -> int:
+        """Credits that one of so many sources, or one neighbour, may hold; an eighth is left for who comes new."""
+        return max(1, (self.credits - self.credits // 8) // max(1, claimants))
 
     @property
     def reserved(self) -> int:
@@ -72,6 +109,12 @@ class Neighbour:
     strikes: int = 0
     suspected_until: float = 0.0
     refused_until: float = 0.0
+    passed_until: float = 0.0
+    """Until when it is passed over for having refused or returned what it was given; STATE does not end it."""
+    turned_down: int = 0
+    """Transfers that it has refused or returned as they were, since the last that it got on with."""
+    link_at: float = 0.0
+    """When a transfer to it was last measured."""
     calls_when_suspected: int = -1
     link_us: float = 0.0
     """What a transfer to it takes until it is accepted, usually."""
@@ -94,15 +137,47 @@ class Neighbour:
             state is not None and state.warm and not state.draining and not state.stuck and now >= self.suspected_until
         )
 
-    def credits(self, now: float) -> int:
-        """Transfers that it would accept now, those on their way taken off."""
-        if self.state is None or now < self.refused_until:
-            return 0
-        return max(0, self.state.credits - self.offers)
+    @property
+    def block_us(self) -> int:
+        """What one engine call takes it, as far as that is believed."""
+        return 0 if self.state is None else min(self.state.block_us, MOST_BLOCK_US)
 
-    def accepted_after(self, seconds: float) -> None:
+    def credits(self, now: float, limits: Limits) -> int:
+        """Transfers that it would accept now, those on their way taken off; over a slow link only a few at a time."""
+        if self.state is None or now < self.refused_until or now < self.passed_until:
+            return 0
+        return max(0, min(self.state.credits, self._window(now, limits)) - self.offers)
+
+    def _window(self, now: float, limits: Limits) -> int:
+        if not self.link_us:
+            return _UNTRIED_WINDOW
+        link = self.expected_link_us(now)
+        most = int(limits.window * 1e6 / max(1, link))
+        return max(1 if link > 5 * limits.window * 1e6 else _UNTRIED_WINDOW, most)
+
+    def accepted_after(self, seconds: float, now: float) -> None:
         """Learn from a transfer."""
-        self.link_us += (seconds * 1e6 - self.link_us) * (0.2 if self.link_us else 1.0)
+        took = seconds * 1e6
+        if self.link_us:
+            took = min(took, SAMPLE_CLAMP * max(self.link_us, 1000.0))
+            self.link_us += 0.2 * (took - self.link_us)
+        else:
+            self.link_us = took
+        self.link_at = now
+
+    def expected_link_us(self, now: float) -> int:
+        """What a transfer takes; belief in an old measurement fades, so that a link is tried again."""
+        return round(self.link_us * math.exp((self.link_at - now) * math.log(2) / TRIP_HALVES))
+
+    def turn_down(self, now: float, limits: Limits) -> None:
+        """Count that it refused or returned what it was given, and pass it over for a while that doubles."""
+        self.turned_down += 1
+        pause = limits.pass_base * 2.0 ** min(self.turned_down, 16)
+        self.passed_until = now + min(limits.pass_most, pause)
+
+    def got_on(self) -> None:
+        """It got on with what it was given: chosen like everybody again."""
+        self.turned_down, self.passed_until = 0, 0.0
 
     def track_took(self, seconds: float, inside_us: int, now: float) -> None:
         """Learn from a track that came back after ``seconds``, of which ``inside_us`` were its queue and engine."""
@@ -121,15 +196,29 @@ class Neighbour:
         return round(max(known, min(self.link_us, self.trip_us)) if self.trip_us else 2 * self.link_us)
 
     def expected_wait_us(self, now: float) -> int:
-        """Until its engine could begin with something new; what it had to do is being done meanwhile."""
+        """Until its engine could begin with something new.
+
+        What it had to do is being done meanwhile; transfers on their way come first; and who has not been heard for a
+        while counts as busy.
+        """
         if self.state is None:
             return 0
-        return max(0, self.state.wait_us - round((now - self.state_at) * 1e6)) + self.offers * self.state.block_us
+        age = now - self.state_at
+        left = max(0, min(self.state.wait_us, MOST_WAIT_US) - round(age * 1e6))
+        on_their_way = self.offers * max(self.block_us, self.expected_link_us(now))
+        return left + on_their_way + round(max(0.0, age - _STALE_AFTER) * 1e6)
 
-    def hop_deadline(self, limits: Limits) -> float:
-        """Seconds that a transfer to it may show no progress."""
-        usual = 0 if self.state is None else self.state.block_us
-        return max(limits.hop_floor, limits.hop_factor * usual / 1e6)
+    def hop_deadline(self, limits: Limits, left: float, *, accepted: bool = True) -> float:
+        """Seconds that a transfer to it may show no progress, ``left`` being left of the budget.
+
+        ``accepted``: whether it has accepted the transfer; until then the way there counts as well.
+        """
+        most = max(limits.hop_most, limits.hop_share * left)
+        wanted = max(limits.hop_floor, limits.hop_factor * self.block_us / 1e6)
+        if not accepted:
+            wanted += 2 * self.link_us / 1e6 if self.link_us else limits.transfer
+            most += limits.transfer
+        return min(wanted, most)
 
 
 @dataclass
@@ -158,10 +247,10 @@ class Neighbours:
                         name=n.name,
                         blocks=frozenset(n.hello.blocks),
                         reach_blocks=frozenset(n.state.reach_blocks),
-                        credits=n.credits(now),
+                        credits=n.credits(now, self.limits),
                         wait_us=n.expected_wait_us(now),
-                        block_us=n.state.block_us,
-                        link_us=round(n.link_us),
+                        block_us=n.block_us,
+                        link_us=n.expected_link_us(now),
                         trip_us=n.expected_trip_us(now),
                     )
                 )

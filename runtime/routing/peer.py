@@ -8,8 +8,11 @@ slot, run as one batch of at most ``max_batch``, since all blocks of a bundle ta
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
+import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -24,24 +27,31 @@ from ls_edge.runtime.routing.events import (
     Drain,
     Event,
     Instruction,
+    NeighbourDown,
+    NeighbourState,
     NeighbourUp,
     Note,
     Received,
     Send,
     TellState,
+    Tick,
     Warm,
 )
 from ls_edge.runtime.routing.machine import Item, Stage
-from ls_edge.runtime.routing.neighbours import TRIP_HALVES, Limits
+from ls_edge.runtime.routing.neighbours import SAMPLE_CLAMP, TRIP_HALVES, Limits
 from ls_edge.runtime.routing.policy import Choice, GiveBack, RunHere
 from ls_edge.runtime.routing.waves import Joiner
-from ls_edge.runtime.wire import Accept, Cancel, Itinerary, Refuse, Release, RequestKey, State, VisitRow
+from ls_edge.runtime.wire import Accept, Cancel, Itinerary, Refuse, Release, RequestId, State, VisitRow
 
-_SESSIONS = 1024
+_SOURCES = 1024
 """Sources whose turns are remembered."""
+_NOT_FINITE = 3
+"""Requests in a row without finite outputs after which a block counts as failed: one odd image is not enough."""
 _SMOOTH = 0.1
 """Weight of the newest engine call in the usual time of one."""
 _SMOOTH_BESIDE = 0.3
+_BLOCK_SHARE = 0.25
+"""Most of a budget that is kept back for an engine call: a wrong belief in its length must not keep it from running."""
 
 
 class PeerMachine(Joiner):
@@ -76,12 +86,16 @@ class PeerMachine(Joiner):
         self._running: tuple[Item, ...] | None = None
         self._running_since = 0.0
         self._running_blocks = 0
-        self._served: dict[bytes, int] = {}
+        self._served: dict[str, int] = {}
         self._turn = 0
+        self._arrivals = 0
         self._start_at = 0.0
         self._drain_until = float("inf")
-        self._tombstones: dict[RequestKey, float] = {}
+        self._tombstones: dict[tuple[str, RequestId], float] = {}
+        self._tombstone_ends: list[tuple[float, tuple[str, RequestId]]] = []
         self._orphaned: dict[str, float] = {}
+        self._not_finite: dict[int, set[RequestId]] = {}
+        """Requests in a row for which a block gave what is not finite."""
 
     @property
     def credits(self) -> int:
@@ -96,19 +110,38 @@ class PeerMachine(Joiner):
         """Whether it holds nothing, so that it may leave."""
         return not self.items
 
-    def credits_for(self, role: str) -> int:
-        """Items that it would accept now from a process of this role."""
-        return max(0, self.credits - self.limits.reserved) if role == "source" else self.credits
+    def credits_for(self, name: str) -> int:
+        """Transfers that it would accept now from a process, a source or a peer."""
+        n = self.neighbours.get(name)
+        from_source = n is not None and n.hello.role == "source"
+        free = max(0, self.credits - self.limits.reserved) if from_source else self.credits
+        return max(0, min(free, self._room_for(name) if from_source else self._room_from(name)))
 
-    def state(self, role: str = "peer") -> State:
-        """What a neighbour of this role has to know."""
+    def _working(self) -> Iterable[Item]:
+        return (item for item in self.items.values() if item.stage is not Stage.CUSTODY)
+
+    def _room_for(self, owner: str) -> int:
+        """How many more requests a source may have here.
+
+        Aliases of a source count as one. So no source can take all credits, whatever it does not accept back.
+        """
+        who = owner_of(owner)
+        held = Counter(owner_of(item.owner) for item in self._working())
+        return self.limits.fair_share(len(held.keys() | {who})) - held[who]
+
+    def _room_from(self, sender: str) -> int:
+        """How many more transfers a neighbour may have here, whosesoever they say that they are."""
+        return self.limits.fair_share(1) - sum(item.came_from == sender for item in self._working())
+
+    def state(self, name: str = "") -> State:
+        """What the neighbour of this name has to know."""
         peers = [n for n in self.neighbours if n.hello.role == "peer"]
         reached = {block for n in peers if n.available(self._now) for block in n.hello.blocks}
         return State(
             warm=self.warm,
             draining=self.draining,
             stuck=self.stuck,
-            credits=self.credits_for(role),
+            credits=self.credits_for(name),
             queue=len(self._queue) + (self._running is not None),
             calls=self.calls,
             block_us=self.block_us,
@@ -150,14 +183,14 @@ class PeerMachine(Joiner):
             self._drain_until = self._now + self.limits.drain / 2
             self._out.append(TellState())
         else:
-            if isinstance(event, NeighbourUp):
-                self._orphaned.pop(event.hello.name, None)
             super()._on(event)
+        if isinstance(event, (NeighbourUp, NeighbourDown, NeighbourState, Tick)) and self.items:
+            self._look_for_orphans()
         self._forget()
 
     def _on_message(self, event: Received) -> None:
         if isinstance(event.message, Cancel):
-            self._cancel(event.message)
+            self._cancel(event.sender, event.message)
         else:
             super()._on_message(event)
 
@@ -166,11 +199,9 @@ class PeerMachine(Joiner):
         if run.returning and run.itinerary.source == self.name:
             self._on_track(event)
             return
-        n = self.neighbours.get(sender)
-        role = n.hello.role if n is not None else "peer"
-        reason = self._reason_to_refuse(event, role)
+        reason = self._reason_to_refuse(event)
         if reason:
-            self._out.append(Send(sender, Refuse(run.ticket, reason, self.credits_for(role))))
+            self._out.append(Send(sender, Refuse(run.ticket, reason, self.credits_for(sender))))
             return
         if run.ticket not in self.items:
             item = Item(
@@ -180,28 +211,33 @@ class PeerMachine(Joiner):
                 deadline=self._now + run.budget_us / 1e6,
                 came_from=sender,
                 arrived=self._now,
+                tie_break=self._arrivals,
                 returning=run.returning,
                 codec_us=event.codec_us,
                 progress_at=self._now,
             )
+            self._arrivals += 1
             self.items[run.ticket] = item
             self._ready.append(item)
             self._tell_source(item, sender)
-        self._out.append(Send(sender, Accept(run.ticket, self.credits_for(role))))
+        self._out.append(Send(sender, Accept(run.ticket, self.credits_for(sender))))
 
-    def _reason_to_refuse(self, event: Arrived, role: str) -> str:
+    def _reason_to_refuse(self, event: Arrived) -> str:
         run = event.run
-        if run.ticket.key in self._tombstones:
+        owner = run.itinerary.owner
+        if self._tombstones.get((owner, run.ticket.request), self._now) > self._now:
             return "cancelled"
         if run.ticket in self.items:
             return ""
+        if not event.finite:
+            return "not finite"
         if run.returning:
             return "busy" if len(self.items) >= self.limits.credits + self.limits.custody else ""
         if self.draining:
             return "draining"
         if not self.warm:
             return "cold"
-        return "busy" if self.credits_for(role) == 0 else ""
+        return "busy" if self.credits_for(event.sender) == 0 or self._room_for(owner) <= 0 else ""
 
     # The engine.
 
@@ -248,7 +284,7 @@ class PeerMachine(Joiner):
         self._queue = [i for i in self._queue if self.items.get(i.ticket) is i and i.stage is Stage.QUEUED]
         if self._running is not None or not self._queue or self.stuck:
             return
-        first = min(self._queue, key=lambda i: (self._served.get(i.ticket.session, 0), i.arrived, i.ticket.request))
+        first = min(self._queue, key=lambda i: (self._served.get(i.owner, 0), i.arrived, i.ticket.request))
         batch = [first]
         for item in self._queue:
             if len(batch) < self.max_batch and item is not first and self._may_join(item, first.block):
@@ -257,9 +293,9 @@ class PeerMachine(Joiner):
         if len(batch) < self.max_batch and self._now < self._start_at:
             return
         self._turn += 1
-        self._served[first.ticket.session] = self._turn
-        if len(self._served) > _SESSIONS:
-            del self._served[min(self._served, key=lambda session: self._served[session])]
+        self._served[first.owner] = self._turn
+        if len(self._served) > _SOURCES:
+            del self._served[min(self._served, key=lambda owner: self._served[owner])]
         blocks = self._chain(batch, first.block)
         usual = len(blocks) * self.block_us / 1e6
         for item in batch:
@@ -305,6 +341,10 @@ class PeerMachine(Joiner):
     def _on_computed(self, event: Computed) -> None:
         self.calls += 1
         took = event.engine_us / len(event.blocks)
+        if self.block_us:  # a pause of the whole process is no sign of a slow engine
+            took = min(took, SAMPLE_CLAMP * self.block_us)
+        for block in event.blocks:
+            self._not_finite.pop(block, None)
         if any(self._track_of(item) is not None for item in self._running or ()):
             self.beside_us += (took - self.beside_us) * (_SMOOTH_BESIDE if self.beside_us else 1.0)
             self._beside_at = self._now
@@ -327,15 +367,32 @@ class PeerMachine(Joiner):
         self._send_progress(self._queue)
 
     def _on_compute_failed(self, event: ComputeFailed) -> None:
-        self.failed_blocks[event.block] = event.why
-        self._out += [Note("engine failed", self.name, why=f"block {event.block}: {event.why}"), TellState()]
+        failed = not event.not_finite or self._not_finite_again(event)
+        if failed:
+            self.failed_blocks[event.block] = event.why
+            self._out += [Note("engine failed", self.name, why=f"block {event.block}: {event.why}"), TellState()]
+        else:
+            self._out.append(Note("not finite", self.name, why=f"block {event.block}: {event.why}"))
         self._engine_is_back()
         for ticket in event.tickets:
             item = self.items.get(ticket)
-            if item is not None and item.stage is Stage.RUNNING:
+            if item is None or item.stage is not Stage.RUNNING:
+                continue
+            if event.not_finite and self._track_of(item) is not None:
+                self._give_up(item)
+            elif event.not_finite:
+                self._give_back(item, "not finite")
+            else:
                 self._wait(item, None)
                 self._ready.append(item)
-        self._requeue()
+        if failed:
+            self._requeue()
+
+    def _not_finite_again(self, event: ComputeFailed) -> bool:
+        """Count a block's outputs that are not finite; whether there were too many in a row."""
+        seen = self._not_finite.setdefault(event.block, set())
+        seen.update(ticket.request for ticket in event.tickets)
+        return len(seen) >= _NOT_FINITE
 
     def _engine_is_back(self) -> None:
         self._running = None
@@ -349,7 +406,7 @@ class PeerMachine(Joiner):
             if not self.stuck:
                 self.stuck = True
                 why = f"block {item.block} has been running for longer than its deadline"
-                self._out += [Note("engine is stuck", self.name, item.key, why), TellState()]
+                self._out += [Note("engine is stuck", self.name, item.request, why), TellState()]
                 self._requeue()
                 for part in self._running or ():
                     self._give_up(part)
@@ -388,7 +445,9 @@ class PeerMachine(Joiner):
 
     def _end(self, item: Item) -> float:
         if item.stage in (Stage.WAITING, Stage.JOINING) and not item.returning:
-            return item.deadline - self.limits.way_back - self.block_us / 1e6
+            # However slow the engine is believed to be, most of the time that there was is tried.
+            usual = min(self.block_us / 1e6, _BLOCK_SHARE * (item.deadline - item.arrived))
+            return item.deadline - self.limits.way_back - usual
         return item.deadline
 
     def _over_budget(self, item: Item) -> bool:
@@ -404,29 +463,66 @@ class PeerMachine(Joiner):
             return True
         return False
 
+    def _on_refuse(self, item: Item, message: Refuse) -> None:
+        super()._on_refuse(item, message)
+        if message.reason == "cancelled" and not item.returning and item.itinerary.source != self.name:
+            # If it is so, the source will take them and forget them; if the other lied, nothing is lost.
+            self._give_back(item, "cancelled")
+
+    def _released(self, item: Item) -> None:
+        n = self.neighbours.get(item.next)
+        if n is not None:
+            n.got_on()
+        super()._released(item)
+
     # What nobody waits for any more.
 
-    def _cancel(self, message: Cancel) -> None:
-        keys = {(message.session, request) for request in message.requests}
-        self._tombstones.update(dict.fromkeys(keys, self._now + min(message.budget_us / 1e6, 600.0)))
-        for item in [i for i in self.items.values() if i.key in keys]:
+    def _cancel(self, sender: str, message: Cancel) -> None:
+        """Forget what belongs to the sender: nobody cancels the requests of others."""
+        until = self._now + message.budget_us / 1e6
+        keys = {(sender, request) for request in message.requests}
+        for key in keys:
+            self._tombstones.pop(key, None)
+            self._tombstones[key] = until
+            heapq.heappush(self._tombstone_ends, (until, key))
+        self._forget_tombstones()
+        for item in [i for i in self.items.values() if (i.owner, i.request) in keys]:
             self._drop(item)
 
-    def _lost(self, name: str) -> None:
-        if any(item.itinerary.source == name for item in self.items.values()):
-            self._orphaned[name] = self._now + self.limits.away_floor
+    def _forget_tombstones(self) -> None:
+        ends = self._tombstone_ends
+        while len(self._tombstones) > self.limits.tombstones:
+            del self._tombstones[next(iter(self._tombstones))]  # the oldest
+        while ends and (ends[0][0] <= self._now or len(ends) > 2 * self.limits.tombstones):
+            until, key = heapq.heappop(ends)
+            if self._tombstones.get(key, self._now) <= until and until <= self._now:
+                self._tombstones.pop(key, None)
+
+    def _look_for_orphans(self) -> None:
+        """Find sources of held work that nobody reaches any more, however it was that they were reached."""
+        sources = {item.itinerary.source for item in self.items.values()} - {self.name}
+        for name in sources:
+            if name in self.neighbours.by_name or any(n.state and name in n.state.reaches for n in self.neighbours):
+                self._orphaned.pop(name, None)
+            else:
+                self._orphaned.setdefault(name, self._now + self.limits.away_floor)
+        for name in self._orphaned.keys() - sources:
+            del self._orphaned[name]
 
     def _forget(self) -> None:
         if self._now >= self._drain_until and self._queue:
             self._requeue()
+        self._forget_tombstones()
         for name in [n for n, at in self._orphaned.items() if at <= self._now]:
-            if any(n.state and name in n.state.reaches for n in self.neighbours):
-                self._orphaned[name] = self._now + self.limits.away_floor
-                continue
             del self._orphaned[name]
             for item in [i for i in self.items.values() if i.itinerary.source == name]:
-                self._out.append(Note("dropped", name, item.key, "its source went away"))
+                self._out.append(Note("dropped", name, item.request, "its source went away"))
                 self._drop(item)
-        if (self._tombstones and len(self._tombstones) % 256 == 0) or len(self._tombstones) > self.limits.tombstones:
-            alive = {k: t for k, t in self._tombstones.items() if t > self._now}
-            self._tombstones = dict(list(alive.items())[-self.limits.tombstones // 2 :])
+
+
+_ALIAS = re.compile(r"\.[0-9a-f]{8}$")
+
+
+def owner_of(name: str) -> str:
+    """The name in ``peers.yaml`` behind the alias of a source process."""
+    return _ALIAS.sub("", name)

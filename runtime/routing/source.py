@@ -4,20 +4,22 @@ A request has one current item: the stem's tokens, or those of the last RETURN t
 given up before the request ends: when its next holder has passed it on it is ``AWAY``, watched through MOVED messages,
 and routed again when both the holder and the keeper of the copy before are lost, or when there is no news for too long.
 
-A request ends with the first answer that comes back; later ones are counted and dropped. When nothing that remains can
-be reached, the source skips (at most ``max_skips`` blocks, after a short wait for holders to come back), and at the end
-of the budget it answers from the furthest tokens if that many skips are allowed, else with an error.
+A request ends with the first answer that comes back; later ones are counted and dropped. What comes back is believed
+only as far as the request allows it: what was asked for (policy, skips, the order of blocks) is known here and not
+taken from the wire, and a request is known by random bits that nobody has who was not handed it. When nothing that
+remains can be reached, the source skips (at most ``max_skips`` blocks, after a short wait for holders to come back),
+and at the end of the budget it answers from the furthest tokens if that many skips are allowed, else with an error.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
-from ls_edge.errors import BudgetExceeded, Overloaded
+from ls_edge.errors import BudgetExceeded, NotFinite, Overloaded, RequestError
 from ls_edge.runtime.routing.candidates import Costs
 from ls_edge.runtime.routing.events import (
     Abandon,
@@ -28,6 +30,7 @@ from ls_edge.runtime.routing.events import (
     NeighbourDown,
     NeighbourState,
     NeighbourUp,
+    Note,
     Received,
     Returned,
     Send,
@@ -36,16 +39,25 @@ from ls_edge.runtime.routing.events import (
 from ls_edge.runtime.routing.machine import Item, Machine, Stage
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.policy import Choice, GiveBack
-from ls_edge.runtime.wire import Accept, Cancel, Moved, Ticket
+from ls_edge.runtime.wire import MAX_BUDGET_US, Accept, Cancel, Itinerary, Moved, RequestId, Ticket
 
 _MOST_ENDED = 256
 """Requests in one CANCEL."""
+_ANSWERED = 4096
+"""Requests that are remembered after their end, to count the answers that come later."""
+_HOLDERS_NOT_FINITE = 2
+"""Peers that must have found a request's numbers not to be finite before it ends with an error."""
 
 
 @dataclass(eq=False)
 class _Request:
+    number: int
+    asked: Itinerary
+    """As it was submitted: what is believed of what comes back must fit it."""
     item: Item
     attempts: int = 1
+    not_finite: list[str] = field(default_factory=list)
+    """Who has given it back because numbers were not finite, or tokens that were not."""
     before: str = ""
     holder: str = ""
     reason: str = ""
@@ -56,18 +68,20 @@ class _Request:
 class SourceMachine(Machine):
     """Routing of a process that has the images."""
 
-    def __init__(
-        self, name: str, session: bytes, *, limits: Limits, rng: random.Random, costs: Costs | None = None
-    ) -> None:
+    def __init__(self, name: str, *, limits: Limits, rng: random.Random, costs: Costs | None = None) -> None:
+        """``rng`` draws what identifies requests too: in a process it has to be a source of secrets."""
         super().__init__(name, limits=limits, rng=rng, costs=costs)
-        self.session = session
         self.requests: dict[int, _Request] = {}
+        self.disbelieved: Counter[str] = Counter()
+        """Answers and returns that cannot be true, by who sent them."""
         self.duplicates: Counter[int] = Counter()
         """Answers that came after the first one, by request."""
         self.head_us = 0
         """What the head usually takes; kept at the end of every budget. The caller sets it."""
         self._seen: dict[int, float] = {}
-        self._ended: dict[int, float] = {}
+        self._by_id: dict[RequestId, _Request] = {}
+        self._answered: dict[RequestId, int] = {}
+        self._ended: dict[RequestId, float] = {}
         self._cancel_at = float("inf")
 
     def last_seen(self, block: int) -> float:
@@ -96,10 +110,11 @@ class SourceMachine(Machine):
                     self._seen[block] = self._now
 
     def _on_submit(self, event: Submit) -> None:
-        ticket = Ticket(self.session, event.request, self._rng.getrandbits(64), 0)
-        item = Item(ticket, event.itinerary, event.tokens, event.deadline, None, self._now)
+        ticket = Ticket(self._rng.randbytes(16), self._rng.getrandbits(64), 0)
+        item = Item(ticket, event.itinerary, event.tokens, event.deadline, None, self._now, event.request)
         self.items[ticket] = item
-        self.requests[event.request] = _Request(item, watch_returns=event.watch_returns)
+        request = _Request(event.request, event.itinerary, item, watch_returns=event.watch_returns)
+        self.requests[event.request] = self._by_id[ticket.request] = request
         self._wait(item, None)
         self._ready.append(item)
 
@@ -108,10 +123,10 @@ class SourceMachine(Machine):
         if not isinstance(message, Moved):
             super()._on_message(event)
             return
-        request = self.requests.get(message.ticket.request)
-        if request is None or message.ticket.session != self.session:
+        request = self._by_id.get(message.ticket.request)
+        if request is None:
             return
-        request.before, request.holder = message.before, message.holder
+        request.before, request.holder = message.before, event.sender
         item = request.item
         if item.stage is Stage.AWAY:
             self._watch(item)
@@ -122,31 +137,79 @@ class SourceMachine(Machine):
     def _on_run(self, event: Arrived) -> None:
         run = event.run
         self._out.append(Send(event.sender, Accept(run.ticket, 1)))
-        request = self.requests.get(run.ticket.request) if run.ticket.session == self.session else None
+        request = self._by_id.get(run.ticket.request)
         if request is None:
-            if not run.itinerary.remaining and run.ticket.session == self.session:
-                self.duplicates[run.ticket.request] += 1
+            number = self._answered.get(run.ticket.request)
+            if number is None:
+                self._disbelieve(event.sender, "tokens of a request that it was never given")
+            elif not run.itinerary.remaining:
+                self.duplicates[number] += 1
+            return
+        lie = _what_cannot_be(request.asked, run.itinerary)
+        if lie:
+            self._disbelieve(event.sender, lie, request)
+            self._pass_over(request, event.sender)
+            if request.item.next == event.sender and request.item.sent is not None:
+                self._route_again(request.item, f"{event.sender} gave back what cannot be")
+            return
+        if not event.finite or run.returning == "not finite":
+            self._on_not_finite(request, event)
             return
         old = request.item
-        if run.itinerary.blocks_done < old.itinerary.blocks_done:
+        itinerary = _restored(request.asked, run.itinerary)
+        gained = itinerary.blocks_done - old.itinerary.blocks_done
+        if gained < 0:
             return
-        ticket = Ticket(self.session, run.ticket.request, self._rng.getrandbits(64), run.ticket.hop)
-        itinerary = msgspec.structs.replace(
-            run.itinerary, relays=(), source=self.name, policy=old.itinerary.policy, max_skips=old.itinerary.max_skips
-        )
-        item = Item(ticket, itinerary, event.tokens, old.deadline, None, self._now)
+        if gained == 0 and itinerary.remaining:
+            self._pass_over(request, event.sender)
+        for holder in _holders(itinerary) if gained else ():
+            n = self.neighbours.get(holder)
+            if n is not None:
+                n.got_on()
+        ticket = Ticket(run.ticket.request, self._rng.getrandbits(64), 0)
+        item = Item(ticket, itinerary, event.tokens, old.deadline, None, self._now, old.tie_break, avoid=old.avoid)
         self._drop(old)
         self.items[ticket] = request.item = item
         request.before = request.holder = ""
         request.reason = run.returning
         if request.watch_returns:
-            self._out.append(Returned(run.ticket.request, event.sender, itinerary, event.tokens))
+            self._out.append(Returned(request.number, event.sender, itinerary, event.tokens))
         self._wait(item, None)
         self._ready.append(item)
 
+    def _disbelieve(self, sender: str, why: str, request: _Request | None = None) -> None:
+        self.disbelieved[sender] += 1
+        self._out.append(Note("disbelieved", sender, None if request is None else request.item.request, why))
+
+    def _pass_over(self, request: _Request, name: str) -> None:
+        """Offer nothing for a while to who gave a request back as it was, or made of it what cannot be."""
+        n = self.neighbours.get(name)
+        if n is not None:
+            n.turn_down(self._now, self.limits)
+            request.item.avoid[name] = n.passed_until
+
+    def _on_not_finite(self, request: _Request, event: Arrived) -> None:
+        """Numbers are not finite: have one other holder try, then end the request and say whose they were."""
+        visits = event.run.itinerary.visits
+        holder = visits[-1].holder if visits else event.sender
+        request.not_finite.append(holder)
+        item = request.item
+        self._out.append(Note("not finite", holder, item.request, "NaN or infinity in what it computed"))
+        item.avoid[holder] = item.avoid[event.sender] = item.deadline
+        wanted = frozenset(item.itinerary.remaining)
+        others = [c for c in self._reachable() if c.name not in item.avoid and wanted & (c.blocks | c.reach_blocks)]
+        if others and len(request.not_finite) < _HOLDERS_NOT_FINITE:
+            self._route_again(item, "numbers that are not finite")
+        else:
+            self._fail(request, _not_finite(request))
+
+    def _fail(self, request: _Request, error: RequestError) -> None:
+        self._out.append(Fail(request.number, error, request.item.itinerary, request.attempts))
+        self._end_request(request)
+
     def _take(self, item: Item, choice: Choice) -> None:
         assert isinstance(choice, GiveBack)
-        request = self.requests[item.ticket.request]
+        request = self._by_id[item.request]
         if choice.reason == "done":
             self._answer(request)
             return
@@ -158,10 +221,12 @@ class SourceMachine(Machine):
             else:
                 self._wait(item, skip_at)
             return
-        self._wait(item, None)
+        # Who is passed over for a while does not say when that ends.
+        held_back = bool(item.avoid) or any(n.passed_until > self._now for n in self.neighbours)
+        self._wait(item, self._now + self.limits.look_again if held_back else None)
 
     def _waits_for_credit(self, item: Item) -> None:
-        self.requests[item.ticket.request].reason = "credit"
+        self._by_id[item.request].reason = "credit"
 
     def _may_skip(self, item: Item) -> bool:
         it = item.itinerary
@@ -170,15 +235,18 @@ class SourceMachine(Machine):
     def _answer(self, request: _Request) -> None:
         item = request.item
         itinerary = item.itinerary.skip_rest()
-        self._out.append(Answer(item.ticket.request, itinerary, item.tokens, request.attempts))
+        self._out.append(Answer(request.number, itinerary, item.tokens, request.attempts))
         self._end_request(request, soon=request.attempts == 1 and not itinerary.skipped)
 
     def _end_request(self, request: _Request, *, soon: bool = False) -> None:
         """Forget a request and tell the peers; ``soon`` will do where hardly any work can be left of it."""
         item = request.item
-        del self.requests[item.ticket.request]
+        del self.requests[request.number], self._by_id[item.request]
         self._drop(item)
-        self._ended[item.ticket.request] = item.deadline
+        self._answered[item.request] = request.number
+        if len(self._answered) > _ANSWERED:
+            del self._answered[next(iter(self._answered))]
+        self._ended[item.request] = item.deadline
         self._cancel_at = min(self._cancel_at, self._now + (self.limits.cancel_every if soon else 0.0))
         if len(self._ended) >= _MOST_ENDED:
             self._cancel_at = self._now
@@ -193,8 +261,8 @@ class SourceMachine(Machine):
     def _after(self) -> None:
         if not self._ended or self._now < self._cancel_at:
             return
-        budget = max(0, round((max(self._ended.values()) - self._now) * 1e6))
-        cancel = Cancel(self.session, tuple(self._ended), budget)
+        budget = min(MAX_BUDGET_US, max(0, round((max(self._ended.values()) - self._now) * 1e6)))
+        cancel = Cancel(tuple(self._ended), budget)
         self._out += [Send(n.name, cancel) for n in self.neighbours if n.hello.role == "peer"]
         self._ended.clear()
         self._cancel_at = float("inf")
@@ -205,25 +273,27 @@ class SourceMachine(Machine):
     def _over_budget(self, item: Item) -> bool:
         if self._now < self._end(item):
             return False
-        request = self.requests[item.ticket.request]
+        request = self._by_id[item.request]
         it = item.itinerary
         if not it.remaining or self._may_skip(item):
             self._answer(request)
             return True
+        if request.not_finite:
+            self._fail(request, _not_finite(request))
+            return True
         left = ", ".join(map(str, it.remaining))
         if request.reason == "credit":
             error: BudgetExceeded | Overloaded = Overloaded(
-                f"request {item.ticket.request}: no peer had a credit for blocks {left} within the budget; "
+                f"request {request.number}: no peer had a credit for blocks {left} within the budget; "
                 "send more slowly, or raise the peers' credits or the budget"
             )
         else:
             why = "had no reachable holder" if request.reason == "unreachable" else "were not run in time"
             error = BudgetExceeded(
-                f"request {item.ticket.request}: blocks {left} {why} within the budget and at most {it.max_skips} may "
+                f"request {request.number}: blocks {left} {why} within the budget and at most {it.max_skips} may "
                 "be skipped; check the peers, or raise --budget-ms or --max-skips"
             )
-        self._out.append(Fail(item.ticket.request, error, it, request.attempts))
-        self._end_request(request)
+        self._fail(request, error)
         return True
 
     # Watching what is away.
@@ -233,14 +303,24 @@ class SourceMachine(Machine):
         self._watch(item)
 
     def _watch(self, item: Item) -> None:
-        request = self.requests[item.ticket.request]
+        request = self._by_id[item.request]
         n = self.neighbours.get(request.holder)
-        usual = n.hop_deadline(self.limits) if n else 0.0
-        item.check_at = min(self._now + max(self.limits.away_floor, 2 * usual), self._end(item))
+        left = max(0.0, self._end(item) - self._now)
+        usual = n.hop_deadline(self.limits, left) if n else 0.0
+        item.keep_until = self._now + self.limits.keep_share * left
+        news_by = self._now + max(self.limits.away_floor, 2 * usual)
+        item.check_at = min(news_by, item.keep_until, item.keep_end, self._end(item))
 
     def _late(self, item: Item) -> None:
-        if item.stage is Stage.AWAY:
-            self._route_again(item, "no news of it for too long")
+        """What is away has given no news for too long, or is kept by somebody for too long."""
+        if item.stage is not Stage.AWAY:
+            return
+        for name in {item.next, self._by_id[item.request].holder} - {""}:
+            n = self.neighbours.get(name)
+            if n is not None:
+                n.turn_down(self._now, self.limits)
+                item.avoid[name] = n.passed_until
+        self._route_again(item, "no news of it for too long")
 
     def _lost(self, name: str) -> None:
         for request in list(self.requests.values()):
@@ -251,7 +331,52 @@ class SourceMachine(Machine):
                 self._route_again(request.item, f"{name} and {other} were lost")
 
     def _route_again(self, item: Item, why: str) -> None:
-        request = self.requests[item.ticket.request]
+        request = self._by_id[item.request]
         request.attempts += 1
         request.before = request.holder = ""
         super()._route_again(item, why)
+
+
+def _what_cannot_be(asked: Itinerary, told: Itinerary) -> str:
+    """Why what came back cannot be what became of a request; nothing where it can.
+
+    That each block of the model stands in it once, and who serves which block, is checked on arrival.
+    """
+    if told.track is not None:
+        return "a track of a wave, which belongs to a peer"
+    if told.skipped and (asked.late != "skip" or asked.policy != "parallel"):
+        return f"blocks {_listed(told.skipped)} left out, which only its source may do"
+    if len(told.skipped) > asked.max_skips:
+        return f"{len(told.skipped)} blocks left out where {asked.max_skips} may be"
+    if asked.policy != "parallel" and any(len(wave) != 1 for wave in told.waves):
+        return f"blocks side by side under the policy {asked.policy}"
+    ran = tuple(block for wave in told.waves for track in wave for block, _ in track)
+    if asked.policy == "sequential" and ran != asked.remaining[: len(ran)]:
+        return f"blocks in the order {_listed(ran)} under the policy sequential"
+    return ""
+
+
+def _not_finite(request: _Request) -> NotFinite:
+    names = ", ".join(dict.fromkeys(request.not_finite))
+    return NotFinite(
+        f"request {request.number}: NaN or infinity in what {names} computed; check the image, and the bundle with "
+        "'ls-edge verify'"
+    )
+
+
+def _holders(itinerary: Itinerary) -> set[str]:
+    return {holder for wave in itinerary.waves for track in wave for _, holder in track}
+
+
+def _listed(blocks: tuple[int, ...]) -> str:
+    return ", ".join(map(str, blocks))
+
+
+def _restored(asked: Itinerary, told: Itinerary) -> Itinerary:
+    """What a request has been through by what came back, with everything else as it was asked for."""
+    ran = {block for wave in told.waves for track in wave for block, _ in track}
+    gone = ran.union(told.skipped)
+    remaining = tuple(block for block in asked.remaining if block not in gone)
+    return msgspec.structs.replace(
+        asked, waves=told.waves, skipped=told.skipped, remaining=remaining, visits=told.visits, relays=()
+    )

@@ -87,9 +87,9 @@ class Joiner(Machine):
         self._look_again(item)
         before = item.itinerary.blocks_done
         for index, planned in enumerate(plan.tracks):
-            ticket = Ticket(*item.key, self._rng.getrandbits(64), item.ticket.hop)
+            ticket = Ticket(item.request, self._rng.getrandbits(64), item.ticket.hop)
             itinerary = Itinerary(
-                self.name, "parallel", planned.blocks, 0, track=Track(wave.ident, index, before)
+                self.name, "parallel", planned.blocks, 0, track=Track(wave.ident, index, before, item.owner)
             )  # fmt: skip
             part = Item(ticket, itinerary, item.tokens, item.deadline, None, self._now)
             wave.tracks.append(OpenTrack(planned, part, self._now))
@@ -128,17 +128,22 @@ class Joiner(Machine):
         self._out.append(Send(event.sender, Accept(run.ticket, self.limits.credits)))
         mark = run.itinerary.track
         wave = self.waves.get(mark.wave) if mark is not None else None
-        if mark is None or wave is None or mark.index >= len(wave.tracks) or wave.item.key != run.ticket.key:
+        if mark is None or wave is None or mark.index >= len(wave.tracks) or wave.item.request != run.ticket.request:
             return
         track = wave.tracks[mark.index]
         ran = tuple(step for one in run.itinerary.waves for line in one for step in line)
         blocks = [block for block, _ in ran]
         if track.row is not None or tuple(blocks) != track.plan.blocks[: len(blocks)]:
             return
+        if any(holder != track.plan.holder for _, holder in ran):
+            return  # a track is never handed on, so nobody else can have run it
         visit = next((v for v in run.itinerary.visits if v.holder == track.plan.holder), None)
         times = (visit.queue_us, visit.engine_us, visit.codec_us) if visit is not None else (0, 0, 0)
         n = self.neighbours.get(track.plan.holder)
-        if n is not None and ran:
+        if n is not None and not ran:
+            n.turn_down(self._now, self.limits)
+        elif n is not None:
+            n.got_on()
             self.neighbours.advanced(n.name)
             n.track_took(self._now - track.began, times[0] + times[1], self._now)
         self._end_track(wave, track, event.tokens, ran, times, run.returning)

@@ -17,6 +17,7 @@ from ls_edge.runtime.routing.events import (
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.peer import PeerMachine
 from ls_edge.runtime.wire import (
+    Cancel,
     Hello,
     Itinerary,
     Run,
@@ -24,18 +25,27 @@ from ls_edge.runtime.wire import (
     Ticket,
 )
 
-SESSION = b"s" * 16
 BLOCKS = 4
 ALL_BY_A = ((tuple((block, "a") for block in range(BLOCKS)),),)
 BY_X = ((((0, "x"), (1, "x")),),)
 
 
+def request_id(number):
+    return number.to_bytes(16, "big")
+
+
 def ticket(request=0, branch=1, hop=1):
-    return Ticket(SESSION, request, branch, hop)
+    return Ticket(request_id(request), branch, hop)
 
 
-def run_of(one=None, *, remaining=(0, 1, 2, 3), policy="nearest", budget=5.0, skips=0, returning="", **more):
-    itinerary = Itinerary("laptop", policy, tuple(remaining), skips, **more)
+def cancel(*requests, seconds=1.0):
+    return Cancel(tuple(map(request_id, requests)), round(seconds * 1e6))
+
+
+def run_of(
+    one=None, *, remaining=(0, 1, 2, 3), policy="nearest", budget=5.0, skips=0, returning="", source="laptop", **more
+):
+    itinerary = Itinerary(source, policy, tuple(remaining), skips, **more)
     return Run(one or ticket(), round(budget * 1e6), itinerary, "raw", 1, 1, returning)
 
 

@@ -16,17 +16,15 @@ from ls_edge.runtime.routing.machine import Stage
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.wire import (
     Accept,
-    Cancel,
     Hello,
     Moved,
     Progress,
     Refuse,
     Release,
     Run,
-    Ticket,
 )
 
-from .driver import BY_X, SESSION, handed_on, new_peer, run_of, ticket
+from .driver import BY_X, cancel, handed_on, new_peer, request_id, run_of, ticket
 
 
 @pytest.fixture
@@ -78,14 +76,14 @@ def test_the_slot_is_how_many_blocks_have_run(peer):
 def test_the_source_is_told_who_holds_a_request_that_came_from_a_peer(peer):
     peer.meets("b", [2])
     peer.gets("b", run_of())
-    assert peer.sent(Moved, "laptop") == [Moved(ticket(), "a", "b")]
+    assert peer.sent(Moved, "laptop") == [Moved(ticket(), "b")]
 
 
 @pytest.mark.parametrize(
     ("prepare", "reason"),
     [
         (lambda p: p(Drain()), "draining"),
-        (lambda p: p.hears("laptop", Cancel(SESSION, (0,), 10**6)), "cancelled"),
+        (lambda p: p.hears("laptop", cancel(0)), "cancelled"),
         (lambda p: setattr(p.machine, "warm", False), "cold"),
         (lambda p: [p.gets("laptop", run_of(ticket(n + 1))) for n in range(16)], "busy"),
     ],
@@ -132,7 +130,7 @@ def test_half_of_the_credits_are_for_transfers_from_peers():
     assert peer.sent(Refuse, "laptop")[0].reason == "busy"
     peer.gets("x", run_of(ticket(3)))
     assert peer.sent(Accept, "x")[0].credits == 1
-    assert (peer.machine.state("peer").credits, peer.machine.state("source").credits) == (1, 0)
+    assert (peer.machine.state("x").credits, peer.machine.state("laptop").credits) == (1, 0)
 
 
 def test_the_end_of_credits_and_their_return_are_told_at_once():
@@ -159,9 +157,9 @@ def test_requests_at_one_block_run_as_a_batch_whatever_their_slots():
     assert batch.tokens == (("second",), ("third",))
     peer.computes(batch)
     items = {item.ticket.request: item for item in peer.machine.items.values()}
-    assert items[1].itinerary.remaining == (1, 2, 3)
-    assert items[2].itinerary.remaining == (3,)
-    assert items[2].tokens == ("third", 0)
+    assert items[request_id(1)].itinerary.remaining == (1, 2, 3)
+    assert items[request_id(2)].itinerary.remaining == (3,)
+    assert items[request_id(2)].tokens == ("third", 0)
 
 
 def test_blocks_that_would_follow_anyway_run_in_one_engine_call():
@@ -181,19 +179,18 @@ def test_blocks_that_would_follow_anyway_run_in_one_engine_call():
 
 def test_sources_take_turns_at_the_engine():
     peer = new_peer()
-    order = []
-    for number in range(3):
-        peer.gets("laptop", run_of(Ticket(b"1" * 16, number, 0, 0)))
-        compute = [s for s in peer.said if isinstance(s, Compute)] or []
-        order += compute
-    peer.gets("laptop", run_of(Ticket(b"2" * 16, 0, 0, 0)))
-    ran = [order[0].tickets[0].session[:1]]
-    current = order[0]
+    peer.meets("phone", role="source")
+    peer.gets("laptop", run_of(ticket(0)))
+    current = peer.only(Compute)
+    for number in range(1, 3):
+        peer.gets("laptop", run_of(ticket(number)))
+    peer.gets("phone", run_of(ticket(9), source="phone"))
+    ran = [current.tickets[0].request]
     for _ in range(3):
         peer.computes(current)
         current = peer.only(Compute)
-        ran.append(current.tickets[0].session[:1])
-    assert ran[:2] == [b"1", b"2"]
+        ran.append(current.tickets[0].request)
+    assert ran[:2] == [request_id(0), request_id(9)]
 
 
 # A peer: what goes wrong at the next holder.
@@ -213,7 +210,7 @@ def test_a_next_holder_that_is_lost_costs_a_new_branch_to_another(peer, accepted
     peer(NeighbourDown("b", "killed"))
     assert peer.notes() == ["lost", "rerouted"]
     (again,) = peer.sent(Run, "c")
-    assert again.ticket.key == sent.key
+    assert again.ticket.request == sent.request
     assert again.ticket.branch != sent.branch
     assert again.itinerary.remaining == (2, 3)
 
@@ -272,8 +269,11 @@ def test_a_refusal_sends_the_tokens_elsewhere(peer, reason):
     assert peer.machine.neighbours.get("b").offers == 0
 
 
-def test_a_refusal_because_it_is_cancelled_ends_it(peer):
+def test_a_refusal_because_it_is_cancelled_goes_home_since_it_may_be_a_lie(peer):
     peer.hears("b", Refuse(two_holders(peer), "cancelled"))
+    (home,) = peer.sent(Run, "laptop")
+    assert (home.returning, home.itinerary.remaining) == ("cancelled", (2, 3))
+    peer.hears("laptop", Accept(home.ticket, 1))
     assert peer.machine.idle
 
 

@@ -27,13 +27,13 @@ from ls_edge.runtime.wire import (
     Ticket,
 )
 
-from .driver import ALL_BY_A, SESSION, Driver, run_of, submits, ticket
+from .driver import ALL_BY_A, Driver, run_of, submits
 
 
 @pytest.fixture
 def source():
     """A source without peers."""
-    return Driver(SourceMachine("laptop", SESSION, limits=Limits(), rng=random.Random(0)))
+    return Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
 
 
 # A source.
@@ -56,7 +56,7 @@ def test_a_source_keeps_the_tokens_until_the_answer_and_cancels_everywhere(sourc
     assert len(source.sent(Accept, "a")) == 1
     assert not any(isinstance(s, Send) and isinstance(s.message, Cancel) for s in source.said)
     said = source.passes(source.machine.limits.cancel_every)
-    assert {s.to for s in said if isinstance(s, Send) and s.message.requests == (0,)} == {"a", "b"}
+    assert {s.to for s in said if isinstance(s, Send) and s.message.requests == (run.ticket.request,)} == {"a", "b"}
     assert source.machine.next_check() is None
     assert not source.machine.items
     assert not source.machine.requests
@@ -75,10 +75,10 @@ def test_a_later_answer_is_accepted_counted_and_dropped(source):
     assert source.machine.duplicates == {0: 2}
 
 
-def test_an_answer_of_another_session_is_dropped(source):
+def test_an_answer_of_a_request_that_it_was_not_given_is_dropped(source):
     source.meets("a", [0, 1, 2, 3])
     submits(source)
-    source.gets("a", run_of(Ticket(b"x" * 16, 0, 0, 0), remaining=(), returning="done", waves=ALL_BY_A))
+    source.gets("a", run_of(Ticket(b"x" * 16, 0, 0), remaining=(), returning="done", waves=ALL_BY_A))
     assert not [s for s in source.said if isinstance(s, Answer)]
     assert source.machine.requests
     assert not source.machine.duplicates
@@ -93,14 +93,14 @@ def away(source):
     (run,) = source.sent(Run, "a")
     source.hears("a", Accept(run.ticket, 8))
     source.hears("a", Release(run.ticket))
-    source.hears("b", Moved(run.ticket._replace(hop=2), "b", "a"))
+    source.hears("b", Moved(run.ticket._replace(hop=2), "a"))
     source.hears_state("c")
     return run
 
 
 def test_one_of_holder_and_keeper_lost_is_no_matter_for_the_source(source):
     for name in ("a", "b"):
-        one = Driver(SourceMachine("laptop", SESSION, limits=Limits(), rng=random.Random(0)))
+        one = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
         away(one)
         one(NeighbourDown(name, "killed"))
         assert one.notes() == ["lost"]
@@ -120,10 +120,10 @@ def test_holder_and_keeper_both_lost_start_a_new_branch_from_the_stem(source, or
 
 
 def test_no_news_for_too_long_starts_a_new_branch(source):
-    away(source)
+    run = away(source)
     source.passes(0.9)
     assert not source.sent(Run)
-    source.hears("b", Moved(ticket(), "b", "a"))
+    source.hears("b", Moved(run.ticket, "a"))
     source.passes(0.9)
     assert not source.sent(Run)
     source.passes(0.2)
@@ -136,7 +136,7 @@ def test_moved_that_overtakes_release_counts_as_one(source):
     submits(source)
     (run,) = source.sent(Run, "a")
     source.hears("a", Accept(run.ticket, 8))
-    source.hears("b", Moved(run.ticket._replace(hop=2), "b", "a"))
+    source.hears("b", Moved(run.ticket._replace(hop=2), "a"))
     assert [item.stage for item in source.machine.items.values()] == [Stage.AWAY]
 
 

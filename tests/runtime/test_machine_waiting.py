@@ -11,14 +11,13 @@ from ls_edge.runtime.routing.events import (
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.wire import (
     Accept,
-    Cancel,
     Refuse,
     Release,
     Run,
     VisitRow,
 )
 
-from .driver import BY_X, SESSION, handed_on, new_peer, run_of, ticket
+from .driver import BY_X, cancel, handed_on, new_peer, request_id, run_of, ticket
 
 
 @pytest.fixture
@@ -117,7 +116,7 @@ def test_an_engine_that_hangs_gives_its_queue_to_others(peer):
     peer.gets("laptop", run_of(ticket(1)))
     peer.passes(0.3)
     assert "engine is stuck" in peer.notes()
-    assert [message.ticket.request for message in peer.sent(Run, "b")] == [1]
+    assert [message.ticket.request for message in peer.sent(Run, "b")] == [request_id(1)]
     assert peer.machine.state().stuck
     assert peer.machine.credits == 0
     peer.computes(hanging)
@@ -161,7 +160,7 @@ def test_a_drain_that_takes_too_long_gives_back_what_waits_for_the_engine(peer):
     peer.machine.limits = Limits(hop_floor=60)
     peer(Drain())
     peer.passes(2.1, step=0.05)
-    assert [(m.ticket.request, m.returning) for m in peer.sent(Run, "laptop")] == [(1, "unreachable")]
+    assert [(m.ticket.request, m.returning) for m in peer.sent(Run, "laptop")] == [(request_id(1), "unreachable")]
 
 
 # A peer: what nobody waits for any more.
@@ -179,8 +178,8 @@ def test_cancel_frees_what_is_held_wherever_it_stands(peer, stage):
         sent = handed_on(peer)
         if stage == "custody":
             peer.hears("b", Accept(sent, 1))
-    peer.hears("laptop", Cancel(SESSION, (0,), 10**6))
-    assert not [item for item in peer.machine.items.values() if item.ticket.request == 0]
+    peer.hears("laptop", cancel(0))
+    assert not [item for item in peer.machine.items.values() if item.request == request_id(0)]
     assert not peer.machine._sent
     assert peer.machine.neighbours.get("b").offers == 0
     if sent is not None:
@@ -191,7 +190,7 @@ def test_cancel_frees_what_is_held_wherever_it_stands(peer, stage):
 def test_the_result_of_a_cancelled_block_is_dropped(peer):
     peer.gets("laptop", run_of())
     running = peer.only(Compute)
-    peer.hears("laptop", Cancel(SESSION, (0,), 10**6))
+    peer.hears("laptop", cancel(0))
     peer.computes(running)
     assert not peer.sent(Run)
     assert peer.machine.idle
@@ -202,7 +201,7 @@ def test_the_result_of_a_cancelled_block_is_dropped(peer):
 def test_tombstones_are_bounded():
     peer = new_peer(limits=Limits(tombstones=100))
     for request in range(1000):
-        peer.hears("laptop", Cancel(SESSION, (request,), 10**9))
+        peer.hears("laptop", cancel(request, seconds=600))
     assert len(peer.machine._tombstones) <= 101
     peer.gets("laptop", run_of(ticket(999)))
     assert peer.sent(Refuse)[0].reason == "cancelled"
@@ -211,9 +210,9 @@ def test_tombstones_are_bounded():
 def test_tombstones_end_with_their_budget():
     peer = new_peer()
     for request in range(255):
-        peer.hears("laptop", Cancel(SESSION, (request,), 1000))
+        peer.hears("laptop", cancel(request, seconds=0.001))
     peer.now += 1
-    peer.hears("laptop", Cancel(SESSION, (255,), 1000))
+    peer.hears("laptop", cancel(255, seconds=0.001))
     assert len(peer.machine._tombstones) == 1
 
 

@@ -6,9 +6,9 @@ import pytest
 from ls_edge.runtime.routing.events import Compute, ComputeFailed, NeighbourDown, Send, Unsendable
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.simulate import _join
-from ls_edge.runtime.wire import Accept, Cancel, Progress, Refuse, Release, Run, Track, TrackRow, VisitRow
+from ls_edge.runtime.wire import Accept, Progress, Refuse, Release, Run, Track, TrackRow, VisitRow
 
-from .driver import SESSION, new_peer, run_of, ticket
+from .driver import cancel, new_peer, request_id, run_of, ticket
 
 ALL = range(4)
 
@@ -56,7 +56,7 @@ def test_a_wave_is_begun_joined_and_goes_home(peer):
     sent = begins(peer)
     assert sent.itinerary.source == "a"
     assert sent.itinerary.track.before == 0
-    assert (sent.ticket.session, sent.ticket.request) == (SESSION, 0)
+    assert sent.ticket.request == request_id(0)
     assert sent.itinerary.remaining == (1, 3)
     compute = peer.compute
     assert compute.blocks == (0, 2)
@@ -164,7 +164,7 @@ def test_tokens_that_fit_no_track_are_accepted_and_dropped(peer, wrong):
     elif wrong == "index":
         run = changed(run, itinerary=changed(run.itinerary, track=changed(mark, index=9)))
     elif wrong == "request":
-        run = changed(run, ticket=run.ticket._replace(request=5))
+        run = changed(run, ticket=run.ticket._replace(request=request_id(5)))
     else:
         run, tokens = back(sent, blocks=(2,))
     before = dict(peer.machine.items)
@@ -186,13 +186,29 @@ def test_the_holder_before_hears_that_all_is_well_while_tracks_are_away(peer):
 
 def test_a_cancelled_request_takes_its_wave_along(peer):
     begins(peer)
-    peer.hears("laptop", Cancel(SESSION, (0,), 10**6))
+    peer.hears("laptop", cancel(0))
     assert not peer.machine.items
     assert not peer.machine.waves
     assert not peer.machine._sent
 
 
-def test_at_the_end_of_the_budget_what_came_is_given_back(peer):
+def test_a_track_that_is_kept_for_half_of_the_budget_is_run_here(peer):
+    sent = begins(peer, budget=0.2)
+    peer.hears("b", Accept(sent.ticket, 8))
+    peer.computes(peer.compute, after=0.02)
+    for _ in range(3):
+        peer.hears("b", Progress(sent.ticket, 0), after=0.02)
+    assert not [s for s in peer.passes(0.01) if isinstance(s, Compute)]
+    (compute,) = [s for s in peer.passes(0.02) if isinstance(s, Compute)]
+    assert compute.blocks == (1, 3)
+    peer.computes(compute, after=0.01)
+    (home,) = peer.sent(Run, "laptop")
+    assert home.itinerary.remaining == ()
+
+
+def test_at_the_end_of_the_budget_what_came_is_given_back():
+    peer = joiner()
+    peer.machine.blocks = frozenset((0, 2))
     sent = begins(peer, budget=0.2)
     peer.hears("b", Accept(sent.ticket, 8))
     peer.computes(peer.compute, after=0.02)
@@ -258,14 +274,14 @@ def test_the_holder_of_a_track_runs_it_and_gives_back_what_it_cannot():
     peer = new_peer((0, 1))
     peer.meets("j", ALL)
 
-    run = run_of(ticket(), remaining=(1, 3), policy="parallel", track=Track(77, 1, 0))
+    run = run_of(ticket(), remaining=(1, 3), policy="parallel", track=Track(77, 1, 0, "laptop"))
     run = changed(run, itinerary=changed(run.itinerary, source="j"))
     peer.gets("j", run, ("t",))
     peer.computes(peer.only(Compute))
     (home,) = peer.sent(Run, "j")
     assert home.returning == "unreachable"
     assert home.itinerary.remaining == (3,)
-    assert home.itinerary.track == Track(77, 1, 0)
+    assert home.itinerary.track == Track(77, 1, 0, "laptop")
     peer.hears("j", Accept(home.ticket, 9))
     assert peer.machine.idle
     peer.gets("j", changed(run, ticket=ticket(branch=9)), ("t",))

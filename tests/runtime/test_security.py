@@ -71,7 +71,7 @@ class Stranger:
 
 def hello(file, bundle, name, role="source"):
     manifest = Bundle.open(bundle).manifest
-    return Hello(name, role, 1, 0, manifest.model_id, manifest.bundle_id, session=b"s" * 16)
+    return Hello(name, role, 1, 0, manifest.model_id, manifest.bundle_id)
 
 
 def test_right_keys_work_from_image_to_answer(secured, tiny_bundle, keys, images, assert_replays):
