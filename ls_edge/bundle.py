@@ -39,6 +39,13 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``nearest``, ``bilinear``, ``bicubic`` or ``lanczos``."""
     crop_pct: float = 0.9
     """Side of the centre crop over the side that the image is first scaled to."""
+    exif_orientation: bool | msgspec.UnsetType = msgspec.UNSET
+    """True where photos are turned upright by their EXIF orientation first, which timm and torchvision do not; False is
+    left out, so manifests without the setting keep their ids."""
+
+    def __post_init__(self) -> None:
+        if self.exif_orientation is False:
+            msgspec.structs.force_setattr(self, "exif_orientation", msgspec.UNSET)
 
 
 class TokenSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

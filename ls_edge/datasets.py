@@ -23,13 +23,16 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from ls_edge.errors import DataError, UsageError
 from ls_edge.imagetree import EXTENSIONS, ImageTree, is_hidden, read_folder, read_tar, tar_stem, unwrap
 from ls_edge.install import install_command
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Part = Literal["train", "val", "all"]
 
@@ -47,8 +50,8 @@ class ImageRef:
     """Path inside the set, ``class/file``; unique."""
     label: int | None
     """Index into :attr:`ImageSet.classes`; None where the set has no labels."""
-    read: Callable[[], bytes | np.ndarray]
-    """Return the encoded file, or pixels uint8 ``[H, W, 3]``; may be called from any thread."""
+    read: Callable[[], bytes | np.ndarray | Image.Image]
+    """Return the encoded file, pixels uint8 ``[H, W, 3]``, or (timm's data sets) an image; called from any thread."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 The same steps as timm's transform for evaluation with a centre crop (``timm.data.create_transform``, which the
 model was trained and measured with): RGB, the shorter side scaled to ``size / crop_pct``, a centre crop, scaled to
-0..1, normalised. The EXIF orientation is not applied, transparency is dropped, and of an animation the first
-frame is taken, because timm does so too. timm's crop modes ``squash`` and ``border`` are left out.
+0..1, normalised. Transparency is dropped, and of an animation the first frame is taken, because timm does so too; the
+EXIF orientation is applied only where :attr:`ls_edge.bundle.ImageSpec.exif_orientation` says so. timm's crop modes
+``squash`` and ``border`` are left out. Unlike timm, 16-bit and float images keep their range (:func:`to_rgb`), in
+training as well, which decodes with this module.
 
 An image that cannot be decoded, or that would take absurd memory, is a :class:`DataError` that names it; neither
 ends a run (:func:`iterate`).
@@ -31,6 +33,9 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MAX_PIXELS = 1 << 26
 """Images above this, as stored or as scaled, are refused: 67 million pixels, 200 MB as RGB."""
 
+PixelSource = bytes | np.ndarray | Image.Image
+"""What :func:`decode` takes: an encoded file, pixels uint8 ``[H, W, 3]`` or ``[H, W]``, or an image of Pillow's."""
+
 INTERPOLATIONS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -39,6 +44,19 @@ INTERPOLATIONS = {
     "box": Image.Resampling.BOX,
     "hamming": Image.Resampling.HAMMING,
 }
+
+_ORIENTATION = 0x0112
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What turns an image of an EXIF orientation upright."""
 
 
 class Preprocessor:
@@ -59,9 +77,10 @@ class Preprocessor:
         self._scale = (1 / (255 * np.asarray(spec.std, dtype=np.float64))).astype(np.float32)[:, None, None]
         self._offset = (np.asarray(spec.mean) / np.asarray(spec.std)).astype(np.float32)[:, None, None]
 
-    def __call__(self, image: bytes | np.ndarray, name: str = "image") -> np.ndarray:
+    def __call__(self, image: PixelSource, name: str = "image") -> np.ndarray:
         """Return float32 ``[3, H, W]``; ``image`` is an encoded file or pixels, see :func:`decode`."""
-        pixels = np.asarray(self.crop(decode(image, name), name))
+        rgb = decode(image, name, exif_orientation=self.spec.exif_orientation is True)
+        pixels = np.asarray(self.crop(rgb, name))
         chw: np.ndarray = np.ascontiguousarray(pixels.transpose(2, 0, 1), dtype=np.float32)
         chw *= self._scale
         chw -= self._offset
@@ -95,29 +114,85 @@ class Preprocessor:
         return round(width / ratio), round(height / ratio)
 
 
-def decode(image: bytes | np.ndarray, name: str = "image") -> Image.Image:
-    """Decode to RGB: an encoded file, or pixels uint8 ``[H, W, 3]`` or ``[H, W]``.
+def decode(image: PixelSource, name: str = "image", *, exif_orientation: bool = False) -> Image.Image:
+    """Decode to RGB, upright by its EXIF orientation where ``exif_orientation`` says so (pixels have none).
 
-    Raises :class:`DataError` with ``name`` where it is no image, is cut off, or has more than ``MAX_PIXELS``.
+    Raises :class:`DataError` with ``name`` where it is no image, is cut off, has more than ``MAX_PIXELS``, or has
+    pixels whose range is not known (:func:`to_rgb`).
     """
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)) or 0 in image.shape:
             raise DataError(f"{name} is an array {image.dtype} {list(image.shape)}; give pixels as uint8 [H, W, 3]")
         rgb: Image.Image = Image.fromarray(image).convert("RGB")
         return rgb
+    if isinstance(image, Image.Image):
+        return to_rgb(_upright(image) if exif_orientation else image, name)
     opened: Image.Image
     try:
         with Image.open(io.BytesIO(image), formats=FORMATS) as opened:
             if opened.width * opened.height <= MAX_PIXELS:
-                opened.info.pop("transparency", None)  # Pillow warns of it, and RGB has none
-                return opened.convert("RGB")
+                opened.load()
+                return to_rgb(_upright(opened) if exif_orientation else opened, name)
             size = f"{opened.width} x {opened.height}"
+    except DataError:
+        raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         size = "far more"
     except Exception as error:  # noqa: BLE001 - decoders raise all kinds of errors on files that are broken
         reason = "no decoder knows it" if isinstance(error, UnidentifiedImageError) else str(error).strip(". ")
         raise DataError(f"{name} is no image that can be read ({reason}); replace it or take it away") from None
     raise DataError(f"{name} has {size} pixels, the most is {MAX_PIXELS}; scale it down")
+
+
+def to_rgb(image: Image.Image, name: str = "image") -> Image.Image:
+    """Convert an image of any mode to 8-bit RGB; what it says about transparency is taken off ``image``.
+
+    Integers of 16 bits (of 12 in a TIFF that says so) are scaled to 8, floats from 0..1; Pillow's own conversion
+    clips both at 255. Raises :class:`DataError` for floats outside 0..1 and integers of 32 bits, whose white is not
+    known.
+    """
+    if image.mode == "F" or image.mode.startswith("I"):
+        return _from_wide(image, name)
+    image.info.pop("transparency", None)  # Pillow warns of it, and RGB has none
+    return image.convert("RGB")
+
+
+def _from_wide(image: Image.Image, name: str) -> Image.Image:
+    """Grey pixels of more than 8 bits as RGB."""
+    values = np.asarray(image)
+    tags = getattr(image, "tag_v2", {})  # of a TIFF
+    advice = "save it with 8 or 16 bits a channel"
+    if image.mode == "F":
+        low, high = float(values.min()), float(values.max())
+        if not 0 <= low <= high <= 1:  # false for what is not a number as well
+            raise DataError(f"{name} has float pixels from {low:g} to {high:g}, and white is 1; {advice}")
+        grey = np.rint(values * np.float32(255)).astype(np.uint8)
+    else:
+        if image.mode == "I" and image.format not in ("PNG", "PPM"):  # these two are 16 bits wide then
+            raise DataError(
+                f"{name} has pixels of 32-bit or signed integers, from {values.min()} to {values.max()}, whose white "
+                f"is not known; {advice}"
+            )
+        bits = tags.get(_BITS_PER_SAMPLE, (16,))
+        white = (1 << (bits[0] if isinstance(bits, tuple) else bits)) - 1
+        grey = ((values.astype(np.uint32) * 255 + white // 2) // white).astype(np.uint8)
+    if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        grey = 255 - grey
+    return Image.fromarray(grey).convert("RGB")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The image turned and mirrored as its EXIF orientation says; as it is where that cannot be read."""
+    try:
+        orientation = image.getexif().get(_ORIENTATION)
+    except Exception:  # noqa: BLE001 - whatever the readers of broken metadata raise, the pixels are good
+        return image
+    method = _TURNS.get(orientation) if isinstance(orientation, int) else None
+    if method is None:
+        return image
+    turned = image.transpose(method)
+    turned.format = image.format
+    return turned
 
 
 def iterate(

@@ -47,6 +47,9 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     augment: Literal["auto", "none", "shift", "crop", "timm"] = "auto"
     """``shift``: small random shifts; ``crop``: padded random crop and flip (CIFAR); ``timm``: random resized crop,
     flip, RandAugment; ``auto``: ``shift`` for digits, ``crop`` up to 64 pixels, else ``timm``."""
+    exif_orientation: bool | None = None
+    """Turn photos upright by their EXIF orientation, in training and wherever the model is used; None: as the run
+    that ``init`` names, else no, as timm and torchvision do."""
     validation: float = 0.1
     """Part of the training images, drawn by the seed, that selects the checkpoint and is not trained on."""
 
@@ -144,6 +147,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "data": ("data", "source"),
     "workers": ("data", "workers"),
     "augment": ("data", "augment"),
+    "exif_orientation": ("data", "exif_orientation"),
     "model": ("model", "name"),
     "depth": ("model", "depth"),
     "img_size": ("model", "img_size"),

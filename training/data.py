@@ -89,7 +89,7 @@ class Decoded(Dataset[tuple[Tensor | None, int, str]]):
         image = self.images[index]
         label = -1 if image.label is None else image.label
         try:
-            picture = decode(image.read(), image.name)
+            picture = decode(image.read(), image.name, exif_orientation=self.preprocess.spec.exif_orientation is True)
             if self.transform is not None:
                 return torch.as_tensor(self.transform(picture)), label, ""
             pixels = np.array(self.preprocess.crop(picture, image.name)).transpose(2, 0, 1)

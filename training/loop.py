@@ -23,6 +23,7 @@ from torch import nn
 
 from ls_edge import __version__
 from ls_edge.arrangement import apply
+from ls_edge.bundle import ImageSpec
 from ls_edge.errors import DataError, RunError, TrainingStopped
 from ls_edge.training.averaging import Average
 from ls_edge.training.checkpoint import CONFIG, METRICS, WEIGHTS, append_metrics, save_run
@@ -111,7 +112,8 @@ class _Training:
         self.method: Method = make_method(config.method, config.method_args)
         images = open_images(config.data.source, "train")
         start = make_start(config.model, images.classes, seed=config.seed, model_named=model_named, warn=listener.warn)
-        self.config = config = _in_force(config, self.method, start.model)
+        image = _image_in_force(start.image, config)
+        self.config = config = _in_force(config, self.method, start.model, image)
         self.view = start.view.to(self.device)
         torch.set_num_threads(choose_threads(config.threads, self.view))
         self.method.attach(self.view)
@@ -125,14 +127,14 @@ class _Training:
         self.skipped = Skipped(listener.warn)
         self.record = RunRecord(
             version=__version__, model=start.model, model_args=start.args, kept=start.kept, classes=images.classes,
-            image=start.image, trained_on=images.digest() if config.epochs else "", method=self.method.name,
+            image=image, trained_on=images.digest() if config.epochs else "", method=self.method.name,
         )  # fmt: skip
         self.images = images
         self.orders = self.method.validation(self.view.blocks_count, config.validation_orders, config.seed)
         world.same_weights(self.view)
         self.average = _average(self.view, config) if config.epochs else None
         self.optimiser = make_optimiser(self.view, config.optim)
-        self.normalise = normaliser(start.image, self.device)
+        self.normalise = normaliser(image, self.device)
         self.stepper = Stepper(
             self.view, self.method, self.optimiser, config, out, device=self.device, dtype=self.dtype,
             normalise=self.normalise, world=world, average=self.average,
@@ -269,15 +271,23 @@ class _Training:
         )
 
 
-def _in_force(config: TrainConfig, method: Method, model: str) -> TrainConfig:
+def _image_in_force(image: ImageSpec, config: TrainConfig) -> ImageSpec:
+    """How images are preprocessed: as the start says, and turned upright where the configuration says so."""
+    if config.data.exif_orientation is None:
+        return image
+    return msgspec.structs.replace(image, exif_orientation=config.data.exif_orientation)
+
+
+def _in_force(config: TrainConfig, method: Method, model: str, image: ImageSpec) -> TrainConfig:
     """The configuration with what it leaves to the model and the method filled in."""
+    data = msgspec.structs.replace(config.data, exif_orientation=image.exif_orientation is True)
     optim = config.optim
     if optim.lr is None:
         rate = default_rate(model, started=config.model.init is not None or config.model.pretrained)
         optim = msgspec.structs.replace(optim, lr=rate)
     if optim.average == "auto":
         optim = msgspec.structs.replace(optim, average=method.average)
-    return msgspec.structs.replace(config, optim=optim, method_args=msgspec.to_builtins(method.settings))
+    return msgspec.structs.replace(config, data=data, optim=optim, method_args=msgspec.to_builtins(method.settings))
 
 
 def _average(view: nn.Module, config: TrainConfig) -> Average | None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import timm.data
+from PIL import Image
 
 from ls_edge.datasets import ImageRef, ImageSet, is_timm_name, open_data
 from ls_edge.errors import DataError, UsageError
@@ -32,7 +32,8 @@ def _open_timm(source: str, part: Literal["train", "eval"]) -> ImageSet:
     if not source.startswith(("torch/", "hfds/")):
         raise UsageError(f"{source!r} can only be streamed; use a torch/ or hfds/ name, a folder or a tar")
     root = Path(os.environ.get("LS_EDGE_DATA") or Path.home() / ".cache" / "ls-edge" / "data")
-    options: dict[str, Any] = {"download": True} if source.startswith("torch/") else {}
+    # encoded files, where timm and torchvision would convert to RGB themselves, and clip what has more than 8 bits
+    options: dict[str, Any] = {"download": True} if source.startswith("torch/") else {"load_bytes": True}
     reasons: list[str] = []
     for split in ("train",) if part == "train" else ("validation", "test"):
         try:
@@ -40,6 +41,8 @@ def _open_timm(source: str, part: Literal["train", "eval"]) -> ImageSet:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 data = _timm_data.create_dataset(source, root=str(root), split=split, **options)
+                if hasattr(data, "loader"):  # of torchvision's folders
+                    data.loader = _read_file
                 return _image_set(source, part, data)
         except DataError:
             raise
@@ -87,6 +90,10 @@ class _Item:
     data: Any
     index: int
 
-    def __call__(self) -> np.ndarray:
-        picture, _ = self.data[self.index]
-        return np.array(picture.convert("RGB"), dtype=np.uint8)
+    def __call__(self) -> bytes | Image.Image:
+        picture: bytes | Image.Image = self.data[self.index][0]
+        return picture
+
+
+def _read_file(path: str) -> bytes:
+    return Path(path).read_bytes()

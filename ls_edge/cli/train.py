@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     "--augment", type=click.Choice(["auto", "none", "shift", "crop", "timm"]),
     help="shift: moved a little; crop: moved and mirrored; timm: resized crops, RandAugment.  [default: auto]",
 )  # fmt: skip
+@click.option(
+    "--exif-orientation/--no-exif-orientation", default=None,
+    help="Turn photos upright by their EXIF, in training and use.  [default: no, or as --init RUN]",
+)  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Of weights, orders, batches.  [default: 0]")
 @click.option("--seeds", type=click.IntRange(1), metavar="N", help="Train N runs, RUN/seed-K each, from --seed on.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to train.  [default: auto]")

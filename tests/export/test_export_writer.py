@@ -1,16 +1,18 @@
 """Writing bundles: complete or not at all, the same bytes every time, nothing lost that was there."""
 
 import dataclasses
+import json
 import os
 import shutil
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from ls_edge.arrangement import Arrangement
-from ls_edge.bundle import Bundle
-from ls_edge.errors import RunError, UsageError, VerificationError
+from ls_edge.bundle import MANIFEST, Bundle
+from ls_edge.errors import DigestMismatch, RunError, UsageError, VerificationError
 from ls_edge.export.writer import ExportSettings, check_target, export_run, steps_of
 from ls_edge.runtime.chain import Chain
 from ls_edge.training.checkpoint import load_run
@@ -33,6 +35,20 @@ def test_a_bundle_says_what_it_is(exported, loaded):
     assert manifest.verified["chain"].keys() == {"trained", "shuffled"}
     assert manifest.verified["reference"].startswith("pytorch ")
     assert manifest.order_costs == {}
+
+
+def test_the_orientation_of_photos_is_in_the_manifest_where_it_is_on(exported, loaded, tmp_path):
+    off = msgspec.structs.replace(exported.manifest.image, exif_orientation=False)
+    assert off == exported.manifest.image
+    assert "exif_orientation" not in json.loads((exported.folder / MANIFEST).read_bytes())["image"]
+    record = msgspec.structs.replace(loaded.record, image=msgspec.structs.replace(loaded.image, exif_orientation=True))
+    upright = export_run(dataclasses.replace(loaded, record=record), tmp_path / "bundle").bundle
+    assert json.loads((upright.folder / MANIFEST).read_bytes())["image"]["exif_orientation"] is True
+    assert upright.manifest.model_id != exported.manifest.model_id
+    path = upright.folder / MANIFEST
+    path.write_text(path.read_text().replace('"exif_orientation": true', '"exif_orientation": false'))
+    with pytest.raises(DigestMismatch, match="was changed"):
+        Bundle.open(upright.folder)
 
 
 def test_the_same_run_gives_the_same_digests_from_any_folder(run_folder, exported, tmp_path, monkeypatch):

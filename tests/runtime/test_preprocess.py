@@ -1,15 +1,17 @@
 """Preprocessing on the board against timm's own transform, and what it does with files that are no images."""
 
 import io
+import struct
 
+import msgspec
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from ls_edge.bundle import ImageSpec
 from ls_edge.datasets import ImageRef, ImageSet, open_data
 from ls_edge.errors import BundleError, DataError
-from ls_edge.runtime.preprocess import INTERPOLATIONS, MAX_PIXELS, Preprocessor, decode, iterate
+from ls_edge.runtime.preprocess import INTERPOLATIONS, MAX_PIXELS, Preprocessor, decode, iterate, to_rgb
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -75,7 +77,7 @@ def test_equal_to_timm_in_every_crop(crop_pct, size):
 @pytest.mark.parametrize(
     ("mode", "format_"),
     [("RGB", "JPEG"), ("L", "JPEG"), ("CMYK", "JPEG"), ("RGB", "PNG"), ("L", "PNG"), ("LA", "PNG"), ("P", "PNG"),
-     ("RGBA", "PNG"), ("1", "PNG"), ("I;16", "PNG"), ("RGB", "WEBP"), ("RGBA", "WEBP"), ("P", "GIF"), ("RGB", "BMP"),
+     ("RGBA", "PNG"), ("1", "PNG"), ("RGB", "WEBP"), ("RGBA", "WEBP"), ("P", "GIF"), ("RGB", "BMP"),
      ("RGB", "TIFF"), ("RGB", "PPM")],
 )  # fmt: skip
 def test_equal_to_timm_in_every_mode_and_format(mode, format_):
@@ -86,6 +88,112 @@ def test_palette_with_transparency():
     image = picture(40, 40, "P")
     encoded = encode(image, "PNG", transparency=bytes(range(256)))
     assert np.array_equal(np.asarray(decode(encoded)), np.asarray(image.convert("RGB")))
+
+
+RAMP = np.linspace(0, 65535, 40 * 30).astype(np.uint16).reshape(30, 40)
+"""All levels of a 16-bit image, which a conversion that clips at 255 makes white."""
+
+
+def raw_image(mode, values):
+    return Image.frombytes(mode, values.shape[::-1], values.tobytes())
+
+
+def wide_files():
+    """The ramp in every file of more than 8 bits that is read, and the levels that it has to become."""
+    levels16 = np.rint(RAMP / 257)
+    floats = (RAMP / 65535).astype(np.float32)
+    twelve = tiff_12_bit(RAMP >> 4)
+    return {
+        "png": (encode(raw_image("I;16", RAMP), "PNG"), levels16),
+        "tiff": (encode(raw_image("I;16", RAMP), "TIFF"), levels16),
+        "big-endian tiff": (encode(raw_image("I;16B", RAMP.astype(">u2")), "TIFF"), levels16),
+        "white-is-zero tiff": (encode(raw_image("I;16", RAMP), "TIFF", tiffinfo={262: 0}), 255 - levels16),
+        "pgm": (b"P5 40 30 65535\n" + RAMP.astype(">u2").tobytes(), levels16),
+        "pgm of 10 bits": (b"P5 40 30 1023\n" + (RAMP >> 6).astype(">u2").tobytes(), np.rint((RAMP >> 6) / 1023 * 255)),
+        "12-bit tiff": (twelve, np.rint((RAMP >> 4) / 4095 * 255)),
+        "float tiff": (encode(Image.fromarray(floats), "TIFF"), np.rint(floats * 255)),
+    }
+
+
+def tiff_12_bit(values):
+    """A TIFF with two pixels in three bytes, which Pillow reads and does not write."""
+    pairs = values.reshape(-1, 2).astype(np.uint32)
+    packed = np.stack([pairs[:, 0] >> 4, (pairs[:, 0] & 15) << 4 | pairs[:, 1] >> 8, pairs[:, 1] & 255], axis=-1)
+    raw = packed.astype(np.uint8).tobytes()
+    height, width = values.shape
+    tags = [
+        (256, width),
+        (257, height),
+        (258, 12),
+        (259, 1),
+        (262, 1),
+        (273, 8),
+        (277, 1),
+        (278, height),
+        (279, len(raw)),
+    ]
+    entries = b"".join(struct.pack("<HHII", tag, 4 if tag == 279 else 3, 1, value) for tag, value in tags)
+    folder = struct.pack("<H", len(tags)) + entries + struct.pack("<I", 0)
+    return struct.pack("<2sHI", b"II", 42, 8 + len(raw)) + raw + folder
+
+
+@pytest.mark.parametrize("kind", sorted(wide_files()))
+def test_images_of_more_than_8_bits_keep_their_range(kind):
+    encoded, wanted = wide_files()[kind]
+    rgb = np.asarray(decode(encoded))
+    assert rgb.shape == (30, 40, 3)
+    assert np.abs(rgb - wanted[:, :, None]).max() <= 1
+    assert len(np.unique(rgb)) >= 254
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"])
+def test_images_of_pillow_in_every_mode(mode):
+    source = picture(31, 23)
+    made = source.convert("P").convert("PA") if mode == "PA" else source
+    made = made.convert("RGBA").convert(mode) if mode == "RGBa" else made.convert(mode)
+    rgb = to_rgb(made.copy())
+    assert (rgb.mode, rgb.size) == ("RGB", (31, 23))
+    if mode in ("RGB", "RGBA", "RGBa", "RGBX", "CMYK"):
+        assert np.array_equal(np.asarray(rgb), np.asarray(source))
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (Image.fromarray(np.full((4, 4), 90, np.float32)), "float pixels from 90 to 90, and white is 1; save it with"),
+        (Image.fromarray(np.full((4, 4), -0.5, np.float32)), "float pixels from -0.5 to -0.5"),
+        (Image.fromarray(np.full((4, 4), np.nan, np.float32)), "float pixels from nan"),
+        (Image.fromarray(np.full((4, 4), 70000, np.int32)), "32-bit or signed integers, from 70000 to 70000"),
+    ],
+)
+def test_pixels_whose_white_is_not_known_are_an_error_of_one_line(image, words):
+    for given in (image, encode(image, "TIFF")):
+        with pytest.raises(DataError, match=f"^cat/1.tif has .*{words}") as caught:
+            decode(given, "cat/1.tif")
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("orientation", range(10))
+@pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP"])
+def test_photos_are_turned_upright_where_the_spec_says_so(format_, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    quality = {"quality": 100} if format_ != "PNG" else {}
+    encoded = encode(picture(40, 24), format_, exif=exif.tobytes(), **quality)
+    lying = Preprocessor(spec(size=(20, 20)))(encoded)
+    assert np.array_equal(lying, Preprocessor(spec(size=(20, 20)))(encode(picture(40, 24), format_, **quality)))
+    with Image.open(io.BytesIO(encoded)) as opened:
+        wanted = ImageOps.exif_transpose(opened).convert("RGB")
+    upright = decode(encoded, exif_orientation=True)
+    assert np.array_equal(np.asarray(upright), np.asarray(wanted))
+    turned = Preprocessor(msgspec.structs.replace(spec(size=(20, 20)), exif_orientation=True))(encoded)
+    assert np.array_equal(turned, lying) == (orientation not in range(2, 9))
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_a_photo_whose_exif_is_broken_stays_as_it_is():
+    encoded = encode(picture(40, 24), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff nonsense")
+    assert np.array_equal(np.asarray(decode(encoded, exif_orientation=True)), np.asarray(decode(encoded)))
 
 
 def test_pixels_give_the_same_as_their_file():

@@ -1,3 +1,6 @@
+import io
+
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -6,7 +9,7 @@ from PIL import Image
 from ls_edge.bundle import ImageSpec
 from ls_edge.datasets import open_data
 from ls_edge.errors import DataError, UsageError
-from ls_edge.runtime.preprocess import Preprocessor
+from ls_edge.runtime.preprocess import Preprocessor, decode
 from ls_edge.training.config import DataConfig
 from ls_edge.training.data import Batches, Skipped, augment, choose_augment, normaliser, split
 from ls_edge.training.sources import open_images
@@ -23,9 +26,9 @@ def folder(path, per_class=6, classes=("cat", "dog"), size=(20, 18)):
     return path
 
 
-def batches(images, *, kind="none", config=None, size=4, skipped=None, seed=0):
+def batches(images, *, kind="none", config=None, size=4, skipped=None, seed=0, spec=SPEC):
     return Batches(
-        images, SPEC, config or DataConfig(), batch_size=size, seed=seed, augment=kind,
+        images, spec, config or DataConfig(), batch_size=size, seed=seed, augment=kind,
         skipped=skipped or Skipped(lambda text: pytest.fail(text)),
     )  # fmt: skip
 
@@ -58,6 +61,44 @@ def test_pixels_are_those_of_the_boards_preprocessing(tmp_path, cache_mb):
     assert labels.tolist() == [image.label for image in images]
     expected = np.stack([Preprocessor(SPEC)(image.read()) for image in images])
     np.testing.assert_allclose(normaliser(SPEC, torch.device("cpu"))(pixels).numpy(), expected, atol=1e-5)
+
+
+def odd_folder(path):
+    """Images of every mode that a file may have, and photos that lie on their side."""
+    rng = np.random.default_rng(0)
+    colours = Image.fromarray(rng.integers(0, 256, (20, 26, 3), dtype=np.uint8))
+    wide = rng.integers(0, 65536, (20, 26), dtype=np.uint16)
+    lying = Image.Exif()
+    lying[0x0112] = 6
+    for name in ("cat", "dog"):
+        (path / name).mkdir(parents=True)
+        for mode in ("1", "L", "LA", "P", "RGB", "RGBA"):
+            colours.convert(mode).save(path / name / f"{mode}.png")
+        colours.convert("P").save(path / name / "clear.png", transparency=bytes(range(256)))
+        colours.convert("CMYK").save(path / name / "cmyk.jpg", quality=95)
+        colours.save(path / name / "lying.jpg", exif=lying)
+        Image.frombytes("I;16", (26, 20), wide.tobytes()).save(path / name / "wide.png")
+        Image.frombytes("I;16B", (26, 20), wide.astype(">u2").tobytes()).save(path / name / "wide.tif")
+        Image.fromarray((wide / 65535).astype(np.float32)).save(path / name / "float.tif")
+    return path
+
+
+@pytest.mark.parametrize("upright", [False, True])
+@pytest.mark.parametrize("cache_mb", [512, 0])
+def test_training_and_boards_see_the_same_pixels_whatever_the_file(tmp_path, cache_mb, upright):
+    spec = msgspec.structs.replace(SPEC, exif_orientation=upright)
+    images = open_data(str(odd_folder(tmp_path)), "train").images
+    found = batches(images, config=DataConfig(cache_mb=cache_mb), size=5, spec=spec)
+    pixels = torch.cat([pixels for pixels, _ in found.fixed()]).numpy()
+    board = Preprocessor(spec)
+    for image, seen in zip(images, pixels, strict=True):
+        cropped = np.asarray(board.crop(decode(image.read(), exif_orientation=upright)))
+        assert np.array_equal(seen, cropped.transpose(2, 0, 1)), image.name
+        assert seen.min() < 40, image.name
+        assert 100 < seen.mean() < 155, image.name  # a clipped image is white
+    timms = batches(images, kind="timm", config=DataConfig(cache_mb=cache_mb), size=len(images), spec=spec)
+    (augmented, _), = timms.epoch(1)  # fmt: skip
+    assert augmented.float().mean((1, 2, 3)).max() < 230
 
 
 @pytest.mark.parametrize("cache_mb", [512, 0])
@@ -139,6 +180,56 @@ def test_names_of_timms_factory(tmp_path, monkeypatch):
         open_images("torch/no_such", "train")
     with pytest.raises(UsageError, match="can only be streamed"):
         open_images("wds/some", "train")
+
+
+@pytest.mark.parametrize("upright", [False, True])
+def test_a_folder_of_torchvisions_is_read_as_boards_read_it(tmp_path, monkeypatch, upright):
+    """Its own loader would clip 16-bit images."""
+    import timm.data
+    from torchvision.datasets import ImageFolder
+
+    monkeypatch.setenv("LS_EDGE_DATA", str(tmp_path / "cache"))
+    monkeypatch.setattr(timm.data, "create_dataset", lambda name, **_: ImageFolder(str(odd_folder(tmp_path / "x"))))
+    spec = msgspec.structs.replace(SPEC, exif_orientation=upright)
+    found = open_images("torch/some", "train")
+    assert found.classes == ("cat", "dog")
+    assert [image.label for image in found.images] == [0] * 12 + [1] * 12
+    plain = open_data(str(tmp_path / "x"), "train")
+    for image, file in zip(found.images, plain.images, strict=True):
+        assert np.array_equal(Preprocessor(spec)(image.read()), Preprocessor(spec)(file.read())), file.name
+
+
+def test_a_set_of_hugging_face_is_asked_for_files(tmp_path, monkeypatch):
+    import timm.data
+
+    class Reader:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return io.BytesIO(files[index].read_bytes()), index
+
+    files = [tmp_path / "x" / "cat" / name for name in ("wide.png", "lying.jpg")]
+    odd_folder(tmp_path / "x")
+    monkeypatch.setenv("LS_EDGE_DATA", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        timm.data, "create_dataset",
+        lambda name, load_bytes=False, **_: timm.data.ImageDataset("", reader=Reader(), load_bytes=load_bytes),
+    )  # fmt: skip
+    found = open_images("hfds/some", "train").images
+    spec = msgspec.structs.replace(SPEC, exif_orientation=True)
+    for image, file in zip(found, files, strict=True):
+        assert np.array_equal(Preprocessor(spec)(image.read()), Preprocessor(spec)(file.read_bytes()))
+
+
+def test_pictures_of_a_set_that_has_no_files(tmp_path):
+    from ls_edge.training.sources import _image_set
+
+    picture = Image.fromarray(np.arange(400, dtype=np.uint8).reshape(20, 20) % 251)
+    found = _image_set("torch/some", "eval", [(picture, 0), (picture.convert("RGB"), 1)])
+    assert found.classes == ("0", "1")
+    grey, colours = (Preprocessor(SPEC)(image.read()) for image in found.images)
+    assert np.array_equal(grey, colours)
 
 
 def test_an_indexed_set_becomes_images(tmp_path):

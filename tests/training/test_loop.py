@@ -127,6 +127,19 @@ def test_no_epochs_write_the_model_as_it_starts(tmp_path):
     assert weights(tmp_path / "run") == weights(tmp_path / "again")
 
 
+def test_the_orientation_of_photos_is_the_runs_and_goes_with_it(tmp_path):
+    def image(name, **flags):
+        train(settings(epochs=0, **flags), tmp_path / name, listener=Silent())
+        run = load_run(tmp_path / name)
+        assert run.config.data.exif_orientation is (run.image.exif_orientation is True)
+        return run.config.data.exif_orientation
+
+    assert image("plain") is False
+    assert image("upright", exif_orientation=True) is True
+    assert image("further", init=str(tmp_path / "upright")) is True
+    assert image("off", init=str(tmp_path / "upright"), exif_orientation=False) is False
+
+
 def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     good = train(settings(epochs=1), tmp_path / "good", listener=Silent())
 
