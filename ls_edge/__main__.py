@@ -1,6 +1,19 @@
-"""``python -m ls_edge``."""
+"""``python -m ls_edge`` and ``ls-edge``: signals first, then everything else."""
 
-from ls_edge.cli import main
+from __future__ import annotations
+
+from typing import NoReturn
+
+from ls_edge import interrupts
+
+
+def main() -> NoReturn:
+    """Run the command line of this process."""
+    interrupts.install()
+    from ls_edge.cli import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

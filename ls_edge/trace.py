@@ -6,14 +6,18 @@ latency after stem, head and its holders' own times is the wire's, shared out ov
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import IO
 
 import msgspec
 
 from ls_edge.arrangement import Arrangement
-from ls_edge.errors import DataError
+from ls_edge.errors import DataError, UsageError
 
 BlockAt = tuple[int, str]
 """A block and the process that ran it."""
@@ -112,6 +116,79 @@ def write_trace(stream: IO[str], records: Iterable[RequestRecord]) -> None:
     """Write a JSON line a request."""
     for record in records:
         stream.write(msgspec.json.encode(record).decode() + "\n")
+
+
+class TraceWriter:
+    """A trace that is written while the run goes on: each line is in the file before the next request ends.
+
+    An error of the file (a full disk) does not end the run: it is kept in :attr:`problem`, what was written by then
+    stays as whole lines, and nothing more is written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Begin the file anew; raises :class:`UsageError` where it cannot be written."""
+        self.path = Path(path)
+        self.problem = ""
+        """Why the trace is not complete; empty while it is."""
+        self._lines: dict[int, RequestRecord] = {}
+        try:
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        except OSError as error:
+            raise UsageError(f"cannot write the trace {path}: {error.strerror}; give another path") from None
+        self._plain = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
+        self._size = 0
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def write(self, record: RequestRecord) -> None:
+        """Append the line of a record; does nothing once there was a problem."""
+        if self.problem:
+            return
+        line = memoryview(msgspec.json.encode(record) + b"\n")
+        try:
+            done = 0
+            while done < len(line):
+                done += os.write(self._descriptor, line[done:])
+        except OSError as error:
+            self.problem = (
+                f"the trace {self.path} ends after {len(self._lines)} requests: {error.strerror}; make room, or give "
+                "another path"
+            )
+            if self._plain:  # no half line, which no reader would take
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._descriptor, self._size)
+                    os.lseek(self._descriptor, self._size, os.SEEK_SET)
+            return
+        self._size += len(line)
+        self._lines[record.id] = record
+
+    def correct(self, records: Iterable[RequestRecord]) -> None:
+        """Write lines again that have changed since (late answers are counted when the run is over), in one step."""
+        known = {record.id: record for record in records}
+        changed = any(known.get(id_, record) != record for id_, record in self._lines.items())
+        if not changed or self.problem or not self._plain:
+            return
+        part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        try:
+            with part.open("w", encoding="utf-8") as stream:
+                write_trace(stream, (known.get(id_, record) for id_, record in self._lines.items()))
+            part.replace(self.path)
+        except OSError:  # what was written first stays, and lacks only those counts
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def read_trace(path: str | Path) -> Iterator[RequestRecord]:

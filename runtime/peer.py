@@ -217,7 +217,7 @@ def _at_end(descriptor: int) -> bool:
 
 
 def open_peer(
-    peers: str | Path,
+    peers: str | Path | PeersFile,
     name: str,
     bundle: str | Path,
     *,
@@ -233,7 +233,8 @@ def open_peer(
     from ls_edge.runtime.keys import load_secret
 
     keys = load_secret(secret_key) if secret_key is not None else None
+    file = peers if isinstance(peers, PeersFile) else load_peers(peers)
     return Peer(
-        load_peers(peers), name, Bundle.open(bundle), keys=keys, engine=engine, threads=threads,
+        file, name, Bundle.open(bundle), keys=keys, engine=engine, threads=threads,
         strict_bundle=strict_bundle, faults=faults, until_eof=until_eof,
     )  # fmt: skip

@@ -59,7 +59,7 @@ def test_the_sdist_holds_every_file(built):
 def test_the_metadata(built):
     with zipfile.ZipFile(built[0]) as wheel:
         text = {Path(name).name: wheel.read(name).decode() for name in wheel.namelist() if ".dist-info/" in name}
-    assert "ls-edge = ls_edge.cli:main" in text["entry_points.txt"]
+    assert "ls-edge = ls_edge.__main__:main" in text["entry_points.txt"]
     assert "Requires-Python: >=3.10" in text["METADATA"]
     for extra in ("cpu", "gpu", "tensorrt", "train", "export", "dev"):
         assert f"Provides-Extra: {extra}" in text["METADATA"]

@@ -6,15 +6,19 @@ a command module imports those inside its function.
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import errno
 import importlib
-import signal
+import os
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
 
-from ls_edge import __version__
+from ls_edge import __version__, interrupts
 from ls_edge.errors import LsEdgeError, printable
 
 COMMANDS = {
@@ -35,17 +39,31 @@ DEGRADED = 3
 """Exit code of a run that finished, but with an answer that skipped blocks or with a failed request."""
 
 
-class Command(click.Command):
-    """A command with ``--debug``, which shows the traceback behind an error."""
+class _Interrupted(BaseException):
+    """Ctrl-C or SIGTERM on its way past click, which would print an empty line for it."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+
+class Command(click.Command):
+    """A command with ``--debug``, which shows the traceback behind an error, and examples at the end of its help."""
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+        """``examples`` are command lines, each as it would be typed."""
         super().__init__(*args, **kwargs)
+        self.examples = tuple(examples)
         self.params.append(
             click.Option(
                 ["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.",
                 callback=lambda ctx, _param, value: ctx.find_root().meta.__setitem__("ls_edge.debug", value),
             )
         )  # fmt: skip
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, a line each, never wrapped: they are there to be copied."""
+        super().format_epilog(ctx, formatter)
+        if self.examples:
+            formatter.write("\nExamples:\n")
+            for example in self.examples:
+                formatter.write(f"  {example}\n")
 
 
 class _LazyGroup(click.Group):
@@ -58,6 +76,21 @@ class _LazyGroup(click.Group):
         command = importlib.import_module(f"ls_edge.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        if near and name not in COMMANDS and not name.startswith("-"):
+            ctx.fail(f"No such command {name!r}; did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
@@ -75,6 +108,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
         code = cli.main(args=argv, prog_name="ls-edge", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except click.ClickException as error:
         if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2 and later
             error.show()
@@ -86,15 +121,47 @@ def main(argv: list[str] | None = None) -> NoReturn:
         if debug:
             traceback.print_exc()
         _fail(str(error), error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        _fail("interrupted", 128 + signal.SIGINT)
+    except (KeyboardInterrupt, _Interrupted, click.Abort):
+        _fail(interrupts.word(), interrupts.exit_code())
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(1) from None
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        _fail(describe(error), 1)
+    interrupts.finishing = True
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
+def describe(error: OSError) -> str:
+    """What the operating system refused, and what can be done about it, in one line."""
+    what = error.strerror or str(error) or type(error).__name__
+    if error.filename is not None:
+        what = f"{error.filename}: {what}"
+    if error.errno == errno.ENOSPC:
+        return f"{what}; make room where the output goes"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{what}; allow more files and sockets, for example with 'ulimit -n 1024'"
+    return f"{what} (--debug shows where)"
+
+
 def _fail(message: str, code: int) -> NoReturn:
+    interrupts.finishing = True
     line = " ".join(printable(message).split())
-    print(f"ls-edge: {line}", file=sys.stderr)  # noqa: T201
+    with contextlib.suppress(OSError):
+        print(f"ls-edge: {line}", file=sys.stderr)  # noqa: T201
+    _drop_unwritable_output()
     raise SystemExit(code)
+
+
+def _drop_unwritable_output() -> None:
+    """Let go of what standard output did not take; the interpreter would complain about it once more at its end."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)

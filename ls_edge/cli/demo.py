@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +23,6 @@ from ls_edge.cli import Command
 from ls_edge.errors import LsEdgeError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.console import Console
 
     from ls_edge.report.html import Run
@@ -84,10 +81,9 @@ def command(out: Path, limit: int, fresh: bool) -> int:
     console = Console(stderr=True, highlight=False)
     _check_installed()
     started = time.monotonic()
-    with _sigterm_as_interrupt():
-        out.mkdir(parents=True, exist_ok=True)
-        accuracy = _models(out, console, fresh=fresh)
-        runs = [_play(scene, out, limit, console) for scene in SCENES]
+    out.mkdir(parents=True, exist_ok=True)
+    accuracy = _models(out, console, fresh=fresh)
+    runs = [_play(scene, out, limit, console) for scene in SCENES]
     _pictures(out / "pictures", runs)
     report = out / "report.html"
     write_comparison(
@@ -209,6 +205,8 @@ def _play(scene: Scene, out: Path, limit: int, console: Console) -> Run:
 
             with progress:
                 measured = measure(source, images, concurrency=2, on_record=on_record, on_event=progress.event)
+    if measured.error is not None:
+        raise measured.error
     summary = summarise(measured.records, measured.events, measured.context)
     return scene.name, summary, measured.records, measured.events
 
@@ -229,18 +227,6 @@ def _harm(scene: Scene, peers: LocalPeers, limit: int, note: Callable[[str], Non
             note(f"{scene.kill} started again after {answers} answers")
 
     return step
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _lede(accuracy: dict[str, Any]) -> str:

@@ -35,12 +35,16 @@ def command(
     SIGTERM or Ctrl-C: no new work, finish or hand on what is held, leave within five seconds with exit code 0; a second
     one leaves at once.
     """
+    from ls_edge.cli.descriptors import require_descriptors
     from ls_edge.logs import set_up
+    from ls_edge.peers import load_peers
     from ls_edge.runtime.peer import open_peer
 
     set_up(as_json=log_json)
+    file = load_peers(peers)
+    require_descriptors(file)
     peer = open_peer(
-        peers,
+        file,
         name,
         bundle,
         secret_key=secret_key,

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ls_edge.cli import DEGRADED, Command
+from ls_edge import interrupts
+from ls_edge.cli import DEGRADED, Command, describe
+from ls_edge.cli.readiness import WAIT_S
+from ls_edge.errors import LsEdgeError, printable
 
 if TYPE_CHECKING:
     from ls_edge.datasets import ImageRef, ImageSet
     from ls_edge.errors import DataError
+    from ls_edge.report.live import RunProgress
+    from ls_edge.runtime.measure import Measured
     from ls_edge.runtime.source import Source
+    from ls_edge.summary import RunSummary
+    from ls_edge.trace import RequestRecord
 
-_WAIT_READY = 5.0
+_LOST_FOR_S = 0.5
+"""How long a block has no holder before the display says so: a peer that restarts at once is not worth a line."""
 
 
-@click.command(cls=Command, short_help="Answer images through the peers that can be reached.")
+@click.command(
+    cls=Command,
+    short_help="Answer images through the peers that can be reached.",
+    examples=(
+        "ls-edge run --peers peers.yaml --bundle bundle --data digits",
+        "ls-edge run --peers peers.yaml --bundle bundle --data val --policy fastest --json",
+        "ls-edge run --peers peers.yaml --bundle bundle --data val --trace t.jsonl --report r.html",
+        "ls-edge run --peers peers.yaml --bundle bundle --data digits --wait 60 --max-skips 2",
+    ),
+)
 @click.option("--peers", required=True, type=click.Path(path_type=Path), help="The peers.yaml of all machines.")
 @click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Folder of the exported model.")
 @click.option("--data", required=True, help="Folder of class folders, a tar of one, or 'digits'.")
@@ -48,6 +68,10 @@ _WAIT_READY = 5.0
 )  # fmt: skip
 @click.option("--via", type=click.Choice(["peers", "source"]), default="peers", show_default=True, help="Way of a hop.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of stem and head.")
+@click.option(
+    "--wait", type=click.FloatRange(min=0, max=86_400), default=WAIT_S, show_default=True, metavar="SECONDS",
+    help="How long a warm holder of each block is waited for before the first image.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write an HTML report with pictures.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a JSON line a request.")
@@ -57,62 +81,158 @@ _WAIT_READY = 5.0
 def command(
     peers: Path, bundle: Path, data: str, policy: str, limit: int | None, concurrency: int, budget_ms: float,
     max_skips: int | None, seed: int, price: float, waves: int, late_tracks: Literal["later", "skip"], via: str,
-    threads: int, as_json: bool, report: Path | None, trace: Path | None, secret_key: Path | None,
+    threads: int, wait: float, as_json: bool, report: Path | None, trace: Path | None, secret_key: Path | None,
     strict_bundle: bool, log_json: bool,
 ) -> int:  # fmt: skip
     """Send images through the peers of peers.yaml and print accuracy, latency and who did what.
 
-    Exit code 3 where an answer skipped blocks or a request failed.
+    Where blocks have no holder after --wait, and the policy may not skip that many, nothing is sent (exit code 1).
+    The trace is written line by line, and the summary is printed also after Ctrl-C, SIGTERM or a full disk.
+
+    Exit code 3 where an answer skipped blocks or a request failed, 1 where none was answered.
     """
     from ls_edge.bundle import Bundle
-    from ls_edge.errors import UsageError
+    from ls_edge.cli.descriptors import require_descriptors
+    from ls_edge.cli.outputs import check_output
+    from ls_edge.cli.readiness import check_holders, wait_for_holders
     from ls_edge.logs import set_up
-    from ls_edge.report.html import write_report
+    from ls_edge.peers import load_peers
     from ls_edge.report.live import RunProgress
-    from ls_edge.report.sketch import print_typical
-    from ls_edge.report.tables import print_summary
-    from ls_edge.runtime.measure import measure
-    from ls_edge.runtime.source import Source
-    from ls_edge.summary import summarise
-    from ls_edge.trace import write_trace
 
     # What matters to a person is in the progress display; the log is for machines.
     set_up(as_json=log_json, level=logging.INFO if log_json else logging.ERROR)
+    for flag, path in (("--trace", trace), ("--report", report)):
+        if path is not None:
+            check_output(flag, path)
+    file = load_peers(peers)
+    require_descriptors(file)
     opened = Bundle.open(bundle)
-    for path in (report, trace):
-        if path is not None and not path.parent.is_dir():
-            raise UsageError(f"{path}: there is no folder {path.parent}; make it first")
     images = _images(data, limit)
-    with Source.open(
-        peers, opened, policy=policy, secret_key=secret_key, strict_bundle=strict_bundle, budget_ms=budget_ms,
-        max_skips=max_skips, seed=seed, max_inflight=max(concurrency, 1), via_source=via == "source", threads=threads,
-        price=price, waves=waves, late_tracks=late_tracks,
-    ) as source:  # fmt: skip
-        _wait_ready(source)
-        progress = RunProgress(len(images), [peer.name for peer in source.peers.peers])
+    from ls_edge.runtime.measure import measure
+    from ls_edge.runtime.source import Source
+    from ls_edge.trace import TraceWriter
+
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(
+            Source.open(
+                file, opened, policy=policy, secret_key=secret_key, strict_bundle=strict_bundle, budget_ms=budget_ms,
+                max_skips=max_skips, seed=seed, max_inflight=max(concurrency, 1), via_source=via == "source",
+                threads=threads, price=price, waves=waves, late_tracks=late_tracks,
+            )
+        )  # fmt: skip
+        stop = stack.enter_context(interrupts.StopRequest())
+        missing = wait_for_holders(source, wait, stop)
+        if stop:
+            raise KeyboardInterrupt
+        if warning := check_holders(source, missing, wait):
+            _warn(warning)
+        writer = stack.enter_context(TraceWriter(trace)) if trace is not None else None
+        progress = RunProgress(len(images), [peer.name for peer in file.peers])
+
+        def on_record(record: RequestRecord) -> None:
+            progress.record(record)
+            if writer is not None:
+                before = writer.problem
+                writer.write(record)
+                if writer.problem != before:
+                    progress.note(writer.problem)
 
         def skip(image: ImageRef, error: DataError) -> None:
             progress.note(f"skipped {image.name}: {error}")
 
         with progress:
             measured = measure(
-                source, images, concurrency=concurrency, on_record=progress.record, on_event=progress.event,
-                on_skip=skip,
+                source, images, concurrency=concurrency, on_record=on_record, on_event=progress.event, on_skip=skip,
+                on_tick=_watch_holders(source, progress), stop=lambda: bool(stop),
             )  # fmt: skip
+        problems = [] if measured.error is None else [str(measured.error)]
+        if writer is not None:
+            writer.correct(measured.records)
+            writer.close()
+            problems += [writer.problem] if writer.problem else []
+        return _finish(measured, problems, stop.number, report, opened.manifest.classes, as_json=as_json)
+
+
+def _finish(
+    measured: Measured, problems: list[str], signal_number: int, report: Path | None, classes: Sequence[str], *,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Print the summary, write the report, and return the exit code; whatever fails does not keep the rest from it."""
+    from ls_edge.report.html import write_report
+    from ls_edge.report.sketch import print_typical
+    from ls_edge.report.tables import print_answers, print_summary
+    from ls_edge.summary import summarise
+
     summary = summarise(measured.records, measured.events, measured.context)
+    try:
+        if as_json:
+            click.echo(summary.to_json())
+        else:
+            print_summary(summary)
+            print_answers(measured.records, classes)
+            print_typical(measured.records)
+    except OSError as error:
+        problems.append(f"the summary could not be printed: {describe(error)}")
     if measured.skipped_images:
-        print(f"ls-edge: warning: {len(measured.skipped_images)} images could not be used", file=sys.stderr)  # noqa: T201
-    if trace is not None:
-        with trace.open("w", encoding="utf-8") as stream:
-            write_trace(stream, measured.records)
+        name, why = measured.skipped_images[0]
+        _warn(f"{len(measured.skipped_images)} images could not be used, the first is {name}: {why}")
     if report is not None:
-        write_report(report, summary, measured.records, measured.events)
-    if as_json:
-        click.echo(summary.to_json())
-    else:
-        print_summary(summary)
-        print_typical(measured.records)
+        try:
+            write_report(report, summary, measured.records, measured.events)
+        except Exception as error:  # noqa: BLE001  the run is over and its summary printed
+            problems.append(str(error) if isinstance(error, LsEdgeError) else f"the report failed: {error!r}")
+    if problems:
+        raise LsEdgeError("; ".join(problems))
+    if signal_number:
+        images = measured.context.settings["images"]
+        _warn(
+            f"{interrupts.word()} after {summary.requests} of {images} requests; {measured.given_up} on their way were "
+            "given up"
+        )
+        return 128 + signal_number
+    return _exit_code(summary)
+
+
+def _exit_code(summary: RunSummary) -> int:
+    if not summary.answered:
+        return 1
     return DEGRADED if summary.degraded or summary.failed else 0
+
+
+def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
+    """Make what is called about ten times a second: it shows blocks that lost their last holder and cannot be skipped.
+
+    Peers that are refused, or that refuse us, while the run goes on are shown as well, each once.
+    """
+    from ls_edge.cli.readiness import blocks_text, may_skip
+
+    since: dict[tuple[int, ...], float] = {}
+    known = dict(source.mismatched)
+
+    def look() -> None:
+        for name, why in source.mismatched.items():
+            if known.get(name) != why:
+                known[name] = why
+                progress.note(f"{name}: {why}")
+        missing = source.missing_blocks()
+        if not missing or may_skip(source, missing):
+            since.clear()
+            progress.warn("")
+            return
+        now = time.monotonic()
+        first = min(since.values(), default=now)
+        since.setdefault(missing, first)
+        if now - first >= _LOST_FOR_S:
+            progress.warn(
+                f"{blocks_text(missing)} lost the last holder; requests wait for one until their budget of "
+                f"{source.settings.budget_ms / 1e3:g} s ends (at most {source.max_skips} blocks may be skipped)"
+            )
+
+    return look
+
+
+def _warn(text: str) -> None:
+    print(f"ls-edge: warning: {printable(text)}", file=sys.stderr)  # noqa: T201
 
 
 def _images(data: str, limit: int | None) -> ImageSet:
@@ -130,22 +250,3 @@ def _images(data: str, limit: int | None) -> ImageSet:
             "give a folder of class folders"
         ) from None
     return open_images(data, "eval").take(limit)
-
-
-def _wait_ready(source: Source) -> None:
-    """Wait for a warm holder of each block; start without the others, unless all peers are of another model."""
-    from ls_edge.errors import ModelMismatch
-
-    missing = source.wait_ready(_WAIT_READY)
-    if not missing:
-        return
-    mismatched = source.mismatched
-    if len(missing) == source.bundle.blocks and mismatched:
-        raise ModelMismatch("; ".join(mismatched.values()))
-    for message in mismatched.values():
-        print(f"ls-edge: warning: {message}", file=sys.stderr)  # noqa: T201
-    listed = ", ".join(map(str, missing))
-    print(  # noqa: T201
-        f"ls-edge: warning: after {_WAIT_READY:.0f} s no warm peer serves block {listed}; starting without",
-        file=sys.stderr,
-    )

@@ -91,6 +91,9 @@ def write_whole(path: str | Path, text: str) -> None:
         raise UsageError(f"cannot write {str(path)!r}: that is no name of a file; give another path")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        if path.exists() and not path.is_file():  # a device or a pipe must not be replaced by a file
+            path.write_text(text, encoding="utf-8")
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(text, encoding="utf-8")
         part.replace(path)

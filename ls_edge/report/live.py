@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
 
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -55,6 +55,7 @@ class RunProgress:
         self._latencies: deque[float] = deque(maxlen=RECENT)
         self._finished: deque[float] = deque(maxlen=RECENT)
         self._note = ""
+        self._warning = ""
         self._begun = self._last_line = time.monotonic()
         self._live: Live | None = None
         self._thread: threading.Thread | None = None
@@ -121,12 +122,20 @@ class RunProgress:
         if text and self._live is None:
             self._say(printable(text))
 
+    def warn(self, text: str) -> None:
+        """Show a warning until another one, or an empty one, takes its place."""
+        text = printable(text)
+        with self._lock:
+            changed, self._warning = text != self._warning, text
+        if text and changed and self._live is None:
+            self._say(text)
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the present state; called by rich."""
         with self._lock:
             done, total = self._answered + self._failed, self._total
             states = list(self._states.items())
-            note = self._note
+            note, warning = self._note, self._warning
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             Text(self._label),
@@ -143,7 +152,9 @@ class RunProgress:
                 peers.append(f"({state}) ", style="dim")
         if len(states) > MOST_NAMES:
             peers.append(f"and {len(states) - MOST_NAMES} more", style="dim")
-        lines = [bar, peers] if states else [bar]
+        lines: list[RenderableType] = [bar, peers] if states else [bar]
+        if warning:
+            lines.append(Text(warning, style="yellow"))
         yield Group(*lines, Text(shorten(note, max(20, options.max_width - 1)), style="dim"))
 
     def _draw(self) -> None:

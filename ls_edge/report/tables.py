@@ -12,15 +12,26 @@ from rich.text import Text
 from ls_edge.errors import printable
 from ls_edge.report.svg import shorten, show, show_ms, show_percent
 from ls_edge.summary import RunSummary
+from ls_edge.trace import RequestRecord
 
 STATE_STYLES = {"alive": "green", "lost": "red", "suspect": "yellow", "draining": "cyan"}
 PLAIN_WIDTH = 140
+SHOWN_ANSWERS = 5
+"""Answers with class names at the end of a run."""
 
 
 def print_summary(summary: RunSummary, console: Console | None = None, *, title: str = "") -> None:
     """Print the two tables of a run, on standard output unless told otherwise."""
     console = console or _console()
     _print(console, [summary_table(summary, title=title), peers_table(summary)])
+
+
+def print_answers(records: Sequence[RequestRecord], classes: Sequence[str], console: Console | None = None) -> None:
+    """Print a few answers with class names, spread evenly over the run; nothing where there are none."""
+    if records:
+        console = console or _console()
+        console.print()
+        _print(console, [answers_table(records, classes)])
 
 
 def print_comparison(
@@ -93,6 +104,27 @@ def peers_table(summary: RunSummary) -> Table:
     return table
 
 
+def answers_table(records: Sequence[RequestRecord], classes: Sequence[str]) -> Table:
+    """Image, predicted and true class of at most :data:`SHOWN_ANSWERS` requests, spread evenly over ``records``."""
+    table = _table("")
+    for name in ("image", "prediction", "truth", ""):
+        table.add_column(name, overflow="fold")
+    step = max(1, (len(records) - 1) // (SHOWN_ANSWERS - 1))
+    for record in records[::step][:SHOWN_ANSWERS]:
+        wrong = record.label is not None and record.prediction != record.label
+        if record.error is not None:
+            remark = Text(shorten(record.error, 60), style="red")
+        else:
+            remark = Text("degraded" if record.degraded else "", style="yellow")
+        table.add_row(
+            Text(shorten(record.image, 50)),
+            Text(_class_name(record.prediction, classes), style="red" if wrong else ""),
+            Text(_class_name(record.label, classes)),
+            remark,
+        )
+    return table
+
+
 def comparison_table(runs: Sequence[tuple[str, RunSummary]], *, title: str = "") -> Table:
     """A row for each run."""
     table = _table(title)
@@ -133,6 +165,12 @@ def _accuracy(summary: RunSummary) -> Text:
         low, high = summary.top1_interval
         text.append(f" (95 %: {100 * low:.1f} to {100 * high:.1f})", style="not bold dim")
     return text
+
+
+def _class_name(index: int | None, classes: Sequence[str]) -> str:
+    if index is None:
+        return show(None)
+    return shorten(classes[index] if index < len(classes) else str(index), 40)
 
 
 def _count(value: int | None) -> str:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ls_edge.errors import DataError
-from ls_edge.trace import RequestRecord, Visit, read_trace, write_trace
+from ls_edge.errors import DataError, UsageError
+from ls_edge.trace import RequestRecord, TraceWriter, Visit, read_trace, write_trace
 
 floats = st.floats(allow_nan=False, allow_infinity=False)
 names = st.sampled_from(["orin-0", "laptop", "ä"])
@@ -72,3 +72,30 @@ def test_a_line_that_is_none_is_named(tmp_path, broken):
     assert next(lines) == RECORD
     with pytest.raises(DataError, match=r"t\.jsonl:2 is no line of a trace"):
         next(lines)
+
+
+def test_a_trace_is_in_its_file_line_by_line_and_corrected_in_place(tmp_path):
+    path = tmp_path / "t.jsonl"
+    other = msgspec.structs.replace(RECORD, id=RECORD.id + 1)
+    with TraceWriter(path) as writer:
+        writer.write(other)
+        assert list(read_trace(path)) == [other]
+        writer.write(RECORD)
+        assert list(read_trace(path)) == [other, RECORD]
+        late = msgspec.structs.replace(RECORD, duplicates=2)
+        writer.correct([late, other])
+    assert list(read_trace(path)) == [other, late]
+    assert writer.problem == ""
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_trace_that_cannot_be_written(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot write the trace .*: Is a directory"):
+        TraceWriter(tmp_path)
+    with TraceWriter("/dev/full") as writer:
+        writer.write(RECORD)
+        assert "ends after 0 requests: No space left on device" in writer.problem
+        said = writer.problem
+        writer.write(RECORD)
+        writer.correct([RECORD])
+        assert writer.problem == said

@@ -1,0 +1,96 @@
+"""What ``run`` and ``predict`` do before the first image: wait for holders of all blocks, and say what is missing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ls_edge.interrupts import StopRequest
+    from ls_edge.runtime.source import Source
+
+WAIT_S = 5.0
+"""Default of ``--wait``: how long holders that are just starting are waited for."""
+_LOOK_EVERY_S = 0.1
+
+
+def wait_for_holders(source: Source, seconds: float, stop: StopRequest) -> tuple[int, ...]:
+    """Wait until each block has a warm holder, at most ``seconds`` and until a signal; return blocks without one."""
+    end = time.monotonic() + seconds
+    missing = source.missing_blocks()
+    if not missing or seconds <= 0:
+        return missing
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status("waiting for peers") as status:  # shown on a terminal only
+        while missing and not stop and time.monotonic() < end:
+            missing = source.wait_ready(min(_LOOK_EVERY_S, max(0.0, end - time.monotonic())))
+            status.update(f"waiting up to {seconds:g} s for a holder of {blocks_text(missing)}")
+    return missing
+
+
+def check_holders(source: Source, missing: Sequence[int], waited: float) -> str:
+    """Say what it means that ``missing`` have no holder: a warning where answers are possible without them.
+
+    Empty where nothing is missing. Raises :class:`ModelMismatch` where every peer serves another model, else
+    :class:`LinkError`, where the policy may not skip that many blocks.
+    """
+    from ls_edge.errors import LinkError, ModelMismatch
+
+    if not missing:
+        return ""
+    mismatched = source.mismatched
+    if len(mismatched) == len(source.peers.peers):
+        raise ModelMismatch("; ".join(mismatched.values()))
+    blocks = blocks_text(missing)
+    has = "has" if len(missing) == 1 else "have"
+    what = f"{blocks} {has} no holder after {waited:g} s ({'; '.join(reasons(source, missing))})"
+    if may_skip(source, missing):
+        return (
+            f"{what}; starting without: at most {source.max_skips} of {source.bundle.blocks} blocks may be skipped, "
+            "so answers will be degraded"
+        )
+    advice = "start a holder, and wait for it with --wait SECONDS"
+    if source.settings.policy == "sequential":
+        allowed, flags = "never skips a block", f"--policy nearest --max-skips {len(missing)}"
+    else:
+        allowed = f"may skip at most {source.max_skips} of {source.bundle.blocks} blocks"
+        flags = f"--max-skips {len(missing)}"
+    if len(missing) < source.bundle.blocks:
+        advice += f", or answer without with {flags}"
+    raise LinkError(f"{what}; the policy {source.settings.policy} {allowed}, so no image could be answered: {advice}")
+
+
+def may_skip(source: Source, missing: Sequence[int]) -> bool:
+    """Whether answers are possible without these blocks."""
+    return source.settings.policy != "sequential" and len(missing) <= source.max_skips
+
+
+def reasons(source: Source, missing: Sequence[int]) -> list[str]:
+    """Why these blocks have no holder: a line a peer that should hold some, and the blocks that none should."""
+    states, troubles = source.view(), source.mismatched
+    texts = []
+    for peer in source.peers.peers:
+        if not set(peer.blocks) & set(missing):
+            continue
+        state = states[peer.name].state
+        if peer.name in troubles:
+            texts.append(f"{peer.name}: {troubles[peer.name]}")
+        elif state == "lost":
+            texts.append(f"{peer.name} cannot be reached at {peer.address}")
+        else:
+            texts.append(f"{peer.name} is {'not warm yet' if state == 'cold' else state}")
+    listed = {block for peer in source.peers.peers for block in peer.blocks}
+    nowhere = [block for block in missing if block not in listed]
+    if nowhere:
+        texts.append(f"no peer of {source.peers.path} has {blocks_text(nowhere)}")
+    return texts
+
+
+def blocks_text(blocks: Sequence[int]) -> str:
+    """``block 3``, ``blocks 0-3, 7``."""
+    from ls_edge.report.tables import block_ranges
+
+    return f"block{'' if len(blocks) == 1 else 's'} {block_ranges(blocks)}"

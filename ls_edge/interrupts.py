@@ -1,0 +1,110 @@
+"""Ctrl-C and SIGTERM in a command: one line on standard error and exit code 128 plus the signal's number.
+
+:func:`install` is the first thing that ``ls-edge`` does, before the modules of the command are imported. A signal
+then raises ``KeyboardInterrupt`` in the main thread, so that ``with`` and ``finally`` clean up; SIGTERM does the same.
+While modules are being imported it ends the process directly: there is nothing to clean up, and extension modules that
+are just being initialised swallow exceptions. A second signal always ends the process directly.
+
+Only the standard library is imported here, and little of it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType, TracebackType
+from typing import NoReturn
+
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+"""What is said when a signal ends a command."""
+
+received = 0
+"""The signal that came, 0 if none did."""
+finishing = False
+"""Whether the command is over and only its exit code is left to be returned."""
+_pid = 0
+
+
+def install() -> None:
+    """Handle both signals from now on; one that was ignored when the process started stays ignored."""
+    global _pid
+    _pid = os.getpid()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _interrupt)
+
+
+def leave(number: int) -> NoReturn:
+    """End the process here and now; the terminal gets its cursor back."""
+    cursor = b"\x1b[?25h" if os.isatty(2) else b""
+    try:
+        os.write(2, cursor + f"ls-edge: {WORDS[signal.Signals(number)]}\n".encode())
+    finally:
+        os._exit(128 + number)
+
+
+class StopRequest:
+    """A context in which the first signal only sets :attr:`number`, and the second ends the process.
+
+    For a command that stops in an orderly way and still has something to say. Outside of :func:`install` (in a program
+    that imports this package) signals are left alone.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        """The signal that came, 0 while none did."""
+        self._before: dict[int, object] = {}
+
+    def __bool__(self) -> bool:
+        return self.number != 0
+
+    def __enter__(self) -> StopRequest:
+        for number in WORDS:
+            if signal.getsignal(number) is _interrupt:
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number in self._before:
+            signal.signal(number, _interrupt)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        global received
+        if self.number:
+            leave(number)
+        self.number = received = number
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    global received
+    if os.getpid() != _pid:  # a fork of the command, such as one that decodes images
+        signal.signal(number, signal.SIG_DFL)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        os.kill(os.getpid(), number)
+        return
+    if received or finishing or _is_importing(frame):
+        leave(number)
+    received = number
+    raise KeyboardInterrupt
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "importlib._bootstrap":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def exit_code() -> int:
+    """The exit code after a signal."""
+    return 128 + (received or signal.SIGINT)
+
+
+def word() -> str:
+    """What to say after a signal."""
+    return WORDS[signal.Signals(received or signal.SIGINT)]

@@ -1,0 +1,307 @@
+"""``ls-edge run``: what it found out is never lost, and what keeps it from answering is said before the first image."""
+
+import json
+import resource
+import signal
+import socket
+import subprocess
+
+import pytest
+
+from ls_edge.runtime.chaos.faults import Faults
+from ls_edge.runtime.local import LocalPeers
+from ls_edge.trace import read_trace
+
+PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
+SLOW = Faults(stall_ms=20.0, stall_part=1.0)
+
+
+@pytest.fixture(scope="module")
+def peers(tmp_path_factory, tiny_bundle):
+    with LocalPeers(tmp_path_factory.mktemp("peers"), tiny_bundle, PLACEMENT) as local:
+        local.wait_warm()
+        yield local
+
+
+@pytest.fixture
+def slow(peers):
+    """Peers that take 40 ms for an image."""
+    for name in PLACEMENT:
+        peers.set_faults(name, SLOW)
+    yield peers
+    for name in PLACEMENT:
+        peers.set_faults(name, Faults())
+
+
+@pytest.fixture
+def command(peers, tiny_bundle):
+    return ["run", "--peers", peers.path, "--bundle", tiny_bundle, "--data", "digits"]
+
+
+def lines_of(trace):
+    return trace.read_bytes().splitlines() if trace.exists() else []
+
+
+def in_a_small_disk(folder, size="64k", options=""):
+    """Words that run a command with a file system of its own at ``folder``, or None where that is not allowed."""
+    script = f'mount -t tmpfs -o size={size}{options} tmpfs "$0" && "$@"; code=$?; cat "$0"/*.jsonl >&2; exit $code'
+    words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, str(folder)]
+    try:
+        works = subprocess.run([*words, "true"], capture_output=True, timeout=10, check=False).returncode == 0
+    except OSError:
+        works = False
+    return words if works else None
+
+
+# Where the results go.
+
+
+@pytest.mark.parametrize("flag", ["--trace", "--report"])
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        ("folder", "is a folder; name a file"),
+        ("nowhere/file", "there is no folder"),
+        ("/proc/file", "cannot be written"),
+        ("file/file", "there is no folder"),
+    ],
+)
+def test_outputs_that_cannot_be_written_are_found_before_anything_is_sent(
+    ls_edge, complaints, write_peers, tiny_bundle, tmp_path, flag, where, what
+):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("kept")
+    nobody = write_peers({"a": range(6)})
+    done = ls_edge.run(
+        "run", "--peers", nobody, "--bundle", tiny_bundle, "--data", "digits", flag, tmp_path / where, "--wait", "0"
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = complaints(done)
+    assert flag in line
+    assert what in line
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_read_only_disk_is_found_before_anything_is_sent(ls_edge, complaints, write_peers, tiny_bundle, tmp_path):
+    (tmp_path / "disk").mkdir()
+    disk = in_a_small_disk(tmp_path / "disk", options=",ro")
+    if disk is None:
+        pytest.skip("this user may not mount a file system in a namespace")
+    nobody = write_peers({"a": range(6)})
+    done = ls_edge.run(
+        "run", "--peers", nobody, "--bundle", tiny_bundle, "--data", "digits", "--wait", "0", "--trace",
+        tmp_path / "disk" / "t.jsonl", before=disk,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "t.jsonl cannot be written: Read-only file system" in complaints(done)[0]
+
+
+def test_an_existing_trace_stays_until_the_first_answer_can_come(ls_edge, write_peers, tiny_bundle, tmp_path):
+    trace = tmp_path / "t.jsonl"
+    trace.write_text("of an earlier run\n")
+    nobody = write_peers({"a": range(6)})
+    done = ls_edge.run(
+        "run", "--peers", nobody, "--bundle", tiny_bundle, "--data", "digits", "--trace", trace, "--wait", "0"
+    )
+    assert done.returncode == 1
+    assert trace.read_text() == "of an earlier run\n"
+
+
+def test_the_trace_of_a_run_that_is_killed_has_what_was_answered(ls_edge, slow, command, tmp_path, wait_until):
+    trace = tmp_path / "t.jsonl"
+    running = ls_edge.start(*command, "--limit", "5000", "--trace", trace)
+    wait_until(lambda: len(lines_of(trace)) >= 5, 30.0, "lines in the trace")
+    running.kill()
+    running.wait()
+    records = list(read_trace(trace))
+    assert len(records) >= 5
+    assert all(record.prediction is not None and record.error is None for record in records)
+
+
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_a_run_that_is_stopped_prints_its_summary(
+    ls_edge, complaints, slow, command, tmp_path, wait_until, number, word
+):
+    trace, report = tmp_path / "t.jsonl", tmp_path / "r.html"
+    running = ls_edge.start(*command, "--limit", "5000", "--trace", trace, "--report", report, "--json")
+    wait_until(lambda: len(lines_of(trace)) >= 5, 30.0, "lines in the trace")
+    running.send_signal(number)
+    out, err = running.communicate(timeout=30)
+    assert running.returncode == 128 + number
+    summary = json.loads(out)
+    assert 5 <= summary["answered"] < 5000
+    assert summary["requests"] == summary["answered"] == len(list(read_trace(trace)))
+    assert "<svg" in report.read_text()
+    (line,) = complaints(subprocess.CompletedProcess([], 0, out, err))
+    assert f"{word} after {summary['requests']} of 5000 requests" in line
+
+
+def test_ctrl_c_while_a_run_waits_for_peers(ls_edge, complaints, tiny_bundle, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # takes the connection and says nothing
+        path = tmp_path / "peers.yaml"
+        address = f"tcp://127.0.0.1:{mute.getsockname()[1]}"
+        path.write_text(f"peers: [{{name: a, address: '{address}', blocks: '0-5'}}]")
+        waiting = ls_edge.start("run", "--peers", path, "--bundle", tiny_bundle, "--data", "digits", "--wait", "600")
+        mute.settimeout(30)
+        mute.accept()[0].close()
+        waiting.send_signal(signal.SIGINT)
+        out, err = waiting.communicate(timeout=30)
+    assert (waiting.returncode, out) == (130, "")
+    assert complaints(subprocess.CompletedProcess([], 130, out, err)) == ["ls-edge: interrupted"]
+
+
+def test_a_disk_that_becomes_full_costs_the_trace_and_nothing_else(ls_edge, complaints, command, tmp_path):
+    trace = tmp_path / "t.jsonl"
+
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    done = ls_edge.run(*command, "--limit", "200", "--trace", trace, "--json", prepare=small_files)
+    assert done.returncode == 1
+    summary = json.loads(done.stdout)
+    assert (summary["requests"], summary["answered"]) == (200, 200)
+    (line,) = complaints(done)
+    assert f"the trace {trace} ends after " in line
+    records = list(read_trace(trace))
+    assert f"ends after {len(records)} requests" in line
+    assert 0 < len(records) < 200
+
+
+def test_a_disk_that_really_becomes_full(ls_edge, complaints, command, tmp_path):
+    (tmp_path / "disk").mkdir()
+    disk = in_a_small_disk(tmp_path / "disk", size="16k")
+    if disk is None:
+        pytest.skip("this user may not mount a file system in a namespace")
+    at = tmp_path / "disk"
+    done = ls_edge.run(
+        *command, "--limit", "200", "--json", "--trace", at / "t.jsonl", "--report", at / "r.html", before=disk
+    )
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["answered"] == 200
+    (line,) = complaints(done)
+    assert "No space left on device" in line
+    assert "t.jsonl ends after" in line
+    assert "r.html" in line
+    kept = [json.loads(text) for text in done.stderr.splitlines() if text.startswith("{")]  # what cat found
+    assert f"ends after {len(kept)} requests" in line
+
+
+def test_a_report_that_fails_leaves_the_summary(ls_edge, complaints, command, tmp_path):
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, 4_000))
+
+    report = tmp_path / "r.html"
+    done = ls_edge.run(*command, "--limit", "20", "--report", report, "--json", prepare=small_files)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["answered"] == 20
+    assert f"cannot write {report}" in complaints(done)[0]
+    assert list(tmp_path.iterdir()) == [tmp_path / "peers.yaml"] or not report.exists()
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_standard_output_that_takes_nothing(ls_edge, complaints, command, tmp_path, flags):
+    report, trace = tmp_path / "r.html", tmp_path / "t.jsonl"
+    with open("/dev/full", "w") as full:
+        done = ls_edge.run(*command, "--limit", "20", "--report", report, "--trace", trace, *flags, stdout=full)
+    assert done.returncode == 1
+    (line,) = complaints(done)
+    assert "No space left on device" in line
+    assert "Exception ignored" not in done.stderr
+    assert "<svg" in report.read_text()
+    assert len(list(read_trace(trace))) == 20
+
+
+def test_few_file_descriptors_are_one_line(ls_edge, complaints, command):
+    def few():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
+
+    done = ls_edge.run(*command, "--limit", "3", prepare=few)
+    assert done.returncode == 2
+    (line,) = complaints(done)
+    assert "may open 20 files and sockets" in line
+    assert "ulimit -n" in line
+
+
+def test_a_soft_limit_of_file_descriptors_is_raised(ls_edge, command):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+    def few():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (20, hard))
+
+    assert ls_edge.run(*command, "--limit", "3", prepare=few).returncode == 0
+
+
+def test_some_answers_are_shown_with_their_names(ls_edge, command):
+    done = ls_edge.run(*command, "--limit", "40")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    heading = next(i for i, line in enumerate(lines) if line.split() == ["image", "prediction", "truth"])
+    shown = [line.split() for line in lines[heading + 1 :] if line.strip()]
+    assert len(shown) == 5
+    assert all(image == f"{truth}/{image.split('/')[1]}" and int(given) in range(10) for image, given, truth in shown)
+
+
+# What keeps it from answering.
+
+
+def test_a_missing_block_ends_the_run_before_its_first_image(ls_edge, complaints, tiny_bundle, tmp_path):
+    with LocalPeers(tmp_path, tiny_bundle, {"a": [0, 1, 2, 3], "b": [4, 5]}) as local:
+        local.wait_warm()
+        local.kill("b")
+        command = ["run", "--peers", local.path, "--bundle", tiny_bundle, "--data", "digits", "--limit", "300"]
+        trace = tmp_path / "t.jsonl"
+        done = ls_edge.run(*command, "--wait", "0.3", "--trace", trace)
+        assert (done.returncode, done.stdout) == (1, "")
+        (line,) = complaints(done)
+        assert "blocks 4-5 have no holder after 0.3 s (b" in line
+        assert "the policy nearest may skip at most 1 of 6 blocks" in line
+        assert "--max-skips 2" in line
+        assert "--wait SECONDS" in line
+        assert not trace.exists()
+
+        done = ls_edge.run(*command, "--wait", "0.3", "--policy", "sequential", "--max-skips", "6")
+        assert done.returncode == 1
+        assert "sequential never skips a block" in complaints(done)[0]
+        assert "--policy nearest --max-skips 2" in complaints(done)[0]
+
+        done = ls_edge.run(*command, "--wait", "0.3", "--max-skips", "2", "--limit", "10", "--json")
+        assert done.returncode == 3
+        summary = json.loads(done.stdout)
+        assert (summary["answered"], summary["degraded"]) == (10, 10)
+        (line,) = complaints(done)
+        assert line.startswith("ls-edge: warning: blocks 4-5 have no holder after 0.3 s (b")
+        assert "starting without" in line
+
+        waiting = ls_edge.start(*command, "--wait", "60", "--limit", "10", "--json")
+        local.start("b")
+        out, err = waiting.communicate(timeout=60)
+        assert waiting.returncode == 0, err
+        assert json.loads(out)["answered"] == 10
+
+
+def test_a_run_in_which_nothing_was_answered_has_failed(ls_edge, slow, command):
+    done = ls_edge.run(*command, "--limit", "6", "--budget-ms", "30", "--max-skips", "0", "--json")
+    assert done.returncode == 1
+    summary = json.loads(done.stdout)
+    assert (summary["requests"], summary["answered"], summary["failed"]) == (6, 0, 6)
+
+
+def test_a_block_that_loses_its_last_holder_is_shown_while_the_run_goes_on(ls_edge, tiny_bundle, tmp_path, wait_until):
+    with LocalPeers(tmp_path, tiny_bundle, {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}) as local:
+        local.wait_warm()
+        trace, said = tmp_path / "t.jsonl", tmp_path / "said"
+        with said.open("w") as stream:
+            running = ls_edge.start(
+                "run", "--peers", local.path, "--bundle", tiny_bundle, "--data", "digits", "--limit", "100000",
+                "--budget-ms", "60000", "--max-skips", "1", "--trace", trace, "--json", stderr=stream,
+            )  # fmt: skip
+            wait_until(lambda: lines_of(trace), 30.0, "the first answer")
+            assert "lost the last holder" not in said.read_text()
+            local.kill("b")
+            wait_until(lambda: "lost the last holder" in said.read_text(), 30.0, "the display to say so")
+            assert "blocks 4-5 lost the last holder" in said.read_text()
+            running.send_signal(signal.SIGINT)
+            out, _ = running.communicate(timeout=30)
+        assert running.returncode == 130
+        assert json.loads(out)["answered"] >= len(lines_of(trace)) > 0
