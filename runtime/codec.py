@@ -21,6 +21,9 @@ CODECS = ("raw", "fp16", "int8")
 REPLAY_TOLERANCE = {"raw": 1e-4, "fp16": 1e-2, "int8": 1e-1}
 """Largest difference of logits, over the largest logit, between an answer and its replay (guarantee R2)."""
 
+_FP16_EXPONENT = 0x7C00
+"""Bits of a half-precision number that are all set in NaN and infinity, and in nothing else."""
+
 _FP16_MAX = np.float32(np.finfo(np.float16).max)
 
 
@@ -74,6 +77,14 @@ def decode(codec: str, frame: memoryview | bytes, count: int, dim: int) -> Token
         return (values.astype(np.float32) * scale[:, None]).reshape(1, count, dim)
 
 
-def is_finite(tokens: Tokens) -> bool:
-    """Whether no value is NaN or infinity; 22 us for the 605 KB of a ViT-B on one core of an EPYC at 2.4 GHz."""
+def is_finite(tokens: np.ndarray) -> bool:
+    """Whether no value is NaN or infinity.
+
+    Half-precision values are looked at as integers, since numpy converts them one by one: 17 against 240 us for
+    197 x 768 tokens. Float32 takes 18 us for the same and 2 us for 17 x 32 (``docs/measurements.md``). A dot product
+    of the values with themselves would be a little cheaper, but it overflows for large finite values and may wake
+    the threads of the library that computes it.
+    """
+    if tokens.dtype == np.float16:
+        return not tokens.size or int((tokens.view(np.uint16) & _FP16_EXPONENT).max()) < _FP16_EXPONENT
     return bool(np.isfinite(tokens).all())
