@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from ls_edge.arrangement import Arrangement
 from ls_edge.errors import RequestError
 from ls_edge.runtime.routing.events import Answer as Answered
 from ls_edge.runtime.routing.events import Fail
-from ls_edge.runtime.wire import VisitRow
+from ls_edge.runtime.wire import Itinerary, VisitRow
 from ls_edge.trace import RequestRecord, TrackSpan, Visit
 
 
@@ -53,9 +54,19 @@ class PeerView:
     warm: bool = False
 
 
+class PendingState(Enum):
+    """Where a request stands in its source; the source itself ends it at its deadline, unless it is ``ROUTED``."""
+
+    WAITING = "waiting for its turn"
+    STEM = "at the stem"
+    ROUTED = "in the routing machine"
+    HEAD = "at the head"
+    ENDED = "ended"
+
+
 @dataclass(eq=False)
 class Pending:
-    """A request that has not ended, as its source keeps it."""
+    """A request as its source keeps it, from its submission until it has ended and no engine works on it."""
 
     request: int
     image: np.ndarray | None
@@ -64,7 +75,16 @@ class Pending:
     deadline: float
     name: str
     label: int | None
+    state: PendingState = PendingState.WAITING
+    at_worker: bool = False
+    """Whether a job of it waits for the engines of this process or runs; that one cannot be interrupted."""
+    begun: bool = False
+    """Whether the stem began."""
     stem_ms: float = 0.0
+    stem_tokens: np.ndarray | None = None
+    """Kept where answers are audited."""
+    answered: Answered | None = None
+    """What the head is given."""
 
 
 def record_of(
@@ -103,6 +123,12 @@ def record_of(
         return_wire_ms=wire if visits else 0.0,
         visits=tuple(_visit(row, wire) for row in visits),
     )
+
+
+def itinerary_holders(itinerary: Itinerary) -> list[str]:
+    """Who ran blocks or joined tracks of a request, in this order."""
+    ran = [holder for wave in itinerary.waves for track in wave for _, holder in track]
+    return list(dict.fromkeys([*ran, *(visit.holder for visit in itinerary.visits)]))
 
 
 def _visit(row: VisitRow, wire_ms: float) -> Visit:

@@ -14,28 +14,30 @@ Any thread may submit; callbacks of the futures run on one of those two threads 
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import logging
 import random
 import secrets
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from ls_edge.arrangement import random_order
 from ls_edge.bundle import Bundle
 from ls_edge.costs import read_order_costs
-from ls_edge.errors import Overloaded, RequestError, SourceClosed, UsageError
+from ls_edge.errors import BudgetExceeded, DataError, NotFinite, Overloaded, RequestError, SourceClosed, UsageError
 from ls_edge.peers import PeersFile, load_peers
-from ls_edge.runtime.answers import Answer, PeerView, Pending, record_of
+from ls_edge.runtime.answers import Answer, PeerView, Pending, PendingState, itinerary_holders, record_of
+from ls_edge.runtime.codec import is_finite
 from ls_edge.runtime.door import new_alias
 from ls_edge.runtime.engines import Engine, open_engine
 from ls_edge.runtime.keys import KeyPair, load_secret
@@ -44,8 +46,8 @@ from ls_edge.runtime.preprocess import Preprocessor
 from ls_edge.runtime.routing.events import Abandon, Fail, Instruction, Note, Submit
 from ls_edge.runtime.routing.events import Answer as Answered
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.policy import POLICIES
 from ls_edge.runtime.routing.source import SourceMachine
+from ls_edge.runtime.settings import Settings, checked_budget, whole_number
 from ls_edge.runtime.wire import MINOR, Hello, Itinerary, State
 from ls_edge.runtime.worker import Worker
 from ls_edge.trace import PeerEvent
@@ -54,50 +56,27 @@ log = logging.getLogger("ls_edge.runtime")
 
 _WATCH_EVERY = 0.02
 """Seconds between two looks at how the peers are."""
+_SPARE_DEADLINES = 256
+"""Deadlines of ended requests that are kept before they are swept out; more means rarer and longer sweeps."""
 
 Image = np.ndarray | bytes
 """Preprocessed float32 ``[3, H, W]``, or an encoded file or uint8 ``[H, W, 3]`` that the source preprocesses itself."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What holds for every request of a source."""
-
-    policy: str = "nearest"
-    budget_ms: float = 10_000.0
-    """Time for a request, waiting for its turn included."""
-    max_skips: int | None = None
-    """Most blocks that an answer may leave out; a quarter of the model's where it is None."""
-    seed: int = 0
-    """Draws the orders of the policy ``random``."""
-    max_inflight: int = 64
-    """Requests on their way at once; the others wait their turn."""
-    via_source: bool = False
-    """Every hop through this process, for peers that cannot reach each other."""
-    threads: int = 1
-    """Threads of stem and head."""
-    price: float = 1.0
-    """What a second is worth to the policy ``quality``, in nats of log-likelihood."""
-    waves: int = 2
-    """Waves in which the policy ``parallel`` runs a model: fewer are faster, more are nearer to a plain order."""
-    late_tracks: Literal["later", "skip"] = "later"
-    """What becomes of the blocks of a track that does not come back: they run later, or are left out while
-    :attr:`max_skips` allows."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Stemmed:
     pending: Pending
     tokens: np.ndarray | None
+    """None where the stem failed, or was not run because nobody waited for it any more."""
     error: RequestError | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class _Headed:
     pending: Pending
-    answered: Answered
     logits: np.ndarray | None
-    head_ms: float
+    """As the tokens of :class:`_Stemmed`."""
+    head_ms: float = 0.0
     error: RequestError | None = None
 
 
@@ -125,8 +104,6 @@ class Source:
     ) -> None:
         """Open stem and head and dial the peers; errors as those of bundle, engines, keys and addresses."""
         self.settings = settings or Settings()
-        if self.settings.policy not in POLICIES:
-            raise UsageError(f"policy {self.settings.policy!r} is not known here; use one of {', '.join(POLICIES)}")
         if self.settings.policy == "parallel" and self.settings.via_source:
             raise UsageError(
                 "policy parallel needs peers that reach one another, not every hop through the source; "
@@ -135,11 +112,11 @@ class Source:
         peers.check_blocks(bundle.blocks)
         self.peers = peers
         self.bundle = bundle
-        self.name = name or _name_of(peers, keys)
+        if name is not None and not isinstance(name, str):
+            raise UsageError(f"name {name!r} is a {type(name).__name__}; give a text")
+        self.name = _name_of(peers, keys) if name is None else name
         self._alias = new_alias(self.name)
-        self.max_skips = bundle.blocks // 4 if self.settings.max_skips is None else self.settings.max_skips
-        if self.settings.policy == "sequential":
-            self.max_skips = 0
+        self.max_skips = self.settings.skips_of(bundle.blocks)
         self.preprocess = Preprocessor(bundle.manifest.image)
         self.opened = time.monotonic()
         self.events: list[PeerEvent] = []
@@ -163,10 +140,16 @@ class Source:
         self.machine.head_us = round(warm_ms[1] * 2e3)
         self._ids = itertools.count()
         self._inbox = _Inbox()
-        self._waiting: deque[Pending] = deque()
+        self._waiting: OrderedDict[int, Pending] = OrderedDict()
         self._open: dict[int, Pending] = {}
+        self._inflight: set[int] = set()
+        """Requests whose turn has come, and that have not ended or of which this process's engines still have a job."""
+        self._deadlines: list[tuple[float, int]] = []
+        """A heap of all open requests, with some that have ended since."""
         self._states: dict[str, str] = {}
         self._closing = False
+        """Whether the thread that speaks ends, or has; nothing is admitted any more."""
+        self._closed = False
         self._lock = threading.Lock()
         self.node = Node(
             name=self._alias,
@@ -198,10 +181,13 @@ class Source:
         **settings: Any,
     ) -> Source:
         """Read ``peers.yaml`` and the bundle and open a source; ``settings`` are fields of :class:`Settings`."""
+        for what, value in (("peers", peers), ("bundle", bundle)):
+            if not isinstance(value, (str, Path, PeersFile, Bundle)):
+                raise UsageError(f"{what} is a {type(value).__name__}; give its path")
         return cls(
             peers if isinstance(peers, PeersFile) else load_peers(peers),
             bundle if isinstance(bundle, Bundle) else Bundle.open(bundle),
-            Settings(policy=policy, **settings),
+            Settings.of(policy, settings),
             keys=load_secret(secret_key) if secret_key is not None else None,
             name=name,
             strict_bundle=strict_bundle,
@@ -222,12 +208,15 @@ class Source:
 
         ``name`` and ``label`` (the true class) only go into the record. An image that is not preprocessed yet is
         preprocessed here, in the caller's thread, before its time starts. Raises :class:`DataError` for an image that
-        does not decode, :class:`UsageError` for an array of another shape and :class:`SourceClosed` after
-        :meth:`close`; everything later is the future's.
+        does not decode or holds NaN or infinity, :class:`UsageError` for an array of another shape or another argument
+        that cannot be used, and :class:`SourceClosed` after :meth:`close`; everything later is the future's.
         """
+        if not isinstance(name, str):
+            raise UsageError(f"name {name!r} is a {type(name).__name__}; give a text")
+        budget = self.settings.budget_ms if budget_ms is None else checked_budget(budget_ms)
+        label = None if label is None else whole_number("label", label, -(2**63), 2**63 - 1)
         array = self._as_input(image, name)
         now = time.monotonic()
-        budget = self.settings.budget_ms if budget_ms is None else budget_ms
         pending = Pending(next(self._ids), array, Future(), now, now + budget / 1e3, name, label)
         with self._lock:
             if self._closing:
@@ -284,11 +273,12 @@ class Source:
     def close(self) -> None:
         """Say goodbye, end what is open with :class:`SourceClosed`; a second call does nothing."""
         with self._lock:
-            if self._closing:
-                return
-            self._closing = True
+            closed, self._closed, self._closing = self._closed, True, True
+        if closed:
+            return
         self.node.wake()
-        self._thread.join(5.0)
+        if threading.current_thread() is not self._thread:  # it is where a callback of a future closes the source
+            self._thread.join(5.0)
         self._worker.close()
         for engine in self._engines.values():
             engine.close()
@@ -304,9 +294,9 @@ class Source:
             watch_at = 0.0
             while not self._closing:
                 self.node.step(self._next_wait())
-                self._admit()
                 for result in self._worker.results():
                     self._take(result)
+                self._admit()
                 if time.monotonic() >= watch_at:
                     watch_at = time.monotonic() + _WATCH_EVERY
                     self._watch_peers()
@@ -316,7 +306,8 @@ class Source:
             self.node.close()
             raise
         finally:
-            self._closing = True
+            with self._lock:  # what was submitted before is in the inbox, and nothing comes after
+                self._closing = True
             self._fail_open()
 
     def _fail_open(self) -> None:
@@ -324,44 +315,75 @@ class Source:
             self._end(pending, SourceClosed(f"request {pending.request}: the source was closed before its answer"))
 
     def _next_wait(self) -> float:
-        if not self._waiting:
+        if not self._deadlines:
             return 0.1
-        return max(0.0, min(0.1, self._waiting[0].deadline - time.monotonic()))
+        return max(0.0, min(0.1, self._deadlines[0][0] - time.monotonic()))
 
     def _admit(self) -> None:
+        """Take in what other threads asked for, end what is over, and begin with whatever has its turn."""
         while self._inbox.new:
             pending = self._inbox.new.popleft()
-            self._open[pending.request] = pending
-            self._waiting.append(pending)
+            self._open[pending.request] = self._waiting[pending.request] = pending
+            self._watch_deadline(pending)
         while self._inbox.abandoned:
-            pending = self._inbox.abandoned.popleft()
-            if self._open.pop(pending.request, None) is not None:
-                if pending in self._waiting:
-                    self._waiting.remove(pending)
-                self.node.feed(Abandon(pending.request))
-        now = time.monotonic()
-        inflight = len(self._open) - len(self._waiting)
-        while self._waiting and (inflight < self.settings.max_inflight or self._waiting[0].deadline <= now):
-            pending = self._waiting.popleft()
-            if pending.deadline <= now:
-                self._end(
-                    pending,
-                    Overloaded(
-                        f"request {pending.request} waited for its turn until its budget was over; send more slowly, "
-                        f"or raise the budget or max_inflight ({self.settings.max_inflight})"
-                    ),
-                )
-            else:
-                inflight += 1
-                self._worker.submit(_job(self._run_stem, pending))
+            self._cancel(self._inbox.abandoned.popleft())
+        self._end_overdue(time.monotonic())
+        while self._waiting and len(self._inflight) < self.settings.max_inflight:
+            _, pending = self._waiting.popitem(last=False)
+            self._inflight.add(pending.request)
+            pending.state, pending.at_worker = PendingState.STEM, True
+            self._worker.submit(_job(self._run_stem, pending))
+
+    def _cancel(self, pending: Pending) -> None:
+        if pending.state is PendingState.ENDED:
+            return
+        if pending.state is PendingState.ROUTED:
+            self.node.feed(Abandon(pending.request))
+        self._forget(pending)
+        pending.future.set_running_or_notify_cancel()  # for those who wait with concurrent.futures.wait
+
+    def _watch_deadline(self, pending: Pending) -> None:
+        if len(self._deadlines) > 2 * len(self._open) + _SPARE_DEADLINES:
+            self._deadlines = [(other.deadline, other.request) for other in self._open.values()]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (pending.deadline, pending.request))
+
+    def _end_overdue(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            pending = self._open.get(heapq.heappop(self._deadlines)[1])
+            if pending is not None and pending.state is not PendingState.ROUTED:
+                self._end(pending, self._overdue(pending), pending.answered)
+
+    def _overdue(self, pending: Pending) -> RequestError:
+        """Why a request that is not with the peers has no answer at its deadline."""
+        if pending.state is PendingState.WAITING:
+            return Overloaded(
+                f"request {pending.request} waited for its turn until its budget was over; send more slowly, "
+                f"or raise the budget or max_inflight ({self.settings.max_inflight})"
+            )
+        if pending.state is PendingState.STEM and not pending.begun:
+            return Overloaded(
+                f"request {pending.request} waited for the stem until its budget was over; send more slowly, "
+                "or raise the budget"
+            )
+        return BudgetExceeded(
+            f"request {pending.request} was {pending.state.value} of this process when its budget was over; "
+            "raise the budget, or see what else this machine does"
+        )
 
     def _take(self, result: _Stemmed | _Headed) -> None:
         pending = result.pending
-        if pending.request not in self._open:
-            return
-        if result.error is not None:
-            self._end(pending, result.error)
-        elif isinstance(result, _Stemmed):
+        pending.at_worker = False
+        if pending.state is PendingState.ENDED:
+            self._inflight.discard(pending.request)
+        elif result.error is not None:
+            self._end(pending, result.error, pending.answered)
+        elif isinstance(result, _Headed):
+            if result.logits is not None:
+                self.machine.head_us = max(round(result.head_ms * 1e3), self.machine.head_us * 9 // 10)
+                self._answer(pending, result)
+        elif result.tokens is not None:
+            pending.state = PendingState.ROUTED
             blocks = self.bundle.blocks
             order = tuple(range(blocks))
             if self.settings.policy == "random":
@@ -377,10 +399,6 @@ class Source:
                 late=self.settings.late_tracks,
             )
             self.node.feed(Submit(pending.request, itinerary, result.tokens, pending.deadline))
-        else:
-            assert result.logits is not None
-            self.machine.head_us = max(round(result.head_ms * 1e3), self.machine.head_us * 9 // 10)
-            self._answer(pending, result)
 
     def _carry_out(self, instruction: Instruction) -> None:
         if not isinstance(instruction, (Answered, Fail)):
@@ -389,6 +407,8 @@ class Source:
         if pending is None:
             return
         if isinstance(instruction, Answered):
+            pending.state, pending.at_worker, pending.answered = PendingState.HEAD, True, instruction
+            self._watch_deadline(pending)
             self._worker.submit(_job(self._run_head, pending, instruction), priority=0)
         else:
             self._end(pending, instruction.error, instruction)
@@ -396,8 +416,8 @@ class Source:
     def _answer(self, pending: Pending, headed: _Headed) -> None:
         assert headed.logits is not None
         logits = headed.logits[0]
-        record = record_of(pending, headed.answered, time.monotonic(), logits, headed.head_ms, self.opened)
-        del self._open[pending.request]
+        record = record_of(pending, pending.answered, time.monotonic(), logits, headed.head_ms, self.opened)
+        self._forget(pending)
         assert record.prediction is not None
         if not pending.future.set_running_or_notify_cancel():
             return
@@ -412,33 +432,56 @@ class Source:
             )
         )
 
-    def _end(self, pending: Pending, error: RequestError, fail: Fail | None = None) -> None:
-        self._open.pop(pending.request, None)
-        error.record = record_of(pending, fail, time.monotonic(), None, 0.0, self.opened, error)
+    def _end(self, pending: Pending, error: RequestError, end: Answered | Fail | None = None) -> None:
+        if pending.state is PendingState.ENDED:
+            return
+        self._forget(pending)
+        error.record = record_of(pending, end, time.monotonic(), None, 0.0, self.opened, error)
         if pending.future.set_running_or_notify_cancel():
             pending.future.set_exception(error)
+
+    def _forget(self, pending: Pending) -> None:
+        """A request has ended; it counts as on its way as long as an engine of this process is on it."""
+        pending.state, pending.image = PendingState.ENDED, None
+        self._open.pop(pending.request, None)
+        self._waiting.pop(pending.request, None)
+        if not pending.at_worker:
+            self._inflight.discard(pending.request)
 
     # On the worker's thread.
 
     def _run_stem(self, pending: Pending) -> _Stemmed:
+        image = pending.image
+        if image is None or _is_over(pending):
+            return _Stemmed(pending, None)
+        pending.begun = True
         started = time.perf_counter()
         try:
-            assert pending.image is not None
-            tokens = self._engines["stem"].run({"images": pending.image[np.newaxis]})
+            tokens = self._engines["stem"].run({"images": image[np.newaxis]})
         except Exception as error:  # noqa: BLE001  an engine library may raise anything
             return _Stemmed(pending, None, RequestError(f"request {pending.request}: the stem failed: {error}"))
+        if not is_finite(tokens):
+            failed = NotFinite(
+                f"request {pending.request}: the stem made NaN or infinity of {pending.name or 'the image'}; "
+                "look at the image's values"
+            )
+            return _Stemmed(pending, None, failed)
         pending.image = None
         pending.stem_ms = (time.perf_counter() - started) * 1e3
         return _Stemmed(pending, tokens)
 
     def _run_head(self, pending: Pending, answered: Answered) -> _Headed:
+        if _is_over(pending):
+            return _Headed(pending, None)
         started = time.perf_counter()
         try:
             logits = self._engines["head"].run({"tokens": answered.tokens})
         except Exception as error:  # noqa: BLE001  an engine library may raise anything
             failed = RequestError(f"request {pending.request}: the head failed: {error}")
-            return _Headed(pending, answered, None, 0.0, failed)
-        return _Headed(pending, answered, logits, (time.perf_counter() - started) * 1e3)
+            return _Headed(pending, None, error=failed)
+        if not is_finite(logits):
+            return _Headed(pending, None, error=_not_finite(answered))
+        return _Headed(pending, logits, (time.perf_counter() - started) * 1e3)
 
     # Small things.
 
@@ -447,10 +490,14 @@ class Source:
             shape = (3, *self.bundle.manifest.image.size)
             if image.shape != shape:
                 raise UsageError(f"image of shape {image.shape}, the model takes {shape}; use source.preprocess")
-            return image
-        if isinstance(image, (bytes, np.ndarray)):
-            return self.preprocess(image, name or "image")
-        raise UsageError(f"image is a {type(image).__name__}; give an array or the bytes of a file")
+            array = image
+        elif isinstance(image, (bytes, np.ndarray)):
+            array = self.preprocess(image, name or "image")
+        else:
+            raise UsageError(f"image is a {type(image).__name__}; give an array or the bytes of a file")
+        if not is_finite(array):
+            raise DataError(f"{name or 'image'} holds NaN or infinity; correct those values, or leave the image out")
+        return array
 
     def _hello(self) -> Hello:
         m = self.bundle.manifest
@@ -470,6 +517,29 @@ class Source:
 
     def _event(self, peer: str, what: str, why: str) -> None:
         self.events.append(PeerEvent((time.monotonic() - self.opened) * 1e3, peer, what, why))
+
+
+def _is_over(pending: Pending) -> bool:
+    """Whether no engine needs to run for a request any more; asked just before one would."""
+    ended = pending.state is PendingState.ENDED or pending.future.cancelled()
+    return ended or time.monotonic() >= pending.deadline
+
+
+def _not_finite(answered: Answered) -> NotFinite:
+    """The error of a request whose logits are not finite: of the holders' doing, unless the tokens are fine."""
+    what = f"request {answered.request}: "
+    if is_finite(answered.tokens):
+        return NotFinite(
+            what + "the head made NaN or infinity of finite tokens; check the bundle with 'ls-edge verify'"
+        )
+    holders = itinerary_holders(answered.itinerary)
+    if not holders:
+        return NotFinite(what + "its tokens came back with NaN or infinity, from nobody who ran a block")
+    last = answered.itinerary.visits[-1].holder if answered.itinerary.visits else holders[-1]
+    return NotFinite(
+        what + f"tokens with NaN or infinity came back from {last}; its blocks were run by {', '.join(holders)}; "
+        "check these peers"
+    )
 
 
 def _job(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:

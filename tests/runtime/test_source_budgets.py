@@ -1,0 +1,347 @@
+"""Each request of a source ends once, at its deadline at the latest, wherever in this process it stands."""
+
+import threading
+import time
+from collections import Counter
+from concurrent.futures import wait
+
+import numpy as np
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.errors import BudgetExceeded, Overloaded, SourceClosed, UsageError
+from ls_edge.peers import load_peers
+from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.source import Settings, Source
+
+
+class Held:
+    """An engine of the source whose calls wait until the test lets them go."""
+
+    def __init__(self, engine):
+        self._engine = engine
+        self.may_run = threading.Event()
+        self.entered = threading.Event()
+        self.calls = 0
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def run(self, inputs, out=None):
+        self.calls += 1
+        self.entered.set()
+        assert self.may_run.wait(60)
+        return self._engine.run(inputs, out)
+
+
+def hold(source, part):
+    held = Held(source._engines[part])
+    source._engines = {**source._engines, part: held}
+    return held
+
+
+@pytest.fixture
+def alone(tiny_bundle, write_peers):
+    """Open a source whose peers are not there."""
+    file = load_peers(write_peers({"a": range(6)}))
+    opened = []
+
+    def make(**settings):
+        opened.append(Source(file, Bundle.open(tiny_bundle), Settings(**settings)))
+        return opened[-1]
+
+    yield make
+    for source in opened:
+        source.close()
+
+
+@pytest.fixture
+def served(tiny_bundle, write_peers, serve):
+    """Open a source with one peer that holds everything."""
+    file, bundle = load_peers(write_peers({"a": range(6)})), Bundle.open(tiny_bundle)
+    serve(Peer(file, "a", bundle))
+    opened = []
+
+    def make(**settings):
+        opened.append(Source(file, bundle, Settings(**settings)))
+        assert opened[-1].wait_ready() == ()
+        return opened[-1]
+
+    yield make
+    for source in opened:
+        source.close()
+
+
+def settled(source):
+    """Wait until the thread that speaks has taken in all that was asked of it before."""
+    source.submit(np.zeros((3, 16, 16), np.float32), budget_ms=600_000).cancel()
+    end = time.monotonic() + 10
+    while source._inbox.new or source._inbox.abandoned:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    time.sleep(0.05)
+
+
+def test_a_later_request_with_a_shorter_budget_ends_first(alone, images):
+    source = alone(max_inflight=1)
+    stem = hold(source, "stem")
+    (image,) = images(1)
+    long = [source.submit(image, budget_ms=600_000) for _ in range(2)]
+    short = source.submit(image, budget_ms=50)
+    with pytest.raises(Overloaded, match="waited for its turn"):
+        short.result(20)
+    assert not any(future.done() for future in long)
+    stem.may_run.set()
+
+
+def test_requests_end_although_the_stem_hangs(alone, images):
+    source = alone()
+    stem = hold(source, "stem")
+    (image,) = images(1)
+    running = source.submit(image, budget_ms=300)
+    assert stem.entered.wait(20)
+    behind = source.submit(image, budget_ms=300)
+    with pytest.raises(BudgetExceeded, match="at the stem"):
+        running.result(20)
+    with pytest.raises(Overloaded, match="waited for the stem"):
+        behind.result(20)
+    assert {running.exception().record.id, behind.exception().record.id} == {0, 1}
+    assert stem.calls == 1
+    stem.may_run.set()
+
+
+def test_a_request_ends_although_the_head_hangs_and_its_record_says_how_far_it_came(served, images):
+    source = served()
+    head = hold(source, "head")
+    (image,) = images(1)
+    late = source.submit(image, budget_ms=1000)
+    with pytest.raises(BudgetExceeded, match="at the head"):
+        late.result(20)
+    assert head.calls == 1
+    assert sorted(late.exception().record.order) == [(block, "a") for block in range(6)]
+    assert late.exception().record.prediction is None
+    head.may_run.set()
+    answer = source.submit(image).result(20)
+    assert answer.request == 1
+
+
+def test_what_is_over_before_its_turn_never_reaches_the_stem(served, images):
+    source = served()
+    stem = hold(source, "stem")
+    (image,) = images(1)
+    first = source.submit(image)
+    assert stem.entered.wait(20)
+    cancelled = [source.submit(image) for _ in range(20)]
+    late = [source.submit(image, budget_ms=50) for _ in range(20)]
+    assert all(future.cancel() for future in cancelled)
+    assert {type(future.exception(20)) for future in late} == {Overloaded}
+    stem.may_run.set()
+    assert not first.result(20).degraded
+    assert source.submit(image).result(20).request == 41
+    assert stem.calls == 2
+
+
+def test_what_was_cancelled_counts_as_on_its_way_until_its_stem_has_ended(served, images):
+    source = served(max_inflight=2)
+    stem = hold(source, "stem")
+    (image,) = images(1)
+    most = 0
+    for _ in range(10):
+        futures = [source.submit(image, budget_ms=600_000) for _ in range(4)]
+        settled(source)
+        most = max(most, source._worker._jobs.qsize() + 1)
+        assert all(future.cancel() for future in futures)
+        settled(source)
+    # One that runs and one that waits for the stem, although all forty are cancelled.
+    assert most == 2
+    assert len(source._inflight) == 2
+    stem.may_run.set()
+    assert source.submit(image).result(20).prediction in range(10)
+    assert stem.calls == 2
+    assert not source._inflight
+
+
+def test_cancelling_what_waits_does_not_look_at_all_the_others(alone, images):
+    source = alone(max_inflight=1)
+    stem = hold(source, "stem")
+    (image,) = images(1)
+    futures = [source.submit(image, budget_ms=600_000) for _ in range(2000)]
+    compared = Counter()
+    settled(source)
+    waiting = list(source._waiting.values())
+    kind = type(waiting[0])
+
+    def counting(self, other):
+        compared["equal"] += 1
+        return self is other
+
+    original, kind.__eq__ = kind.__eq__, counting
+    try:
+        for future in reversed(futures):
+            future.cancel()
+        settled(source)
+    finally:
+        kind.__eq__ = original
+    assert not source._waiting
+    assert not source._open
+    assert compared["equal"] == 0
+    stem.may_run.set()
+
+
+def test_deadlines_of_what_has_ended_do_not_pile_up(alone, images):
+    source = alone(max_inflight=1)
+    stem = hold(source, "stem")
+    (image,) = images(1)
+    for _ in range(20):
+        for future in [source.submit(image, budget_ms=600_000) for _ in range(100)]:
+            future.cancel()
+        settled(source)
+    assert len(source._deadlines) < 1000
+    stem.may_run.set()
+
+
+def test_every_request_ends_once_wherever_it_stands_when_the_source_is_closed(served, images):
+    source = served(max_inflight=8)
+    head = hold(source, "head")
+    pictures = images(40)
+    outcomes = Counter()
+    futures = []
+    for index, image in enumerate(pictures):
+        future = source.submit(image, budget_ms=50 if index % 5 == 4 else 60_000)
+        future.add_done_callback(lambda _, index=index: outcomes.update([index]))
+        futures.append(future)
+    assert head.entered.wait(20)
+    for future in futures[::7]:
+        future.cancel()
+    closer = threading.Thread(target=source.close)
+    closer.start()
+    done, left = wait(futures, 20)
+    head.may_run.set()
+    closer.join(20)
+    assert not left
+    ended = Counter("cancelled" if f.cancelled() else type(f.exception()).__name__ for f in done)
+    assert set(ended) <= {"cancelled", "SourceClosed", "Overloaded", "BudgetExceeded"}
+    assert ended["SourceClosed"] > 10
+    assert ended["cancelled"] == 6
+    assert outcomes == Counter(range(40))
+    with pytest.raises(SourceClosed):
+        source.submit(pictures[0])
+
+
+def test_cancelled_futures_are_done_for_those_who_wait_for_many(alone, images):
+    source = alone()
+    futures = [source.submit(image, budget_ms=600_000) for image in images(3)]
+    assert all(future.cancel() for future in futures)
+    assert not wait(futures, 20).not_done
+
+
+def test_what_is_submitted_while_the_source_fails_ends_too(alone, images, monkeypatch):
+    source = alone()
+    raised = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(str(args.exc_value)))
+    (image,) = images(1)
+
+    def broken(_at_most):
+        raise RuntimeError("a bug")
+
+    futures, stop = [], threading.Event()
+
+    def submit():
+        while not stop.is_set():
+            try:
+                futures.append(source.submit(image, budget_ms=600_000))
+            except SourceClosed:
+                return
+
+    submitter = threading.Thread(target=submit)
+    submitter.start()
+    source.node.step = broken
+    submitter.join(20)
+    stop.set()
+    assert not submitter.is_alive()
+    assert not wait(futures, 20).not_done
+    assert {type(future.exception()) for future in futures} == {SourceClosed}
+    source._thread.join(20)
+    assert raised == ["a bug"]
+
+
+def test_a_callback_may_close_the_source(served, images):
+    source = served()
+    closed = threading.Event()
+
+    def close(_future):
+        source.close()
+        closed.set()
+
+    future = source.submit(images(1)[0])
+    future.add_done_callback(close)
+    assert future.result(20).prediction in range(10)
+    assert closed.wait(20)
+    source._thread.join(20)
+    assert not source._thread.is_alive()
+
+
+NONSENSE = [
+    ("budget_ms", [float("nan"), float("inf"), 0, -1, 600_001, 10**400, "500", None, True], "at most 600000"),
+    ("price", [float("nan"), float("inf"), -0.1, 2e6, "1"], "from 0 to 1000000"),
+    ("max_skips", [-1, 7, 1.5, float("nan"), "2", True], "use"),
+    ("max_inflight", [0, -1, 1.5, float("inf"), "64", None], "from 1 to"),
+    ("threads", [0, -2, 2.0, float("nan"), 10**9], "from 1 to"),
+    ("waves", [0, -1, 1.5, float("nan"), "2"], "from 1 to"),
+    ("seed", [1.5, float("nan"), "0", 2**63, None], "whole number"),
+    ("audit", [-0.1, 1.1, float("nan"), "0.5", True], "from 0 to 1"),
+    ("via_source", ["yes", 1, None], "True or False"),
+    ("late_tracks", ["never", 3, None], "later or skip"),
+    ("policy", ["newest", 3, None, ["nearest"]], "use one of nearest"),
+    ("concurrency", [4], "use policy, budget_ms, max_skips"),
+    ("name", [3, "a b", ""], "name"),
+]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [(key, value, allowed) for key, values, allowed in NONSENSE for value in values],
+    ids=lambda value: str(value)[:20],
+)
+def test_settings_that_make_no_sense_are_a_usage_error(tiny_bundle, write_peers, key, value, allowed):
+    with pytest.raises(UsageError) as raised:
+        Source.open(write_peers({"a": range(6)}), tiny_bundle, **{key: value})
+    message = str(raised.value)
+    assert key in message
+    assert allowed in message
+    assert repr(value) in message or key == "concurrency"
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("what", ["peers", "bundle"])
+@pytest.mark.parametrize("value", [None, 5, b"x"])
+def test_paths_that_are_none_are_a_usage_error(tiny_bundle, write_peers, what, value):
+    given = {"peers": write_peers({"a": range(6)}), "bundle": tiny_bundle, what: value}
+    with pytest.raises(UsageError, match=f"{what} is a"):
+        Source.open(given["peers"], given["bundle"])
+
+
+def test_numbers_of_numpy_are_numbers(alone):
+    settings = alone(
+        budget_ms=np.float32(250), max_skips=np.int64(2), seed=np.int32(-5), price=np.float64(0.5), audit=np.float32(0)
+    ).settings
+    assert [type(v) for v in (settings.budget_ms, settings.max_skips, settings.seed, settings.price)] == [
+        float, int, int, float,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"budget_ms": value} for value in (float("nan"), float("inf"), 0, -5, 700_000, "1", True)]
+    + [{"label": value} for value in ("cat", 1.5, True, 2**64)]
+    + [{"name": value} for value in (None, 5, b"a.jpg")],
+    ids=str,
+)
+def test_arguments_of_submit_that_make_no_sense_are_a_usage_error(alone, images, arguments):
+    source = alone()
+    ((key, value),) = arguments.items()
+    with pytest.raises(UsageError) as raised:
+        source.submit(images(1)[0], **arguments)
+    assert key in str(raised.value)
+    assert repr(value) in str(raised.value)
+    assert not source._open
