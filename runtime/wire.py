@@ -113,6 +113,8 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
     late: str = "later"
     """What becomes of blocks whose track did not come back: they run ``later``, or are left out (``skip``)."""
     track: Track | None = None
+    avoid: tuple[str, ...] = ()
+    """Who gave this request back as it was, or never, as its source has seen it: holders hand it to somebody else."""
 
     @property
     def owner(self) -> str:
@@ -251,6 +253,8 @@ class Release(_Message, frozen=True, tag="release"):
     """The next holder has accepted: the copy that was kept for this transfer may go."""
 
     ticket: Ticket
+    holder: str
+    """The next holder."""
 
 
 class Moved(_Message, frozen=True, tag="moved"):
@@ -315,6 +319,8 @@ MICROSECONDS = 2**32
 """Bound of times: 71 minutes."""
 MAX_BUDGET_US = 600_000_000
 """Longest budget of a request: ten minutes. Work for a source that never comes back ends with it at the latest."""
+MAX_AVOID = 16
+"""Most processes that an itinerary names to be avoided."""
 MAX_CANCELLED = 1024
 """Most requests that one CANCEL names."""
 _REQUEST_BYTES = 16
@@ -341,6 +347,8 @@ def _check(message: Message) -> None:
         _check_numbers("credits", COUNT, message.credits)
     elif isinstance(message, Progress):
         _check_numbers("progress", COUNT, message.blocks_done)
+    elif isinstance(message, Release):
+        _check_names("release", (message.holder,))
     elif isinstance(message, Moved):
         _check_names("moved", (message.before,))
     elif isinstance(message, Cancel):
@@ -371,11 +379,15 @@ def _check_run(run: Run) -> None:
     blocks = [*(block for block, _ in ran), *it.remaining, *it.skipped]
     if len(set(blocks)) != len(blocks) or any(not 0 <= b < COUNT for b in blocks):
         raise WireError("itinerary names a block twice or one out of range; dropped")
-    _check_names("itinerary", {it.source, *it.relays, *(holder for _, holder in ran), *(v.holder for v in it.visits)})
+    _check_names(
+        "itinerary", {it.source, *it.relays, *it.avoid, *(holder for _, holder in ran), *(v.holder for v in it.visits)}
+    )
     _check_numbers("itinerary", COUNT, it.max_skips)
     if not 0.0 <= it.price <= MAX_PRICE:
         raise WireError(f"itinerary with the price {it.price}, from 0 to {MAX_PRICE:.0f} are allowed; dropped")
     _check_numbers("itinerary", COUNT, it.waves_wanted)
+    if len(it.avoid) > MAX_AVOID:
+        raise WireError(f"itinerary that avoids {len(it.avoid)} processes, at most {MAX_AVOID} are allowed; dropped")
     if it.track is not None:
         _check_numbers("track", _U64, it.track.wave)
         _check_numbers("track", COUNT, it.track.index, it.track.before)

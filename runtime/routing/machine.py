@@ -281,7 +281,7 @@ class Machine:
             self._on_progress(item, message)
         elif isinstance(message, Release):
             self._unoffer(item)
-            self._released(item)
+            self._released(item, message.holder)
 
     def _learn(self, name: str, message: Accept | Refuse) -> None:
         """Take in the credits that an answer to a transfer tells, and how long the transfer took."""
@@ -352,9 +352,10 @@ class Machine:
         since = item.waiting_since
         patient = since is None or self._now - since < self.limits.credit_wait
         own, candidates = self._own(item), self._reachable()
-        if item.avoid:
+        if item.avoid or item.itinerary.avoid:
             item.avoid = {name: until for name, until in item.avoid.items() if until > self._now}
-            candidates = [c for c in candidates if c.name not in item.avoid]
+            avoid = item.avoid.keys() if item.came_from is None else item.avoid.keys() | set(item.itinerary.avoid)
+            candidates = [c for c in candidates if c.name not in avoid]
         if since is not None and item.check_at > self._now and not own.blocks and not self._any_credit:
             return  # it was woken, its time has not come, and there is no credit anywhere
         choice = choose(
@@ -440,7 +441,7 @@ class Machine:
         self._out.append(Send(to, run, item.tokens))
 
     def _with_visit(self, item: Item, itinerary: Itinerary) -> Itinerary:  # noqa: ARG002
-        """The itinerary with the time that was spent here."""
+        """The itinerary with what is known of it here: the time that was spent, or who is to be avoided."""
         return itinerary
 
     def _unoffer(self, item: Item, *, keep: bool = False) -> None:

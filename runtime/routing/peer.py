@@ -99,7 +99,7 @@ class PeerMachine(Joiner):
 
     @property
     def credits(self) -> int:
-        """Items that it would accept now from peers; sources get :attr:`Limits.reserved` fewer."""
+        """Items that it would accept now, from whomever they come."""
         if not self.warm or self.draining or self.stuck:
             return 0
         kept = sum(item.stage is Stage.CUSTODY for item in self.items.values())
@@ -112,10 +112,19 @@ class PeerMachine(Joiner):
 
     def credits_for(self, name: str) -> int:
         """Transfers that it would accept now from a process, a source or a peer."""
-        n = self.neighbours.get(name)
-        from_source = n is not None and n.hello.role == "source"
-        free = max(0, self.credits - self.limits.reserved) if from_source else self.credits
-        return max(0, min(free, self._room_for(name) if from_source else self._room_from(name)))
+        if self._is_source(name):
+            return max(0, min(self._credits_of_sources, self._room_for(name)))
+        return max(0, min(self.credits, self._room_from(name)))
+
+    def _is_source(self, name: str | None) -> bool:
+        n = None if name is None else self.neighbours.get(name)
+        return n is not None and n.hello.role == "source"
+
+    @property
+    def _credits_of_sources(self) -> int:
+        """Transfers that it would accept now from sources: peers have :attr:`Limits.reserved` for themselves."""
+        taken = sum(self._is_source(item.came_from) for item in self._working())
+        return max(0, min(self.credits, self.limits.credits - self.limits.reserved - taken))
 
     def _working(self) -> Iterable[Item]:
         return (item for item in self.items.values() if item.stage is not Stage.CUSTODY)
@@ -161,12 +170,9 @@ class PeerMachine(Joiner):
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """See :meth:`Machine.handle`; that credits have run out, or are there again, is told at once."""
-        before = self.credits
+        before = self.credits > 0, self._credits_of_sources > 0
         out = super().handle(event, now)
-        after = self.credits
-        reserved = self.limits.reserved
-        crossed = (before > 0) != (after > 0) or (before > reserved) != (after > reserved)
-        if crossed and TellState() not in out:
+        if before != (self.credits > 0, self._credits_of_sources > 0) and TellState() not in out:
             out.append(TellState())
         return out
 
@@ -425,7 +431,7 @@ class PeerMachine(Joiner):
     def _accepted(self, item: Item) -> None:
         if item.came_from in self.neighbours.by_name:
             assert item.came_from is not None
-            self._out.append(Send(item.came_from, Release(item.ticket)))
+            self._out.append(Send(item.came_from, Release(item.ticket, item.next)))
         if item.returning and item.next == item.itinerary.source:
             self._drop(item)
 
@@ -469,11 +475,11 @@ class PeerMachine(Joiner):
             # If it is so, the source will take them and forget them; if the other lied, nothing is lost.
             self._give_back(item, "cancelled")
 
-    def _released(self, item: Item) -> None:
+    def _released(self, item: Item, holder: str) -> None:
         n = self.neighbours.get(item.next)
         if n is not None:
             n.got_on()
-        super()._released(item)
+        super()._released(item, holder)
 
     # What nobody waits for any more.
 

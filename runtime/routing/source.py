@@ -39,7 +39,7 @@ from ls_edge.runtime.routing.events import (
 from ls_edge.runtime.routing.machine import Item, Machine, Stage
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.policy import Choice, GiveBack
-from ls_edge.runtime.wire import MAX_BUDGET_US, Accept, Cancel, Itinerary, Moved, RequestId, Ticket
+from ls_edge.runtime.wire import MAX_AVOID, MAX_BUDGET_US, Accept, Cancel, Itinerary, Moved, RequestId, Ticket
 
 _MOST_ENDED = 256
 """Requests in one CANCEL."""
@@ -56,6 +56,8 @@ class _Request:
     """As it was submitted: what is believed of what comes back must fit it."""
     item: Item
     attempts: int = 1
+    shunned: tuple[str, ...] = ()
+    """Who has given it back as it was, or never."""
     not_finite: list[str] = field(default_factory=list)
     """Who has given it back because numbers were not finite, or tokens that were not."""
     before: str = ""
@@ -126,13 +128,14 @@ class SourceMachine(Machine):
         request = self._by_id.get(message.ticket.request)
         if request is None:
             return
-        request.before, request.holder = message.before, event.sender
         item = request.item
-        if item.stage is Stage.AWAY:
+        new = event.sender != request.holder
+        request.before, request.holder = message.before, event.sender
+        if item.stage is Stage.AWAY and new:  # who says it again and again has no more time for it
             self._watch(item)
         elif item.stage is Stage.CUSTODY and item.next == message.before:
             self._unoffer(item)
-            self._released(item)
+            self._released(item, event.sender)
 
     def _on_run(self, event: Arrived) -> None:
         run = event.run
@@ -186,16 +189,25 @@ class SourceMachine(Machine):
         n = self.neighbours.get(name)
         if n is not None:
             n.turn_down(self._now, self.limits)
-            request.item.avoid[name] = n.passed_until
+            self._shun(request, name, n.passed_until)
+
+    def _shun(self, request: _Request, name: str, until: float) -> None:
+        """Offer a request to others until then, and tell its holders not to hand it on to ``name``."""
+        request.item.avoid[name] = until
+        if name not in request.shunned:
+            request.shunned = (*request.shunned, name)[-MAX_AVOID:]
+
+    def _with_visit(self, item: Item, itinerary: Itinerary) -> Itinerary:
+        shunned = self._by_id[item.request].shunned
+        return msgspec.structs.replace(itinerary, avoid=shunned) if shunned else itinerary
 
     def _on_not_finite(self, request: _Request, event: Arrived) -> None:
         """Numbers are not finite: have one other holder try, then end the request and say whose they were."""
-        visits = event.run.itinerary.visits
-        holder = visits[-1].holder if visits else event.sender
-        request.not_finite.append(holder)
+        name = event.sender
+        request.not_finite.append(name)
         item = request.item
-        self._out.append(Note("not finite", holder, item.request, "NaN or infinity in what it computed"))
-        item.avoid[holder] = item.avoid[event.sender] = item.deadline
+        self._out.append(Note("not finite", name, item.request, "NaN or infinity in what it computed"))
+        self._shun(request, name, item.deadline)
         wanted = frozenset(item.itinerary.remaining)
         others = [c for c in self._reachable() if c.name not in item.avoid and wanted & (c.blocks | c.reach_blocks)]
         if others and len(request.not_finite) < _HOLDERS_NOT_FINITE:
@@ -298,7 +310,10 @@ class SourceMachine(Machine):
 
     # Watching what is away.
 
-    def _released(self, item: Item) -> None:
+    def _released(self, item: Item, holder: str) -> None:
+        request = self._by_id[item.request]
+        if not request.holder:
+            request.before, request.holder = item.next, holder
         item.stage = Stage.AWAY
         self._watch(item)
 
@@ -315,11 +330,11 @@ class SourceMachine(Machine):
         """What is away has given no news for too long, or is kept by somebody for too long."""
         if item.stage is not Stage.AWAY:
             return
-        for name in {item.next, self._by_id[item.request].holder} - {""}:
-            n = self.neighbours.get(name)
-            if n is not None:
-                n.turn_down(self._now, self.limits)
-                item.avoid[name] = n.passed_until
+        request = self._by_id[item.request]
+        if request.holder and request.holder != item.next:
+            self._shun(request, request.holder, self._now + self.limits.away_floor)
+        else:
+            self._pass_over(request, item.next)
         self._route_again(item, "no news of it for too long")
 
     def _lost(self, name: str) -> None:

@@ -68,7 +68,8 @@ class Joiner(Machine):
         it = item.itinerary
         if it.policy != "parallel" or it.track is not None or it.via_source or item.came_from is None:
             return False
-        plan = plan_wave(it, self.name, own, self._reachable())
+        avoid = item.avoid.keys() | set(it.avoid)
+        plan = plan_wave(it, self.name, own, [c for c in self._reachable() if c.name not in avoid])
         if plan is None:
             return False
         room = self.limits.credits + self.limits.custody - len(self.items)
@@ -216,7 +217,7 @@ class Joiner(Machine):
 
     # What happens to tracks on their way; see Machine.
 
-    def _released(self, item: Item) -> None:
+    def _released(self, item: Item, holder: str) -> None:  # noqa: ARG002
         if self._track_of(item) is None:
             self._drop(item)
         else:  # it is on its way back to us by another way than it went

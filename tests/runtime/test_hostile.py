@@ -67,7 +67,7 @@ def some_of_each(bundle):
     state = State(True, False, False, 16, 0, 9, 400, reaches=("a", "laptop"), reach_blocks=ALL)
     plain = [
         hello_of(bundle), hello_of(bundle, "visitor", "source"), state, Bye("x"), Accept(TICKET, 1),
-        Refuse(TICKET, "busy"), Progress(TICKET, 1), Release(TICKET), Moved(TICKET, "b"),
+        Refuse(TICKET, "busy"), Progress(TICKET, 1), Release(TICKET, "b"), Moved(TICKET, "b"),
         Cancel((REQUEST,), 1000), Complaint("x"),
     ]  # fmt: skip
     return [(wire.encode(message),) for message in plain] + [(wire.encode(r), payload) for r in (run, back)]
@@ -246,7 +246,7 @@ def caller(peer, raw):
 
 def test_before_hello_nothing_is_done(peer, caller, tiny_bundle):
     run, payload = run_of(tiny_bundle)
-    strangers = [Accept(TICKET, 1), Release(TICKET), Cancel((REQUEST,), 1), State(True, False, False, 1, 0, 0, 1)]
+    strangers = [Accept(TICKET, 1), Release(TICKET, "b"), Cancel((REQUEST,), 1), State(True, False, False, 1, 0, 0, 1)]
     for number, message in enumerate((run, *strangers), 1):
         caller.says(message, *([payload] if message is run else []))
         assert caller.hears(Hello).name == "a"

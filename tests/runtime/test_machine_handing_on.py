@@ -52,9 +52,9 @@ def test_a_peer_accepts_runs_all_its_blocks_hands_on_and_releases(peer):
     assert [s.tokens for s in peer.said if isinstance(s, Send) and s.message is onward] == [(0, 1)]
     assert not peer.sent(Release)
     peer.hears("b", Accept(onward.ticket, 8))
-    assert peer.sent(Release, "laptop") == [Release(ticket())]
+    assert peer.sent(Release, "laptop") == [Release(ticket(), "b")]
     assert [item.stage for item in peer.machine.items.values()] == [Stage.CUSTODY]
-    peer.hears("b", Release(onward.ticket))
+    peer.hears("b", Release(onward.ticket, "b"))
     assert peer.machine.idle
     assert not peer.machine._sent
 
@@ -117,7 +117,7 @@ def test_credits_count_what_is_held_and_custody_apart():
     peer.gets("x", run_of(ticket(9)))
     assert peer.sent(Refuse)[0].reason == "busy"
     for sent in list(peer.machine._sent):
-        peer.hears("b", Release(sent))
+        peer.hears("b", Release(sent, "b"))
     assert peer.machine.credits == 2
 
 
@@ -279,7 +279,7 @@ def test_a_refusal_because_it_is_cancelled_goes_home_since_it_may_be_a_lie(peer)
 
 def test_a_message_from_somebody_else_about_a_transfer_counts_for_nothing(peer):
     sent = two_holders(peer)
-    for message in (Accept(sent, 1), Release(sent), Refuse(sent, "cancelled"), Progress(sent, 4)):
+    for message in (Accept(sent, 1), Release(sent, "b"), Refuse(sent, "cancelled"), Progress(sent, 4)):
         peer.hears("c", message)
         assert [item.stage for item in peer.machine.items.values()] == [Stage.OFFERED]
 

@@ -45,7 +45,7 @@ def test_a_source_keeps_the_tokens_until_the_answer_and_cancels_everywhere(sourc
     submits(source, tokens=("stem",))
     (run,) = source.sent(Run, "a")
     source.hears("a", Accept(run.ticket, 8))
-    source.hears("a", Release(run.ticket))
+    source.hears("a", Release(run.ticket, "b"))
     assert [item.stage for item in source.machine.items.values()] == [Stage.AWAY]
     done = run_of(
         run.ticket._replace(hop=5), remaining=(), returning="done", waves=(((*((b, "a") for b in range(4)),),),)
@@ -92,7 +92,7 @@ def away(source):
     submits(source, budget=60)
     (run,) = source.sent(Run, "a")
     source.hears("a", Accept(run.ticket, 8))
-    source.hears("a", Release(run.ticket))
+    source.hears("a", Release(run.ticket, "b"))
     source.hears("b", Moved(run.ticket._replace(hop=2), "a"))
     source.hears_state("c")
     return run

@@ -183,7 +183,7 @@ def test_cancel_frees_what_is_held_wherever_it_stands(peer, stage):
     assert not peer.machine._sent
     assert peer.machine.neighbours.get("b").offers == 0
     if sent is not None:
-        peer.hears("b", Release(sent))
+        peer.hears("b", Release(sent, "b"))
         assert not peer.said
 
 

@@ -68,6 +68,7 @@ def itineraries(draw):
     return Itinerary(
         draw(names), draw(texts), tuple(blocks[cut:end]), draw(counts), draw(flags), tuple(waves), tuple(blocks[end:]),
         draw(visits), tuple(draw(st.lists(names, max_size=3))), 1.0, draw(counts), draw(texts), draw(track_marks),
+        tuple(draw(st.lists(names, max_size=3))),
     )  # fmt: skip
 
 
@@ -83,7 +84,7 @@ sizes = st.integers(1, 2**20)
 runs = st.builds(Run, tickets, budgets, itineraries(), texts, sizes, sizes, texts)
 cancelled = st.lists(requests, max_size=4).map(tuple)
 messages = st.one_of(
-    hellos, states, runs, st.builds(Bye, texts), st.builds(Accept, tickets, counts), st.builds(Release, tickets),
+    hellos, states, runs, st.builds(Bye, texts), st.builds(Accept, tickets, counts), st.builds(Release, tickets, names),
     st.builds(Refuse, tickets, texts, counts), st.builds(Progress, tickets, counts),
     st.builds(Moved, tickets, names), st.builds(Cancel, cancelled, budgets), st.builds(Complaint, st.text(max_size=20)),
 )  # fmt: skip
@@ -99,7 +100,7 @@ VALID = {
     "accept": Accept(TICKET, 3),
     "refuse": Refuse(TICKET, "busy"),
     "progress": Progress(TICKET, 3),
-    "release": Release(TICKET),
+    "release": Release(TICKET, "b"),
     "moved": Moved(TICKET, "b"),
     "cancel": Cancel((REQUEST,), 10_000),
     "complaint": Complaint("what"),
