@@ -379,9 +379,8 @@ def _check_run(run: Run) -> None:
     blocks = [*(block for block, _ in ran), *it.remaining, *it.skipped]
     if len(set(blocks)) != len(blocks) or any(not 0 <= b < COUNT for b in blocks):
         raise WireError("itinerary names a block twice or one out of range; dropped")
-    _check_names(
-        "itinerary", {it.source, *it.relays, *it.avoid, *(holder for _, holder in ran), *(v.holder for v in it.visits)}
-    )
+    holders = {*(holder for _, holder in ran), *(visit.holder for visit in it.visits)}
+    _check_names("itinerary", {it.source, *it.relays, *it.avoid, *holders})
     _check_numbers("itinerary", COUNT, it.max_skips)
     if not 0.0 <= it.price <= MAX_PRICE:
         raise WireError(f"itinerary with the price {it.price}, from 0 to {MAX_PRICE:.0f} are allowed; dropped")

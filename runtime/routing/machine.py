@@ -195,7 +195,8 @@ class Machine:
         """Carry out a choice that is neither SendTo nor Wait."""
         raise NotImplementedError
 
-    def _released(self, item: Item) -> None:
+    def _released(self, item: Item, holder: str) -> None:
+        """The next holder has passed an item on to ``holder``."""
         raise NotImplementedError
 
     def _accepted(self, item: Item) -> None:

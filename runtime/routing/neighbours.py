@@ -22,12 +22,20 @@ MOST_BLOCK_US = 60_000_000
 """Longest engine call that is believed of another process: a minute."""
 MOST_WAIT_US = 600_000_000
 """Longest queue that is believed of another process: the longest budget."""
-SAMPLE_CLAMP = 4.0
-"""A measured time counts as at most this many times the usual one, so that one pause is not taken for a slow device."""
+_CLAMP = 4.0
+"""A measured time counts as at most this many times the usual one, or as the one before if that was longer."""
 _STALE_AFTER = 0.35
 """Seconds without STATE after which a process counts as busier by each further second: three were missed."""
 _UNTRIED_WINDOW = 2
 """Transfers on their way to a process whose link was never measured."""
+
+
+def clamped(took: float, usual: float, before: float) -> float:
+    """A measured time, so far as it is believed: one pause is no slow device, two long times in a row are one.
+
+    ``usual`` and ``before`` (the measurement before this one) are in the unit of ``took``.
+    """
+    return min(took, max(_CLAMP * usual, before)) if usual else took
 
 
 @dataclass(frozen=True)
@@ -85,9 +93,14 @@ class Limits:
         """Transfers that a branch may make before its tokens go home: nobody can have them bounce for ever."""
         return self.hops + 4 * blocks
 
-    def fair_share(self, claimants: int) -> int:
-        """Credits that one of so many sources, or one neighbour, may hold; an eighth is left for who comes new."""
-        return max(1, (self.credits - self.credits // 8) // max(1, claimants))
+    def fair_share(self, sources: int) -> int:
+        """Credits of a peer that each of so many sources may hold."""
+        return max(1, self.credits // max(1, sources))
+
+    @property
+    def guaranteed(self) -> int:
+        """Requests that a peer takes from a linked source even if others hold all of its credits."""
+        return max(1, self.credits // 8)
 
     @property
     def reserved(self) -> int:
@@ -115,6 +128,8 @@ class Neighbour:
     """Transfers that it has refused or returned as they were, since the last that it got on with."""
     link_at: float = 0.0
     """When a transfer to it was last measured."""
+    last_link_us: float = 0.0
+    """What that one took."""
     calls_when_suspected: int = -1
     link_us: float = 0.0
     """What a transfer to it takes until it is accepted, usually."""
@@ -158,12 +173,9 @@ class Neighbour:
     def accepted_after(self, seconds: float, now: float) -> None:
         """Learn from a transfer."""
         took = seconds * 1e6
-        if self.link_us:
-            took = min(took, SAMPLE_CLAMP * max(self.link_us, 1000.0))
-            self.link_us += 0.2 * (took - self.link_us)
-        else:
-            self.link_us = took
-        self.link_at = now
+        believed = clamped(took, max(self.link_us, 1000.0), self.last_link_us) if self.link_us else took
+        self.link_us += (believed - self.link_us) * (0.2 if self.link_us else 1.0)
+        self.link_at, self.last_link_us = now, took
 
     def expected_link_us(self, now: float) -> int:
         """What a transfer takes; belief in an old measurement fades, so that a link is tried again."""

@@ -38,7 +38,7 @@ from ls_edge.runtime.routing.events import (
     Warm,
 )
 from ls_edge.runtime.routing.machine import Item, Stage
-from ls_edge.runtime.routing.neighbours import SAMPLE_CLAMP, TRIP_HALVES, Limits
+from ls_edge.runtime.routing.neighbours import TRIP_HALVES, Limits, clamped
 from ls_edge.runtime.routing.policy import Choice, GiveBack, RunHere
 from ls_edge.runtime.routing.waves import Joiner
 from ls_edge.runtime.wire import Accept, Cancel, Itinerary, Refuse, Release, RequestId, State, VisitRow
@@ -81,6 +81,7 @@ class PeerMachine(Joiner):
         self.beside_us = 0.0
         """The same while a wave of ours is open, when transfers share our core; 0 before the first."""
         self._beside_at = 0.0
+        self._last_took = 0.0
         self.failed_blocks: dict[int, str] = {}
         self._queue: list[Item] = []
         self._running: tuple[Item, ...] | None = None
@@ -112,35 +113,31 @@ class PeerMachine(Joiner):
 
     def credits_for(self, name: str) -> int:
         """Transfers that it would accept now from a process, a source or a peer."""
-        if self._is_source(name):
-            return max(0, min(self._credits_of_sources, self._room_for(name)))
-        return max(0, min(self.credits, self._room_from(name)))
+        if not self._is_source(name):
+            return self.credits
+        held = self._held_by_owner()
+        return max(0, min(self.credits - self.limits.reserved, self._room(name, held)), self._guaranteed(name, held))
 
-    def _is_source(self, name: str | None) -> bool:
-        n = None if name is None else self.neighbours.get(name)
+    def _is_source(self, name: str) -> bool:
+        n = self.neighbours.get(name)
         return n is not None and n.hello.role == "source"
 
-    @property
-    def _credits_of_sources(self) -> int:
-        """Transfers that it would accept now from sources: peers have :attr:`Limits.reserved` for themselves."""
-        taken = sum(self._is_source(item.came_from) for item in self._working())
-        return max(0, min(self.credits, self.limits.credits - self.limits.reserved - taken))
+    def _held_by_owner(self) -> Counter[str]:
+        """How much of the work here is whose; aliases of a source count as one."""
+        return Counter(owner_of(item.owner) for item in self.items.values() if item.stage is not Stage.CUSTODY)
 
-    def _working(self) -> Iterable[Item]:
-        return (item for item in self.items.values() if item.stage is not Stage.CUSTODY)
-
-    def _room_for(self, owner: str) -> int:
-        """How many more requests a source may have here.
-
-        Aliases of a source count as one. So no source can take all credits, whatever it does not accept back.
-        """
+    def _room(self, owner: str, held: Counter[str]) -> int:
+        """How many more requests a source may have here: all share the credits equally."""
         who = owner_of(owner)
-        held = Counter(owner_of(item.owner) for item in self._working())
         return self.limits.fair_share(len(held.keys() | {who})) - held[who]
 
-    def _room_from(self, sender: str) -> int:
-        """How many more transfers a neighbour may have here, whosesoever they say that they are."""
-        return self.limits.fair_share(1) - sum(item.came_from == sender for item in self._working())
+    def _guaranteed(self, owner: str, held: Counter[str]) -> int:
+        """How many requests a linked source may have here even if others hold all credits and never let go."""
+        if not self.warm or self.draining or self.stuck or not self._is_source(owner):
+            return 0
+        if held.total() >= 2 * self.limits.credits:
+            return 0
+        return max(0, self.limits.guaranteed - held[owner_of(owner)])
 
     def state(self, name: str = "") -> State:
         """What the neighbour of this name has to know."""
@@ -170,9 +167,11 @@ class PeerMachine(Joiner):
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """See :meth:`Machine.handle`; that credits have run out, or are there again, is told at once."""
-        before = self.credits > 0, self._credits_of_sources > 0
+        before, reserved = self.credits, self.limits.reserved
         out = super().handle(event, now)
-        if before != (self.credits > 0, self._credits_of_sources > 0) and TellState() not in out:
+        after = self.credits
+        crossed = (before > 0) != (after > 0) or (before > reserved) != (after > reserved)
+        if crossed and TellState() not in out:
             out.append(TellState())
         return out
 
@@ -243,7 +242,10 @@ class PeerMachine(Joiner):
             return "draining"
         if not self.warm:
             return "cold"
-        return "busy" if self.credits_for(event.sender) == 0 or self._room_for(owner) <= 0 else ""
+        held = self._held_by_owner()
+        if self._guaranteed(owner, held):
+            return ""
+        return "busy" if self.credits_for(event.sender) <= 0 or self._room(owner, held) <= 0 else ""
 
     # The engine.
 
@@ -347,8 +349,7 @@ class PeerMachine(Joiner):
     def _on_computed(self, event: Computed) -> None:
         self.calls += 1
         took = event.engine_us / len(event.blocks)
-        if self.block_us:  # a pause of the whole process is no sign of a slow engine
-            took = min(took, SAMPLE_CLAMP * self.block_us)
+        took, self._last_took = clamped(took, self.block_us, self._last_took), took
         for block in event.blocks:
             self._not_finite.pop(block, None)
         if any(self._track_of(item) is not None for item in self._running or ()):

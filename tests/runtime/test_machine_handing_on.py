@@ -114,7 +114,7 @@ def test_credits_count_what_is_held_and_custody_apart():
         assert peer.machine.credits == min(1, 3 - number)
         peer.hears("b", Accept(onward.ticket, 5))
     assert peer.machine.credits == 0
-    peer.gets("x", run_of(ticket(9)))
+    peer.gets("x", run_of(ticket(9), source="phone"))
     assert peer.sent(Refuse)[0].reason == "busy"
     for sent in list(peer.machine._sent):
         peer.hears("b", Release(sent, "b"))

@@ -123,8 +123,10 @@ def test_no_news_for_too_long_starts_a_new_branch(source):
     run = away(source)
     source.passes(0.9)
     assert not source.sent(Run)
-    source.hears("b", Moved(run.ticket, "a"))
-    source.passes(0.9)
+    source.hears("c", Moved(run.ticket, "b"))
+    source.passes(0.5)
+    source.hears("c", Moved(run.ticket, "b"))  # no news
+    source.passes(0.4)
     assert not source.sent(Run)
     source.passes(0.2)
     assert len(source.sent(Run)) == 1

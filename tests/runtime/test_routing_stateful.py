@@ -93,7 +93,7 @@ class Faults(RuleBasedStateMachine):
             machine = process.machine
             if isinstance(machine, PeerMachine):
                 limits = machine.limits
-                assert len(machine.items) <= limits.credits + limits.custody
+                assert len(machine.items) <= 2 * limits.credits + limits.custody
                 assert all(item.ticket in machine.items for item in machine._sent.values())
 
     def teardown(self):
