@@ -112,10 +112,34 @@ class PeerEvent(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+def encode_record(record: RequestRecord) -> bytes:
+    """The line of a record, without its end, which :func:`read_trace` reads again.
+
+    Bytes of an image's name that are not UTF-8 are written as visible escapes. Raises :class:`DataError` where a
+    number is NaN or infinity, which JSON does not have.
+    """
+    try:
+        line = msgspec.json.encode(record)
+    except UnicodeEncodeError:
+        error = None if record.error is None else _escaped(record.error)
+        line = msgspec.json.encode(msgspec.structs.replace(record, image=_escaped(record.image), error=error))
+    try:
+        msgspec.json.decode(line, type=RequestRecord)
+    except msgspec.MsgspecError as error:
+        raise DataError(
+            f"request {record.id} cannot stand in a trace ({error}): is a number NaN or infinity?"
+        ) from None
+    return line
+
+
+def _escaped(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def write_trace(stream: IO[str], records: Iterable[RequestRecord]) -> None:
-    """Write a JSON line a request."""
+    """Write a JSON line a request; raises as :func:`encode_record`, after whole lines."""
     for record in records:
-        stream.write(msgspec.json.encode(record).decode() + "\n")
+        stream.write(encode_record(record).decode() + "\n")
 
 
 class TraceWriter:
@@ -150,7 +174,11 @@ class TraceWriter:
         """Append the line of a record; does nothing once there was a problem."""
         if self.problem:
             return
-        line = memoryview(msgspec.json.encode(record) + b"\n")
+        try:
+            line = memoryview(encode_record(record) + b"\n")
+        except DataError as error:
+            self.problem = f"the trace {self.path} ends after {len(self._lines)} requests: {error}"
+            return
         try:
             done = 0
             while done < len(line):

@@ -11,7 +11,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from ls_edge.bundle import Bundle
 from ls_edge.costs import read_order_costs
 from ls_edge.errors import EngineError, LsEdgeError, UsageError
 from ls_edge.peers import EngineKind, PeersFile, is_loopback
-from ls_edge.runtime.codec import Tokens
+from ls_edge.runtime.codec import Tokens, is_finite
 from ls_edge.runtime.engines import Engine, open_block_engines
 from ls_edge.runtime.keys import KeyPair
 from ls_edge.runtime.node import Node, new_incarnation
@@ -156,8 +156,9 @@ class Peer:
         if isinstance(result, LsEdgeError):
             self._failure = result
             return
+        failed = len(self.machine.failed_blocks)
         self.node.feed(result)
-        if isinstance(result, (Warm, ComputeFailed)):
+        if isinstance(result, Warm) or len(self.machine.failed_blocks) != failed:
             self.node.say_hello_again()
         if isinstance(result, Warm):
             provider = next(iter(self._engines.values())).provider
@@ -192,6 +193,7 @@ class Peer:
     def _compute(self, compute: Compute) -> _Result:
         started = time.perf_counter_ns()
         block = compute.blocks[0]
+        steps: list[Tokens] = []
         try:
             tokens: Tokens = compute.tokens[0] if len(compute.tokens) == 1 else np.concatenate(compute.tokens)
             for index, block in enumerate(compute.blocks):
@@ -199,11 +201,39 @@ class Peer:
                 if self.bundle.manifest.needs_slot:
                     inputs["slot"] = np.asarray(compute.slots, dtype=np.int64) + index
                 tokens = self._engines[block].run(inputs)
+                steps.append(tokens)
         except Exception as error:  # noqa: BLE001  an engine library may raise anything
             return ComputeFailed(block, compute.tickets, str(error))
+        # NaN and infinity stay in the tokens, so one look at the last ones is enough.
+        finite = is_finite(tokens)
         spent = (time.perf_counter_ns() - started) // 1000
-        outputs = tuple(tokens[i : i + 1] for i in range(len(compute.tickets)))
-        return Computed(compute.blocks, compute.tickets, outputs, spent)
+        return _computed(compute, tokens, spent) if finite else _not_finite(compute, steps, spent)
+
+
+def _computed(compute: Compute, tokens: Tokens, spent: int, rows: Sequence[int] | None = None) -> Computed:
+    """What an engine call returned, or only some ``rows`` of its batch."""
+    rows = range(len(compute.tickets)) if rows is None else rows
+    tickets = tuple(compute.tickets[row] for row in rows)
+    return Computed(compute.blocks, tickets, tuple(tokens[row : row + 1] for row in rows), spent)
+
+
+def _not_finite(compute: Compute, steps: Sequence[Tokens], spent: int) -> ComputeFailed:
+    """Say which block made NaN or infinity, and of which requests; the others of the batch are fine."""
+    rows = range(len(compute.tickets))
+    good = [row for row in rows if is_finite(steps[-1][row : row + 1])]
+    bad = [row for row in rows if row not in good]
+    block = next(
+        block
+        for block, tokens in zip(compute.blocks, steps, strict=True)
+        if not all(is_finite(tokens[row : row + 1]) for row in bad)
+    )
+    return ComputeFailed(
+        block,
+        tuple(compute.tickets[row] for row in bad),
+        "the engine returned NaN or infinity",
+        not_finite=True,
+        rest=_computed(compute, steps[-1], spent, good) if good else None,
+    )
 
 
 def _at_end(descriptor: int) -> bool:

@@ -526,19 +526,11 @@ def _is_over(pending: Pending) -> bool:
 
 
 def _not_finite(answered: Answered) -> NotFinite:
-    """The error of a request whose logits are not finite: of the holders' doing, unless the tokens are fine."""
-    what = f"request {answered.request}: "
-    if is_finite(answered.tokens):
-        return NotFinite(
-            what + "the head made NaN or infinity of finite tokens; check the bundle with 'ls-edge verify'"
-        )
-    holders = itinerary_holders(answered.itinerary)
-    if not holders:
-        return NotFinite(what + "its tokens came back with NaN or infinity, from nobody who ran a block")
-    last = answered.itinerary.visits[-1].holder if answered.itinerary.visits else holders[-1]
+    """The error of a request whose logits are not finite, though its tokens were when they came back."""
+    holders = ", ".join(itinerary_holders(answered.itinerary)) or "nobody"
     return NotFinite(
-        what + f"tokens with NaN or infinity came back from {last}; its blocks were run by {', '.join(holders)}; "
-        "check these peers"
+        f"request {answered.request}: the head made NaN or infinity of what {holders} computed; check these peers, and "
+        "the bundle with 'ls-edge verify'"
     )
 
 

@@ -1,4 +1,4 @@
-"""Faults inside a peer process: an engine that hangs, is slow or stalls, and a wall clock that jumps.
+"""Faults inside a peer process: an engine that hangs, is slow, stalls or lies, and a wall clock that jumps.
 
 A peer that was started with ``--faults FILE`` looks at the file before each engine call. The file is JSON of
 :class:`Faults`; :func:`write` replaces it in one step. A peer without the flag never looks.
@@ -30,6 +30,10 @@ class Faults(msgspec.Struct, frozen=True):
     """Length of a random stall of the engine."""
     stall_part: float = 0.0
     """Part of the engine calls that stall."""
+    lie: float = 0.0
+    """Part of the engine calls that return what went in, as if the block had run."""
+    not_finite: float = 0.0
+    """Part of the engine calls whose result has a NaN."""
     clock_jump_s: float = 0.0
     """The wall clock of the process is off by this much."""
 
@@ -113,6 +117,10 @@ class FaultyEngine:
             time.sleep(faults.stall_ms / 1e3)
         while self._control.read().hang:
             time.sleep(0.005)
+        if faults.lie and self._random.random() < faults.lie:
+            result[...] = inputs["tokens"]
+        if faults.not_finite and self._random.random() < faults.not_finite:
+            result.flat[0] = np.nan
         return result
 
     def warm_up(self, batch: int = 1) -> float:

@@ -374,6 +374,8 @@ class PeerMachine(Joiner):
         self._send_progress(self._queue)
 
     def _on_compute_failed(self, event: ComputeFailed) -> None:
+        if event.rest is not None:
+            self._on_computed(event.rest)
         failed = not event.not_finite or self._not_finite_again(event)
         if failed:
             self.failed_blocks[event.block] = event.why

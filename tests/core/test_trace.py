@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ls_edge.errors import DataError, UsageError
-from ls_edge.trace import RequestRecord, TraceWriter, Visit, read_trace, write_trace
+from ls_edge.trace import RequestRecord, TraceWriter, TrackSpan, Visit, encode_record, read_trace, write_trace
 
 floats = st.floats(allow_nan=False, allow_infinity=False)
 names = st.sampled_from(["orin-0", "laptop", "ä"])
@@ -99,3 +99,37 @@ def test_a_trace_that_cannot_be_written(tmp_path):
         writer.write(RECORD)
         writer.correct([RECORD])
         assert writer.problem == said
+
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("bad", [NAN, INFINITY, -INFINITY])
+@pytest.mark.parametrize("where", ["logits", "latency_ms", "visits", "tracks"])
+def test_what_the_reader_would_not_take_is_not_written(tmp_path, where, bad):
+    track = TrackSpan(0, "a", (1,), begin_ms=0.0, end_ms=bad, expected_ms=1.0)
+    value = {
+        "logits": (0.5, bad), "latency_ms": bad, "visits": (Visit("a", (0,), engine_ms=bad),),
+        "tracks": (Visit("a", (0,), tracks=(track,)),),
+    }[where]  # fmt: skip
+    record = msgspec.structs.replace(RECORD, id=7, **{"visits" if where == "tracks" else where: value})
+    with pytest.raises(DataError, match="request 7 cannot stand in a trace"):
+        encode_record(record)
+    path = tmp_path / "t.jsonl"
+    with TraceWriter(path) as writer:
+        writer.write(RECORD)
+        writer.write(record)
+        writer.write(RECORD)
+    assert "ends after 1 requests: request 7" in writer.problem
+    assert list(read_trace(path)) == [RECORD]
+
+
+def test_a_name_that_is_not_utf_8_is_written_and_read(tmp_path):
+    name = "class/\udcff.jpg"
+    path = tmp_path / "t.jsonl"
+    with TraceWriter(path) as writer:
+        writer.write(msgspec.structs.replace(RECORD, image=name, error=f"RequestError: {name}"))
+    assert not writer.problem
+    (record,) = read_trace(path)
+    assert record.image == "class/\\udcff.jpg"
+    assert record.error == "RequestError: class/\\udcff.jpg"

@@ -1,0 +1,195 @@
+"""NaN and infinity are never an answer: whoever made them is named, and one odd image spoils nothing else."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.errors import DataError, NotFinite
+from ls_edge.peers import load_peers
+from ls_edge.runtime.chaos.faults import Faults, write
+from ls_edge.runtime.codec import is_finite
+from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed
+from ls_edge.runtime.source import Settings, Source
+from ls_edge.runtime.wire import Ticket
+from ls_edge.trace import read_trace
+
+BAD = [float("nan"), float("inf"), float("-inf")]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("shape", [(1, 17, 32), (3, 5), (1,)], ids=str)
+def test_one_value_that_is_not_finite_is_found_wherever_it_stands(dtype, shape):
+    rng = np.random.default_rng(0)
+    tokens = rng.standard_normal(shape).astype(dtype)
+    assert is_finite(tokens)
+    for bad in BAD:
+        for at in rng.integers(0, tokens.size, 20):
+            spoilt = tokens.copy()
+            spoilt.flat[at] = bad
+            assert not is_finite(spoilt)
+            assert not is_finite(np.repeat(spoilt, 2, axis=-1)[..., ::2])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_large_and_tiny_values_are_finite(dtype):
+    limits = np.finfo(dtype)
+    values = [limits.max, limits.min, limits.smallest_subnormal, limits.tiny, -0.0, 0.0]
+    assert is_finite(np.full((1, 197, 192), limits.max, dtype))
+    assert is_finite(np.array(values, dtype))
+    assert is_finite(np.empty((0, 3), dtype))
+
+
+@pytest.fixture
+def peer(tiny_bundle, write_peers):
+    """A peer with its engines, which is not served."""
+    made = Peer(load_peers(write_peers({"a": range(6)})), "a", Bundle.open(tiny_bundle))
+    made._load()
+    yield made
+    made.node.close()
+    made._worker.close()
+
+
+def compute(blocks, rows):
+    tickets = tuple(Ticket(bytes([i] * 16), 1, 1) for i in range(len(rows)))
+    return Compute(blocks, tickets, tuple(rows), tuple(0 for _ in rows))
+
+
+def test_a_batch_gives_outputs_for_all_images_but_the_odd_one(peer):
+    shape = (1, peer.bundle.manifest.tokens.count, peer.bundle.manifest.tokens.dim)
+    rows = [np.random.default_rng(i).standard_normal(shape).astype(np.float32) for i in range(3)]
+    fine = peer._compute(compute((2, 3), rows))
+    assert isinstance(fine, Computed)
+    rows[1][0, 0, 0] = np.nan
+    odd = compute((2, 3), rows)
+    failed = peer._compute(odd)
+    assert isinstance(failed, ComputeFailed)
+    assert failed.not_finite
+    assert (failed.block, failed.tickets) == (2, (odd.tickets[1],))
+    assert failed.rest.tickets == (odd.tickets[0], odd.tickets[2])
+    assert failed.rest.blocks == (2, 3)
+    np.testing.assert_allclose(failed.rest.outputs, [fine.outputs[0], fine.outputs[2]], rtol=1e-5)
+    alone = peer._compute(compute((2,), rows[1:2]))
+    assert (alone.not_finite, alone.rest) == (True, None)
+
+
+class Spoiling:
+    """An engine that puts a NaN or infinity into what it returns."""
+
+    def __init__(self, engine, bad):
+        self._engine, self._bad = engine, bad
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def run(self, inputs, out=None):
+        result = self._engine.run(inputs, out)
+        result[-1].flat[-1] = self._bad
+        return result
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_the_block_that_began_it_is_named(peer, bad):
+    shape = (1, peer.bundle.manifest.tokens.count, peer.bundle.manifest.tokens.dim)
+    peer._engines = {**peer._engines, 4: Spoiling(peer._engines[4], bad)}
+    row = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    failed = peer._compute(compute((1, 4, 5), [row]))
+    assert (failed.block, failed.not_finite, failed.rest) == (4, True, None)
+
+
+@pytest.fixture
+def faulty(tiny_bundle, write_peers, serve, tmp_path):
+    """Serve peers with faults and open a source: ``faulty(placement, {name: faults})``."""
+    opened = []
+
+    def start(placement, faults, **settings):
+        file, bundle = load_peers(write_peers(placement)), Bundle.open(tiny_bundle)
+        for name in placement:
+            path = tmp_path / f"{name}.faults"
+            serve(Peer(file, name, bundle, faults=path))
+        opened.append(Source(file, bundle, Settings(**settings)))
+        assert opened[-1].wait_ready() == ()
+        for name, wrong in faults.items():
+            write(tmp_path / f"{name}.faults", wrong)
+        return opened[-1]
+
+    yield start
+    for source in opened:
+        source.close()
+
+
+def test_the_only_holder_of_a_block_that_makes_nan_is_named(faulty, images):
+    source = faulty({"a": [0, 1], "b": [2, 3], "c": [4, 5]}, {"b": Faults(not_finite=1.0)}, max_skips=0)
+    for image in images(2):
+        error = source.submit(image, budget_ms=8000).exception(20)
+        assert isinstance(error, NotFinite)
+        assert "b" in str(error).partition("in what")[2].partition("computed")[0].replace(",", " ").split()
+        assert error.record.logits is None
+        assert error.record.prediction is None
+
+
+def test_another_holder_answers_for_one_that_makes_nan(faulty, images, tiny_bundle, assert_replays):
+    source = faulty({"a": range(6), "b": range(6)}, {"a": Faults(not_finite=1.0)}, max_skips=0)
+    pictures = images(12)
+    answers = [source.submit(image).result(20) for image in pictures]
+    assert not any(answer.degraded for answer in answers)
+    assert {holder for answer in answers for _, holder in answer.record.order} == {"b"}
+    assert_replays(tiny_bundle, pictures, answers)
+
+
+def test_logits_that_are_not_finite_are_an_error_that_names_the_holders(faulty, images):
+    source = faulty({"a": [0, 1, 2], "b": [3, 4, 5]}, {})
+    head = source._engines["head"]
+    source._engines = {**source._engines, "head": Spoiling(head, float("nan"))}
+    with pytest.raises(NotFinite, match=r"the head made NaN or infinity of what (a, b|b, a) computed") as raised:
+        source.submit(images(1)[0]).result(20)
+    assert raised.value.record.prediction is None
+    assert {holder for _, holder in raised.value.record.order} == {"a", "b"}
+    source._engines = {**source._engines, "head": head}
+    assert source.submit(images(1)[0]).result(20).prediction in range(10)
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_an_image_that_is_not_finite_is_refused_by_name(faulty, images, bad):
+    source = faulty({"a": range(6)}, {})
+    (image,) = images(1)
+    spoilt = image.copy()
+    spoilt[1, 2, 3] = bad
+    with pytest.raises(DataError, match=r"cam/7\.png holds NaN or infinity"):
+        source.submit(spoilt, name="cam/7.png")
+    with pytest.raises(DataError, match="image holds NaN or infinity"):
+        source.submit(spoilt)
+    assert source.submit(image).result(20).prediction in range(10)
+
+
+def test_an_image_that_overflows_in_the_stem_is_an_error_of_its_own(faulty, images):
+    source = faulty({"a": range(6)}, {})
+    with pytest.raises(NotFinite, match=r"the stem made NaN or infinity of bright\.png"):
+        source.submit(np.full((3, 16, 16), 3e38, np.float32), name="bright.png").result(20)
+    (image,) = images(1)
+    assert source.submit(image).result(20).prediction in range(10)
+
+
+def test_a_run_through_such_a_peer_ends_with_errors_and_a_trace_that_is_read_again(tmp_path, tiny_bundle):
+    with LocalPeers(tmp_path, tiny_bundle, {"a": range(3), "b": range(3, 6)}) as peers:
+        peers.wait_warm()
+        peers.set_faults("b", Faults(not_finite=1.0))
+        trace = tmp_path / "t.jsonl"
+        done = subprocess.run(
+            [sys.executable, "-m", "ls_edge", "run", "--peers", str(peers.path), "--bundle", str(tiny_bundle),
+             "--data", "digits", "--limit", "3", "--max-skips", "0", "--budget-ms", "3000", "--trace", str(trace),
+             "--json"],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["answered"], summary["failed"], summary["top1"]) == (0, 3, None)
+    assert summary["errors"].get("NotFinite", 0) >= 1
+    records = list(read_trace(trace))
+    assert len(records) == 3
+    assert all(record.error and record.logits is None for record in records)
