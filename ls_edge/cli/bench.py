@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from ls_edge.runtime.bench import Bench
 
 
-@click.command(cls=Command, short_help="Time the engines of a bundle on this machine.")
+@click.command(
+    cls=Command,
+    short_help="Time the engines of a bundle on this machine.",
+    examples=(
+        "ls-edge bench bundle",
+        "ls-edge bench bundle --threads 1 --batch 4 --json",
+    ),
+)
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the engines; all cores where it is left out.")
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Images at a time.")

@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from ls_edge.runtime.chaos.suite import ChaosResult, Fault
 
 
-@click.command(cls=Command, short_help="Answer images while peers are killed, stopped, hung and cut off.")
+@click.command(
+    cls=Command,
+    short_help="Answer images while peers are killed, stopped, hung and cut off.",
+    examples=(
+        "ls-edge chaos bundle --requests 300 --faults 10",
+        "ls-edge chaos bundle --policy parallel --seeds 5 --json",
+    ),
+)
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--other-bundle", type=click.Path(path_type=Path), help="A bundle of another model, for that fault.")
 @click.option("--data", default="digits", show_default=True, help="Folder of class folders, a tar of one, or 'digits'.")

@@ -59,7 +59,14 @@ SCENES = (
 )
 
 
-@click.command(cls=Command, short_help="The whole story on embedded data.")
+@click.command(
+    cls=Command,
+    short_help="The whole story on embedded data.",
+    examples=(
+        "ls-edge demo",
+        "ls-edge demo --out /tmp/demo --limit 100",
+    ),
+)
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("demo-out"), show_default=True,
     help="Folder for models, bundles and the report.",

@@ -7,7 +7,13 @@ import click
 from ls_edge.cli import Command
 
 
-@click.command(cls=Command)
+@click.command(
+    cls=Command,
+    examples=(
+        "ls-edge doctor",
+        "ls-edge doctor --json",
+    ),
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(*, as_json: bool) -> int:
     """Look at Python, packages, engines, links and the machine, and say what mends what is wrong.

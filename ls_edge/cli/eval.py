@@ -32,7 +32,15 @@ def _counts(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
         raise click.BadParameter(f"{value!r} is no list of numbers such as 3,6,9") from None
 
 
-@click.command(cls=Command, short_help="Measure accuracy in trained order, in any order and with blocks missing.")
+@click.command(
+    cls=Command,
+    short_help="Measure accuracy in trained order, in any order and with blocks missing.",
+    examples=(
+        "ls-edge eval run --data digits",
+        "ls-edge eval bundle --data val --orders 16 --keep 3,6,9 --json",
+        "ls-edge eval run-a run-b --data val --figure orders.svg",
+    ),
+)
 @click.argument("run_or_bundle", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--data", required=True, metavar="DATA", help="Folder of class folders, a tar of one, or 'digits'.")
 @click.option("--orders", default=64, show_default=True, type=click.IntRange(1), help="Random orders of all blocks.")

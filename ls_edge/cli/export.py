@@ -13,7 +13,15 @@ from ls_edge.cli import Command
 from ls_edge.errors import UsageError
 
 
-@click.command(cls=Command, short_help="Cut a trained model into one engine a block.")
+@click.command(
+    cls=Command,
+    short_help="Cut a trained model into one engine a block.",
+    examples=(
+        "ls-edge export run --out bundle --per-block",
+        "ls-edge export run --out bundle --precision int8 --calibrate photos",
+        "ls-edge export run --out bundle --precision fp16 --engine tensorrt",
+    ),
+)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="BUNDLE", help="Folder to write.")
 @click.option("--per-block", is_flag=True, help="One engine a block, which is the default.")

@@ -14,7 +14,7 @@ def command() -> None:
     """Make CURVE keys, which encrypt links and say who may join."""
 
 
-@command.command("new", cls=Command)
+@command.command("new", cls=Command, examples=("ls-edge keys new orin-0", "ls-edge keys new laptop --out keys"))
 @click.argument("name")
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("."), metavar="DIR", show_default="here",

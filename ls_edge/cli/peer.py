@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from ls_edge.peers import EngineKind
 
 
-@click.command(cls=Command, short_help="Serve blocks of a bundle.")
+@click.command(
+    cls=Command,
+    short_help="Serve blocks of a bundle.",
+    examples=(
+        "ls-edge peer --peers peers.yaml --name orin-0 --bundle bundle",
+        "ls-edge peer --peers peers.yaml --name nuc --bundle bundle --secret-key nuc.key_secret --threads 4",
+    ),
+)
 @click.option("--peers", required=True, type=click.Path(path_type=Path), help="The peers.yaml of all machines.")
 @click.option("--name", required=True, help="Which peer of peers.yaml this process is.")
 @click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Folder of the exported model.")

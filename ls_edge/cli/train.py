@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from ls_edge.training.config import TrainConfig
 
 
-@click.command(cls=Command, short_help="Fine-tune a vision transformer with its block order shuffled.")
+@click.command(
+    cls=Command,
+    short_help="Fine-tune a vision transformer with its block order shuffled.",
+    examples=(
+        "ls-edge train --data digits --out run",
+        "ls-edge train --data photos --out run --model vit_tiny_patch16_224 --pretrained --epochs 10",
+        "ls-edge train --config vit_b_cifar100 --out run",
+        "ls-edge train --out run --resume",
+    ),
+)
 @click.option(
     "--data", metavar="DATA",
     help="Folder of class folders, a tar of one, 'digits', or a torch/ or hfds/ name of timm's factory.",

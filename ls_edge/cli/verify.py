@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from ls_edge.bundle import Bundle
 
 
-@click.command(cls=Command, short_help="Check a bundle's digests and, with its run, its numbers.")
+@click.command(
+    cls=Command,
+    short_help="Check a bundle's digests and, with its run, its numbers.",
+    examples=(
+        "ls-edge verify bundle",
+        "ls-edge verify bundle --run run --data digits --json",
+    ),
+)
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--run", type=click.Path(path_type=Path), help="The run it was exported from: compare with PyTorch too.")
 @click.option("--data", metavar="DATA", help="With --run: compare on these images instead of generated ones.")
