@@ -88,6 +88,13 @@ def command(
     A folder of runs, such as 'train --seeds' makes, is evaluated as one: means over its models, and the deviation
     over models and orders. Several RUN_OR_BUNDLE are evaluated one after the other.
     """
+    from ls_edge.cli.arguments import check_data
+    from ls_edge.cli.outputs import check_output
+
+    members = {given: _members(given) for given in run_or_bundle}
+    check_data(data)
+    if figure is not None and figure.parent.is_dir():
+        check_output("--figure", figure)
     from ls_edge.accuracy import together
 
     found: list[Evaluation] = []
@@ -97,7 +104,7 @@ def command(
                 path, data, orders, keep, arrangements=arrangements, kendall=kendall, limit=limit, seed=seed,
                 batch_size=batch_size, device=device, precision=precision, threads=threads,
             )
-            for path in _members(given)
+            for path in members[given]
         ]  # fmt: skip
         result = results[0] if len(results) == 1 else together(results)
         found.append(msgspec.structs.replace(result, settings={**result.settings, "of": str(given)}))

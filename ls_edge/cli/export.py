@@ -73,6 +73,13 @@ def command(
         raise UsageError(f"--per-block and --blocks-per-part {blocks_per_part} contradict each other; leave one out")
     if precision == "int8" and engine == "tensorrt" and calibrate is None:
         raise UsageError("int8 for TensorRT needs ranges of activations; give images with --calibrate DATA")
+    from ls_edge.cli.arguments import check_data, check_run
+
+    check_run(run)
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise UsageError(f"{out} is no folder; give --out a new one")
+    if calibrate is not None:
+        check_data(calibrate)
     try:
         import onnx  # noqa: F401
         import torch  # noqa: F401

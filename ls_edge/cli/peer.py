@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     short_help="Serve blocks of a bundle.",
     examples=(
         "ls-edge peer --peers peers.yaml --name orin-0 --bundle bundle",
-        "ls-edge peer --peers peers.yaml --name nuc --bundle bundle --secret-key nuc.key_secret --threads 4",
+        "ls-edge peer --peers peers.yaml --name nuc --bundle bundle --secret-key nuc.key_secret",
     ),
 )
 @click.option("--peers", required=True, type=click.Path(path_type=Path), help="The peers.yaml of all machines.")

@@ -79,20 +79,27 @@ def command(
     The checkpoint with the lowest cross-entropy on a seeded tenth of DATA is kept. A run that was stopped goes on
     with --resume, to the same result. Several GPUs: torchrun --nproc-per-node N -m ls_edge train ...
     """
+    from ls_edge.cli.arguments import check_data, check_training
+    from ls_edge.training.config import find_recipe, read_config
+
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other; leave one out")
+    settings, named = read_config(None if config is None else find_recipe(config), flags)
+    if not resume:
+        if not settings.data.source:
+            raise UsageError("no data: say --data DATA, or name data.source in the --config file")
+        check_data(settings.data.source)
+    if seeds is None:
+        check_training(
+            out, settings.model.init, pretrained=settings.model.pretrained, resume=resume, overwrite=overwrite
+        )
     try:
         from ls_edge.training import loop  # noqa: F401 - to see whether it can be imported
     except ImportError as error:
         raise UsageError(f"training needs {error.name}; to install it: {install_command('train')}") from None
     from rich.console import Console
 
-    from ls_edge.training.config import find_recipe, read_config
-
     console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
-    if resume and overwrite:
-        raise UsageError("--resume and --overwrite exclude each other; leave one out")
-    settings, named = read_config(None if config is None else find_recipe(config), flags)
-    if not resume and not settings.data.source:
-        raise UsageError("no data: say --data DATA, or name data.source in the --config file")
     summaries: list[Any] = []
     for number in range(seeds or 1):
         run = out if seeds is None else out / f"seed-{settings.seed + number}"

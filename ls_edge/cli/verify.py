@@ -32,11 +32,16 @@ def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> 
     Every file that was changed, is missing or belongs to another bundle is named; exit code 1 then.
     """
     from ls_edge.bundle import Bundle
+    from ls_edge.cli.arguments import check_data, check_run
     from ls_edge.errors import UsageError
     from ls_edge.export.files import check_files, checked_with, raise_problems
 
     if data is not None and run is None:
         raise UsageError("--data compares with PyTorch and needs --run RUN as well")
+    if run is not None:
+        check_run(run)
+    if data is not None:
+        check_data(data)
     opened = Bundle.open(bundle)
     reports = check_files(opened)
     broken = any(report.problem for report in reports)

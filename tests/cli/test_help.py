@@ -4,14 +4,16 @@ import importlib
 import json
 import os
 import pkgutil
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from ls_edge import __version__
-from ls_edge.cli import COMMANDS
+from ls_edge.cli import COMMANDS, cli
 from ls_edge.cli.reference import reference
 
 HEAVY = ("torch", "torchvision", "timm", "onnx", "onnxscript", "sklearn", "onnxruntime", "tensorrt", "safetensors")
@@ -169,3 +171,49 @@ def test_the_reference_does_not_depend_on_the_terminal():
     for command in COMMANDS:
         assert f"\n## ls-edge {command}\n" in texts[0]
     assert "\n## ls-edge keys new\n" in texts[0]
+
+
+def commands_below(command, words=()):
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            yield from commands_below(command.get_command(context, name), (*words, name))
+    else:
+        yield words, command
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    list(commands_below(cli)),
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_the_examples_of_a_help_can_be_typed(words, command):
+    assert command.examples, f"{words} shows no example"
+    shown = command.get_help(click.Context(command, info_name=" ".join(("ls-edge", *words)), terminal_width=40))
+    for example in command.examples:
+        assert f"\n  {example}\n" in f"{shown}\n"
+        assert len(example) <= 96
+        typed = shlex.split(example)
+        assert tuple(typed[: len(words) + 1]) == ("ls-edge", *words)
+        command.make_context(words[-1], typed[len(words) + 1 :])  # raises where it does not parse
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("trian", "train"), ("docter", "doctor"), ("exprot", "export")])
+def test_a_misspelt_command_gets_a_hint(typed, meant):
+    assert f"No such command '{typed}'; did you mean '{meant}'?" in run(typed).stderr
+
+
+def test_the_shell_completes_commands_options_and_choices():
+    def completed(words, last):
+        done = subprocess.run(
+            [sys.executable, "-c", "from ls_edge.__main__ import main; main()"],
+            capture_output=True, text=True, timeout=60, check=False,
+            env={**os.environ, "_LS_EDGE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(last)},
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        return {line.partition(",")[2] for line in done.stdout.splitlines()}
+
+    assert completed("ls-edge ", 1) >= set(COMMANDS)
+    assert completed("ls-edge ru", 1) == {"run"}
+    assert "--max-skips" in completed("ls-edge run --max", 2)
+    assert completed("ls-edge run --policy fas", 3) == {"fastest"}

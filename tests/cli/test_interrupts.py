@@ -1,0 +1,177 @@
+"""Ctrl-C and SIGTERM: one line, the right exit code, from the first import of a command on."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+# Sends a signal to this very process while MODULE is being imported, and swallows what it raises, as an extension
+# module does that is just being initialised.
+AT_IMPORT = """
+import os, signal, sys
+class AtImport:
+    sent = False
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r} and not AtImport.sent:
+            AtImport.sent = True
+            try:
+                os.kill(os.getpid(), {number})
+                for _ in range(1000):
+                    pass
+            except KeyboardInterrupt:
+                pass
+sys.meta_path.insert(0, AtImport())
+from ls_edge.__main__ import main
+main()
+"""
+
+
+def hear_ctrl_c():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def python(code, *arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True, text=True, timeout=120, check=False, preexec_fn=hear_ctrl_c, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["--version", "run", "train", "peer"])
+@pytest.mark.parametrize(
+    ("number", "line"), [(signal.SIGINT, "ls-edge: interrupted\n"), (signal.SIGTERM, "ls-edge: terminated\n")]
+)
+def test_a_signal_in_the_first_import(command, number, line):
+    arguments = [command] if command.startswith("-") else [command, "--help"]
+    done = python(AT_IMPORT.format(module="click", number=int(number)), *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", line)
+
+
+@pytest.mark.parametrize("module", ["numpy", "ls_edge.runtime.source"])
+def test_a_signal_that_an_import_swallows(module, write_peers, tiny_bundle):
+    peers = write_peers({"a": range(6)})
+    done = python(
+        AT_IMPORT.format(module=module, number=int(signal.SIGINT)),
+        "run", "--peers", peers, "--bundle", tiny_bundle, "--data", "digits", "--wait", "0",
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "ls-edge: interrupted\n")
+
+
+AT_WORK = """
+import os, signal, sys, time
+from ls_edge import bundle
+def work(folder):
+    try:
+        os.kill(os.getpid(), {number})
+        time.sleep(60)
+    finally:
+        print("cleaned up", file=sys.stderr)
+bundle.Bundle.open = work
+from ls_edge.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_a_signal_at_work_lets_it_clean_up(number, word, tmp_path):
+    done = python(AT_WORK.format(number=int(number)), "bench", tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", f"cleaned up\nls-edge: {word}\n")
+
+
+STUBBORN = AT_WORK.replace('print("cleaned up", file=sys.stderr)', "os.kill(os.getpid(), {number}); time.sleep(60)")
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path):
+    done = python(STUBBORN.format(number=int(signal.SIGINT)), "bench", tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "ls-edge: interrupted\n")
+
+
+FORKED = """
+import os, signal, sys, time
+from ls_edge import interrupts
+interrupts.install()
+child = os.fork()
+if child == 0:
+    try:
+        time.sleep(60)
+    finally:
+        os._exit(7)
+time.sleep(0.2)
+os.kill(child, signal.SIGTERM)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_forked_process_is_ended_by_sigterm_as_ever():
+    done = python(FORKED)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{int(signal.SIGTERM)}\n", "")
+
+
+def test_a_signal_that_is_ignored_stays_ignored(write_peers, tiny_bundle, tmp_path):
+    def ignore():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    code = AT_IMPORT.format(module="numpy", number=int(signal.SIGINT))
+    done = subprocess.run(
+        [sys.executable, "-c", code, "run", "--peers", str(write_peers({"a": range(6)})), "--bundle", str(tiny_bundle),
+         "--data", "digits", "--wait", "0"],
+        capture_output=True, text=True, timeout=60, check=False, preexec_fn=ignore,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "no holder" in done.stderr
+
+
+def test_standard_output_that_takes_nothing_is_one_line():
+    for arguments in (["--help"], ["run", "--help"], ["--version"]):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "ls_edge", *arguments],
+                stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+            )  # fmt: skip
+        assert done.returncode == 1
+        assert done.stderr == "ls-edge: No space left on device; make room where the output goes\n"
+
+
+BLOCK_TORCH = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "timm", "onnx"):
+            print("imported", name, file=sys.stderr)
+sys.meta_path.insert(0, Block())
+from ls_edge.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "code"),
+    [
+        (["train", "--out", "new"], "no data: say --data DATA", 2),
+        (["train", "--out", "new", "--data", "nowhere"], "nowhere: no such folder or tar", 1),
+        (["train", "--out", "new", "--data", "digits", "--config", "nowhere.yaml"], "no such file and no recipe", 2),
+        (["train", "--out", "new", "--data", "digits", "--init", "nowhere"], "neither a run folder nor a file", 1),
+        (["train", "--out", "new", "--data", "digits", "--init", "."], "is no run: it has no config.yaml", 1),
+        (["train", "--out", "new", "--resume", "--overwrite"], "exclude each other", 2),
+        (["train", "--out", "new", "--resume"], "new is no run", 1),
+        (["train", "--out", "file", "--data", "digits"], "is a file; name a folder", 2),
+        (["export", "nowhere", "--out", "new"], "nowhere is no run", 1),
+        (["export", "run", "--out", "file"], "file is no folder", 2),
+        (["export", "run", "--out", "new", "--calibrate", "nowhere"], "nowhere: no such folder or tar", 1),
+        (["eval", "nowhere", "--data", "digits"], "nowhere is neither a run", 1),
+        (["eval", "run", "nowhere", "--data", "digits"], "nowhere is neither a run", 1),
+        (["eval", "run", "--data", "nowhere"], "nowhere: no such folder or tar", 1),
+        (["eval", "run", "--data", "digits", "--figure", "run"], "run is a folder", 2),
+        (["verify", "bundle", "--run", "nowhere"], "nowhere is no run", 1),
+    ],
+)
+def test_mistakes_are_found_before_torch_is_imported(tmp_path, arguments, what, code):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "file").write_text("")
+    for name in ("config.yaml", "model.safetensors"):
+        (tmp_path / "run" / name).write_text("")
+    done = python(BLOCK_TORCH, *arguments, cwd=tmp_path)
+    assert done.returncode == code
+    assert what in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
