@@ -7,6 +7,7 @@ is checked where the file and a bundle meet (:meth:`PeersFile.check_blocks`).
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ Codec = Literal["raw", "fp16", "int8"]
 EngineKind = Literal["auto", "onnx", "tensorrt"]
 
 _ADDRESS = re.compile(r"^tcp://(\[[0-9a-fA-F:.]+\]|[^\[\]:/\s]+):(\d{1,5})$")
+_MOST_SILENCE_MS = 600_000
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
 _Z85_KEY = re.compile(r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")
 
@@ -64,7 +66,18 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """ZMTP heartbeats, which find a process that is stopped and a cable that is out."""
 
     interval_ms: int = 100
-    timeout_ms: int = 300
+    """Time between two heartbeats on a link that carries nothing else."""
+    timeout_ms: int = 1000
+    """Silence after which a link is lost, on top of the time that one frame takes on the slowest link."""
+    slowest_mbit: float = 1.0
+    """Megabits a second of the slowest link that must still count as alive."""
+
+    def silence_ms(self, frame_bytes: int) -> int:
+        """Silence after which a link is lost, in milliseconds, where frames have up to ``frame_bytes``.
+
+        While a frame is on its way nothing else can pass, and it counts as a sign of life only when it is whole.
+        """
+        return self.timeout_ms + math.ceil(frame_bytes * 8 / self.slowest_mbit / 1e3)
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,12 +151,17 @@ def load_peers(path: str | Path) -> PeersFile:
     _check_unique(file, places)
     _check_keys(file, places)
     heartbeat = file.heartbeat
-    if heartbeat.interval_ms < 5 or heartbeat.timeout_ms < 2 * heartbeat.interval_ms:
+    if heartbeat.interval_ms < 5 or not 2 * heartbeat.interval_ms <= heartbeat.timeout_ms <= _MOST_SILENCE_MS:
         raise places.error(
-            f"heartbeat interval {heartbeat.interval_ms} ms and timeout {heartbeat.timeout_ms} ms: "
-            "the interval must be at least 5 and the timeout at least twice the interval",
+            f"heartbeat interval {heartbeat.interval_ms} ms and timeout {heartbeat.timeout_ms} ms: the interval must "
+            f"be at least 5 and the timeout at least twice the interval, and at most {_MOST_SILENCE_MS}",
             "heartbeat",
         )
+    if not 0.01 <= heartbeat.slowest_mbit <= 1e6:
+        raise places.error(
+            f"heartbeat slowest_mbit is {heartbeat.slowest_mbit}: give megabits a second from 0.01 to 1000000",
+            "heartbeat", "slowest_mbit",
+        )  # fmt: skip
     return PeersFile(Path(path), peers, tuple(file.sources), file.insecure, heartbeat, places)
 
 

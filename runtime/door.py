@@ -12,7 +12,7 @@ import secrets
 from ls_edge.bundle import Manifest
 from ls_edge.errors import UsageError, WireError
 from ls_edge.peers import PeersFile, is_name
-from ls_edge.runtime.wire import Hello, Run, State
+from ls_edge.runtime.wire import Hello, Run, State, Welcome
 
 _LONGEST_OWNER = 54
 
@@ -47,7 +47,7 @@ class Door:
         self._blocks_of = {p.name: frozenset(p.blocks) for p in peers.peers}
         self._strict = strict_bundle
 
-    def reason_to_refuse(self, hello: Hello, user: str) -> str:
+    def reason_to_refuse(self, hello: Hello | Welcome, user: str) -> str:
         """Why a process is not let in, or nothing; ``user`` is the name behind its key, empty without CURVE."""
         if hello.role not in ("peer", "source") or hello.name == self._name:
             return f"hello from {hello.name!r} as {hello.role!r}: not a process of ours"
@@ -63,7 +63,7 @@ class Door:
                 return f"{hello.name!r} is a peer of {self._peers.path}; a source needs a name of its own"
             if self._peers.uses_keys and not any(may_be_called(s.name, hello.name) for s in self._peers.sources):
                 return f"source {hello.name!r} does not stand in {self._peers.path}; add it under 'sources'"
-        return self._reason_to_refuse_bundle(hello)
+        return self._reason_to_refuse_bundle(hello) or self._reason_to_refuse_blocks(hello)
 
     def check_state(self, state: State) -> None:
         """Raise :class:`WireError` where a STATE names a block that the model lacks."""
@@ -101,7 +101,20 @@ class Door:
         if sender not in self._blocks_of and (it.source != sender or it.track is not None or run.returning):
             raise WireError(f"tokens of {it.source}, sent by the source {sender}; dropped")
 
-    def _reason_to_refuse_bundle(self, hello: Hello) -> str:
+    def _reason_to_refuse_blocks(self, hello: Hello | Welcome) -> str:
+        if hello.role == "source":
+            return f"source {hello.name!r} announces blocks, and sources have none" if hello.blocks else ""
+        if any(block >= self._blocks for block in hello.blocks):
+            return f"{hello.name} announces block {max(hello.blocks)}, the model has 0 to {self._blocks - 1}"
+        not_given = sorted(set(hello.blocks).difference(self._peers.peer(hello.name).blocks))
+        if not_given:
+            return (
+                f"{hello.name} announces block {not_given[0]}, which {self._peers.path} does not give it; copy the "
+                "same peers.yaml to both"
+            )
+        return ""
+
+    def _reason_to_refuse_bundle(self, hello: Hello | Welcome) -> str:
         manifest = self._manifest
         if hello.model_id != manifest.model_id:
             return (
@@ -113,6 +126,4 @@ class Door:
                 f"{hello.name} serves bundle {hello.bundle_id[:16]}…, {self._name} has {manifest.bundle_id[:16]}… and "
                 "--strict-bundle is on; copy the same bundle to both"
             )
-        if any(block >= self._blocks for block in hello.blocks):
-            return f"{hello.name} announces block {max(hello.blocks)}, the model has 0 to {self._blocks - 1}"
         return ""

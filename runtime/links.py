@@ -2,9 +2,12 @@
 
 A peer binds one ROUTER; every process dials each peer of ``peers.yaml`` with a DEALER of its own, so that each link is
 watched by itself: the socket's monitor reports a lost connection at once, ZMTP heartbeats one that has gone silent.
-Links that are lost are dialled again by libzmq; those that failed in the handshake, where libzmq gives up, are dialled
-again here. A link that another process dialled is known by its routing id, and its end by the file descriptor that its
-messages came from or, where that was gone before they were read, by the first message that cannot be sent to it.
+Links that are lost are dialled again by libzmq; where libzmq gives up (after a failed handshake or a frame that was too
+long) they are dialled again here. Host names are looked up on a thread of their own, since libzmq would stand still for
+as long as that takes. A link that another process dialled is known by its routing id, and its end by the file
+descriptor that its messages came from.
+
+Whatever a stranger sends, greetings of ZMTP before 3.0 included, ends his connection at most.
 
 Speaks frames, not messages: what they mean is ``node``'s. One thread uses it.
 """
@@ -25,6 +28,7 @@ from zmq.utils.monitor import parse_monitor_message
 from ls_edge.errors import LinkError
 from ls_edge.peers import HeartbeatSettings
 from ls_edge.runtime.keys import KeyPair
+from ls_edge.runtime.names import Names, numeric
 from ls_edge.runtime.zap import Gate, is_worth_saying
 
 log = logging.getLogger("ls_edge.runtime")
@@ -36,13 +40,23 @@ ZERO_COPY_FROM = 64 * 1024
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
 _UP = zmq.Event.HANDSHAKE_SUCCEEDED
+_ACCEPTED, _DISCONNECTED = zmq.Event.ACCEPTED, zmq.Event.DISCONNECTED
+_NO_ANSWER, _TRIES_AGAIN = zmq.Event.CLOSED, zmq.Event.CONNECT_RETRIED
 _FAILED = (
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 )  # fmt: skip
 _WHY_FAILED = {
-    zmq.Event.HANDSHAKE_FAILED_AUTH: "our key is not in its peers.yaml",
-    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "one of the two uses keys and the other does not, or the key is another one",
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "the connection was closed during the handshake; compare keys and peers.yaml",
+    zmq.Event.HANDSHAKE_FAILED_AUTH: "it refused our key, which is not in its peers.yaml; copy the same file to both",
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: (
+        "one of the two uses keys and the other does not, or the key is another one; copy the same peers.yaml to both"
+    ),
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: (
+        "the connection ended during the handshake; compare the keys in both peers.yaml, and what listens there"
+    ),
+}
+_WHY_STRANGER_FAILED = {
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "it has no key, another key for us, or does not speak ZMTP 3 as ls-edge does",
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "the connection ended during the handshake",
 }
 _RECONNECT_MS, _RECONNECT_MOST_MS = 50, 400
 """A peer that is back is dialled within half a second, which guarantee R8 needs."""
@@ -50,8 +64,15 @@ _CURVE_EXTRA = 64
 """Bytes that a frame may be longer on a CURVE link (33 in CurveZMQ: command, nonce, flags, authentication)."""
 _UNREAD = 128
 """Messages of a link that libzmq takes in before they are read; the rest waits at the sender."""
+_UNSENT = 256
+"""Messages of a link that wait to be sent; beyond them :meth:`Links.send` says no."""
+_MOST_TTL_MS = 6_553_500
+"""What ZMTP's field for it can say: 65535 tenths of a second."""
 _REDIAL_S = 0.5
-"""Seconds after which a handshake that failed is tried again."""
+"""Seconds after which a peer is dialled again that libzmq has given up."""
+_ZAP_DOMAIN = "ls-edge"
+"""Sockets with a domain refuse greetings of ZMTP 1.0 and 2.0, whose connections have no metadata and can end the
+process by an assertion of libzmq. Without keys there is no ZAP handler to ask, and so no cost."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +99,14 @@ class LinkDown:
 
 
 @dataclass(frozen=True)
+class NoLink:
+    """A peer that we dial cannot be reached; repeated with every attempt."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Incoming:
     """Frames of one message; ``user`` is the name behind the CURVE key, empty without CURVE."""
 
@@ -86,7 +115,7 @@ class Incoming:
     user: str
 
 
-LinkEvent = LinkUp | LinkDown | Incoming
+LinkEvent = LinkUp | LinkDown | NoLink | Incoming
 
 
 @dataclass(frozen=True)
@@ -108,26 +137,35 @@ class Links:
         bind: str | None,
         heartbeat: HeartbeatSettings,
         max_frame: int,
+        tokens_frame: int = 0,
         curve: Curve | None = None,
     ) -> None:
-        """Bind and dial; ``max_frame`` is the longest frame in bytes that is taken in.
+        """Bind and dial; ``max_frame`` is the longest frame in bytes that is taken in, ``tokens_frame`` the usual one.
 
         Raises :class:`LinkError` where the address is in use or cannot be bound.
         """
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.failed: Counter[str] = Counter()
         """Handshakes that failed, by the peer that was dialled; under ``""`` those of who dialled us without CURVE."""
+        self.unattributed = 0
+        """Messages that were dropped because their connection had ended before it was taken in."""
         self._heartbeat = heartbeat
+        self._silence_ms = heartbeat.silence_ms(tokens_frame)
         self._max_frame = max_frame + (_CURVE_EXTRA if curve is not None else 0)
         self._poller = zmq.Poller()
         self._monitors: dict[zmq.Socket[bytes], str] = {}
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
         self._addresses = dict(dial)
+        self._dialled: dict[str, str] = {}
         self._up: set[str] = set()
         self._redial_at: dict[str, float] = {}
-        self._descriptors: dict[int, list[Link]] = {}
+        self._accepted: set[int] = set()
+        self._links_at: dict[int, list[Link]] = {}
+        self._descriptor_of: dict[Link, int] = {}
         self._lost: list[Link] = []
         self._router: zmq.Socket[bytes] | None = None
+        self._router_monitor: zmq.Socket[bytes] | None = None
+        self._names: Names | None = None
         self._wakers: dict[int, Any] = {}
         self.gate: Gate | None = None
         try:
@@ -138,9 +176,18 @@ class Links:
                 self._bind(bind, curve)
             for name, address in dial.items():
                 self._dial(name, address, curve)
+            looked_up = {name: address for name, address in dial.items() if not numeric(address)}
+            if looked_up:
+                self._names = Names(looked_up)
+                self._poller.register(self._names.descriptor, zmq.POLLIN)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def refused(self) -> int:
+        """Connections of others that did not get through their handshake."""
+        return self.failed[""] + (0 if self.gate is None else self.gate.refusals)
 
     def register(self, descriptor: int) -> None:
         """Wake :meth:`poll` also when this file descriptor can be read."""
@@ -155,6 +202,8 @@ class Links:
         self._lost = []
         if self.gate is not None and self.gate.socket in ready:
             self.gate.answer()
+        if self._names is not None and self._names.descriptor in ready:
+            self._take_names(self._names, events)
         for monitor, name in self._monitors.items():
             if monitor in ready:
                 self._read_monitor(monitor, name, events)
@@ -182,6 +231,7 @@ class Links:
             return False
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH and link not in self._lost:
+                self._forget(link)
                 self._lost.append(link)
             if error.errno in (zmq.EHOSTUNREACH, zmq.ENOTSOCK, zmq.ETERM):
                 return False
@@ -197,9 +247,11 @@ class Links:
             watched.close(0)
         for monitor in self._monitors:
             monitor.close(0)
+        if self._names is not None:
+            self._names.close()
         if self.gate is not None:
             self.gate.close()
-        self._monitors, self._dealers, self._router = {}, {}, None
+        self._monitors, self._dealers, self._router, self._router_monitor = {}, {}, None, None
         self._context.destroy(linger=0)
 
     # Inside.
@@ -208,11 +260,13 @@ class Links:
         socket = self._context.socket(kind)
         socket.linger = 0
         socket.setsockopt(zmq.HEARTBEAT_IVL, self._heartbeat.interval_ms)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, self._heartbeat.timeout_ms)
-        socket.setsockopt(zmq.HEARTBEAT_TTL, self._heartbeat.timeout_ms)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, self._silence_ms)
+        socket.setsockopt(zmq.HEARTBEAT_TTL, min(self._silence_ms, _MOST_TTL_MS))
         socket.setsockopt(zmq.HANDSHAKE_IVL, 2000)
         socket.setsockopt(zmq.RCVHWM, _UNREAD)
+        socket.setsockopt(zmq.SNDHWM, _UNSENT)
         socket.setsockopt(zmq.MAXMSGSIZE, self._max_frame)
+        socket.setsockopt_string(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
         return socket
 
     def _bind(self, address: str, curve: Curve | None) -> None:
@@ -221,8 +275,9 @@ class Links:
         if curve is not None:
             router.curve_server = True
             router.curve_publickey, router.curve_secretkey = curve.keys.public, curve.keys.secret
-            router.setsockopt_string(zmq.ZAP_DOMAIN, "ls-edge")
-        self._watch(router, "", zmq.Event.DISCONNECTED | _FAILED)
+        if "[" in address:
+            router.setsockopt(zmq.IPV6, 1)
+        self._router_monitor = self._watch(router, "", _ACCEPTED | _DISCONNECTED | _FAILED)
         try:
             router.bind(address)
         except zmq.ZMQError as error:
@@ -244,18 +299,40 @@ class Links:
         if curve is not None:
             dealer.curve_serverkey = curve.peer_keys[name]
             dealer.curve_publickey, dealer.curve_secretkey = curve.keys.public, curve.keys.secret
-        self._watch(dealer, name, _UP | zmq.Event.DISCONNECTED | _FAILED)
+        self._watch(dealer, name, _UP | _DISCONNECTED | _NO_ANSWER | _TRIES_AGAIN | _FAILED)
+        if numeric(address):
+            self._connect(name, address)
+        self._poller.register(dealer, zmq.POLLIN)
+
+    def _connect(self, name: str, address: str) -> None:
+        """Dial ``address`` (numeric), and no other any more."""
+        dealer, before = self._dealers[name], self._dialled.get(name)
+        if before is not None:
+            with contextlib.suppress(zmq.ZMQError):  # libzmq has forgotten the endpoint, as it should
+                dealer.disconnect(before)
+        self._dialled[name] = address
+        if "[" in address:
+            dealer.setsockopt(zmq.IPV6, 1)
         try:
             dealer.connect(address)
         except zmq.ZMQError as error:
             raise LinkError(f"cannot dial {name} at {address}: {error.strerror}; correct it in peers.yaml") from None
-        self._poller.register(dealer, zmq.POLLIN)
 
-    def _watch(self, socket: zmq.Socket[bytes], name: str, events: int) -> None:
-        monitor = socket.get_monitor_socket(int(events))
+    def _take_names(self, names: Names, events: list[LinkEvent]) -> None:
+        for name, addresses, why in names.found():
+            if name in self._up:
+                continue
+            if not addresses:
+                events.append(NoLink(name, why))
+            elif self._dialled.get(name) not in addresses:
+                self._connect(name, addresses[0])
+
+    def _watch(self, socket: zmq.Socket[bytes], name: str, events: int) -> zmq.Socket[bytes]:
+        monitor: zmq.Socket[bytes] = socket.get_monitor_socket(int(events))
         monitor.linger = 0
         self._monitors[monitor] = name
         self._poller.register(monitor, zmq.POLLIN)
+        return monitor
 
     def _read_monitor(self, monitor: zmq.Socket[bytes], name: str, events: list[LinkEvent]) -> None:
         while True:
@@ -263,45 +340,61 @@ class Links:
                 message = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            event = zmq.Event(message["event"])
-            if event == _UP:
-                self._up.add(name)
-                events.append(LinkUp(Link(dialled=name)))
-            elif event != zmq.Event.DISCONNECTED:
-                self._handshake_failed(name, event)
-            elif not name:
-                events += [LinkDown(link, "connection lost") for link in self._disconnected(int(message["value"]))]
+            event, value = zmq.Event(message["event"]), int(message["value"])
+            if not name:
+                self._on_router(event, value, events)
+            else:
+                self._on_dealer(event, name, events)
+
+    def _on_router(self, event: zmq.Event, value: int, events: list[LinkEvent]) -> None:
+        if event == _ACCEPTED:
+            self._accepted.add(value)
+        elif event == _DISCONNECTED:
+            self._accepted.discard(value)
+            # None of these is newer than the connection that ended: see _take_in.
+            for link in self._links_at.pop(value, ()):
+                del self._descriptor_of[link]
+                events.append(LinkDown(link, "connection lost"))
+        elif event != zmq.Event.HANDSHAKE_FAILED_AUTH:  # which the gate has counted and said
+            self._count_failure("", _WHY_STRANGER_FAILED[event], {"peer": "somebody who dialled us"})
+
+    def _on_dealer(self, event: zmq.Event, name: str, events: list[LinkEvent]) -> None:
+        address = self._addresses[name]
+        if event == _UP:
+            self._redial_at.pop(name, None)
+            self._up.add(name)
+            self._look_up(name, wanted=False)
+            events.append(LinkUp(Link(dialled=name)))
+        elif event == _TRIES_AGAIN:
+            self._redial_at.pop(name, None)
+        elif event == _NO_ANSWER:
+            events.append(NoLink(name, f"nobody answers at {address}; start it, or correct its address in peers.yaml"))
+        else:
+            # libzmq may dial again by itself, and says so next, or have given up, of which it says nothing.
+            self._redial_at.setdefault(name, time.monotonic() + _REDIAL_S)
+            if event != _DISCONNECTED:
+                self._count_failure(name, _WHY_FAILED[event], {"peer": name, "address": address})
+                events.append(NoLink(name, f"no link to {address}: {_WHY_FAILED[event]}"))
             elif name in self._up:
                 self._up.discard(name)
+                self._look_up(name, wanted=True)
                 events.append(LinkDown(Link(dialled=name), "connection lost"))
 
-    def _disconnected(self, descriptor: int) -> list[Link]:
-        """The link that used a descriptor; a newer one may use it already, so the oldest."""
-        links = self._descriptors.get(descriptor, [])
-        gone = links[:1]
-        del links[:1]
-        if not links:
-            self._descriptors.pop(descriptor, None)
-        return gone
-
-    def _handshake_failed(self, name: str, event: zmq.Event) -> None:
-        if not name and event == zmq.Event.HANDSHAKE_FAILED_AUTH:
-            return  # the gate has counted and said it
-        if name and event != zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
-            self._redial_at.setdefault(name, time.monotonic() + _REDIAL_S)
+    def _count_failure(self, name: str, why: str, who: Mapping[str, str]) -> None:
         self.failed[name] += 1
         if is_worth_saying(self.failed[name]):
-            who = {"peer": name, "address": self._addresses[name]} if name else {"peer": "somebody who dialled us"}
-            log.warning("handshake failed", extra={**who, "why": _WHY_FAILED[event], "count": self.failed[name]})
+            log.warning("handshake failed", extra={**who, "why": why, "count": self.failed[name]})
+
+    def _look_up(self, name: str, *, wanted: bool) -> None:
+        if self._names is not None:
+            self._names.want(name, wanted=wanted)
 
     def _redial(self) -> None:
         now = time.monotonic()
         for name in [name for name, at in self._redial_at.items() if at <= now]:
             del self._redial_at[name]
             if name not in self._up:
-                with contextlib.suppress(zmq.ZMQError):  # libzmq has forgotten the endpoint, as it should
-                    self._dealers[name].disconnect(self._addresses[name])
-                self._dealers[name].connect(self._addresses[name])
+                self._connect(name, self._dialled[name])
 
     def _read(self, socket: zmq.Socket[bytes], name: str, events: list[LinkEvent]) -> None:
         for _ in range(64):
@@ -312,8 +405,33 @@ class Links:
                 events.append(Incoming(Link(dialled=name), frames, name))
                 continue
             link = Link(routing_id=frames[0].bytes)
-            users = self._descriptors.setdefault(frames[0].get(zmq.SRCFD), [])
-            if link not in users:
-                users.append(link)
-            user = frames[0].get("User-Id") if self.gate is not None else ""
+            try:
+                if link not in self._descriptor_of:
+                    self._take_in(link, frames[0].get(zmq.SRCFD), events)
+                user = frames[0].get("User-Id") if self.gate is not None else ""
+            except zmq.ZMQError:  # libzmq knows no address: the connection had ended before it was accepted
+                self.unattributed += 1
+                continue
             events.append(Incoming(link, frames[1:], str(user)))
+
+    def _take_in(self, link: Link, descriptor: int, events: list[LinkEvent]) -> None:
+        """Remember which descriptor a new link uses.
+
+        What the monitor said up to now is read first: whatever this descriptor was before has ended then, and if it is
+        not open now, so has this link.
+        """
+        if self._router_monitor is not None:
+            self._read_monitor(self._router_monitor, "", events)
+        if descriptor in self._accepted:
+            self._descriptor_of[link] = descriptor
+            self._links_at.setdefault(descriptor, []).append(link)
+        elif link not in self._lost:
+            self._lost.append(link)
+
+    def _forget(self, link: Link) -> None:
+        descriptor = self._descriptor_of.pop(link, None)
+        if descriptor is not None:
+            links = self._links_at[descriptor]
+            links.remove(link)
+            if not links:
+                del self._links_at[descriptor]

@@ -1,9 +1,12 @@
 """What a peer process and a source process have in common: links, greetings, and a routing machine in between.
 
 Frames from the links are checked, turned into events and given to the machine; its instructions are carried out. A
-process is introduced by HELLO, which must name the same model (guarantee R7), come from somebody who stands in
-``peers.yaml`` and, on a CURVE link, carry the name that the key belongs to. What is not well formed or not allowed is
+process is introduced by HELLO or WELCOME, which must name the same model (guarantee R7), come from somebody who stands
+in ``peers.yaml`` and, on a CURVE link, carry the name that the key belongs to. What is malformed or not allowed is
 counted, dropped and answered with a COMPLAINT (guarantee R5); it never raises.
+
+The greeting is finite: HELLO is sent by who dialled, when the link is up, again after a time while no WELCOME came, and
+when what it says changes. It is answered by one WELCOME or COMPLAINT, and these by nothing.
 
 One thread runs :meth:`Node.step` in a loop. Other threads talk to it through :meth:`Node.wake`.
 """
@@ -16,7 +19,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import zmq
@@ -28,7 +31,7 @@ from ls_edge.runtime import codec as codecs
 from ls_edge.runtime import wire
 from ls_edge.runtime.door import Door, may_be_called
 from ls_edge.runtime.keys import KeyPair
-from ls_edge.runtime.links import Curve, Incoming, Link, LinkDown, Links, LinkUp
+from ls_edge.runtime.links import Curve, Incoming, Link, LinkDown, Links, LinkUp, NoLink
 from ls_edge.runtime.routing.events import (
     Arrived,
     Event,
@@ -44,17 +47,27 @@ from ls_edge.runtime.routing.events import (
     Unsendable,
 )
 from ls_edge.runtime.routing.machine import Machine
-from ls_edge.runtime.wire import Bye, Complaint, Hello, Message, Run, State
+from ls_edge.runtime.troubles import Troubles, one_line
+from ls_edge.runtime.wire import Bye, Complaint, Hello, Message, Run, State, Welcome
 from ls_edge.runtime.zap import is_worth_saying
 
 log = logging.getLogger("ls_edge.runtime")
 
 STATE_EVERY = 0.1
 """Seconds between two STATE of a process."""
+HELLO_AGAIN, HELLO_AGAIN_MOST = 0.5, 8.0
+"""Seconds until a HELLO that was not answered by WELCOME is repeated; doubled each time, up to the second."""
+COMPLAINTS_A_SECOND = 10
+"""Most COMPLAINTs that are sent on a link in a second; what is beyond is counted only."""
+MOST_OTHERS = 256
+"""Most processes that are known at once beyond the peers of ``peers.yaml``: sources, under however many names."""
 _EXPLAIN = 500
 """Longest explanation that is sent or logged, in characters."""
+_REASON = 200
+"""Longest reason of a BYE, in characters."""
 _DROPPED = {
     "malformed": "dropped a message",
+    "before hello": "dropped a message",
     "complaints": "a neighbour complains",
     "hello refused": "refused a process",
 }
@@ -94,9 +107,15 @@ class Node:
         self._state = state
         self._links_of: dict[str, list[Link]] = {}
         self._name_of: dict[Link, str] = {}
+        self._user_of: dict[Link, str] = {}
+        self._hello_again: dict[Link, tuple[float, float]] = {}
+        self._complained: dict[Link, tuple[float, int]] = {}
+        self._listed = {p.name for p in peers.peers}
+        self._troubles = Troubles(self._listed - {name})
         self._codec_of: dict[str, str] = {}
         self._tell_at = 0.0
         self._tokens = manifest.tokens
+        tokens_frame = codecs.wire_bytes("raw", self._tokens.count, self._tokens.dim)
         own = next((p for p in peers.peers if p.name == name), None)
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
@@ -106,7 +125,8 @@ class Node:
                 {p.name: p.address for p in peers.peers if p.name != name},
                 bind=own.bind if own is not None and role == "peer" else None,
                 heartbeat=peers.heartbeat,
-                max_frame=max(wire.MAX_HEADER, codecs.wire_bytes("raw", self._tokens.count, self._tokens.dim)),
+                max_frame=max(wire.MAX_HEADER, tokens_frame),
+                tokens_frame=tokens_frame,
                 curve=_curve(peers, name, keys),
             )
         except BaseException:
@@ -114,6 +134,14 @@ class Node:
             self._wake_out.close()
             raise
         self._links.register(self._wake_in.fileno())
+
+    @property
+    def troubles(self) -> Mapping[str, str]:
+        """Why peers of ``peers.yaml`` cannot be used, or complained: name of the peer to the latest reason.
+
+        A snapshot that any thread may take; a peer that is well is not in it. Reasons are one line, printable.
+        """
+        return self._troubles.reasons
 
     def wake(self) -> None:
         """Make :meth:`step` return soon; any thread may call it."""
@@ -133,20 +161,24 @@ class Node:
         self._drain_wakes()
         for event in events:
             if isinstance(event, LinkUp):
-                self._send_link(event.link, self._hello())
-                self._send_link(event.link, self._state(event.link.dialled))
+                self._link_up(event.link)
             elif isinstance(event, LinkDown):
                 self._link_down(event)
+            elif isinstance(event, NoLink):
+                if event.name not in self._links_of:  # it may have dialled us
+                    self._troubles.note(event.name, "link", event.why)
             else:
                 self._incoming(event)
         now = time.monotonic()
+        self._repeat_hellos(now)
         if due is not None and due <= now:  # what became due meanwhile ends the next wait at once
             self.feed(Tick())
         if now >= self._tell_at:
             self.feed(Tick())  # what it says of itself is of now
             self._tell_everybody()
-        if self._links.gate is not None:
-            self.counts["connections refused"] = sum(self._links.gate.refused.values()) + self._links.failed[""]
+            self._troubles.forget_old(now)
+        if self._links.refused:
+            self.counts["connections refused"] = self._links.refused
 
     def feed(self, event: Event) -> None:
         """Give the machine an event and carry out what it says.
@@ -205,27 +237,35 @@ class Node:
                 raise WireError(f"{type(message).__name__.lower()} with a wrong number of frames; dropped")
             self._act(event, message)
         except WireError as error:
-            self._count("malformed", self._name_of.get(event.link, event.user), str(error))
-            self._send_link(event.link, Complaint(str(error)[:_EXPLAIN]))
+            self._complain_of(event, "malformed", str(error))
 
     def _act(self, event: Incoming, message: Message) -> None:
         link = event.link
-        if isinstance(message, Hello):
-            self._greet(event, message)
+        if isinstance(message, (Hello, Welcome)):
+            self._meet(event, message)
             return
         name = self._name_of.get(link)
+        if name is not None and self._user_of[link] != event.user:  # another connection took its routing id
+            name = None
         if isinstance(message, Complaint):
-            self._count("complaints", name or event.user, message.what[:_EXPLAIN])
+            what = one_line(message.what, _EXPLAIN)
+            self._count("complaints", name or event.user, what)
+            if link in self._hello_again:
+                self._troubles.note(link.dialled, "greeting", f"it refused us: {what}")
+                if message.model_id not in ("", self._manifest.model_id):
+                    self.mismatched[link.dialled] = what
+            else:
+                self._troubles.note(name or event.user, "complaint", f"it dropped a message of ours: {what}")
             return
         if name is None:
-            self.counts["before hello"] += 1
-            self._send_link(link, self._hello())
+            self._complain_of(event, "before hello", f"{type(message).__name__.lower()} before hello; dropped")
             return
         if isinstance(message, State):
             self._door.check_state(message)
             self.feed(NeighbourState(name, message))
         elif isinstance(message, Bye):
-            self._forget_process(name, f"left ({message.reason})" if message.reason else "left")
+            reason = one_line(message.reason, _EXPLAIN)
+            self._forget_process(name, f"left ({reason})" if reason else "left")
         elif isinstance(message, Run):
             self.feed(self._arrived(name, message, event.frames[1]))
         else:
@@ -238,51 +278,117 @@ class Node:
         finite = codecs.is_finite(tokens)
         return Arrived(name, run, tokens, (time.perf_counter_ns() - started) // 1000, finite)
 
-    def _greet(self, event: Incoming, hello: Hello) -> None:
-        link, name = event.link, hello.name
-        reason = self._door.reason_to_refuse(hello, event.user)
+    def _meet(self, event: Incoming, said: Hello | Welcome) -> None:
+        """Take a description in, or refuse it."""
+        link, name = event.link, said.name
+        if isinstance(said, Welcome):
+            self._hello_again.pop(link, None)
+        reason = self._door.reason_to_refuse(said, event.user) or self._reason_to_refuse_link(link, name)
         if reason:
-            self._count("hello refused", name, reason)
-            if hello.model_id != self._manifest.model_id and any(p.name == name for p in self._peers.peers):
-                self.mismatched[name] = reason
-            self._send_link(link, Complaint(reason[:_EXPLAIN]))
+            self._refuse(event, said, reason)
             return
         self.mismatched.pop(name, None)
-        known = self._machine.neighbours.get(name)
-        if link.dialled and link in self._links_of.get(name, ()) and known is not None and known.hello == hello:
-            # Nothing new: the other side has lost track of us, since it greets those whom it does not know.
-            self._send_link(link, self._hello())
+        self._troubles.clear(name)
         links = self._links_of.setdefault(name, [])
         first = link not in links
         if first:
             links.append(link)
             links.sort(key=lambda one: not one.dialled)
-            self._name_of[link] = name
-        self._codec_of[name] = hello.codec if hello.codec in codecs.CODECS else "raw"
-        self.feed(NeighbourUp(hello))
-        if first and not link.dialled:
-            self._send_link(link, self._hello())
+            self._name_of[link], self._user_of[link] = name, event.user
+        if isinstance(said, Hello):  # before what the machine has for it
+            self._send_link(link, Welcome(*msgspec.structs.astuple(self._hello())))
+        self._codec_of[name] = said.codec if said.codec in codecs.CODECS else "raw"
+        hello = Hello(*msgspec.structs.astuple(said))
+        known = self._machine.neighbours.get(name)
+        if known is None or known.hello != hello:
+            self.feed(NeighbourUp(hello))
+        if first and isinstance(said, Hello) and self.role == "peer":
             self._send_link(link, self._state(name))
+
+    def _reason_to_refuse_link(self, link: Link, name: str) -> str:
+        """Why a process of ours may not be called ``name`` on this link, or nothing."""
+        if link.dialled and name != link.dialled:
+            return (
+                f"the process that listens at the address of {link.dialled!r} is {name!r}; correct the addresses in "
+                f"{self._peers.path}"
+            )
+        before = self._name_of.get(link, name)
+        if name != before:
+            return f"hello from {name!r} on the link of {before!r}; a link carries one name"
+        if name not in self._listed and name not in self._links_of:
+            others = sum(one not in self._listed for one in self._links_of)
+            if others >= MOST_OTHERS:
+                return f"{others} sources are linked to {self.name}, which is the most; try again later"
+        return ""
+
+    def _refuse(self, event: Incoming, said: Hello | Welcome, reason: str) -> None:
+        reason = one_line(reason, _EXPLAIN)
+        link, name = event.link, said.name
+        whose = link.dialled or (name if event.user in ("", name) else "")
+        self._troubles.note(whose, "greeting", reason)
+        if said.model_id != self._manifest.model_id and name == whose and name in self._listed:
+            self.mismatched[name] = reason
+        if isinstance(said, Hello):
+            ours = self._manifest.model_id
+            self._complain_of(event, "hello refused", reason, name, "" if said.model_id == ours else ours)
+        else:
+            self._count("hello refused", name, reason)
+            self._send_link(link, Bye(reason[:_REASON]))  # it has let us in, and would send us work
+
+    def _complain_of(self, event: Incoming, what: str, why: str, name: str = "", model_id: str = "") -> None:
+        """Count what was dropped and tell the sender, unless it has been told much already."""
+        self._count(what, name or self._name_of.get(event.link, event.user), why)
+        now = time.monotonic()
+        since, said = self._complained.get(event.link, (now, 0))
+        if now - since >= 1.0:
+            since, said = now, 0
+        if said < COMPLAINTS_A_SECOND:
+            self._complained[event.link] = (since, said + 1)
+            self._send_link(event.link, Complaint(one_line(why, _EXPLAIN), model_id))
 
     def _count(self, what: str, peer: str, why: str) -> None:
         """Count what was dropped, and say so the 1st, 2nd, 4th, 8th time: nobody may fill our disk."""
         self.counts[what] += 1
         if is_worth_saying(self.counts[what]):
-            log.warning(_DROPPED[what], extra={"peer": peer or "?", "why": why, "count": self.counts[what]})
+            extra = {"peer": peer or "?", "why": one_line(why, _EXPLAIN), "count": self.counts[what]}
+            log.warning(_DROPPED[what], extra=extra)
+
+    def _link_up(self, link: Link) -> None:
+        self._troubles.clear(link.dialled, "link")
+        self._send_link(link, self._hello())
+        if self.role == "peer":
+            self._send_link(link, self._state(link.dialled))
+        self._hello_again[link] = (time.monotonic() + HELLO_AGAIN, HELLO_AGAIN)
+
+    def _repeat_hellos(self, now: float) -> None:
+        for link, (at, wait) in list(self._hello_again.items()):
+            if at <= now:
+                self._send_link(link, self._hello())
+                wait = min(2 * wait, HELLO_AGAIN_MOST)
+                self._hello_again[link] = (now + wait, wait)
 
     def _link_down(self, event: LinkDown) -> None:
-        name = self._name_of.pop(event.link, None)
+        link = event.link
+        self._hello_again.pop(link, None)
+        self._complained.pop(link, None)
+        name = self._name_of.pop(link, None)
+        self._user_of.pop(link, None)
         if name is None:
+            self._troubles.note(link.dialled, "link", event.why)
             return
         links = self._links_of.get(name, [])
-        if event.link in links:
-            links.remove(event.link)
+        if link in links:
+            links.remove(link)
         if not links:
             self._forget_process(name, event.why)
 
     def _forget_process(self, name: str, why: str) -> None:
         for link in self._links_of.pop(name, []):
             self._name_of.pop(link, None)
+            self._user_of.pop(link, None)
+            if link.dialled:  # the link stands; unless it ends, as after a goodbye, we greet again
+                self._hello_again[link] = (time.monotonic() + HELLO_AGAIN_MOST, HELLO_AGAIN_MOST)
+        self._troubles.note(name, "link", why)
         self.feed(NeighbourDown(name, why))
 
     # Outgoing.

@@ -163,9 +163,7 @@ class _Message(msgspec.Struct, frozen=True, tag_field="t"):
     pass
 
 
-class Hello(_Message, frozen=True, tag="hello"):
-    """First message on a link, from both sides, and again when what it says changes."""
-
+class _Description(_Message, frozen=True):
     name: str
     role: str
     """``peer`` or ``source``."""
@@ -179,6 +177,14 @@ class Hello(_Message, frozen=True, tag="hello"):
     """What runs the blocks, for reports."""
     codec: str = "raw"
     """How this process wants its tokens."""
+
+
+class Hello(_Description, frozen=True, tag="hello"):
+    """Description of the sender: first message of who dialled a link, and again when it changes."""
+
+
+class Welcome(_Description, frozen=True, tag="welcome"):
+    """Answer to a Hello that was taken: description of the sender. Never answered."""
 
 
 class State(_Message, frozen=True, tag="state"):
@@ -276,10 +282,12 @@ class Complaint(_Message, frozen=True, tag="complaint"):
     """A message could not be used; to its sender."""
 
     what: str
+    model_id: str = ""
+    """The sender's model, where a Hello was refused because it is another one."""
 
 
 Message = (
-    Hello | State | Bye | Run | Accept | Refuse | Progress | Release | Moved | Cancel | Complaint
+    Hello | Welcome | State | Bye | Run | Accept | Refuse | Progress | Release | Moved | Cancel | Complaint
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
@@ -356,7 +364,7 @@ def _check(message: Message) -> None:
         _check_numbers("cancel", MAX_BUDGET_US + 1, message.budget_us)
         if len(message.requests) > MAX_CANCELLED:
             raise WireError(f"cancel of {len(message.requests)} requests, at most {MAX_CANCELLED} are allowed; dropped")
-    elif isinstance(message, Hello):
+    elif isinstance(message, (Hello, Welcome)):
         _check_names("hello", (message.name,))
         _check_numbers("hello", _U64, message.incarnation)
         _check_numbers("hello", COUNT, message.minor, *message.blocks)
@@ -365,6 +373,8 @@ def _check(message: Message) -> None:
         _check_texts(message.reason)
     if isinstance(message, Complaint) and len(message.what) > _EXPLANATION:
         raise WireError(f"complaint of {len(message.what)} characters; dropped")
+    if isinstance(message, Complaint):
+        _check_texts(message.model_id)
     if isinstance(message, Bye):
         _check_texts(message.reason)
 

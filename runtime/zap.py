@@ -15,6 +15,8 @@ import zmq.utils.z85
 
 log = logging.getLogger("ls_edge.runtime")
 
+MOST_ADDRESSES = 1024
+"""Addresses whose refusals are counted each by itself."""
 _ENDPOINT = "inproc://zeromq.zap.01"
 
 
@@ -29,7 +31,8 @@ class Gate:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], names_by_key: Mapping[bytes, str]) -> None:
         """``names_by_key``: public key as Z85 to the name in ``peers.yaml``."""
         self.refused: Counter[str] = Counter()
-        """Refusals by address."""
+        """Refusals by address, of the first :data:`MOST_ADDRESSES` of them; under ``""`` those of others."""
+        self.refusals = 0
         self._names = {zmq.utils.z85.decode(key): name for key, name in names_by_key.items()}
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
@@ -44,11 +47,18 @@ class Gate:
             name = self._names.get(frames[6])
         address = frames[3].decode("ascii", "replace") if len(frames) > 3 else "?"
         if name is None:
+            self.refusals += 1
+            if address not in self.refused and len(self.refused) >= MOST_ADDRESSES:
+                address = ""
             self.refused[address] += 1
             if is_worth_saying(self.refused[address]):
                 log.warning(
                     "refused a connection",
-                    extra={"address": address, "why": "its key is not in peers.yaml", "count": self.refused[address]},
+                    extra={
+                        "address": address or "others",
+                        "why": "its key is not in peers.yaml",
+                        "count": self.refused[address],
+                    },
                 )
             self.socket.send_multipart([b"1.0", request_id, b"400", b"key not in peers.yaml", b"", b""])
         else:

@@ -76,7 +76,7 @@ def test_the_least_file(tmp_path):
     assert not file.uses_keys
     assert not file.insecure
     assert file.sources == ()
-    assert (file.heartbeat.interval_ms, file.heartbeat.timeout_ms) == (100, 300)
+    assert (file.heartbeat.interval_ms, file.heartbeat.timeout_ms) == (100, 1000)
 
 
 def test_keys_switch_curve_on_for_the_loopback_too(tmp_path):
@@ -140,6 +140,9 @@ SOURCE = f'sources:\n  - {{name: s, public_key: "{KEYS[1]}"}}\n'
         ("peers:\n" + KEYED, 1, 1, "no source is listed, so nobody may send images"),
         ("insecure: true\n" + SOURCE + "peers:\n" + KEYED, 1, 11, "contradict each other; remove one"),
         ("heartbeat: {interval_ms: 100, timeout_ms: 150}\npeers:\n" + A, 1, 12, "timeout at least twice the interval"),
+        ("heartbeat: {timeout_ms: 600001}\npeers:\n" + A, 1, 12, "and at most 600000"),
+        ("heartbeat: {slowest_mbit: 0}\npeers:\n" + A, 1, 27, "slowest_mbit is 0.0: give megabits a second from 0.01"),
+        ("heartbeat: {slowest_mbit: .nan}\npeers:\n" + A, 1, 27, "slowest_mbit is nan: give megabits a second"),
         ("heartbeat: {interval_ms: 1}\npeers:\n" + A, 1, 12, "the interval must be at least 5"),
     ],
 )

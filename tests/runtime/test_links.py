@@ -12,7 +12,7 @@ import zmq
 from ls_edge.errors import LinkError
 from ls_edge.peers import HeartbeatSettings
 from ls_edge.runtime.keys import KeyPair
-from ls_edge.runtime.links import ZERO_COPY_FROM, Curve, Incoming, Link, LinkDown, Links, LinkUp
+from ls_edge.runtime.links import ZERO_COPY_FROM, Curve, Incoming, Link, LinkDown, Links, LinkUp, NoLink
 from ls_edge.runtime.local import free_ports
 
 MAX_FRAME = 200_000
@@ -127,7 +127,8 @@ def test_who_is_dialled_may_start_later(end, address):
     dialler = end({"a": address})
     for _ in range(20):
         dialler.poll()
-    assert not dialler.events
+    said = f"nobody answers at {address}; start it, or correct its address in peers.yaml"
+    assert set(dialler.events) == {NoLink("a", said)}
     assert not dialler.links.send(Link("a"), [b"nobody there"])
     end({}, bind=address)
     end.until(lambda: dialler.of(LinkUp), "a link")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ls_edge.errors import WireError
-from ls_edge.runtime import codec, links, node, wire
+from ls_edge.runtime import codec, links, names, node, wire
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.wire import Itinerary, Run, Ticket, Track, TrackRow, VisitRow
 
@@ -42,7 +42,10 @@ def declared(kind):
         return {name: (kind.__annotations__[name].__forward_arg__, False) for name in kind._fields}
     names = kind.__struct_fields__
     needed = len(names) - len(kind.__struct_defaults__)
-    return {name: (kind.__annotations__[name], index >= needed) for index, name in enumerate(names)}
+    annotations = {
+        name: text for one in reversed(kind.__mro__) for name, text in vars(one).get("__annotations__", {}).items()
+    }
+    return {name: (annotations[name], index >= needed) for index, name in enumerate(names)}
 
 
 ALL = {**MESSAGES, **PARTS}
@@ -150,17 +153,29 @@ def test_codecs_are_those_of_the_code():
 def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"Version {wire.MAJOR}.{wire.MINOR}." in TEXT
     assert f"at most {wire.MAX_HEADER} bytes" in TEXT
-    assert f"STATE every {node.STATE_EVERY * 1000:.0f} ms" in TEXT
-    assert f"| after a handshake that failed | {links._REDIAL_S * 1000:.0f} ms |" in TEXT
+    assert f"STATE is sent every {node.STATE_EVERY * 1000:.0f} ms" in TEXT
+    assert f"| after a handshake that failed, or a frame that was too long | {links._REDIAL_S * 1000:.0f} ms |" in TEXT
+    assert f"| {links._UNSENT}, {links._UNREAD} messages |" in TEXT
+    assert (
+        f"up to {links._UNREAD} messages of a link wait unread at the receiver and up to {links._UNSENT} "
+        in TEXT.lower()
+    )
+    assert f"after {node.HELLO_AGAIN} s, 1 s, 2 s and so on, and\n   then every {node.HELLO_AGAIN_MOST:.0f} s" in TEXT
+    assert f"At most {node.COMPLAINTS_A_SECOND} COMPLAINTs are sent" in TEXT
+    assert f"At most {node.MOST_OTHERS}\nprocesses beyond the peers" in TEXT
+    assert f"every {names.LOOK_UP_EVERY:.0f} s while there is no link" in TEXT
     assert f"| {links._RECONNECT_MS} to {links._RECONNECT_MOST_MS} ms |" in TEXT
     assert wire.encode(wire.Bye())[:3] == bytes.fromhex("4C5302")
     peers_defaults = links.HeartbeatSettings()
-    assert f"| {peers_defaults.interval_ms}, {peers_defaults.timeout_ms}, {peers_defaults.timeout_ms} ms," in TEXT
+    assert f"| `HEARTBEAT_IVL` | {peers_defaults.interval_ms} ms," in TEXT
+    assert f"| {peers_defaults.timeout_ms} ms (`timeout_ms`)" in TEXT
+    assert f"takes at {peers_defaults.slowest_mbit} Mbit/s (`slowest_mbit`)" in TEXT
+    assert f"{4 * 197 * 768 * 8 / 1e6:.1f} s more at 1 Mbit/s" in TEXT
 
 
 def test_counts_are_those_of_the_code():
     section = TEXT.split("## What is malformed")[1].split("\n## ")[0]
     source = Path(node.__file__).read_text()
-    counted = set(re.findall(r'(?:counts\[|_count\()"([a-z ]+)"', source)) - {"unsendable"}
+    counted = set(re.findall(r'(?:counts\[|_count\(|_complain_of\(event, )"([a-z ]+)"', source)) - {"unsendable"}
     assert counted == {"connections refused", "malformed", "hello refused", "before hello", "complaints"}
     assert all(f"`{what}`" in section for what in counted)

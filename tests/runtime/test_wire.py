@@ -27,6 +27,7 @@ from ls_edge.runtime.wire import (
     Track,
     TrackRow,
     VisitRow,
+    Welcome,
 )
 
 EXAMPLES = 3000
@@ -72,10 +73,11 @@ def itineraries(draw):
     )  # fmt: skip
 
 
-hellos = st.builds(
-    Hello, name=names, role=texts, incarnation=st.integers(0, 2**64 - 1), minor=counts, model_id=texts,
+hellos, welcomes = (
+    st.builds(
+    kind, name=names, role=texts, incarnation=st.integers(0, 2**64 - 1), minor=counts, model_id=texts,
     bundle_id=texts, blocks=numbers, engine=texts, codec=texts,
-)  # fmt: skip
+) for kind in (Hello, Welcome))  # fmt: skip
 states = st.builds(
     State, warm=flags, draining=flags, stuck=flags, credits=counts, queue=counts, calls=counts, block_us=times,
     wait_us=times, reaches=st.lists(names, max_size=3).map(tuple), reach_blocks=numbers,
@@ -84,8 +86,8 @@ sizes = st.integers(1, 2**20)
 runs = st.builds(Run, tickets, budgets, itineraries(), texts, sizes, sizes, texts)
 cancelled = st.lists(requests, max_size=4).map(tuple)
 messages = st.one_of(
-    hellos, states, runs, st.builds(Bye, texts), st.builds(Accept, tickets, counts), st.builds(Release, tickets, names),
-    st.builds(Refuse, tickets, texts, counts), st.builds(Progress, tickets, counts),
+    hellos, welcomes, states, runs, st.builds(Bye, texts), st.builds(Accept, tickets, counts),
+    st.builds(Release, tickets, names), st.builds(Refuse, tickets, texts, counts), st.builds(Progress, tickets, counts),
     st.builds(Moved, tickets, names), st.builds(Cancel, cancelled, budgets), st.builds(Complaint, st.text(max_size=20)),
 )  # fmt: skip
 
@@ -94,6 +96,7 @@ ITINERARY = Itinerary(
 )
 VALID = {
     "hello": Hello("a", "peer", 5, 0, "m" * 64, "b" * 64, (0, 1), "onnx CPUExecutionProvider"),
+    "welcome": Welcome("b", "source", 5, 0, "m" * 64, "b" * 64),
     "state": State(True, False, False, 16, 0, 9, 400, 800, ("b", "laptop"), (2, 3)),
     "bye": Bye("draining"),
     "run": Run(TICKET, 10_000, ITINERARY, "raw", 16, 32),

@@ -1,0 +1,87 @@
+"""Host names of peers, looked up on a thread of their own, since a name service may take seconds to answer."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import threading
+from collections import deque
+from collections.abc import Mapping
+
+LOOK_UP_EVERY = 2.0
+"""Seconds between two look-ups of a name whose peer has no link: it may be entered late, or move."""
+
+
+def numeric(address: str) -> bool:
+    """Whether ``tcp://host:port`` needs no looking up."""
+    try:
+        ipaddress.ip_address(_host_and_port(address)[0])
+    except ValueError:
+        return False
+    return True
+
+
+class Names:
+    """Looks the hosts of addresses up, again and again for as long as they are wanted."""
+
+    def __init__(self, addresses: Mapping[str, str]) -> None:
+        """``addresses``: name of a peer to ``tcp://host:port``; all are wanted at first."""
+        self._addresses = dict(addresses)
+        self._wanted = set(addresses)
+        self._found: deque[tuple[str, tuple[str, ...], str]] = deque()
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self._theirs.setblocking(False)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="host names", daemon=True)
+        self._thread.start()
+
+    @property
+    def descriptor(self) -> int:
+        """Can be read when :meth:`found` has something."""
+        return self._ours.fileno()
+
+    def want(self, name: str, *, wanted: bool) -> None:
+        """Go on looking a name up, or do not; nothing for names without a host to look up."""
+        if name in self._addresses:
+            (self._wanted.add if wanted else self._wanted.discard)(name)
+
+    def found(self) -> list[tuple[str, tuple[str, ...], str]]:
+        """What was looked up since the last call: name, numeric addresses, and where there are none the reason."""
+        with contextlib.suppress(BlockingIOError):
+            self._ours.recv(4096)
+        return [self._found.popleft() for _ in range(len(self._found))]
+
+    def close(self) -> None:
+        """Stop; a look-up that is going on ends by itself."""
+        self._closed.set()
+        self._ours.close()
+        self._theirs.close()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            for name in [name for name in self._addresses if name in self._wanted]:
+                if self._closed.is_set():
+                    return
+                self._found.append((name, *_look_up(self._addresses[name])))
+                with contextlib.suppress(OSError):  # it is awake already, or closed
+                    self._theirs.send(b"x")
+            self._closed.wait(LOOK_UP_EVERY)
+
+
+def _look_up(address: str) -> tuple[tuple[str, ...], str]:
+    host, port = _host_and_port(address)
+    try:
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        return (), f"the name {host!r} is not known here ({error}); correct the address in peers.yaml, or add the name"
+    # Version 4 first: a peer that binds 0.0.0.0 cannot be reached by version 6.
+    ordered = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
+    hosts = dict.fromkeys(str(entry[4][0]) for entry in ordered if "%" not in str(entry[4][0]))
+    return tuple(f"tcp://[{one}]:{port}" if ":" in one else f"tcp://{one}:{port}" for one in hosts), ""
+
+
+def _host_and_port(address: str) -> tuple[str, str]:
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    return host.strip("[]"), port
