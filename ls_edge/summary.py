@@ -35,6 +35,49 @@ class PeerContext(msgspec.Struct, frozen=True):
     """What its blocks ran on, such as ``onnx CPUExecutionProvider``; empty if it never said."""
 
 
+class Suspect(msgspec.Struct, frozen=True):
+    """A peer that an audit found at work, or among those at work, when an answer was wrong."""
+
+    named: int = 0
+    """How often it was found to be the one."""
+    one_of: int = 0
+    """How often it was one of several of which one must be it."""
+    difference: float | None = None
+    """Of logits or tokens, the last time, over the largest value; None where it was no number."""
+
+
+class AuditSummary(msgspec.Struct, frozen=True):
+    """Answers that were computed a second time by the source."""
+
+    share: float
+    """How large a part of the answers was to be audited."""
+    audited: int
+    """``matched`` and ``mismatched``."""
+    matched: int
+    mismatched: int
+    dropped: int
+    """Audits that were drawn and left out, since too many waited."""
+    waiting: int = 0
+    """Audits that were not over yet."""
+    suspects: Mapping[str, Suspect] = {}
+
+    @property
+    def warning(self) -> str:
+        """One line that names who computed something else; empty where every answer matched."""
+        if not self.mismatched:
+            return ""
+        named = [f"{name} ({one.named} times)" for name, one in self.suspects.items() if one.named]
+        others = [name for name, one in self.suspects.items() if not one.named]
+        who = [f"{', '.join(named)} computed something else"] if named else []
+        if others:
+            who.append(f"{'others may be ' if named else 'it was one of '}{', '.join(others)}")
+        found = "; ".join(who) or "who it was is not known yet"
+        return (
+            f"{self.mismatched} of {self.audited} audited answers are wrong: {found}; check these devices before the "
+            "answers are used"
+        )
+
+
 class RunContext(msgspec.Struct, frozen=True):
     """What a run's records do not say about it."""
 
@@ -53,6 +96,7 @@ class RunContext(msgspec.Struct, frozen=True):
     """Decoding and preprocessing, one figure an image."""
     wall_s: float | None = None
     """The whole command, waiting for peers and decoding included."""
+    audit: AuditSummary | None = None
 
 
 class Quantiles(msgspec.Struct, frozen=True):
@@ -149,6 +193,8 @@ class RunSummary(msgspec.Struct, frozen=True):
     method: str
     seed: int | None
     settings: dict[str, Any]
+    audit: AuditSummary | None = None
+    """None where nothing was audited."""
 
     def to_json(self) -> str:
         """The document, indented, without a newline at the end."""
@@ -192,6 +238,7 @@ def summarise(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
         method=context.method,
         seed=context.seed,
         settings=dict(context.settings),
+        audit=context.audit,
     )
 
 

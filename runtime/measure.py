@@ -22,11 +22,14 @@ from ls_edge.errors import DataError, RequestError
 from ls_edge.runtime.answers import Answer
 from ls_edge.runtime.preprocess import iterate
 from ls_edge.runtime.source import Source
-from ls_edge.summary import PeerContext, RunContext
+from ls_edge.summary import AuditSummary, PeerContext, RunContext
 from ls_edge.trace import PeerEvent, RequestRecord
 
 TICK_S = 0.1
 """Seconds between two calls of ``on_tick``; also how late a request to stop may be noticed."""
+
+AUDITS_S = 30.0
+"""How long the audits of the last answers are waited for."""
 
 Watch = Callable[[RequestRecord], None]
 
@@ -120,16 +123,27 @@ def measure(
                 "via_source": source.settings.via_source,
                 "waves": source.settings.waves if source.settings.policy == "parallel" else 0,
                 "late_tracks": source.settings.late_tracks,
+                "audit": source.settings.audit,
                 "images": len(images),
                 "images_skipped": len(skipped),
             },
             preprocess_ms=tuple(preprocess_ms),
             wall_s=time.monotonic() - started,
+            audit=_finish_audits(source, stop),
         ),
         skipped_images=skipped,
         given_up=given_up,
         error=error or run.error,
     )
+
+
+def _finish_audits(source: Source, stop: Callable[[], bool]) -> AuditSummary | None:
+    """Wait for the audits of the last answers, for a while or until the run is told to stop."""
+    end = time.monotonic() + AUDITS_S
+    audits = source.audits
+    while audits is not None and audits.waiting and time.monotonic() < end and not stop():
+        audits = source.finish_audits(TICK_S)
+    return audits
 
 
 class _Stopped(Exception):

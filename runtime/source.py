@@ -37,25 +37,29 @@ from ls_edge.costs import read_order_costs
 from ls_edge.errors import BudgetExceeded, DataError, NotFinite, Overloaded, RequestError, SourceClosed, UsageError
 from ls_edge.peers import PeersFile, load_peers
 from ls_edge.runtime.answers import Answer, PeerView, Pending, PendingState, itinerary_holders, record_of
+from ls_edge.runtime.audit import Audit, Auditor, Challenge, challenge_itinerary, require_block_files
 from ls_edge.runtime.codec import is_finite
 from ls_edge.runtime.door import new_alias
 from ls_edge.runtime.engines import Engine, open_engine
 from ls_edge.runtime.keys import KeyPair, load_secret
 from ls_edge.runtime.node import Node, new_incarnation
 from ls_edge.runtime.preprocess import Preprocessor
-from ls_edge.runtime.routing.events import Abandon, Fail, Instruction, Note, Submit
+from ls_edge.runtime.routing.events import Abandon, Fail, Instruction, Note, Returned, Submit
 from ls_edge.runtime.routing.events import Answer as Answered
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.source import SourceMachine
 from ls_edge.runtime.settings import Settings, checked_budget, whole_number
 from ls_edge.runtime.wire import MINOR, Hello, Itinerary, State
 from ls_edge.runtime.worker import Worker
+from ls_edge.summary import AuditSummary
 from ls_edge.trace import PeerEvent
 
 log = logging.getLogger("ls_edge.runtime")
 
 _WATCH_EVERY = 0.02
 """Seconds between two looks at how the peers are."""
+_FIRST_CHALLENGE = 1 << 62
+"""Numbers of challenges, apart from those of requests, which have records."""
 _SPARE_DEADLINES = 256
 """Deadlines of ended requests that are kept before they are swept out; more means rarer and longer sweeps."""
 
@@ -86,6 +90,7 @@ class _Inbox:
 
     new: deque[Pending] = field(default_factory=deque)
     abandoned: deque[Pending] = field(default_factory=deque)
+    challenges: deque[Challenge] = field(default_factory=deque)
 
 
 class Source:
@@ -110,6 +115,8 @@ class Source:
                 "use fastest, or leave --via source out"
             )
         peers.check_blocks(bundle.blocks)
+        if self.settings.audit:
+            require_block_files(bundle)
         self.peers = peers
         self.bundle = bundle
         if name is not None and not isinstance(name, str):
@@ -164,6 +171,15 @@ class Source:
             strict_bundle=strict_bundle,
         )
         self.node.on_note = self._on_note
+        self._strict_bundle = strict_bundle
+        self._bundle_ids: dict[str, str] = {}
+        """What each peer said last that it serves."""
+        self._challenges: dict[int, Challenge] = {}
+        self._challenge_ids = itertools.count(_FIRST_CHALLENGE)
+        self._auditor: Auditor | None = None
+        if self.settings.audit:
+            codecs = {peer.name: str(peer.codec) for peer in peers.peers}
+            self._auditor = Auditor(bundle, self.settings.audit, codecs, self._bundle_of, self._ask_for_challenge)
         self._worker: Worker[_Stemmed | _Headed] = Worker("stem and head", self.node.wake)
         self._thread = threading.Thread(target=self._loop, name="source", daemon=True)
         self._thread.start()
@@ -266,6 +282,17 @@ class Source:
         return dict(self.machine.duplicates)
 
     @property
+    def audits(self) -> AuditSummary | None:
+        """What audits found so far; None where the setting ``audit`` is 0."""
+        return None if self._auditor is None else self._auditor.snapshot()
+
+    def finish_audits(self, timeout: float = 5.0) -> AuditSummary | None:
+        """Wait for the audits of what was answered, at most ``timeout`` seconds, and return what they found."""
+        if self._auditor is not None:
+            self._auditor.finish(timeout)
+        return self.audits
+
+    @property
     def mismatched(self) -> Mapping[str, str]:
         """Peers that serve another model, with the message that says both ids."""
         return dict(self.node.mismatched)
@@ -280,6 +307,8 @@ class Source:
         if threading.current_thread() is not self._thread:  # it is where a callback of a future closes the source
             self._thread.join(5.0)
         self._worker.close()
+        if self._auditor is not None:
+            self._auditor.close()
         for engine in self._engines.values():
             engine.close()
 
@@ -327,6 +356,8 @@ class Source:
             self._watch_deadline(pending)
         while self._inbox.abandoned:
             self._cancel(self._inbox.abandoned.popleft())
+        while self._inbox.challenges:
+            self._begin_challenge(self._inbox.challenges.popleft())
         self._end_overdue(time.monotonic())
         while self._waiting and len(self._inflight) < self.settings.max_inflight:
             _, pending = self._waiting.popitem(last=False)
@@ -384,25 +415,32 @@ class Source:
                 self._answer(pending, result)
         elif result.tokens is not None:
             pending.state = PendingState.ROUTED
-            blocks = self.bundle.blocks
-            order = tuple(range(blocks))
+            if self._auditor is not None:
+                pending.stem_tokens = result.tokens
+            order = tuple(range(self.bundle.blocks))
             if self.settings.policy == "random":
-                order = random_order(blocks, self.settings.seed, pending.request)
-            itinerary = Itinerary(
-                self._alias,
-                self.settings.policy,
-                order,
-                self.max_skips,
-                self.settings.via_source,
-                price=self.settings.price,
-                waves_wanted=self.settings.waves if self.settings.policy == "parallel" else 0,
-                late=self.settings.late_tracks,
-            )
-            self.node.feed(Submit(pending.request, itinerary, result.tokens, pending.deadline))
+                order = random_order(self.bundle.blocks, self.settings.seed, pending.request)
+            self.node.feed(Submit(pending.request, self._itinerary(order), result.tokens, pending.deadline))
+
+    def _itinerary(self, order: tuple[int, ...]) -> Itinerary:
+        settings = self.settings
+        return Itinerary(
+            self._alias,
+            settings.policy,
+            order,
+            self.max_skips,
+            settings.via_source,
+            price=settings.price,
+            waves_wanted=settings.waves if settings.policy == "parallel" else 0,
+            late=settings.late_tracks,
+        )
 
     def _carry_out(self, instruction: Instruction) -> None:
-        if not isinstance(instruction, (Answered, Fail)):
+        if not isinstance(instruction, (Answered, Fail, Returned)):
             raise TypeError(f"a source does not carry out {instruction!r}")
+        if instruction.request in self._challenges:
+            self._on_challenge(instruction)
+            return
         pending = self._open.get(instruction.request)
         if pending is None:
             return
@@ -410,17 +448,20 @@ class Source:
             pending.state, pending.at_worker, pending.answered = PendingState.HEAD, True, instruction
             self._watch_deadline(pending)
             self._worker.submit(_job(self._run_head, pending, instruction), priority=0)
-        else:
+        elif isinstance(instruction, Fail):
             self._end(pending, instruction.error, instruction)
 
     def _answer(self, pending: Pending, headed: _Headed) -> None:
         assert headed.logits is not None
         logits = headed.logits[0]
         record = record_of(pending, pending.answered, time.monotonic(), logits, headed.head_ms, self.opened)
+        answered, stem_tokens = pending.answered, pending.stem_tokens
         self._forget(pending)
         assert record.prediction is not None
         if not pending.future.set_running_or_notify_cancel():
             return
+        if self._auditor is not None and answered is not None and stem_tokens is not None:
+            self._auditor.offer(Audit(pending.request, stem_tokens, answered.itinerary, logits))
         pending.future.set_result(
             Answer(
                 request=pending.request,
@@ -442,11 +483,41 @@ class Source:
 
     def _forget(self, pending: Pending) -> None:
         """A request has ended; it counts as on its way as long as an engine of this process is on it."""
-        pending.state, pending.image = PendingState.ENDED, None
+        pending.state = PendingState.ENDED
+        pending.image = pending.stem_tokens = pending.answered = None  # its future may be kept for long
         self._open.pop(pending.request, None)
         self._waiting.pop(pending.request, None)
         if not pending.at_worker:
             self._inflight.discard(pending.request)
+
+    # Audits.
+
+    def _ask_for_challenge(self, challenge: Challenge) -> None:
+        """Called on the auditor's thread."""
+        self._inbox.challenges.append(challenge)
+        self.node.wake()
+
+    def _begin_challenge(self, challenge: Challenge) -> None:
+        """Send the image of an answer that does not match once more, watched, beside what was submitted."""
+        number = next(self._challenge_ids)
+        self._challenges[number] = challenge
+        answer = challenge.audit.itinerary
+        itinerary = challenge_itinerary(self._itinerary(answer.remaining), answer)
+        deadline = time.monotonic() + self.settings.budget_ms / 1e3
+        self.node.feed(Submit(number, itinerary, challenge.audit.stem_tokens, deadline, watch_returns=True))
+
+    def _on_challenge(self, instruction: Answered | Fail | Returned) -> None:
+        challenge = self._challenges[instruction.request]
+        if isinstance(instruction, Returned):
+            challenge.returns.append(instruction)
+            return
+        del self._challenges[instruction.request]
+        if self._auditor is not None:
+            self._auditor.challenged(challenge)
+
+    def _bundle_of(self, name: str) -> str:
+        """The bundle that a peer serves; empty where it never said so to this process."""
+        return self.bundle.manifest.bundle_id if self._strict_bundle else self._bundle_ids.get(name, "")
 
     # On the worker's thread.
 
@@ -510,6 +581,9 @@ class Source:
     def _watch_peers(self) -> None:
         for name, view in self.view().items():
             state = "lost" if view.state == "cold" else view.state
+            n = self.machine.neighbours.get(name)
+            if n is not None:
+                self._bundle_ids[name] = n.hello.bundle_id
             if state != self._states.get(name, "lost"):
                 if state not in ("lost", "suspect"):
                     self._event(name, state, "")

@@ -72,6 +72,10 @@ _LOST_FOR_S = 0.5
     "--wait", type=click.FloatRange(min=0, max=86_400), default=WAIT_S, show_default=True, metavar="SECONDS",
     help="How long a warm holder of each block is waited for before the first image.",
 )  # fmt: skip
+@click.option(
+    "--audit", type=click.FloatRange(min=0, max=1), default=0.0, show_default=True, metavar="SHARE",
+    help="Share of the answers that are computed a second time here, to name peers that compute something else.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write an HTML report with pictures.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a JSON line a request.")
@@ -81,8 +85,8 @@ _LOST_FOR_S = 0.5
 def command(
     peers: Path, bundle: Path, data: str, policy: str, limit: int | None, concurrency: int, budget_ms: float,
     max_skips: int | None, seed: int, price: float, waves: int, late_tracks: Literal["later", "skip"], via: str,
-    threads: int, wait: float, as_json: bool, report: Path | None, trace: Path | None, secret_key: Path | None,
-    strict_bundle: bool, log_json: bool,
+    threads: int, wait: float, audit: float, as_json: bool, report: Path | None, trace: Path | None,
+    secret_key: Path | None, strict_bundle: bool, log_json: bool,
 ) -> int:  # fmt: skip
     """Send images through the peers of peers.yaml and print accuracy, latency and who did what.
 
@@ -117,7 +121,7 @@ def command(
             Source.open(
                 file, opened, policy=policy, secret_key=secret_key, strict_bundle=strict_bundle, budget_ms=budget_ms,
                 max_skips=max_skips, seed=seed, max_inflight=max(concurrency, 1), via_source=via == "source",
-                threads=threads, price=price, waves=waves, late_tracks=late_tracks,
+                threads=threads, price=price, waves=waves, late_tracks=late_tracks, audit=audit,
             )
         )  # fmt: skip
         stop = stack.enter_context(interrupts.StopRequest())
@@ -176,6 +180,8 @@ def _finish(
     if measured.skipped_images:
         name, why = measured.skipped_images[0]
         _warn(f"{len(measured.skipped_images)} images could not be used, the first is {name}: {why}")
+    if summary.audit is not None and summary.audit.warning:
+        _warn(summary.audit.warning)
     if report is not None:
         try:
             write_report(report, summary, measured.records, measured.events)

@@ -78,6 +78,12 @@ def summary_table(summary: RunSummary, *, title: str = "") -> Table:
         table.add_row(
             "retries", Text(f"{summary.retries:,}, {summary.duplicates_dropped:,} late answers dropped", style="yellow")
         )
+    if summary.audit is not None:
+        audit = summary.audit
+        text = f"{audit.audited:,} answers computed again, {audit.mismatched:,} differ"
+        left = audit.dropped + audit.waiting
+        left_out = f"; {left:,} left out" if left else ""
+        table.add_row("audit", Text(text + left_out, style="red" if audit.mismatched else ""))
     return table
 
 

@@ -1,0 +1,293 @@
+"""Audits name the peer that computes something else, and nobody in an honest run."""
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.errors import UsageError
+from ls_edge.peers import load_peers
+from ls_edge.runtime.audit import Audit, Auditor, Challenge
+from ls_edge.runtime.chain import Chain
+from ls_edge.runtime.chaos.faults import Faults, write
+from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.routing.events import Returned
+from ls_edge.runtime.source import Settings, Source
+from ls_edge.runtime.wire import Itinerary
+from ls_edge.summary import AuditSummary, Suspect
+
+CHAIN = {"a": [0, 1], "b": [2, 3], "c": [4, 5]}
+
+
+@pytest.fixture
+def audited(tiny_bundle, write_peers, serve, tmp_path):
+    """Serve peers, some of which lie, and open a source that audits."""
+    opened = []
+
+    def start(placement, faults=(), *, audit=1.0, each=None, **settings):
+        file, bundle = load_peers(write_peers(placement, **(each or {}))), Bundle.open(tiny_bundle)
+        for name in placement:
+            path = tmp_path / f"{name}.faults"
+            write(path, dict(faults).get(name, Faults()))
+            serve(Peer(file, name, bundle, faults=path))
+        opened.append(Source(file, bundle, Settings(audit=audit, **settings)))
+        assert opened[-1].wait_ready() == ()
+        return opened[-1]
+
+    yield start
+    for source in opened:
+        source.close()
+
+
+def answer_all(source, pictures, at_once=4):
+    """Answer images a few at a time, so that no audit needs to be dropped."""
+    answers = []
+    for first in range(0, len(pictures), at_once):
+        futures = [source.submit(image) for image in pictures[first : first + at_once]]
+        answers += [future.result(20) for future in futures]
+        source.finish_audits(60)
+    return answers
+
+
+@pytest.mark.parametrize("liar", ["a", "b", "c"])
+def test_exactly_the_liar_of_a_chain_is_named(audited, images, liar):
+    source = audited(CHAIN, {liar: Faults(lie=1.0)}, max_skips=0)
+    answers = answer_all(source, images(6), at_once=1)
+    assert not any(answer.degraded for answer in answers)
+    found = source.finish_audits(60)
+    assert (found.audited, found.matched, found.dropped) == (6, 0, 0)
+    assert list(found.suspects) == [liar]
+    suspect = found.suspects[liar]
+    assert (suspect.named, suspect.one_of) == (6, 0)
+    assert suspect.difference > 0.01
+    assert liar in found.warning
+
+
+def test_who_lies_now_and_then_is_found_and_no_honest_peer_is_named(audited, images):
+    source = audited(CHAIN, {"b": Faults(lie=0.5)}, max_skips=0)
+    answer_all(source, images(24))
+    found = source.finish_audits(60)
+    assert found.matched + found.mismatched == found.audited == 24
+    assert found.mismatched >= 6
+    assert found.suspects["b"].named >= 1
+    # Where it happened to be honest in the challenge, it is one of all holders.
+    assert all(suspect.named == 0 for name, suspect in found.suspects.items() if name != "b")
+    assert found.suspects["b"].named + found.suspects["b"].one_of == found.mismatched
+
+
+@pytest.mark.parametrize("codec", ["raw", "fp16", "int8"])
+@pytest.mark.parametrize("policy", ["nearest", "random", "parallel"])
+def test_honest_runs_match(audited, images, codec, policy):
+    placement = {"a": [0, 1, 2], "b": [3, 4, 5], "c": range(6)}
+    source = audited(placement, each={"codec": codec}, policy=policy)
+    answer_all(source, images(12))
+    found = source.finish_audits(60)
+    assert (found.audited, found.mismatched, found.suspects) == (12, 0, {})
+    assert found.warning == ""
+
+
+def test_a_share_is_drawn_and_nothing_without_one(audited, images):
+    source = audited({"a": range(6)}, audit=0.3)
+    answer_all(source, images(100), at_once=10)
+    found = source.finish_audits(60)
+    assert 10 <= found.audited + found.dropped <= 55
+    assert found.mismatched == 0
+    assert found.share == 0.3
+
+
+def test_a_source_without_audits_says_none(audited, images):
+    source = audited({"a": range(6)}, audit=0.0)
+    source.submit(images(1)[0]).result(20)
+    assert source.audits is None
+    assert source.finish_audits(0.1) is None
+    assert not [thread for thread in threading.enumerate() if thread.name == "audit"]
+
+
+def test_answers_do_not_wait_for_audits_and_those_that_are_too_many_are_counted(audited, images, wait_until):
+    source = audited({"a": range(6)})
+    held, entered = threading.Event(), threading.Event()
+    check = source._auditor._check
+
+    def slow(audit):
+        entered.set()
+        assert held.wait(60)
+        check(audit)
+
+    source._auditor._check = slow
+    pictures = images(40)
+    answers = [future.result(20) for future in [source.submit(image) for image in pictures]]
+    assert len(answers) == 40
+    assert entered.wait(20)
+    wait_until(lambda: source.audits.dropped == 24, what="24 dropped audits")
+    held.set()
+    found = source.finish_audits(60)
+    assert (found.audited, found.matched, found.dropped) == (16, 16, 24)
+
+
+def test_requests_and_their_numbers_are_the_same_with_audits_of_a_liar(audited, images):
+    source = audited(CHAIN, {"a": Faults(lie=1.0)}, max_skips=0)
+    answers = answer_all(source, images(8))
+    assert [answer.request for answer in answers] == list(range(8))
+    assert not source._challenges
+    assert not source._open
+    assert not source.machine.requests
+
+
+def test_closing_does_not_wait_for_audits_that_have_not_begun(audited, images):
+    source = audited({"a": range(6)})
+    held = threading.Event()
+    check, begun = source._auditor._check, Counter()
+
+    def slow(audit):
+        begun.update(["audit"])
+        assert held.wait(60)
+        check(audit)
+
+    source._auditor._check = slow
+    for future in [source.submit(image) for image in images(10)]:
+        future.result(20)
+    closer = threading.Thread(target=source.close)
+    closer.start()
+    closer.join(20)
+    assert not closer.is_alive()
+    held.set()
+    source._auditor._thread.join(60)
+    assert begun["audit"] == 1
+    assert source.audits.dropped == 9
+
+
+def test_a_bundle_without_its_blocks_cannot_audit_and_says_so(tiny_bundle, tmp_path, write_peers):
+    folder = tmp_path / "source-only"
+    shutil.copytree(tiny_bundle, folder)
+    (folder / Bundle.open(folder).part("block 2").file).unlink()
+    peers = write_peers({"a": range(6)})
+    with pytest.raises(UsageError, match=r"no blocks.02\.onnx.*copy the whole bundle"):
+        Source.open(peers, folder, audit=0.01)
+    Source.open(peers, folder).close()
+
+
+def test_a_block_file_that_was_damaged_later_is_said_and_blames_nobody(tiny_bundle, audited, images, tmp_path, caplog):
+    source = audited({"a": range(6)})
+    folder = tmp_path / "damaged"
+    shutil.copytree(tiny_bundle, folder)
+    (folder / source.bundle.part("block 0").file).write_bytes(b"x")
+    source._auditor._bundle = Bundle.open(folder)
+    source.submit(images(1)[0]).result(20)
+    found = source.finish_audits(60)
+    assert (found.audited, found.dropped, found.suspects) == (0, 1, {})
+    assert "an audit failed" in caplog.text
+
+
+class Hops:
+    """A challenge by hand: what each holder gave back."""
+
+    def __init__(self, bundle, image):
+        self.bundle = bundle
+        self.returns = []
+        with Chain.open(bundle, threads=1) as chain:
+            self.tokens = self.stem = chain.stem(image[np.newaxis])
+        self.ran = ()
+
+    def hop(self, holder, blocks, *, sender=None, spoil=False):
+        with Chain.open(self.bundle, threads=1) as chain:
+            for block in blocks:
+                self.tokens = chain.block(block, self.tokens, len(self.ran))
+                self.ran = (*self.ran, (block, holder))
+        if spoil:
+            self.tokens = self.tokens + np.float32(0.5)
+        left = tuple(sorted(set(range(6)) - {block for block, _ in self.ran}))
+        itinerary = Itinerary("laptop", "nearest", left, 0, True, waves=((self.ran,),) if self.ran else ())
+        self.returns.append(Returned(0, sender or holder, itinerary, self.tokens))
+
+    def judged(self, codec="raw"):
+        """What an auditor makes of it, if the answer had come from x and y."""
+        same = self.bundle.manifest.bundle_id
+        auditor = Auditor(self.bundle, 1.0, dict.fromkeys("abcxy", codec), lambda _: same, lambda _: None)
+        answer = Itinerary("laptop", "nearest", (), 0, waves=((((0, "x"), (1, "y")),),))
+        auditor.challenged(Challenge(Audit(0, self.stem, answer, np.zeros(10, np.float32)), 0.5, self.returns))
+        auditor._open = 1
+        auditor.finish(60)
+        auditor.close()
+        return {name: (one.named, one.one_of) for name, one in auditor.snapshot().suspects.items()}
+
+
+@pytest.fixture
+def hops(tiny_bundle, images):
+    return Hops(Bundle.open(tiny_bundle), images(1)[0])
+
+
+def test_only_the_first_wrong_hop_is_blamed(hops):
+    hops.hop("a", [0, 1])
+    hops.hop("b", [2, 3], spoil=True)
+    hops.hop("c", [4, 5], spoil=True)
+    assert hops.judged() == {"b": (1, 0)}
+
+
+def test_who_hands_on_what_another_ran_is_suspected_with_it(hops):
+    hops.hop("a", [0, 1, 2], sender="b", spoil=True)
+    assert hops.judged() == {"a": (0, 1), "b": (0, 1)}
+
+
+def test_who_changes_tokens_without_running_anything_is_named(hops):
+    hops.hop("a", [0, 1])
+    hops.hop("b", [], spoil=True)
+    assert hops.judged() == {"b": (1, 0)}
+
+
+def test_a_copy_that_took_another_way_is_compared_with_its_own_input(hops):
+    stem = hops.tokens
+    hops.hop("a", [0, 1])
+    hops.tokens, hops.ran = stem, ()
+    hops.hop("b", [0, 1, 2])
+    hops.hop("c", [3, 4, 5])
+    assert hops.judged() == {"x": (0, 1), "y": (0, 1)}
+
+
+@pytest.mark.parametrize("codec", ["fp16", "int8"])
+def test_rounding_by_the_codec_is_no_lie_and_a_lie_is_none_of_it(hops, codec):
+    hops.hop("a", [0, 1, 2])
+    assert hops.judged(codec) == {"x": (0, 1), "y": (0, 1)}
+    hops.tokens = hops.tokens * np.float32(1.5)
+    hops.returns[-1] = Returned(0, "a", hops.returns[-1].itinerary, hops.tokens)
+    assert hops.judged(codec) == {"a": (1, 0)}
+
+
+def test_an_answer_that_no_challenge_explains_names_all_holders(hops):
+    assert hops.judged() == {"x": (0, 1), "y": (0, 1)}
+
+
+def test_a_warning_says_who_and_how_often():
+    known = {"b": Suspect(3, 1, 0.4), "a": Suspect(0, 1, 0.4)}
+    text = AuditSummary(0.1, 40, 36, 4, 0, 0, known).warning
+    assert text.startswith("4 of 40 audited answers are wrong: b (3 times) computed something else; others may be a")
+    assert "it was one of a, c" in AuditSummary(0.1, 9, 8, 1, 0, 0, dict.fromkeys("ac", Suspect(0, 1))).warning
+
+
+def test_a_run_with_a_liar_names_it_in_json_and_in_a_warning(tmp_path, tiny_bundle):
+    with LocalPeers(tmp_path, tiny_bundle, CHAIN) as peers:
+        peers.wait_warm()
+        peers.set_faults("c", Faults(lie=1.0))
+        command = [
+            sys.executable, "-m", "ls_edge", "run", "--peers", str(peers.path), "--bundle", str(tiny_bundle),
+            "--data", "digits", "--limit", "4", "--max-skips", "0", "--concurrency", "1", "--audit",
+        ]  # fmt: skip
+        on, off, table = (
+            subprocess.run([*command, *more], capture_output=True, text=True, timeout=60, check=False)
+            for more in (["1", "--json"], ["0", "--json"], ["1"])
+        )
+    found = json.loads(on.stdout)["audit"]
+    assert (found["share"], found["audited"], found["mismatched"]) == (1.0, 4, 4)
+    assert list(found["suspects"]) == ["c"]
+    assert found["suspects"]["c"]["named"] == 4
+    for done in (on, table):
+        assert "warning: 4 of 4 audited answers are wrong: c (4 times) computed something else" in done.stderr
+    assert "4 answers computed again, 4 differ" in table.stdout
+    assert json.loads(off.stdout)["audit"] is None
+    assert "warning" not in off.stderr
