@@ -29,6 +29,7 @@ COMMANDS = {
     "keys": "Make CURVE keys.",
     "peer": "Serve blocks of a bundle.",
     "run": "Answer images through the peers that can be reached.",
+    "predict": "Name what is on images, through the peers that can be reached.",
     "bench": "Time the engines of a bundle on this machine.",
     "doctor": "Find what is missing or mixed up on this machine.",
     "chaos": "Answer images while peers are killed, stopped, hung and cut off.",

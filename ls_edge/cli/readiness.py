@@ -15,7 +15,7 @@ WAIT_S = 5.0
 _LOOK_EVERY_S = 0.1
 
 
-def wait_for_holders(source: Source, seconds: float, stop: StopRequest) -> tuple[int, ...]:
+def wait_for_holders(source: Source, seconds: float, stop: StopRequest | None = None) -> tuple[int, ...]:
     """Wait until each block has a warm holder, at most ``seconds`` and until a signal; return blocks without one."""
     end = time.monotonic() + seconds
     missing = source.missing_blocks()

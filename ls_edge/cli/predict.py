@@ -1,0 +1,311 @@
+"""``ls-edge predict``: what is on these images, answered through the peers that can be reached."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ls_edge.cli import DEGRADED, Command
+from ls_edge.cli.readiness import WAIT_S
+from ls_edge.errors import DataError, LsEdgeError, UsageError, printable
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    import numpy as np
+
+    from ls_edge.runtime.answers import Answer
+    from ls_edge.runtime.source import Source
+
+MOST_BYTES = 1 << 28
+"""Longest encoded image that is read, in bytes."""
+
+
+@click.command(
+    cls=Command,
+    short_help="Name what is on images, through the peers that can be reached.",
+    examples=(
+        "ls-edge predict --peers peers.yaml --bundle bundle cat.jpg dog.png",
+        "ls-edge predict --peers peers.yaml --bundle bundle photos --top 1 --json",
+        "ls-edge predict --peers peers.yaml --bundle bundle - < cat.jpg",
+        "ls-edge predict --peers peers.yaml --bundle bundle camera --limit 100",
+    ),
+)
+@click.argument("images", metavar="IMAGE...", nargs=-1, required=True)
+@click.option("--peers", required=True, type=click.Path(path_type=Path), help="The peers.yaml of all machines.")
+@click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Folder of the exported model.")
+@click.option(
+    "--top", type=click.IntRange(min=1), default=3, show_default=True, help="Classes to name, likeliest first."
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), help="Stop after this many images.  [default: all; of a camera, none]"
+)
+@click.option(
+    "--policy", type=click.Choice(["nearest", "sequential", "fastest", "random", "quality", "parallel"]),
+    default="nearest", show_default=True, help="How the next block is chosen.",
+)  # fmt: skip
+@click.option("--concurrency", type=click.IntRange(min=1), default=4, show_default=True, help="Requests at once.")
+@click.option(
+    "--budget-ms", type=click.FloatRange(min=1), default=10_000.0, show_default=True, help="Time for a request."
+)
+@click.option("--max-skips", type=click.IntRange(min=0), help="Blocks an answer may leave out.  [default: a quarter]")
+@click.option(
+    "--wait", type=click.FloatRange(min=0, max=86_400), default=WAIT_S, show_default=True, metavar="SECONDS",
+    help="How long a warm holder of each block is waited for before the first image.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON an image.")
+@click.option("--secret-key", type=click.Path(path_type=Path), help="NAME.key_secret, where peers.yaml has keys.")
+@click.option("--strict-bundle", is_flag=True, help="Use only peers that serve this very bundle.")
+def command(
+    images: tuple[str, ...], peers: Path, bundle: Path, top: int, limit: int | None, policy: str, concurrency: int,
+    budget_ms: float, max_skips: int | None, wait: float, as_json: bool, secret_key: Path | None, strict_bundle: bool,
+) -> int:  # fmt: skip
+    """Print class names and probabilities for each IMAGE: a file, a folder (all images below it), '-' for an encoded
+    image on standard input, or 'camera' or 'camera:1' for the frames of a camera until Ctrl-C (needs OpenCV).
+
+    An image that cannot be read is a line with an error. Exit code 3 where that happened or an answer skipped blocks,
+    1 where nothing was answered.
+    """  # noqa: D205
+    from ls_edge.bundle import Bundle
+    from ls_edge.cli.descriptors import require_descriptors
+    from ls_edge.logs import set_up
+    from ls_edge.peers import load_peers
+
+    set_up(as_json=False, level=logging.ERROR)
+    file = load_peers(peers)
+    require_descriptors(file)
+    opened = Bundle.open(bundle)
+    inputs = [item for given in images for item in expand(given)]
+    report = Report(opened.manifest.classes, top, as_json=as_json)
+    if all(item.error is not None for item in inputs):  # no reason to look for peers
+        for item in inputs:
+            report.failed(item.name, str(item.error))
+        return report.exit_code()
+    from ls_edge.cli.readiness import check_holders, wait_for_holders
+    from ls_edge.runtime.source import Source
+
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(
+            Source.open(
+                file, opened, policy=policy, secret_key=secret_key, strict_bundle=strict_bundle, budget_ms=budget_ms,
+                max_skips=max_skips, max_inflight=concurrency,
+            )
+        )  # fmt: skip
+        if warning := check_holders(source, wait_for_holders(source, wait), wait):
+            print(f"ls-edge: warning: {printable(warning)}", file=sys.stderr)  # noqa: T201
+        frames = stack.enter_context(contextlib.closing(pictures(inputs)))
+        for name, answer in answers(source, frames, concurrency, limit):
+            if isinstance(answer, LsEdgeError):
+                report.failed(name, str(answer))
+            else:
+                report.answered(name, answer)
+    return report.exit_code()
+
+
+@dataclass(frozen=True)
+class Input:
+    """An image, or a camera that goes on for ever."""
+
+    name: str
+    read: Callable[[], bytes] | None = None
+    camera: int | None = None
+    error: DataError | None = None
+    """Why there is nothing to read."""
+
+
+def expand(given: str) -> Iterator[Input]:
+    """What one argument stands for; raises :class:`UsageError` for a camera where OpenCV is missing."""
+    kind, _, index = given.partition(":")
+    if kind == "camera" and (index.isdigit() or not index):
+        _opencv()
+        yield Input(given, camera=int(index or 0))
+    elif given == "-":
+        yield Input("-", lambda: _read_whole("standard input", sys.stdin.buffer))
+    elif Path(given).is_dir():
+        yield from _folder(given)
+    elif Path(given).exists():
+        yield Input(given, lambda: _read_file(given))
+    else:
+        yield Input(given, error=DataError("no such file or folder; check the path"))
+
+
+def _folder(given: str) -> Iterator[Input]:
+    from ls_edge.imagetree import EXTENSIONS, read_folder
+
+    try:
+        tree = read_folder(Path(given))
+    except DataError as error:
+        yield Input(given, error=error)
+        return
+    if not tree:
+        endings = ", ".join(sorted(EXTENSIONS))
+        yield Input(given, error=DataError(f"the folder holds no images; their names end in {endings}"))
+    for name in sorted(tree):
+        yield Input(str(Path(given) / name), tree[name])
+
+
+def _read_file(path: str) -> bytes:
+    try:
+        with Path(path).open("rb") as stream:
+            return _read_whole(path, stream)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}; check it and its permissions") from None
+
+
+def _read_whole(name: str, stream: Any) -> bytes:
+    content: bytes = stream.read(MOST_BYTES + 1)
+    if not content:
+        raise DataError(f"{name} is empty; give an encoded image, such as a JPEG")
+    if len(content) > MOST_BYTES:
+        raise DataError(f"{name} has more than {MOST_BYTES >> 20} MiB, which no image needs; scale it down")
+    return content
+
+
+def pictures(inputs: Iterable[Input]) -> Generator[tuple[str, bytes | np.ndarray | DataError], None, None]:
+    """Yield name and content of each image, those of a camera as RGB pixels; a :class:`DataError` stands for one that
+    cannot be read.
+    """  # noqa: D205
+    for item in inputs:
+        if item.camera is not None:
+            yield from _frames(item.name, item.camera)
+        elif item.error is not None:
+            yield item.name, item.error
+        else:
+            assert item.read is not None
+            try:
+                yield item.name, item.read()
+            except DataError as error:
+                yield item.name, error
+
+
+def _frames(name: str, index: int) -> Iterator[tuple[str, np.ndarray | DataError]]:
+    cv2 = _opencv()
+    camera = cv2.VideoCapture(index)
+    try:
+        if not camera.isOpened():
+            yield name, DataError(f"camera {index} cannot be opened; is it there, and does no other program use it?")
+            return
+        camera.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # the newest frame, not one that waited
+        number = 0
+        while True:
+            there, frame = camera.read()
+            if not there:
+                yield name, DataError(f"camera {index} gives no more frames after {number}; check its cable")
+                return
+            yield f"{name}#{number}", cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
+            number += 1
+    finally:
+        camera.release()
+
+
+def _opencv() -> Any:
+    try:
+        return importlib.import_module("cv2")
+    except ImportError:
+        raise UsageError(
+            "a camera needs OpenCV, which is not installed; install it with pip install opencv-python-headless"
+        ) from None
+
+
+def answers(
+    source: Source, frames: Iterator[tuple[str, bytes | np.ndarray | DataError]], concurrency: int, limit: int | None
+) -> Iterator[tuple[str, Answer | LsEdgeError]]:
+    """Yield the answer or the error of each image, in their order; ``concurrency`` are asked for at once.
+
+    Of a camera one frame at a time is, so that each is answered while it is new.
+    """
+    waiting: deque[tuple[str, Future[Answer] | DataError]] = deque()
+    count = 0
+    while limit is None or count < limit:
+        item = next(frames, None)
+        if item is None:
+            break
+        name, content = item
+        count += 1
+        try:
+            waiting.append((name, content if isinstance(content, DataError) else source.submit(content, name=name)))
+        except DataError as error:
+            waiting.append((name, error))
+        live = not isinstance(content, (bytes, DataError))
+        while len(waiting) >= (1 if live else concurrency):
+            yield _result(*waiting.popleft())
+    while waiting:
+        yield _result(*waiting.popleft())
+
+
+def _result(name: str, answer: Future[Answer] | DataError) -> tuple[str, Answer | LsEdgeError]:
+    if isinstance(answer, DataError):
+        return name, answer
+    try:
+        return name, answer.result()
+    except LsEdgeError as error:
+        return name, error
+
+
+class Report:
+    """Prints a line an image and remembers what became of them."""
+
+    def __init__(self, classes: tuple[str, ...], top: int, *, as_json: bool) -> None:
+        self._classes = classes
+        self._top = min(top, len(classes))
+        self._as_json = as_json
+        self._answered = self._degraded = self._failed = 0
+
+    def answered(self, name: str, answer: Answer) -> None:
+        """Print the likeliest classes."""
+        self._answered += 1
+        self._degraded += answer.degraded
+        top = likeliest(answer.logits, self._top)
+        if self._as_json:
+            self._line(
+                name, [{"label": self._classes[index], "probability": p} for index, p in top], answer.degraded,
+                answer.latency_ms, None,
+            )  # fmt: skip
+            return
+        named = ", ".join(f"{printable(self._classes[index])} {p:.1%}" for index, p in top)
+        remark = f", without {len(answer.record.skipped)} of the blocks" if answer.degraded else ""
+        click.echo(f"{printable(name)}: {named}  ({answer.latency_ms:.1f} ms{remark})")
+
+    def failed(self, name: str, why: str) -> None:
+        """Print why there is no answer."""
+        self._failed += 1
+        if self._as_json:
+            self._line(name, [], False, None, why)
+        else:
+            line = why if why.startswith(name) else f"{name}: {why}"
+            print(f"ls-edge: {printable(line)}", file=sys.stderr)  # noqa: T201
+
+    def exit_code(self) -> int:
+        """1 where nothing was answered, 3 where something failed or blocks were skipped, else 0."""
+        if not self._answered:
+            return 1
+        return DEGRADED if self._failed or self._degraded else 0
+
+    def _line(
+        self, name: str, top: list[dict[str, Any]], degraded: bool, latency_ms: float | None, error: str | None
+    ) -> None:
+        document = {
+            "image": name.encode("utf-8", "replace").decode(), "top": top, "degraded": degraded,
+            "latency_ms": latency_ms, "error": error,
+        }  # fmt: skip
+        click.echo(json.dumps(document, allow_nan=False))
+
+
+def likeliest(logits: np.ndarray, count: int) -> list[tuple[int, float]]:
+    """Index and probability (softmax) of the ``count`` largest logits, the largest first."""
+    import numpy as np
+
+    exps = np.exp(logits.astype(np.float64) - logits.max())
+    probabilities = exps / exps.sum()
+    order = np.argsort(-probabilities, kind="stable")[:count]
+    return [(int(index), float(probabilities[index])) for index in order]

@@ -1,0 +1,196 @@
+"""``ls-edge predict``: class names for files, folders, standard input and a camera."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ls_edge.bundle import Bundle
+from ls_edge.datasets import open_data
+from ls_edge.runtime.chain import Chain
+from ls_edge.runtime.local import LocalPeers
+
+PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
+
+
+@pytest.fixture(scope="module")
+def peers(tmp_path_factory, tiny_bundle):
+    with LocalPeers(tmp_path_factory.mktemp("peers"), tiny_bundle, PLACEMENT) as local:
+        local.wait_warm()
+        yield local
+
+
+@pytest.fixture
+def command(peers, tiny_bundle):
+    return ["predict", "--peers", peers.path, "--bundle", tiny_bundle]
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder of twelve images, two of them a folder below, and what is no image."""
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    for number, image in enumerate(open_data("digits", "eval").images[:120:10]):
+        below = folder / "more" if number > 9 else folder
+        Image.fromarray(image.read()).save(below / f"{number:02d}.png")
+    (folder / "notes.txt").write_text("not an image, not by name either")
+    return folder
+
+
+def in_one_process(bundle, path):
+    """Class names and probabilities of an image, the likeliest first."""
+    opened = Bundle.open(bundle)
+    from ls_edge.runtime.preprocess import Preprocessor
+
+    array = Preprocessor(opened.manifest.image)(path.read_bytes())
+    with Chain.open(opened, threads=1) as chain:
+        logits = chain.forward(array[np.newaxis])[0].astype(np.float64)
+    probabilities = np.exp(logits) / np.exp(logits).sum()
+    order = np.argsort(-probabilities)
+    return [(opened.manifest.classes[i], probabilities[i]) for i in order]
+
+
+def test_all_images_of_a_folder_in_json(ls_edge, complaints, command, photos, tiny_bundle):
+    done = ls_edge.run(*command, photos, "--json", "--top", "2", "--policy", "sequential")
+    assert done.returncode == 0
+    assert complaints(done) == []
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["image"] for line in lines] == [str(path) for path in sorted(photos.rglob("*.png"), key=str)]
+    for line in lines:
+        assert set(line) == {"image", "top", "degraded", "latency_ms", "error"}
+        assert (line["degraded"], line["error"]) == (False, None)
+        assert line["latency_ms"] > 0
+    for line in lines[::5]:
+        expected = in_one_process(tiny_bundle, photos.parent / line["image"])[:2]
+        assert [top["label"] for top in line["top"]] == [label for label, _ in expected]
+        assert [top["probability"] for top in line["top"]] == pytest.approx([p for _, p in expected], abs=1e-4)
+
+
+def test_all_classes_add_up_to_one(ls_edge, command, photos):
+    done = ls_edge.run(*command, photos / "03.png", "--json", "--top", "1000")
+    (line,) = [json.loads(text) for text in done.stdout.splitlines()]
+    assert len(line["top"]) == 10
+    assert sum(top["probability"] for top in line["top"]) == pytest.approx(1.0)
+    assert sorted(top["label"] for top in line["top"]) == list("0123456789")
+
+
+def test_for_people(ls_edge, command, photos):
+    done = ls_edge.run(*command, photos / "03.png", "--top", "2")
+    assert done.returncode == 0
+    (line,) = done.stdout.splitlines()
+    name, _, rest = line.partition(".png: ")
+    assert name == str(photos / "03")
+    assert rest.count("%, ") == 1
+    assert rest.endswith(" ms)")
+
+
+def test_an_encoded_image_on_standard_input(ls_edge, command, photos):
+    with (photos / "03.png").open("rb") as stream:
+        done = ls_edge.run(*command, "-", "--json", stdin=stream)
+    assert done.returncode == 0
+    file = ls_edge.run(*command, photos / "03.png", "--json")
+    piped, named = json.loads(done.stdout), json.loads(file.stdout)
+    assert piped["image"] == "-"
+    assert piped["top"] == named["top"]
+
+
+def test_an_image_that_cannot_be_read_is_a_line_with_an_error(ls_edge, complaints, command, photos):
+    (photos / "bad.png").write_bytes(b"no image")
+    done = ls_edge.run(*command, photos / "03.png", photos / "bad.png", "nowhere", photos / "05.png", "--json")
+    assert done.returncode == 3
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [bool(line["error"]) for line in lines] == [False, True, True, False]
+    assert "no image that can be read" in lines[1]["error"]
+    assert "no such file or folder" in lines[2]["error"]
+    assert (lines[1]["top"], lines[1]["latency_ms"]) == ([], None)
+    done = ls_edge.run(*command, photos / "bad.png", photos / "05.png")
+    assert done.returncode == 3
+    assert len(complaints(done)) == len(done.stdout.splitlines()) == 1
+
+
+def test_nothing_that_can_be_read_needs_no_peers(ls_edge, complaints, write_peers, tiny_bundle, tmp_path):
+    (tmp_path / "empty").mkdir()
+    nobody = write_peers({"a": range(6)})
+    done = ls_edge.run("predict", "--peers", nobody, "--bundle", tiny_bundle, "nowhere", tmp_path / "empty")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert complaints(done) == [
+        "ls-edge: nowhere: no such file or folder; check the path",
+        f"ls-edge: {tmp_path / 'empty'}: the folder holds no images; their names end in .bmp, .gif, .jpeg, .jpg, .pbm, "
+        ".pgm, .png, .ppm, .tif, .tiff, .webp",
+    ]
+
+
+def test_a_missing_block(ls_edge, complaints, tiny_bundle, photos, tmp_path):
+    with LocalPeers(tmp_path / "peers", tiny_bundle, {"a": [0, 1, 2, 3, 4], "b": [5]}) as local:
+        local.wait_warm("a")
+        local.kill("b")
+        command = ["predict", "--peers", local.path, "--bundle", tiny_bundle, photos / "03.png", "--wait", "0.5"]
+        done = ls_edge.run(*command, "--json")
+        assert done.returncode == 3
+        assert json.loads(done.stdout)["degraded"] is True
+        assert "block 5 has no holder" in complaints(done)[0]
+        done = ls_edge.run(*command, "--max-skips", "0")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "block 5 has no holder" in complaints(done)[0]
+
+
+CV2 = """
+import numpy
+from PIL import Image
+CAP_PROP_BUFFERSIZE, COLOR_BGR2RGB = 38, 4
+
+class VideoCapture:
+    def __init__(self, index):
+        self.index, self.left = index, {frames}
+    def isOpened(self):
+        return self.index == 1
+    def set(self, what, value):
+        return True
+    def read(self):
+        self.left -= 1
+        if self.left < 0:
+            return False, None
+        return True, numpy.asarray(Image.open({path!r}).convert("RGB"))[:, :, ::-1]
+    def release(self):
+        print("released")
+
+def cvtColor(frame, code):
+    assert code == COLOR_BGR2RGB
+    return numpy.ascontiguousarray(frame[:, :, ::-1])
+"""
+
+
+def test_the_frames_of_a_camera(ls_edge, complaints, command, photos, tmp_path):
+    picture = Image.open(photos / "03.png").convert("RGB")
+    red, green, blue = picture.split()
+    Image.merge("RGB", (red.point(lambda v: v // 2), green, blue.point(lambda v: 255 - v))).save(photos / "colour.png")
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "cv2.py").write_text(CV2.format(frames=3, path=str(photos / "colour.png")))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "modules")}
+    file = json.loads(ls_edge.run(*command, photos / "colour.png", "--json").stdout)
+
+    done = ls_edge.run(*command, "camera:1", "--limit", "2", "--json", env=environment)
+    assert done.returncode == 0
+    *lines, last = done.stdout.splitlines()
+    assert last == "released"
+    assert [json.loads(line)["image"] for line in lines] == ["camera:1#0", "camera:1#1"]
+    assert all(json.loads(line)["top"] == file["top"] for line in lines)
+
+    done = ls_edge.run(*command, "camera:1", env=environment)
+    assert done.returncode == 3
+    assert len(done.stdout.splitlines()) == 3 + 1
+    assert complaints(done) == ["ls-edge: camera:1: camera 1 gives no more frames after 3; check its cable"]
+
+    done = ls_edge.run(*command, "camera", env=environment)
+    assert done.returncode == 1
+    assert "camera 0 cannot be opened" in complaints(done)[0]
+
+
+def test_a_camera_without_opencv_is_one_line(ls_edge, complaints, command, tmp_path):
+    (tmp_path / "cv2.py").write_text("raise ImportError('not here')")
+    done = ls_edge.run(*command, "camera", env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = complaints(done)
+    assert "pip install opencv-python-headless" in line
