@@ -394,6 +394,8 @@ class PeerMachine(Joiner):
             else:
                 self._wait(item, None)
                 self._ready.append(item)
+        if event.rest is not None:
+            self._on_computed(event.rest)
         if failed:
             self._requeue()
 

@@ -10,7 +10,17 @@ import msgspec
 import pytest
 
 from ls_edge.errors import NotFinite
-from ls_edge.runtime.routing.events import Answer, Arrived, Compute, ComputeFailed, Fail, NeighbourDown, Received, Send
+from ls_edge.runtime.routing.events import (
+    Answer,
+    Arrived,
+    Compute,
+    Computed,
+    ComputeFailed,
+    Fail,
+    NeighbourDown,
+    Received,
+    Send,
+)
 from ls_edge.runtime.routing.machine import Stage
 from ls_edge.runtime.routing.neighbours import Limits, Neighbour
 from ls_edge.runtime.routing.peer import PeerMachine
@@ -348,8 +358,6 @@ def test_a_pause_of_the_engine_does_not_turn_a_peer_into_a_black_hole():
     peer.machine.block_us = 1000
     compute = peer.only(Compute)
     outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)
-    from ls_edge.runtime.routing.events import Computed
-
     peer(Computed(compute.blocks, compute.tickets, outputs, 15_000_000), 15.0)
     assert peer.machine.block_us < 2000
     peer.machine.block_us = 1_500_000
@@ -378,6 +386,24 @@ def test_one_odd_image_does_not_take_a_block_out_of_service():
         assert back.returning == "not finite"
         peer.hears("laptop", Accept(back.ticket, 1))
         assert (0 in peer.machine.failed_blocks) == (number == 2)
+
+
+def test_the_others_of_a_batch_go_on():
+    peer = new_peer(max_batch=2)
+    peer.meets("b", [2, 3])
+    peer.gets("laptop", run_of(ticket(0)))
+    first = peer.only(Compute)
+    for number in (1, 2):
+        peer.gets("laptop", run_of(ticket(number)))
+    peer.computes(first)
+    odd, other = peer.only(Compute).tickets
+    blocks = peer.only(Compute).blocks
+    rest = Computed(blocks, (other,), (blocks,), 1000)
+    peer(ComputeFailed(0, (odd,), "NaN", not_finite=True, rest=rest))
+    assert [(m.ticket.request, m.returning) for m in peer.sent(Run, "laptop")] == [(odd.request, "not finite")]
+    (item,) = [item for item in peer.machine.items.values() if item.request == other.request]
+    assert item.tokens == blocks
+    assert not peer.machine._not_finite
 
 
 def test_tokens_that_are_not_finite_are_refused():
