@@ -72,12 +72,16 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     slowest_mbit: float = 1.0
     """Megabits a second of the slowest link that must still count as alive."""
 
+    def transfer_s(self, frame_bytes: int) -> float:
+        """Seconds that a frame of so many bytes takes on the slowest link."""
+        return frame_bytes * 8e-6 / self.slowest_mbit
+
     def silence_ms(self, frame_bytes: int) -> int:
         """Silence after which a link is lost, in milliseconds, where frames have up to ``frame_bytes``.
 
         While a frame is on its way nothing else can pass, and it counts as a sign of life only when it is whole.
         """
-        return self.timeout_ms + math.ceil(frame_bytes * 8 / self.slowest_mbit / 1e3)
+        return self.timeout_ms + math.ceil(self.transfer_s(frame_bytes) * 1e3)
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -135,7 +135,7 @@ class Source:
         warm_ms = [engine.warm_up() for engine in self._engines.values()]
         self.machine = SourceMachine(
             self._alias,
-            limits=limits or Limits(),
+            limits=limits or Limits.for_frames(peers.heartbeat.transfer_s(bundle.manifest.tokens.bytes_per_image)),
             rng=random.SystemRandom(),
             costs=read_order_costs(bundle.manifest.order_costs, bundle.blocks),
         )

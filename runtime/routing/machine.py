@@ -153,6 +153,8 @@ class Machine:
         self._sent: dict[Ticket, Item] = {}
         self._offered: dict[Ticket, tuple[str, float]] = {}
         """To whom and when each transfer was offered that is not answered yet, given up ones included."""
+        self._full: set[str] = set()
+        """Neighbours to which something waits to be sent until one of the transfers on their way is answered."""
         self._credit_came = False
         self._candidates: list[Candidate] | None = None
         self._any_credit = False
@@ -288,14 +290,15 @@ class Machine:
         """Take in the credits that an answer to a transfer tells, and how long the transfer took."""
         n = self.neighbours.get(name)
         offered = self._offered.pop(message.ticket, None)
-        if n is None or n.state is None or offered is None or offered[0] != name:
+        if n is None or offered is None or offered[0] != name:
             return
-        before = n.credits(self._now, self.limits)
-        n.state = msgspec.structs.replace(n.state, credits=message.credits)
+        if n.state is not None:
+            n.state = msgspec.structs.replace(n.state, credits=message.credits)
         if isinstance(message, Accept):
             n.accepted_after(self._now - offered[1], self._now)
         self._candidates = None
-        if before == 0:
+        if name in self._full:
+            self._full.discard(name)
             self._credit_came = True
 
     def _on_progress(self, item: Item, message: Progress) -> None:
@@ -380,6 +383,7 @@ class Machine:
                 self._send_progress([item])
                 until = min(until, self._now + self.limits.look_again)
             self._wait(item, until)
+            self._full.update(c.name for c in candidates if not c.credits)
             self._waits_for_credit(item)
         else:
             self._take(item, choice)
@@ -397,8 +401,14 @@ class Machine:
     def _send_home(self, item: Item) -> None:
         """Offer the tokens to the source, to a neighbour that reaches it, or back along the way that they came."""
         source = item.itinerary.source
-        if source in self.neighbours.by_name:
+        n = self.neighbours.get(source)
+        if n is not None and n.window_open(self._now, self.limits):
             self._offer(item, source, item.itinerary)
+            return
+        if n is not None:  # a slow link; what waits for it must not be taken for lost
+            self._full.add(source)
+            self._send_progress([item])
+            self._wait(item, self._now + self.limits.look_again)
             return
         ways = [n.name for n in self.neighbours if n.available(self._now) and n.state and source in n.state.reaches]
         ways = [name for name in ways if name not in item.itinerary.relays and item.avoid.get(name, 0.0) <= self._now]

@@ -24,6 +24,8 @@ MOST_WAIT_US = 600_000_000
 """Longest queue that is believed of another process: the longest budget."""
 _CLAMP = 4.0
 """A measured time counts as at most this many times the usual one, or as the one before if that was longer."""
+_LINKS = 4.0
+"""Transfers over its link for which a holder may show no progress: PROGRESS may have to wait for tokens on the link."""
 _STALE_AFTER = 0.35
 """Seconds without STATE after which a process counts as busier by each further second: three were missed."""
 _UNTRIED_WINDOW = 2
@@ -88,6 +90,11 @@ class Limits:
     tombstones: int = 100_000
     hops: int = 64
     """Transfers that a branch may make beyond four for each block; then its tokens go home."""
+
+    @classmethod
+    def for_frames(cls, seconds: float, **others: int) -> Limits:
+        """Limits of a process whose tokens take so many seconds on the slowest link that counts as alive."""
+        return cls(transfer=min(seconds, cls.hop_most), **others)
 
     def most_hops(self, blocks: int) -> int:
         """Transfers that a branch may make before its tokens go home: nobody can have them bounce for ever."""
@@ -163,6 +170,10 @@ class Neighbour:
             return 0
         return max(0, min(self.state.credits, self._window(now, limits)) - self.offers)
 
+    def window_open(self, now: float, limits: Limits) -> bool:
+        """Whether another transfer may be on its way to it: over a slow link only a few are at a time."""
+        return self.offers < self._window(now, limits)
+
     def _window(self, now: float, limits: Limits) -> int:
         if not self.link_us:
             return _UNTRIED_WINDOW
@@ -227,10 +238,11 @@ class Neighbour:
         """
         most = max(limits.hop_most, limits.hop_share * left)
         wanted = max(limits.hop_floor, limits.hop_factor * self.block_us / 1e6)
-        if not accepted:
-            wanted += 2 * self.link_us / 1e6 if self.link_us else limits.transfer
-            most += limits.transfer
-        return min(wanted, most)
+        if accepted or self.link_us:
+            wanted += _LINKS * self.link_us / 1e6
+        else:
+            wanted += limits.transfer
+        return min(wanted, most + (0.0 if accepted else limits.transfer))
 
 
 @dataclass

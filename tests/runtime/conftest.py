@@ -30,7 +30,13 @@ def other_bundle(tmp_path_factory):
     return _export(tmp_path_factory.mktemp("other"), seed=1)
 
 
-def _export(folder, seed):
+@pytest.fixture(scope="session")
+def wide_bundle(tmp_path_factory):
+    """As ``tiny_bundle``, but tokens of 49 KB: 2 blocks of width 768."""
+    return _export(tmp_path_factory.mktemp("wide"), seed=2, depth=2, width=768)
+
+
+def _export(folder, seed, depth=BLOCKS, width=32):
     import torch
 
     from ls_edge.export.writer import export_run
@@ -39,7 +45,7 @@ def _export(folder, seed):
     from ls_edge.training.models import build, image_spec_of
 
     torch.set_num_threads(1)
-    args = {"depth": BLOCKS, "embed_dim": 32}
+    args = {"depth": depth, "embed_dim": width}
     view = build("vit_digits", args)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -47,7 +53,7 @@ def _export(folder, seed):
             if parameter.ndim > 1:
                 parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=generator)
     record = RunRecord(
-        version="0", model="vit_digits", model_args=args, kept=tuple(range(BLOCKS)), classes=tuple("0123456789"),
+        version="0", model="vit_digits", model_args=args, kept=tuple(range(depth)), classes=tuple("0123456789"),
         image=image_spec_of(view), trained_on="", method="shuffle",
     )  # fmt: skip
     save_run(folder / "run", view, TrainConfig(), record)

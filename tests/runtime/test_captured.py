@@ -396,6 +396,7 @@ def test_the_others_of_a_batch_go_on():
     for number in (1, 2):
         peer.gets("laptop", run_of(ticket(number)))
     peer.computes(first)
+    peer.computes(peer.only(Compute))
     odd, other = peer.only(Compute).tickets
     blocks = peer.only(Compute).blocks
     rest = Computed(blocks, (other,), (blocks,), 1000)

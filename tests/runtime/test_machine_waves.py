@@ -115,7 +115,7 @@ def test_blocks_of_a_track_that_fails_run_later(peer, how):
         peer.hears_state("b", credit=0)
     else:
         peer.hears("b", Accept(sent.ticket, 8))
-        peer.passes(0.3)
+        peer.passes(0.4)
         assert "suspect" in peer.notes()
     compute = peer.only(Compute)
     assert compute.blocks == (1, 3)
