@@ -25,7 +25,7 @@ def benchmarks(*arguments, **environment):
 def document(tmp_path_factory):
     folder = tmp_path_factory.mktemp("benchmarks")
     done = benchmarks(
-        "hop", "throughput", "tracks", "--quick", "--json", str(folder / "figures.json"), TMPDIR=str(folder)
+        "hop", "throughput", "tracks", "audit", "--quick", "--json", str(folder / "figures.json"), TMPDIR=str(folder)
     )
     assert done.returncode == 0, done.stderr
     assert "raw zmq" in done.stdout

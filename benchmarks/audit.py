@@ -1,0 +1,137 @@
+"""What audits cost: images a second and latency with shares of 0, 0.01, 0.1 and 1, and the check of finite numbers.
+
+    python -m benchmarks audit
+
+Two peers that share the blocks; a source for each share on the same peers, in turn, medians over rounds, ratios taken
+within rounds. ``finite`` is the check of a block's output beside one run of that block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import BenchmarkError, bundle_of, images_for, in_turn, median, say
+from ls_edge.bundle import Bundle
+from ls_edge.runtime.codec import is_finite
+from ls_edge.runtime.engines import open_engine
+from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.source import Source
+
+SHARES = (0.0, 0.01, 0.1, 1.0)
+MODELS = (("vit_digits", {"depth": 6}), ("vit_tiny_patch16_224", {}))
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Both parts, for a tiny model and a larger one."""
+    models = MODELS[:1] if quick else MODELS
+    return {
+        "audit": [_audit(bundle_of(model, args), quick=quick) for model, args in models],
+        "finite": [_finite(bundle_of(model, args), 20 if quick else 500) for model, args in models],
+    }
+
+
+def _audit(path: Path, *, quick: bool) -> dict[str, Any]:
+    bundle = Bundle.open(path)
+    say(f"  audit, {bundle.manifest.model}")
+    rounds = 2 if quick else 9
+    count = 20 if quick else 1200 if bundle.manifest.tokens.count < 100 else 60
+    half = bundle.blocks // 2
+    pictures = images_for(bundle, 16)
+    rate: dict[str, list[float]] = {str(share): [] for share in SHARES}
+    latency: dict[str, list[float]] = {str(share): [] for share in SHARES}
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        placement = {"ann": range(half), "ben": range(half, bundle.blocks)}
+        peers = stack.enter_context(LocalPeers(folder, path, placement))
+        peers.wait_warm()
+        sources = {
+            str(share): stack.enter_context(Source.open(peers.path, bundle, audit=share, budget_ms=60_000))
+            for share in SHARES
+        }
+        for name, source in sources.items():
+            if source.wait_ready(30):
+                raise BenchmarkError("the peers are not warm")
+            _answer(source, pictures, 20)
+            say(f"    a share of {name} is ready")
+        for _, name in in_turn(list(sources), rounds):
+            seconds, milliseconds = _answer(sources[name], pictures, count)
+            rate[name].append(count / seconds)
+            latency[name].append(median(milliseconds))
+            sources[name].finish_audits(10)  # so that they fall on nobody else's round
+        found = {name: source.audits for name, source in sources.items()}
+    none = rate[str(SHARES[0])]
+    return {
+        "model": bundle.manifest.model, "images": count, "rounds": rounds, "concurrency": 4,
+        "images_per_s": {name: round(median(values), 2) for name, values in rate.items()},
+        "over_none": {
+            name: round(median([a / b for a, b in zip(values, none, strict=True)]), 4) for name, values in rate.items()
+        },
+        "latency_ms_p50": {name: round(median(values), 3) for name, values in latency.items()},
+        "audited": {name: a.audited for name, a in found.items() if a is not None},
+        "dropped": {name: a.dropped for name, a in found.items() if a is not None},
+        "mismatched": {name: a.mismatched for name, a in found.items() if a is not None},
+    }  # fmt: skip
+
+
+def _answer(source: Source, pictures: np.ndarray, count: int) -> tuple[float, list[float]]:
+    """Answer images, four at once; return the seconds and the latencies."""
+    started, latencies = time.perf_counter(), []
+    futures = []
+    for index in range(count):
+        futures.append(source.submit(pictures[index % len(pictures)]))
+        if len(futures) >= 4:
+            latencies.append(futures.pop(0).result().latency_ms)
+    latencies += [future.result().latency_ms for future in futures]
+    return time.perf_counter() - started, latencies
+
+
+def _finite(path: Path, runs: int) -> dict[str, Any]:
+    bundle = Bundle.open(path)
+    engine = open_engine(bundle, "block 0", threads=1)
+    spec = bundle.manifest.tokens
+    tokens = np.random.default_rng(0).standard_normal((1, spec.count, spec.dim)).astype(np.float32)
+    inputs = {"tokens": tokens}
+    block, check = [], []
+    for _ in range(runs):
+        started = time.perf_counter()
+        out = engine.run(inputs)
+        ran = time.perf_counter()
+        is_finite(out)
+        block.append((ran - started) * 1e6)
+        check.append((time.perf_counter() - ran) * 1e6)
+    engine.close()
+    return {
+        "model": bundle.manifest.model, "tokens": [spec.count, spec.dim], "block_us": round(median(block), 1),
+        "check_us": round(median(check), 1), "share": round(median(check) / median(block), 4),
+    }  # fmt: skip
+
+
+def show(figures: dict[str, Any], console: Console) -> None:
+    """Two tables."""
+    for row in figures["audit"]:
+        table = Table(title=f"audits, {row['model']}, {row['images']} images a round")
+        for name in ("share", "images/s", "over none", "latency p50, ms", "audited", "dropped"):
+            table.add_column(name, justify="right")
+        for name, rate in row["images_per_s"].items():
+            table.add_row(
+                name, str(rate), str(row["over_none"][name]), str(row["latency_ms_p50"][name]),
+                str(row["audited"].get(name, "")), str(row["dropped"].get(name, "")),
+            )  # fmt: skip
+        console.print(table)
+    table = Table(title="check of finite numbers")
+    for name in ("model", "tokens", "block, us", "check, us", "share"):
+        table.add_column(name, justify="right")
+    for row in figures["finite"]:
+        table.add_row(
+            row["model"], " x ".join(map(str, row["tokens"])), str(row["block_us"]), str(row["check_us"]),
+            f"{row['share']:.2%}",
+        )  # fmt: skip
+    console.print(table)
