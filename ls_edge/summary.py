@@ -97,6 +97,15 @@ class RunContext(msgspec.Struct, frozen=True):
     wall_s: float | None = None
     """The whole command, waiting for peers and decoding included."""
     audit: AuditSummary | None = None
+    disbelieved: Mapping[str, Disbelief] = {}
+
+
+class Disbelief(msgspec.Struct, frozen=True):
+    """What a peer sent the source that cannot be true: it is faulty, of another version, or lies."""
+
+    count: int
+    why: str
+    """Of the last."""
 
 
 class Quantiles(msgspec.Struct, frozen=True):
@@ -195,6 +204,16 @@ class RunSummary(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
     audit: AuditSummary | None = None
     """None where nothing was audited."""
+    disbelieved: dict[str, Disbelief] = {}
+    """By peer."""
+
+    @property
+    def distrust(self) -> str:
+        """A line about peers that sent what cannot be true; empty where none did."""
+        if not self.disbelieved:
+            return ""
+        each = "; ".join(f"{name} ({one.count:,}, such as {one.why})" for name, one in self.disbelieved.items())
+        return f"messages that cannot be true were dropped: {each}; check these devices"
 
     def to_json(self) -> str:
         """The document, indented, without a newline at the end."""
@@ -239,6 +258,7 @@ def summarise(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
         seed=context.seed,
         settings=dict(context.settings),
         audit=context.audit,
+        disbelieved=dict(context.disbelieved),
     )
 
 

@@ -130,6 +130,7 @@ def measure(
             preprocess_ms=tuple(preprocess_ms),
             wall_s=time.monotonic() - started,
             audit=_finish_audits(source, stop),
+            disbelieved=source.disbelieved,
         ),
         skipped_images=skipped,
         given_up=given_up,

@@ -51,7 +51,7 @@ from ls_edge.runtime.routing.source import SourceMachine
 from ls_edge.runtime.settings import Settings, checked_budget, whole_number
 from ls_edge.runtime.wire import MINOR, Hello, Itinerary, State
 from ls_edge.runtime.worker import Worker
-from ls_edge.summary import AuditSummary
+from ls_edge.summary import AuditSummary, Disbelief
 from ls_edge.trace import PeerEvent
 
 log = logging.getLogger("ls_edge.runtime")
@@ -291,6 +291,11 @@ class Source:
         if self._auditor is not None:
             self._auditor.finish(timeout)
         return self.audits
+
+    @property
+    def disbelieved(self) -> Mapping[str, Disbelief]:
+        """What peers sent that cannot be true, by peer: how often, and why the last was not believed."""
+        return self.machine.disbelieved
 
     @property
     def mismatched(self) -> Mapping[str, str]:

@@ -180,6 +180,8 @@ def _finish(
     if measured.skipped_images:
         name, why = measured.skipped_images[0]
         _warn(f"{len(measured.skipped_images)} images could not be used, the first is {name}: {why}")
+    if summary.distrust:
+        _warn(summary.distrust)
     if summary.audit is not None and summary.audit.warning:
         _warn(summary.audit.warning)
     if report is not None:

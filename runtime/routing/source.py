@@ -40,6 +40,7 @@ from ls_edge.runtime.routing.machine import Item, Machine, Stage
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.policy import Choice, GiveBack
 from ls_edge.runtime.wire import MAX_AVOID, MAX_BUDGET_US, Accept, Cancel, Itinerary, Moved, RequestId, Ticket
+from ls_edge.summary import Disbelief
 
 _MOST_ENDED = 256
 """Requests in one CANCEL."""
@@ -74,8 +75,8 @@ class SourceMachine(Machine):
         """``rng`` draws what identifies requests too: in a process it has to be a source of secrets."""
         super().__init__(name, limits=limits, rng=rng, costs=costs)
         self.requests: dict[int, _Request] = {}
-        self.disbelieved: Counter[str] = Counter()
-        """Answers and returns that cannot be true, by who sent them."""
+        self.disbelieved: dict[str, Disbelief] = {}
+        """Answers and returns that cannot be true, by who sent them; a new mapping with each."""
         self.duplicates: Counter[int] = Counter()
         """Answers that came after the first one, by request."""
         self.head_us = 0
@@ -181,7 +182,8 @@ class SourceMachine(Machine):
         self._ready.append(item)
 
     def _disbelieve(self, sender: str, why: str, request: _Request | None = None) -> None:
-        self.disbelieved[sender] += 1
+        count = self.disbelieved[sender].count if sender in self.disbelieved else 0
+        self.disbelieved = {**self.disbelieved, sender: Disbelief(count + 1, why)}
         self._out.append(Note("disbelieved", sender, None if request is None else request.item.request, why))
 
     def _pass_over(self, request: _Request, name: str) -> None:

@@ -219,7 +219,7 @@ def test_who_was_given_nothing_cannot_answer(source):
     for forged in (request_id(0), bytes(16), b"f" * 16):
         source.gets("b", run_of(Ticket(forged, 0, 1), remaining=(), returning="done", waves=ALL_BY_A))
         assert not [s for s in source.said if isinstance(s, Answer)]
-    assert source.machine.disbelieved == {"b": 3}
+    assert {name: one.count for name, one in source.machine.disbelieved.items()} == {"b": 3}
     source.gets("a", run_of(run.ticket, remaining=(), returning="done", waves=ALL_BY_A))
     assert [s.request for s in source.said if isinstance(s, Answer)] == [0]
 
