@@ -122,6 +122,8 @@ class Evaluation(msgspec.Struct, frozen=True):
     """Images that could not be decoded."""
     settings: dict[str, Any] = {}
     """What was evaluated, and the defaults in force."""
+    name: str = ""
+    """What tells it from others of one command: as much of the path as differs."""
 
 
 def evaluate(

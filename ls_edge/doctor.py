@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from ls_edge import machine
 from ls_edge.install import ORT_BUILDS, Requirement, engine_advice, installed, numbers, requirements
+from ls_edge.text import counted
 
 Status = Literal["ok", "warn", "bad"]
 
@@ -301,7 +302,8 @@ def _machine() -> Iterator[Finding]:
     if quota is not None and quota < cores:
         yield Finding(
             "warn", "cores", f"{cores}, but the control group grants the time of {quota:g}",
-            f"give peers no more than {max(1, int(quota))} threads in all (--threads, or 'threads' in peers.yaml)",
+            f"give peers no more than {counted(max(1, int(quota)), 'thread')} in all (--threads, or 'threads' in "
+            "peers.yaml)",
         )  # fmt: skip
     else:
         yield Finding("ok", "cores", str(cores))

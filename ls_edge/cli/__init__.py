@@ -20,6 +20,7 @@ import click
 
 from ls_edge import __version__, interrupts
 from ls_edge.errors import LsEdgeError, printable
+from ls_edge.streams import fit_streams
 
 COMMANDS = {
     "train": "Fine-tune a vision transformer with its block order shuffled.",
@@ -106,6 +107,7 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line; every error that was foreseen is one line on standard error."""
+    fit_streams()
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
         code = cli.main(args=argv, prog_name="ls-edge", standalone_mode=False)

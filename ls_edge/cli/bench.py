@@ -77,12 +77,11 @@ def _monolith(bundle: Bundle) -> tuple[bytes | None, str]:
 
 
 def _print(result: Bench) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    from ls_edge.report.terminal import PlainTable, open_console, print_table
     from ls_edge.runtime.bench import Times
+    from ls_edge.text import counted
 
-    table = Table(title=f"{result.model}, {result.precision}, batch {result.batch}", title_justify="left", box=None)
+    table = PlainTable(f"{result.model}, {result.precision}, batch {result.batch}", box=None)
     for heading in ("", "median ms", "95 % ms", "least ms"):
         table.add_column(heading, justify="left" if not heading else "right")
 
@@ -98,9 +97,11 @@ def _print(result: Bench) -> None:
     row("chain", result.chain_ms)
     row("monolith", result.monolith_ms)
     row("monolith, default options", result.monolith_default_ms)
-    console = Console(soft_wrap=True)
-    console.print(table)
-    console.print(f"{result.engine}, {result.provider}, {result.threads} threads, {result.repeats} runs")
+    console = open_console()
+    print_table(table, console)
+    console.print(
+        f"{result.engine}, {result.provider}, {counted(result.threads, 'thread')}, {counted(result.repeats, 'run')}"
+    )
     if result.chain_over_monolith is not None:
         console.print(f"chain / monolith: {result.chain_over_monolith:.3f} (monolith: {result.monolith})")
     else:

@@ -50,16 +50,16 @@ def command(
     held by two peers. Exit code 1 where a request was lost, failed, was answered twice or does not replay.
     """
     import msgspec
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from ls_edge.datasets import open_data
     from ls_edge.logs import set_up
+    from ls_edge.report.terminal import open_console
     from ls_edge.runtime.chaos.suite import run_chaos
 
     set_up(as_json=False, level=50)
     images = open_data(data, "eval")
-    console = Console(stderr=True, highlight=False)
+    console = open_console(stderr=True)
     results: list[ChaosResult] = []
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[fault]}"),
@@ -99,8 +99,7 @@ def command(
 
 
 def _print(results: list[ChaosResult]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from ls_edge.report.terminal import PlainTable, print_table
 
     rows = [
         {
@@ -112,9 +111,9 @@ def _print(results: list[ChaosResult]) -> None:
         for r in results
     ]  # fmt: skip
     shown = [heading for heading in rows[0] if heading != "in waves" or any(r.in_waves for r in results)]
-    table = Table(box=None)
+    table = PlainTable(box=None)
     for heading in shown:
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(*(str(row[heading]) for heading in shown))
-    Console(soft_wrap=True).print(table)
+    print_table(table)

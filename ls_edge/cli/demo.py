@@ -80,12 +80,11 @@ def command(out: Path, limit: int, fresh: bool) -> int:
 
     Ends with a table and OUT/report.html. Takes a few minutes on two cores.
     """  # noqa: D205
-    from rich.console import Console
-
     from ls_edge.report.html import write_comparison
     from ls_edge.report.tables import print_comparison
+    from ls_edge.report.terminal import open_console
 
-    console = Console(stderr=True, highlight=False)
+    console = open_console(stderr=True)
     _check_installed()
     started = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
@@ -139,9 +138,7 @@ def _check_installed() -> None:
 def _models(out: Path, console: Console, *, fresh: bool) -> dict[str, Any]:
     """Train, evaluate and export both models; return their ``eval`` documents."""
     unshuffled, shuffled = out / "unshuffled", out / "shuffled"
-    console.rule(
-        "1. Train: a vision transformer as usual, then fine-tune it with its block order shuffled", align="left"
-    )
+    _heading(console, "1. Train: a vision transformer as usual, then fine-tune it with its block order shuffled")
     if fresh or not (shuffled / "metrics.jsonl").exists():
         train = ["train", "--data", "digits", "--overwrite"]
         _ls_edge(console, *train, "--method", "sequential", "--epochs", str(PRETRAIN_EPOCHS), "--out", str(unshuffled))
@@ -160,9 +157,7 @@ def _models(out: Path, console: Console, *, fresh: bool) -> dict[str, Any]:
             f"   {run.name}: trained order {a['sequential']['top1']:.1%}, random order "
             f"{a['arbitrary']['top1_mean']:.1%} ± {a['arbitrary']['top1_std']:.1%}"
         )
-    console.rule(
-        "3. Export: one ONNX engine for the stem, the head and each block, verified against PyTorch", align="left"
-    )
+    _heading(console, "3. Export: one ONNX engine for the stem, the head and each block, verified against PyTorch")
     for run in (unshuffled, shuffled):
         _ls_edge(console, "export", str(run), "--out", str(out / f"{run.name}-bundle"), "--per-block")
     _heading(console, "4. Run: three peer processes, real images over ZeroMQ")
@@ -173,7 +168,11 @@ def _ls_edge(console: Console, *arguments: str, quiet: bool = False) -> str:
     """Run a command as a user would; return what it printed to standard output."""
     console.print(f"$ ls-edge {shlex.join(arguments)}", style="bold", soft_wrap=True)
     done = subprocess.run(  # noqa: S603  our own interpreter and arguments
-        [sys.executable, "-m", "ls_edge", *arguments], stdout=subprocess.PIPE, text=True, check=False
+        [sys.executable, "-m", "ls_edge", *arguments],
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
     )
     if done.returncode:
         raise LsEdgeError(f"'ls-edge {arguments[0]}' ended with exit code {done.returncode}; what it said stands above")
@@ -246,10 +245,9 @@ def _lede(accuracy: dict[str, Any]) -> str:
 
 
 def _print_accuracy(accuracy: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from ls_edge.report.terminal import PlainTable, print_table
 
-    table = Table(title="ls-edge eval", title_justify="left", box=None)
+    table = PlainTable("ls-edge eval", box=None)
     for heading in ("model", "trained order", "random order", "worst order"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
     for name, document in accuracy.items():
@@ -258,4 +256,4 @@ def _print_accuracy(accuracy: dict[str, Any]) -> None:
             name, f"{document['sequential']['top1']:.1%}",
             f"{arbitrary['top1_mean']:.1%} ± {arbitrary['top1_std']:.1%}", f"{arbitrary['top1_worst']:.1%}",
         )  # fmt: skip
-    Console().print(table)
+    print_table(table)

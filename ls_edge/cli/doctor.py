@@ -23,13 +23,12 @@ def command(*, as_json: bool) -> int:
     import dataclasses
     import json
 
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     from ls_edge.doctor import examine, worst
+    from ls_edge.report.terminal import PlainTable, open_console, print_table
 
-    with Console(stderr=True).status("looking at this machine"):
+    with open_console(stderr=True).status("looking at this machine", spinner="line"):
         findings = examine()
     status = worst(findings)
     if as_json:
@@ -37,11 +36,11 @@ def command(*, as_json: bool) -> int:
         click.echo(json.dumps(document, indent=1))
         return 1 if status == "bad" else 0
     colours = {"ok": "green", "warn": "yellow", "bad": "red"}
-    table = Table(box=None, pad_edge=False)
+    table = PlainTable(box=None)
     for column in ("", "what", "found", "what mends it"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column)
     for finding in findings:
         mark = Text(finding.status, style=colours[finding.status])
-        table.add_row(mark, finding.what, Text(finding.detail), Text(finding.mend or ""))
-    Console().print(table)
+        table.add_row(mark, finding.what, finding.detail, finding.mend or "")
+    print_table(table)
     return 1 if status == "bad" else 0

@@ -5,6 +5,7 @@ A bundle is evaluated by the engines of this machine and needs no torch; a run n
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import click
 import msgspec
 
 from ls_edge.cli import Command
-from ls_edge.errors import RunError, UsageError
+from ls_edge.errors import RunError, UsageError, printable
 from ls_edge.install import install_command
 
 if TYPE_CHECKING:
@@ -86,37 +87,70 @@ def command(
     and with only some of the blocks, in trained and in random order (means over eight draws).
 
     A folder of runs, such as 'train --seeds' makes, is evaluated as one: means over its models, and the deviation
-    over models and orders. Several RUN_OR_BUNDLE are evaluated one after the other.
+    over models and orders. Several RUN_OR_BUNDLE are evaluated one after the other, and then stand in one table.
     """
     from ls_edge.cli.arguments import check_data
-    from ls_edge.cli.outputs import check_output
 
-    members = {given: _members(given) for given in run_or_bundle}
+    members = [_members(given) for given in run_or_bundle]
     check_data(data)
-    if figure is not None and figure.parent.is_dir():
-        check_output("--figure", figure)
     from ls_edge.accuracy import together
+    from ls_edge.text import distinct_names
 
+    if figure is not None:
+        from ls_edge.report.curves import check_figure
+
+        check_figure(figure, len(run_or_bundle))
+    names = [printable(name) for name in distinct_names(run_or_bundle)]
+    images = _open_images(data)
+    for path in (path for paths in members for path in paths if (path / "manifest.json").is_file()):
+        _check_bundle(path, images, orders, keep)  # a fault of the last one is not found after an hour
     found: list[Evaluation] = []
-    for given in run_or_bundle:
-        results = [
-            _evaluate(
-                path, data, orders, keep, arrangements=arrangements, kendall=kendall, limit=limit, seed=seed,
-                batch_size=batch_size, device=device, precision=precision, threads=threads,
+    for given, name, paths in zip(run_or_bundle, names, members, strict=True):
+        results: list[Evaluation] = []
+        for path in paths:
+            results.append(
+                _evaluate(
+                    path,
+                    images,
+                    orders,
+                    keep,
+                    arrangements=arrangements,
+                    kendall=kendall,
+                    limit=limit,
+                    seed=seed,
+                    batch_size=batch_size,
+                    device=device,
+                    precision=precision,
+                    threads=threads,
+                    like=results[0] if results else None,
+                )
             )
-            for path in members[given]
-        ]  # fmt: skip
         result = results[0] if len(results) == 1 else together(results)
-        found.append(msgspec.structs.replace(result, settings={**result.settings, "of": str(given)}))
+        settings = {**result.settings, "of": printable(given)}
+        found.append(msgspec.structs.replace(result, name=name, settings=settings))
         if not as_json:
+            if len(found) > 1:
+                click.echo()
             _print(found[-1])
+    if as_json:
+        document = found[0] if len(found) == 1 else {"evaluations": found}
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+    elif len(found) > 1:
+        click.echo()
+        _print_together(found)
     if figure is not None:
         from ls_edge.report.curves import write_figure
 
         write_figure(figure, found)
-    if as_json:
-        document = found[0] if len(found) == 1 else {"evaluations": found}
-        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+
+
+def _check_bundle(path: Path, images: ImageSet, orders: int, keep: tuple[int, ...] | None) -> None:
+    from ls_edge.bundle import Bundle
+    from ls_edge.evalplan import Plan
+
+    bundle = Bundle.open(path)
+    Plan.make(bundle.blocks, orders, keep)
+    _labelled(images, bundle.manifest.classes)
 
 
 def _members(path: Path) -> list[Path]:
@@ -134,7 +168,7 @@ def _members(path: Path) -> list[Path]:
 
 def _evaluate(
     path: Path,
-    data: str,
+    images: ImageSet,
     orders: int,
     keep: tuple[int, ...] | None,
     *,
@@ -146,36 +180,45 @@ def _evaluate(
     device: str,
     precision: str,
     threads: int | None,
+    like: Evaluation | None,
 ) -> Evaluation:
-    from rich.console import Console
+    """Evaluate one run or bundle; ``like`` is an evaluation of which it is to be averaged with."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
     from ls_edge.accuracy import blocks_to_run, evaluate
     from ls_edge.evalplan import Plan
+    from ls_edge.report.terminal import open_console
+    from ls_edge.text import counted
 
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     bundle = (path / "manifest.json").is_file()
     model, spec, about = _open_bundle(path, threads) if bundle else _open_run(path, device, precision, threads)
+    if like is not None and like.settings["blocks"] != model.blocks:
+        raise UsageError(
+            f"{path} has {counted(model.blocks, 'block')} and {like.settings['of']} has {like.settings['blocks']}, so "
+            "there are no means over them; name the runs themselves instead of their folder"
+        )
+    data = printable(images.source)
     plan = Plan.make(model.blocks, orders, keep, seed, arrangements=arrangements, kendall=kendall)
-    images = _open_images(data)
     if images.part == "all" and about["trained_on"] == images.digest():
-        console.print(f"[yellow]warning:[/yellow] the model was trained on the images of {data}", soft_wrap=True)
+        console.print(Text.assemble(("warning: ", "yellow"), f"the model was trained on the images of {data}"))
     images = _labelled(images, about["classes"]).take(limit)
     skipped: list[str] = []
 
     def on_skip(image: ImageRef, error: DataError) -> None:
         skipped.append(image.name)
-        console.print("[yellow]left out:[/yellow]", str(error), markup=True, soft_wrap=True)
+        console.print(Text.assemble(("left out: ", "yellow"), str(error)))
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(f"evaluate {len(plan.all_orders())} orders", total=len(images))
+        task = progress.add_task(f"evaluate {counted(len(plan.all_orders()), 'order')}", total=len(images))
         result = evaluate(
             model, _batches(images, spec, batch_size, on_skip), plan,
             on_batch=lambda done: progress.update(task, completed=done),
         )  # fmt: skip
     settings = {
-        "of": str(path), "data": data, "part": images.part, "model": about["model"],
+        "of": printable(path), "data": data, "part": images.part, "model": about["model"],
         "method": about["method"], "engine": about["engine"], "blocks": model.blocks, "orders": orders,
         "keep": list(plan.keep), "limit": limit, "seed": seed, "batch_size": batch_size,
         "block_runs": blocks_to_run(plan.all_orders()),
@@ -261,33 +304,57 @@ def _batches(images: ImageSet, spec: ImageSpec, size: int, on_skip: Any) -> Iter
 
 
 def _print(result: Evaluation) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from ls_edge.report.terminal import PlainTable, print_table
+    from ls_edge.text import counted
 
     s, a = result.settings, result.arbitrary
-    title = f"{s['model']}, {s['method']}, {s['blocks']} blocks, {result.images} images of {s['data']}"
-    table = Table(title=title, title_justify="left", pad_edge=False)
+    click.echo(
+        f"{result.name}: {printable(s['model'])}, {printable(s['method'])}, {counted(s['blocks'], 'block')}, "
+        f"{counted(result.images, 'image')} of {s['data']}"
+    )
+    table = PlainTable()
     table.add_column("blocks")
     table.add_column("trained order", justify="right")
     table.add_column("random order", justify="right")
     table.add_column("")
-    spread = f"± {a.top1_std:.3f}, 5th percentile {a.top1_p5:.3f}, worst {a.top1_worst:.3f} of {a.orders} orders"
+    spread = (
+        f"± {a.top1_std:.3f}, 5th percentile {a.top1_p5:.3f}, worst {a.top1_worst:.3f} of {counted(a.orders, 'order')}"
+    )
     table.add_row("all", f"{result.sequential.top1:.3f}", f"{a.top1_mean:.3f}", spread)
     for keep, kept in result.kept.items():
         table.add_row(f"{keep} of {s['blocks']}", f"{kept.sequential:.3f}", f"{kept.arbitrary:.3f}", "")
     for item in result.arrangements or ():
-        shape = f"{item.tracks} tracks of {item.blocks}"
+        shape = f"{counted(item.tracks, 'track')} of {item.blocks}"
         table.add_row(shape, f"{item.trained:.3f}", f"{item.arbitrary:.3f}", f"± {item.arbitrary_std:.3f} over draws")
     for distance in result.kendall or ():
-        table.add_row(f"tau {distance.tau:+.2f}", "", f"{distance.top1:.3f}", f"{distance.orders} orders")
+        table.add_row(f"tau {distance.tau:+.2f}", "", f"{distance.top1:.3f}", counted(distance.orders, "order"))
     if result.position_accuracy is not None:
         table.add_row("own slot", "", f"{result.position_accuracy:.3f}", "named by the blocks themselves")
-    Console(soft_wrap=not Console().is_terminal).print(table)
+    print_table(table)
     if result.models is not None:
         m = result.models
-        click.echo(
-            f"means over {m.count} models; between them ± {m.sequential_std:.3f} in trained and "
-            f"± {m.arbitrary_std:.3f} in random order", err=True,
+        print(  # noqa: T201
+            f"means over {counted(m.count, 'model')}; between them ± {m.sequential_std:.3f} in trained and "
+            f"± {m.arbitrary_std:.3f} in random order", file=sys.stderr,
         )  # fmt: skip
     if result.skipped:
-        click.echo(f"{result.skipped} images could not be decoded and were left out", err=True)
+        was = "was" if result.skipped == 1 else "were"
+        click.echo(f"{counted(result.skipped, 'image')} could not be decoded and {was} left out", err=True)
+
+
+def _print_together(found: list[Evaluation]) -> None:
+    """A row for each of several evaluations, and a column for each number of blocks that any of them kept."""
+    from ls_edge.report.terminal import PlainTable, print_table
+
+    table = PlainTable()
+    table.add_column("")
+    keeps = sorted({int(keep) for item in found for keep in item.kept})
+    for heading in ("trained order", "random order", *(f"{keep} kept" for keep in keeps)):
+        table.add_column(heading, justify="right")
+    for item in found:
+        kept = [item.kept.get(str(keep)) for keep in keeps]
+        table.add_row(
+            item.name, f"{item.sequential.top1:.3f}", f"{item.arbitrary.top1_mean:.3f} ± {item.arbitrary.top1_std:.3f}",
+            *("" if value is None else f"{value.arbitrary:.3f}" for value in kept),
+        )  # fmt: skip
+    print_table(table)

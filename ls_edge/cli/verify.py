@@ -86,19 +86,23 @@ def _numbers(bundle: Bundle, run: Path, data: str | None) -> dict[str, Any]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
+
+    from ls_edge.errors import printable
+    from ls_edge.report.terminal import PlainTable, print_table
 
     parts, numbers = document["parts"], document["numbers"]
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("[bold]bundle[/bold]", f"{document['bundle']}  ({document['bundle_id'][:12]})")
+    table = PlainTable(show_header=False, box=None)
+    table.add_column()
+    table.add_column()
+    table.add_row(Text("bundle", "bold"), f"{document['bundle']}  ({document['bundle_id'][:12]})")
     good = sum(part["ok"] for part in parts)
-    table.add_row("[bold]files[/bold]", f"{good} of {len(parts)} in order ({', '.join(document['checked_with'])})")
+    table.add_row(Text("files", "bold"), f"{good} of {len(parts)} in order ({', '.join(document['checked_with'])})")
     for part in parts:
         if not part["ok"]:
-            table.add_row("", f"[red]{part['part']}[/red]  {part['file']}")
+            table.add_row("", Text.assemble((part["part"], "red"), f"  {printable(part['file'])}"))
     if numbers is not None:
         from ls_edge.cli.export import shown
 
-        table.add_row("[bold]numbers[/bold]", shown(numbers))
-    Console(soft_wrap=True).print(table)
+        table.add_row(Text("numbers", "bold"), shown(numbers))
+    print_table(table)

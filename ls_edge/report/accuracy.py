@@ -11,6 +11,7 @@ from ls_edge.report.axes import chance_line, percent_axis
 from ls_edge.report.data import RunData
 from ls_edge.report.svg import Scale, Svg, shorten, show_percent
 from ls_edge.summary import RunSummary
+from ls_edge.text import counted
 
 
 def accuracy_by_skips(data: RunData, width: int = 880) -> Svg | None:
@@ -60,8 +61,8 @@ def slot_heatmap(data: RunData, width: int = 880) -> Svg | None:
         width,
         height,
         "Which block ran in which slot",
-        f"Blocks by slots over {answers} answers; {show_percent(in_place)} of the blocks ran in their trained slot"
-        + (f"; {int(skipped.sum())} block runs were skipped." if with_skips else "."),
+        f"Blocks by slots over {counted(answers, 'answer')}; {show_percent(in_place)} of the blocks ran in their "
+        + (f"trained slot; skipped: {counted(int(skipped.sum()), 'block run')}." if with_skips else "trained slot."),
     )
     svg.text(left, 14, "slot: how many blocks ran before", "t")
     labels = cell >= 15
@@ -158,4 +159,4 @@ def accuracy_comparison(runs: Sequence[tuple[str, RunSummary]], width: int = 880
 
 
 def _blocks(count: int) -> str:
-    return "none" if count == 0 else f"{count} block{'s' if count > 1 else ''}"
+    return "none" if count == 0 else counted(count, "block")

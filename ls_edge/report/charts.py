@@ -14,6 +14,7 @@ from ls_edge.report.data import RunData
 from ls_edge.report.svg import Scale, Svg, shorten, show_ms, show_percent, text_width
 from ls_edge.report.theme import STAGES
 from ls_edge.summary import Floats
+from ls_edge.text import counted
 from ls_edge.trace import PeerEvent, RequestRecord
 
 LEFT, RIGHT = 54, 14
@@ -38,8 +39,9 @@ def latency_distribution(data: RunData, width: int = 880) -> Svg | None:
         width,
         height,
         "Latency distribution",
-        f"Histogram of {len(values)} answers. Median {show_ms(figures.p50)}, 95th percentile {show_ms(figures.p95)}, "
-        f"99th percentile {show_ms(figures.p99)}, largest {show_ms(figures.max)}.",
+        f"Histogram of {counted(len(values), 'answer')}. Median {show_ms(figures.p50)}, "
+        f"95th percentile {show_ms(figures.p95)}, 99th percentile {show_ms(figures.p99)}, "
+        f"largest {show_ms(figures.max)}.",
     )
     value_axis(svg, y, LEFT, right, "", 4)
     svg.boxes(
@@ -88,7 +90,7 @@ def latency_over_time(data: RunData, width: int = 880) -> Svg | None:
         width,
         height,
         "Latency over the run",
-        f"{len(data.answers)} answers, {len(degraded)} degraded, {len(failed)} failed. "
+        f"{counted(len(data.answers), 'answer')}, {len(degraded)} degraded, {len(failed)} failed. "
         + (" ".join(f"{_say(event)} at {event.at_ms / 1000:.2f} s." for event in marks[:20]) or "No peer changed."),
     )
     for spell in data.away:
@@ -216,4 +218,6 @@ def caption_over_time(data: RunData) -> str:
     """What stands for what in :func:`latency_over_time`."""
     if len(data.answers) > MOST_POINTS:
         return "The line is the median, the dashed one the 95th percentile, the band reaches from least to most."
+    if len(data.answers) == 1:
+        return "The dot is the one answer."
     return f"Each dot is one of {len(data.answers):,} answers."

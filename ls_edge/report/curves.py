@@ -14,9 +14,10 @@ from pathlib import Path
 from ls_edge.accuracy import Evaluation
 from ls_edge.errors import UsageError
 from ls_edge.report.axes import percent_axis
-from ls_edge.report.html import write_whole
+from ls_edge.report.html import check_whole, write_whole
 from ls_edge.report.svg import Scale, Svg, shorten, show_percent
 from ls_edge.report.theme import CHART, VARIABLES
+from ls_edge.text import distinct_names
 
 _COLOURS = ("engine", "wire", "head", "codec", "bad", "soft", "stem", "other")
 _STYLE = "".join(
@@ -26,15 +27,23 @@ _STYLE = "".join(
     f".o{index}x{{fill:var(--bg);stroke:var(--{name});stroke-width:2}}"
     for index, name in enumerate(_COLOURS)
 )
+SHORT = 17
+"""Characters of a name that there is room for."""
 WIDTH, LEFT, ROW, TOP, HEIGHT = 980, 450, 42, 58, 330
 
 
 def write_figure(path: str | Path, evaluations: Sequence[Evaluation]) -> None:
     """Write the picture as an SVG file; raises :class:`UsageError` for more evaluations than colours, and none."""
-    if not 1 <= len(evaluations) <= len(_COLOURS):
-        raise UsageError(f"a figure holds 1 to {len(_COLOURS)} runs or folders of runs, not {len(evaluations)}")
+    check_figure(path, len(evaluations))
     drawing = figure(evaluations)
     write_whole(path, drawing.render("picture", style=VARIABLES + CHART + _STYLE, margin=20) + "\n")
+
+
+def check_figure(path: str | Path, count: int) -> None:
+    """Raise :class:`UsageError` where a picture of ``count`` evaluations cannot be drawn or ``path`` is a folder."""
+    if not 1 <= count <= len(_COLOURS):
+        raise UsageError(f"a figure holds 1 to {len(_COLOURS)} runs or folders of runs, not {count}")
+    check_whole(path)
 
 
 def figure(evaluations: Sequence[Evaluation]) -> Svg:
@@ -53,10 +62,13 @@ def figure(evaluations: Sequence[Evaluation]) -> Svg:
 
 
 def _names(evaluations: Sequence[Evaluation]) -> list[str]:
-    """The methods; where two are of one, the folders' names."""
+    """The methods; where two are of one, the names of the evaluations, no two alike even when shortened."""
     methods = [str(item.settings.get("method", "")) for item in evaluations]
-    folders = [Path(str(item.settings.get("of", ""))).name for item in evaluations]
-    return methods if len(set(methods)) == len(methods) else folders
+    if len(set(methods)) == len(methods):
+        return methods
+    names = distinct_names([item.name or str(item.settings.get("of", "")) for item in evaluations])
+    short = {shorten(name, SHORT) for name in names}
+    return names if len(short) == len(names) else [f"{number} {name}" for number, name in enumerate(names, 1)]
 
 
 def _by_order(svg: Svg, evaluations: Sequence[Evaluation], names: Sequence[str]) -> None:
@@ -71,7 +83,7 @@ def _by_order(svg: Svg, evaluations: Sequence[Evaluation], names: Sequence[str])
     for index, (name, item) in enumerate(zip(names, evaluations, strict=True)):
         y = TOP + ROW * (index + 0.5)
         a = item.arbitrary
-        svg.text(0, y + 4, shorten(name, 17), "ti")
+        svg.text(0, y + 4, shorten(name, SHORT), "ti")
         svg.line(x(a.top1_p5), y, x(min(1.0, a.top1_mean + a.top1_std)), y, f"k{index}")
         svg.dots([(x(item.sequential.top1), y)], f"o{index}x", 4)
         svg.dots([(x(a.top1_mean), y)], f"p{index}", 5)
@@ -111,5 +123,5 @@ def _by_kept(svg: Svg, evaluations: Sequence[Evaluation], names: Sequence[str], 
     at = -1e9
     for wanted, index in sorted(ends):
         at = max(wanted, at + 15)
-        svg.text(right + 24, at + 4, shorten(names[index], 18), "ti")
+        svg.text(right + 24, at + 4, shorten(names[index], SHORT), "ti")
         svg.dots([(right + 15, at)], f"p{index}", 3.5)

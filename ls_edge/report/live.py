@@ -22,11 +22,15 @@ from rich.text import Text
 from ls_edge.errors import printable
 from ls_edge.report.svg import shorten, show, show_ms
 from ls_edge.report.tables import STATE_STYLES
+from ls_edge.report.terminal import open_console
+from ls_edge.text import counted
 from ls_edge.trace import PeerEvent, RequestRecord
 
 REFRESH_HZ = 10
 RECENT = 512
 MOST_NAMES = 12
+NARROW = 60
+"""Below this width, in columns, there are figures but no bar and no list of peers."""
 
 
 class RunProgress:
@@ -45,7 +49,7 @@ class RunProgress:
         line_every_s: float = 5.0,
         label: str = "run",
     ) -> None:
-        self._console = console or Console(stderr=True)
+        self._console = console or open_console(stderr=True)
         self._total = total
         self._label = printable(label)
         self._line_every_s = line_every_s
@@ -63,7 +67,7 @@ class RunProgress:
 
     def __enter__(self) -> RunProgress:
         self._begun = self._last_line = time.monotonic()
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
             # Standard output belongs to the result of the command, so it is not redirected.
             self._live = Live(self, console=self._console, auto_refresh=False, redirect_stdout=False)
             self._live.start()
@@ -136,6 +140,11 @@ class RunProgress:
             done, total = self._answered + self._failed, self._total
             states = list(self._states.items())
             note, warning = self._note, self._warning
+        if options.max_width < NARROW:
+            yield Text.assemble(self._label, " ", self._status())
+            yield Text(warning, style="yellow")
+            yield Text(note, style="dim")
+            return
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             Text(self._label),
@@ -178,7 +187,7 @@ class RunProgress:
         if failed:
             text.append(f"  {failed:,} failed", style="red")
         if self._live is None and peers:
-            text.append(f"  {alive} of {peers} peers alive")
+            text.append(f"  {alive} of {counted(peers, 'peer')} alive")
         return text
 
     def _say(self, text: Text | str) -> None:

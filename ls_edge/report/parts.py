@@ -10,6 +10,7 @@ from ls_edge.report.data import RunData
 from ls_edge.report.svg import markup, shorten, show, show_ms, show_percent
 from ls_edge.report.tracks import table_of, tracks_by_peer
 from ls_edge.summary import RunSummary, error_type
+from ls_edge.text import counted
 
 MOST_ROWS = 60
 
@@ -72,7 +73,7 @@ def cards(summary: RunSummary) -> str:
             "Recovered",
             f"{summary.retries:,}",
             "retry" if summary.retries == 1 else "retries",
-            f"{summary.duplicates_dropped:,} late answers dropped",
+            f"{counted(summary.duplicates_dropped, 'late answer')} dropped",
         ),
     ]
     items = "".join(

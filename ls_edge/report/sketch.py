@@ -7,15 +7,19 @@ ASCII stands in. Left out: times of less than a character, and holders beyond :d
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
 
+from ls_edge.errors import printable
 from ls_edge.report.spans import Span, Way, has_tracks, way_of
 from ls_edge.report.svg import shorten, show, show_ms, tick_label, ticks
+from ls_edge.report.terminal import open_console
 from ls_edge.report.theme import STAGES
 from ls_edge.report.ways import typical
+from ls_edge.text import counted
 from ls_edge.trace import RequestRecord
 
 WIDTH = 80
@@ -30,7 +34,7 @@ _SOURCE = "the source"
 
 def print_typical(records: Sequence[RequestRecord], console: Console | None = None) -> None:
     """Print the median of the answers in which tracks ran side by side; nothing where there are none."""
-    console = console or Console()
+    console = console or open_console()
     record = typical(records)
     if record is None:
         return
@@ -50,11 +54,11 @@ def sketch(
     glyphs = _ASCII if ascii_only else _UNICODE
     holders = list(dict.fromkeys(way.rows))
     shown = holders[:MOST_ROWS]
-    column = min(NAME, max(map(len, [_SOURCE, *shown])))
-    cells = max(width - column - 2, 10)
+    column = min(NAME, max(width // 4, 4), max(map(len, [_SOURCE, *shown])))
+    cells = max(width - column - 2, 8)
     lines = [_title(title, record, width)]
     at_source = [span for span in way.spans if span.stage in ("stem", "head")]
-    lines.append(_line(_SOURCE, column, _row(at_source, record, cells, glyphs)))
+    lines.append(_line(_SOURCE if column >= len(_SOURCE) else "source", column, _row(at_source, record, cells, glyphs)))
     for holder in shown:
         rows = {row for row, name in enumerate(way.rows) if name == holder}
         spans = [span for span in way.spans if span.row in rows and span.stage not in ("stem", "head")]
@@ -70,8 +74,8 @@ def _title(title: str, record: RequestRecord, width: int) -> Text:
     waves = len(record.waves or ())
     text = f"{title}: {show_ms(record.latency_ms)}"
     if waves:
-        text += f", {waves} wave{'s' if waves > 1 else ''}"
-    return Text(shorten(text, width), style="bold")
+        text += f", {counted(waves, 'wave')}"
+    return Text(text if len(text) <= width else f"request: {show_ms(record.latency_ms)}", style="bold")
 
 
 def _line(name: str, column: int, row: Text) -> Text:
@@ -157,4 +161,5 @@ def _wrapped(words: Sequence[str], width: int) -> list[Text]:
         if lines[-1] and len(lines[-1]) + 2 + len(word) > width:
             lines.append("")
         lines[-1] += ("  " if lines[-1] else "") + word
-    return [Text(shorten(line, width), style="dim") for line in lines]
+    wrapped = [part for line in lines for part in textwrap.wrap(line, width) or [""]]
+    return [Text(printable(line), style="dim") for line in wrapped]

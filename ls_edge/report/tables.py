@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ls_edge.errors import printable
 from ls_edge.report.svg import shorten, show, show_ms, show_percent
+from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.summary import RunSummary
+from ls_edge.text import counted
 from ls_edge.trace import RequestRecord
 
 STATE_STYLES = {"alive": "green", "lost": "red", "suspect": "yellow", "draining": "cyan"}
-PLAIN_WIDTH = 140
 SHOWN_ANSWERS = 5
 """Answers with class names at the end of a run."""
 
 
 def print_summary(summary: RunSummary, console: Console | None = None, *, title: str = "") -> None:
     """Print the two tables of a run, on standard output unless told otherwise."""
-    console = console or _console()
+    console = console or open_console()
     _print(console, [summary_table(summary, title=title), peers_table(summary)])
 
 
 def print_answers(records: Sequence[RequestRecord], classes: Sequence[str], console: Console | None = None) -> None:
     """Print a few answers with class names, spread evenly over the run; nothing where there are none."""
     if records:
-        console = console or _console()
+        console = console or open_console()
         console.print()
         _print(console, [answers_table(records, classes)])
 
@@ -38,15 +38,15 @@ def print_comparison(
     runs: Sequence[tuple[str, RunSummary]], console: Console | None = None, *, title: str = ""
 ) -> None:
     """Print several named runs side by side."""
-    console = console or _console()
+    console = console or open_console()
     _print(console, [comparison_table(runs, title=title)])
 
 
 def summary_table(summary: RunSummary, *, title: str = "") -> Table:
     """What was answered, how well and how fast."""
-    table = _table(title)
+    table = PlainTable(title)
     table.add_column("", style="dim", no_wrap=True)
-    table.add_column("", overflow="fold")
+    table.add_column("")
     latency, hops = summary.latency_ms, summary.hops
     answered = Text(f"{summary.answered:,} of {summary.requests:,}")
     failed = Text(f"{summary.failed:,}", style="red" if summary.failed else "")
@@ -76,7 +76,8 @@ def summary_table(summary: RunSummary, *, title: str = "") -> Table:
     table.add_row("order", Text(_order(summary)))
     if summary.retries or summary.duplicates_dropped:
         table.add_row(
-            "retries", Text(f"{summary.retries:,}, {summary.duplicates_dropped:,} late answers dropped", style="yellow")
+            "retries",
+            Text(f"{summary.retries:,}, {counted(summary.duplicates_dropped, 'late answer')} dropped", style="yellow"),
         )
     if summary.audit is not None:
         audit = summary.audit
@@ -89,7 +90,7 @@ def summary_table(summary: RunSummary, *, title: str = "") -> Table:
 
 def peers_table(summary: RunSummary) -> Table:
     """Each peer's part."""
-    table = _table("")
+    table = PlainTable()
     table.add_column("peer", no_wrap=True)
     table.add_column("blocks")
     for name in ("answers", "blocks run", "busy"):
@@ -112,7 +113,7 @@ def peers_table(summary: RunSummary) -> Table:
 
 def answers_table(records: Sequence[RequestRecord], classes: Sequence[str]) -> Table:
     """Image, predicted and true class of at most :data:`SHOWN_ANSWERS` requests, spread evenly over ``records``."""
-    table = _table("")
+    table = PlainTable()
     for name in ("image", "prediction", "truth", ""):
         table.add_column(name, overflow="fold")
     step = max(1, (len(records) - 1) // (SHOWN_ANSWERS - 1))
@@ -133,7 +134,7 @@ def answers_table(records: Sequence[RequestRecord], classes: Sequence[str]) -> T
 
 def comparison_table(runs: Sequence[tuple[str, RunSummary]], *, title: str = "") -> Table:
     """A row for each run."""
-    table = _table(title)
+    table = PlainTable(title)
     table.add_column("run")
     for name in ("accuracy", "answered", "degraded", "failed", "p50", "p95", "throughput"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -189,30 +190,9 @@ def _order(summary: RunSummary) -> str:
     return f"tau {summary.order_tau:+.2f} (1: trained order, 0: random)"
 
 
-def _table(title: str) -> Table:
-    return Table(
-        title=Text(printable(title)) if title else None,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        header_style="dim",
-    )
-
-
-def _console() -> Console:
-    """Standard output; a file or a pipe has no width, so nothing is cut for it."""
-    console = Console()
-    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
-
-
 def _print(console: Console, tables: Sequence[Table]) -> None:
     for number, table in enumerate(tables):
         table.show_header = any(str(column.header) for column in table.columns)
         if number:
             console.print()
-        if console.is_terminal:
-            console.print(table)
-        else:
-            table.box = None
-            console.print(table)
+        print_table(table, console)

@@ -15,6 +15,7 @@ from ls_edge.report.data import Engines, RunData
 from ls_edge.report.svg import Scale, Svg, shorten, show_ms, show_percent, text_width
 from ls_edge.report.theme import block_colour, ink_on
 from ls_edge.summary import Floats
+from ls_edge.text import counted
 
 MOST_LANES = 24
 
@@ -119,8 +120,8 @@ def served(data: RunData, width: int = 880, window: Window | None = None) -> Svg
         height,
         "Who ran which block when",
         f"From {window.start / 1000:.3f} s to {window.end / 1000:.3f} s: "
-        + ", ".join(f"{data.lanes[lane]} ran {len(packed[lane])}" for lane in lanes)
-        + " blocks.",
+        + ", ".join(f"{data.lanes[lane]} ran {counted(len(packed[lane]), 'block')}" for lane in lanes)
+        + ".",
     )
     svg.text(left, 14, f"from {window.start / 1000:.3f} s, for {show_ms(window.end - window.start)}")
     y = float(top)
@@ -178,7 +179,7 @@ def _lanes(data: RunData) -> list[int]:
 
 def _lane_says(data: RunData, name: str) -> str:
     peer = data.summary.peers[name]
-    return f"{name}: busy {show_percent(peer.busy)}, {peer.requests} answers"
+    return f"{name}: busy {show_percent(peer.busy)}, {counted(peer.requests, 'answer')}"
 
 
 def _left(width: int) -> int:

@@ -14,6 +14,7 @@ from ls_edge.report.spans import Span, Way, has_tracks, way_of
 from ls_edge.report.svg import Scale, Svg, shorten, show_ms, text_width
 from ls_edge.report.theme import block_colour, ink_on
 from ls_edge.report.timeline import edge
+from ls_edge.text import counted
 from ls_edge.trace import RequestRecord
 
 MOST_ROWS = 24
@@ -66,7 +67,7 @@ def shared_scale(data: RunData) -> bool:
 def _about(record: RequestRecord, width: int) -> str:
     parts = [show_ms(record.latency_ms), shorten(record.image, 26 if width > 500 else 14)]
     if record.waves:
-        parts.append(f"{len(record.waves)} wave{'s' if len(record.waves) > 1 else ''}")
+        parts.append(counted(len(record.waves), "wave"))
     if record.skipped:
         parts.append(f"skipped {', '.join(map(str, record.skipped[:8]))}")
     if record.attempts > 1:

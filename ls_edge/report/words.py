@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ls_edge.report.data import RunData
 from ls_edge.report.svg import shorten, show, show_ms, show_percent
+from ls_edge.text import counted
 
 
 def story(data: RunData) -> str:
@@ -12,21 +13,25 @@ def story(data: RunData) -> str:
     if not summary.requests:
         return "No request was made."
     served = sum(peer.requests > 0 for peer in summary.peers.values())
-    through = f" through {served} peer{'s' if served != 1 else ''}" if served else ""
-    many = "All" if summary.answered == summary.requests else f"{summary.answered:,} of"
-    sentences = [f"{many} {summary.requests:,} {_images(summary.requests)} answered{through}"]
+    through = f" through {counted(served, 'peer')}" if served else ""
+    many = f"All {summary.requests:,}" if summary.requests > 1 else "The one"
+    if summary.answered < summary.requests:
+        many = f"{summary.answered:,} of {summary.requests:,}"
+    sentences = [f"{many} {_images(summary.requests)} answered{through}"]
     if not summary.answered:
         sentences = [f"None of {summary.requests:,} {_images(summary.requests)} answered"]
-    if summary.throughput is not None:
+    if summary.answered == 1:
+        sentences[0] += f", in {show_ms(summary.latency_ms.p50)}"
+    elif summary.throughput is not None:
         sentences[0] += f", {show(summary.throughput)} a second, half of them within {show_ms(summary.latency_ms.p50)}"
     if summary.top1 is not None:
         guess = f", where a guess would be right in {show_percent(summary.chance)}" if summary.chance else ""
         sentences.append(f"{show_percent(summary.top1)} of the answers were right{guess}")
     sentences += _tracks(data) + _losses(data)
     if summary.degraded:
-        sentences.append(f"{summary.degraded:,} answer{'s' if summary.degraded != 1 else ''} had to skip blocks")
+        sentences.append(f"{counted(summary.degraded, 'answer')} had to skip blocks")
     if summary.failed and summary.answered:
-        sentences.append(f"{summary.failed:,} request{'s' if summary.failed != 1 else ''} failed")
+        sentences.append(f"{counted(summary.failed, 'request')} failed")
     return ". ".join(sentences) + "."
 
 
@@ -39,8 +44,7 @@ def _tracks(data: RunData) -> list[str]:
     if not waves:
         return []
     most = max(len(wave) for each in waves for wave in each)
-    answers = f"{len(waves):,} answer{'s' if len(waves) != 1 else ''}"
-    return [f"In {answers}, blocks ran side by side, in up to {most} tracks at a time"]
+    return [f"In {counted(len(waves), 'answer')}, blocks ran side by side, in up to {counted(most, 'track')} at a time"]
 
 
 def _losses(data: RunData) -> list[str]:

@@ -1,12 +1,29 @@
-"""The bundles of the runtime's tests, and commands as processes of their own."""
+"""Commands in this process and in ones of their own; the bundles of the runtime's tests, and one without torch."""
 
+import hashlib
 import importlib.util
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
+
+from ls_edge.bundle import (
+    ImageSpec,
+    Manifest,
+    Part,
+    Parts,
+    TokenSpec,
+    bundle_id_of,
+    interface_of,
+    model_id_of,
+    write_manifest,
+)  # fmt: skip
+from ls_edge.cli import main
 
 _spec = importlib.util.spec_from_file_location(
     "runtime_fixtures", Path(__file__).parents[1] / "runtime" / "conftest.py"
@@ -70,3 +87,118 @@ def complaints(done):
 @pytest.fixture(name="complaints", scope="session")
 def _complaints():
     return complaints
+
+
+DIM, SIDE, PATCH, BLOCKS = 8, 16, 4, 4
+
+
+def _model(name, nodes, given, made, weights):
+    from onnx import TensorProto, helper, numpy_helper
+
+    graph = helper.make_graph(
+        nodes, name,
+        [helper.make_tensor_value_info(given[0], TensorProto.FLOAT, given[1])],
+        [helper.make_tensor_value_info(made[0], TensorProto.FLOAT, made[1])],
+        [numpy_helper.from_array(value, key) for key, value in weights.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    return model.SerializeToString()
+
+
+def _parts(classes, seed):
+    from onnx import helper
+
+    rng = np.random.default_rng(seed)
+
+    def weights(*shape):
+        return (rng.standard_normal(shape) / np.prod(shape[1:]) ** 0.5).astype(np.float32)
+
+    count = (SIDE // PATCH) ** 2
+    tokens = ["batch", count, DIM]
+    yield "stem", _model(
+        "stem",
+        [
+            helper.make_node("Conv", ["images", "w"], ["patches"], "conv", strides=[PATCH, PATCH]),
+            helper.make_node("Reshape", ["patches", "shape"], ["flat"], "reshape"),
+            helper.make_node("Transpose", ["flat"], ["tokens"], "transpose", perm=[0, 2, 1]),
+        ],
+        ("images", ["batch", 3, SIDE, SIDE]), ("tokens", tokens),
+        {"w": weights(DIM, 3, PATCH, PATCH), "shape": np.array([0, DIM, count], np.int64)},
+    )  # fmt: skip
+    for index in range(BLOCKS):
+        yield f"block {index}", _model(
+            "block",
+            [
+                helper.make_node("MatMul", ["tokens", "w"], ["mixed"], "matmul"),
+                helper.make_node("Add", ["tokens", "mixed"], ["tokens_out"], "add"),
+            ],
+            ("tokens", tokens), ("tokens_out", tokens), {"w": weights(DIM, DIM) * np.float32(0.5)},
+        )  # fmt: skip
+    yield "head", _model(
+        "head",
+        [
+            helper.make_node("ReduceMean", ["tokens", "axes"], ["mean"], "reducemean", keepdims=0),
+            helper.make_node("MatMul", ["mean", "w"], ["logits"], "matmul"),
+        ],
+        ("tokens", tokens), ("logits", ["batch", len(classes)]),
+        {"axes": np.array([1], np.int64), "w": weights(DIM, len(classes))},
+    )  # fmt: skip
+
+
+def make_bundle(folder, *, classes=tuple("0123456789"), seed=0, **fields):
+    """Write a bundle of random weights that takes 16x16 images; ``fields`` are of the manifest."""
+    (folder / "blocks").mkdir(parents=True, exist_ok=True)
+    made = {}
+    for name, content in _parts(classes, seed):
+        file = f"blocks/{int(name.split()[1]):02d}.onnx" if name.startswith("block") else f"{name}.onnx"
+        (folder / file).write_bytes(content)
+        made[name] = Part(file, hashlib.sha256(content).hexdigest(), len(content))
+    parts = Parts(made["stem"], made["head"], tuple(made[f"block {index}"] for index in range(BLOCKS)))
+    image = ImageSpec((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)
+    tokens = TokenSpec((SIDE // PATCH) ** 2, DIM)
+    interface = interface_of(image, tokens, BLOCKS, len(classes), needs_slot=False)
+    manifest = Manifest(
+        schema=1, bundle_id=bundle_id_of(interface, "fp32", parts), model_id=model_id_of(f"seed {seed}", interface),
+        model="tiny", method="shuffle", classes=tuple(classes), image=image, tokens=tokens, needs_slot=False,
+        precision="fp32", opset=20, parts=parts,
+    )  # fmt: skip
+    write_manifest(folder, msgspec.structs.replace(manifest, **fields))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory):
+    """The folder of a bundle that nobody changes."""
+    return make_bundle(tmp_path_factory.mktemp("bundle") / "bundle")
+
+
+@pytest.fixture(name="make_bundle", scope="session")
+def _make_bundle():
+    return make_bundle
+
+
+@pytest.fixture
+def command(capfd):
+    """Run a command in this process: ``command("eval", ...)`` is its exit code, standard output and error."""
+
+    def run(*arguments):
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        printed = capfd.readouterr()
+        return ended.value.code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def process():
+    """Run a command as a process of its own, with these environment variables; output as bytes."""
+
+    def run(*arguments, timeout=60, **env):
+        return subprocess.run(
+            [sys.executable, "-m", "ls_edge", *map(str, arguments)], capture_output=True, check=False, timeout=timeout,
+            stdin=subprocess.DEVNULL, env={**os.environ, **env},
+        )  # fmt: skip
+
+    return run

@@ -159,7 +159,7 @@ def test_cores_that_the_control_group_does_not_grant(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "cpu_quota", lambda: 0.5)
     found = pairs(doctor._machine())["cores"]
     assert found.status == "warn"
-    assert "no more than 1 threads" in found.mend
+    assert "no more than 1 thread in all" in found.mend
 
 
 def test_features_of_processors():

@@ -1,0 +1,84 @@
+"""The terminal: consoles that take text as it is, and tables that never lose a figure.
+
+Names and paths hold brackets, so no text is read as markup; styles are :class:`rich.text.Text`. A table that is wider
+than the terminal is written as a list, a line for each cell; one into a file or pipe has all the width it needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from ls_edge.errors import printable
+
+FILE_WIDTH = 10_000
+"""Of what is no terminal, in columns: nothing is wrapped or cut."""
+
+
+def open_console(*, stderr: bool = False) -> Console:
+    """A console on standard output or error in which nothing is markup, and nothing coloured by guess."""
+    console = Console(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    return console
+
+
+class PlainTable(Table):
+    """A table whose cells of type str are shown as they are: printable, not as markup, folded where they must be.
+
+    Its look is that of all tables of ls-edge; into a file or pipe it has no lines.
+    """
+
+    def __init__(self, title: str = "", **options: Any) -> None:
+        look = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "header_style": "dim"}
+        super().__init__(
+            title=Text(printable(title)) if title else None, title_justify="left", **{**look, **options}
+        )  # fmt: skip
+
+    def add_column(self, header: RenderableType = "", *arguments: Any, **options: Any) -> None:
+        """As of :class:`rich.table.Table`, but a word that is too long is never cut."""
+        super().add_column(header, *arguments, **{"overflow": "fold", **options})
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        """As of :class:`rich.table.Table`."""
+        super().add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells), **options)
+
+
+def print_table(table: Table, console: Console | None = None) -> None:
+    """Print a table, or its rows as lists where the terminal is too narrow for it."""
+    console = console or open_console()
+    if not console.is_terminal:
+        table.box = None
+    if Measurement.get(console, console.options.update(width=FILE_WIDTH), table).minimum <= console.width:
+        console.print(table, soft_wrap=False, markup=False, highlight=False)
+        return
+    for line in as_list(table):
+        console.print(line, soft_wrap=False, overflow="fold", markup=False, highlight=False)
+
+
+def as_list(table: Table) -> list[Text]:
+    """The cells of a table as lines ``heading: cell``, those after the first of a row indented."""
+    lines = [_text(table.title)] if table.title else []
+    columns = [(_plain(column.header), [_text(cell) for cell in column.cells]) for column in table.columns]
+    headed = table.show_header and any(header for header, _ in columns)
+    for number in range(table.row_count):
+        row = [(header if headed else "", cells[number]) for header, cells in columns]
+        if not headed and len(row) > 1:  # the first cell is what the others are about
+            row = [(row[0][1].plain, row[1][1]), *row[2:]]
+        shown = [(header, cell) for header, cell in row if cell.plain]
+        for place, (header, cell) in enumerate(shown):
+            lines.append(Text.assemble("  " if place else "", f"{header}: " if header else "", cell))
+    return lines
+
+
+def _text(cell: RenderableType) -> Text:
+    return cell if isinstance(cell, Text) else Text(printable(cell))
+
+
+def _plain(cell: RenderableType) -> str:
+    return cell.plain if isinstance(cell, Text) else str(cell)

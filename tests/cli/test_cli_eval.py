@@ -1,0 +1,110 @@
+"""``ls-edge eval`` of several bundles: which figures belong to which."""
+
+import json
+import shutil
+
+import msgspec
+import pytest
+
+from ls_edge.accuracy import Arbitrary, Evaluation, Sequential
+from ls_edge.cli.eval import _evaluate
+from ls_edge.datasets import open_data
+from ls_edge.errors import UsageError
+from ls_edge.report.curves import figure, write_figure
+from ls_edge.text import distinct_names
+
+EVAL = ("--data", "digits", "--limit", 20, "--orders", 2, "--keep", "2", "--threads", 1)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, make_bundle):
+    """Two bundles whose folders have the same name."""
+    top = tmp_path_factory.mktemp("two")
+    return [make_bundle(top / name / "bundle", seed=seed) for seed, name in enumerate(("first", "second"))]
+
+
+def test_every_table_has_a_name_and_one_table_has_all(command, two):
+    code, out, err = command("eval", *two, *EVAL)
+    assert code == 0, err
+    lines = out.splitlines()
+    assert [line.split(":")[0] for line in lines if "images of digits" in line] == ["first/bundle", "second/bundle"]
+    rows = [line.split()[0] for line in lines[-4:] if line.strip()]
+    assert "first/bundle" in " ".join(rows + lines[-6:])
+    for name in ("first/bundle", "second/bundle"):
+        assert sum(name in line for line in lines) == 2, out
+
+
+def test_names_in_the_json(command, two):
+    code, out, _ = command("eval", *two, two[0], *EVAL, "--json")
+    assert code == 0
+    document = json.loads(out)
+    assert [item["name"] for item in document["evaluations"]] == ["first/bundle", "second/bundle", "first/bundle (2)"]
+    assert document["evaluations"][0]["settings"]["of"] == str(two[0])
+    code, out, _ = command("eval", two[0], *EVAL, "--json")
+    assert json.loads(out)["name"] == "bundle"
+
+
+def test_names_in_the_picture(command, two, tmp_path):
+    code, _, err = command("eval", *two, *EVAL, "--figure", tmp_path / "accuracy.svg")
+    assert code == 0, err
+    text = (tmp_path / "accuracy.svg").read_text(encoding="utf-8")
+    assert ">first/bundle<" in text
+    assert ">second/bundle<" in text
+
+
+def evaluation(name):
+    nothing = Arbitrary(top1_mean=0.5, top1_std=0.0, top1_p5=0.5, top1_worst=0.5, orders=1)
+    return Evaluation(Sequential(0.5), nothing, {}, None, 1, settings={"method": "shuffle", "blocks": 4}, name=name)
+
+
+def test_names_that_are_alike_when_shortened_are_numbered():
+    long = [evaluation(f"a-very-long-name-{letter}-of-a-bundle") for letter in "xyz"]
+    text = figure(long).render("i")
+    shown = {piece.split("<")[0] for piece in text.split('class="ti"')[1:]}
+    assert len({piece.split(">")[1] for piece in shown}) == 3
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["a", "b"], ["a", "b"]),
+        (["x/a/bundle", "x/b/bundle", "c"], ["a/bundle", "b/bundle", "c"]),
+        (["a", "./a", "a/"], ["a", "a (2)", "a (3)"]),
+        (["p/b", "p/b", "q/b", "q/b"], ["p/b", "p/b (2)", "q/b", "q/b (2)"]),
+        (["/x/a/b", "/y/a/b"], ["x/a/b", "y/a/b"]),
+        (["/"], ["/"]),
+    ],
+)
+def test_distinct_names(paths, names):
+    assert distinct_names(paths) == names
+
+
+@pytest.mark.parametrize("extra", [["--figure", "."], ["--keep", "9"]])
+def test_a_mistake_is_found_before_the_work(command, two, extra, monkeypatch):
+    monkeypatch.setattr("ls_edge.accuracy.evaluate", lambda *_, **__: pytest.fail("evaluated"))
+    code, out, err = command("eval", two[0], *EVAL, *extra)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+
+
+def test_a_fault_of_the_last_bundle_is_found_before_the_first_is_evaluated(command, two, tmp_path, monkeypatch):
+    monkeypatch.setattr("ls_edge.accuracy.evaluate", lambda *_, **__: pytest.fail("evaluated"))
+    shutil.copytree(two[1], tmp_path / "broken")
+    (tmp_path / "broken" / "manifest.json").write_text("{}")
+    code, _, err = command("eval", two[0], tmp_path / "broken", *EVAL)
+    assert code == 1
+    assert str(tmp_path / "broken") in err
+
+
+def test_runs_of_different_depth_are_not_averaged(two):
+    like = msgspec.structs.replace(evaluation(""), settings={"blocks": 6, "of": "runs/deeper"})
+    with pytest.raises(UsageError, match=r"bundle has 4 blocks and runs/deeper has 6"):
+        _evaluate(
+            two[0], open_data("digits", "eval"), 2, None, arrangements=False, kendall=False, limit=1, seed=0,
+            batch_size=1, device="cpu", precision="fp32", threads=1, like=like,
+        )  # fmt: skip
+
+
+def test_a_figure_of_too_many(tmp_path):
+    with pytest.raises(UsageError, match="holds 1 to 8 runs"):
+        write_figure(tmp_path / "x.svg", [evaluation(str(n)) for n in range(9)])

@@ -1,0 +1,191 @@
+"""Every command on terminals that have no Unicode, no cursor or twenty columns: nothing crashes, no figure is lost."""
+
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+from rich.console import Console
+
+from ls_edge.cli import COMMANDS
+from ls_edge.report.live import RunProgress
+from ls_edge.report.sketch import sketch
+from ls_edge.report.tables import print_comparison, print_summary
+from ls_edge.report.terminal import PlainTable, print_table
+from ls_edge.streams import stand_in
+from ls_edge.summary import RunContext, summarise
+from ls_edge.text import counted
+from ls_edge.trace import PeerEvent, RequestRecord, Visit
+
+EVAL = ("--data", "digits", "--limit", 20, "--orders", 2, "--keep", "2", "--threads", 1)
+ASCII = [{"LANG": "C"}, {"LC_ALL": "POSIX"}, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}]
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+def on_a_terminal(*arguments, columns=20, term="xterm", **env):
+    """Exit code and output of a real process whose output and errors are a terminal."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    settings = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ls_edge", *map(str, arguments)], stdin=slave, stdout=slave, stderr=slave,
+        env={**settings, "TERM": term, **env},
+    )  # fmt: skip
+    os.close(slave)
+    parts = []
+    try:
+        while part := os.read(master, 65536):
+            parts.append(part)
+    except OSError:  # what Linux says at the end
+        pass
+    os.close(master)
+    return process.wait(60), b"".join(parts).decode()
+
+
+@pytest.mark.parametrize("env", ASCII, ids=lambda env: "=".join(*env.items()))
+def test_ascii_has_stand_ins(process, bundle, env):
+    clean = dict.fromkeys(("LANG", "LC_ALL", "LC_CTYPE", "PYTHONIOENCODING", "PYTHONUTF8"), "")
+    done = process("eval", bundle, *EVAL, **{**clean, **env})
+    assert done.returncode == 0, done.stderr
+    text = done.stdout.decode("latin-1" if "latin-1" in env.values() else "ascii")
+    assert ("±" if "latin-1" in env.values() else "+-") in text
+    assert re.search(r"all +0\.\d{3} +0\.\d{3}", text)
+    assert b"Traceback" not in done.stderr
+
+
+def test_names_that_ascii_lacks_are_unambiguous(process, tmp_path):
+    done = process("verify", tmp_path / "größer…", PYTHONIOENCODING="ascii")
+    assert done.returncode == 1
+    assert rb"gr\xf6\xdfer..." in done.stderr
+    done = process("verify", str(tmp_path).encode().decode() + "/caf\udce9")
+    assert rb"caf\xe9" in done.stderr
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_json_is_utf8_everywhere(process, bundle):
+    for env in ASCII:
+        done = process("verify", bundle, "--json", **env)
+        assert done.returncode == 0
+        done.stdout.decode("utf-8")
+
+
+def test_the_utf8_terminal_keeps_its_characters(process, bundle):
+    done = process("eval", bundle, *EVAL, LANG="", LC_ALL="", LC_CTYPE="C.UTF-8")
+    assert "±" in done.stdout.decode("utf-8")
+
+
+def test_help_needs_ascii_only(command):
+    for name in COMMANDS:
+        code, out, _ = command(name, "--help")
+        assert code == 0
+        assert out.isascii(), name
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_twenty_columns_lose_no_figure(bundle, term):
+    code, text = on_a_terminal("eval", bundle, *EVAL, term=term)
+    assert code == 0, text
+    figures = plain(text)
+    wide, whole = on_a_terminal("eval", bundle, *EVAL, columns=200)
+    assert wide == 0
+    for figure in re.findall(r"\d\.\d{3}", plain(whole)):
+        assert figure in figures
+    assert re.search(r"trained order:\s+0\.\d{3}", figures) or term == "dumb"
+    if term == "dumb":
+        assert "\x1b" not in text
+
+
+BENCH = ("bench", "--duration", "0.05", "--threads", 1)
+
+
+@pytest.mark.parametrize("arguments", [BENCH, ("verify",)], ids=lambda arguments: arguments[0])
+@pytest.mark.parametrize("how", [{"columns": 20}, {"columns": 1}, {"term": "dumb", "PYTHONIOENCODING": "ascii"}])
+def test_other_commands_on_odd_terminals(bundle, arguments, how):
+    code, text = on_a_terminal(arguments[0], bundle, *arguments[1:], **how)
+    assert code == 0, text
+    assert "…" not in text
+    if arguments[0] == "bench" and how.get("columns") != 1:
+        assert "1 thread, " in plain(text).replace("\r\n", "")
+
+
+def test_a_live_run_on_twenty_columns():
+    out = Console(file=io.StringIO(), force_terminal=True, width=20, color_system=None, legacy_windows=False)
+    with RunProgress(1234, ["a", "b"], console=out) as progress:
+        for number in range(12):
+            progress.record(record(number, 7.25))
+    assert "12/1,234" in out.file.getvalue().replace("\n", "")
+    assert "7.2" in out.file.getvalue()
+
+
+def test_a_live_run_on_a_terminal_without_a_cursor(monkeypatch):
+    out = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={"TERM": "dumb"})
+    with RunProgress(2, ["a"], console=out) as progress:
+        progress.event(PeerEvent(1.0, "a", "lost"))
+        progress.record(record(0, 7.25))
+    lines = out.file.getvalue().splitlines()
+    assert [line.split(":")[0] for line in lines] == ["run", "run"]
+    assert "\x1b" not in out.file.getvalue()
+
+
+def record(number, latency):
+    visit = Visit("a", (0, 1), 0.1, 1.0, 0.1, 0.5)
+    return RequestRecord(
+        id=number, image="a.png", label=1, prediction=1, latency_ms=latency, degraded=False, error=None,
+        order=((0, "a"), (1, "a")), skipped=(), attempts=1, logits=None, stem_ms=0.5, head_ms=0.1, visits=(visit,),
+        return_wire_ms=0.5,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [1, 7, 20, 39])
+def test_tables_of_a_run_at_any_width(width):
+    summary = summarise([record(n, 7.25) for n in range(3)], [PeerEvent(0, "a", "alive")], RunContext(classes=10))
+    for terminal in (True, False):
+        out = Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None)
+        print_summary(summary, out, title="[/odd]")
+        print_comparison([("one", summary)], out)
+        text = "".join(out.file.getvalue().split())
+        for figure in ("3of3", "p507.2ms", "100.0%", "blocksrun", "6"):
+            assert figure in text
+        assert "…" not in text
+
+
+def test_a_sketch_at_any_width():
+    for width in (4, 20, 200):
+        lines = sketch(record(0, 7.25), width, ascii_only=True)
+        text = " ".join(line.plain for line in lines)
+        assert text.isascii()
+        assert "7.2 ms" in text
+
+
+def test_cells_are_neither_markup_nor_commands():
+    table = PlainTable("[red]\x1b[2J")
+    table.add_column("name")
+    table.add_row("[/x] \x1b]0;t\x07 :smile:")
+    out = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
+    print_table(table, out)
+    assert r"[/x] \x1b]0;t\x07 :smile:" in out.file.getvalue()
+    assert "\x1b[2J" not in out.file.getvalue()
+
+
+def test_stand_ins():
+    assert "".join(map(stand_in, "1 ± 2 … ─│┌┼ ▇ ⠋ τ é")) == "1 +- 2 ... -|++ # * tau \\xe9"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((1, "thread"), "1 thread"), ((2, "thread"), "2 threads"), ((0, "image"), "0 images"),
+        ((1, "retry", "retries"), "1 retry"), ((3, "retry", "retries"), "3 retries"), ((1000, "run"), "1,000 runs"),
+    ],
+)  # fmt: skip
+def test_counted(arguments, text):
+    assert counted(*arguments) == text
