@@ -88,7 +88,7 @@ def check_whole(path: str | Path) -> None:
     """Raise :class:`UsageError` where :func:`write_whole` could not write ``path``, before the work for it is done."""
     path = Path(path)
     if path.is_dir():
-        raise UsageError(f"cannot write {path}: that is a folder; give the name of a file")
+        raise UsageError(f"{path} is a folder, so it cannot be written; name a file")
     above = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         why = "may not be written to" if above.is_dir() else "is no folder"

@@ -70,4 +70,4 @@ def test_no_message_and_no_document_installs_the_project_by_name():
     assert len(texts) > 100
     for path in [*texts, ROOT / "README.md"]:
         text = path.read_text(encoding="utf-8")
-        assert not re.search(r"pip install (-\S+ )*['\"]?ls-edge(\[[\w,]+\])?['\"\s]", text), path
+        assert not re.search(r"pip install (-\S+ )*['\"]?ls-edge(\[[\w,]+\])?(?! @)['\"\s]", text), path
