@@ -64,6 +64,8 @@ class Limits:
     """The same in any case, where others could run them."""
     window: float = 0.1
     """Seconds of transfers that may be on their way over a slow link: heartbeats and all else wait behind them."""
+    starved: float = 0.5
+    """Seconds after which a peer takes one request of a linked source, whatever it holds."""
     credit_wait: float = 0.25
     """How long tokens wait for the credit of a preferred holder."""
     look_again: float = 0.05

@@ -90,6 +90,8 @@ class PeerMachine(Joiner):
         self._served: dict[str, int] = {}
         self._turn = 0
         self._arrivals = 0
+        self._let_in: dict[str, float] = {}
+        """When each source, its aliases counting as one, last made a transfer to this peer itself."""
         self._start_at = 0.0
         self._drain_until = float("inf")
         self._tombstones: dict[tuple[str, RequestId], float] = {}
@@ -116,7 +118,7 @@ class PeerMachine(Joiner):
         if not self._is_source(name):
             return self.credits
         held = self._held_by_owner()
-        return max(0, min(self.credits - self.limits.reserved, self._room(name, held)), self._guaranteed(name, held))
+        return max(0, min(self.credits - self.limits.reserved, self._room(name, held)), self._guaranteed(name))
 
     def _is_source(self, name: str) -> bool:
         n = self.neighbours.get(name)
@@ -131,13 +133,20 @@ class PeerMachine(Joiner):
         who = owner_of(owner)
         return self.limits.fair_share(len(held.keys() | {who})) - held[who]
 
-    def _guaranteed(self, owner: str, held: Counter[str]) -> int:
-        """How many requests a linked source may have here even if others hold all credits and never let go."""
-        if not self.warm or self.draining or self.stuck or not self._is_source(owner):
+    def _guaranteed(self, sender: str) -> int:
+        """How many transfers a linked source may make even if others hold all credits and never let go.
+
+        That a request is its own is a peer's word where it came from one; so a source that was not let in for a while
+        may make one whatever is held in its name.
+        """
+        if not self.warm or self.draining or self.stuck or not self._is_source(sender):
             return 0
-        if held.total() >= 2 * self.limits.credits:
+        who = owner_of(sender)
+        working = [item for item in self.items.values() if item.stage is not Stage.CUSTODY]
+        if sum(item.came_from == item.owner for item in working) >= self.limits.credits:
             return 0
-        return max(0, self.limits.guaranteed - held[owner_of(owner)])
+        starved = self._now - self._let_in.get(who, float("-inf")) >= self.limits.starved
+        return max(int(starved), self.limits.guaranteed - sum(owner_of(item.owner) == who for item in working))
 
     def state(self, name: str = "") -> State:
         """What the neighbour of this name has to know."""
@@ -189,6 +198,8 @@ class PeerMachine(Joiner):
             self._out.append(TellState())
         else:
             super()._on(event)
+        if isinstance(event, NeighbourDown):
+            self._let_in.pop(owner_of(event.name), None)
         if isinstance(event, (NeighbourUp, NeighbourDown, NeighbourState, Tick)) and self.items:
             self._look_for_orphans()
         self._forget()
@@ -222,6 +233,8 @@ class PeerMachine(Joiner):
                 progress_at=self._now,
             )
             self._arrivals += 1
+            if sender == item.owner:
+                self._let_in[owner_of(sender)] = self._now
             self.items[run.ticket] = item
             self._ready.append(item)
             self._tell_source(item, sender)
@@ -237,13 +250,15 @@ class PeerMachine(Joiner):
         if not event.finite:
             return "not finite"
         if run.returning:
-            return "busy" if len(self.items) >= self.limits.credits + self.limits.custody else ""
+            room = self.limits.credits + self.limits.custody
+            theirs = sum(bool(item.returning) and item.came_from == event.sender for item in self.items.values())
+            return "busy" if len(self.items) >= room or theirs >= room // 2 else ""
         if self.draining:
             return "draining"
         if not self.warm:
             return "cold"
         held = self._held_by_owner()
-        if self._guaranteed(owner, held):
+        if self._guaranteed(event.sender):
             return ""
         return "busy" if self.credits_for(event.sender) <= 0 or self._room(owner, held) <= 0 else ""
 

@@ -340,6 +340,18 @@ def test_one_source_leaves_room_for_the_next_whatever_it_is_called():
     assert peer.sent(Accept, "laptop")
 
 
+def test_nobody_takes_the_share_of_a_source_in_its_name():
+    peer = new_peer()
+    peer.meets("b", [])
+    for number in range(200):
+        run = run_of(ticket(number), budget=600, remaining=(2, 3), waves=BY_X)
+        peer.gets("b", run)
+        peer.gets("b", msgspec.structs.replace(run, ticket=ticket(1000 + number), returning="unreachable"))
+    assert len(peer.machine.items) <= 16 + 64
+    peer.gets("laptop", run_of(ticket(999)))
+    assert peer.sent(Accept, "laptop")
+
+
 def test_sources_share_the_credits_equally():
     peer = new_peer()
     peer.meets("b", [])
