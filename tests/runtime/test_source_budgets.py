@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ls_edge.bundle import Bundle
+from ls_edge.cli import main
 from ls_edge.errors import BudgetExceeded, Overloaded, SourceClosed, UsageError
 from ls_edge.peers import load_peers
 from ls_edge.runtime.peer import Peer
@@ -345,3 +346,18 @@ def test_arguments_of_submit_that_make_no_sense_are_a_usage_error(alone, images,
     assert key in str(raised.value)
     assert repr(value) in str(raised.value)
     assert not source._open
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--budget-ms", "nan"), ("--budget-ms", "600001"), ("--price", "nan"), ("--audit", "nan"), ("--max-skips", "7"),
+     ("--seed", str(2**63)), ("--waves", "2000")],
+)  # fmt: skip
+def test_flags_of_run_that_make_no_sense_end_it_with_one_line(tiny_bundle, write_peers, capsys, flag, value):
+    peers = str(write_peers({"a": range(6)}))
+    arguments = ["--peers", peers, "--bundle", str(tiny_bundle), "--data", "digits", "--wait", "0", flag, value]
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *arguments])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"ls-edge: {flag.strip('-').replace('-', '_')} {value}")
