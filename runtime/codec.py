@@ -78,13 +78,11 @@ def decode(codec: str, frame: memoryview | bytes, count: int, dim: int) -> Token
 
 
 def is_finite(tokens: np.ndarray) -> bool:
-    """Whether no value is NaN or infinity.
+    """Whether no value is NaN or infinity; ``docs/measurements.md`` says what it takes.
 
-    Half-precision values are looked at as integers, since numpy converts them one by one: 17 against 240 us for
-    197 x 768 tokens. Float32 takes 18 us for the same and 2 us for 17 x 32 (``docs/measurements.md``). A dot product
-    of the values with themselves would be a little cheaper, but it overflows for large finite values and may wake
-    the threads of the library that computes it.
+    Half-precision values are looked at as integers, since numpy converts them one by one. A dot product of the values
+    with themselves would be no cheaper, overflows for large finite values, and may wake its library's threads.
     """
     if tokens.dtype == np.float16:
         return not tokens.size or int((tokens.view(np.uint16) & _FP16_EXPONENT).max()) < _FP16_EXPONENT
-    return bool(np.isfinite(tokens).all())
+    return 0 not in np.isfinite(tokens).tobytes()  # a third of the time of all() where there are few values
