@@ -41,8 +41,8 @@ def run(quick: bool) -> dict[str, Any]:
 def _audit(path: Path, *, quick: bool) -> dict[str, Any]:
     bundle = Bundle.open(path)
     say(f"  audit, {bundle.manifest.model}")
-    rounds = 2 if quick else 9
-    count = 20 if quick else 1200 if bundle.manifest.tokens.count < 100 else 60
+    small = bundle.manifest.tokens.count < 100
+    rounds, count = (2, 20) if quick else (16, 500) if small else (9, 60)
     half = bundle.blocks // 2
     pictures = images_for(bundle, 16)
     rate: dict[str, list[float]] = {str(share): [] for share in SHARES}
