@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -21,9 +22,15 @@ from typing import Any
 import msgspec
 
 from ls_edge.errors import BundleError, DigestMismatch, SchemaMismatch
+from ls_edge.explain import json_fault
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
+TOKEN_DTYPES = {"float32": 4, "float16": 2}
+"""Bytes of a number, by the type of the tokens."""
+MAX_SIDE, MAX_TOKENS = 16_384, 1_048_576
+"""Limits of what a manifest may ask for, far above what any model needs."""
 
 
 class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,7 +65,7 @@ class TokenSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def bytes_per_image(self) -> int:
         """Bytes of one image's tokens without a codec."""
-        return self.count * self.dim * {"float32": 4, "float16": 2}[self.dtype]
+        return self.count * self.dim * TOKEN_DTYPES[self.dtype]
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -240,17 +247,45 @@ class Bundle:
 def _decode_manifest(path: Path, raw: bytes) -> Manifest:
     try:
         schema = msgspec.json.decode(raw, type=dict).get("schema")
-    except msgspec.MsgspecError as error:
-        raise BundleError(f"{path} is not JSON ({error}); copy the bundle again or export it again") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        place, why = json_fault(raw, dict, error)
+        raise BundleError(
+            f"{path}{place} is no manifest of a bundle: {why}; copy the bundle again or export it again"
+        ) from None
     if schema != SCHEMA:
         raise SchemaMismatch(
             f"{path} has schema {schema!r}, this ls-edge reads schema {SCHEMA}; "
             "export the run again with this version, or install the version that wrote it"
         )
     try:
-        return msgspec.json.decode(raw, type=Manifest)
-    except msgspec.MsgspecError as error:
-        raise BundleError(f"{path} is no manifest of schema {SCHEMA} ({error}); export the run again") from None
+        manifest = msgspec.json.decode(raw, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        place, why = json_fault(raw, Manifest, error)
+        raise BundleError(f"{path}{place} is no manifest of schema {SCHEMA}: {why}; export the run again") from None
+    for name, value, right, what in _values(manifest):
+        if not right:
+            raise BundleError(f"{path}: {name} is {value!r}; it has to be {what}; export the run again")
+    return manifest
+
+
+def _values(manifest: Manifest) -> Iterator[tuple[str, Any, bool, str]]:
+    """Each figure of a manifest that others compute with: its name, itself, whether it can be, what it has to be."""
+    image, tokens = manifest.image, manifest.tokens
+    yield "image.size", image.size, all(1 <= side <= MAX_SIDE for side in image.size), f"from 1 to {MAX_SIDE} pixels"
+    yield "image.mean", image.mean, all(map(math.isfinite, image.mean)), "finite numbers"
+    yield "image.std", image.std, all(0 < part < math.inf for part in image.std), "finite numbers above 0"
+    yield "image.crop_pct", image.crop_pct, 0 < image.crop_pct <= 10, "above 0 and at most 10"
+    yield (
+        "image.interpolation",
+        image.interpolation,
+        image.interpolation in INTERPOLATIONS,
+        (f"one of {', '.join(INTERPOLATIONS)}"),
+    )
+    yield "tokens.count", tokens.count, 1 <= tokens.count <= MAX_TOKENS, f"from 1 to {MAX_TOKENS}"
+    yield "tokens.dim", tokens.dim, 1 <= tokens.dim <= MAX_TOKENS, f"from 1 to {MAX_TOKENS}"
+    yield "tokens.dtype", tokens.dtype, tokens.dtype in TOKEN_DTYPES, f"one of {', '.join(TOKEN_DTYPES)}"
+    yield "parts.blocks", len(manifest.parts.blocks), bool(manifest.parts.blocks), "at least one block"
+    yield "classes", len(manifest.classes), bool(manifest.classes), "at least one class"
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -221,12 +221,14 @@ def _check_peer(entry: PeerEntry, index: int, places: yamlfile.Places) -> Peer:
         raise places.error(
             f"blocks {entry.blocks!r}: list at least one block, each once, counted from 0", *at, "blocks"
         )
-    for key, number, least in (
-        ("threads", entry.threads, 1), ("max_batch", entry.max_batch, 1), ("credits", entry.credits, 1),
-        ("batch_wait_ms", entry.batch_wait_ms, 0),
+    for key, number, least, most in (
+        ("threads", entry.threads, 1, 1024), ("max_batch", entry.max_batch, 1, 1024),
+        ("credits", entry.credits, 1, 65535), ("batch_wait_ms", entry.batch_wait_ms, 0, 60_000),
     ):  # fmt: skip
         if number is not None and number < least:
             raise places.error(f"{key} is {number}, the least is {least}", *at, key)
+        if number is not None and number > most:
+            raise places.error(f"{key} is {number}, the most is {most}", *at, key)
     _check_key(entry.public_key, places, *at, "public_key")
     return Peer(
         name=entry.name, address=entry.address, bind=entry.bind or entry.address, blocks=tuple(sorted(blocks)),

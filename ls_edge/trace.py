@@ -18,6 +18,7 @@ import msgspec
 
 from ls_edge.arrangement import Arrangement
 from ls_edge.errors import DataError, UsageError
+from ls_edge.explain import json_fault
 
 BlockAt = tuple[int, str]
 """A block and the process that ran it."""
@@ -225,5 +226,6 @@ def read_trace(path: str | Path) -> Iterator[RequestRecord]:
         for number, line in enumerate(stream, 1):
             try:
                 yield msgspec.json.decode(line, type=RequestRecord)
-            except msgspec.MsgspecError as error:
-                raise DataError(f"{path}:{number} is no line of a trace ({error}); was the run interrupted?") from None
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                _, why = json_fault(line, RequestRecord, error)
+                raise DataError(f"{path}:{number} is no line of a trace ({why}); was the run interrupted?") from None

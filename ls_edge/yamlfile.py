@@ -7,7 +7,7 @@ the caller's to check, with :meth:`Places.error`.
 
 from __future__ import annotations
 
-import difflib
+import math
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
+from ls_edge import explain
 from ls_edge.errors import ConfigError
 
 T = TypeVar("T")
@@ -22,6 +23,7 @@ Path_ = tuple[str | int, ...]
 
 MAX_DEPTH = 20
 MAX_VALUES = 100_000
+MAX_BYTES = 4_000_000
 """Limits of a file, far above what settings need."""
 
 
@@ -32,6 +34,8 @@ class Places:
         self.path = path
         self.marks: dict[Path_, tuple[int, int]] = {}
         self.key_marks: dict[Path_, tuple[int, int]] = {}
+        self.written: dict[Path_, str] = {}
+        """What stands in the file, of values that are not in quotes."""
 
     def error(self, message: str, *where: str | int, key: bool = False) -> ConfigError:
         """Make a :class:`ConfigError` at the value (or ``key``) of this path, or at its nearest parent."""
@@ -47,13 +51,18 @@ def load(path: str | Path, type_: type[T]) -> tuple[T, Places]:
     """Read ``path`` as ``type_``; raises :class:`ConfigError` for whatever keeps it from being one."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise ConfigError(f"larger than {MAX_BYTES} bytes, which no such file is; check the path", path=path)
+        text = raw.decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError("no such file; check the path", path=path) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8 text (byte {error.start}); save it as UTF-8", path=path) from None
     except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", path=path) from None
+        what = "is a folder; name the file" if path.is_dir() else f"cannot be read: {error.strerror}"
+        raise ConfigError(what, path=path) from None
     places = Places(path)
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -67,11 +76,15 @@ def load(path: str | Path, type_: type[T]) -> tuple[T, Places]:
         raise ConfigError(f"not YAML: {str(error).splitlines()[0]}", path=path) from None
     except RecursionError:
         raise ConfigError(f"deeper than {MAX_DEPTH} levels; write it plainly", path=path) from None
-    plain = {} if node is None else _plain(node, (), places)
+    plain = None if node is None else _plain(node, (), places)
+    empty = plain is None
+    plain = {} if empty else plain
     try:
         return msgspec.convert(plain, type_), places
     except msgspec.ValidationError as error:
-        raise _explain(str(error), places, type_) from None
+        if empty:
+            raise ConfigError(f"the file is empty: {explain.fault(str(error), {}, type_).text}", path=path) from None
+        raise _explain(str(error), plain, places, type_) from None
 
 
 def _plain(node: yaml.Node, where: Path_, places: Places) -> Any:
@@ -83,9 +96,15 @@ def _plain(node: yaml.Node, where: Path_, places: Places) -> Any:
     if isinstance(node, yaml.MappingNode):
         result: dict[Any, Any] = {}
         for key_node, value_node in node.value:
-            key = _scalar(key_node, where, places) if isinstance(key_node, yaml.ScalarNode) else None
-            here = (*where, key if isinstance(key, str) else str(key))
             mark = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
+            key = _scalar(key_node, (*where, key_node.value), places) if isinstance(key_node, yaml.ScalarNode) else None
+            if not isinstance(key, str):
+                shown = repr(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a list or group of keys"
+                raise ConfigError(
+                    f"{shown} as a key is no text; put it in quotes, or correct it", path=places.path, line=mark[0],
+                    column=mark[1],
+                )  # fmt: skip
+            here = (*where, key)
             if key in result:
                 raise ConfigError(f"{key!r} stands twice; keep one", path=places.path, line=mark[0], column=mark[1])
             places.key_marks[here] = mark
@@ -96,46 +115,30 @@ def _plain(node: yaml.Node, where: Path_, places: Places) -> Any:
     return _scalar(node, where, places)
 
 
+_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+"""Numbers such as ``1e-3``, which YAML 1.1 takes for text."""
+
+
 def _scalar(node: yaml.Node, where: Path_, places: Places) -> Any:
+    unquoted = isinstance(node, yaml.ScalarNode) and node.style is None
+    if unquoted:
+        places.written[where] = node.value
     try:
-        return yaml.SafeLoader("").construct_object(node)
+        value = yaml.SafeLoader("").construct_object(node)
     except (yaml.YAMLError, ValueError):
         raise places.error(f"{node.value!r} cannot be read as a value; put it in quotes", *where) from None
+    if unquoted and isinstance(value, str) and _EXPONENT.fullmatch(value):
+        value = float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        name = next((step for step in reversed(where) if isinstance(step, str)), "the value")
+        raise places.error(f"{name} is {node.value}; it has to be a finite number", *where)
+    if isinstance(value, int) and abs(value) >= 2**63:
+        name = next((step for step in reversed(where) if isinstance(step, str)), "the value")
+        raise places.error(f"{name} is {node.value}, which is too large; check it", *where)
+    return value
 
 
-def _explain(message: str, places: Places, type_: type[Any]) -> ConfigError:
-    text, _, at = message.partition(" - at `$")
-    where: list[str | int] = []
-    for name, index in re.findall(r"\.([^.\[\]`]+)|\[(\d+|\.\.\.)\]", at.rstrip("`")):
-        where.append(name if name else int(index) if index.isdigit() else 0)
-    unknown = re.search(r"unknown field `(.+?)`", text)
-    if unknown:
-        known = _fields_at(type_, where)
-        near = difflib.get_close_matches(unknown[1], known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
-        return places.error(f"unknown key {unknown[1]!r}; {hint}", *where, unknown[1], key=True)
-    missing = re.search(r"missing required field `(.+?)`", text)
-    if missing:
-        return places.error(f"the key {missing[1]!r} is missing here; add it", *where)
-    return places.error(f"{text[0].lower()}{text[1:]}{f' for {where[-1]!r}' if where else ''}", *where)
-
-
-def _fields_at(type_: Any, where: list[str | int]) -> list[str]:
-    """Names of the fields of the struct that stands at ``where`` inside ``type_``."""
-    info = msgspec.inspect.type_info(type_)
-    for step in where:
-        info = _unwrap(info)
-        if isinstance(info, msgspec.inspect.StructType):
-            info = next(field.type for field in info.fields if field.encode_name == step)
-        elif isinstance(info, (msgspec.inspect.ListType, msgspec.inspect.VarTupleType)):
-            info = info.item_type
-        elif isinstance(info, msgspec.inspect.DictType):
-            info = info.value_type
-    info = _unwrap(info)
-    return [field.encode_name for field in info.fields] if isinstance(info, msgspec.inspect.StructType) else []
-
-
-def _unwrap(info: msgspec.inspect.Type) -> msgspec.inspect.Type:
-    if isinstance(info, msgspec.inspect.UnionType):
-        return next((t for t in info.types if not isinstance(t, msgspec.inspect.NoneType)), info)
-    return info
+def _explain(message: str, plain: Any, places: Places, type_: type[Any]) -> ConfigError:
+    where = explain.fault(message, plain, type_).where
+    found = explain.fault(message, plain, type_, written=places.written.get(where))
+    return places.error(found.text, *found.where, key=found.is_key)

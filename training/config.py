@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from ls_edge import yamlfile
+from ls_edge import explain, yamlfile
 from ls_edge.bundle import ImageSpec
 from ls_edge.errors import UsageError
 
@@ -181,7 +181,8 @@ def read_config(path: str | Path | None, flags: dict[str, Any]) -> tuple[TrainCo
     try:
         config = msgspec.convert(plain, TrainConfig)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{error}; see 'ls-edge train --help'") from None
+        text = explain.fault(str(error), plain, TrainConfig).text
+        raise UsageError(f"{text}; see 'ls-edge train --help'") from None
     check(config, None)
     return config, frozenset(_dotted(plain))
 

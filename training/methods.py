@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from ls_edge import explain
 from ls_edge.arrangement import Arrangement, apply, random_orders
 from ls_edge.errors import UsageError
 from ls_edge.training.anyorder import AnyOrderSettings, draw_plan, validation_arrangements
@@ -248,5 +249,6 @@ def make_method(name: str, args: dict[str, Any]) -> Method:
     try:
         return kind(msgspec.convert(args, kind.settings_type))
     except msgspec.ValidationError as error:
+        text = explain.fault(str(error), args, kind.settings_type).text
         known = ", ".join(kind.settings_type.__struct_fields__) or "none"
-        raise UsageError(f"method {name} with settings {args}: {error}; it has {known}") from None
+        raise UsageError(f"method {name} with settings {args}: {text}; it has {known}") from None
