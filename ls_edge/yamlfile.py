@@ -97,7 +97,7 @@ def _plain(node: yaml.Node, where: Path_, places: Places) -> Any:
         result: dict[Any, Any] = {}
         for key_node, value_node in node.value:
             mark = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
-            key = _scalar(key_node, (*where, key_node.value), places) if isinstance(key_node, yaml.ScalarNode) else None
+            key = _scalar(key_node, where, places, is_key=True) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str):
                 shown = repr(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a list or group of keys"
                 raise ConfigError(
@@ -119,9 +119,9 @@ _EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 """Numbers such as ``1e-3``, which YAML 1.1 takes for text."""
 
 
-def _scalar(node: yaml.Node, where: Path_, places: Places) -> Any:
+def _scalar(node: yaml.Node, where: Path_, places: Places, *, is_key: bool = False) -> Any:
     unquoted = isinstance(node, yaml.ScalarNode) and node.style is None
-    if unquoted:
+    if unquoted and not is_key:
         places.written[where] = node.value
     try:
         value = yaml.SafeLoader("").construct_object(node)
