@@ -28,14 +28,14 @@ MAX_HEADER = 64 * 1024
 
 
 class Ticket(NamedTuple):
-    """Identity of one transfer: a request, a branch of it, and how many transfers that branch made before."""
+    """Identity of one transfer: a request, a branch of it, and how many transfers it took to get here."""
 
     request: bytes
     """128 random bits that only those know who were handed the request: whoever names it has held it."""
     branch: int
     """64 random bits; a copy that is sent again starts a new branch."""
     hop: int
-    """Transfers that the branch made before this one; 0 for the first from the source."""
+    """Transfers from the source to here, this one included; 0 in the source, whose own copy was never sent."""
 
 
 RequestId = bytes
@@ -201,7 +201,7 @@ class State(_Message, frozen=True, tag="state"):
     calls: int
     """Engine calls that it has finished, ever; shows that it advances."""
     block_us: int
-    """What one engine call takes it, usually."""
+    """What one block takes it, usually."""
     wait_us: int = 0
     """What its engine has to do before it could begin with something new."""
     reaches: tuple[str, ...] = ()
@@ -249,7 +249,7 @@ class Refuse(_Message, frozen=True, tag="refuse"):
 
 
 class Progress(_Message, frozen=True, tag="progress"):
-    """The holder's engine advances; to the holder before it."""
+    """The holder is well, and so are the tokens; to the holder before it."""
 
     ticket: Ticket
     blocks_done: int

@@ -10,13 +10,19 @@ import numpy as np
 import pytest
 
 from ls_edge.errors import WireError
-from ls_edge.runtime import codec, links, names, node, wire
+from ls_edge.runtime import codec, door, links, names, node, wire
+from ls_edge.runtime.routing import machine, neighbours, source
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.wire import Itinerary, Run, Ticket, Track, TrackRow, VisitRow
 
 TEXT = (Path(__file__).parents[2] / "runtime" / "PROTOCOL.md").read_text(encoding="utf-8")
 MESSAGES = {kind.__struct_config__.tag: kind for kind in get_args(wire.Message)}
 PARTS = {"Ticket": Ticket, "Itinerary": Itinerary, "Track": Track, "VisitRow": VisitRow, "TrackRow": TrackRow}
+
+HOMES = {
+    "wire": wire, "node": node, "links": links, "names": names, "door": door, "machine": machine,
+    "neighbours": neighbours, "source": source,
+}  # fmt: skip
 
 TICKET = Ticket(b"s" * 16, 2, 3)
 ROW = TrackRow(0, "a", (), 0, 0, 0)
@@ -134,8 +140,39 @@ def test_ranges_are_those_that_the_code_checks(heading, name):
 
 
 def test_deadlines_are_those_of_the_code():
-    said = {name.strip("`"): value for name, value, _ in rows("Deadlines")}
+    said = {name.strip("`"): value for name, value, _, _ in rows("Deadlines")}
     assert said == {field.name: str(field.default) for field in dataclasses.fields(Limits)}
+
+
+def test_every_deadline_has_a_unit():
+    units = {name.strip("`"): unit for name, _, unit, _ in rows("Deadlines")}
+    assert all(units.values())
+    assert {name for name, unit in units.items() if unit == "s"} >= {
+        field.name
+        for field in dataclasses.fields(Limits)
+        if field.name.endswith(("_floor", "_wait", "_every", "_base"))
+    }
+
+
+def test_other_numbers_are_those_of_the_code():
+    named = set()
+    for what, value, unit, code in rows("Other numbers"):
+        names_in_code = re.findall(r"`([\w.]+)`", code)
+        values = value.split(" and ")
+        assert len(names_in_code) == len(values)
+        for dotted, said in zip(names_in_code, values, strict=True):
+            module, _, name = dotted.partition(".")
+            actual = getattr(HOMES[module], name)
+            shown = actual / 1000 if unit == "s" and name.endswith("_MS") else actual
+            assert said == str(shown), f"{what}: {dotted} is {actual}"
+            named.add(dotted)
+    public = {
+        f"{module}.{name}"
+        for module in ("wire", "node")
+        for name, value in vars(HOMES[module]).items()
+        if name.isupper() and not name.startswith("_") and isinstance(value, (int, float))
+    } - {"wire.MAJOR", "wire.MINOR"}
+    assert public <= named
 
 
 def test_codecs_are_those_of_the_code():
@@ -153,7 +190,7 @@ def test_codecs_are_those_of_the_code():
 def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"Version {wire.MAJOR}.{wire.MINOR}." in TEXT
     assert f"at most {wire.MAX_HEADER} bytes" in TEXT
-    assert f"STATE is sent every {node.STATE_EVERY * 1000:.0f} ms" in TEXT
+    assert f"A peer MUST send STATE every {node.STATE_EVERY * 1000:.0f} ms" in TEXT
     assert f"| after a handshake that failed, or a frame that was too long | {links._REDIAL_S * 1000:.0f} ms |" in TEXT
     assert f"| {links._UNSENT}, {links._UNREAD} messages |" in TEXT
     assert (

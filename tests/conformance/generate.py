@@ -1,0 +1,597 @@
+"""Write what is generated of the protocol's description: vectors.json, and the marked parts of PROTOCOL.md.
+
+    python tests/conformance/generate.py
+
+Grammar, examples and transcripts stand in ``runtime/PROTOCOL.md`` between ``<!-- generated: ... -->`` and
+``<!-- end -->``. ``test_vectors.py`` compares both files with what this module makes.
+"""
+
+import json
+import math
+import re
+import struct
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from ls_edge.runtime import codec, wire
+from ls_edge.runtime.routing.events import Answer, Compute, Note, Send, TellState
+from ls_edge.runtime.simulate import SOURCE, Simulation
+from ls_edge.runtime.wire import (
+    Accept,
+    Bye,
+    Cancel,
+    Complaint,
+    Hello,
+    Itinerary,
+    Moved,
+    Progress,
+    Refuse,
+    Release,
+    Run,
+    State,
+    Ticket,
+    Track,
+    TrackRow,
+    VisitRow,
+    Welcome,
+)
+
+HERE = Path(__file__).parent
+DOCUMENT = HERE.parents[1] / "runtime" / "PROTOCOL.md"
+VECTORS = HERE / "vectors.json"
+
+# Grammar, from the tables of PROTOCOL.md.
+
+MESSAGES = (
+    "hello", "welcome", "state", "bye", "run", "accept", "refuse", "progress", "release", "moved", "cancel",
+    "complaint",
+)  # fmt: skip
+ARRAYS = ("Ticket", "Itinerary", "Track", "VisitRow", "TrackRow")
+_NUMBERS = {
+    "0 to 2^16-1": "u16", "0 to 2^16-2": "hops", "0 to 2^32-1": "us", "0 to 2^64-1": "u64", "1 to 2^20": "size",
+    "0 to 600000000": "budget", "0 to 1000000": "price",
+}  # fmt: skip
+_RULES = """
+name    = tstr .regexp "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+text    = tstr .size (0..1024)   ; at most 256 characters, printable
+long    = tstr .size (0..16384)  ; at most 4096 characters
+id      = bytes .size 16
+u16     = 0..65535
+hops    = 0..65534
+us      = 0..4294967295
+u64     = 0..18446744073709551615
+size    = 1..1048576
+budget  = 0..600000000
+price   = 0.0..1000000.0 / 0..1000000
+ran     = [block: u16, holder: name]
+waves   = [* [+ [+ ran]]]"""
+
+
+def tables(text):
+    """The rows of the table of each message and structure in the document: name, type, range, meaning."""
+    found = {}
+    for heading in (*MESSAGES, *ARRAYS):
+        section = re.split(r"\n#+ ", re.split(rf"\n### {heading}\n", text)[1])[0]
+        lines = [line for line in section.splitlines() if line.startswith("|")][2:]
+        cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))] for line in lines]
+        found[heading] = [(name.strip("`"), kind.strip("`").replace("\\|", "|"), *rest) for name, kind, *rest in cells]
+    return found
+
+
+def _rule(kind, bounds, heading, name):
+    if kind.startswith("tuple[tuple"):
+        return "waves"
+    if kind.startswith("tuple["):
+        most = {"requests": "*1024 ", "avoid": "*16 "}.get(name, "* ")
+        return f"[{most}{_rule(kind[6:].removesuffix(', ...]'), bounds, heading, '')}]"
+    if kind == "int":
+        return _NUMBERS[bounds]
+    if kind == "str":
+        return {"name": "name", "≤ 256": "text", "≤ 4096": "long"}[bounds]
+    if kind == "float":
+        return "price"
+    return {"bool": "bool", "bytes": "id", "Track | None": "track / nil"}.get(kind) or _lower(kind)
+
+
+def _lower(name):
+    return re.sub(r"(?<!^)([A-Z])", r"-\1", name).lower()
+
+
+def grammar(text):
+    lines = ["message = " + " / ".join(MESSAGES[:6]), "        / " + " / ".join(MESSAGES[6:]), ""]
+    for heading, rows in tables(text).items():
+        is_map = heading in MESSAGES
+        lines.append(f"{_lower(heading)} = " + ("{" if is_map else "["))
+        lines += [f'  t: "{heading}",'] if is_map else []
+        for name, kind, bounds, meaning in rows:
+            optional = "? " if "Default" in meaning else ""
+            lines.append(f"  {optional}{name}: {_rule(kind, bounds, heading, name)},")
+        lines += ["  * tstr => any", "}"] if is_map else ["]"] if heading == "Ticket" else ["  * any", "]"]
+        lines.append("")
+    return fenced("cddl", "\n".join(lines) + _RULES)
+
+
+def fenced(language, text):
+    return f"```{language}\n{text}\n```"
+
+
+# Examples: one story.
+
+LAPTOP = "laptop.5f3c9a10"
+REQUEST = bytes.fromhex("6f1d0b2c9a8e47f3b1c65d20e7fa4c18")
+BRANCH = 0x4B7A19C0D35E8F26
+MODEL, BUNDLE = "7a55ad5b68d823ca", "a62094a18cab24ed"
+FIRST, SECOND, HOME = (Ticket(REQUEST, BRANCH, hop) for hop in (1, 2, 3))
+BY_A = ((((0, "a"), (1, "a")),),)
+VISIT_A = VisitRow("a", (0, 1), 210, 3100, 40)
+ASKED = Itinerary(LAPTOP, "nearest", (0, 1, 2, 3), 1)
+AT_B = Itinerary(LAPTOP, "nearest", (2, 3), 1, False, BY_A, (), (VISIT_A,))
+EXAMPLES = {
+    "hello": (
+        Hello(LAPTOP, "source", 3811234567890123456, 0, MODEL, BUNDLE),
+        {"name": "an alias of 'laptop' in peers.yaml", "incarnation": "of this process", "blocks": "a source has none"},
+    ),
+    "welcome": (
+        Welcome("a", "peer", 991, 0, MODEL, BUNDLE, (0, 1, 2), "onnx CPUExecutionProvider", "fp16"),
+        {"model_id": "the same, or it would be a COMPLAINT", "codec": "tokens to a in half precision, please"},
+    ),
+    "state": (
+        State(True, False, False, 7, 1, 4711, 1500, 1200, ("b", LAPTOP), (2, 3)),
+        {
+            "credits": "this source may send seven more", "queue": "one request is on the engine",
+            "block_us": "1.5 ms a block", "wait_us": "1.2 ms until something new would begin",
+            "reaches": "links to these", "reach_blocks": "what b serves",
+        },
+    ),
+    "bye": (Bye("draining"), {}),
+    "run": (
+        Run(SECOND, 9_992_300, AT_B, "raw", 17, 192),
+        {
+            "ticket": "second transfer of this branch: from a to b", "budget_us": "9.9923 s of 10 s are left",
+            "codec": "as b's WELCOME wants it", "count": "the second frame has 4 * 17 * 192 bytes",
+            "returning": "forward",
+        },
+    ),
+    "accept": (Accept(SECOND, 6), {"ticket": "b has it", "credits": "six more from a"}),
+    "refuse": (Refuse(SECOND, "busy"), {"reason": "a saw an older number of credits", "credits": "none, still"}),
+    "progress": (Progress(SECOND, 3), {"ticket": "to a, which keeps the copy", "blocks_done": "0, 1 and now 2"}),
+    "release": (
+        Release(FIRST, "b"),
+        {"ticket": "of the RUN from the source to a: a says so to the source", "holder": "b has accepted"},
+    ),
+    "moved": (Moved(SECOND, "a"), {"ticket": "b says so to the source", "before": "a keeps the copy before"}),
+    "cancel": (Cancel((REQUEST,), 9_984_000), {"requests": "of this source", "budget_us": "of the longest of them"}),
+    "complaint": (
+        Complaint("tokens frame of 12 bytes, 13056 expected for 17 x 192 as raw; dropped"),
+        {"what": "one line for people"},
+    ),
+}  # fmt: skip
+
+
+def example(name):
+    message, comments = EXAMPLES[name]
+    lines = [("{", "")]
+    fields = {"t": name, **{key: getattr(message, key) for key in message.__struct_fields__}}
+    for key, value in fields.items():
+        if isinstance(value, Itinerary):
+            shown = [f"    {_shown(getattr(value, part))}," for part in value.__struct_fields__]
+            said = [_ITINERARY.get(part, part) for part in value.__struct_fields__]
+            lines += [(f"  {key}: [", ""), *zip(shown, said, strict=True), ("  ],", comments.get(key, ""))]
+        else:
+            lines.append((f"  {key}: {_shown(value)},", comments.get(key, "")))
+    width = min(46, max(len(line) for line, comment in lines if comment) if any(c for _, c in lines) else 0)
+    told = [f"{line:<{width}}  // {comment}" if comment else line for line, comment in lines]
+    frame = wire.encode(message).hex(" ")
+    wrapped = [frame[at : at + 96].rstrip() for at in range(0, len(frame), 96)]
+    return fenced("text", "\n".join([*told, "}", "", *wrapped]))
+
+
+_ITINERARY = {
+    "source": "source: where the answer is wanted",
+    "remaining": "remaining: b has both",
+    "waves": "waves: one wave of one track: a ran 0, then 1",
+    "visits": "visits: 210 us waiting, 3.1 ms computing at a",
+}
+
+
+def _shown(value):
+    if isinstance(value, bytes):
+        return f"h'{value.hex()[:8]}…'"
+    if isinstance(value, (tuple, VisitRow, Track, TrackRow)):
+        items = value if isinstance(value, tuple) else msgspec.structs.astuple(value)
+        return "[" + ", ".join(map(_shown, items)) + "]"
+    return "nil" if value is None else json.dumps(value)
+
+
+# Transcripts, from the simulator.
+
+
+class Transcript(Simulation):
+    """A simulation that writes down what is sent, computed and found out, once :attr:`since` is set."""
+
+    def __init__(self, *args, **named):
+        self.since = None
+        self.lines = []
+        self._seen_draining = set()
+        super().__init__(*args, **named)
+
+    def say(self, text):
+        if self.since is not None:
+            self.lines.append(f"{(self.now - self.since) * 1e3:7.1f}  {text}")
+
+    def begin(self):
+        self.run(1.0)
+        self.since = self.now
+
+    def leave(self, name):
+        self.say(f"{name:<6} -> all     BYE       draining")
+        self.processes[name].alive = False
+        for other in self.processes:
+            self._link_lost(other, name, "left (draining)")
+
+    def _execute(self, process, instruction):
+        name = process.name
+        if isinstance(instruction, Send):
+            self.say(f"{name:<6} -> {instruction.to:<6}  {_told(instruction.message)}")
+        elif isinstance(instruction, Compute):
+            blocks = ", ".join(map(str, instruction.blocks))
+            self.say(f"{name:<6} runs {blocks}")
+        elif isinstance(instruction, Note):
+            self.say(f"{name:<6} notes  {instruction.what} {instruction.peer}: {instruction.why}")
+        elif isinstance(instruction, Answer):
+            self.say(f"{name:<6} has the answer of {_shown(instruction.itinerary.waves)}")
+        elif isinstance(instruction, TellState) and getattr(process.machine, "draining", False):
+            if name not in self._seen_draining:
+                self.say(f"{name:<6} -> all     STATE draining")
+            self._seen_draining.add(name)
+        super()._execute(process, instruction)
+
+
+def _told(message):
+    kind = type(message).__name__.upper()
+    ticket = getattr(message, "ticket", None)
+    told = [f"{kind:<8}"]
+    if ticket is not None:
+        told.append(f"{ticket.request.hex()[:4]} {ticket.branch >> 48:04x} hop {ticket.hop}")
+    if isinstance(message, Run):
+        it = message.itinerary
+        mark = "" if it.track is None else f"track {it.track.index} of {it.source}, "
+        told.append(f"{mark}remaining {_shown(it.remaining)} waves {_shown(it.waves)}")
+        told += [f"returning {message.returning}"] * bool(message.returning)
+    elif isinstance(message, Cancel):
+        told.append(" ".join(request.hex()[:4] for request in message.requests))
+    elif isinstance(message, (Accept, Refuse)):
+        told += [message.reason] if isinstance(message, Refuse) else []
+        told.append(f"credits {message.credits}")
+    elif isinstance(message, Progress):
+        told.append(f"blocks_done {message.blocks_done}")
+    elif isinstance(message, Release):
+        told.append(f"holder {message.holder}")
+    elif isinstance(message, Moved):
+        told.append(f"before {message.before}")
+    return "  ".join(told).rstrip()
+
+
+def chain():
+    story = Transcript({"a": [0, 1], "b": [2, 3]}, blocks=4, seed=1, block_seconds=0.05)
+    story.begin()
+    story.submit()
+    story.run(0.5)
+    return story
+
+
+def reroute():
+    story = Transcript({"a": [0, 1], "b": [2, 3], "c": [2, 3]}, blocks=4, seed=2)
+    story.begin()
+    story.submit()
+    while story.processes["b"].machine._running is None:
+        story.run(0.0005)
+    story.run(0.003)
+    story.say("b      is killed")
+    story.kill("b")
+    story.run(0.2)
+    return story
+
+
+def wave():
+    story = Transcript({"a": range(4), "b": range(4)}, blocks=4, seed=3, latency=0.0005, block_seconds=0.02)
+    story.begin()
+    story.submit(policy="parallel", waves=1)
+    story.run(0.3)
+    return story
+
+
+def drain():
+    story = Transcript({"a": [0, 1, 2], "b": [2, 3], "c": [0, 1]}, blocks=4, seed=4)
+    story.begin()
+    story.submit()
+    while story.processes["a"].machine._running is None:
+        story.run(0.0005)
+    story.run(0.0015)  # until the source has its ACCEPT
+    story.submit()
+    story.run(0.0005)
+    story.say("a      is told to leave (SIGTERM)")
+    story.drain("a")
+    while not story.processes["a"].machine.idle:
+        story.run(0.0005)
+    story.leave("a")
+    story.run(0.2)
+    return story
+
+
+STORIES = {"chain": chain, "reroute": reroute, "wave": wave, "drain": drain}
+
+
+def transcript(name):
+    story = STORIES[name]()
+    assert all(len(outcomes) == 1 and isinstance(outcomes[0], Answer) for outcomes in story.outcomes.values())
+    return fenced("text", "\n".join(story.lines).replace(f"{SOURCE} ", "source "))
+
+
+# The document.
+
+
+def generated(text, name):
+    kind, _, rest = name.partition(" ")
+    if kind == "grammar":
+        return grammar(text)
+    return example(rest) if kind == "example" else transcript(rest)
+
+
+def document(text):
+    """The document with its generated parts as they have to be."""
+    return re.sub(
+        r"<!-- generated: ([\w ]+) -->\n.*?<!-- end -->",
+        lambda m: f"<!-- generated: {m[1]} -->\n{generated(text, m[1])}\n<!-- end -->".replace("\n\n<", "\n<"),
+        text,
+        flags=re.S,
+    )
+
+
+# Vectors.
+
+_WAVE = ((((0, "a"), (1, "a")),), (((2, "a"),), ((3, "b"),)))
+_ROW = TrackRow(0, "b", (3,), 5000, 9200, 4100, 20, 1500, 30)
+_UNUSED = TrackRow(1, "c", (), 9300, 9300, 80000, why="no gain")
+_ANOTHER = bytes(range(16))
+MORE = {
+    "hello of a peer": Hello("b", "peer", 2**64 - 1, 2**16 - 1, MODEL, BUNDLE, (2, 3), "onnx", "int8"),
+    "hello that uses all defaults": Hello("b", "peer", 0, 0, "", ""),
+    "state of one that is not warm": State(False, False, False, 0, 0, 0, 0),
+    "state with the largest numbers": State(
+        True, True, True, 2**16 - 1, 2**16 - 1, 2**64 - 1, 2**32 - 1, 2**32 - 1, ("a",), (2**16 - 1,)
+    ),
+    "bye without a reason": Bye(),
+    "run from the source": Run(FIRST, 10_000_000, ASKED, "raw", 17, 192),
+    "run home, done": Run(
+        HOME, 9_980_000,
+        Itinerary(LAPTOP, "nearest", (), 1, False, ((((0, "a"), (1, "a"), (2, "b"), (3, "b")),),), (),
+                  (VISIT_A, VisitRow("b", (2, 3), 5, 3000, 0))),
+        "fp16", 17, 192, "done",
+    ),
+    "run home, unreachable": Run(SECOND, 9_980_000, AT_B, "int8", 17, 192, "unreachable"),
+    "run of a track": Run(
+        SECOND, 9_000_000,
+        Itinerary("a", "parallel", (3,), 0, track=Track(2**64 - 1, 1, 2, LAPTOP)), "raw", 17, 192,
+    ),
+    "run after a wave": Run(
+        HOME, 8_000_000,
+        Itinerary(LAPTOP, "parallel", (), 2, False, _WAVE, (), (VisitRow("a", (0, 1, 2), 1, 2, 3, 4, (_ROW, _UNUSED)),),
+                  waves_wanted=2, late="skip"),
+        "raw", 17, 192, "done",
+    ),
+    "run with every value of an itinerary": Run(
+        Ticket(_ANOTHER, 0, 2**16 - 2), 600_000_000,
+        Itinerary("s", "quality", (5,), 2**16 - 1, True, BY_A, (2, 3), (VISIT_A,), ("c",), 2.5, 3, "skip",
+                  Track(0, 0, 0, "t"), ("d", "e")),
+        "raw", 2**20, 1, "via source",
+    ),
+    "accept of the largest ticket": Accept(Ticket(b"\xff" * 16, 2**64 - 1, 2**16 - 2), 2**16 - 1),
+    "refuse with credits": Refuse(SECOND, "draining", 3),
+    "cancel of nothing": Cancel((), 0),
+    "cancel of two": Cancel((REQUEST, _ANOTHER), 600_000_000),
+    "complaint of another model": Complaint("a serves model 12…", MODEL),
+}  # fmt: skip
+
+
+def _pack(fields):
+    return b"LS\x02" + msgspec.msgpack.encode(fields)
+
+
+def _plain(message, **changes):
+    return {**msgspec.to_builtins(message, builtin_types=(bytes,)), **changes}
+
+
+def _itinerary(**changes):
+    values = {name: getattr(AT_B, name) for name in Itinerary.__struct_fields__}
+    return list(msgspec.to_builtins({**values, **changes}, builtin_types=(bytes,)).values())
+
+
+RUN = EXAMPLES["run"][0]
+ACCEPT = EXAMPLES["accept"][0]
+_WIDE = (
+    b"LS\x02\xdf\0\0\0\3\xd9\x07credits\xcf\0\0\0\0\0\0\0\6\xda\0\6ticket\xdc\0\3\xc5\0\x10" + REQUEST
+    + b"\xcf" + struct.pack(">Q", BRANCH) + b"\xd3\0\0\0\0\0\0\0\2\xdb\0\0\0\1t\xa6accept"
+)  # fmt: skip
+# Not what the reference writes, but what everybody has to read.
+READ_ONLY = {
+    "accept in the widest formats and another order": (_WIDE, ACCEPT),
+    "fields that are not known": (_pack(_plain(ACCEPT, added_later=[1, {"x": None}, b"\0"])), ACCEPT),
+    "a key that stands twice": (b"LS\x02\x83\xa1t\xa3bye\xa6reason\xa1a\xa6reason\xa1b", Bye("b")),
+    "defaults left out": (b"LS\x02\x81\xa1t\xa3bye", Bye()),
+    "itinerary cut behind its last value without a default": (
+        _pack(_plain(RUN, itinerary=_itinerary()[:4])),
+        msgspec.structs.replace(RUN, itinerary=msgspec.structs.replace(AT_B, waves=(), visits=())),
+    ),
+    "itinerary with values that are not known": (_pack(_plain(RUN, itinerary=[*_itinerary(), "later", 1])), RUN),
+    "price as an integer": (
+        _pack(_plain(RUN, itinerary=_itinerary(price=3))),
+        msgspec.structs.replace(RUN, itinerary=msgspec.structs.replace(AT_B, price=3.0)),
+    ),
+}
+MALFORMED = {
+    "empty frame": b"",
+    "three bytes": b"LS\x02",
+    "other magic": b"GET / HTTP/1.1\r\n",
+    "older major version": b"LS\x01" + wire.encode(Bye())[3:],
+    "newer major version": b"LS\x03" + wire.encode(Bye())[3:],
+    "truncated": wire.encode(RUN)[:-1],
+    "something behind the map": wire.encode(Bye()) + b"\0",
+    "no kind": b"LS\x02\x80",
+    "unknown kind": _pack({"t": "walk"}),
+    "kind that is a number": _pack({"t": 1}),
+    "an array": _pack([1, 2]),
+    "nesting that never ends": b"LS\x02\x82\xa1t\xa3bye\xa1x" + b"\x91" * 2000 + b"\x90",
+    "length beyond the frame": b"LS\x02\x82\xa1t\xa5hello\xa6blocks\xdd\xff\xff\xff\xff",
+    "text that is not UTF-8": b"LS\x02\x82\xa1t\xa3bye\xa6reason\xa2\xff\xfe",
+    "key that is bytes": b"LS\x02\x82\xa1t\xa3bye\xc4\x06reason\xa1b",
+    "key that is a number": b"LS\x02\x82\xa1t\xa3bye\x01\xa1b",
+    "reserved format c1": b"LS\x02\x82\xa1t\xa3bye\xa6reason\xc1",
+    "field without a default is missing": _pack({"t": "accept", "credits": 1}),
+    "text for an integer": _pack(_plain(ACCEPT, credits="3")),
+    "float for an integer": _pack(_plain(ACCEPT, credits=3.0)),
+    "bool for an integer": _pack(_plain(ACCEPT, credits=True)),
+    "nil for an integer": _pack(_plain(ACCEPT, credits=None)),
+    "integer for a bool": _pack(_plain(EXAMPLES["state"][0], warm=1)),
+    "bytes for text": _pack(_plain(Bye(), reason=b"why")),
+    "text for bytes": _pack(_plain(ACCEPT, ticket=["x" * 16, 1, 1])),
+    "nil for a default": _pack(_plain(Bye(), reason=None)),
+    "negative credits": _pack(_plain(ACCEPT, credits=-1)),
+    "credits of 2^16": _pack(_plain(ACCEPT, credits=2**16)),
+    "ticket of two values": _pack(_plain(ACCEPT, ticket=[REQUEST, 1])),
+    "ticket of four values": _pack(_plain(ACCEPT, ticket=[REQUEST, 1, 1, 1])),
+    "request of 15 bytes": _pack(_plain(ACCEPT, ticket=[REQUEST[:15], 1, 1])),
+    "branch below 0": _pack(_plain(ACCEPT, ticket=[REQUEST, -1, 1])),
+    "hop of 2^16-1": _pack(_plain(ACCEPT, ticket=[REQUEST, 1, 2**16 - 1])),
+    "name that is empty": _pack(_plain(Release(FIRST, "b"), holder="")),
+    "name of 64 characters": _pack(_plain(Release(FIRST, "b"), holder="n" * 64)),
+    "name that begins with a dot": _pack(_plain(Release(FIRST, "b"), holder=".b")),
+    "name with a letter beyond ASCII": _pack(_plain(Release(FIRST, "b"), holder="bär")),
+    "name that ends with a line break": _pack(_plain(Release(FIRST, "b"), holder="b\n")),
+    "text of 257 characters": _pack(_plain(Bye(), reason="x" * 257)),
+    "explanation of 4097 characters": _pack(_plain(Complaint("x"), what="x" * 4097)),
+    "escape sequence in a text": _pack(_plain(EXAMPLES["hello"][0], model_id="\x1b[31mred")),
+    "line break in a text": _pack(_plain(Bye(), reason="a\nb")),
+    "no-break space in a text": _pack(_plain(Bye(), reason="a\u00a0b")),
+    "time of 2^32 us": _pack(_plain(EXAMPLES["state"][0], block_us=2**32)),
+    "budget above 600 s": _pack(_plain(RUN, budget_us=600_000_001)),
+    "cancel for above 600 s": _pack(_plain(EXAMPLES["cancel"][0], budget_us=600_000_001)),
+    "cancel of 1025 requests": _pack(_plain(EXAMPLES["cancel"][0], requests=[b"\0" * 16] * 1025)),
+    "cancelled request of 17 bytes": _pack(_plain(EXAMPLES["cancel"][0], requests=[REQUEST + b"\0"])),
+    "no tokens": _pack(_plain(RUN, count=0)),
+    "too many tokens": _pack(_plain(RUN, count=2**20 + 1)),
+    "tokens without values": _pack(_plain(RUN, dim=0)),
+    "block that ran and remains": _pack(_plain(RUN, itinerary=_itinerary(remaining=[1, 2]))),
+    "block that remains twice": _pack(_plain(RUN, itinerary=_itinerary(remaining=[2, 2]))),
+    "block that was skipped and remains": _pack(_plain(RUN, itinerary=_itinerary(skipped=[2]))),
+    "block of 2^16": _pack(_plain(RUN, itinerary=_itinerary(remaining=[2**16]))),
+    "wave without a track": _pack(_plain(RUN, itinerary=_itinerary(waves=[[]]))),
+    "track without a step": _pack(_plain(RUN, itinerary=_itinerary(waves=[[[]]]))),
+    "step of three values": _pack(_plain(RUN, itinerary=_itinerary(waves=[[[[0, "a", 1]]]]))),
+    "price that is not a number": _pack(_plain(RUN, itinerary=_itinerary(price=math.nan))),
+    "price below 0": _pack(_plain(RUN, itinerary=_itinerary(price=-1.0))),
+    "17 names to be avoided": _pack(_plain(RUN, itinerary=_itinerary(avoid=[f"p{i}" for i in range(17)]))),
+    "itinerary of three values": _pack(_plain(RUN, itinerary=_itinerary()[:3])),
+    "itinerary that is a map": _pack(_plain(RUN, itinerary={"source": "a"})),
+    "visit with a time below 0": _pack(_plain(RUN, itinerary=_itinerary(visits=[["a", [0], -1, 0, 0]]))),
+    "track whose origin is no name": _pack(_plain(RUN, itinerary=_itinerary(track=[1, 0, 0, "a/b"]))),
+}  # fmt: skip
+
+_VALUES = np.array([[[1.0, -2.0, 0.0], [0.5, 0.1, -0.30000001192092896]]], np.float32)
+_WILD = np.array([[[1e5, -7e4, 1.0], [2.0**-14, 2.0**-24, 0.0]]], np.float32)
+_ODD = np.array([[[1.0, np.nan, 0.0], [np.inf, 1.0, 2.0], [3.0, 2.0, 1.0]]], np.float32)
+MALFORMED_TOKENS = {
+    "one byte short": ("raw", 2, 3, b"\0" * 23), "one byte more": ("fp16", 2, 3, b"\0" * 13),
+    "a scale short": ("int8", 2, 3, b"\0" * 10), "unknown codec": ("zip", 2, 3, b"\0" * 24),
+}  # fmt: skip
+
+
+def plain(value):
+    """As JSON: bytes and large integers as objects, everything else as it is."""
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**53:
+        return {"int": str(value)}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+def fields_of(message):
+    return plain(_plain(message))
+
+
+def _floats(values):
+    return [[None if math.isnan(x) else x if math.isfinite(x) else str(x) for x in row] for row in values[0].tolist()]
+
+
+def _tokens(name, kind, values):
+    frame = bytes(codec.encode(kind, values))
+    count, dim = values.shape[1:]
+    read = codec.decode(kind, frame, count, dim)
+    return {
+        "name": name, "codec": kind, "count": count, "dim": dim, "hex": frame.hex(), "values": _floats(read),
+        "written_from": _floats(values),
+    }  # fmt: skip
+
+
+def _reason(frame):
+    try:
+        wire.decode(frame)
+    except wire.WireError as error:
+        return str(error)[:120]
+    raise AssertionError("this is well formed")
+
+
+def vectors():
+    said = {f"example {name}": message for name, (message, _) in EXAMPLES.items()} | MORE
+    messages = [
+        {"name": name, "hex": wire.encode(message).hex(), "message": fields_of(message), "canonical": True}
+        for name, message in said.items()
+    ]
+    messages += [
+        {"name": name, "hex": frame.hex(), "message": fields_of(message), "canonical": False}
+        for name, (frame, message) in READ_ONLY.items()
+    ]
+    tokens = [
+        _tokens(f"{name}, {kind}", kind, values)
+        for name, values in (("plain", _VALUES), ("beyond half precision", _WILD), ("not finite", _ODD))
+        for kind in codec.CODECS
+    ]
+    return {
+        "about": "Test vectors of the protocol; runtime/PROTOCOL.md, 'Test vectors', says what the keys mean.",
+        "major": wire.MAJOR,
+        "minor": wire.MINOR,
+        "messages": messages,
+        "malformed": [
+            {"name": name, "hex": frame.hex(), "reason": _reason(frame)} for name, frame in MALFORMED.items()
+        ],
+        "tokens": tokens,
+        "malformed_tokens": [
+            {"name": name, "codec": kind, "count": count, "dim": dim, "hex": frame.hex(), "reason": name}
+            for name, (kind, count, dim, frame) in MALFORMED_TOKENS.items()
+        ],
+    }
+
+
+def vectors_text():
+    made = vectors()
+    lines = [
+        f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}"
+        for key, value in made.items()
+        if not isinstance(value, list)
+    ]
+    for key, value in made.items():
+        if isinstance(value, list):
+            rows = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in value)
+            lines.append(f" {json.dumps(key)}: [\n  {rows}\n ]")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
+    VECTORS.write_text(vectors_text(), encoding="utf-8")

@@ -1,0 +1,119 @@
+"""docs/peers.md and the code that reads peers.yaml know the same keys, defaults and values."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+import yaml
+
+from ls_edge import peers
+from ls_edge.errors import ConfigError
+from ls_edge.peers import HeartbeatSettings, PeerEntry, SourceEntry, load_peers
+
+TEXT = (Path(__file__).parents[2] / "docs" / "peers.md").read_text(encoding="utf-8")
+SECTIONS = {"At the top": peers._File, "A source": SourceEntry, "A peer": PeerEntry, "Heartbeat": HeartbeatSettings}
+NONE = {
+    "bind": "the `address`", "provider": "the best that is there", "threads": "the engine's choice",
+    "public_key": "none",
+}  # fmt: skip
+
+
+def rows(heading):
+    """Key, type, default and example of each row below a heading."""
+    section = TEXT.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    assert all(len(row) == 5 for row in cells)
+    return {key.strip("`"): (kind, default, example.strip("`")) for key, kind, default, example, _ in cells}
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_keys_and_defaults_are_those_of_the_code(heading):
+    said = {key: default.strip("`") for key, (_, default, _) in rows(heading).items()}
+    expected = {}
+    for field in msgspec.structs.fields(SECTIONS[heading]):
+        if field.required:
+            expected[field.name] = "needed"
+        elif isinstance(field.default, HeartbeatSettings):
+            expected[field.name] = "all defaults"
+        elif field.default is None:
+            expected[field.name] = NONE[field.name].strip("`")
+        else:
+            default = [] if field.default is msgspec.NODEFAULT else field.default
+            expected[field.name] = default if isinstance(default, str) else yaml.safe_dump(default).split("\n")[0]
+    assert said == expected
+
+
+@pytest.mark.parametrize("key", ["engine", "codec"])
+def test_values_are_those_of_the_code(key):
+    values = {"engine": peers.EngineKind, "codec": peers.Codec}[key]
+    assert re.findall(r"`(\w+)`", rows("A peer")[key][0]) == list(get_args(values))
+
+
+def file_with(heading, key, value):
+    """A file that has a key set to a value, and is otherwise plain."""
+    file = {"peers": [{"name": "b", "address": "tcp://127.0.0.1:5599", "blocks": [0]}]}
+    if heading == "A peer":
+        file["peers"][0][key] = value
+        if key == "address":
+            file["insecure"] = True
+    elif heading == "A source":
+        file["sources"] = [{"name": "s", key: value}]
+    elif heading == "Heartbeat":
+        file["heartbeat"] = {key: value} | ({"timeout_ms": 1000} if key == "interval_ms" else {"interval_ms": 100})
+    else:
+        file[key] = value
+    if key == "public_key" or key == "sources":
+        return None  # tried in the example, since one key alone is an error
+    if key == "bind":
+        file["insecure"] = True
+    return file
+
+
+EXAMPLES = [(heading, key, example) for heading in SECTIONS for key, (_, _, example) in rows(heading).items()]
+
+
+@pytest.mark.parametrize(("heading", "key", "example"), EXAMPLES, ids=[f"{h}: {key}" for h, key, _ in EXAMPLES])
+def test_examples_of_keys_are_read(tmp_path, heading, key, example):
+    value = yaml.safe_load(example)
+    file = file_with(heading, key, value)
+    if file is None:
+        assert peers._Z85_KEY.match(value) if key == "public_key" else value
+        return
+    path = tmp_path / "peers.yaml"
+    path.write_text(yaml.safe_dump(file), encoding="utf-8")
+    read = load_peers(path)
+    if heading == "A peer" and key != "blocks":
+        assert getattr(read.peers[0], key) == value
+    elif heading == "Heartbeat":
+        assert getattr(read.heartbeat, key) == value
+
+
+def test_whole_examples_are_read_and_one_has_every_key(tmp_path):
+    whole = re.findall(r"```yaml\n(.*?)```", TEXT, re.S)
+    path = tmp_path / "peers.yaml"
+    for text in whole:
+        path.write_text(text, encoding="utf-8")
+        load_peers(path)
+    used = set(re.findall(r"(\w+):", re.sub(r'"[^"]*"', "", whole[-1])))
+    everything = {key for heading in SECTIONS for key in rows(heading)}
+    assert everything - used == {"insecure"}  # which contradicts keys
+
+
+def test_bounds_are_those_of_the_code(tmp_path):
+    path = tmp_path / "peers.yaml"
+    refused = [
+        ("A peer", key, least - 1)
+        for key, least in [("threads", 1), ("max_batch", 1), ("credits", 1), ("batch_wait_ms", 0)]
+    ]
+    refused += [
+        ("Heartbeat", "interval_ms", 4), ("Heartbeat", "timeout_ms", 199), ("Heartbeat", "timeout_ms", 600_001),
+        ("Heartbeat", "slowest_mbit", 0.009), ("Heartbeat", "slowest_mbit", 1_000_001), ("At the top", "port", 1),
+        ("A peer", "name", "n" * 64), ("A peer", "name", "-a"),
+    ]  # fmt: skip
+    for heading, key, value in refused:
+        path.write_text(yaml.safe_dump(file_with(heading, key, value)), encoding="utf-8")
+        with pytest.raises(ConfigError):
+            load_peers(path)
