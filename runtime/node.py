@@ -283,7 +283,7 @@ class Node:
         link, name = event.link, said.name
         if isinstance(said, Welcome):
             self._hello_again.pop(link, None)
-        reason = self._door.reason_to_refuse(said, event.user) or self._reason_to_refuse_link(link, name)
+        reason = self._reason_to_refuse_link(link, name) or self._door.reason_to_refuse(said, event.user)
         if reason:
             self._refuse(event, said, reason)
             return

@@ -11,11 +11,41 @@ import zmq
 
 from ls_edge.errors import LinkError
 from ls_edge.peers import HeartbeatSettings
+from ls_edge.runtime.chaos.proxy import Proxy
 from ls_edge.runtime.keys import KeyPair
-from ls_edge.runtime.links import ZERO_COPY_FROM, Curve, Incoming, Link, LinkDown, Links, LinkUp, NoLink
+from ls_edge.runtime.links import (
+    _UNREAD,
+    _UNSENT,
+    ZERO_COPY_FROM,
+    Curve,
+    Incoming,
+    Link,
+    LinkDown,
+    Links,
+    LinkUp,
+    NoLink,
+)
 from ls_edge.runtime.local import free_ports
 
 MAX_FRAME = 200_000
+
+ECHO = """
+import sys
+from ls_edge.peers import HeartbeatSettings
+from ls_edge.runtime.links import Incoming, LinkDown, Links
+
+size, count = int(sys.argv[2]), int(sys.argv[3])
+links = Links({}, bind=sys.argv[1], heartbeat=HeartbeatSettings(), max_frame=size, tokens_frame=size)
+downs = 0
+while True:
+    for event in links.poll(1.0):
+        downs += isinstance(event, LinkDown)
+        if isinstance(event, Incoming) and event.frames[0].bytes == b"go":
+            for _ in range(count):
+                links.send(event.link, [b"tokens", bytes(size)])
+        elif isinstance(event, Incoming) and event.frames[0].bytes == b"downs?":
+            links.send(event.link, [b"downs", str(downs).encode()])
+"""
 
 DIALLER = """
 import sys
@@ -33,8 +63,8 @@ class End:
     """Links of one process, with what happened to them."""
 
     def __init__(self, dial, bind=None, **options):
-        heartbeat = options.pop("heartbeat", HeartbeatSettings())
-        self.links = Links(dial, bind=bind, heartbeat=heartbeat, max_frame=MAX_FRAME, **options)
+        settings = {"heartbeat": HeartbeatSettings(), "max_frame": MAX_FRAME, **options}
+        self.links = Links(dial, bind=bind, **settings)
         self.events = []
 
     def poll(self, timeout=0.005):
@@ -278,3 +308,103 @@ def test_a_curve_link_carries_the_longest_frame_that_is_allowed(end, address):
     assert client.links.send(Link("a"), [b"header", longest])
     end.until(lambda: server.frames() == [[b"header", longest]], "the frames")
     assert not client.of(LinkDown)
+
+
+@pytest.mark.parametrize("revision", [None, 0, 1])
+def test_connections_of_old_zmtp_are_refused_by_who_listens(end, address, revision):
+    """Their messages would come without metadata, and libzmq ends the process if such a connection ends early."""
+    listener = end({}, bind=address)
+    greeting = b"\x01\x00" if revision is None else b"\xff" + bytes(7) + b"\x01\x7f" + bytes([revision, 5])
+    rest = b"\x00\x00" if revision == 1 else b"" if revision is None else b"\x01\x00"
+    message = b"\x00\x02hi" if revision == 1 else b"\x03\x00hi"
+    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as raw:
+        raw.sendall(greeting + rest + message)
+        raw.settimeout(10)
+        try:
+            while raw.recv(100):
+                pass
+        except ConnectionError:
+            pass
+    dialler = end({"a": address})
+    end.until(lambda: dialler.of(LinkUp), "a link")
+    assert dialler.links.send(Link("a"), [b"still here"])
+    end.until(listener.frames, "a message")
+    assert listener.frames() == [[b"still here"]]
+
+
+@pytest.mark.parametrize("revision", [0, 1, 3])
+def test_who_listens_and_speaks_old_zmtp_or_nonsense_is_dialled_again(end, revision):
+    """libzmq gives up then, in silence: a peer that comes to listen there would never be found."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(10)
+        port = server.getsockname()[1]
+        dialler = end({"a": f"tcp://127.0.0.1:{port}"})
+        for _ in range(2):
+            with server.accept()[0] as raw:
+                raw.sendall(b"\xff" + bytes(7) + b"\x01\x7f" + bytes([revision, 6, 0, 0]) + b"\x00\x02hi" + bytes(60))
+                end.until(lambda: dialler.links._redial_at or dialler.of(NoLink), "a no")
+            end.until(lambda: not dialler.links._redial_at, "the next attempt")
+    listener = end({}, bind=f"tcp://127.0.0.1:{port}")
+    end.until(lambda: dialler.of(LinkUp), "a link")
+    assert not dialler.frames()
+    assert dialler.links.send(Link("a"), [b"found"])
+    end.until(listener.frames, "a message")
+
+
+def test_a_frame_that_is_too_long_for_who_dialled_ends_the_link_and_not_the_dialling(end, address):
+    listener, dialler = linked(end, address)
+    (incoming,) = listener.of(Incoming)
+    assert listener.links.send(incoming.link, [b"x" * (MAX_FRAME + 1)])
+    end.until(lambda: len(dialler.of(LinkUp)) == 2, "the link again")
+    assert len(dialler.of(LinkDown)) == 1
+
+
+def test_connections_that_ended_before_they_were_read_leave_nothing(end, address):
+    """Descriptors of links that come and go are used again at once; nothing may pile up behind them."""
+    listener = end({}, bind=address)
+    for _ in range(30):
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.linger = 5000
+            dealer.connect(address)
+            dealer.send(b"hi")
+    end.until(lambda: len(listener.frames()) == 30, "all messages")
+    said = {event.link for event in listener.of(Incoming)}
+    end.until(lambda: {event.link for event in listener.of(LinkDown)} == said, "all ends")
+    assert not listener.links._links_at
+    assert not listener.links._descriptor_of
+    assert not listener.links._accepted
+
+
+@pytest.mark.leaks_ok("pyzmq starts one thread for good when a frame is first sent without a copy")
+def test_a_slow_link_lives_while_tokens_fill_it_in_both_directions(wait_until):
+    """At a megabit a second 250 KB, the tokens of a ViT between tiny and small, take twice the time that a link may be
+    silent otherwise: nothing else passes meanwhile, and heartbeats of both sides wait behind more of the kind."""
+    size, count = 250_000, 3
+    port, front = free_ports(2)
+    proxy = Proxy(front, ("127.0.0.1", port))
+    process = subprocess.Popen([sys.executable, "-c", ECHO, f"tcp://127.0.0.1:{port}", str(size), str(count)])
+    one = End({"a": f"tcp://127.0.0.1:{front}"}, max_frame=size, tokens_frame=size)
+    try:
+        wait_until(lambda: one.poll() or one.of(LinkUp), 30.0, "a link")
+        proxy.weather.rate_mbit = 1.0
+        assert one.links.send(Link("a"), [b"go"])
+        for _ in range(count):
+            assert one.links.send(Link("a"), [b"tokens", bytes(size)])
+        wait_until(lambda: one.poll() or len(one.frames()) == count or one.of(LinkDown), 60.0, "their tokens")
+        assert one.links.send(Link("a"), [b"downs?"])
+        wait_until(lambda: one.poll() or one.frames()[-1][0] == b"downs" or one.of(LinkDown), 60.0, "an answer")
+        assert one.frames()[-1] == [b"downs", b"0"]
+        assert not one.of(LinkDown)
+    finally:
+        one.links.close()
+        process.kill()
+        process.wait()
+        proxy.close()
+
+
+def test_what_waits_to_be_sent_is_bounded(end, address):
+    _, dialler = linked(end, address)
+    sent = 0
+    while sent < 10_000 and dialler.links.send(Link("a"), [b"header", bytes(MAX_FRAME)]):
+        sent += 1  # the other side does not read meanwhile
+    assert _UNSENT <= sent < 2 * (_UNSENT + _UNREAD)

@@ -1,0 +1,271 @@
+"""The greeting between real peers and scripted implementations that lose messages, or answer what needs no answer."""
+
+import time
+
+import msgspec
+import pytest
+import zmq
+
+from ls_edge.bundle import Bundle
+from ls_edge.peers import load_peers
+from ls_edge.runtime import wire
+from ls_edge.runtime.node import COMPLAINTS_A_SECOND, HELLO_AGAIN, HELLO_AGAIN_MOST, MOST_OTHERS
+from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.wire import Bye, Complaint, Hello, State, Welcome
+
+ALL = tuple(range(6))
+
+
+@pytest.fixture
+def bundle(tiny_bundle):
+    return Bundle.open(tiny_bundle)
+
+
+@pytest.fixture
+def hello_of(bundle):
+    def make(name, role="peer", **changes):
+        m = bundle.manifest
+        hello = Hello(name, role, 77, 0, m.model_id, m.bundle_id, ALL if role == "peer" else ())
+        return msgspec.structs.replace(hello, **changes)
+
+    return make
+
+
+@pytest.fixture
+def sockets():
+    """Sockets that speak ZMTP and nothing else."""
+    with zmq.Context() as context:
+        opened = []
+
+        def make(kind, *, dial=None, bind=None):
+            one = context.socket(kind)
+            one.linger = 0
+            one.connect(dial) if dial else one.bind(bind)
+            opened.append(one)
+            return one
+
+        yield make
+        for one in opened:
+            one.close()
+
+
+@pytest.fixture
+def file(write_peers):
+    return load_peers(write_peers({"a": ALL[:4], "b": ALL}))
+
+
+@pytest.fixture
+def peer(file, bundle, serve, wait_until):
+    """A warm peer ``a``: its description does not change any more."""
+    one = serve(Peer(file, "a", bundle))
+    wait_until(lambda: one.machine.warm, what="warm engines")
+    return one
+
+
+class Script:
+    """A raw socket and all that it has heard, with the time of it."""
+
+    def __init__(self, socket):
+        self.socket = socket
+        self.heard = []
+        self.caller = []
+
+    def listen(self, seconds):
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if self.socket.poll(left * 1000):
+                self.take()
+
+    def take(self):
+        frames = self.socket.recv_multipart()
+        if self.socket.type == zmq.ROUTER:
+            self.caller = frames[:1]
+            frames = frames[1:]
+        message = wire.decode(frames[0])
+        self.heard.append(message)
+        return message
+
+    def says(self, message):
+        self.socket.send_multipart([*self.caller, wire.encode(message)])
+
+    def hears(self, kind):
+        while True:
+            assert self.socket.poll(10_000), f"waited in vain for {kind.__name__}"
+            message = self.take()
+            if isinstance(message, kind):
+                return message
+
+    def count(self, kind):
+        return sum(isinstance(message, kind) for message in self.heard)
+
+
+def most_hellos(seconds):
+    """How often a HELLO that nobody answers may have been said after a time: at once, and then on its timer."""
+    count, wait = 1, HELLO_AGAIN
+    while seconds >= wait:
+        seconds, count, wait = seconds - wait, count + 1, min(2 * wait, HELLO_AGAIN_MOST)
+    return count
+
+
+def test_a_hello_that_is_lost_is_repeated_on_a_timer_until_it_is_welcomed(file, peer, sockets, hello_of):
+    b = Script(sockets(zmq.ROUTER, bind=file.peer("b").address))
+    b.hears(Hello)
+    since = time.monotonic()
+    b.hears(Hello)  # the first one got lost here
+    b.hears(Hello)
+    assert b.count(Hello) <= most_hellos(time.monotonic() - since + 0.2)
+    b.says(Welcome(*msgspec.structs.astuple(hello_of("b"))))
+    b.hears(State)  # it knows us now
+    said = b.count(Hello)
+    b.listen(3 * HELLO_AGAIN)
+    assert b.count(Hello) <= said + 1  # the next one may have been on its way
+    assert b.count(Welcome) == 0
+    assert peer.machine.neighbours.get("b") is not None
+
+
+def test_a_greeting_is_finite_with_one_that_loses_and_one_that_answers_everything_with_hello(
+    file, peer, sockets, hello_of
+):
+    """By the rules of version 1 the two of them said HELLO to one another for ever after one was lost."""
+    b = Script(sockets(zmq.ROUTER, bind=file.peer("b").address))
+    dials = Script(sockets(zmq.DEALER, dial=file.peer("a").address))
+    since = time.monotonic()
+    dials.says(hello_of("b"))
+    lost, said = [], 1
+    while time.monotonic() < since + 2.0:
+        for script in (b, dials):
+            while script.socket.poll(5):
+                message = script.take()
+                if not isinstance(message, (Hello, Welcome)):
+                    continue
+                if not lost:
+                    lost.append(message)  # never heard
+                elif isinstance(message, Hello):  # answered as if it were not known, which asks for no HELLO in return
+                    script.says(hello_of("b"))
+                    said += 1
+    elapsed = time.monotonic() - since
+    hellos = b.count(Hello) + dials.count(Hello)
+    # One timer for the link that a dialled, and HELLO to whom it knows when its description changes, which it does not.
+    assert 1 <= hellos <= most_hellos(elapsed) + 1
+    assert b.count(Welcome) + dials.count(Welcome) <= said
+    assert said <= hellos + 1
+
+
+def test_each_hello_has_one_welcome_and_welcome_has_no_answer(peer, file, sockets, hello_of):
+    caller = Script(sockets(zmq.DEALER, dial=file.peer("a").address))
+    for _ in range(20):
+        caller.says(hello_of("laptop", "source"))
+        assert caller.hears(Welcome).name == "a"
+        caller.says(Welcome(*msgspec.structs.astuple(hello_of("laptop", "source"))))
+        caller.says(Complaint("that I was welcomed"))
+    caller.says(hello_of("laptop", "source"))
+    caller.hears(Welcome)
+    assert caller.count(Welcome) == 21
+    assert caller.count(Hello) == caller.count(Complaint) == 0
+
+
+def test_after_a_goodbye_of_one_that_stays_it_is_greeted_again(file, peer, sockets, hello_of, wait_until):
+    b = Script(sockets(zmq.ROUTER, bind=file.peer("b").address))
+    b.hears(Hello)
+    b.says(Welcome(*msgspec.structs.astuple(hello_of("b"))))
+    wait_until(lambda: "b" in peer.machine.neighbours.by_name, what="b to be known")
+    b.says(Bye("for a moment"))
+    wait_until(lambda: "b" not in peer.machine.neighbours.by_name, what="b to be forgotten")
+    assert peer.node.troubles["b"] == "left (for a moment)"
+    b.heard.clear()
+    b.socket.setsockopt(zmq.RCVTIMEO, 15_000)
+    while not b.count(Hello):
+        b.take()
+    b.says(Welcome(*msgspec.structs.astuple(hello_of("b"))))
+    wait_until(lambda: "b" in peer.machine.neighbours.by_name, what="b to be known again")
+    assert "b" not in peer.node.troubles
+
+
+def test_a_link_carries_one_name(peer, file, sockets, hello_of):
+    caller = Script(sockets(zmq.DEALER, dial=file.peer("a").address))
+    caller.says(hello_of("one", "source"))
+    caller.hears(Welcome)
+    for number in range(5):
+        caller.says(hello_of(f"other-{number}", "source"))
+        assert caller.hears(Complaint).what == (
+            f"hello from 'other-{number}' on the link of 'one'; a link carries one name"
+        )
+    assert set(peer.machine.neighbours.by_name) == {"one"}
+
+
+def test_the_processes_that_are_known_at_once_are_bounded(peer, file, sockets, hello_of, wait_until):
+    callers = [Script(sockets(zmq.DEALER, dial=file.peer("a").address)) for _ in range(MOST_OTHERS + 1)]
+    for number, caller in enumerate(callers[:-1]):
+        caller.says(hello_of(f"source-{number}", "source"))
+    for caller in callers[:-1]:
+        caller.hears(Welcome)
+    callers[-1].says(hello_of("late", "source"))
+    assert (
+        callers[-1].hears(Complaint).what
+        == f"{MOST_OTHERS} sources are linked to a, which is the most; try again later"
+    )
+    callers[-1].says(hello_of("b"))  # a peer of the file is no stranger
+    callers[-1].hears(Welcome)
+    wait_until(lambda: len(peer.machine.neighbours.by_name) == MOST_OTHERS + 1, what="b to be known")
+    callers[0].socket.close()
+    wait_until(lambda: "source-0" not in peer.machine.neighbours.by_name, what="the end of a link")
+    again = Script(sockets(zmq.DEALER, dial=file.peer("a").address))
+    again.says(hello_of("late", "source"))
+    again.hears(Welcome)
+
+
+def test_complaints_are_throttled_on_each_link(peer, file, sockets, wait_until):
+    loud, quiet = (Script(sockets(zmq.DEALER, dial=file.peer("a").address)) for _ in range(2))
+    since = time.monotonic()
+    for _ in range(900):
+        loud.socket.send(b"?")
+    wait_until(lambda: peer.node.counts["malformed"] == 900, 30.0, "all to be read")
+    quiet.socket.send(b"?")
+    quiet.hears(Complaint)
+    elapsed = time.monotonic() - since
+    while loud.socket.poll(50):
+        loud.take()
+    assert 1 <= loud.count(Complaint) <= COMPLAINTS_A_SECOND * (elapsed + 1)
+    assert peer.node.counts["malformed"] == 901
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "blocks", "said"),
+    [
+        ("b", "peer", (0, 1, 6), "b announces block 6, the model has 0 to 5"),
+        ("laptop", "source", (0,), "source 'laptop' announces blocks, and sources have none"),
+    ],
+)
+def test_blocks_that_cannot_be_are_refused(peer, file, sockets, hello_of, name, role, blocks, said):
+    caller = Script(sockets(zmq.DEALER, dial=file.peer("a").address))
+    caller.says(hello_of(name, role, blocks=blocks))
+    assert caller.hears(Complaint).what == said
+    assert not peer.machine.neighbours.by_name
+
+
+def test_blocks_that_the_file_does_not_give_are_refused(bundle, write_peers, serve, sockets, hello_of, wait_until):
+    file = load_peers(write_peers({"a": ALL, "b": (0, 1)}))
+    peer = serve(Peer(file, "a", bundle))
+    said = f"b announces block 2, which {file.path} does not give it; copy the same peers.yaml to both"
+    caller = Script(sockets(zmq.DEALER, dial=file.peer("a").address))
+    caller.says(hello_of("b", blocks=(0, 1, 2, 5)))
+    assert caller.hears(Complaint).what == said
+    listens = Script(sockets(zmq.ROUTER, bind=file.peer("b").address))
+    listens.hears(Hello)
+    listens.says(Welcome(*msgspec.structs.astuple(hello_of("b", blocks=(2,)))))
+    assert listens.hears(Bye).reason == said[:200]
+    assert not peer.machine.neighbours.by_name
+    assert peer.node.troubles["b"] == said
+    caller.says(hello_of("b", blocks=(1,)))  # fewer than the file gives are fine: an engine failed, say
+    caller.hears(Welcome)
+    wait_until(lambda: "b" not in peer.node.troubles, what="b to be well")
+
+
+def test_who_listens_at_the_address_of_another_is_refused(peer, file, sockets, hello_of, wait_until):
+    b = Script(sockets(zmq.ROUTER, bind=file.peer("b").address))
+    b.hears(Hello)
+    b.says(Welcome(*msgspec.structs.astuple(hello_of("laptop", "source"))))
+    said = f"the process that listens at the address of 'b' is 'laptop'; correct the addresses in {file.path}"
+    assert b.hears(Bye).reason == said[:200]
+    assert peer.node.troubles["b"] == said
+    assert not peer.machine.neighbours.by_name
