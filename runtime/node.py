@@ -18,7 +18,7 @@ import logging
 import secrets
 import socket
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -114,6 +114,8 @@ class Node:
         self._troubles = Troubles(self._listed - {name})
         self._codec_of: dict[str, str] = {}
         self._tell_at = 0.0
+        self._events: deque[Event] = deque()
+        self._executing = False
         self._tokens = manifest.tokens
         tokens_frame = codecs.wire_bytes("raw", self._tokens.count, self._tokens.dim)
         own = next((p for p in peers.peers if p.name == name), None)
@@ -181,26 +183,30 @@ class Node:
             self.counts["connections refused"] = self._links.refused
 
     def feed(self, event: Event) -> None:
-        """Give the machine an event and carry out what it says.
+        """Give the machine an event and execute what it says, in the order in which it says it.
 
-        Engines start before messages are written: libzmq's thread may take this core while it writes. Only tracks for
-        others go first, since a wave waits for their transfer and not for the start of our own track.
+        What comes of that, a message that cannot be sent, is the machine's next event.
         """
-        instructions = self._machine.handle(event, time.monotonic())
-        for instruction in instructions:
-            if isinstance(instruction, Send) and _begins_track(instruction.message):
-                self._send(instruction)
-        for instruction in instructions:
-            if not isinstance(instruction, (Send, TellState, Note)):
-                self._carry_out(instruction)
-        for instruction in instructions:
-            if isinstance(instruction, Send):
-                if not _begins_track(instruction.message):
-                    self._send(instruction)
-            elif isinstance(instruction, TellState):
-                self._tell_at = 0.0
-            elif isinstance(instruction, Note):
-                self._note(instruction)
+        self._events.append(event)
+        if self._executing:
+            return
+        self._executing = True
+        try:
+            while self._events:
+                for instruction in self._machine.handle(self._events.popleft(), time.monotonic()):
+                    self._execute(instruction)
+        finally:
+            self._executing = False
+
+    def _execute(self, instruction: Instruction) -> None:
+        if isinstance(instruction, Send):
+            self._send(instruction)
+        elif isinstance(instruction, TellState):
+            self._tell_at = 0.0
+        elif isinstance(instruction, Note):
+            self._note(instruction)
+        else:
+            self._carry_out(instruction)
 
     def say_hello_again(self) -> None:
         """Tell everybody what HELLO says now (the engine is warm, say)."""
@@ -431,10 +437,6 @@ class Node:
         log.log(level, note.what, extra=extra | ({"request": note.request.hex()[:8]} if note.request else {}))
         if self.on_note is not None:
             self.on_note(note)
-
-
-def _begins_track(message: Message) -> bool:
-    return isinstance(message, Run) and message.itinerary.track is not None and not message.returning
 
 
 def new_incarnation() -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,7 @@ from ls_edge.runtime.routing.events import (
     Submit,
     TellState,
     Tick,
+    Unsendable,
     Warm,
 )
 from ls_edge.runtime.routing.machine import Machine
@@ -59,6 +61,8 @@ class Process:
     """As after SIGSTOP: takes nothing in and does nothing."""
     engine_hangs: bool = False
     inbox: list[Event] = field(default_factory=list)
+    events: deque[Event] = field(default_factory=deque)
+    """What it is about to handle, the one that it handles first."""
     hung_calls: list[Computed] = field(default_factory=list)
 
 
@@ -89,6 +93,8 @@ class Simulation:
         self.max_batch = max_batch
         self.detection = detection
         """Seconds until a stopped process counts as lost (heartbeats)."""
+        self.send_failures = 0.0
+        """Part of all messages that cannot be sent, as when a link's queue is full."""
         self._placement = {name: tuple(held) for name, held in peers.items()}
         self._limits = limits or Limits()
         self._costs = costs
@@ -269,8 +275,13 @@ class Simulation:
         if process.stopped:
             process.inbox.append(event)
             return
-        for instruction in process.machine.handle(event, self.now):
-            self._execute(process, instruction)
+        process.events.append(event)
+        if len(process.events) > 1:
+            return  # it is executing what the one before asked for
+        while process.events:
+            for instruction in process.machine.handle(process.events[0], self.now):
+                self._execute(process, instruction)
+            process.events.popleft()
         due = process.machine.next_check()
         if due is not None:
             self._at(max(0.0, due - self.now) + 1e-6, lambda: self._tick(process))
@@ -284,6 +295,9 @@ class Simulation:
         if isinstance(instruction, Send):
             message = instruction.message
             event: Event
+            if self._rng.random() < self.send_failures:
+                self._feed(process.name, Unsendable(instruction.to, message))
+                return
             if isinstance(message, Run):
                 event = Arrived(process.name, message, instruction.tokens)
             else:

@@ -62,6 +62,15 @@ _OFFERS = 1024
 """Transfers that are remembered until they are answered, to learn how long they take."""
 
 
+def _turn(instruction: Instruction) -> int:
+    """When an instruction is executed; those of one turn keep their order."""
+    if isinstance(instruction, Send):
+        message = instruction.message
+        begins_track = isinstance(message, Run) and message.itinerary.track is not None and not message.returning
+        return 0 if begins_track else 2
+    return 2 if isinstance(instruction, (TellState, Note)) else 1
+
+
 class Stage(Enum):
     """Where an item stands; ``QUEUED``, ``RUNNING`` and ``JOINING`` in peers, ``AWAY`` in sources."""
 
@@ -163,7 +172,11 @@ class Machine:
         self._now = 0.0
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Take one event in and return what to do, in this order. ``now`` never goes back."""
+        """Take one event in and return what to do, in the order in which it is to be done. ``now`` never goes back.
+
+        Engines start before messages are written: the sockets' thread may take this core while it writes. Only tracks
+        for others go first, since a wave waits for their transfer and not for the start of our own track.
+        """
         self._now = max(self._now, now)
         self._out = []
         self._candidates = None
@@ -178,7 +191,7 @@ class Machine:
             if self.items.get(item.ticket) is item and item.stage is Stage.WAITING:
                 self._decide(item)
         self._after()
-        return self._out
+        return sorted(self._out, key=_turn)
 
     def next_check(self) -> float | None:
         """When :class:`Tick` is due, if nothing else happens before."""

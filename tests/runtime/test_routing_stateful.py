@@ -26,13 +26,15 @@ class Faults(RuleBasedStateMachine):
         seed=st.integers(0, 2**16),
         credit=st.integers(1, 4),
         batch=st.integers(1, 3),
+        failures=st.sampled_from([0.0, 0.0, 0.02, 0.2]),
     )
-    def start(self, placement, seed, credit, batch):
+    def start(self, placement, seed, credit, batch, failures):
         limits = Limits(credits=credit, custody=2 * credit)
         held = {name: sorted(blocks) for name, blocks in zip(NAMES, placement, strict=True)}
         self.held = held
         self.sim = Simulation(held, blocks=BLOCKS, seed=seed, limits=limits, max_batch=batch)
         self.sim.run(0.05)
+        self.sim.send_failures = failures
         self.asked = {}
 
     def process(self, name):
@@ -128,6 +130,7 @@ class Faults(RuleBasedStateMachine):
 
     def recovers(self):
         """With everything mended, all is answered in full, in trained order."""
+        self.sim.send_failures = 0.0
         for name in NAMES:
             process = self.process(name)
             if process.alive:
