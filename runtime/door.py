@@ -49,20 +49,22 @@ class Door:
 
     def reason_to_refuse(self, hello: Hello | Welcome, user: str) -> str:
         """Why a process is not let in, or nothing; ``user`` is the name behind its key, empty without CURVE."""
-        if hello.role not in ("peer", "source") or hello.name == self._name:
+        if hello.role not in ("peer", "source", "observer") or hello.name == self._name:
             return f"hello from {hello.name!r} as {hello.role!r}: not a process of ours"
         if user and user != hello.name and (hello.name in self._names or not may_be_called(user, hello.name)):
             return f"hello from {hello.name!r} with the key of {user!r}; each process needs its own key"
         listed = any(p.name == hello.name for p in self._peers.peers)
         if hello.role == "peer" and not listed:
             return f"peer {hello.name!r} does not stand in {self._peers.path}; add it there"
-        if hello.role == "source":
+        if hello.role in ("source", "observer"):
             if self._role == "source":
-                return "sources do not link to sources"
+                return f"a {hello.role} does not link to sources"
             if listed:
-                return f"{hello.name!r} is a peer of {self._peers.path}; a source needs a name of its own"
+                return f"{hello.name!r} is a peer of {self._peers.path}; a {hello.role} needs a name of its own"
             if self._peers.uses_keys and not any(may_be_called(s.name, hello.name) for s in self._peers.sources):
                 return f"source {hello.name!r} does not stand in {self._peers.path}; add it under 'sources'"
+        if hello.role == "observer":  # it has no model, gets no tokens and may send none
+            return f"observer {hello.name!r} announces blocks, and has none" if hello.blocks else ""
         return self._reason_to_refuse_bundle(hello) or self._reason_to_refuse_blocks(hello)
 
     def check_state(self, state: State) -> None:

@@ -104,6 +104,8 @@ class NoLink:
 
     name: str
     why: str
+    refused: bool = False
+    """Whether somebody answers there, and the handshake failed."""
 
 
 @dataclass(frozen=True)
@@ -374,7 +376,7 @@ class Links:
             self._redial_at.setdefault(name, time.monotonic() + _REDIAL_S)
             if event != _DISCONNECTED:
                 self._count_failure(name, _WHY_FAILED[event], {"peer": name, "address": address})
-                events.append(NoLink(name, f"no link to {address}: {_WHY_FAILED[event]}"))
+                events.append(NoLink(name, f"no link to {address}: {_WHY_FAILED[event]}", refused=True))
             elif name in self._up:
                 self._up.discard(name)
                 self._look_up(name, wanted=True)

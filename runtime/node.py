@@ -108,6 +108,7 @@ class Node:
         self._links_of: dict[str, list[Link]] = {}
         self._name_of: dict[Link, str] = {}
         self._user_of: dict[Link, str] = {}
+        self._observers: set[str] = set()
         self._hello_again: dict[Link, tuple[float, float]] = {}
         self._complained: dict[Link, tuple[float, int]] = {}
         self._listed = {p.name for p in peers.peers}
@@ -129,7 +130,7 @@ class Node:
                 heartbeat=peers.heartbeat,
                 max_frame=max(wire.MAX_HEADER, tokens_frame),
                 tokens_frame=tokens_frame,
-                curve=_curve(peers, name, keys),
+                curve=curve_of(peers, name, keys),
             )
         except BaseException:
             self._wake_in.close()
@@ -266,6 +267,8 @@ class Node:
         if name is None:
             self._complain_of(event, "before hello", f"{type(message).__name__.lower()} before hello; dropped")
             return
+        if name in self._observers and not isinstance(message, Bye):
+            raise WireError(f"{type(message).__name__.lower()} from an observer, which only listens; dropped")
         if isinstance(message, State):
             self._door.check_state(message)
             self.feed(NeighbourState(name, message))
@@ -289,7 +292,7 @@ class Node:
         link, name = event.link, said.name
         if isinstance(said, Welcome):
             self._hello_again.pop(link, None)
-        reason = self._reason_to_refuse_link(link, name) or self._door.reason_to_refuse(said, event.user)
+        reason = self._reason_to_refuse_link(link, said) or self._door.reason_to_refuse(said, event.user)
         if reason:
             self._refuse(event, said, reason)
             return
@@ -306,13 +309,16 @@ class Node:
         self._codec_of[name] = said.codec if said.codec in codecs.CODECS else "raw"
         hello = Hello(*msgspec.structs.astuple(said))
         known = self._machine.neighbours.get(name)
-        if known is None or known.hello != hello:
+        if said.role == "observer":  # it is told how we are, and routing knows nothing of it
+            self._observers.add(name)
+        elif known is None or known.hello != hello:
             self.feed(NeighbourUp(hello))
         if first and isinstance(said, Hello) and self.role == "peer":
             self._send_link(link, self._state(name))
 
-    def _reason_to_refuse_link(self, link: Link, name: str) -> str:
-        """Why a process of ours may not be called ``name`` on this link, or nothing."""
+    def _reason_to_refuse_link(self, link: Link, said: Hello | Welcome) -> str:
+        """Why a process of ours may not be called so on this link, or nothing."""
+        name = said.name
         if link.dialled and name != link.dialled:
             return (
                 f"the process that listens at the address of {link.dialled!r} is {name!r}; correct the addresses in "
@@ -321,6 +327,8 @@ class Node:
         before = self._name_of.get(link, name)
         if name != before:
             return f"hello from {name!r} on the link of {before!r}; a link carries one name"
+        if name in self._links_of and (name in self._observers) != (said.role == "observer"):
+            return f"hello from {name!r} as {said.role!r}, and it has a link in another role"
         if name not in self._listed and name not in self._links_of:
             others = sum(one not in self._listed for one in self._links_of)
             if others >= MOST_OTHERS:
@@ -389,6 +397,7 @@ class Node:
             self._forget_process(name, event.why)
 
     def _forget_process(self, name: str, why: str) -> None:
+        self._observers.discard(name)
         for link in self._links_of.pop(name, []):
             self._name_of.pop(link, None)
             self._user_of.pop(link, None)
@@ -452,7 +461,11 @@ def _add_codec_time(itinerary: wire.Itinerary, name: str, codec_us: int) -> wire
     return msgspec.structs.replace(itinerary, visits=(*visits[:-1], last))
 
 
-def _curve(peers: PeersFile, name: str, keys: KeyPair | None) -> Curve | None:
+def curve_of(peers: PeersFile, name: str, keys: KeyPair | None) -> Curve | None:
+    """What the links of the process ``name`` need for CURVE, or None where the file has no keys.
+
+    Raises :class:`UsageError` without a key pair, :class:`LinkError` where it is another process's.
+    """
     if not peers.uses_keys:
         return None
     if keys is None:

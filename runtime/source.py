@@ -298,6 +298,11 @@ class Source:
         return self.machine.disbelieved
 
     @property
+    def troubles(self) -> Mapping[str, str]:
+        """Why peers cannot be used, or complained of us: name to the latest reason; who is well is not in it."""
+        return self.node.troubles
+
+    @property
     def mismatched(self) -> Mapping[str, str]:
         """Peers that serve another model, with the message that says both ids."""
         return dict(self.node.mismatched)

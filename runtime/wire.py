@@ -166,7 +166,7 @@ class _Message(msgspec.Struct, frozen=True, tag_field="t"):
 class _Description(_Message, frozen=True):
     name: str
     role: str
-    """``peer`` or ``source``."""
+    """``peer``, ``source`` or ``observer``."""
     incarnation: int
     """Random for each process start."""
     minor: int

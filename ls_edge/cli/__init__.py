@@ -30,6 +30,7 @@ COMMANDS = {
     "keys": "Make CURVE keys.",
     "peer": "Serve blocks of a bundle.",
     "run": "Answer images through the peers that can be reached.",
+    "status": "Show how every peer is, and why it cannot be used.",
     "predict": "Name what is on images, through the peers that can be reached.",
     "bench": "Time the engines of a bundle on this machine.",
     "doctor": "Find what is missing or mixed up on this machine.",

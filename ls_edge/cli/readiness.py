@@ -70,7 +70,7 @@ def may_skip(source: Source, missing: Sequence[int]) -> bool:
 
 def reasons(source: Source, missing: Sequence[int]) -> list[str]:
     """Why these blocks have no holder: a line a peer that should hold some, and the blocks that none should."""
-    states, troubles = source.view(), source.mismatched
+    states, troubles = source.view(), source.troubles
     texts = []
     for peer in source.peers.peers:
         if not set(peer.blocks) & set(missing):

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from ls_edge.summary import RunSummary
     from ls_edge.trace import RequestRecord
 
-_LOST_FOR_S = 0.5
-"""How long a block has no holder before the display says so: a peer that restarts at once is not worth a line."""
+_LOST_FOR_S, _TROUBLED_FOR_S = 0.5, 1.0
+"""How long a block has no holder, or a peer cannot be used, until the display says so: a restart is not worth it."""
+
+_MOST_REMARKS = 10
+"""Peers that took no part and are named at the end of a run."""
 
 
 @click.command(
@@ -114,6 +117,7 @@ def command(
     images = _images(data, limit)
     from ls_edge.runtime.measure import measure
     from ls_edge.runtime.source import Source
+    from ls_edge.summary import summarise
     from ls_edge.trace import TraceWriter
 
     with contextlib.ExitStack() as stack:
@@ -128,7 +132,8 @@ def command(
         missing = wait_for_holders(source, wait, stop)
         if stop:
             raise KeyboardInterrupt
-        if warning := check_holders(source, missing, wait):
+        warning = check_holders(source, missing, wait)
+        if warning:
             _warn(warning)
         writer = stack.enter_context(TraceWriter(trace)) if trace is not None else None
         progress = RunProgress(len(images), [peer.name for peer in file.peers])
@@ -154,20 +159,22 @@ def command(
             writer.correct(measured.records)
             writer.close()
             problems += [writer.problem] if writer.problem else []
-        return _finish(measured, problems, stop.number, report, opened.manifest.classes, as_json=as_json)
+        summary = summarise(measured.records, measured.events, measured.context)
+        remarks = _idle(source.troubles, summary, warning)
+        return _finish(
+            measured, summary, problems, remarks, stop.number, report, opened.manifest.classes, as_json=as_json
+        )
 
 
 def _finish(
-    measured: Measured, problems: list[str], signal_number: int, report: Path | None, classes: Sequence[str], *,
-    as_json: bool,
+    measured: Measured, summary: RunSummary, problems: list[str], remarks: Sequence[str], signal_number: int,
+    report: Path | None, classes: Sequence[str], *, as_json: bool,
 ) -> int:  # fmt: skip
     """Print the summary, write the report, and return the exit code; whatever fails does not keep the rest from it."""
     from ls_edge.report.html import write_report
     from ls_edge.report.sketch import print_typical
     from ls_edge.report.tables import print_answers, print_summary
-    from ls_edge.summary import summarise
 
-    summary = summarise(measured.records, measured.events, measured.context)
     try:
         if as_json:
             click.echo(summary.to_json())
@@ -177,6 +184,8 @@ def _finish(
             print_typical(measured.records)
     except OSError as error:
         problems.append(f"the summary could not be printed: {describe(error)}")
+    for remark in remarks[:_MOST_REMARKS]:
+        _warn(remark)
     if measured.skipped_images:
         name, why = measured.skipped_images[0]
         _warn(f"{len(measured.skipped_images)} images could not be used, the first is {name}: {why}")
@@ -210,33 +219,47 @@ def _exit_code(summary: RunSummary) -> int:
 def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
     """Make what is called about ten times a second: it shows blocks that lost their last holder and cannot be skipped.
 
-    Peers that are refused, or that refuse us, while the run goes on are shown as well, each once.
+    Peers that cannot be used for a while are shown with the reason, each time once.
     """
     from ls_edge.cli.readiness import blocks_text, may_skip
 
-    since: dict[tuple[int, ...], float] = {}
-    known = dict(source.mismatched)
+    missing_since: float | None = None
+    troubled_since: dict[str, float] = {}
+    shown: set[str] = set()
 
     def look() -> None:
-        for name, why in source.mismatched.items():
-            if known.get(name) != why:
-                known[name] = why
-                progress.note(f"{name}: {why}")
+        nonlocal missing_since
+        now = time.monotonic()
+        troubles = source.troubles
+        for name in troubled_since.keys() - troubles.keys():
+            del troubled_since[name]
+            shown.discard(name)
+        for name, why in troubles.items():
+            if now - troubled_since.setdefault(name, now) >= _TROUBLED_FOR_S and name not in shown:
+                shown.add(name)
+                progress.note(f"{name} is not used: {why}")
         missing = source.missing_blocks()
         if not missing or may_skip(source, missing):
-            since.clear()
+            missing_since = None
             progress.warn("")
             return
-        now = time.monotonic()
-        first = min(since.values(), default=now)
-        since.setdefault(missing, first)
-        if now - first >= _LOST_FOR_S:
+        missing_since = now if missing_since is None else missing_since
+        if now - missing_since >= _LOST_FOR_S:
             progress.warn(
                 f"{blocks_text(missing)} lost the last holder; requests wait for one until their budget of "
                 f"{source.settings.budget_ms / 1e3:g} s ends (at most {source.max_skips} blocks may be skipped)"
             )
 
     return look
+
+
+def _idle(troubles: Mapping[str, str], summary: RunSummary, said: str) -> list[str]:
+    """Peers that had no part in any answer, with the reason, unless ``said`` names them already."""
+    return [
+        f"{name} took no part: {why}"
+        for name, why in troubles.items()
+        if (name not in summary.peers or not summary.peers[name].requests) and f"{name}: {why}" not in said
+    ]
 
 
 def _warn(text: str) -> None:

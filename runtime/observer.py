@@ -1,0 +1,242 @@
+"""How the peers of a ``peers.yaml`` are, asked from outside: what ``ls-edge status`` shows.
+
+An observer dials every peer, greets it in the role ``observer`` and listens to its STATE. It needs no bundle; where the
+file has keys it needs the secret key of a source. It takes no part in routing and costs a peer one link.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import msgspec
+
+from ls_edge.errors import UsageError, WireError
+from ls_edge.peers import Peer, PeersFile
+from ls_edge.runtime import wire
+from ls_edge.runtime.door import new_alias
+from ls_edge.runtime.keys import KeyPair
+from ls_edge.runtime.links import Incoming, Link, LinkDown, Links, LinkUp, NoLink
+from ls_edge.runtime.node import curve_of, new_incarnation
+from ls_edge.runtime.troubles import one_line
+from ls_edge.runtime.wire import Bye, Complaint, Hello, State, Welcome
+
+ASK_EVERY = 0.1
+"""Least seconds between two HELLO to a peer."""
+ASK_AGAIN = 0.5
+"""Seconds after which a HELLO that was not answered is sent again."""
+SAMPLES = 3
+"""Greetings from which the latency of a link is taken, the fastest of them."""
+GIVE_UP = 0.7
+"""Seconds after which a peer that nobody answers for is reported so; it might be just starting."""
+
+
+class PeerStatus(msgspec.Struct, frozen=True):
+    """One peer as an observer found it: an entry of ``ls-edge status --json``."""
+
+    reachable: bool
+    """Whether a process answers at its address and the handshake succeeded."""
+    key: str
+    """``accepted``, ``refused``, ``none`` (the file has no keys) or ``unknown`` (nobody answers)."""
+    state: str
+    """``alive``, ``cold`` (not warm yet), ``stuck``, ``draining``, ``refused`` (it does not let us in), ``silent`` (it
+    takes the link and says nothing) or ``lost``."""
+    bundle_id: str | None
+    model_id: str | None
+    blocks: tuple[int, ...]
+    """What it serves; what the file gives it where it did not say."""
+    warm: bool
+    queue: int | None
+    """Requests that wait for its engine."""
+    credits: int | None
+    """Requests that it would accept now."""
+    block_ms: float | None
+    """What one block takes it, usually."""
+    latency_ms: float | None
+    """A greeting and its answer: the link there and back, and the peer's loop."""
+    engine: str
+    reaches: tuple[str, ...]
+    """Processes that it has a link to."""
+    address: str
+    reason: str | None
+    """Why it cannot be used, or not yet; null where it is alive."""
+
+
+@dataclass(eq=False)
+class _Seen:
+    """What is known of one peer."""
+
+    peer: Peer
+    up: bool = False
+    refused: bool = False
+    why: str = ""
+    complaint: str = ""
+    welcome: Welcome | None = None
+    state: State | None = None
+    asked_at: float = 0.0
+    waiting: bool = False
+    took: list[float] = field(default_factory=list)
+
+
+class Observer:
+    """Links to all peers of a file; one thread uses it. A context manager."""
+
+    def __init__(self, peers: PeersFile, *, keys: KeyPair | None = None) -> None:
+        """Dial the peers; raises :class:`UsageError` and :class:`LinkError` for keys that do not fit the file."""
+        self.peers = peers
+        name = new_alias(_name_of(peers, keys))
+        self._uses_keys = peers.uses_keys
+        self._hello = Hello(name, "observer", new_incarnation(), wire.MINOR, "", "")
+        self._seen = {peer.name: _Seen(peer) for peer in peers.peers}
+        self._links = Links(
+            {peer.name: peer.address for peer in peers.peers},
+            bind=None,
+            heartbeat=peers.heartbeat,
+            max_frame=wire.MAX_HEADER,
+            curve=curve_of(peers, name, keys),
+        )
+
+    def __enter__(self) -> Observer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Say goodbye and close the links."""
+        for name, seen in self._seen.items():
+            if seen.welcome is not None:
+                self._links.send(Link(dialled=name), [wire.encode(Bye())])
+        time.sleep(0.02)  # lets libzmq's thread write them
+        self._links.close()
+
+    def look(self, seconds: float) -> Mapping[str, PeerStatus]:
+        """Ask all peers; return how they are, as soon as that is known of each and after ``seconds`` in any case."""
+        began = time.monotonic()
+        for seen in self._seen.values():
+            seen.took.clear()
+        while time.monotonic() < began + seconds and any(self._open(began)):
+            self._step(0.02)
+        return self.view()
+
+    def wait(self, seconds: float) -> None:
+        """Listen for a while."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._step(min(0.1, left), ask=False)
+
+    def view(self) -> Mapping[str, PeerStatus]:
+        """How each peer is, as far as is known."""
+        return {name: self._status(seen) for name, seen in self._seen.items()}
+
+    def _open(self, began: float) -> Iterator[bool]:
+        """Whether there is more to be learnt, of each peer."""
+        late = time.monotonic() > began + GIVE_UP
+        for seen in self._seen.values():
+            if seen.complaint:
+                yield False
+            elif seen.up:
+                yield len(seen.took) < SAMPLES or seen.state is None
+            else:
+                yield not seen.refused and not (late and seen.why)
+
+    def _step(self, seconds: float, *, ask: bool = True) -> None:
+        for event in self._links.poll(seconds):
+            if isinstance(event, LinkUp):
+                self._seen[event.link.dialled] = _Seen(self._seen[event.link.dialled].peer, up=True)
+                self._ask(event.link.dialled)
+            elif isinstance(event, LinkDown):
+                self._seen[event.link.dialled] = _Seen(self._seen[event.link.dialled].peer, why=event.why)
+            elif isinstance(event, NoLink):
+                seen = self._seen[event.name]
+                seen.why, seen.refused = event.why, event.refused
+            else:
+                self._hear(self._seen[event.link.dialled], event)
+        now = time.monotonic()
+        for name, seen in self._seen.items():
+            unanswered = seen.waiting and now >= seen.asked_at + ASK_AGAIN
+            more = ask and not seen.waiting and len(seen.took) < SAMPLES and now >= seen.asked_at + ASK_EVERY
+            if seen.up and not seen.complaint and (unanswered or more):
+                self._ask(name)
+
+    def _ask(self, name: str) -> None:
+        seen = self._seen[name]
+        seen.asked_at, seen.waiting = time.monotonic(), True
+        self._links.send(Link(dialled=name), [wire.encode(self._hello)])
+
+    def _hear(self, seen: _Seen, event: Incoming) -> None:
+        try:
+            message = wire.decode(event.frames[0].buffer)
+        except WireError as error:
+            seen.complaint = f"what it says cannot be read: {error}"
+            return
+        if isinstance(message, Welcome):
+            if seen.waiting:
+                seen.took.append(time.monotonic() - seen.asked_at)
+            seen.waiting, seen.welcome = False, message
+        elif isinstance(message, State):
+            seen.state = message
+        elif isinstance(message, Complaint):
+            seen.complaint = one_line(message.what)
+        elif isinstance(message, Bye):  # its links end next
+            seen.up, seen.why = False, f"it left ({one_line(message.reason)})" if message.reason else "it left"
+
+    def _status(self, seen: _Seen) -> PeerStatus:
+        welcome, state = seen.welcome, seen.state
+        what, reason = _judge(seen)
+        key = "accepted" if seen.up else "refused" if seen.refused else "unknown"
+        return PeerStatus(
+            reachable=seen.up,
+            key=key if self._uses_keys else "none",
+            state=what,
+            bundle_id=welcome.bundle_id if welcome is not None else None,
+            model_id=welcome.model_id if welcome is not None else None,
+            blocks=welcome.blocks if welcome is not None else seen.peer.blocks,
+            warm=state is not None and state.warm,
+            queue=state.queue if state is not None else None,
+            credits=state.credits if state is not None else None,
+            block_ms=state.block_us / 1e3 if state is not None and state.block_us else None,
+            latency_ms=min(seen.took) * 1e3 if seen.took else None,
+            engine=one_line(welcome.engine) if welcome is not None else "",
+            reaches=state.reaches if state is not None else (),
+            address=seen.peer.address,
+            reason=reason,
+        )
+
+
+def _judge(seen: _Seen) -> tuple[str, str | None]:
+    """The state of a peer, and why it cannot be used."""
+    peer, welcome, state = seen.peer, seen.welcome, seen.state
+    if not seen.up:
+        return ("refused" if seen.refused else "lost"), seen.why or f"nobody has answered at {peer.address} yet"
+    if seen.complaint:
+        return "refused", seen.complaint
+    if welcome is None or state is None:
+        return "silent", "it takes the link and does not answer the greeting; is it another version of ls-edge?"
+    if welcome.name != peer.name:
+        return "refused", f"the process at {peer.address} is {welcome.name!r}; correct the addresses in peers.yaml"
+    if set(welcome.blocks) - set(peer.blocks):
+        return "refused", f"it serves blocks {list(welcome.blocks)}, peers.yaml gives it {list(peer.blocks)}"
+    if not state.warm:
+        return "cold", "its engines are still being loaded"
+    if state.stuck:
+        return "stuck", "its engine has not answered for longer than it should"
+    if state.draining:
+        return "draining", "it was told to leave and takes nothing new"
+    return "alive", None
+
+
+def _name_of(peers: PeersFile, keys: KeyPair | None) -> str:
+    """The source whose key this is; any name without keys."""
+    if keys is None:
+        if peers.uses_keys:
+            raise UsageError(f"{peers.path} has keys, so asking its peers needs a source's: give --secret-key FILE")
+        return "observer"
+    for source in peers.sources:
+        if source.public_key and source.public_key.encode() == keys.public:
+            return source.name
+    raise UsageError(f"the secret key belongs to no source of {peers.path}; add its public key under 'sources'")
