@@ -21,7 +21,9 @@ from ls_edge.errors import ConfigError
 Codec = Literal["raw", "fp16", "int8"]
 EngineKind = Literal["auto", "onnx", "tensorrt"]
 
-_ADDRESS = re.compile(r"^tcp://(\[[0-9a-fA-F:.]+\]|[^\[\]:/\s]+):(\d{1,5})$")
+_ADDRESS = re.compile(r"^tcp://(\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[^\[\]:/\s]+):(\d{1,5})$")
+_ANY = ("*", "0.0.0.0", "[::]")  # noqa: S104
+"""Hosts that mean every address of a machine: to listen on, not to dial."""
 _MOST_SILENCE_MS = 600_000
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
 _Z85_KEY = re.compile(r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")
@@ -200,6 +202,16 @@ def is_loopback(address: str) -> bool:
         return False
 
 
+def _is_host(host: str) -> bool:
+    """Whether what stands between brackets is an IPv6 address; names and other addresses are left to the network."""
+    if not host.startswith("["):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).version == 6
+    except ValueError:
+        return False
+
+
 def _check_peer(entry: PeerEntry, index: int, places: yamlfile.Places) -> Peer:
     at = ("peers", index)
     _check_name(entry.name, places, *at, "name")
@@ -207,6 +219,14 @@ def _check_peer(entry: PeerEntry, index: int, places: yamlfile.Places) -> Peer:
         match = _ADDRESS.match(value) if value is not None else None
         if value is not None and (match is None or not 0 < int(match[2]) < 65536):
             raise places.error(f"{key} {value!r} is not tcp://host:port with a port from 1 to 65535", *at, key)
+        if match is not None and not _is_host(match[1]):
+            raise places.error(f"{key} {value!r}: {match[1]} is no address of IPv6; write for example [::1]", *at, key)
+        if match is not None and key == "address" and match[1] in _ANY:
+            raise places.error(
+                f"address {value!r} is where the others dial, and {match[1]} is no machine; write the name or address "
+                f"of this one, and 'bind: {value}' below it",
+                *at, key,
+            )  # fmt: skip
     if isinstance(entry.blocks, str):
         try:
             blocks = parse_blocks(entry.blocks)

@@ -135,7 +135,10 @@ def _print(found: Mapping[str, PeerStatus], file: PeersFile) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH)
-    console.print(_table(found))
+    table = _table(found)
+    if not console.is_terminal:
+        table.box = None
+    console.print(table)
     models = {status.model_id for status in found.values() if status.model_id}
     if len(models) > 1:
         console.print(f"peers serve {len(models)} different models, which do not work together", soft_wrap=True)

@@ -31,7 +31,7 @@ _spec = importlib.util.spec_from_file_location(
 _runtime = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_runtime)
 tiny_bundle, other_bundle = _runtime.tiny_bundle, _runtime.other_bundle
-write_peers, wait_until = _runtime.write_peers, _runtime._wait_until
+write_peers, serve, wait_until = _runtime.write_peers, _runtime.serve, _runtime._wait_until
 
 
 def _hear_ctrl_c():

@@ -2,14 +2,21 @@
 
 import json
 import resource
+import shutil
 import signal
 import socket
 import subprocess
 
+import msgspec
 import pytest
+import zmq
 
+from ls_edge.bundle import Bundle, bundle_id_of, write_manifest
+from ls_edge.peers import load_peers
 from ls_edge.runtime.chaos.faults import Faults
+from ls_edge.runtime.keys import new_keys
 from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.peer import Peer
 from ls_edge.trace import read_trace
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
@@ -305,3 +312,79 @@ def test_a_block_that_loses_its_last_holder_is_shown_while_the_run_goes_on(ls_ed
             out, _ = running.communicate(timeout=30)
         assert running.returncode == 130
         assert json.loads(out)["answered"] >= len(lines_of(trace)) > 0
+
+
+def test_why_peers_cannot_be_used_is_said_by_run(
+    ls_edge, complaints, write_peers, serve, tiny_bundle, other_bundle, wait_until
+):
+    path = write_peers({"ours": [0, 1], "other": [2, 3], "gone": [4], "nowhere": [5]})
+    entries = path.read_text().split("- name: ")
+    entries[-1] = entries[-1].replace("127.0.0.1", "no.such.host.invalid")
+    path.write_text("insecure: true\n" + "- name: ".join(entries))
+    file = load_peers(path)
+    ours = serve(Peer(file, "ours", Bundle.open(tiny_bundle)))
+    other = serve(Peer(file, "other", Bundle.open(other_bundle)))
+    wait_until(lambda: ours.machine.warm and other.machine.warm, 30.0, "warm peers")
+    command = ["run", "--peers", path, "--bundle", tiny_bundle, "--data", "digits", "--limit", "5", "--wait", "2"]
+    done = ls_edge.run(*command)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = complaints(done)
+    assert "blocks 2-5 have no holder" in line
+    ids = [Bundle.open(bundle).manifest.model_id[:16] for bundle in (tiny_bundle, other_bundle)]
+    assert "other: " in line
+    assert all(one in line for one in ids)
+    assert "gone: nobody answers at tcp://127.0.0.1:" in line
+    assert "nowhere: the name 'no.such.host.invalid' is not known" in line
+    assert "ours" not in line.partition("no holder")[2].replace("yours", "")
+
+    done = ls_edge.run(*command, "--max-skips", "4", "--json")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["degraded"] == 5
+    assert all(one in complaints(done)[0] for one in ("other: ", "gone: ", "nowhere: "))
+
+
+def test_a_peer_that_took_no_part_is_named_with_the_reason(ls_edge, complaints, write_peers, serve, tiny_bundle):
+    path = write_peers({"all": range(6), "gone": [4]})
+    peer = serve(Peer(load_peers(path), "all", Bundle.open(tiny_bundle)))
+    done = ls_edge.run("run", "--peers", path, "--bundle", tiny_bundle, "--data", "digits", "--limit", "300", "--json")
+    assert done.returncode == 0
+    (line,) = complaints(done)
+    assert line.startswith("ls-edge: warning: gone took no part: nobody answers at tcp://127.0.0.1:")
+    assert peer.machine.warm
+
+
+def test_another_bundle_where_the_same_is_demanded(ls_edge, complaints, peers, tiny_bundle, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_bundle, copy)
+    opened = Bundle.open(copy)
+    parts = opened.manifest.parts
+    changed = msgspec.structs.replace(parts.blocks[0], sha256="f" * 64)  # a source never opens it
+    parts = msgspec.structs.replace(parts, blocks=(changed, *parts.blocks[1:]))
+    another = bundle_id_of(opened.interface, opened.manifest.precision, parts)
+    write_manifest(copy, msgspec.structs.replace(opened.manifest, parts=parts, bundle_id=another))
+    command = ["run", "--peers", peers.path, "--bundle", copy, "--data", "digits", "--limit", "5", "--wait", "2"]
+    done = ls_edge.run(*command, "--strict-bundle")
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = complaints(done)
+    assert "--strict-bundle" in line
+    assert another[:16] in line
+    assert opened.manifest.bundle_id[:16] in line
+    assert ls_edge.run(*command).returncode == 0
+
+
+@pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
+def test_refused_keys(ls_edge, complaints, write_peers, serve, tiny_bundle, tmp_path, wait_until):
+    keys = {name: new_keys(name, tmp_path / "keys")[0] for name in ("a", "laptop", "stranger")}
+    path = write_peers({"a": range(6)}, keys=keys, sources=["laptop"])
+    peer = serve(Peer(load_peers(path), "a", Bundle.open(tiny_bundle), keys=keys["a"]))
+    wait_until(lambda: peer.machine.warm, 30.0, "a warm peer")
+    text = path.read_text().replace("name: laptop", "name: stranger")
+    ours = tmp_path / "ours.yaml"
+    ours.write_text(text.replace(keys["laptop"].public.decode(), keys["stranger"].public.decode()))
+    done = ls_edge.run(
+        "run", "--peers", ours, "--bundle", tiny_bundle, "--data", "digits", "--limit", "5", "--wait", "2",
+        "--secret-key", tmp_path / "keys" / "stranger.key_secret",
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = complaints(done)
+    assert "it refused our key" in line

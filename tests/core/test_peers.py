@@ -114,6 +114,18 @@ SOURCE = f'sources:\n  - {{name: s, public_key: "{KEYS[1]}"}}\n'
         ("peers:\n" + peer(address="10.0.0.1:5555"), 3, 14, "address '10.0.0.1:5555' is not tcp://host:port"),
         ("peers:\n" + peer(address="tcp://a:70000"), 3, 14, "with a port from 1 to 65535"),
         ("peers:\n" + peer(address="tcp://a:0"), 3, 14, "with a port from 1 to 65535"),
+        ("peers:\n" + peer(address="'tcp://[:::]:1'"), 3, 14, "[:::] is no address of IPv6; write for example [::1]"),
+        ("peers:\n" + peer(address="'tcp://[1.2.3.4]:1'"), 3, 14, "[1.2.3.4] is no address of IPv6"),
+        ("peers:\n" + peer(address="tcp://::1:5555"), 3, 14, "is not tcp://host:port"),
+        ("peers:\n" + peer(more="bind: 'tcp://[::g]:1'"), 5, 11, "is not tcp://host:port"),
+        (
+            "insecure: true\npeers:\n" + peer(address="tcp://0.0.0.0:5555"),
+            4,
+            14,
+            "0.0.0.0 is no machine; write the name",
+        ),
+        ("insecure: true\npeers:\n" + peer(address="tcp://*:5555"), 4, 14, "* is no machine; write the name"),
+        ("insecure: true\npeers:\n" + peer(address="'tcp://[::]:5555'"), 4, 14, "[::] is no machine"),
         ("peers:\n" + peer(more="bind: ipc:///x"), 5, 11, "bind 'ipc:///x' is not tcp://host:port"),
         ("peers:\n" + peer(blocks="0-3,x"), 4, 13, "cannot read 'x'; write for example [0, 1, 2] or \"0-2,7\""),
         ("peers:\n" + peer(blocks="[]"), 4, 13, "list at least one block, each once, counted from 0"),
@@ -183,6 +195,17 @@ def test_loopback():
         assert is_loopback(address)
     for address in ("tcp://10.0.0.1:1", "tcp://0.0.0.0:1", "tcp://localhost.example:1", "tcp://[::]:1", "nonsense"):
         assert not is_loopback(address)
+
+
+def test_addresses_of_version_6(tmp_path):
+    text = """
+insecure: true
+peers:
+  - {name: a, address: "tcp://[::1]:5555", blocks: [0]}
+  - {name: b, address: "tcp://[fe80::1%eth0.7]:5555", bind: "tcp://[::]:5555", blocks: [1]}
+"""
+    assert [peer.bind for peer in load(tmp_path, text).peers] == ["tcp://[::1]:5555", "tcp://[::]:5555"]
+    assert not is_loopback("tcp://[fe80::1%eth0]:5555")
 
 
 def test_names():

@@ -1,0 +1,301 @@
+"""``ls-edge status``: how peers are, why one cannot be used, and what a ``peers.yaml`` describes."""
+
+import json
+import os
+import signal
+import socket
+import stat
+
+import pytest
+import zmq
+
+from ls_edge.bundle import Bundle
+from ls_edge.peers import HeartbeatSettings, load_peers
+from ls_edge.runtime import wire
+from ls_edge.runtime.door import new_alias
+from ls_edge.runtime.keys import new_keys
+from ls_edge.runtime.links import Incoming, Link, Links, LinkUp
+from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.observer import Observer
+from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.source import Source
+from ls_edge.runtime.wire import Cancel, Complaint, Hello, State, Welcome
+
+PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
+FIELDS = {"reachable", "key", "state", "bundle_id", "blocks", "warm", "latency_ms", "reason"}
+"""Of the contract."""
+
+
+def has_ipv6():
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def peers(tmp_path_factory, tiny_bundle):
+    with LocalPeers(tmp_path_factory.mktemp("peers"), tiny_bundle, PLACEMENT) as local:
+        local.wait_warm()
+        yield local
+
+
+def asked(ls_edge, path, *arguments, code=0):
+    done = ls_edge.run("status", "--peers", path, "--json", *arguments)
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)["peers"]
+
+
+def test_peers_that_are_well(ls_edge, peers, tiny_bundle):
+    manifest = Bundle.open(tiny_bundle).manifest
+    found = asked(ls_edge, peers.path)
+    assert list(found) == ["a", "b"]
+    for name, peer in found.items():
+        assert set(peer) >= FIELDS
+        assert (peer["reachable"], peer["key"], peer["state"], peer["warm"]) == (True, "none", "alive", True)
+        assert (peer["bundle_id"], peer["model_id"]) == (manifest.bundle_id, manifest.model_id)
+        assert peer["blocks"] == PLACEMENT[name]
+        assert peer["latency_ms"] > 0
+        assert (peer["queue"], peer["reason"]) == (0, None)
+    done = ls_edge.run("status", "--peers", peers.path)
+    assert done.returncode == 0
+    assert [line.split()[:4] for line in done.stdout.splitlines()[1:3]] == [
+        ["a", "alive", "none", "0-3"],
+        ["b", "alive", "none", "2-5"],
+    ]
+    assert "blocks 0-1, 4-5: one holder only" in done.stdout
+
+
+def test_it_leaves_no_trace_in_routing(peers, tiny_bundle, wait_until):
+    file = load_peers(peers.path)
+    with Source.open(file, tiny_bundle) as source:
+        assert source.wait_ready() == ()
+        others = [Observer(file) for _ in range(3)]
+        try:
+            for observer in others:
+                assert {status.state for status in observer.look(5.0).values()} == {"alive"}
+            found = others[0].look(5.0)["a"]
+            assert "b" in found.reaches
+            assert source.name in " ".join(found.reaches)
+            assert "observer" not in " ".join(found.reaches)
+            assert found.credits == 16
+            assert source.submit(source.preprocess(_image())).result(10).degraded is False
+        finally:
+            for observer in others:
+                observer.close()
+    assert "lost" not in [line.split()[1] for line in _log_of(peers, "a") if "observer" in line]
+
+
+def _image():
+    from ls_edge.datasets import open_data
+
+    return open_data("digits", "eval").images[0].read()
+
+
+def _log_of(peers, name):
+    return peers.log_path(name).read_text().splitlines()
+
+
+def test_peers_that_are_not_there(ls_edge, tiny_bundle, tmp_path, write_peers):
+    with LocalPeers(tmp_path / "local", tiny_bundle, PLACEMENT) as local:
+        local.wait_warm()
+        local.kill("b")
+        text = local.path.read_text()
+        path = tmp_path / "more.yaml"
+        path.write_text(
+            f"insecure: true\n{text}- {{name: nowhere, address: 'tcp://no.such.host.invalid:5555', blocks: [0]}}\n"
+        )
+        found = asked(ls_edge, path, code=3)
+        assert {name: peer["state"] for name, peer in found.items()} == {"a": "alive", "b": "lost", "nowhere": "lost"}
+        assert "nobody answers at tcp://127.0.0.1:" in found["b"]["reason"]
+        assert "'no.such.host.invalid' is not known" in found["nowhere"]["reason"]
+        for name in ("b", "nowhere"):
+            assert (found[name]["reachable"], found[name]["warm"], found[name]["latency_ms"]) == (False, False, None)
+        assert found["b"]["blocks"] == PLACEMENT["b"]
+        shown = ls_edge.run("status", "--peers", path).stdout
+        assert "blocks 4-5: no holder" in shown
+    nobody = write_peers({"a": range(6)})
+    assert asked(ls_edge, nobody, code=1)["a"]["state"] == "lost"
+
+
+def test_something_else_that_listens_there(ls_edge, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        path = tmp_path / "peers.yaml"
+        path.write_text(f"peers: [{{name: a, address: 'tcp://127.0.0.1:{server.getsockname()[1]}', blocks: [0]}}]")
+        found = asked(ls_edge, path, "--wait", "1", code=1)["a"]
+    assert (found["reachable"], found["state"]) == (False, "lost")
+    assert found["reason"]
+
+
+def test_a_peer_at_another_ones_address(ls_edge, peers, tmp_path):
+    path = tmp_path / "peers.yaml"
+    path.write_text(peers.path.read_text().replace("name: a", "name: c"))
+    found = asked(ls_edge, path, code=3)
+    assert found["c"]["state"] == "refused"
+    assert "is 'a'; correct the addresses" in found["c"]["reason"]
+
+
+def test_another_bundle(ls_edge, peers, other_bundle, tiny_bundle):
+    assert asked(ls_edge, peers.path, "--bundle", tiny_bundle)["a"]["reason"] is None
+    found = asked(ls_edge, peers.path, "--bundle", other_bundle, code=1)
+    ours, theirs = (Bundle.open(bundle).manifest.model_id[:16] for bundle in (other_bundle, tiny_bundle))
+    assert found["a"]["state"] == "refused"
+    assert ours in found["a"]["reason"]
+    assert theirs in found["a"]["reason"]
+
+
+@pytest.fixture
+def keys(tmp_path):
+    made = {name: new_keys(name, tmp_path / "keys") for name in ("a", "b", "laptop", "stranger")}
+    return {name: pair for name, (pair, _, _) in made.items()}
+
+
+@pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
+def test_keys(ls_edge, complaints, write_peers, serve, keys, tiny_bundle, tmp_path, wait_until):
+    path = write_peers(PLACEMENT, keys=keys, sources=["laptop"])
+    bundle = Bundle.open(tiny_bundle)
+    serving = [serve(Peer(load_peers(path), name, bundle, keys=keys[name])) for name in PLACEMENT]
+    wait_until(lambda: all(peer.machine.warm for peer in serving), 30.0, "warm peers")
+    secret = tmp_path / "keys" / "laptop.key_secret"
+    found = asked(ls_edge, path, "--secret-key", secret)
+    assert {peer["key"] for peer in found.values()} == {"accepted"}
+    assert {peer["state"] for peer in found.values()} == {"alive"}
+
+    done = ls_edge.run("status", "--peers", path)
+    assert done.returncode == 2
+    assert "give --secret-key" in complaints(done)[0]
+    done = ls_edge.run("status", "--peers", path, "--secret-key", tmp_path / "keys" / "stranger.key_secret")
+    assert done.returncode == 2
+    assert "belongs to no source" in complaints(done)[0]
+
+    # Our file knows the stranger as a source, theirs does not; and b's key is another one than we think.
+    text = path.read_text().replace("name: laptop", "name: stranger")
+    text = text.replace(keys["laptop"].public.decode(), keys["stranger"].public.decode())
+    ours = tmp_path / "ours.yaml"
+    ours.write_text(text)
+    found = asked(ls_edge, ours, "--secret-key", tmp_path / "keys" / "stranger.key_secret", code=1)
+    for peer in found.values():
+        assert (peer["reachable"], peer["key"], peer["state"]) == (False, "refused", "refused")
+        assert "refused our key" in peer["reason"]
+    assert stat.S_IMODE(os.stat(secret).st_mode) == 0o600
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 loopback")
+def test_addresses_of_version_6(ls_edge, write_peers, serve, tiny_bundle, wait_until):
+    path = write_peers(PLACEMENT)
+    path.write_text(path.read_text().replace("127.0.0.1", "[::1]"))
+    bundle = Bundle.open(tiny_bundle)
+    serving = [serve(Peer(load_peers(path), name, bundle)) for name in PLACEMENT]
+    wait_until(lambda: all(peer.machine.warm for peer in serving), 30.0, "warm peers")
+    assert {peer["state"] for peer in asked(ls_edge, path).values()} == {"alive"}
+    done = ls_edge.run("run", "--peers", path, "--bundle", tiny_bundle, "--data", "digits", "--limit", "5", "--json")
+    assert json.loads(done.stdout)["answered"] == 5
+
+
+def test_watching(ls_edge, tiny_bundle, tmp_path, wait_until):
+    with LocalPeers(tmp_path / "local", tiny_bundle, PLACEMENT) as local:
+        local.wait_warm()
+        out, err = tmp_path / "out", tmp_path / "err"
+
+        def lines():
+            whole = [line for line in out.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            return [json.loads(line)["peers"] for line in whole]
+
+        with out.open("w") as stdout, err.open("w") as stderr:
+            watching = ls_edge.start("status", "--peers", local.path, "--watch", "--json", stdout=stdout, stderr=stderr)
+            wait_until(lambda: lines() and lines()[-1]["b"]["state"] == "alive", 30.0, "a first look")
+            local.kill("b")
+            wait_until(lambda: lines()[-1]["b"]["state"] == "lost", 30.0, "b to be lost")
+            assert lines()[-1]["a"]["state"] == "alive"
+            local.start("b")
+            wait_until(lambda: lines()[-1]["b"]["state"] == "alive", 30.0, "b to be back")
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(10) == 130
+        assert err.read_text() == "ls-edge: interrupted\n"
+
+
+class Rogue:
+    """An observer that says more than it may."""
+
+    def __init__(self, file, to):
+        self.to = Link(to)
+        self.links = Links({to: file.peer(to).address}, bind=None, heartbeat=HeartbeatSettings(), max_frame=1 << 16)
+        self.up, self.heard = False, []
+
+    def poll(self):
+        for event in self.links.poll(0.02):
+            self.up = self.up or isinstance(event, LinkUp)
+            if isinstance(event, Incoming):
+                self.heard.append(wire.decode(event.frames[0].bytes))
+        return self
+
+    def heard_of(self, kind):
+        return [message for message in self.heard if isinstance(message, kind)]
+
+    def says(self, message):
+        assert self.links.send(self.to, [wire.encode(message)])
+
+
+def test_an_observer_may_only_listen(peers, wait_until):
+    file = load_peers(peers.path)
+    rogue = Rogue(file, "a")
+    try:
+        wait_until(lambda: rogue.poll().up, 10.0, "the link")
+        name = new_alias("observer")
+        rogue.says(Hello(name, "observer", 1, wire.MINOR, "", ""))
+        wait_until(lambda: rogue.poll().heard_of(Welcome) and rogue.heard_of(State), 10.0, "how it is")
+        assert rogue.heard_of(Complaint) == []
+        rogue.says(Cancel((b"r" * 16,), 1000))
+        wait_until(lambda: rogue.poll().heard_of(Complaint), 10.0, "a complaint")
+        assert "from an observer, which only listens" in rogue.heard_of(Complaint)[-1].what
+        # It does not become a source by saying so, nor gets blocks, nor takes a peer's name.
+        manifest = rogue.heard_of(Welcome)[0]
+        for bad, why in [
+            (Hello(name, "source", 1, 0, manifest.model_id, manifest.bundle_id), "in another role"),
+            (Hello(name, "observer", 1, 0, "", "", (0,)), "announces blocks"),
+            (Hello("b", "observer", 1, 0, "", ""), "needs a name of its own"),
+        ]:
+            before = len(rogue.heard_of(Complaint))
+            rogue.says(bad)
+            wait_until(lambda before=before: len(rogue.poll().heard_of(Complaint)) > before, 10.0, "a complaint")
+            assert why in rogue.heard_of(Complaint)[-1].what
+    finally:
+        rogue.links.close()
+
+
+# The file alone.
+
+
+def test_a_check_of_the_file_asks_nobody(ls_edge, complaints, tmp_path, tiny_bundle):
+    path = tmp_path / "peers.yaml"
+    path.write_text(
+        """
+insecure: true
+peers:
+  - {name: a, address: "tcp://no.such.host.invalid:5555", blocks: "0-3"}
+  - {name: b, address: "tcp://10.255.255.1:5555", bind: "tcp://0.0.0.0:5555", blocks: [3, 5]}
+"""
+    )
+    done = ls_edge.run("status", "--peers", path, "--check")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"{path}: in order; 2 peers, 6 blocks, insecure, without keys, sources: any"
+    assert lines[1:] == [
+        "  a  tcp://no.such.host.invalid:5555  blocks 0-3",
+        "  b  tcp://10.255.255.1:5555, listens on tcp://0.0.0.0:5555  blocks 3, 5",
+        "block 4: no holder",
+        "blocks 0-2, 5: one holder only; without it answers skip them or fail",
+    ]
+    document = json.loads(ls_edge.run("status", "--peers", path, "--check", "--json").stdout)
+    assert document["holders"] == {"0": ["a"], "1": ["a"], "2": ["a"], "3": ["a", "b"], "4": [], "5": ["b"]}
+    assert document["keys"] is False
+
+    path.write_text(path.read_text().replace("[3, 5]", "[3, 7]"))
+    done = ls_edge.run("status", "--peers", path, "--check", "--bundle", tiny_bundle)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert complaints(done) == [f"ls-edge: {path}:5:87: peer 'b' lists block 7, but the bundle has blocks 0 to 5"]
+    path.write_text("peers:\n  - {name: a, adress: x, blocks: [0]}\n")
+    done = ls_edge.run("status", "--peers", path, "--check")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert complaints(done)[0].startswith(f"ls-edge: {path}:2:15: unknown key 'adress'; did you mean 'address'?")
