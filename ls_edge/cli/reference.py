@@ -21,8 +21,8 @@ _HEAD = """# Commands
 Every command, in the words of its own `--help`. This file is written by `make docs`; change the help, not the file.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 finished but degraded (some answer skipped blocks or
-failed), 130 after Ctrl-C and 143 after SIGTERM (`peer` leaves in good order, with 0). An error is one line on standard error;
-`--debug` shows where it came from.
+failed), 130 after Ctrl-C and 143 after SIGTERM (`peer` leaves in good order, with 0). An error is one line on standard
+error; `--debug` shows where it came from.
 
 Completion of commands, options and their values for your shell, once in its start-up file:
 

@@ -109,36 +109,31 @@ def _document(found: Mapping[str, PeerStatus]) -> dict[str, Any]:
 
 def _watch(observer: Any, bundle: Bundle | None, wait: float, *, as_json: bool) -> None:
     """Look again and again; ends with Ctrl-C."""
-    from rich.console import Console
     from rich.live import Live
+
+    from ls_edge.report.terminal import open_console
 
     if as_json:
         while True:
             click.echo(json.dumps(_document(_compared(observer.look(wait), bundle))))
             observer.wait(_EVERY_S)
-    console = Console()
+    console = open_console()
+    if not console.is_terminal:
+        while True:
+            _print(_compared(observer.look(wait), bundle), observer.peers)
+            observer.wait(_EVERY_S)
     with Live(console=console, auto_refresh=False) as live:
         while True:
             found = _compared(observer.look(wait), bundle)
-            if console.is_terminal:
-                live.update(_table(found), refresh=True)
-            else:
-                _print(found, observer.peers)
+            live.update(_table(found), refresh=True)
             observer.wait(_EVERY_S)
 
 
 def _print(found: Mapping[str, PeerStatus], file: PeersFile) -> None:
-    from rich.console import Console
+    from ls_edge.report.terminal import open_console, print_table
 
-    from ls_edge.report.tables import PLAIN_WIDTH
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PLAIN_WIDTH)
-    table = _table(found)
-    if not console.is_terminal:
-        table.box = None
-    console.print(table)
+    console = open_console()
+    print_table(_table(found), console)
     models = {status.model_id for status in found.values() if status.model_id}
     if len(models) > 1:
         console.print(f"peers serve {len(models)} different models, which do not work together", soft_wrap=True)
@@ -147,19 +142,18 @@ def _print(found: Mapping[str, PeerStatus], file: PeersFile) -> None:
 
 
 def _table(found: Mapping[str, PeerStatus]) -> Table:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from ls_edge.report.tables import STATE_STYLES, block_ranges
+    from ls_edge.report.terminal import PlainTable
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    table = PlainTable()
     for name in ("peer", "state", "key", "blocks"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name)
     for name in ("queue", "latency"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("bundle", "engine", "why"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name)
     for name, status in found.items():
         table.add_row(
             Text(printable(name)),
