@@ -254,7 +254,7 @@ def test_an_observer_may_only_listen(peers, wait_until):
         for bad, why in [
             (Hello(name, "source", 1, 0, manifest.model_id, manifest.bundle_id), "in another role"),
             (Hello(name, "observer", 1, 0, "", "", (0,)), "announces blocks"),
-            (Hello("b", "observer", 1, 0, "", ""), "needs a name of its own"),
+            (Hello("b", "observer", 1, 0, "", ""), "a link carries one name"),
         ]:
             before = len(rogue.heard_of(Complaint))
             rogue.says(bad)
