@@ -15,6 +15,7 @@ Speaks frames, not messages: what they mean is ``node``'s. One thread uses it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import time
 from collections import Counter
@@ -62,10 +63,21 @@ _RECONNECT_MS, _RECONNECT_MOST_MS = 50, 400
 """A peer that is back is dialled within half a second, which guarantee R8 needs."""
 _CURVE_EXTRA = 64
 """Bytes that a frame may be longer on a CURVE link (33 in CurveZMQ: command, nonce, flags, authentication)."""
-_UNREAD = 128
-"""Messages of a link that libzmq takes in before they are read; the rest waits at the sender."""
+_UNREAD = 0
+"""Messages of a link that libzmq takes in before they are read: any number. Where it stops reading at a bound and the
+connection ends then, its next heartbeat ends the process by an assertion (libzmq 4.3.5)."""
+_FLOOD = 4096
+"""Messages of one link, read without ever coming to the end of what waits, after which that link is hung up on: it
+sends faster than can be read, and would fill the memory."""
+_BACKLOG_LINKS = 4096
+"""Links that are counted for that at once."""
+_HUNG_UP = 256
+"""Links whose remaining messages are dropped unread after that, the last ones."""
 _UNSENT = 256
 """Messages of a link that wait to be sent; beyond them :meth:`Links.send` says no."""
+_SOCKADDR = 16
+"""Bytes of an address of AF_UNSPEC, all of them zero: connecting to it dissolves a connection."""
+_libc = ctypes.CDLL(None)
 _MOST_TTL_MS = 6_553_500
 """What ZMTP's field for it can say: 65535 tenths of a second."""
 _REDIAL_S = 0.5
@@ -165,6 +177,8 @@ class Links:
         self._links_at: dict[int, list[Link]] = {}
         self._descriptor_of: dict[Link, int] = {}
         self._lost: list[Link] = []
+        self._backlogs: dict[str, dict[bytes, int]] = {name: {} for name in ("", *dial)}
+        self._hung_up: dict[bytes, None] = {}
         self._router: zmq.Socket[bytes] | None = None
         self._router_monitor: zmq.Socket[bytes] | None = None
         self._names: Names | None = None
@@ -399,14 +413,26 @@ class Links:
                 self._connect(name, self._dialled[name])
 
     def _read(self, socket: zmq.Socket[bytes], name: str, events: list[LinkEvent]) -> None:
+        backlog = self._backlogs[name]
+        if len(backlog) > _BACKLOG_LINKS:
+            backlog.clear()
         for _ in range(64):
             if not int(socket.getsockopt(_EVENTS)) & _READABLE:
+                backlog.clear()
                 return
             frames = socket.recv_multipart(_NOW, copy=False)
-            if name:
-                events.append(Incoming(Link(dialled=name), frames, name))
+            key = b"" if name else frames[0].bytes
+            if key in self._hung_up:
                 continue
-            link = Link(routing_id=frames[0].bytes)
+            backlog[key] = waiting = backlog.get(key, 0) + 1
+            link = Link(name, key)
+            if waiting >= _FLOOD:
+                del backlog[key]
+                self._hang_up(link)
+                continue
+            if name:
+                events.append(Incoming(link, frames, name))
+                continue
             try:
                 if link not in self._descriptor_of:
                     self._take_in(link, frames[0].get(zmq.SRCFD), events)
@@ -415,6 +441,23 @@ class Links:
                 self.unattributed += 1
                 continue
             events.append(Incoming(link, frames[1:], str(user)))
+
+    def _hang_up(self, link: Link) -> None:
+        """End a connection, which libzmq has no call for."""
+        log.warning("hung up", extra={"peer": link.dialled or "somebody who dialled us", "why": "it floods us"})
+        if link.dialled:
+            if link.dialled in self._up:
+                self._up.discard(link.dialled)
+                self._lost.append(link)
+            self._connect(link.dialled, self._dialled[link.dialled])
+            return
+        self._hung_up[link.routing_id] = None
+        if len(self._hung_up) > _HUNG_UP:
+            del self._hung_up[next(iter(self._hung_up))]
+        descriptor = self._descriptor_of.get(link)
+        if descriptor is not None:
+            # Ends it at both sides, as an error; after shutdown() alone what comes along is still read.
+            _libc.connect(descriptor, bytes(_SOCKADDR), _SOCKADDR)
 
     def _take_in(self, link: Link, descriptor: int, events: list[LinkEvent]) -> None:
         """Remember which descriptor a new link uses.

@@ -192,11 +192,10 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"at most {wire.MAX_HEADER} bytes" in TEXT
     assert f"A peer MUST send STATE every {node.STATE_EVERY * 1000:.0f} ms" in TEXT
     assert f"| after a handshake that failed, or a frame that was too long | {links._REDIAL_S * 1000:.0f} ms |" in TEXT
-    assert f"| {links._UNSENT}, {links._UNREAD} messages |" in TEXT
-    assert (
-        f"up to {links._UNREAD} messages of a link wait unread at the receiver and up to {links._UNSENT} "
-        in TEXT.lower()
-    )
+    assert f"| `SNDHWM` | {links._UNSENT} messages |" in TEXT
+    assert f"| `RCVHWM` | {links._UNREAD}, no bound |" in TEXT
+    assert f"A link of which {links._FLOOD} messages were read" in TEXT
+    assert f"- Up to {links._UNSENT} messages of a link wait at the sender" in TEXT
     assert f"after {node.HELLO_AGAIN} s, 1 s, 2 s and so on, and\n   then every {node.HELLO_AGAIN_MOST:.0f} s" in TEXT
     assert f"At most {node.COMPLAINTS_A_SECOND} COMPLAINTs are sent" in TEXT
     assert f"At most {node.MOST_OTHERS}\nprocesses beyond the peers" in TEXT

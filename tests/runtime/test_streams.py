@@ -60,11 +60,13 @@ class Streams:
     def __init__(self, seed, hello):
         self.rng = random.Random(seed)
         self.hello = hello
-        self.sort = itertools.cycle(range(8))
+        self.sort = itertools.cycle(range(10))
 
     def next(self):
-        """A stream in pieces, as they are written one after the other."""
+        """A stream in pieces, as they are written one after the other; before None the other side is listened to."""
         rng, sort = self.rng, next(self.sort)
+        if sort > 7:
+            return self._after_handshake()
         if sort == 0:
             data = rng.randbytes(rng.randrange(1, 400))
         elif sort == 1:
@@ -85,6 +87,17 @@ class Streams:
             return [data]
         cuts = sorted(rng.randrange(len(data) + 1) for _ in range(rng.randrange(1, 4)))
         return [data[i:j] for i, j in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+    def _after_handshake(self):
+        """What nobody expects of one whose handshake was in order; sometimes much of it."""
+        rng = self.rng
+        greeting = (
+            b"\xff" + bytes(7) + b"\x01\x7f" + bytes([3, rng.randrange(2)]) + b"NULL".ljust(20, b"\0") + bytes(32)
+        )
+        kind = rng.choice(("DEALER", "ROUTER"))
+        many = self._frames() * rng.choice((1, 1, 1, 200, 3000))
+        cut = rng.randrange(len(many) + 1)
+        return [greeting + self._command(b"\x05READY" + self._property("Socket-Type", kind.encode())), None, many[:cut]]
 
     def _versioned(self, sort):
         rng = self.rng
@@ -177,6 +190,12 @@ class Attack(threading.Thread):
             for connection in self.open:
                 connection.close()
 
+    @staticmethod
+    def listen(connection):
+        heard = b""
+        while b"READY" not in heard and (more := connection.recv(1000)):
+            heard += more
+
     def attack(self, connection):
         rng = self.rng
         try:
@@ -187,8 +206,11 @@ class Attack(threading.Thread):
                 connection.recv(1)
             connection.settimeout(1.0)
             for piece in self.streams.next():
-                connection.sendall(piece)
-                self.halt.wait(rng.choice((0, 0, 0.001, 0.01)))
+                if piece is None:
+                    self.listen(connection)
+                else:
+                    connection.sendall(piece)
+                    self.halt.wait(rng.choice((0, 0, 0.001, 0.01)))
             if rng.randrange(4) == 0:
                 connection.settimeout(0.02)
                 connection.recv(65536)
