@@ -59,6 +59,13 @@ class Audit:
     itinerary: Itinerary
     logits: np.ndarray
     """``[C]``, of the answer."""
+    hands: tuple[str, ...] = ()
+    """Who had its tokens as far as this source saw, whatever the itinerary says."""
+
+    @property
+    def holders(self) -> list[str]:
+        """Who may have spoilt it."""
+        return list(dict.fromkeys([*itinerary_holders(self.itinerary), *self.hands]))
 
 
 @dataclass(eq=False)
@@ -189,6 +196,7 @@ class Auditor:
         if difference <= self._tolerance(holders):
             self._ended("_matched")
             return
+        holders = audit.holders
         with self._change:
             self._mismatched += 1
             may_challenge = self._challenges < _CHALLENGES
@@ -208,7 +216,7 @@ class Auditor:
             self._challenges -= 1
         found = self._first_wrong(challenge)
         if found is None:
-            self._name(itinerary_holders(challenge.audit.itinerary), challenge.difference)
+            self._name(challenge.audit.holders, challenge.difference)
         else:
             self._name(*found)
         self._ended()

@@ -60,6 +60,8 @@ _WATCH_EVERY = 0.02
 """Seconds between two looks at how the peers are."""
 _FIRST_CHALLENGE = 1 << 62
 """Numbers of challenges, apart from those of requests, which have records."""
+_MOST_EVENTS = 100_000
+"""Events that are kept: a peer that comes and goes all the time must not fill the memory."""
 _SPARE_DEADLINES = 256
 """Deadlines of ended requests that are kept before they are swept out; more means rarer and longer sweeps."""
 
@@ -471,7 +473,7 @@ class Source:
         if not pending.future.set_running_or_notify_cancel():
             return
         if self._auditor is not None and answered is not None and stem_tokens is not None:
-            self._auditor.offer(Audit(pending.request, stem_tokens, answered.itinerary, logits))
+            self._auditor.offer(Audit(pending.request, stem_tokens, answered.itinerary, logits, answered.hands))
         pending.future.set_result(
             Answer(
                 request=pending.request,
@@ -600,7 +602,8 @@ class Source:
                 self._states[name] = state
 
     def _event(self, peer: str, what: str, why: str) -> None:
-        self.events.append(PeerEvent((time.monotonic() - self.opened) * 1e3, peer, what, why))
+        if len(self.events) < _MOST_EVENTS:
+            self.events.append(PeerEvent((time.monotonic() - self.opened) * 1e3, peer, what, why))
 
 
 def _is_over(pending: Pending) -> bool:

@@ -166,6 +166,8 @@ class Answer:
     itinerary: Itinerary
     tokens: Any = field(repr=False)
     attempts: int
+    hands: tuple[str, ...] = ()
+    """Who has had its tokens as far as the source saw itself: the itinerary is what its holders say."""
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ from ls_edge.summary import Disbelief
 
 _MOST_ENDED = 256
 """Requests in one CANCEL."""
+_MOST_HANDS = 64
+"""Names of processes that had a request that are kept."""
 _ANSWERED = 4096
 """Requests that are remembered after their end, to count the answers that come later."""
 _HOLDERS_NOT_FINITE = 2
@@ -61,6 +63,8 @@ class _Request:
     """Who has given it back as it was, or never."""
     not_finite: list[str] = field(default_factory=list)
     """Who has given it back because numbers were not finite, or tokens that were not."""
+    hands: dict[str, None] = field(default_factory=dict)
+    """Who has accepted it, said MOVED or brought it back, in this order."""
     before: str = ""
     holder: str = ""
     reason: str = ""
@@ -132,6 +136,7 @@ class SourceMachine(Machine):
         item = request.item
         new = event.sender != request.holder
         request.before, request.holder = message.before, event.sender
+        _note_hands(request, message.before, event.sender)
         if item.stage is Stage.AWAY and new:  # who says it again and again has no more time for it
             self._watch(item)
         elif item.stage is Stage.CUSTODY and item.next == message.before:
@@ -164,20 +169,25 @@ class SourceMachine(Machine):
         gained = itinerary.blocks_done - old.itinerary.blocks_done
         if gained < 0:
             return
+        _note_hands(request, event.sender)
+        tokens = event.tokens
         if gained == 0 and itinerary.remaining:
             self._pass_over(request, event.sender)
+            # Nothing new: what was sent out is kept, and not what is said to be the same.
+            itinerary, tokens = old.itinerary, old.tokens
         for holder in _holders(itinerary) if gained else ():
             n = self.neighbours.get(holder)
             if n is not None:
                 n.got_on()
         ticket = Ticket(run.ticket.request, self._rng.getrandbits(64), 0)
-        item = Item(ticket, itinerary, event.tokens, old.deadline, None, self._now, old.tie_break, avoid=old.avoid)
+        item = Item(ticket, itinerary, tokens, old.deadline, None, self._now, old.tie_break, avoid=old.avoid)
         self._drop(old)
         self.items[ticket] = request.item = item
         request.before = request.holder = ""
         request.reason = run.returning
         if request.watch_returns:
-            self._out.append(Returned(request.number, event.sender, itinerary, event.tokens))
+            told = _restored(request.asked, run.itinerary)
+            self._out.append(Returned(request.number, event.sender, told, event.tokens))
         self._wait(item, None)
         self._ready.append(item)
 
@@ -249,7 +259,7 @@ class SourceMachine(Machine):
     def _answer(self, request: _Request) -> None:
         item = request.item
         itinerary = item.itinerary.skip_rest()
-        self._out.append(Answer(request.number, itinerary, item.tokens, request.attempts))
+        self._out.append(Answer(request.number, itinerary, item.tokens, request.attempts, tuple(request.hands)))
         self._end_request(request, soon=request.attempts == 1 and not itinerary.skipped)
 
     def _end_request(self, request: _Request, *, soon: bool = False) -> None:
@@ -312,6 +322,9 @@ class SourceMachine(Machine):
 
     # Watching what is away.
 
+    def _accepted(self, item: Item) -> None:
+        _note_hands(self._by_id[item.request], item.next)
+
     def _released(self, item: Item, holder: str) -> None:
         request = self._by_id[item.request]
         if not request.holder:
@@ -371,6 +384,12 @@ def _what_cannot_be(asked: Itinerary, told: Itinerary) -> str:
     if asked.policy == "sequential" and ran != asked.remaining[: len(ran)]:
         return f"blocks in the order {_listed(ran)} under the policy sequential"
     return ""
+
+
+def _note_hands(request: _Request, *names: str) -> None:
+    for name in names:
+        if len(request.hands) < _MOST_HANDS:
+            request.hands[name] = None
 
 
 def _not_finite(request: _Request) -> NotFinite:

@@ -264,6 +264,21 @@ def test_a_source_that_is_told_cancelled_goes_on(source):
     assert len(source.sent(Run, "b")) == 1
 
 
+def test_what_comes_back_as_it_was_is_not_taken_instead_of_what_was_sent(source):
+    """A member could put other tokens under a request without a trace, and the honest who ran them were named."""
+    submits(source, tokens=("mine",))
+    (run,) = source.sent(Run, "a")
+    source.gets("a", run_of(run.ticket, returning="unreachable"), ("other",))
+    assert [s.tokens for s in source.said if isinstance(s, Send) and isinstance(s.message, Run)] == [("mine",)]
+
+
+def test_an_answer_says_whose_hands_it_went_through_whatever_they_say(source):
+    run = given(source)
+    source.hears("b", Moved(run.ticket._replace(hop=2), "far"))
+    source.gets("b", run_of(run.ticket, returning="done", remaining=(), waves=ALL_BY_A))
+    assert source.only(Answer).hands == ("a", "far", "b")
+
+
 def test_not_finite_from_two_holders_ends_the_request_and_names_them(source):
     run = given(source)
     source.gets("a", run_of(run.ticket, returning="not finite"))
