@@ -61,8 +61,14 @@ COMPLAINTS_A_SECOND = 10
 """Most COMPLAINTs that are sent on a link in a second; what is beyond is counted only."""
 MOST_OTHERS = 256
 """Most processes that are known at once beyond the peers of ``peers.yaml``: sources, under however many names."""
+MOST_OF_ONE_KEY = 64
+"""Most of these that may have one key, so that the others of the file find room."""
+NOTES_A_MINUTE = 20
+"""Most lines that are logged in a minute of one thing that happens with one process; what is beyond is counted."""
 _EXPLAIN = 500
 """Longest explanation that is sent or logged, in characters."""
+_NOTED = 4096
+"""Kinds of notes, each by process, that are counted at once."""
 _REASON = 200
 """Longest reason of a BYE, in characters."""
 _DROPPED = {
@@ -114,6 +120,7 @@ class Node:
         self._listed = {p.name for p in peers.peers}
         self._troubles = Troubles(self._listed - {name})
         self._codec_of: dict[str, str] = {}
+        self._noted: dict[tuple[str, str], tuple[int, int]] = {}
         self._tell_at = 0.0
         self._events: deque[Event] = deque()
         self._executing = False
@@ -292,7 +299,7 @@ class Node:
         link, name = event.link, said.name
         if isinstance(said, Welcome):
             self._hello_again.pop(link, None)
-        reason = self._reason_to_refuse_link(link, said) or self._door.reason_to_refuse(said, event.user)
+        reason = self._reason_to_refuse_link(link, said, event.user) or self._door.reason_to_refuse(said, event.user)
         if reason:
             self._refuse(event, said, reason)
             return
@@ -316,7 +323,7 @@ class Node:
         if first and isinstance(said, Hello) and self.role == "peer":
             self._send_link(link, self._state(name))
 
-    def _reason_to_refuse_link(self, link: Link, said: Hello | Welcome) -> str:
+    def _reason_to_refuse_link(self, link: Link, said: Hello | Welcome, user: str) -> str:
         """Why a process of ours may not be called so on this link, or nothing."""
         name = said.name
         if link.dialled and name != link.dialled:
@@ -333,6 +340,8 @@ class Node:
             others = sum(one not in self._listed for one in self._links_of)
             if others >= MOST_OTHERS:
                 return f"{others} sources are linked to {self.name}, which is the most; try again later"
+            if user and sum(self._user_of[links[0]] == user for links in self._links_of.values()) >= MOST_OF_ONE_KEY:
+                return f"{MOST_OF_ONE_KEY} sources have the key of {user!r} at {self.name}, which is the most"
         return ""
 
     def _refuse(self, event: Incoming, said: Hello | Welcome, reason: str) -> None:
@@ -441,11 +450,21 @@ class Node:
                 self._links.send(links[0], [wire.encode(self._state(name))])
 
     def _note(self, note: Note) -> None:
-        level = logging.INFO if note.what in ("rerouted", "engine is back") else logging.WARNING
-        extra = {"peer": note.peer, "why": note.why}
-        log.log(level, note.what, extra=extra | ({"request": note.request.hex()[:8]} if note.request else {}))
         if self.on_note is not None:
             self.on_note(note)
+        minute = int(time.monotonic() // 60)
+        since, count = self._noted.get((note.what, note.peer), (minute, 0))
+        if since != minute:
+            count = 0
+        if len(self._noted) > _NOTED:
+            self._noted.clear()
+        self._noted[note.what, note.peer] = minute, count + 1
+        if count >= NOTES_A_MINUTE:
+            return
+        level = logging.INFO if note.what in ("rerouted", "engine is back") else logging.WARNING
+        why = note.why + ("; no more of these in this minute are logged" if count == NOTES_A_MINUTE - 1 else "")
+        extra = {"peer": note.peer, "why": why}
+        log.log(level, note.what, extra=extra | ({"request": note.request.hex()[:8]} if note.request else {}))
 
 
 def new_incarnation() -> int:
