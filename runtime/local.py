@@ -22,7 +22,9 @@ import yaml
 from ls_edge.errors import LinkError, UsageError
 from ls_edge.peers import PeersFile, load_peers
 from ls_edge.runtime.chaos.faults import Faults, write
+from ls_edge.runtime.chaos.liar import Told, read_told
 from ls_edge.runtime.chaos.proxy import Proxy
+from ls_edge.runtime.keys import new_keys
 
 
 class LocalPeers:
@@ -41,12 +43,16 @@ class LocalPeers:
         each: Mapping[str, Any] | None = None,
         arguments: Sequence[str] = (),
         proxied: bool = False,
+        members: Mapping[str, Sequence[int]] | None = None,
+        sources: Sequence[str] = (),
+        keys: bool = False,
     ) -> None:
         """Write ``peers.yaml`` with a free port for each peer of ``placement``.
 
         ``top`` are further keys at the top of the file, ``each`` of every peer (threads are 1 unless it says
         otherwise), ``arguments`` more of ``ls-edge peer``. ``proxied`` puts a :class:`~.chaos.proxy.Proxy` in front of
-        each peer (:attr:`proxies`), for links with faults.
+        each peer (:attr:`proxies`), for links with faults. ``members`` stand in the file too, with their blocks, and
+        do not run before :meth:`lie`; ``sources`` are names in it. ``keys`` gives everybody a key, and so CURVE.
         """
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -54,11 +60,19 @@ class LocalPeers:
         """The bundle that each peer is started with."""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._arguments = list(arguments)
+        self._bundle = Path(bundle)
+        self._lies: dict[str, subprocess.Popen[bytes]] = {}
         self._log_from: dict[str, int] = {}
         self.proxies: dict[str, Proxy] = {}
         ports = dict(zip(placement, free_ports(len(placement)), strict=True))
         front = dict(zip(placement, free_ports(len(placement)), strict=True)) if proxied else ports
         self._targets = {name: (front[name], ports[name]) for name in placement} if proxied else {}
+        members = members or {}
+        ports |= (hidden := dict(zip(members, free_ports(len(members)), strict=True)))
+        front = front | hidden
+        names = (*placement, *members, *sources) if keys else ()
+        public = {name: {"public_key": new_keys(name, self.folder)[0].public.decode()} for name in names}
+        self._keys = keys
         peers = [
             {
                 "name": name,
@@ -67,11 +81,14 @@ class LocalPeers:
                 "blocks": list(blocks),
                 "threads": 1,
                 **(each or {}),
+                **public.get(name, {}),
             }
-            for name, blocks in placement.items()
+            for name, blocks in {**placement, **members}.items()
         ]
+        listed = [{"name": name, **public.get(name, {})} for name in sources]
+        content = {**(top or {}), **({"sources": listed} if listed else {}), "peers": peers}
         self.path = self.folder / "peers.yaml"
-        self.path.write_text(yaml.safe_dump({**(top or {}), "peers": peers}, sort_keys=False), encoding="utf-8")
+        self.path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
         self.file: PeersFile = load_peers(self.path)
 
     def __enter__(self) -> LocalPeers:
@@ -94,11 +111,50 @@ class LocalPeers:
             command = [sys.executable, "-m", "ls_edge", "peer", "--peers", str(self.path), "--name", name]
             command += ["--bundle", str(self.bundles[name]), "--faults", str(self._faults_path(name))]
             command += ["--until-eof", *self._arguments]
+            if self._keys:
+                command += ["--secret-key", str(self.secret_key(name))]
             self._log_from[name] = self.log_path(name).stat().st_size if self.log_path(name).exists() else 0
             with self.log_path(name).open("ab") as log:
                 self.processes[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
                     command, stdin=subprocess.PIPE, stdout=log, stderr=log
                 )
+
+    def secret_key(self, name: str) -> Path | None:
+        """The file with the secret key of a member or source; None where there are no keys."""
+        return self.folder / f"{name}.key_secret" if self._keys else None
+
+    def lie(self, name: str, lie: str, *, seed: int = 0) -> None:
+        """Start a member, or a source, as a liar (:mod:`ls_edge.runtime.chaos.liar`); it is not waited for."""
+        self.stop_lying(name)
+        self.told_path(name).unlink(missing_ok=True)
+        command = [sys.executable, "-m", "ls_edge.runtime.chaos.liar", str(self.path), str(self._bundle), name, lie]
+        command += ["--seed", str(seed), "--told", str(self.told_path(name))]
+        if self._keys:
+            command += ["--secret-key", str(self.secret_key(name))]
+        with self.log_path(name).open("ab") as log:
+            self._lies[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log
+            )
+
+    def told(self, name: str) -> Told:
+        """What a liar has counted so far; raises :class:`LinkError` where it has ended by itself."""
+        process = self._lies.get(name)
+        if process is not None and process.poll() is not None:
+            raise LinkError(f"the liar {name} ended with {process.returncode}: {self.last_words(name)}")
+        return read_told(self.told_path(name))
+
+    def stop_lying(self, name: str) -> None:
+        """End a liar, if it runs."""
+        process = self._lies.pop(name, None)
+        if process is not None:
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+
+    def told_path(self, name: str) -> Path:
+        """Where a liar counts."""
+        return self.folder / f"{name}.told"
 
     def _close_input(self, name: str) -> None:
         stdin = self.processes[name].stdin if name in self.processes else None
@@ -160,6 +216,8 @@ class LocalPeers:
 
     def close(self) -> None:
         """End all peers: SIGTERM to all, SIGKILL to whoever is left after two seconds."""
+        for name in list(self._lies):
+            self.stop_lying(name)
         for process in self.processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
