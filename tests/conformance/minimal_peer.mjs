@@ -1,0 +1,411 @@
+// A minimal peer, written from runtime/PROTOCOL.md ("Minimal peer"): it serves blocks, without keys, joins or relays.
+//
+//     node minimal_peer.mjs PEERS NAME BUNDLE
+//
+// PEERS is a peers.yaml that is also JSON. A line of JSON says that it listens, is warm, or has left and what it did; SIGTERM drains.
+import { createHash, randomBytes } from "node:crypto";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { openBlock } from "./onnx.mjs";
+import { Malformed, decode, decodeTokens, encode, encodeTokens, steps } from "./wire.mjs";
+import { listen } from "./zmtp.mjs";
+
+const STATE_MS = 100;
+const PROGRESS_MS = 80;
+const HOME_AGAIN_MS = 2000;
+const REFUSED_AGAIN_MS = 100;
+const AWAY_MS = 1000;
+const LEAVE_MS = 4700;
+const COMPLAINTS_A_SECOND = 10;
+const MOST_CANCELLED = 10_000;
+
+const [peersPath, ownName, bundlePath] = process.argv.slice(2);
+const file = JSON.parse(readFileSync(peersPath, "utf-8"));
+const manifest = JSON.parse(readFileSync(join(bundlePath, "manifest.json"), "utf-8"));
+const blocksOf = new Map(file.peers.map((peer) => [peer.name, new Set(peer.blocks)]));
+const own = file.peers.find((peer) => peer.name === ownName);
+const { count, dim } = manifest.tokens;
+const modelBlocks = manifest.parts.blocks.length;
+const credits = own.credits ?? 16;
+const incarnation = randomBytes(8).readBigUInt64BE();
+
+const served = new Set(own.blocks);
+const engines = new Map();
+const processes = new Map(); // name -> { role, links, codec, incarnation }
+const complained = new Map(); // link -> [since when, how many]
+const items = new Map(); // ticket of the RUN that brought it -> item
+const onTheirWay = new Map(); // ticket of our RUN -> item
+const cancelled = new Map(); // owner and request -> until when
+const queue = [];
+const counts = { accepted: 0, refused: 0, blocks: 0, home: 0, complaints: 0 };
+let warm = false;
+let draining = false;
+let calls = 0;
+let blockUs = 0;
+
+const keyOf = ({ request, branch, hop }) => `${Buffer.from(request).toString("hex")} ${branch} ${hop}`;
+const cancelKey = (owner, request) => `${owner} ${Buffer.from(request).toString("hex")}`;
+const ownerOf = ({ source, track }) => (track ? track.origin : source);
+const done = ({ track }, ran) => (track ? track.before : 0) + ran.length;
+const elapsedUs = (since) => Math.round((performance.now() - since) * 1000);
+const finite = (tokens) => tokens.every(Number.isFinite);
+
+// Sending.
+
+function sendOn(link, message, payload) {
+  return link.send([encode(message), ...(payload ? [payload] : [])]);
+}
+
+function send(name, message, payload) {
+  return (processes.get(name)?.links ?? []).some((link) => sendOn(link, message, payload));
+}
+
+function complain(link, what, modelId = "") {
+  counts.complaints += 1;
+  const now = Date.now();
+  let [since, said] = complained.get(link) ?? [now, 0];
+  if (now - since >= 1000) [since, said] = [now, 0];
+  complained.set(link, [since, said + 1]);
+  if (said < COMPLAINTS_A_SECOND) sendOn(link, { t: "complaint", what: what.slice(0, 500), model_id: modelId });
+}
+
+function description(t) {
+  const blocks = [...served].sort((a, b) => a - b);
+  const { model_id, bundle_id } = manifest;
+  const codec = own.codec ?? "raw";
+  return { t, name: ownName, role: "peer", incarnation, minor: 0, model_id, bundle_id, blocks, engine: "javascript", codec };
+}
+
+function creditsFor(name) {
+  if (!warm || draining) return 0;
+  const most = processes.get(name)?.role === "source" ? credits - Math.floor(credits / 2) : credits;
+  return Math.max(0, most - items.size);
+}
+
+function state(name) {
+  return {
+    t: "state", warm, draining, stuck: false, credits: creditsFor(name), queue: queue.length, calls, block_us: blockUs,
+    wait_us: queue.length * blockUs, reaches: [], reach_blocks: [],
+  };
+}
+
+function tellState() {
+  for (const name of processes.keys()) send(name, state(name));
+}
+
+// Receiving.
+
+function receive(link, frames) {
+  try {
+    if (frames.length > 2) throw new Malformed(`a message of ${frames.length} frames`);
+    const message = decode(frames[0]);
+    if ((frames.length === 2) !== (message.t === "run")) throw new Malformed(`${message.t} of ${frames.length} frames`);
+    act(link, message, frames[1]);
+  } catch (error) {
+    if (!(error instanceof Malformed)) throw error;
+    complain(link, `${error.message}; dropped`);
+  }
+}
+
+function act(link, message, payload) {
+  if (message.t === "hello" || message.t === "welcome") return meet(link, message);
+  if (message.t === "complaint") return console.error(`complaint: ${JSON.stringify(message.what)}`);
+  const name = link.name;
+  if (name === undefined) return complain(link, `${message.t} before hello; dropped`);
+  switch (message.t) {
+    case "bye": return forget(name);
+    case "run": return onRun(name, message, payload);
+    case "accept": return onAccept(name, message);
+    case "refuse": return onRefuse(name, message);
+    case "cancel": return onCancel(name, message);
+    default: return undefined; // state, progress, release and moved are of no use to a minimal peer
+  }
+}
+
+function meet(link, said) {
+  const why = reasonToRefuse(link, said);
+  if (why && said.t === "welcome") return sendOn(link, { t: "bye", reason: why.slice(0, 200) });
+  if (why) return complain(link, why, said.model_id === manifest.model_id ? "" : manifest.model_id);
+  if (processes.get(said.name)?.incarnation !== said.incarnation) forget(said.name);
+  const known = processes.get(said.name);
+  const links = known?.links ?? [];
+  const first = !links.includes(link);
+  if (first) links.push(link);
+  link.name = said.name;
+  processes.set(said.name, { role: said.role, codec: said.codec, incarnation: said.incarnation, links });
+  if (said.t === "hello") {
+    sendOn(link, description("welcome"));
+    if (first) sendOn(link, state(said.name));
+  }
+  for (const item of items.values()) if (item.atHome && !item.sent) goHome(item);
+  return undefined;
+}
+
+function reasonToRefuse(link, { name, role, blocks, model_id: model }) {
+  if (name === ownName || !["peer", "source"].includes(role)) return `hello from ${name}: not a process of ours`;
+  if (role === "peer" && !blocksOf.has(name)) return `peer ${name} is not in peers.yaml`;
+  if (role === "source" && blocksOf.has(name)) return `source ${name} has the name of a peer`;
+  if (model !== manifest.model_id) return `${name} serves model ${model.slice(0, 16)}, this is ${manifest.model_id.slice(0, 16)}`;
+  const given = role === "peer" ? blocksOf.get(name) : new Set();
+  if (blocks.some((block) => !given.has(block))) return `${name} announces a block that peers.yaml does not give it`;
+  if (link.name !== undefined && link.name !== name) return `hello from ${name} on the link of ${link.name}`;
+  return "";
+}
+
+function forget(name) {
+  for (const link of processes.get(name)?.links ?? []) link.name = undefined;
+  processes.delete(name);
+}
+
+function ended(link) {
+  complained.delete(link);
+  const known = processes.get(link.name);
+  if (!known) return;
+  known.links = known.links.filter((one) => one !== link);
+  if (!known.links.length) forget(link.name);
+  for (const item of items.values()) if (item.atHome && item.itinerary.source === link.name) goHome(item);
+}
+
+// Tokens come in.
+
+function check(sender, { itinerary: it, count: n, dim: d, returning }) {
+  if (n !== count || d !== dim) throw new Malformed(`tokens ${n} x ${d}, the model has ${count} x ${dim}`);
+  const ran = steps(it);
+  const blocks = [...ran.map(({ block }) => block), ...it.remaining, ...it.skipped];
+  if (blocks.some((block) => block >= modelBlocks)) throw new Malformed("an itinerary with blocks that the model lacks");
+  if (it.track) {
+    if (!blocksOf.has(it.source) || it.track.before > modelBlocks) throw new Malformed(`a track for ${it.source}`);
+  } else if (blocks.length !== modelBlocks) throw new Malformed("an itinerary that lacks blocks");
+  for (const { block, holder } of ran) {
+    if (!blocksOf.get(holder)?.has(block)) throw new Malformed(`${holder} cannot have run block ${block}`);
+  }
+  if (it.skipped.length > it.max_skips) throw new Malformed("an itinerary with too many skips");
+  if (processes.get(sender).role === "source" && (it.source !== sender || it.track || returning)) {
+    throw new Malformed(`tokens of ${it.source}, sent by the source ${sender}`);
+  }
+}
+
+function onRun(sender, run, payload) {
+  const arrived = performance.now();
+  check(sender, run);
+  const { ticket, itinerary } = run;
+  const tokens = decodeTokens(run.codec, payload, count, dim);
+  const codecUs = elapsedUs(arrived);
+  const key = keyOf(ticket);
+  if (items.has(key)) return send(sender, { t: "accept", ticket, credits: creditsFor(sender) });
+  const reason = reasonToRefuseRun(sender, run, tokens);
+  if (reason) {
+    counts.refused += 1;
+    return send(sender, { t: "refuse", ticket, reason, credits: creditsFor(sender) });
+  }
+  const item = {
+    key, ticket, sender, itinerary, wanted: itinerary.remaining, tokens, arrived,
+    deadline: arrived + run.budget_us / 1000, codecUs, engineUs: 0, ran: [], returning: run.returning, atHome: false, sent: null, progressAt: arrived, awaySince: null,
+  };
+  items.set(key, item);
+  counts.accepted += 1;
+  send(sender, { t: "accept", ticket, credits: creditsFor(sender) });
+  if (item.returning) return goHome(item);
+  if (itinerary.source !== sender) send(itinerary.source, { t: "moved", ticket, before: sender });
+  queue.push(item);
+  if (queue.length === 1) setImmediate(compute);
+  return undefined;
+}
+
+function reasonToRefuseRun(sender, { ticket, itinerary, returning }, tokens) {
+  if ((cancelled.get(cancelKey(ownerOf(itinerary), ticket.request)) ?? 0) > performance.now()) return "cancelled";
+  if (!finite(tokens)) return "not finite";
+  if (!processes.has(itinerary.source)) return "busy";
+  if (returning) return "";
+  if (draining) return "draining";
+  if (!warm) return "cold";
+  return creditsFor(sender) > 0 ? "" : "busy";
+}
+
+// Blocks run, one at a time.
+
+function nextBlock({ itinerary: it, wanted, ran }) {
+  let next;
+  if (it.track || it.policy === "sequential") [next] = it.remaining;
+  else if (ran.length) next = wanted[wanted.indexOf(ran.at(-1)) + 1];
+  else next = it.remaining.find((block) => served.has(block));
+  return served.has(next) ? next : undefined;
+}
+
+function compute() {
+  const item = queue[0];
+  if (!item) return;
+  const block = item.returning || item.dropped ? undefined : nextBlock(item);
+  if (block === undefined) {
+    queue.shift();
+    if (!item.dropped) goHome(item);
+  } else run(item, block);
+  if (queue.length) setImmediate(compute);
+}
+
+function run(item, block) {
+  const started = performance.now();
+  const { itinerary: it } = item;
+  try {
+    const out = engines.get(block)(item.tokens, count, dim);
+    if (!finite(out)) {
+      item.returning = "not finite";
+      return;
+    }
+    item.tokens = out;
+  } catch (error) {
+    console.error(`block ${block}: ${error.message}`);
+    served.delete(block);
+    for (const name of processes.keys()) send(name, description("hello"));
+    return;
+  }
+  calls += 1;
+  counts.blocks += 1;
+  const took = elapsedUs(started);
+  blockUs += Math.round((took - blockUs) / 10);
+  item.engineUs += took;
+  item.ran.push(block);
+  const last = it.waves.at(-1);
+  if (last?.length === 1) last[0].push({ block, holder: ownName });
+  else it.waves.push([[{ block, holder: ownName }]]);
+  it.remaining = it.remaining.filter((one) => one !== block);
+  it.relays = [];
+  queue.forEach(progress);
+}
+
+function progress(item) {
+  if (performance.now() - item.progressAt < PROGRESS_MS) return;
+  item.progressAt = performance.now();
+  send(item.sender, { t: "progress", ticket: item.ticket, blocks_done: done(item.itinerary, steps(item.itinerary)) });
+}
+
+// And go home.
+
+function goHome(item) {
+  const { itinerary: it } = item;
+  const now = performance.now();
+  item.atHome = true;
+  if (item.sent) onTheirWay.delete(keyOf(item.sent));
+  const again = item.sent !== null || item.offered;
+  item.sent = null;
+  const codec = ["raw", "fp16", "int8"].includes(processes.get(it.source)?.codec) ? processes.get(it.source).codec : "raw";
+  const stay = elapsedUs(item.arrived);
+  const visit = {
+    holder: ownName, blocks: item.ran, queue_us: Math.max(0, stay - item.engineUs), engine_us: item.engineUs,
+    codec_us: item.codecUs, wait_us: 0, tracks: [],
+  };
+  const ticket = {
+    request: item.ticket.request,
+    branch: again ? randomBytes(8).readBigUInt64BE() : item.ticket.branch,
+    hop: item.ticket.hop + 1,
+  };
+  const message = {
+    t: "run", ticket, budget_us: Math.max(0, Math.round((item.deadline - now) * 1000)),
+    itinerary: { ...it, visits: [...it.visits, visit] }, codec, count, dim,
+    returning: item.returning || (it.remaining.length ? "unreachable" : "done"),
+  };
+  if (send(it.source, message, encodeTokens(codec, item.tokens, count, dim))) {
+    Object.assign(item, { sent: ticket, offered: true, sentAt: now, awaySince: null });
+    onTheirWay.set(keyOf(ticket), item);
+  } else item.awaySince ??= now;
+}
+
+function onAccept(name, { ticket }) {
+  const item = onTheirWay.get(keyOf(ticket));
+  if (!item || item.itinerary.source !== name) return;
+  counts.home += 1;
+  send(item.sender, { t: "release", ticket: item.ticket, holder: name });
+  drop(item);
+}
+
+function onRefuse(name, { ticket }) {
+  const item = onTheirWay.get(keyOf(ticket));
+  if (!item || item.itinerary.source !== name) return;
+  item.sentAt = performance.now() - HOME_AGAIN_MS + REFUSED_AGAIN_MS;
+}
+
+function onCancel(name, { requests, budget_us: budget }) {
+  const until = performance.now() + budget / 1000;
+  for (const request of requests) cancelled.set(cancelKey(name, request), until);
+  while (cancelled.size > MOST_CANCELLED) cancelled.delete(cancelled.keys().next().value);
+  const gone = new Set(requests.map((request) => cancelKey(name, request)));
+  for (const item of items.values()) if (gone.has(cancelKey(ownerOf(item.itinerary), item.ticket.request))) drop(item);
+}
+
+function drop(item) {
+  item.dropped = true;
+  items.delete(item.key);
+  if (item.sent) onTheirWay.delete(keyOf(item.sent));
+}
+
+// Time passes.
+
+function lookAround() {
+  const now = performance.now();
+  for (const item of items.values()) {
+    if (now >= item.deadline || (item.awaySince !== null && now - item.awaySince >= AWAY_MS)) drop(item);
+    else if (item.sent && now - item.sentAt >= HOME_AGAIN_MS) goHome(item);
+    else if (item.atHome && !item.sent) goHome(item);
+  }
+  for (const [key, until] of cancelled) if (until <= now) cancelled.delete(key);
+  tellState();
+}
+
+function leave() {
+  if (draining) return;
+  draining = true;
+  tellState();
+  const since = performance.now();
+  const timer = setInterval(() => {
+    if (items.size && performance.now() - since < LEAVE_MS) return;
+    clearInterval(timer);
+    clearInterval(clock);
+    for (const name of processes.keys()) send(name, { t: "bye", reason: "draining" });
+    listener.close();
+    process.stdin.destroy();
+    console.log(JSON.stringify({ event: "left", ...counts }));
+  }, 20);
+}
+
+async function load() {
+  for (const block of served) {
+    await new Promise(setImmediate); // connections come in meanwhile
+    const part = manifest.parts.blocks[block];
+    const bytes = readFileSync(join(bundlePath, part.file));
+    if (createHash("sha256").update(bytes).digest("hex") !== part.sha256) throw new Error(`${part.file} has another digest`);
+    engines.set(block, openBlock(bytes));
+  }
+  const zeros = new Float32Array(count * dim);
+  for (let i = 0; i < 10; i++) {
+    for (const engine of engines.values()) {
+      await new Promise(setImmediate);
+      engine(zeros, count, dim);
+    }
+  }
+  const started = performance.now();
+  for (const engine of engines.values()) engine(zeros, count, dim);
+  blockUs = Math.max(1, Math.round(elapsedUs(started) / engines.size));
+  warm = true;
+  tellState();
+  console.log(JSON.stringify({ event: "warm" }));
+}
+
+const heartbeat = { interval_ms: 100, timeout_ms: 1000, slowest_mbit: 1.0, ...file.heartbeat };
+const silenceMs = heartbeat.timeout_ms + Math.ceil((4 * count * dim * 8e-3) / heartbeat.slowest_mbit);
+const settings = { maxFrame: Math.max(65536, 4 * count * dim), silenceMs };
+const listener = listen(own.bind ?? own.address, settings, (link) => {
+  link.on("message", (frames) => receive(link, frames));
+  link.on("end", () => ended(link));
+});
+listener.server.on("listening", () => {
+  console.log(JSON.stringify({ event: "listening" }));
+  load();
+});
+listener.server.on("error", (error) => {
+  console.error(`cannot listen: ${error.message}`);
+  process.exit(1);
+});
+const clock = setInterval(lookAround, STATE_MS);
+process.on("SIGTERM", leave);
+// Whoever started it may be gone: then its standard input ends.
+process.stdin.resume().on("end", leave);

@@ -1,0 +1,413 @@
+"""A second implementation, written in JavaScript from PROTOCOL.md alone, beside real peers and a real source.
+
+It needs ``node`` and nothing else: ZMTP, MessagePack and the few ONNX operators of the bundle are its own.
+"""
+
+import json
+import random
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from ls_edge.bundle import Bundle
+from ls_edge.runtime import codec, wire
+from ls_edge.runtime.chain import Chain
+from ls_edge.runtime.routing.policy import POLICIES
+from ls_edge.runtime.source import Source
+from ls_edge.runtime.wire import (
+    Accept,
+    Bye,
+    Cancel,
+    Complaint,
+    Hello,
+    Itinerary,
+    Moved,
+    Progress,
+    Refuse,
+    Release,
+    Run,
+    State,
+    Ticket,
+    Track,
+    Welcome,
+)
+
+HERE = Path(__file__).parent
+VECTORS = json.loads((HERE / "vectors.json").read_text(encoding="utf-8"))
+BLOCKS = 6
+
+
+# The vectors.
+
+
+@pytest.fixture(scope="module")
+def report(node):
+    """How the second implementation reads and writes the vectors."""
+    command = [node, str(HERE / "check_vectors.mjs"), str(HERE / "vectors.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_messages_are_read_as_the_vectors_say(report):
+    for vector, read in zip(VECTORS["messages"], report["messages"], strict=True):
+        assert read["message"] == vector["message"], vector["name"]
+
+
+def test_messages_that_it_writes_are_read_here(report):
+    for vector, written in zip(VECTORS["messages"], report["messages"], strict=True):
+        ours = wire.decode(bytes.fromhex(vector["hex"]))
+        assert wire.decode(bytes.fromhex(written["hex"])) == ours, vector["name"]
+
+
+def test_malformed_headers_and_tokens_are_refused(report):
+    for kind in ("malformed", "malformed_tokens"):
+        for vector, why in zip(VECTORS[kind], report[kind], strict=True):
+            assert why, vector["name"]
+
+
+def test_tokens_are_read_and_written_as_the_vectors_say(report):
+    for vector, read in zip(VECTORS["tokens"], report["tokens"], strict=True):
+        assert read["values"] == [value for row in vector["values"] for value in row], vector["name"]
+        assert read["hex"] == vector["hex"], vector["name"]
+
+
+# Beside real ones.
+
+
+def holders(answers):
+    return [
+        {holder for visit in answer.record.visits for holder in [visit.holder] if visit.blocks} for answer in answers
+    ]
+
+
+def test_answers_of_every_policy_replay(mixed, tiny_bundle, images, assert_replays):
+    with mixed({"a": range(4), "b": [0, 1], "js": [4, 5]}, "js") as peers:
+        peers.wait_warm()
+        pictures = images(8)
+        policies = [policy for policy in POLICIES if policy != "quality"]  # which needs costs that this bundle lacks
+        for policy in policies:
+            with Source.open(peers.path, tiny_bundle, policy=policy, max_skips=0, budget_ms=30_000) as source:
+                assert source.wait_ready(30) == ()
+                answers = [future.result(40) for future in [source.submit(picture) for picture in pictures]]
+            assert all(not answer.record.skipped for answer in answers)
+            assert all("js" in names and names & {"a", "b"} for names in holders(answers)), policy
+            assert_replays(tiny_bundle, pictures, answers)
+        assert peers.terminate("js") == 0
+        assert peers.left("js")["blocks"] >= 2 * len(pictures) * len(policies)
+        assert peers.left("js")["complaints"] == 0
+        complained = [line for line in peers.log_path("a").read_text().splitlines() if "complain" in line]
+        assert complained == []
+
+
+def test_two_of_them_answer_without_any_other_peer(mixed, tiny_bundle, images, assert_replays):
+    with mixed({"js-0": [0, 2, 4], "js-1": [1, 3, 5]}, "js-0", "js-1", each={"codec": "fp16"}) as peers:
+        peers.wait_warm()
+        pictures = images(4)
+        with Source.open(peers.path, tiny_bundle, policy="sequential", budget_ms=30_000) as source:
+            assert source.wait_ready(30) == ()
+            answers = [future.result(40) for future in [source.submit(picture) for picture in pictures]]
+        order = tuple((block, f"js-{block % 2}") for block in range(BLOCKS))
+        assert [answer.record.order for answer in answers] == [order] * len(answers)
+        assert_replays(tiny_bundle, pictures, answers, tolerance=codec.REPLAY_TOLERANCE["fp16"])
+
+
+def test_requests_live_through_kills_and_drains_of_others_and_its_own(mixed, tiny_bundle, images, assert_replays):
+    placement = {"a": [0, 1, 4, 5], "b": [0, 1, 4, 5], "js": [2, 3], "c": [2, 3]}
+    with mixed(placement, "js") as peers:
+        peers.wait_warm()
+        pictures = images(120)
+        with Source.open(peers.path, tiny_bundle, max_skips=0, budget_ms=60_000, max_inflight=8) as source:
+            assert source.wait_ready(30) == ()
+            answers = []
+
+            def ask(first, what):
+                futures = [source.submit(picture) for picture in pictures[first : first + 40]]
+                what()
+                answers.extend(future.result(70) for future in futures)
+
+            ask(0, lambda: peers.kill("a"))
+            peers.start("a")
+            peers.wait_warm("a")
+            ask(40, lambda: peers.terminate("b"))
+            ask(80, lambda: peers.kill("js"))
+        assert len(answers) == len(pictures)
+        assert sum("js" in names for names in holders(answers)) > 5
+        assert_replays(tiny_bundle, pictures, answers)
+
+
+def test_it_drains(mixed, tiny_bundle, images, assert_replays):
+    with mixed({"js": range(BLOCKS), "a": range(BLOCKS)}, "js") as peers:
+        peers.wait_warm()
+        pictures = images(60)
+        with Source.open(peers.path, tiny_bundle, max_skips=0, budget_ms=60_000, max_inflight=16) as source:
+            assert source.wait_ready(30) == ()
+            futures = [source.submit(picture) for picture in pictures]
+            futures[5].result(70)
+            assert peers.terminate("js") == 0
+            answers = [future.result(70) for future in futures]
+        assert_replays(tiny_bundle, pictures, answers)
+        left = peers.left("js")
+        assert left["home"] == left["accepted"] > 0
+
+
+# By hand.
+
+
+class Caller:
+    """A process that a test plays: it dials one peer."""
+
+    def __init__(self, context, address, hello):
+        self.hello = hello
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.connect("tcp://{}:{}".format(*address))
+        self.heard = []
+
+    def send(self, message, *payload):
+        self.socket.send_multipart([message if isinstance(message, bytes) else wire.encode(message), *payload])
+
+    def greet(self):
+        self.send(self.hello)
+        return self.next(Welcome)
+
+    def next(self, *kinds, timeout=20.0):
+        """The next message of these kinds, with its tokens where it is a RUN; STATE and PROGRESS are passed over."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            if self.socket.poll(100):
+                header, *payload = self.socket.recv_multipart()
+                message = wire.decode(header)
+                if isinstance(message, kinds):
+                    return (
+                        (message, codec.decode(message.codec, payload[0], message.count, message.dim))
+                        if payload
+                        else message
+                    )
+                assert isinstance(message, (State, Progress)), message
+        raise AssertionError(f"waited {timeout} s in vain for {kinds}")
+
+    def until_welcome(self):
+        """Say HELLO and return what comes before its answer: all that was sent before has been worked on then."""
+        self.send(self.hello)
+        heard = []
+        while not isinstance(message := self.next(Welcome, Complaint, Bye, Run, Accept, Refuse), Welcome):
+            heard.append(message)
+        return heard
+
+
+@pytest.fixture
+def js(mixed, tiny_bundle):
+    """A peer in JavaScript with blocks 1 to 3, and processes that dial it; peer ``a`` has all blocks."""
+    context = zmq.Context()
+    manifest = Bundle.open(tiny_bundle).manifest
+    callers = []
+
+    class World:
+        tokens = (
+            np.random.default_rng(1).standard_normal((1, manifest.tokens.count, manifest.tokens.dim)).astype(np.float32)
+        )
+        shape = (manifest.tokens.count, manifest.tokens.dim)
+
+        def caller(self, name, role="source", greeted=True, **changes):
+            blocks = tuple(range(BLOCKS)) if role == "peer" else ()
+            fields = {"model_id": manifest.model_id, "bundle_id": manifest.bundle_id, "blocks": blocks, **changes}
+            one = Caller(context, peers.address("js"), Hello(name, role, 7, 0, **fields))
+            callers.append(one)
+            if greeted:
+                one.greet()
+            return one
+
+        def run(self, itinerary, *, hop=1, branch=5, request=b"r" * 16, budget=20.0, returning=""):
+            return Run(
+                Ticket(request, branch, hop), round(budget * 1e6), itinerary, "raw", *self.shape, returning
+            ), bytes(self.tokens.data.cast("B"))  # fmt: skip
+
+        def computed(self, *blocks):
+            tokens = self.tokens
+            with Chain.open(Bundle.open(tiny_bundle), threads=1) as chain:
+                for block in blocks:
+                    tokens = chain.block(block, tokens)
+            return tokens
+
+    with mixed({"js": [1, 2, 3], "a": range(BLOCKS)}, "js") as peers:
+        peers.signal("a", signal.SIGSTOP)
+        peers.wait_warm("js")
+        world = World()
+        world.peers = peers
+        yield world
+        for one in callers:
+            one.socket.close(0)
+        context.term()
+
+
+def plain(*remaining, source="laptop", policy="nearest", **more):
+    return Itinerary(source, policy, remaining or tuple(range(BLOCKS)), 0, **more)
+
+
+BY_A = ((((0, "a"),),),)
+
+
+def test_greeting(js):
+    source = js.caller("laptop", greeted=False)
+    welcome = source.greet()
+    assert (welcome.name, welcome.role, welcome.blocks, welcome.codec) == ("js", "peer", (1, 2, 3), "raw")
+    state = source.next(State)
+    assert (state.warm, state.draining, state.credits, state.reaches) == (True, False, 8, ())
+    source.send(source.hello)
+    assert source.next(Welcome) == welcome
+    for hello in (Hello("b", "peer", 1, 0, "another", ""), Hello("x", "peer", 1, 0, welcome.model_id, "")):
+        stranger = js.caller("x", greeted=False)
+        stranger.send(hello)
+        complaint = stranger.next(Complaint)
+        assert complaint.model_id == ("" if hello.model_id == welcome.model_id else welcome.model_id)
+
+
+def test_nothing_is_done_before_hello_and_complaints_are_few(js):
+    stranger = js.caller("laptop", greeted=False)
+    stranger.send(*js.run(plain()))
+    assert "before hello" in stranger.next(Complaint).what
+    for _ in range(100):
+        stranger.send(b"LS\x02garbage")
+        stranger.send(Complaint("you"))
+    heard = stranger.until_welcome()
+    assert 5 <= len(heard) < 100  # ten in a second, and one machine is slower than another
+    assert all(isinstance(message, Complaint) for message in heard)
+
+
+def test_tokens_of_a_source_come_back_with_what_ran(js):
+    source = js.caller("laptop")
+    run, payload = js.run(plain(1, 2, 0, 3, 4, 5))
+    source.send(run, payload)
+    assert source.next(Accept).ticket == run.ticket
+    home, tokens = source.next(Run)
+    assert home.ticket == Ticket(run.ticket.request, run.ticket.branch, 2)
+    assert home.itinerary.waves == ((((1, "js"), (2, "js")),),)
+    assert (home.itinerary.remaining, home.returning) == ((0, 3, 4, 5), "unreachable")
+    assert [visit.holder for visit in home.itinerary.visits] == ["js"]
+    np.testing.assert_allclose(tokens, js.computed(1, 2), rtol=1e-4, atol=1e-4)
+    source.send(Accept(home.ticket, 1))
+    assert source.next(Release) == Release(run.ticket, "laptop")
+
+
+def test_tokens_of_a_peer_are_reported_to_the_source_and_released(js):
+    source, peer = js.caller("laptop"), js.caller("a", role="peer")
+    run, payload = js.run(plain(1, 2, 3, 4, 5, waves=BY_A), hop=4)
+    peer.send(run, payload)
+    assert peer.next(Accept).ticket == run.ticket
+    assert source.next(Moved) == Moved(run.ticket, "a")
+    home, _ = source.next(Run)
+    assert home.ticket.hop == 5
+    assert home.itinerary.waves == ((((0, "a"), (1, "js"), (2, "js"), (3, "js")),),)
+    peer.send(Release(run.ticket, "nobody"))  # about what it does not know
+    source.send(Accept(home.ticket, 1))
+    assert peer.next(Release) == Release(run.ticket, "laptop")
+
+
+def test_a_track_goes_home_to_its_joiner(js):
+    js.caller("laptop")
+    joiner = js.caller("a", role="peer")
+    itinerary = plain(3, 1, source="a", policy="parallel", track=Track(2**64 - 1, 1, 1, "laptop"))
+    run, payload = js.run(itinerary, hop=2)
+    joiner.send(run, payload)
+    assert joiner.next(Accept).ticket == run.ticket
+    home, tokens = joiner.next(Run)
+    assert (home.returning, home.itinerary.remaining) == ("done", ())
+    assert home.itinerary.track == itinerary.track
+    assert home.itinerary.waves == ((((3, "js"), (1, "js")),),)
+    np.testing.assert_allclose(tokens, js.computed(3, 1), rtol=1e-4, atol=1e-4)
+
+
+def test_after_a_wave_a_new_one_begins(js):
+    source, peer = js.caller("laptop"), js.caller("a", role="peer")
+    waves = ((((0, "a"),), ((1, "js"),)),)
+    peer.send(*js.run(plain(2, 3, 4, 5, policy="parallel", waves=waves), hop=3))
+    home, _ = (source.next(Moved), source.next(Run))[1]
+    assert home.itinerary.waves == (*waves, (((2, "js"), (3, "js")),))
+
+
+def test_home_goes_on_until_the_source_accepts(js):
+    source = js.caller("laptop")
+    run, payload = js.run(plain(1, 0, 2, 3, 4, 5))
+    source.send(run, payload)
+    source.next(Accept)
+    first, _ = source.next(Run)
+    again, _ = source.next(Run)
+    assert again.ticket.branch != first.ticket.branch
+    assert (again.ticket.hop, again.itinerary.waves) == (first.ticket.hop, first.itinerary.waves)
+    source.send(Cancel((run.ticket.request,), 5_000_000))
+    source.send(*js.run(plain(1, 0, 2, 3, 4, 5), branch=6))
+    assert source.next(Refuse).reason == "cancelled"
+
+
+def test_nobody_cancels_the_requests_of_others(js):
+    source, other = js.caller("laptop"), js.caller("desk")
+    other.send(Cancel((b"r" * 16,), 5_000_000))
+    assert other.until_welcome() == []
+    source.send(*js.run(plain(1, 0, 2, 3, 4, 5)))
+    source.next(Accept)
+    source.next(Run)
+
+
+def test_what_it_refuses(js):
+    source, peer = js.caller("laptop"), js.caller("a", role="peer")
+    run, payload = js.run(plain())
+    source.send(run, np.full(js.shape, np.nan, np.float32).tobytes())
+    assert source.next(Refuse) == Refuse(run.ticket, "not finite", 8)
+    run, payload = js.run(plain(1, 2, 3, 4, 5, source="nowhere", waves=BY_A))
+    peer.send(run, payload)
+    assert peer.next(Refuse).reason == "busy"
+    for itinerary in (
+        plain(1, 2, 3, 4, 5),  # without block 0
+        plain(1, 2, 3, 4, 5, waves=((((0, "js"),),),)),  # which peers.yaml does not give it
+        plain(1, 2, 3, 4, 5, skipped=(0,)),
+        plain(source="desk"),
+        plain(1, source="a", track=Track(1, 0, 0, "laptop")),
+    ):
+        source.send(*js.run(itinerary))
+        source.next(Complaint)
+    source.send(run, payload[:-1])
+    source.next(Complaint)
+    source.send(Bye())
+    source.send(*js.run(plain()))
+    assert "before hello" in source.next(Complaint).what
+
+
+STREAMS = {
+    "text": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "nothing": b"",
+    "half a greeting": b"\xff" + bytes(8) + b"\x7f\x03",
+    "ZMTP 2.0": b"\xff" + bytes(8) + b"\x7f\x01\x05\x00\x00",
+    "ZMTP 1.0": b"\x01\x00",
+    "another mechanism": b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(15 + 32),
+    "no READY": b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(16 + 32) + b"\x00\x05hello",
+    "frame of 2^63 bytes": b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(16 + 32) + b"\x02\x7f" + b"\xff" * 7,
+    "command cut short": b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(16 + 32) + b"\x04\x03\xffRE",
+}
+
+
+def test_garbage_ends_connections_and_not_the_process(js):
+    rng = random.Random(1)
+    streams = [*STREAMS.values(), *(rng.randbytes(rng.randrange(1, 300)) for _ in range(60))]
+    for stream in streams:
+        with socket.create_connection(js.peers.address("js"), timeout=5) as connection:
+            connection.sendall(stream)
+    # One of two frames, one of very many, and mutated headers, from somebody who has greeted.
+    source = js.caller("laptop")
+    source.send(Bye(), b"more")
+    source.next(Complaint)
+    source.socket.send_multipart([b"x"] * 500)
+    source.next(Complaint)
+    for vector in VECTORS["malformed"]:
+        source.send(bytes.fromhex(vector["hex"]))
+    assert js.peers.alive("js")
+    fresh = js.caller("laptop.01234567")
+    fresh.send(*js.run(plain(1, 0, 2, 3, 4, 5, source="laptop.01234567")))
+    fresh.next(Accept)
+    fresh.next(Run)
