@@ -177,7 +177,7 @@ class _Trials:
         if holder in {name for _, name in answer.record.order or ()}:
             return None
         if n is not None:
-            self.deadlines.append(n.hop_deadline(self._source.machine.limits))
+            self.deadlines.append(n.hop_deadline(self._source.machine.limits, self._source.settings.budget_ms / 1e3))
         return answer.latency_ms / 1e3 - (at - since)
 
     def _ask(self) -> Future[Answer]:
