@@ -82,9 +82,9 @@ def test_tokens_are_read_and_written_as_the_vectors_say(report):
 
 
 def holders(answers):
-    return [
-        {holder for visit in answer.record.visits for holder in [visit.holder] if visit.blocks} for answer in answers
-    ]
+    """Who ran blocks of each answer."""
+    waves = [answer.record.waves or ((answer.record.order,),) for answer in answers]
+    return [{holder for wave in one for track in wave for _, holder in track} for one in waves]
 
 
 def test_answers_of_every_policy_replay(mixed, tiny_bundle, images, assert_replays):
