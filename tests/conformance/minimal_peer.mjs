@@ -78,7 +78,7 @@ function description(t) {
 
 function creditsFor(name) {
   if (!warm || draining) return 0;
-  const most = processes.get(name)?.role === "source" ? credits - Math.floor(credits / 2) : credits;
+  const most = processes.get(name)?.role !== "peer" ? credits - Math.floor(credits / 2) : credits;
   return Math.max(0, most - items.size);
 }
 
@@ -112,6 +112,7 @@ function act(link, message, payload) {
   if (message.t === "complaint") return console.error(`complaint: ${JSON.stringify(message.what)}`);
   const name = link.name;
   if (name === undefined) return complain(link, `${message.t} before hello; dropped`);
+  if (processes.get(name).role === "observer" && message.t !== "bye") return complain(link, `${message.t} from an observer; dropped`);
   switch (message.t) {
     case "bye": return forget(name);
     case "run": return onRun(name, message, payload);
@@ -142,12 +143,13 @@ function meet(link, said) {
 }
 
 function reasonToRefuse(link, { name, role, blocks, model_id: model }) {
-  if (name === ownName || !["peer", "source"].includes(role)) return `hello from ${name}: not a process of ours`;
+  if (name === ownName || !["peer", "source", "observer"].includes(role)) return `hello from ${name}: not a process of ours`;
   if (role === "peer" && !blocksOf.has(name)) return `peer ${name} is not in peers.yaml`;
-  if (role === "source" && blocksOf.has(name)) return `source ${name} has the name of a peer`;
-  if (model !== manifest.model_id) return `${name} serves model ${model.slice(0, 16)}, this is ${manifest.model_id.slice(0, 16)}`;
+  if (role !== "peer" && blocksOf.has(name)) return `${role} ${name} has the name of a peer`;
+  if (role !== "observer" && model !== manifest.model_id) return `${name} serves model ${model.slice(0, 16)}, this is ${manifest.model_id.slice(0, 16)}`;
   const given = role === "peer" ? blocksOf.get(name) : new Set();
   if (blocks.some((block) => !given.has(block))) return `${name} announces a block that peers.yaml does not give it`;
+  if (processes.has(name) && processes.get(name).role !== role) return `hello from ${name} as ${role}, and it is linked in another role`;
   if (link.name !== undefined && link.name !== name) return `hello from ${name} on the link of ${link.name}`;
   return "";
 }

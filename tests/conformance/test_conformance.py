@@ -18,6 +18,7 @@ import zmq
 from ls_edge.bundle import Bundle
 from ls_edge.runtime import codec, wire
 from ls_edge.runtime.chain import Chain
+from ls_edge.runtime.observer import Observer
 from ls_edge.runtime.routing.policy import POLICIES
 from ls_edge.runtime.source import Source
 from ls_edge.runtime.wire import (
@@ -267,6 +268,15 @@ def test_greeting(js):
         stranger.send(hello)
         complaint = stranger.next(Complaint)
         assert complaint.model_id == ("" if hello.model_id == welcome.model_id else welcome.model_id)
+
+
+def test_observers_are_told_how_it_is_and_may_do_nothing(js):
+    with Observer(js.peers.file) as observer:
+        seen = observer.look(20.0)["js"]
+    assert (seen.state, seen.warm, seen.blocks, seen.engine) == ("alive", True, (1, 2, 3), "javascript")
+    caller = js.caller("watcher", role="observer", model_id="", bundle_id="")
+    caller.send(*js.run(plain(source="watcher")))
+    assert "observer" in caller.next(Complaint).what
 
 
 def test_nothing_is_done_before_hello_and_complaints_are_few(js):
