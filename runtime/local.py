@@ -64,12 +64,12 @@ class LocalPeers:
         self._lies: dict[str, subprocess.Popen[bytes]] = {}
         self._log_from: dict[str, int] = {}
         self.proxies: dict[str, Proxy] = {}
-        ports = dict(zip(placement, free_ports(len(placement)), strict=True))
-        front = dict(zip(placement, free_ports(len(placement)), strict=True)) if proxied else ports
-        self._targets = {name: (front[name], ports[name]) for name in placement} if proxied else {}
         members = members or {}
-        ports |= (hidden := dict(zip(members, free_ports(len(members)), strict=True)))
-        front = front | hidden
+        everybody = [*placement, *members]
+        free = free_ports(len(everybody) + (len(placement) if proxied else 0))
+        ports = dict(zip(everybody, free, strict=False))
+        front = ports | dict(zip(placement, free[len(everybody) :], strict=False))
+        self._targets = {name: (front[name], ports[name]) for name in placement} if proxied else {}
         names = (*placement, *members, *sources) if keys else ()
         public = {name: {"public_key": new_keys(name, self.folder)[0].public.decode()} for name in names}
         self._keys = keys

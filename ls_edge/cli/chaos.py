@@ -1,4 +1,4 @@
-"""``ls-edge chaos``: what becomes of requests when everything goes wrong."""
+"""``ls-edge chaos``: what becomes of requests when everything goes wrong, and when a member lies."""
 
 from __future__ import annotations
 
@@ -9,17 +9,33 @@ from typing import TYPE_CHECKING
 import click
 
 from ls_edge.cli import Command
+from ls_edge.errors import UsageError
 
 if TYPE_CHECKING:
     from ls_edge.runtime.chaos.suite import ChaosResult, Fault
 
 
+class _Chaos(Command):
+    """With what there is to choose from in its help."""
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the lists after the text."""
+        from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS, LIE_TEXTS
+
+        super().format_help_text(ctx, formatter)
+        with formatter.section("Kinds of faults"):
+            formatter.write_dl(list(KINDS.items()))
+        with formatter.section("Lies of a liar"):
+            formatter.write_dl([(name, LIE_TEXTS[name]) for name in COURSE_LIES])
+
+
 @click.command(
-    cls=Command,
-    short_help="Answer images while peers are killed, stopped, hung and cut off.",
+    cls=_Chaos,
+    short_help="Answer images while peers are killed, stopped, cut off and lied to.",
     examples=(
         "ls-edge chaos bundle --requests 300 --faults 10",
-        "ls-edge chaos bundle --policy parallel --seeds 5 --json",
+        "ls-edge chaos bundle --policy parallel --block-ms 5 --seeds 5 --json",
+        "ls-edge chaos bundle --kinds liar --lies unreachable,wrong --keys",
     ),
 )
 @click.argument("bundle", type=click.Path(path_type=Path))
@@ -38,16 +54,22 @@ if TYPE_CHECKING:
     "--block-ms", type=click.FloatRange(min=0), default=0.0, show_default=True,
     help="Least time of an engine call, as on slower boards.",
 )  # fmt: skip
+@click.option("--kinds", default="", help="Kinds of faults, with commas between.  [default: all]")
+@click.option("--lies", default="", help="Lies of the kind liar, with commas between.  [default: all]")
+@click.option("--keys", is_flag=True, help="Give everybody a key, and so encrypted links.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(
     bundle: Path, other_bundle: Path | None, data: str, requests: int, faults: int, seconds: float, seed: int,
-    seeds: int, policy: str, block_ms: float, as_json: bool,
+    seeds: int, policy: str, block_ms: float, kinds: str, lies: str, keys: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Serve BUNDLE by four local peers, send images, and let faults come at random times.
 
-    Peers are killed, stopped, restarted with another model, their engines hang and crawl, their links go half open,
-    garbage arrives, clocks jump, and all of them go away at once; each fault is undone after a while. Every block is
-    held by two peers. Exit code 1 where a request was lost, failed, was answered twice or does not replay.
+    Every block is held by two peers. Faults come in rounds of all kinds, at times and to peers that the seed decides,
+    and each is undone after a while. A liar has a place in peers.yaml and holds every block, or is a source.
+
+    Exit code 1 where a request was lost, failed, was answered twice or does not replay, where a peer ended by itself,
+    or where an audit blamed the wrong one. Answers that a liar spoilt with wrong tokens count apart: in a course with
+    one, every answer is audited, and the audit must name it.
     """
     import msgspec
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -55,8 +77,13 @@ def command(
     from ls_edge.datasets import open_data
     from ls_edge.logs import set_up
     from ls_edge.report.terminal import open_console
+    from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS
     from ls_edge.runtime.chaos.suite import run_chaos
 
+    chosen_kinds = _chosen("--kinds", kinds, tuple(KINDS))
+    chosen_lies = _chosen("--lies", lies, COURSE_LIES)
+    if "other_bundle" in chosen_kinds and kinds and other_bundle is None:
+        raise UsageError("--kinds other_bundle needs --other-bundle, a bundle of another model")
     set_up(as_json=False, level=50)
     images = open_data(data, "eval")
     console = open_console(stderr=True)
@@ -69,7 +96,7 @@ def command(
             task = progress.add_task(f"seed {number}", total=requests, fault="")
 
             def on_fault(fault: Fault, task: int = task) -> None:
-                progress.update(progress.task_ids[task], fault=f"{fault.kind} {fault.peer}")
+                progress.update(progress.task_ids[task], fault=f"{fault.lie or fault.kind} {fault.peer}")
 
             def on_answer(task: int = task) -> None:
                 progress.advance(progress.task_ids[task])
@@ -87,6 +114,9 @@ def command(
                         seconds=seconds,
                         policy=policy,
                         block_ms=block_ms,
+                        kinds=chosen_kinds,
+                        lies=chosen_lies,
+                        keys=keys,
                         on_fault=on_fault,
                         on_answer=on_answer,
                     )
@@ -105,15 +135,34 @@ def _print(results: list[ChaosResult]) -> None:
         {
             "seed": r.seed, "requests": r.requests, "faults": len(r.faults), "answered": r.answered,
             "in waves": r.in_waves, "failed": ", ".join(f"{count} {name}" for name, count in r.failed.items()) or 0,
-            "lost": r.lost, "twice": r.twice, "not replayed": r.not_replayed,
+            "lost": r.lost, "twice": r.twice, "not replayed": r.not_replayed, "spoilt": r.spoilt,
+            "ended": ", ".join(r.ended) or 0,
             "p50": f"{r.latency_ms['p50']:.0f} ms", "max": f"{r.latency_ms['p100']:.0f} ms",
         }
         for r in results
     ]  # fmt: skip
-    shown = [heading for heading in rows[0] if heading != "in waves" or any(r.in_waves for r in results)]
+    seldom = {"in waves": any(r.in_waves for r in results), "spoilt": any(r.spoilt for r in results)}
+    shown = [heading for heading in rows[0] if seldom.get(heading, True)]
     table = PlainTable(box=None)
     for heading in shown:
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(*(str(row[heading]) for heading in shown))
     print_table(table)
+    for r in results:
+        if r.spoilt:
+            click.echo(f"seed {r.seed}: a liar's wrong tokens spoilt {r.spoilt} answers; the audit named {_named(r)}")
+
+
+def _named(result: ChaosResult) -> str:
+    found = [f"{name} ({one.named} times, as one of several {one.one_of})" for name, one in result.suspects.items()]
+    return ", ".join(found) or "nobody"
+
+
+def _chosen(flag: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """What was chosen of a list; all of it where nothing was."""
+    chosen = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for one in chosen:
+        if one not in known:
+            raise UsageError(f"{flag}: {one!r} is not known; use one or several of {', '.join(known)}")
+    return chosen or known

@@ -1,8 +1,8 @@
 """Captured members: processes that have a place in ``peers.yaml``, and a key where there are keys, and lie.
 
 ``python -m ls_edge.runtime.chaos.liar PEERS BUNDLE NAME LIE`` is one. It greets as every process does, says that it is
-idle, and does with what it is given, or sends by itself, what :data:`LIES` says. It has no engines. What it has been
-given is counted in a file, so that a test can tell whether anybody believed it.
+idle, and does with what it is given, or sends by itself, what :data:`~.kinds.LIE_TEXTS` says. It has no engines. What
+it has been given is counted in a file, so that a test can tell whether anybody believed it.
 """
 
 from __future__ import annotations
@@ -143,8 +143,6 @@ _Lies = Iterable[Send]
 class Lie:
     """One sort of lying."""
 
-    text: str
-    """What it does, in a few words."""
     given: Callable[[Liar, Arrived], _Lies]
     """What it sends when it is handed tokens."""
     turn: Callable[[Liar], _Lies] | None = None
@@ -156,8 +154,6 @@ class Lie:
     """Names under which a source comes."""
     spoils: bool = False
     """Whether answers may be wrong that it had a part in: nothing but an audit notices."""
-    unnamed: bool = False
-    """Whether the record of such an answer does not name it; it is then nothing for a course of faults."""
     tempts: bool = True
     """Whether others hand it work at all."""
 
@@ -370,42 +366,42 @@ def _greed(liar: Liar) -> _Lies:
 
 
 LIES: dict[str, Lie] = {
-    "busy": Lie("refuses everything as busy, and says that it has credits", _refuse("busy")),
-    "cancelled": Lie("refuses everything as cancelled", _refuse("cancelled")),
-    "refuses_not_finite": Lie("refuses everything as not finite", _refuse("not finite")),
-    "mute": Lie("answers nothing", _nothing),
-    "silent": Lie("accepts everything and is silent", _accept),
+    "busy": Lie(_refuse("busy")),
+    "cancelled": Lie(_refuse("cancelled")),
+    "refuses_not_finite": Lie(_refuse("not finite")),
+    "mute": Lie(_nothing),
+    "silent": Lie(_accept),
     "slow": Lie(
-        "accepts, is silent, and announces engine calls of 2^32-1 us", _accept, says={"block_us": MICROSECONDS - 1}
+        _accept, says={"block_us": MICROSECONDS - 1}
     ),
-    "progress": Lie("accepts, and makes PROGRESS for ever", _accept, _progress(0)),
-    "growth": Lie("accepts, and makes PROGRESS block by block, for ever", _accept, _progress(9)),
-    "releases": Lie("accepts, and says RELEASE and MOVED for ever", _accept, _releases),
-    "unreachable": Lie("returns everything as it was, as unreachable", _return("unreachable")),
-    "budget": Lie("returns everything as it was, for lack of time", _return("budget")),
-    "credit": Lie("returns everything as it was, for lack of credit", _return("credit")),
-    "returns_not_finite": Lie("returns everything as not finite", _return("not finite")),
-    "poisons": Lie("returns everything as unreachable, with other tokens", _unchanged_but_wrong),
-    "skips": Lie("leaves all blocks out", _skip),
-    "waves": Lie("says that blocks ran side by side", _side_by_side),
-    "tracks": Lie("makes a track of a request", _as_track),
-    "bounces": Lie("hands everything to everybody", _bounce),
-    "nan": Lie("sends NaN as what its blocks made", _not_finite),
-    "wrong": Lie("sends wrong tokens as what its blocks made", _wrong, spoils=True),
-    "blames": Lie("sends wrong tokens as what another made", _wrong_by_others, spoils=True, unnamed=True),
+    "progress": Lie(_accept, _progress(0)),
+    "growth": Lie(_accept, _progress(9)),
+    "releases": Lie(_accept, _releases),
+    "unreachable": Lie(_return("unreachable")),
+    "budget": Lie(_return("budget")),
+    "credit": Lie(_return("credit")),
+    "returns_not_finite": Lie(_return("not finite")),
+    "poisons": Lie(_unchanged_but_wrong),
+    "skips": Lie(_skip),
+    "waves": Lie(_side_by_side),
+    "tracks": Lie(_as_track),
+    "bounces": Lie(_bounce),
+    "nan": Lie(_not_finite),
+    "wrong": Lie(_wrong, spoils=True),
+    "blames": Lie(_wrong_by_others, spoils=True),
     "forges": Lie(
-        "forges answers, MOVED, CANCEL and more, for requests that it was not given", _refuse("busy", 0), _forge
+        _refuse("busy", 0), _forge
     ),
-    "floods": Lie("floods peers with work for sources that do not exist", _refuse("busy"), _flood),
-    "hellos": Lie("says HELLO all the time, under many names", _accept, _hellos, tempts=False),
-    "changes": Lie("says all the time that it is otherwise", _accept, _changing, tempts=False),
-    "malformed": Lie("sends what cannot be read", _refuse("busy"), _malformed),
-    "greed": Lie("a source that wants everything and takes nothing back", _nothing, _greed, role="source"),
+    "floods": Lie(_refuse("busy"), _flood),
+    "hellos": Lie(_accept, _hellos, tempts=False),
+    "changes": Lie(_accept, _changing, tempts=False),
+    "malformed": Lie(_refuse("busy"), _malformed),
+    "greed": Lie(_nothing, _greed, role="source"),
     "aliases": Lie(
-        "a source under many names", _nothing, _greed, role="source", processes=_ALIASES, tempts=False
+        _nothing, _greed, role="source", processes=_ALIASES, tempts=False
     ),
 }  # fmt: skip
-"""All lies, by the name under which ``ls-edge chaos`` reports them."""
+"""All lies by name; what they do stands in ``kinds``."""
 
 
 # The process.

@@ -3,6 +3,9 @@
 Peers are real processes behind proxies, every block is held by two of them. Faults of every kind come at random times
 while images are on their way; each is undone after a while. At the end everything is mended and each request is looked
 at: it has exactly one outcome, no error while each block had a living holder, and its answer replays in one process.
+
+Most faults come one after the other. A pause and a lying member last while others come. What a member spoilt that sends
+wrong tokens is counted apart, since only an audit notices it; there is one in a course with such a member.
 """
 
 from __future__ import annotations
@@ -10,10 +13,11 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
+import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from pathlib import Path
@@ -26,19 +30,34 @@ import zmq
 from ls_edge.bundle import Bundle
 from ls_edge.datasets import ImageSet
 from ls_edge.errors import RequestError
+from ls_edge.runtime import wire
 from ls_edge.runtime.answers import Answer
 from ls_edge.runtime.chain import Chain
 from ls_edge.runtime.chaos.faults import Faults
+from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS
+from ls_edge.runtime.chaos.liar import LIES
+from ls_edge.runtime.chaos.streams import Attack
 from ls_edge.runtime.codec import REPLAY_TOLERANCE
 from ls_edge.runtime.local import LocalPeers
 from ls_edge.runtime.preprocess import Preprocessor
 from ls_edge.runtime.source import Source
+from ls_edge.runtime.wire import MAJOR, Hello
+from ls_edge.summary import Suspect
 from ls_edge.trace import RequestRecord
-
-KINDS = ("kill", "stop", "hang", "slow", "half_open", "corrupt", "clock", "other_bundle", "all_gone")
 
 _GIVE_UP = 60.0
 """Seconds beyond the budget after which a request counts as hung."""
+_PAUSE_S = 15.0
+_PAUSE_PART = 0.6
+"""Longest part of a course that one pause takes."""
+_LIES_S = (2.0, 5.0)
+"""How long a liar is there, its start included."""
+_BACKGROUND = ("pause", "liar")
+"""Kinds that last while other faults come."""
+_LIAR, _THIEF, _LAPTOP = "mallory", "thief", "laptop"
+_GARBAGE_EVERY_S = 0.01
+_START_S = 90.0
+"""Longest start of a peer that is believed; it may be paused meanwhile."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -48,6 +67,8 @@ class Fault(msgspec.Struct, frozen=True):
     peer: str
     at_s: float
     lasts_s: float
+    lie: str = ""
+    """What a liar does, by its name in :data:`~.liar.LIES`."""
 
 
 class ChaosResult(msgspec.Struct, frozen=True):
@@ -76,28 +97,70 @@ class ChaosResult(msgspec.Struct, frozen=True):
     faults: list[Fault]
     dropped: dict[str, int]
     """What the source counted as malformed or refused."""
+    ended: list[str] = []
+    """Peers that ended by themselves."""
+    spoilt: int = 0
+    """Answers that do not replay and name the member among their holders that sent wrong tokens."""
+    disbelieved: dict[str, int] = {}
+    """What the source was sent and did not believe, by sender."""
+    suspects: dict[str, Suspect] = {}
+    """Whom the audit named, in a course with wrong tokens."""
+    liar_was_given: dict[str, int] = {}
+    """Transfers that others handed to each liar."""
+
+    @property
+    def framed(self) -> list[str]:
+        """Honest peers of which the audit said that they alone computed something else."""
+        return [name for name, one in self.suspects.items() if one.named and name != _LIAR]
+
+    @property
+    def unnoticed(self) -> bool:
+        """Whether answers were spoilt and the audit never named who did it."""
+        return bool(self.spoilt) and _LIAR not in self.suspects
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was lost, failed, answered twice or not replayed."""
-        return not (self.lost or self.failed or self.twice or self.not_replayed)
+        """Whether nothing was lost, failed, answered twice or not replayed, and no peer ended or was blamed."""
+        wrong = self.lost or self.failed or self.twice or self.not_replayed
+        return not (wrong or self.ended or self.framed or self.unnoticed)
 
 
-def plan(seed: int, count: int, seconds: float, peers: tuple[str, ...], kinds: tuple[str, ...] = KINDS) -> list[Fault]:
-    """Draw ``count`` faults: gaps are exponential, kinds in turn in shuffled rounds so that none is missing."""
+def plan(
+    seed: int,
+    count: int,
+    seconds: float,
+    peers: tuple[str, ...],
+    kinds: tuple[str, ...] = tuple(KINDS),
+    lies: tuple[str, ...] = COURSE_LIES,
+) -> list[Fault]:
+    """Draw ``count`` faults: gaps are exponential, kinds in turn in shuffled rounds so that none is missing.
+
+    So are the lies of liars.
+    """
     rng = random.Random(seed)
     gaps = [rng.expovariate(1.0) for _ in range(count + 1)]
     scale = seconds / sum(gaps)
+    order, told = _in_rounds(rng, kinds, count), iter(_in_rounds(rng, lies, count))
+    faults, at = [], 0.0
+    for kind, gap in zip(order, gaps, strict=False):
+        at += gap * scale
+        peer, lasts, lie = rng.choice(peers), rng.uniform(0.2, 1.0), ""
+        if kind == "pause":
+            lasts = min(_PAUSE_S, _PAUSE_PART * seconds)
+        elif kind == "liar":
+            lasts, lie = rng.uniform(*_LIES_S), next(told)
+            peer = _LIAR if LIES[lie].role == "peer" else _THIEF
+        faults.append(Fault(kind, peer, round(at, 3), round(lasts, 3), lie))
+    return faults
+
+
+def _in_rounds(rng: random.Random, what: tuple[str, ...], count: int) -> list[str]:
     order: list[str] = []
-    while len(order) < count:
-        turn = list(kinds)
+    while len(order) < count and what:
+        turn = list(what)
         rng.shuffle(turn)
         order += turn
-    faults, at = [], 0.0
-    for kind, gap in zip(order[:count], gaps, strict=False):
-        at += gap * scale
-        faults.append(Fault(kind, rng.choice(peers), round(at, 3), round(rng.uniform(0.2, 1.0), 3)))
-    return faults
+    return order[:count]
 
 
 def run_chaos(
@@ -114,29 +177,40 @@ def run_chaos(
     budget_ms: float = 20_000.0,
     policy: str = "nearest",
     block_ms: float = 0.0,
+    kinds: Sequence[str] = tuple(KINDS),
+    lies: Sequence[str] = COURSE_LIES,
+    keys: bool = False,
     on_fault: Callable[[Fault], None] | None = None,
     on_answer: Callable[[], None] | None = None,
 ) -> ChaosResult:
     """Answer ``requests`` images over ``seconds`` under ``faults`` faults; see the module's docstring.
 
     ``other_bundle`` is a bundle of another model for the fault of that name, which is left out where it is None.
-    Engine calls take at least ``block_ms``, so that small models give policies something to weigh.
+    Engine calls take at least ``block_ms``, so that small models give policies something to weigh. ``keys`` gives
+    everybody a key, and so CURVE.
     """
     opened = Bundle.open(bundle)
     placement = _placement(opened.blocks)
-    kinds = tuple(kind for kind in KINDS if kind != "other_bundle" or other_bundle is not None)
-    course = plan(seed, faults, seconds, tuple(placement), kinds)
+    chosen = tuple(kind for kind in kinds if kind != "other_bundle" or other_bundle is not None)
+    course = plan(seed, faults, seconds, tuple(placement), chosen, tuple(lies))
+    spoils = any(_spoils(fault.lie, policy) for fault in course)
     images = images.take(requests)
-    with LocalPeers(folder, bundle, placement, proxied=True) as peers:
+    with LocalPeers(
+        folder, bundle, placement, proxied=True, keys=keys, sources=(_LAPTOP, _THIEF),
+        members={_LIAR: range(opened.blocks)} if "liar" in chosen else None,
+    ) as peers:  # fmt: skip
         usual = Faults(least_ms=block_ms)
         for name in placement:
             peers.set_faults(name, usual)
-        peers.wait_warm()
-        with Source.open(peers.path, opened, policy=policy, max_skips=0, budget_ms=budget_ms) as source:
+        peers.wait_warm(timeout=_START_S)
+        with Source.open(
+            peers.path, opened, policy=policy, max_skips=0, budget_ms=budget_ms, audit=float(spoils),
+            secret_key=peers.secret_key(_LAPTOP), name=_LAPTOP,
+        ) as source:  # fmt: skip
             source.wait_ready()
             watch = _Watch(source, on_answer)
             arrays = _arrays(opened, images)
-            mischief = _Mischief(peers, bundle, other_bundle, course, seconds, on_fault, usual)
+            mischief = _Mischief(peers, opened, other_bundle, course, seconds, on_fault, usual)
             started = time.monotonic()
             mischief.start()
             try:
@@ -147,7 +221,9 @@ def run_chaos(
             spent = time.monotonic() - started
             duplicates = sum(source.duplicates.values())
             reroutes, dropped = source.machine.reroutes, dict(source.node.counts)
-    bad, worst = _replay(opened, images, watch.records)
+            audits = source.finish_audits(_GIVE_UP)
+            disbelieved = {name: one.count for name, one in source.disbelieved.items()}
+    bad, worst, spoilt = _replay(opened, images, watch.records, _LIAR if spoils else "")
     latencies = [record.latency_ms for record in watch.records if record.error is None] or [0.0]
     return ChaosResult(
         seed=seed,
@@ -166,7 +242,17 @@ def run_chaos(
         seconds=round(spent, 2),
         faults=course,
         dropped=dropped,
+        ended=mischief.ended,
+        spoilt=spoilt,
+        disbelieved=disbelieved,
+        suspects={} if audits is None else dict(audits.suspects),
+        liar_was_given=dict(mischief.given),
     )
+
+
+def _spoils(lie: str, policy: str) -> bool:
+    """Whether answers may be wrong that a liar had a part in; made up waves show only where none are wanted."""
+    return lie in LIES and (LIES[lie].spoils or (lie == "waves" and policy == "parallel"))
 
 
 def _placement(blocks: int) -> dict[str, list[int]]:
@@ -227,7 +313,7 @@ class _Mischief:
     def __init__(
         self,
         peers: LocalPeers,
-        bundle: Path,
+        bundle: Bundle,
         other: Path | None,
         course: list[Fault],
         seconds: float,
@@ -241,6 +327,9 @@ class _Mischief:
         self._course = course
         self._on_fault = on_fault
         self._seconds = seconds
+        self.ended: list[str] = []
+        self.given: Counter[str] = Counter()
+        self._background: dict[str, threading.Thread] = {}
         self._begun = 0
         self._started = 0.0
         self._over = threading.Event()
@@ -256,6 +345,9 @@ class _Mischief:
         """Wait until the last fault is undone; raises what went wrong with the faults themselves."""
         self._over.set()
         self._thread.join()
+        for thread in self._background.values():
+            thread.join()
+        self._look_for_ended()
         if self._failure is not None:
             raise self._failure
 
@@ -269,12 +361,37 @@ class _Mischief:
         try:
             for fault in self._course:
                 self._over.wait(max(0.0, self._started + fault.at_s - time.monotonic()))
+                self._look_for_ended()
+                if fault.kind in _BACKGROUND:
+                    before = self._background.get(fault.kind)
+                    if before is not None:
+                        before.join()
                 self._begun += 1
                 if self._on_fault is not None:
                     self._on_fault(fault)
-                getattr(self, f"_{fault.kind}")(fault)
+                if fault.kind in _BACKGROUND:
+                    thread = threading.Thread(target=self._do, args=(fault,), name=fault.kind, daemon=True)
+                    self._background[fault.kind] = thread
+                    thread.start()
+                else:
+                    self._do(fault)
+                if self._failure is not None:
+                    return
         except BaseException as error:  # noqa: BLE001  handed to the caller of finish
             self._failure = error
+
+    def _do(self, fault: Fault) -> None:
+        try:
+            getattr(self, f"_{fault.kind}")(fault)
+        except BaseException as error:  # noqa: BLE001  handed to the caller of finish
+            self._failure = error
+
+    def _look_for_ended(self) -> None:
+        """Between two faults all peers run; who does not has ended by itself, and is started again."""
+        gone = [name for name in self._peers.bundles if not self._peers.alive(name)]
+        self.ended += gone
+        if gone:
+            self._back(*gone)
 
     def _last(self, fault: Fault) -> None:
         time.sleep(fault.lasts_s)
@@ -286,12 +403,42 @@ class _Mischief:
 
     def _back(self, *names: str) -> None:
         self._peers.start(*names)
-        self._peers.wait_warm(*names)
+        self._peers.wait_warm(*names, timeout=_START_S)
 
     def _stop(self, fault: Fault) -> None:
         self._peers.signal(fault.peer, signal.SIGSTOP)
         self._last(fault)
         self._peers.signal(fault.peer, signal.SIGCONT)
+
+    def _pause(self, fault: Fault) -> None:
+        self._peers.set_faults(fault.peer, msgspec.structs.replace(self._usual, hang=True))
+        time.sleep(0.2)  # so that an engine call is going on
+        self._peers.signal(fault.peer, signal.SIGSTOP)
+        self._peers.set_faults(fault.peer, self._usual)
+        self._last(fault)
+        self._peers.signal(fault.peer, signal.SIGCONT)
+
+    def _liar(self, fault: Fault) -> None:
+        self._peers.lie(fault.peer, fault.lie, seed=round(fault.at_s * 1e3))
+        self._last(fault)
+        self.given[fault.lie] += self._peers.told(fault.peer).given
+        self._peers.stop_lying(fault.peer)
+
+    def _garbage(self, fault: Fault) -> None:
+        manifest = self._bundle.manifest
+        hello = wire.encode(Hello(_LAPTOP, "source", 7, 0, manifest.model_id, manifest.bundle_id))
+        ports = [int(self._peers.file.peer(name).bind.rsplit(":", 1)[1]) for name in self._peers.bundles]
+        seed = round(fault.at_s * 1e3)
+        attacks = [
+            Attack(_dial(port), 1 << 30, seed + number, hello, _GARBAGE_EVERY_S) for number, port in enumerate(ports)
+        ]
+        for attack in attacks:
+            attack.start()
+        self._last(fault)
+        for attack in attacks:
+            attack.halt.set()
+        for attack in attacks:
+            attack.join()
 
     def _hang(self, fault: Fault) -> None:
         self._engine(fault, msgspec.structs.replace(self._usual, hang=True))
@@ -318,18 +465,18 @@ class _Mischief:
         rng = random.Random(fault.at_s)
         context = zmq.Context()
         try:
-            socket = context.socket(zmq.DEALER)
-            socket.linger = 0
-            socket.connect(address)
+            dealer = context.socket(zmq.DEALER)
+            dealer.linger = 0
+            dealer.connect(address)
             end = time.monotonic() + fault.lasts_s
             while time.monotonic() < end:
                 frames = [rng.randbytes(rng.choice((0, 1, 3, 40, 400))) for _ in range(rng.randint(1, 4))]
                 if rng.random() < 0.5:
-                    frames[0] = b"LS\x01" + frames[0]
+                    frames[0] = b"LS" + bytes([MAJOR]) + frames[0]
                 with contextlib.suppress(zmq.Again):
-                    socket.send_multipart(frames, zmq.NOBLOCK)
+                    dealer.send_multipart(frames, zmq.NOBLOCK)
                 time.sleep(0.002)
-            socket.close(0)
+            dealer.close(0)
         finally:
             context.destroy(linger=0)
 
@@ -340,7 +487,7 @@ class _Mischief:
         self._back(fault.peer)
         self._last(fault)
         self._peers.kill(fault.peer)
-        self._peers.bundles[fault.peer] = self._bundle
+        self._peers.bundles[fault.peer] = self._bundle.folder
         self._back(fault.peer)
 
     def _all_gone(self, fault: Fault) -> None:
@@ -351,18 +498,36 @@ class _Mischief:
         self._back(*names)
 
 
-def _replay(bundle: Bundle, images: ImageSet, records: list[RequestRecord]) -> tuple[int, float]:
-    """How many answers are not what their order gives, and the largest relative difference."""
+def _dial(port: int) -> Callable[[], socket.socket | None]:
+    def connect() -> socket.socket | None:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=1.0)
+        except OSError:  # the peer is gone at the moment
+            time.sleep(0.01)
+            return None
+
+    return connect
+
+
+def _replay(bundle: Bundle, images: ImageSet, records: list[RequestRecord], liar: str) -> tuple[int, float, int]:
+    """How many answers are not what their order gives, the largest relative difference, and how many are spoilt.
+
+    These are not what their order gives either, but name ``liar`` among those who ran it; they count apart.
+    """
     arrays = _arrays(bundle, images)
-    bad, worst = 0, 0.0
+    bad, worst, spoilt = 0, 0.0, 0
     with Chain.open(bundle, threads=1) as chain:
         for record in records:
             if record.logits is None:
                 continue
             logits = chain.forward(arrays[record.image][np.newaxis], record.arrangement)[0]
             error = float(np.abs(logits - np.array(record.logits)).max() / np.abs(logits).max())
+            waves = record.waves if record.waves is not None else ((record.order or (),),)
+            if error > REPLAY_TOLERANCE["raw"] and liar in {h for wave in waves for track in wave for _, h in track}:
+                spoilt += 1
+                continue
             worst = max(worst, error)
             ran: list[Any] = list(record.arrangement.order)
             complete = sorted([*ran, *record.skipped]) == list(range(bundle.blocks))
             bad += error > REPLAY_TOLERANCE["raw"] or not complete
-    return bad, worst
+    return bad, worst, spoilt

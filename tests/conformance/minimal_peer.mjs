@@ -370,7 +370,6 @@ function leave() {
 }
 
 async function load() {
-  if (manifest.needs_slot) throw new Error("bundles whose blocks need a slot are not supported");
   for (const block of served) {
     await new Promise(setImmediate); // connections come in meanwhile
     const part = manifest.parts.blocks[block];

@@ -5,29 +5,48 @@ import subprocess
 import sys
 
 import pytest
+import zmq
 
 from ls_edge.datasets import open_data
-from ls_edge.runtime.chaos.suite import KINDS, ChaosResult, plan, run_chaos
+from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS, LIE_TEXTS
+from ls_edge.runtime.chaos.liar import LIES
+from ls_edge.runtime.chaos.suite import ChaosResult, plan, run_chaos
+from ls_edge.summary import Suspect
 
 PEERS = ("anna", "ben", "cleo", "dan")
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_plan_is_the_same_for_the_same_seed_and_has_every_kind(seed):
-    faults = plan(seed, 20, 25.0, PEERS)
-    assert faults == plan(seed, 20, 25.0, PEERS)
-    assert faults != plan(seed + 1, 20, 25.0, PEERS)
-    assert {fault.kind for fault in faults[:9]} == {fault.kind for fault in faults[9:18]} == set(KINDS)
+    each = len(KINDS)
+    faults = plan(seed, 2 * each + 2, 25.0, PEERS)
+    assert faults == plan(seed, 2 * each + 2, 25.0, PEERS)
+    assert faults != plan(seed + 1, 2 * each + 2, 25.0, PEERS)
+    assert {fault.kind for fault in faults[:each]} == {fault.kind for fault in faults[each : 2 * each]} == set(KINDS)
     times = [fault.at_s for fault in faults]
     assert times == sorted(times)
     assert 0 < times[0] < times[-1] < 25
-    assert {fault.peer for fault in faults} <= set(PEERS)
+    assert {fault.peer for fault in faults if fault.kind != "liar"} <= set(PEERS)
+    assert {fault.lasts_s for fault in faults if fault.kind == "pause"} == {15.0}
     assert all(fault.lasts_s > 0 for fault in faults)
+    assert all((fault.lie in COURSE_LIES) == (fault.kind == "liar") for fault in faults)
+
+
+def test_a_plan_has_every_lie_once_before_one_comes_again():
+    faults = plan(3, len(COURSE_LIES), 60.0, PEERS, ("liar",))
+    assert sorted(fault.lie for fault in faults) == sorted(COURSE_LIES)
+    assert {LIES[fault.lie].role for fault in faults if fault.peer == "mallory"} == {"peer"}
+    assert {fault.lie for fault in plan(3, 5, 60.0, PEERS, ("liar",), ("busy", "wrong"))} == {"busy", "wrong"}
+
+
+def test_every_lie_is_explained():
+    assert set(LIES) == set(LIE_TEXTS)
+    assert set(COURSE_LIES) == set(LIES) - {"blames"}
 
 
 def test_a_plan_without_a_kind_lacks_only_that():
     kinds = tuple(kind for kind in KINDS if kind != "other_bundle")
-    assert {fault.kind for fault in plan(0, 8, 10.0, PEERS, kinds)} == set(kinds)
+    assert {fault.kind for fault in plan(0, len(kinds), 10.0, PEERS, kinds)} == set(kinds)
     assert plan(0, 0, 10.0, PEERS) == []
 
 
@@ -42,6 +61,8 @@ def test_nothing_is_lost_under_every_kind_of_fault(tiny_bundle, other_bundle, tm
         requests=150,
         faults=len(KINDS),
         seconds=8.0,
+        lies=("unreachable",),
+        keys=zmq.has("curve"),
         on_fault=seen.append,
         on_answer=lambda: answers.append(1),
     )
@@ -52,6 +73,19 @@ def test_nothing_is_lost_under_every_kind_of_fault(tiny_bundle, other_bundle, tm
     assert seen == result.faults
     assert {fault.kind for fault in seen} == set(KINDS)
     assert len(answers) == 150
+
+
+def test_wrong_tokens_in_a_course_count_apart_and_name_who_sent_them(tiny_bundle, tmp_path):
+    images = open_data("digits", "eval")
+    result = run_chaos(
+        tiny_bundle, None, images, tmp_path, seed=2, requests=80, faults=1, seconds=8.0, kinds=("liar",),
+        lies=("wrong",),
+    )  # fmt: skip
+    assert result.holds, result
+    assert (result.answered, result.not_replayed) == (80, 0)
+    assert result.spoilt > 0
+    assert result.suspects["mallory"].named > 0
+    assert result.liar_was_given["wrong"] > 0
 
 
 def document(**changes):
@@ -65,12 +99,41 @@ def document(**changes):
 
 def test_what_a_result_holds():
     assert document().holds
-    for wrong in ({"lost": 1}, {"failed": {"Overloaded": 1}}, {"twice": 1}, {"not_replayed": 1}):
+    found = {"mallory": Suspect(1, 0)}
+    assert document(spoilt=2, suspects=found).holds
+    for wrong in (
+        {"lost": 1}, {"failed": {"Overloaded": 1}}, {"twice": 1}, {"not_replayed": 1}, {"ended": ["anna"]},
+        {"spoilt": 1}, {"spoilt": 1, "suspects": {**found, "anna": Suspect(1, 0)}},
+    ):  # fmt: skip
         assert not document(**wrong).holds
 
 
+def test_kinds_and_lies_that_are_not_known_are_named(tiny_bundle):
+    for arguments, text in (
+        (["--kinds", "kill,meteor"], "--kinds: 'meteor' is not known; use one or several of kill, stop, "),
+        (["--lies", "white"], "--lies: 'white' is not known; use one or several of busy, "),
+        (["--kinds", "other_bundle"], "--kinds other_bundle needs --other-bundle, a bundle of another model"),
+    ):
+        command = [sys.executable, "-m", "ls_edge", "chaos", str(tiny_bundle), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 2
+        assert text in done.stderr
+
+
 def test_the_command_prints_one_json_document(tiny_bundle):
-    arguments = ["--requests", "40", "--faults", "3", "--seconds", "2", "--seed", "5", "--json"]
+    arguments = [
+        "--requests",
+        "40",
+        "--faults",
+        "3",
+        "--seconds",
+        "2",
+        "--seed",
+        "5",
+        "--json",
+        "--kinds",
+        "kill,garbage",
+    ]
     command = [sys.executable, "-m", "ls_edge", "chaos", str(tiny_bundle), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -78,4 +141,4 @@ def test_the_command_prints_one_json_document(tiny_bundle):
     assert set(result) == set(ChaosResult.__struct_fields__)
     assert (result["seed"], result["requests"], result["answered"], result["lost"]) == (5, 40, 40, 0)
     assert len(result["faults"]) == 3
-    assert "other_bundle" not in {fault["kind"] for fault in result["faults"]}
+    assert {fault["kind"] for fault in result["faults"]} == {"kill", "garbage"}
