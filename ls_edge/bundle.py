@@ -167,6 +167,10 @@ class Bundle:
         try:
             raw = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
+            if folder.is_file():
+                raise BundleError(
+                    f"{folder} is a file; give the folder of the bundle, which holds {MANIFEST}"
+                ) from None
             raise BundleError(
                 f"{folder} is no bundle: it has no {MANIFEST}; write one with 'ls-edge export RUN --out {folder} "
                 "--per-block'"

@@ -17,6 +17,7 @@ import msgspec
 
 from ls_edge import yamlfile
 from ls_edge.errors import ConfigError
+from ls_edge.explain import unknown_name
 
 Codec = Literal["raw", "fp16", "int8"]
 EngineKind = Literal["auto", "onnx", "tensorrt"]
@@ -133,9 +134,7 @@ class PeersFile:
         for peer in self.peers:
             if peer.name == name:
                 return peer
-        raise ConfigError(
-            f"no peer is called {name!r}; the file has {', '.join(p.name for p in self.peers)}", path=self.path
-        )
+        raise ConfigError(unknown_name("peer", name, [p.name for p in self.peers]), path=self.path)
 
     def check_blocks(self, blocks: int) -> None:
         """Raise :class:`ConfigError` where a peer lists a block that a model of ``blocks`` blocks lacks."""

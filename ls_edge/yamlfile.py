@@ -55,20 +55,20 @@ def load(path: str | Path, type_: type[T]) -> tuple[T, Places]:
             raw = stream.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise ConfigError(f"larger than {MAX_BYTES} bytes, which no such file is; check the path", path=path)
-        text = raw.decode("utf-8-sig")
+        text = raw.decode("utf-8").removeprefix("\ufeff")  # which editors of Windows put first
     except FileNotFoundError:
         raise ConfigError("no such file; check the path", path=path) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8 text (byte {error.start}); save it as UTF-8", path=path) from None
     except OSError as error:
-        what = "is a folder; name the file" if path.is_dir() else f"cannot be read: {error.strerror}"
+        what = "that is a folder, not a file; check the path" if path.is_dir() else f"cannot be read: {error.strerror}"
         raise ConfigError(what, path=path) from None
     places = Places(path)
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        problem = f"not YAML: {error.problem or error.context}"
+        problem = f"not YAML: {_plainly(error.problem or error.context or '')}"
         raise ConfigError(
             problem, path=path, line=mark.line + 1 if mark else None, column=mark.column + 1 if mark else None
         ) from None
@@ -85,6 +85,16 @@ def load(path: str | Path, type_: type[T]) -> tuple[T, Places]:
         if empty:
             raise ConfigError(f"the file is empty: {explain.fault(str(error), {}, type_).text}", path=path) from None
         raise _explain(str(error), plain, places, type_) from None
+
+
+def _plainly(problem: str) -> str:
+    """What the parser says, with names of its tokens in words and the commonest cause."""
+    if r"'\t'" in problem:
+        return "a line is indented with a tab; use spaces"
+    for token, words in (("<stream end>", "the end of the file"), ("<block end>", "a line further left"),
+                         ("<block mapping start>", "a key"), ("<scalar>", "a value")):  # fmt: skip
+        problem = problem.replace(f"'{token}'", words).replace(token, words)
+    return problem
 
 
 def _plain(node: yaml.Node, where: Path_, places: Places) -> Any:

@@ -499,6 +499,6 @@ def curve_of(peers: PeersFile, name: str, keys: KeyPair | None) -> Curve | None:
     if owner is None or not may_be_called(owner, name):
         belongs = f"belongs to {owner!r}" if owner else "does not stand in the file"
         raise LinkError(
-            f"the secret key is not {name!r}'s: its public key {belongs}; check --secret-key and {peers.path}"
+            f"the secret key is not that of {name!r}: its public key {belongs}; check --secret-key and {peers.path}"
         )
     return Curve(keys, peer_keys, names)

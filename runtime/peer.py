@@ -268,6 +268,11 @@ def open_peer(
 
     keys = load_secret(secret_key) if secret_key is not None else None
     file = peers if isinstance(peers, PeersFile) else load_peers(peers)
+    if keys is not None and not file.uses_keys:
+        raise UsageError(
+            f"{file.path} has no keys, so with --secret-key too no link would be encrypted; add public keys, or leave "
+            "--secret-key out"
+        )
     return Peer(
         file, name, Bundle.open(bundle), keys=keys, engine=engine, threads=threads,
         strict_bundle=strict_bundle, faults=faults, until_eof=until_eof,

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import click
 
 from ls_edge import __version__, interrupts
+from ls_edge.cli.numbers import sensible
 from ls_edge.errors import LsEdgeError, printable
 from ls_edge.streams import fit_streams
 
@@ -59,6 +60,8 @@ class Command(click.Command):
                 callback=lambda ctx, _param, value: ctx.find_root().meta.__setitem__("ls_edge.debug", value),
             )
         )  # fmt: skip
+        for param in self.params:
+            sensible(param)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples, a line each, never wrapped: they are there to be copied."""
@@ -134,6 +137,15 @@ def main(argv: list[str] | None = None) -> NoReturn:
         if debug:
             traceback.print_exc()
         _fail(describe(error), 1)
+    except UnicodeEncodeError as error:
+        if debug:
+            traceback.print_exc()
+        _fail(f"{error.object[:200]!r} holds bytes that are not UTF-8; rename that file or folder", 1)
+    except MemoryError as error:
+        if debug:
+            traceback.print_exc()
+        why = f" ({error})" if str(error) else ""
+        _fail(f"not enough memory{why}; use a smaller batch, or end other programs", 1)
     interrupts.finishing = True
     raise SystemExit(code if isinstance(code, int) else 0)
 

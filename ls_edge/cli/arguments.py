@@ -22,6 +22,10 @@ def check_data(source: str) -> None:
 
 def check_run(folder: Path) -> None:
     """Raise :class:`RunError` where ``folder`` is no finished run."""
+    if (folder / "manifest.json").is_file() and not (folder / _CONFIG).is_file():
+        raise RunError(f"{folder} is a bundle, no run; give the folder that 'ls-edge train' wrote")
+    if folder.is_file():
+        raise RunError(f"{folder} is a file; give the folder of a run, which holds {_CONFIG}")
     if not (folder / _CONFIG).is_file():
         raise RunError(
             f"{folder} is no run: it has no {_CONFIG}; make one with 'ls-edge train --data DATA --out {folder}'"

@@ -86,6 +86,7 @@ def command(
         raise UsageError("--kinds other_bundle needs --other-bundle, a bundle of another model")
     set_up(as_json=False, level=50)
     images = open_data(data, "eval")
+    _check_bundles(bundle, other_bundle)
     console = open_console(stderr=True)
     results: list[ChaosResult] = []
     with Progress(
@@ -126,6 +127,19 @@ def command(
     else:
         _print(results)
     return 0 if all(result.holds for result in results) else 1
+
+
+def _check_bundles(bundle: Path, other: Path | None) -> None:
+    """Read all parts of both once, and see that they are bundles of two models."""
+    from ls_edge.bundle import Bundle
+    from ls_edge.errors import UsageError
+
+    opened = [Bundle.open(path) for path in (bundle, other) if path is not None]
+    for each in opened:
+        for name, _ in each.manifest.part_names():
+            each.read(name)
+    if len({each.manifest.model_id for each in opened}) < len(opened):
+        raise UsageError(f"--other-bundle {other} is of the model of {bundle}; give one of another model")
 
 
 def _print(results: list[ChaosResult]) -> None:

@@ -87,7 +87,7 @@ def command(out: Path, limit: int, fresh: bool) -> int:
     console = open_console(stderr=True)
     _check_installed()
     started = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
+    _make_folder(out)
     accuracy = _models(out, console, fresh=fresh)
     runs = [_play(scene, out, limit, console) for scene in SCENES]
     _pictures(out / "pictures", runs)
@@ -105,6 +105,13 @@ def command(out: Path, limit: int, fresh: bool) -> int:
     print_comparison([(name, summary) for name, summary, _, _ in runs])
     console.print(f"\nreport: {report}    figures: {out / 'demo.json'}    {document['seconds']:.0f} s", soft_wrap=True)
     return 0
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {out} cannot be made: {error.strerror}; name another folder") from None
 
 
 def _heading(console: Console, text: str) -> None:

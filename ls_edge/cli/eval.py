@@ -90,6 +90,7 @@ def command(
     over models and orders. Several RUN_OR_BUNDLE are evaluated one after the other, and then stand in one table.
     """
     from ls_edge.cli.arguments import check_data
+    from ls_edge.cli.outputs import check_output
 
     members = [_members(given) for given in run_or_bundle]
     check_data(data)
@@ -100,6 +101,8 @@ def command(
         from ls_edge.report.curves import check_figure
 
         check_figure(figure, len(run_or_bundle))
+        if figure.absolute().parent.is_dir():
+            check_output("--figure", figure)
     names = [printable(name) for name in distinct_names(run_or_bundle)]
     images = _open_images(data)
     for path in (path for paths in members for path in paths if (path / "manifest.json").is_file()):
@@ -157,6 +160,8 @@ def _members(path: Path) -> list[Path]:
     """A run or bundle itself, or the runs in a folder of them; raises :class:`RunError` where it is neither."""
     if (path / "manifest.json").is_file() or (path / "config.yaml").is_file():
         return [path]
+    if path.is_file():
+        raise RunError(f"{path} is a file; give the folder of a run (config.yaml) or of a bundle (manifest.json)")
     runs = sorted(inner.parent for inner in path.glob("*/config.yaml")) if path.is_dir() else []
     if not runs:
         raise RunError(

@@ -25,8 +25,11 @@ def new(name: str, out: Path) -> None:
 
     The secret file stays on the machine of NAME and goes to --secret-key there.
     """
+    from ls_edge.errors import UsageError
     from ls_edge.runtime.keys import new_keys
 
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is no folder; name one")
     pair, public, secret = new_keys(name, out)
     key = pair.public.decode()
     click.echo(f'public_key: "{key}"')

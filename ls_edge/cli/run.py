@@ -115,6 +115,7 @@ def command(
     require_descriptors(file)
     opened = Bundle.open(bundle)
     images = _images(data, limit)
+    images.labels_for(opened.manifest.classes)  # other classes are found before anybody is waited for
     from ls_edge.runtime.measure import measure
     from ls_edge.runtime.source import Source
     from ls_edge.summary import summarise

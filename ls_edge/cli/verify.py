@@ -33,7 +33,7 @@ def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> 
     """
     from ls_edge.bundle import Bundle
     from ls_edge.cli.arguments import check_data, check_run
-    from ls_edge.errors import UsageError
+    from ls_edge.errors import UsageError, printable
     from ls_edge.export.files import check_files, checked_with, raise_problems
 
     if data is not None and run is None:
@@ -47,7 +47,7 @@ def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> 
     broken = any(report.problem for report in reports)
     numbers = _numbers(opened, run, data) if run is not None and not broken else None
     document = {
-        "bundle": str(bundle),
+        "bundle": printable(bundle),
         "bundle_id": opened.manifest.bundle_id,
         "model_id": opened.manifest.model_id,
         "ok": not broken,

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import logging
 import os
 import signal
 import subprocess
@@ -180,6 +181,8 @@ def _make_bundle():
 @pytest.fixture
 def command(capfd):
     """Run a command in this process: ``command("eval", ...)`` is its exit code, standard output and error."""
+    logger = logging.getLogger("ls_edge")  # which commands set up for the rest of their process
+    before = logger.handlers[:], logger.level, logger.propagate
 
     def run(*arguments):
         capfd.readouterr()
@@ -188,7 +191,8 @@ def command(capfd):
         printed = capfd.readouterr()
         return ended.value.code, printed.out, printed.err
 
-    return run
+    yield run
+    logger.handlers[:], logger.level, logger.propagate = before
 
 
 @pytest.fixture

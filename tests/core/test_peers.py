@@ -67,7 +67,7 @@ peers:
     file.check_blocks(8)
     with pytest.raises(ConfigError, match=r":9:13: peer 'orin-0' lists block 7, but the bundle has blocks 0 to 5"):
         file.check_blocks(6)
-    with pytest.raises(ConfigError, match="no peer is called 'orin'; the file has orin-0, nuc"):
+    with pytest.raises(ConfigError, match="unknown peer 'orin'; did you mean 'orin-0'"):
         file.peer("orin")
 
 

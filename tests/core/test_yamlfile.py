@@ -72,7 +72,7 @@ def test_complaints_have_a_place(tmp_path, text, line, column, what):
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(ConfigError, match=r"settings\.yaml: no such file; check the path"):
         yamlfile.load(tmp_path / "settings.yaml", Settings)
-    with pytest.raises(ConfigError, match="is a folder; name the file"):
+    with pytest.raises(ConfigError, match="that is a folder, not a file"):
         yamlfile.load(tmp_path, Settings)
     assert "not UTF-8 text (byte 6)" in str(failure(tmp_path, b"rate: \xff"))
     assert "'rate' is missing" in str(failure(tmp_path, ""))

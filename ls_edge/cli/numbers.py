@@ -1,0 +1,83 @@
+"""Numbers of the command line: finite, no larger than makes sense, and refused in plain words.
+
+click takes ``nan`` for a number above any least one, and ``2**70`` for a count of threads; what comes of it later is a
+traceback or an endless run. :func:`sensible` makes an option's type one of those below.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+MOST = {
+    "threads": 1024, "batch": 65_536, "batch_size": 65_536, "max_batch": 65_536, "orders": 100_000,
+    "limit": 10_000_000, "requests": 10_000_000, "cost_orders": 100_000, "calibrate_images": 1_000_000,
+    "seeds": 10_000, "workers": 1024, "img_size": 16_384, "depth": 10_000, "concurrency": 1_000_000,
+}  # fmt: skip
+"""The largest value of an option, by its name."""
+MOST_WHOLE, MOST_SECONDS = 10**9, 10**6
+"""Of the others; seeds alone may be as large as they like."""
+
+
+def _described(kind: click.IntRange | click.FloatRange) -> str:
+    return "" if kind.min is None and kind.max is None else super(type(kind), kind)._describe_range()
+
+
+class Whole(click.IntRange):
+    """A whole number; ``most`` is checked but not shown with the range, since nobody comes near it."""
+
+    def __init__(self, least: int | None, max_: int | None, most: float) -> None:
+        super().__init__(least, max_)
+        self.most = most
+
+    def _describe_range(self) -> str:
+        return _described(self)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; a click error where it is none, or out of range."""
+        try:
+            number = int(value)
+        except (ValueError, TypeError):
+            self.fail(f"{value!r} is no whole number", param, ctx)
+        if number > self.most:
+            self.fail(f"{number} is too large; the most is {self.most:.0f}", param, ctx)
+        return super().convert(number, param, ctx)
+
+
+class Finite(click.FloatRange):
+    """A number that is neither NaN nor infinite."""
+
+    def _describe_range(self) -> str:
+        return _described(self)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; a click error where it is none, or out of range."""
+        try:
+            number = float(value)
+        except (ValueError, TypeError):
+            self.fail(f"{value!r} is no number", param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number", param, ctx)
+        if abs(number) > MOST_SECONDS * 1e3:
+            self.fail(f"{value} is too large; the most is {MOST_SECONDS * 1e3:.0f}", param, ctx)
+        return super().convert(number, param, ctx)
+
+
+def sensible(param: click.Parameter) -> None:
+    """Replace the type of an option that takes a number."""
+    kind = param.type
+    name = param.name or ""
+    if isinstance(kind, (click.IntRange, click.types.IntParamType)):
+        whole = isinstance(kind, click.IntRange)
+        most = math.inf if name == "seed" else MOST.get(name, MOST_WHOLE)
+        param.type = Whole(kind.min if whole else None, kind.max if whole else None, most)
+        param.type.name = kind.name
+    elif isinstance(kind, (click.FloatRange, click.types.FloatParamType)):
+        given = isinstance(kind, click.FloatRange)
+        param.type = Finite(
+            kind.min if given else None, kind.max if given else None, kind.min_open if given else False,
+            kind.max_open if given else False,
+        )  # fmt: skip
+        param.type.name = kind.name

@@ -1,0 +1,486 @@
+"""What a new user may get wrong, command by command: one line that says what, the value and what to do; no traceback.
+
+Each case runs in this process inside one folder of odd files. Those that need torch, or another user, are processes.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+
+import pytest
+from PIL import Image
+
+from ls_edge.runtime.keys import new_keys
+
+PEER = "  - {{name: {name}, address: 'tcp://127.0.0.1:{port}', blocks: {blocks}{more}}}\n"
+
+
+def peers_yaml(*peers, top=""):
+    return top + "peers:\n" + "".join(peers)
+
+
+def peer(name="a", port=47001, blocks="[0, 1, 2, 3]", more=""):
+    return PEER.format(name=name, port=port, blocks=blocks, more=f", {more}" if more else "")
+
+
+TEXTS = {
+    "file.txt": "hello\n",
+    "empty.yaml": "",
+    "remark.yaml": "# nothing\n",
+    "list.yaml": "- a\n- b\n",
+    "word.yaml": "hello\n",
+    "good.yaml": peers_yaml(peer()),
+    "tabs.yaml": "peers:\n\t- name: a\n",
+    "open.yaml": "peers: [a\n",
+    "twice.yaml": peers_yaml(peer(more="name: b")),
+    "bom.yaml": "\ufeff" + peers_yaml(peer(blocks="x")),
+    "crlf.yaml": peers_yaml(peer(blocks="x")).replace("\n", "\r\n"),
+    "none.yaml": "peers: []\n",
+    "null.yaml": "peers:\n",
+    "noaddress.yaml": "peers:\n  - {name: a, blocks: [0]}\n",
+    "unknown.yaml": peers_yaml(peer(more="thread: 1")),
+    "port.yaml": peers_yaml(peer(port=99999)),
+    "http.yaml": "peers:\n  - {name: a, address: 'http://x:1', blocks: [0]}\n",
+    "noport.yaml": "peers:\n  - {name: a, address: 'tcp://127.0.0.1', blocks: [0]}\n",
+    "samename.yaml": peers_yaml(peer(), peer(port=47002)),
+    "sameport.yaml": peers_yaml(peer(), peer("b")),
+    "far.yaml": "peers:\n  - {name: a, address: 'tcp://10.0.0.1:5555', blocks: [0]}\n",
+    "beyond.yaml": peers_yaml(peer(blocks='"0-9"')),
+    "backwards.yaml": peers_yaml(peer(blocks='"3-1"')),
+    "huge.yaml": peers_yaml(peer(more=f"threads: {2**70}")),
+    "threads.yaml": peers_yaml(peer(more="threads: 100000")),
+    "nan.yaml": peers_yaml(peer(more="batch_wait_ms: .nan")),
+    "negative.yaml": peers_yaml(peer(more="credits: -1")),
+    "codec.yaml": peers_yaml(peer(more="codec: gzip")),
+    "engine.yaml": peers_yaml(peer(more="engine: cuda")),
+    "provider.yaml": peers_yaml(peer(more="provider: NoSuchProvider")),
+    "boolname.yaml": peers_yaml(peer(name="yes")),
+    "oddname.yaml": peers_yaml(peer(name="'a b'")),
+    "badkey.yaml": peers_yaml(peer(more="public_key: short")),
+    "heartbeat.yaml": peers_yaml(peer(), top="heartbeat: {interval_ms: 1}\n"),
+    "python.yaml": "peers: !!python/object/apply:os.system ['true']\n",
+    "deep.yaml": "peers: " + "[" * 500 + "]" * 500 + "\n",
+    "control.yaml": peers_yaml(peer(name='"\\e[2Jx"')),
+    "config.yaml": "epochs: many\n",
+    "lr.yaml": "optim: {lr: .nan}\n",
+    "method.yaml": "method: shufle\n",
+    "unknownkey.yaml": "epoch: 3\n",
+}
+
+
+def picture(path, size=(16, 16)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (120, 30, 60)).save(path)
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory, make_bundle):
+    """The folder of everything that is odd; the commands run in it."""
+    top = tmp_path_factory.mktemp("zoo")
+    for name, text in TEXTS.items():
+        (top / name).write_text(text, encoding="utf-8", newline="")
+    (top / "latin1.yaml").write_bytes("peers: [ä]".encode("latin-1"))
+    (top / "utf16.yaml").write_text("peers: []", encoding="utf-16")
+    (top / "binary.yaml").write_bytes(bytes(range(256)))
+    (top / "empty").mkdir()
+    good = make_bundle(top / "bundle")
+    for name in ("cut", "missing", "foreign", "newer", "nothing", "folder", "wrong", "inside", "types", "evil"):
+        shutil.copytree(good, top / name)
+    other = make_bundle(top / "other", seed=1)
+    (top / "cut" / "stem.onnx").write_bytes((good / "stem.onnx").read_bytes()[:100])
+    (top / "missing" / "blocks" / "02.onnx").unlink()
+    shutil.copy(other / "blocks" / "01.onnx", top / "foreign" / "blocks" / "01.onnx")
+    edit(top / "newer", schema=7)
+    (top / "nothing" / "manifest.json").write_text("")
+    (top / "folder" / "manifest.json").unlink()
+    (top / "folder" / "manifest.json").mkdir()
+    edit(top / "wrong", precision="fp16")
+    edit(top / "types", opset="twenty")
+    edit(top / "evil", schema="\x1b[2J\x07")
+    manifest = json.loads((top / "inside" / "manifest.json").read_text())
+    manifest["parts"]["stem"]["file"] = "../../../etc/passwd"
+    (top / "inside" / "manifest.json").write_text(json.dumps(manifest))
+    make_bundle(top / "garbage")
+    (top / "run").mkdir()
+    (top / "run" / "config.yaml").write_text("epochs: many\n")
+    (top / "run" / "model.safetensors").write_bytes(b"")
+    for number in range(10):
+        picture(top / "images" / str(number) / "a.png")
+    picture(top / "others" / "cat" / "a.png")
+    picture(top / "flat" / "a.png")
+    (top / "broken" / "0").mkdir(parents=True)
+    (top / "broken" / "0" / "a.png").write_bytes(b"no picture")
+    (top / "texts" / "0").mkdir(parents=True)
+    (top / "texts" / "0" / "a.txt").write_text("no picture")
+    (top / "no.tar").write_text("no tar")
+    with tarfile.open(top / "whole.tar", "w") as archive:
+        archive.add(top / "images", "images")
+    (top / "cut.tar").write_bytes((top / "whole.tar").read_bytes()[:3000])
+    new_keys("k", top)
+    (top / "public.key_secret").write_bytes((top / "k.key").read_bytes())
+    (top / "garbage.key_secret").write_bytes(b"\x00\xff")
+    (top / "open.key_secret").write_bytes((top / "k.key_secret").read_bytes())
+    os.chmod(top / "public.key_secret", 0o600)
+    os.chmod(top / "garbage.key_secret", 0o600)
+    os.chmod(top / "open.key_secret", 0o644)
+    keys = [new_keys(name, top)[0].public.decode() for name in ("a", "s")]
+    text = f"sources:\n  - {{name: s, public_key: '{keys[1]}'}}\n" + peers_yaml(peer(more=f"public_key: '{keys[0]}'"))
+    (top / "keyed.yaml").write_text(text)
+    return top
+
+
+def edit(folder, **fields):
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+SHORT = {
+    "EVAL": "eval bundle --data digits",
+    "PEER": "peer --name a --bundle bundle --peers",
+    "RUN": "run --peers good.yaml --bundle bundle --data digits",
+    "TRAIN": "train --data digits --out new",
+}
+CASES = r"""
+2 | eval | Missing argument 'RUN_OR_BUNDLE...'
+2 | eval bundle | Missing option '--data'
+1 | eval nowhere --data digits | nowhere is neither a run (config.yaml) nor a bundle (manifest.json), nor a
+1 | eval empty --data digits | empty is neither a run (config.yaml) nor a bundle (manifest.json), nor a
+1 | eval file.txt --data digits | file.txt is a file; give the folder of a run (config.yaml) or
+1 | eval bundle/manifest.json --data digits | bundle/manifest.json is a file; give the folder of a run (config.yaml)
+1 | eval bundle/stem.onnx --data digits | bundle/stem.onnx is a file; give the folder of a run (config.yaml) or
+1 | eval bundle --data nowhere | nowhere: no such folder or tar; check the path, or write 'digits' for the
+1 | eval bundle --data empty | empty holds no images; expected class folders with files ending in .bmp,
+1 | eval bundle --data file.txt | file.txt is neither a folder nor a whole tar (truncated header); check it or
+1 | eval bundle --data texts | texts holds no images; expected class folders with files ending in .bmp,
+1 | eval bundle --data flat | flat has images but no class folders, so there is no accuracy; put each class
+1 | eval bundle --data others | others: 'cat' is no class of the model, which has '0', '1', '2', '3', '4' and
+1 | eval bundle --data no.tar | no.tar is neither a folder nor a whole tar (truncated header); check it or
+1 | eval bundle --data cut.tar | cut.tar is neither a folder nor a whole tar (truncated header); check it or
+1 | eval bundle --data bundle | bundle holds no images; expected class folders with files ending in .bmp,
+1 | eval bundle --data Digits | Digits: no such folder or tar; check the path, or write 'digits' for the
+2 | EVAL --orders 0 | '--orders': 0 is not in the range x>=1
+2 | EVAL --orders -1 | '--orders': -1 is not in the range x>=1
+2 | EVAL --orders many | '--orders': 'many' is no whole number
+2 | EVAL --orders nan | '--orders': 'nan' is no whole number
+2 | EVAL --orders 1e3 | '--orders': '1e3' is no whole number
+2 | EVAL --orders 2**70 | '--orders': 2**70 is too large; the most is 100000
+2 | EVAL --limit 0 | '--limit': 0 is not in the range x>=1
+2 | EVAL --limit 2**70 | '--limit': 2**70 is too large; the most is 10000000
+2 | EVAL --limit 10 --keep 0 | keep 0 is not possible: the model has 4 blocks; say 1 to 4
+2 | EVAL --limit 10 --keep 9 | keep 9 is not possible: the model has 4 blocks; say 1 to 4
+2 | EVAL --limit 10 --keep a,b | '--keep': 'a,b' is no list of numbers such as 3,6,9
+2 | EVAL --limit 10 --keep , | '--keep': ',' is no list of numbers such as 3,6,9
+2 | EVAL --limit 10 --keep 1,,2 | '--keep': '1,,2' is no list of numbers such as 3,6,9
+2 | EVAL --limit 10 --keep 1.5 | '--keep': '1.5' is no list of numbers such as 3,6,9
+2 | EVAL --limit 10 --keep -1 | keep -1 is not possible: the model has 4 blocks; say 1 to 4
+2 | EVAL --limit 10 --seed -1 | '--seed': -1 is not in the range x>=0
+2 | EVAL --limit 10 --batch-size 0 | '--batch-size': 0 is not in the range x>=1
+2 | EVAL --limit 10 --orders 2 --threads 100000 | '--threads': 100000 is too large; the most is 1024
+2 | EVAL --device gpu | '--device': 'gpu' is not one of 'auto', 'cpu', 'cuda'
+2 | EVAL --precision int8 | '--precision': 'int8' is not one of 'fp32', 'bf16', 'fp16'
+2 | EVAL --figure empty | empty is a folder, so it cannot be written; name a file
+2 | EVAL --figure file.txt/x.svg | cannot write file.txt/x.svg:
+2 | EVAL --jsn | No such option '--jsn'. Did you mean '--json'?
+1 | eval cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: sha256
+1 | eval missing --data digits | missing/blocks/02.onnx (block 2) is missing; copy it from where the bundle
+1 | eval foreign --data digits | foreign/blocks/01.onnx (block 1) is not the file of this bundle: sha256
+1 | eval newer --data digits | newer/manifest.json has schema 7, this ls-edge reads schema 1; export the run
+1 | eval nothing --data digits | nothing/manifest.json:1:1 is no manifest of a bundle: not JSON, expecting
+1 | eval folder --data digits | folder is neither a run (config.yaml) nor a bundle (manifest.json), nor a
+1 | eval wrong --data digits | wrong/manifest.json was changed: bundle_id is 8ba1d9c87bdea301… but its
+1 | eval types --data digits | types/manifest.json:1:497 is no manifest of schema 1: opset is 'twenty'; it
+1 | eval evil --data digits | evil/manifest.json has schema '\x1b[2J\x07', this ls-edge reads schema 1;
+1 | eval inside --data digits | inside/manifest.json: the file of stem is '../../../etc/passwd'; a bundle
+1 | eval bundle nowhere --data digits | nowhere is neither a run (config.yaml) nor a bundle (manifest.json), nor a
+2 | eval bundle digits | Missing option '--data'
+2 | verify | Missing argument 'BUNDLE'
+1 | verify nowhere | nowhere is no bundle: it has no manifest.json; write one with 'ls-edge export
+1 | verify empty | empty is no bundle: it has no manifest.json; write one with 'ls-edge export
+1 | verify file.txt | file.txt is a file; give the folder of the bundle, which holds manifest.json
+1 | verify bundle/manifest.json | bundle/manifest.json is a file; give the folder of the bundle, which
+1 | verify cut | cut: 1 of 6 parts are wrong: cut/stem.onnx (stem) is not the file of this
+1 | verify missing | missing: 1 of 6 parts are wrong: missing/blocks/02.onnx (block 2) is missing;
+1 | verify foreign | foreign: 1 of 6 parts are wrong: foreign/blocks/01.onnx (block 1) is not the
+1 | verify newer | newer/manifest.json has schema 7, this ls-edge reads schema 1; export the run
+1 | verify nothing | nothing/manifest.json:1:1 is no manifest of a bundle: not JSON, expecting
+1 | verify folder | cannot read folder/manifest.json: Is a directory; check the path and its
+1 | verify wrong | wrong/manifest.json was changed: bundle_id is 8ba1d9c87bdea301… but its
+1 | verify types | types/manifest.json:1:497 is no manifest of schema 1: opset is 'twenty'; it
+1 | verify inside | inside/manifest.json: the file of stem is '../../../etc/passwd'; a bundle
+1 | verify bundle --run nowhere | nowhere is no run: it has no config.yaml; make one with 'ls-edge train --data
+1 | verify bundle --run bundle | bundle is a bundle, no run; give the folder that
+2 | verify bundle --data digits | --data compares with PyTorch and needs --run RUN as well
+2 | verify bundle bundle | Got unexpected extra argument (bundle)
+2 | bench | Missing argument 'BUNDLE'
+1 | bench nowhere | nowhere is no bundle: it has no manifest.json; write one with 'ls-edge export
+1 | bench file.txt | file.txt is a file; give the folder of the bundle, which
+1 | bench cut | cut/stem.onnx (stem) is not the file of this bundle: sha256
+1 | bench missing | missing/blocks/02.onnx (block 2) is missing; copy it from where the bundle
+1 | bench newer | newer/manifest.json has schema 7, this ls-edge reads schema 1; export the run
+2 | bench bundle --threads 0 | '--threads': 0 is not in the range x>=1
+2 | bench bundle --threads x | '--threads': 'x' is no whole number
+2 | bench bundle --duration 0.1 --batch 0 | '--batch': 0 is not in the range x>=1
+2 | bench bundle --duration 0 | '--duration': 0.0 is not in the range x>0
+2 | bench bundle --duration nan | '--duration': nan is no finite number
+2 | bench bundle --duration inf | '--duration': inf is no finite number
+2 | bench bundle --duration -1 | '--duration': -1.0 is not in the range x>0
+2 | bench bundle --duration 1e999 | '--duration': 1e999 is no finite number
+2 | bench bundle --engine cuda | '--engine': 'cuda' is not one of 'auto', 'onnx', 'tensorrt'
+2 | keys new | Missing argument 'NAME'
+2 | keys old | No such command 'old'
+2 | keys new a/b | name 'a/b': use 1 to 63 letters, digits, dots, hyphens or underscores, a
+2 | keys new .. | name '..': use 1 to 63 letters, digits, dots, hyphens or underscores, a
+2 | keys new a b | Got unexpected extra argument (b)
+2 | keys new k | k.key is there already and is not overwritten; take another name, or remove
+2 | keys new z --out file.txt | --out file.txt is no folder; name one
+2 | keys new z --out file.txt/x | cannot write file.txt/x: Not a directory; choose another --out
+2 | keys new z --out /dev/full | --out /dev/full is no folder; name one
+2 | keys new '' | name '': use 1 to 63 letters, digits, dots, hyphens or underscores, a letter
+2 | keys new -x | No such option '-x'
+2 | peer | Missing option '--peers'
+2 | peer --peers good.yaml | Missing option '--name'
+2 | peer --name a --peers good.yaml | Missing option '--bundle'
+2 | peer --name x --bundle bundle --peers good.yaml | good.yaml: unknown peer 'x'; known here: a
+2 | peer --name '' --bundle bundle --peers good.yaml | good.yaml: unknown peer ''; known here: a
+1 | peer --name a --bundle nowhere --peers good.yaml | nowhere is no bundle: it has no manifest.json; write one with
+1 | peer --name a --bundle file.txt --peers good.yaml | file.txt is a file; give the folder of the bundle, which
+2 | peer --name a --bundle good.yaml --peers bundle | bundle: that is a folder, not a file; check the path
+1 | peer --name a --bundle newer --peers good.yaml | newer/manifest.json has schema 7, this ls-edge reads schema 1;
+2 | PEER nowhere.yaml | nowhere.yaml: no such file; check the path
+2 | PEER empty | empty: that is a folder, not a file; check the path
+2 | PEER empty.yaml | empty.yaml: the file is empty: the key 'peers' is missing here; add it
+2 | PEER remark.yaml | remark.yaml: the file is empty: the key 'peers' is missing here; add it
+2 | PEER list.yaml | list.yaml:1:1: the file is ['a', 'b']; it has to be a group of keys (peers,
+2 | PEER word.yaml | word.yaml:1:1: the file is 'hello'; it has to be a group of keys (peers,
+2 | PEER tabs.yaml | tabs.yaml:2:1: not YAML: a line is indented with a tab; use spaces
+2 | PEER open.yaml | open.yaml:2:1: not YAML: expected ',' or ']', but got the end of the file
+2 | PEER twice.yaml | twice.yaml:2:71: 'name' stands twice; keep one
+2 | PEER bom.yaml | bom.yaml:2:57: blocks 'x': cannot read 'x'; write for example [0, 1, 2] or
+2 | PEER crlf.yaml | crlf.yaml:2:57: blocks 'x': cannot read 'x'; write for example [0, 1, 2] or
+2 | PEER none.yaml | none.yaml:1:8: no peers are listed; add at least one
+2 | PEER null.yaml | null.yaml:1:7: peers is empty; it has to be a list of groups of keys (name,
+2 | PEER noaddress.yaml | noaddress.yaml:2:5: the key 'address' is missing here; add it
+2 | PEER unknown.yaml | unknown.yaml:2:71: unknown key 'thread'; did you mean 'threads'?
+2 | PEER port.yaml | port.yaml:2:24: address 'tcp://127.0.0.1:99999' is not tcp://host:port with a
+2 | PEER http.yaml | http.yaml:2:24: address 'http://x:1' is not tcp://host:port with a port from
+2 | PEER noport.yaml | noport.yaml:2:24: address 'tcp://127.0.0.1' is not tcp://host:port with a
+2 | PEER samename.yaml | samename.yaml:3:12: the name 'a' stands twice; names tell processes apart
+2 | PEER sameport.yaml | sameport.yaml:3:24: 'b' has the address of 'a', tcp://127.0.0.1:47001; give
+2 | PEER far.yaml | far.yaml:2:24: address 'tcp://10.0.0.1:5555' of peer 'a' is not on the
+2 | PEER beyond.yaml | beyond.yaml:2:57: peer 'a' lists block 4, but the bundle has blocks 0 to 3
+2 | PEER backwards.yaml | backwards.yaml:2:57: blocks '3-1': cannot read '3-1'; write for example [0,
+2 | PEER huge.yaml | huge.yaml:2:80: threads is 2**70, which is too large; check
+2 | PEER threads.yaml | threads.yaml:2:80: threads is 100000, the most is 1024
+2 | PEER nan.yaml | nan.yaml:2:86: batch_wait_ms is .nan; it has to be a finite number
+2 | PEER negative.yaml | negative.yaml:2:80: credits is -1, the least is 1
+2 | PEER codec.yaml | codec.yaml:2:78: codec is 'gzip'; it has to be one of fp16, int8, raw
+2 | PEER engine.yaml | engine.yaml:2:79: engine is 'cuda'; it has to be one of auto, onnx, tensorrt
+2 | PEER boolname.yaml | boolname.yaml:2:12: name is yes; it has to be text; put it in quotes: "yes"
+2 | PEER oddname.yaml | oddname.yaml:2:12: name 'a b': use 1 to 63 letters, digits, dots, hyphens or
+2 | PEER badkey.yaml | badkey.yaml:2:83: public_key is not 40 characters of Z85; copy what 'ls-edge
+2 | PEER heartbeat.yaml | heartbeat.yaml:1:12: heartbeat interval 1 ms and timeout 1000 ms: the
+2 | PEER python.yaml | python.yaml:1:41: peers[0] is 'true'; it has to be a group of keys (name,
+2 | PEER deep.yaml | deep.yaml: deeper than 20 levels; write it plainly
+2 | PEER control.yaml | control.yaml:2:12: name '\x1b[2Jx': use 1 to 63 letters, digits, dots,
+2 | PEER latin1.yaml | latin1.yaml: not UTF-8 text (byte 8); save it as UTF-8
+2 | PEER utf16.yaml | utf16.yaml: not UTF-8 text (byte 0); save it as UTF-8
+2 | PEER binary.yaml | binary.yaml: not UTF-8 text (byte 128); save it as UTF-8
+2 | PEER /dev/zero | /dev/zero: larger than 4000000 bytes, which no such file is; check the path
+2 | PEER bundle/stem.onnx | bundle/stem.onnx: not UTF-8 text (byte 3); save it as UTF-8
+2 | PEER good.yaml --threads 0 | '--threads': 0 is not in the range x>=1
+2 | PEER good.yaml --engine x | '--engine': 'x' is not one of 'auto', 'onnx', 'tensorrt'
+2 | PEER keyed.yaml | keyed.yaml has keys, so a needs its own: give --secret-key a.key_secret (made
+2 | PEER keyed.yaml --secret-key nowhere | nowhere: no such secret key; make one with 'ls-edge keys new NAME', or check
+2 | PEER keyed.yaml --secret-key a.key | a.key may be read by others (mode 0644); run: chmod 600 a.key
+2 | PEER keyed.yaml --secret-key public.key_secret | public.key_secret holds no CURVE secret key; it is a public one,
+2 | PEER keyed.yaml --secret-key garbage.key_secret | garbage.key_secret holds no CURVE secret key; make one with
+2 | PEER keyed.yaml --secret-key open.key_secret | open.key_secret may be read by others (mode 0644); run: chmod 600
+1 | PEER keyed.yaml --secret-key k.key_secret | the secret key is not that of 'a': its public key does not stand in the
+2 | PEER keyed.yaml --secret-key empty | cannot read the secret key empty: Is a directory; check --secret-key
+2 | PEER good.yaml --secret-key k.key_secret | good.yaml has no keys, so with --secret-key too no link would be
+2 | run | Missing option '--peers'
+2 | run --peers good.yaml | Missing option '--bundle'
+1 | run --peers good.yaml --bundle nowhere --data digits | nowhere is no bundle: it has no manifest.json; write one
+2 | run --peers nowhere.yaml --bundle bundle --data digits | nowhere.yaml: no such file; check the path
+2 | run --peers bundle --bundle good.yaml --data digits | bundle: that is a folder, not a file; check the path
+1 | run --peers good.yaml --bundle bundle --data nowhere | nowhere: no such folder or tar; check the path, or write
+1 | run --peers good.yaml --bundle bundle --data empty | empty holds no images; expected class folders with files
+1 | run --peers good.yaml --bundle bundle --data file.txt | file.txt is neither a folder nor a whole tar (truncated
+1 | run --peers good.yaml --bundle bundle --data others | others: 'cat' is no class of the model, which has '0', '1',
+2 | RUN --policy best | '--policy': 'best' is not one of 'nearest', 'sequential', 'fastest',
+2 | RUN --limit 0 | '--limit': 0 is not in the range x>=1
+2 | RUN --concurrency 0 | '--concurrency': 0 is not in the range x>=1
+2 | RUN --concurrency 2**70 | '--concurrency': 2**70 is too large; the most is
+2 | RUN --budget-ms 0 | '--budget-ms': 0.0 is not in the range x>=1
+2 | RUN --budget-ms nan | '--budget-ms': nan is no finite number
+2 | RUN --budget-ms inf | '--budget-ms': inf is no finite number
+2 | RUN --budget-ms 1e999 | '--budget-ms': 1e999 is no finite number
+2 | RUN --max-skips -1 | '--max-skips': -1 is not in the range x>=0
+2 | RUN --max-skips 99 | max_skips 99 is more than the model has blocks; use 0 to 4
+2 | RUN --price nan | '--price': nan is no finite number
+2 | RUN --price -1 | '--price': -1.0 is not in the range 0<=x<=1000000.0
+2 | RUN --waves 0 | '--waves': 0 is not in the range x>=1
+2 | RUN --policy quality | bundle has no order_costs, which the policy quality goes by; export it again
+2 | RUN --audit 2 | '--audit': 2.0 is not in the range 0<=x<=1
+2 | RUN --audit nan | '--audit': nan is no finite number
+2 | RUN --wait -1 | '--wait': -1.0 is not in the range 0<=x<=86400
+2 | RUN --wait nan | '--wait': nan is no finite number
+2 | RUN --threads 0 | '--threads': 0 is not in the range x>=1
+2 | RUN --threads 2**70 | '--threads': 2**70 is too large; the most is
+2 | RUN --report empty | --report empty is a folder; name a file, for example empty/report.html
+2 | RUN --trace empty | --trace empty is a folder; name a file, for example empty/trace.jsonl
+2 | RUN --trace no/such/t.jsonl | --trace no/such/t.jsonl: there is no folder no/such; make it first
+2 | RUN --secret-key k.key_secret | the secret key belongs to no source of good.yaml; add its public key under
+2 | run --peers keyed.yaml --bundle bundle --data digits | keyed.yaml has keys, so a source needs its own: give
+2 | run --peers keyed.yaml --bundle bundle --data digits --secret-key k.key_secret | the secret key belongs to no
+2 | run --peers beyond.yaml --bundle bundle --data digits | beyond.yaml:2:57: peer 'a' lists block 4, but the bundle
+1 | run --peers good.yaml --bundle cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: sha256
+2 | predict | Missing argument 'IMAGE...'
+2 | predict --peers good.yaml --bundle bundle | Missing argument 'IMAGE...'
+1 | predict --peers good.yaml --bundle bundle nowhere.png | nowhere.png: no such file or folder; check the path
+1 | predict --peers good.yaml --bundle bundle empty | empty: the folder holds no images; their names end in .bmp,
+2 | predict --peers good.yaml --bundle bundle flat/a.png --top 0 | '--top': 0 is not in the range x>=1
+2 | predict --peers good.yaml --bundle bundle flat/a.png --budget-ms nan | '--budget-ms': nan is no finite number
+2 | chaos | Missing argument 'BUNDLE'
+1 | chaos nowhere | nowhere is no bundle: it has no manifest.json; write one with 'ls-edge export
+1 | chaos bundle --other-bundle nowhere | nowhere is no bundle: it has no manifest.json; write one with 'ls-edge export
+2 | chaos bundle --requests 0 | '--requests': 0 is not in the range x>=1
+2 | chaos bundle --seconds nan | '--seconds': nan is no finite number
+1 | chaos bundle --data nowhere | nowhere: no such folder or tar; check the path, or write 'digits' for the
+2 | chaos bundle --policy sequential | '--policy': 'sequential' is not one of 'nearest', 'fastest', 'random',
+1 | chaos cut | cut/stem.onnx (stem) is not the file of this bundle: sha256
+2 | demo --out file.txt | '--out': Directory 'file.txt' is a file
+2 | demo --limit 1 | '--limit': 1 is not in the range x>=10
+2 | demo --limit nan | '--limit': 'nan' is no whole number
+2 | doctor extra | Got unexpected extra argument (extra)
+2 | doctor --jason | No such option '--jason'. Did you mean '--json'?
+2 | trian | No such command 'trian'; did you mean 'train'?
+2 | --jason | No such option '--jason'. Did you mean '--version'?
+2 | bundle | No such command 'bundle'
+2 | train | Missing option '--out'
+2 | train --out new | no data: say --data DATA, or name data.source in the --config file
+2 | train --data digits | Missing option '--out'
+1 | train --data nowhere --out new | nowhere: no such folder or tar; check the path, or write 'digits' for the
+2 | train --data digits --out file.txt | --out file.txt is a file; name a folder
+2 | TRAIN --lr nan | '--lr': nan is no finite number
+2 | TRAIN --lr -1 | lr is -1.0; it has to be above 0
+2 | TRAIN --lr fast | '--lr': 'fast' is no number
+2 | TRAIN --epochs -1 | '--epochs': -1 is not in the range x>=0
+2 | TRAIN --epochs 1.5 | '--epochs': '1.5' is no whole number
+2 | TRAIN --depth 0 | '--depth': 0 is not in the range x>=1
+2 | TRAIN --method shufle | '--method': 'shufle' is not one of 'sequential', 'shuffle', 'position',
+2 | TRAIN --config nowhere.yaml | no such file and no recipe 'nowhere.yaml'; the recipes are deit_b_cifar100,
+2 | TRAIN --config nosuchrecipe | no such file and no recipe 'nosuchrecipe'; the recipes are deit_b_cifar100,
+2 | TRAIN --config config.yaml | config.yaml:1:9: epochs is 'many'; it has to be a whole number
+2 | TRAIN --config lr.yaml | lr.yaml:1:13: lr is .nan; it has to be a finite number
+2 | TRAIN --config unknownkey.yaml | unknownkey.yaml:1:1: unknown key 'epoch'; did you mean 'epochs'?
+2 | TRAIN --config list.yaml | list.yaml:1:1: the file is ['a', 'b']; it has to be a group of keys (data,
+2 | TRAIN --config empty | empty: that is a folder, not a file; check the path
+1 | TRAIN --init nowhere | nowhere is neither a run folder nor a file; check --init
+1 | TRAIN --resume | new is no run, so there is nothing to resume; leave --resume out, or check
+2 | TRAIN --batch-size 0 | '--batch-size': 0 is not in the range x>=1
+2 | TRAIN --resume --overwrite | --resume and --overwrite exclude each other; leave one out
+2 | export | Missing argument 'RUN'
+1 | export nowhere --out new | nowhere is no run: it has no config.yaml; make one with 'ls-edge train --data
+1 | export bundle --out new | bundle is a bundle, no run; give the folder that 'ls-edge train' wrote
+1 | export file.txt --out new | file.txt is a file; give the folder of a run, which
+2 | export run --out file.txt | file.txt is no folder; give --out a new one
+2 | export run --out new --precision int4 | '--precision': 'int4' is not one of 'fp32', 'fp16', 'int8'
+2 | export run --out new --per-block --blocks-per-part 2 | --per-block and --blocks-per-part 2 contradict each other;
+2 | export run --out new --max-batch 0 | '--max-batch': 0 is not in the range x>=1
+2 | chaos bundle --other-bundle bundle | --other-bundle bundle is of the model of bundle; give one of another model
+2 | TRAIN --lr 1e999 | '--lr': 1e999 is no finite number
+"""
+"""Exit code, command, and what is in its one line."""
+
+
+def cases():
+    found = []
+    for line in CASES.strip().splitlines():
+        code, words, what = (part.strip() for part in line.split(" | ", 2))
+        first, _, rest = words.replace("2**70", str(2**70)).partition(" ")
+        whole = f"{SHORT.get(first, first)} {rest}"
+        found.append(pytest.param(int(code), whole, what.replace("2**70", str(2**70)), id=words))
+    return found
+
+
+@pytest.mark.parametrize(("code", "words", "what"), cases())
+def test_a_mistake_is_one_line(command, zoo, monkeypatch, code, words, what):
+    monkeypatch.chdir(zoo)
+    before = sorted(os.listdir())
+    found, out, err = command(*shlex.split(words))
+    assert (found, err.count("\n")) == (code, 1), err
+    assert err.startswith("ls-edge: ")
+    assert what in err
+    assert err.rstrip("\n").isprintable()
+    assert "Traceback" not in out
+    assert sorted(os.listdir()) == before, "left something behind"
+
+
+@pytest.mark.parametrize("arguments", [("verify", "nowhere\udcff"), ("eval", "bundle", "--data", "\udce9")])
+def test_names_that_are_no_text(process, zoo, monkeypatch, arguments):
+    monkeypatch.chdir(zoo)
+    done = process(*arguments)
+    assert done.returncode in (1, 2)
+    assert done.stderr.count(b"\n") == 1
+    assert rb"\x" in done.stderr
+
+
+def test_json_of_names_that_are_no_text(process, zoo):
+    shutil.copytree(zoo / "bundle", zoo / "odd\udcff\x1b[2J", dirs_exist_ok=True)
+    done = process("verify", zoo / "odd\udcff\x1b[2J", "--json")
+    assert json.loads(done.stdout)["bundle"].endswith(r"odd\xff\x1b[2J")
+    done = process("eval", zoo / "odd\udcff\x1b[2J", "--data", "digits", "--limit", 4, "--orders", 2)
+    assert done.returncode == 0
+    assert b"\x1b" not in done.stdout
+    assert rb"odd\xff\x1b[2J: tiny" in done.stdout
+
+
+@pytest.mark.parametrize("device", ["/dev/full", "closed"])
+def test_output_that_takes_nothing(zoo, device):
+    """A full disk below standard output, and a reader that has gone."""
+    if device == "closed":
+        read, write = os.pipe()
+        os.close(read)
+    else:
+        write = os.open(device, os.O_WRONLY)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "ls_edge", "verify", str(zoo / "bundle")], stdout=write, stderr=subprocess.PIPE,
+            check=False, timeout=60,
+        )  # fmt: skip
+    finally:
+        os.close(write)
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stderr
+    assert done.stderr.count(b"\n") <= 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
+@pytest.mark.parametrize("name", ["bundle/manifest.json", "good.yaml", "k.key_secret"])
+def test_files_that_may_not_be_read(zoo, name, tmp_path):
+    path = zoo / name
+    mode = path.stat().st_mode
+    path.chmod(0)
+    code = (
+        "import os, sys; from ls_edge.cli import main; import ls_edge.cli.peer, ls_edge.runtime.peer\n"
+        "os.chdir(sys.argv.pop(1)); os.setuid(65534); main()"
+    )
+    for folder in (zoo, zoo.parent, zoo.parent.parent):
+        folder.chmod(0o755)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(zoo), "peer", "--name", "a", "--bundle", "bundle", "--peers", "good.yaml",
+             *(["--secret-key", name] if name.endswith("secret") else [])],
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+    finally:
+        path.chmod(mode)
+    assert done.returncode in (1, 2)
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert name.split("/")[0] in done.stderr
+    assert "not readable" in done.stderr or "Permission denied" in done.stderr
