@@ -21,10 +21,6 @@ MOST_WHOLE, MOST_SECONDS = 10**9, 10**6
 """Of the others; seeds alone may be as large as they like."""
 
 
-def _described(kind: click.IntRange | click.FloatRange) -> str:
-    return "" if kind.min is None and kind.max is None else super(type(kind), kind)._describe_range()
-
-
 class Whole(click.IntRange):
     """A whole number; ``most`` is checked but not shown with the range, since nobody comes near it."""
 
@@ -33,7 +29,7 @@ class Whole(click.IntRange):
         self.most = most
 
     def _describe_range(self) -> str:
-        return _described(self)
+        return "" if self.min is None and self.max is None else super()._describe_range()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number; a click error where it is none, or out of range."""
@@ -50,7 +46,7 @@ class Finite(click.FloatRange):
     """A number that is neither NaN nor infinite."""
 
     def _describe_range(self) -> str:
-        return _described(self)
+        return "" if self.min is None and self.max is None else super()._describe_range()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number; a click error where it is none, or out of range."""
@@ -70,14 +66,14 @@ def sensible(param: click.Parameter) -> None:
     kind = param.type
     name = param.name or ""
     if isinstance(kind, (click.IntRange, click.types.IntParamType)):
-        whole = isinstance(kind, click.IntRange)
         most = math.inf if name == "seed" else MOST.get(name, MOST_WHOLE)
-        param.type = Whole(kind.min if whole else None, kind.max if whole else None, most)
-        param.type.name = kind.name
+        whole = Whole(getattr(kind, "min", None), getattr(kind, "max", None), most)
+        whole.name = kind.name
+        param.type = whole
     elif isinstance(kind, (click.FloatRange, click.types.FloatParamType)):
-        given = isinstance(kind, click.FloatRange)
-        param.type = Finite(
-            kind.min if given else None, kind.max if given else None, kind.min_open if given else False,
-            kind.max_open if given else False,
+        finite = Finite(
+            getattr(kind, "min", None), getattr(kind, "max", None), getattr(kind, "min_open", False),
+            getattr(kind, "max_open", False),
         )  # fmt: skip
-        param.type.name = kind.name
+        finite.name = kind.name
+        param.type = finite
