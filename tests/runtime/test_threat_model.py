@@ -1,0 +1,34 @@
+"""``docs/threat-model.md`` speaks of tests that exist, and of bounds that are those of the code."""
+
+import re
+from pathlib import Path
+
+import ls_edge.runtime.source
+from ls_edge.runtime import audit, links, node, wire, zap
+from ls_edge.runtime.routing import neighbours, peer, source
+from ls_edge.runtime.routing.neighbours import Limits
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
+HOMES = {
+    "audit": audit, "links": links, "node": node, "wire": wire, "zap": zap, "neighbours": neighbours, "peer": peer,
+    "source": source, "Limits": Limits(), "runtime.source": ls_edge.runtime.source,
+}  # fmt: skip
+
+
+def test_tests_that_are_named_exist():
+    named = set(re.findall(r"`((?:[\w/]+/)?test_\w+\.py)`", TEXT))
+    assert len(named) > 10
+    for name in named:
+        assert (ROOT / name if "/" in name else ROOT / "tests" / "runtime" / name).is_file(), name
+
+
+def test_bounds_are_those_of_the_code():
+    table = TEXT.split("## Bounds")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) > 20
+    for what, values, constants in rows:
+        names = re.findall(r"`([\w.]+)`", constants)
+        said = [value.strip() for value in values.split(",")]
+        actual = [str(getattr(HOMES[name.rpartition(".")[0]], name.rpartition(".")[2])) for name in names]
+        assert said == actual, what
