@@ -67,8 +67,13 @@ class Door:
             return f"observer {hello.name!r} announces blocks, and has none" if hello.blocks else ""
         return self._reason_to_refuse_bundle(hello) or self._reason_to_refuse_blocks(hello)
 
-    def check_state(self, state: State) -> None:
-        """Raise :class:`WireError` where a STATE names a block that the model lacks."""
+    def check_state(self, state: State, sender: str) -> None:
+        """Raise :class:`WireError` where a STATE is a source's, or names a block that the model lacks.
+
+        What a source would reach counts for nobody: tokens on their way home go by peers.
+        """
+        if sender not in self._blocks_of:
+            raise WireError(f"state of {sender}, which is no peer; dropped")
         if any(block >= self._blocks for block in state.reach_blocks):
             raise WireError(f"state names block {max(state.reach_blocks)}, which the model lacks; dropped")
 

@@ -277,7 +277,7 @@ class Node:
         if name in self._observers and not isinstance(message, Bye):
             raise WireError(f"{type(message).__name__.lower()} from an observer, which only listens; dropped")
         if isinstance(message, State):
-            self._door.check_state(message)
+            self._door.check_state(message, name)
             self.feed(NeighbourState(name, message))
         elif isinstance(message, Bye):
             reason = one_line(message.reason, _EXPLAIN)

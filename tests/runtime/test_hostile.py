@@ -13,6 +13,7 @@ import pytest
 import zmq
 
 from ls_edge.bundle import Bundle
+from ls_edge.errors import WireError
 from ls_edge.logs import set_up
 from ls_edge.peers import load_peers
 from ls_edge.runtime import wire
@@ -310,10 +311,15 @@ def malformed(bundle):
         "empty frame": ((b"",), "not an ls-edge message"),
         "empty frames": ((b"", b""), "not an ls-edge message"),
         "older version": ((b"LS\1" + header[3:], payload), "protocol version 1 was received and this is version 2"),
-        "state of another model": (
-            (wire.encode(State(True, False, False, 1, 0, 0, 1, reach_blocks=(6,))),), "state names block 6",
+        "state of a source": (
+            (wire.encode(State(True, False, False, 1, 0, 0, 1, reaches=("ghost",))),), "state of laptop",
         ),
     }  # fmt: skip
+
+
+def test_a_state_that_names_a_block_that_the_model_lacks_is_malformed(peer):
+    with pytest.raises(WireError, match="state names block 6"):
+        peer.node._door.check_state(State(True, False, False, 1, 0, 0, 1, reach_blocks=(6,)), "b")
 
 
 def test_a_neighbour_that_sends_nonsense_is_told_and_stays_a_neighbour(peer, raw, caller, tiny_bundle, wait_until):
