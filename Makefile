@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+FLOORS := .venv-floors
 
-.PHONY: help setup demo test check types format bench docs clean
+.PHONY: help setup demo test test-floors check types format bench docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(STAMP) ## make the environment .venv
 
@@ -26,6 +27,23 @@ demo: $(STAMP) ## train, export, serve, kill a peer, measure: the whole story on
 
 test: check ## all checks and all tests
 	$(BIN)/python -m pytest
+
+test-floors: $(FLOORS)/.installed ## tests with the lowest versions that pyproject.toml allows
+	$(FLOORS)/bin/python -m pytest -p no:cacheprovider -W default $(FLOOR_TESTS)
+
+# What touches the packages that have floors. Warnings are no errors here: old versions are deprecated by newer ones.
+FLOOR_TESTS := tests/core tests/cli tests/training tests/export $(wildcard $(addprefix tests/runtime/test_, \
+	preprocess.py engines.py chain.py bench.py codec.py wire.py keys.py links.py worker.py local.py tracks.py))
+
+# torch is several GB: it, and the tools of the tests, are those of .venv, behind the floors on the path.
+$(FLOORS)/.installed: pyproject.toml tests/floors.py $(STAMP)
+	@echo "setting up $(FLOORS) with the lowest versions" >&2
+	$(BIN)/python -m venv --clear $(FLOORS)
+	@echo "import site; site.addsitedir('$$(cd $(BIN) && ./python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')')" \
+	  > "$$($(FLOORS)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/borrowed.pth"
+	$(BIN)/python tests/floors.py > $(FLOORS)/requirements.txt
+	$(FLOORS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $(FLOORS)/requirements.txt
+	@touch $@
 
 check: $(STAMP) ## formatting, lint, types
 	$(BIN)/ruff format --check .
@@ -49,4 +67,4 @@ docs: $(STAMP) ## write docs/commands.md again from the commands' own help
 	$(BIN)/python -m ls_edge.cli.reference docs/commands.md
 
 clean: ## remove the environment and what was built
-	rm -rf $(VENV) build dist *.egg-info demo-out
+	rm -rf $(VENV) $(FLOORS) build dist *.egg-info demo-out

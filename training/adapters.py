@@ -106,7 +106,14 @@ class CaitFamily(VisionTransformerFamily):
     def head(self, model: nn.Module, tokens: Tensor) -> Tensor:
         """Class attention over the patches, norm, pooling and classifier."""
         m = _any(model)
-        logits: Tensor = m.forward_head(m.norm(m.forward_cls(tokens)))
+        if hasattr(m, "forward_cls"):
+            both = m.forward_cls(tokens)
+        else:  # timm up to 1.0.30 has it in forward_features only
+            answer = m.cls_token.expand(tokens.shape[0], -1, -1)
+            for block in m.blocks_token_only:
+                answer = block(tokens, answer)
+            both = torch.cat((answer, tokens), dim=1)
+        logits: Tensor = m.forward_head(m.norm(both))
         return logits
 
 

@@ -70,6 +70,8 @@ def test_every_interpolation_is_in_the_golden_test():
 @pytest.mark.parametrize("crop_pct", [0.875, 0.9, 0.95, 1.0, 1.3])
 @pytest.mark.parametrize("size", [(48, 48), (32, 56), (57, 31)])
 def test_equal_to_timm_in_every_crop(crop_pct, size):
+    if size[0] != size[1] and pytest.importorskip("timm").__version__ == "1.0.17":
+        pytest.skip("timm 1.0.17 scales for crops that are not square with bilinear interpolation, whatever is asked")
     for width, height in ((90, 67), (33, 80)):
         assert_like_timm(encode(picture(width, height), "PNG"), spec(size=size, crop_pct=crop_pct))
 

@@ -43,6 +43,8 @@ def without_patch(name, args):
 
 
 def made(name, args):
+    if not timm.is_model(name):
+        pytest.skip(f"timm {timm.__version__} has no {name}")
     torch.manual_seed(0)
     view = BlockView.of(create(name, num_classes=5, **without_patch(name, args)))
     with torch.no_grad():
@@ -109,7 +111,10 @@ def test_what_a_block_alone_cannot_draw_is_refused(args, words):
     "name", ["convit_tiny", "hiera_tiny_224", "twins_svt_small", "swin_tiny_patch4_window7_224", "resnet18"]
 )
 def test_other_models_are_refused_with_what_fits(name):
-    with torch.device("meta"):
+    try:
+        with torch.device("meta"):
+            model = timm.create_model(name)
+    except (RuntimeError, NotImplementedError):  # older versions look at numbers while they build
         model = timm.create_model(name)
     with pytest.raises(ModelError, match=r"what fits: ViT, .* CaiT; MLP-Mixer, .* EVA, .* BEiT"):
         family_of(model)
