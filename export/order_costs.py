@@ -14,6 +14,7 @@ what a table says then holds for more images than any order ran on. A start that
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ from ls_edge.export.split import PartsView
 
 ORDERS = 256
 IMAGES = 64
+FEWEST_HELD_OUT = 8
+"""Below this a rank correlation says nothing."""
+SIGNIFICANT = 2.0
+"""Deviations above zero that a rank correlation must have; by chance its deviation is one over the root of n - 1."""
 _BATCH = 32
 _HELD_OUT = 5
 """Every fifth is held out."""
@@ -90,6 +95,28 @@ def measure_order_costs(
         fit_tracks=fit(held & tracks) if (held & tracks).any() else None,
         arrangements=sum(not item.is_plain for item in loss),
     )  # fmt: skip
+
+
+def doubts(costs: OrderCosts) -> list[str]:
+    """What speaks against choosing orders by these costs, each in a line with its figure; empty if nothing does."""
+    found = []
+    for fit, what, policy in (
+        (costs.fit, "orders", "quality"), (costs.fit_tracks, "arrangements with tracks", "parallel"),
+    ):  # fmt: skip
+        if fit is None:
+            continue
+        if fit.orders < FEWEST_HELD_OUT:
+            found.append(
+                f"order costs: only {fit.orders} {what} were held out, too few to tell whether the estimates rank "
+                "them; measure more with --cost-orders"
+            )
+        elif fit.spearman * math.sqrt(fit.orders - 1) < SIGNIFICANT:
+            found.append(
+                f"order costs: the estimates rank {fit.orders} held-out {what} by {fit.spearman:.2f} (1 is perfect, 0 is "
+                f"chance), so the policy {policy} chooses no better than without them; calibrate with more images, "
+                "or leave them out with --cost-orders 0"
+            )
+    return found
 
 
 def draw_orders(blocks: int, count: int) -> list[tuple[Arrangement, str]]:

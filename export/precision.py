@@ -41,7 +41,7 @@ class _Half:
         self.kept: dict[str, onnx.TensorProto] = {}
 
     def convert(self) -> onnx.ModelProto:
-        for node in self.source.graph.node:
+        for node in [plain for source in self.source.graph.node for plain in self._without_gemm(source)]:
             fresh = onnx.NodeProto()
             fresh.CopyFrom(node)
             if self._runs_in_half(node):
@@ -58,6 +58,26 @@ class _Half:
         result.graph.node.extend(self.nodes)
         result.graph.initializer.extend(self.kept.values())
         return result
+
+    def _without_gemm(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """A ``Gemm`` of activations and constants as ``MatMul`` and ``Add``; tract refuses it in half with a bias."""
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        scaled = attributes.get("alpha", 1.0) != 1 or attributes.get("beta", 1.0) != 1
+        if node.op_type != "Gemm" or scaled or attributes.get("transA", 0) or node.input[1] not in self.constants:
+            return [node]
+        weight, product = node.input[1], node.output[0]
+        if attributes.get("transB", 0):
+            turned = numpy_helper.to_array(self.constants[weight]).T
+            weight = f"{weight}.t"
+            self.constants[weight] = numpy_helper.from_array(np.ascontiguousarray(turned), weight)
+            self.floats.add(weight)
+        if len(node.input) < 3 or not node.input[2]:
+            return [helper.make_node("MatMul", [node.input[0], weight], [product], name=node.name)]
+        between = f"{product}_product"
+        return [
+            helper.make_node("MatMul", [node.input[0], weight], [between], name=node.name),
+            helper.make_node("Add", [between, node.input[2]], [product], name=f"{node.name}_bias"),
+        ]
 
     def _runs_in_half(self, node: onnx.NodeProto) -> bool:
         """Products always; what follows one as long as it neither adds activations nor needs range."""

@@ -38,7 +38,7 @@ from ls_edge.errors import BundleError, RunError, UsageError, VerificationError
 from ls_edge.export.calibration import RANGE_IMAGES, Calibration, activation_ranges
 from ls_edge.export.merge import group, merge
 from ls_edge.export.onnx_parts import trace, trace_blocks
-from ls_edge.export.order_costs import ORDERS, measure_order_costs
+from ls_edge.export.order_costs import ORDERS, doubts, measure_order_costs
 from ls_edge.export.precision import to_half
 from ls_edge.export.quantise import quantise_dynamic, quantise_explicit
 from ls_edge.export.split import PartsView, head_piece, portable, stem_piece
@@ -90,6 +90,8 @@ class Exported:
 
     bundle: Bundle
     verified: Verified
+    warnings: tuple[str, ...] = ()
+    """What the user should know, each in a line."""
 
 
 def steps_of(blocks: int, settings: ExportSettings = _DEFAULT, *, calibrated: bool = False) -> int:
@@ -114,6 +116,7 @@ def export_run(
     """
     out = Path(out)
     check_target(out)
+    check_trained(run)
     if settings.precision == "int8" and settings.engine == "tensorrt" and calibration is None:
         raise UsageError("int8 for TensorRT needs ranges of activations: give images with --calibrate DATA")
     view = PartsView(run.view, settings.blocks_per_part)
@@ -122,17 +125,19 @@ def export_run(
             manifest = _write_parts(run, view, folder, settings, calibration, step)
             verified = _verify(Bundle(folder, manifest), view, settings, calibration, step)
             costs: dict[str, Any] = {}
+            warnings = [f"{run.folder}: {run.record.problem}"] if run.record.problem else []
             if calibration is not None:
                 step("order costs")
                 if settings.cost_orders:
                     found = measure_order_costs(view, calibration.fit, calibration.source, orders=settings.cost_orders)
                     costs = msgspec.to_builtins(found)
+                    warnings += doubts(found)
             manifest = msgspec.structs.replace(manifest, verified=verified.to_json(), order_costs=costs)
             write_manifest(folder, manifest)
             _replace(folder, out)
     except OSError as error:
         raise BundleError(f"cannot write {out}: {error.strerror or error}; check the path and the free space") from None
-    return Exported(Bundle.open(out), verified)
+    return Exported(Bundle.open(out), verified, tuple(warnings))
 
 
 def _verify(
@@ -178,6 +183,15 @@ def build_engines(bundle: Bundle, *, tell: Callable[[str], None] = lambda _: Non
                 f"the bar is {ENGINE_COSINE}; use --engine onnx there and report this"
             )
         return built.provider
+
+
+def check_trained(run: LoadedRun) -> None:
+    """Raise :class:`RunError` for a run that was to be trained and has the weights it started with."""
+    if run.record.problem and run.record.best_epoch is None:
+        raise RunError(
+            f"{run.folder}: {run.record.problem}; go on with 'ls-edge train --resume', train again with a lower --lr, "
+            "or, for a model that is not trained, with --epochs 0"
+        )
 
 
 def check_target(out: Path) -> None:

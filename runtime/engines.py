@@ -13,7 +13,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -35,6 +35,8 @@ class Tensor:
     dtype: str
     rest: tuple[int, ...]
     """The shape without the batch."""
+    below: int | None = field(default=None, compare=False)
+    """Values are 0 to below this; None where they are not limited."""
 
     def shape(self, batch: int) -> tuple[int, ...]:
         """The shape at a batch size."""
@@ -65,7 +67,7 @@ def signature_of(manifest: Manifest, part: str) -> Signature:
         return Signature((tokens,), logits)
     if part == "whole":
         return Signature((images,), logits)
-    slot = (Tensor("slot", "int64", ()),) if manifest.needs_slot else ()
+    slot = (Tensor("slot", "int64", (), len(manifest.parts.blocks)),) if manifest.needs_slot else ()
     return Signature((tokens, *slot), Tensor("tokens_out", manifest.tokens.dtype, rest))
 
 
@@ -231,7 +233,7 @@ class OnnxEngine:
 
 
 def check_inputs(part: str, signature: Signature, inputs: Mapping[str, np.ndarray]) -> int:
-    """Return the batch size; raises :class:`EngineError` where a name, type or shape is not the manifest's."""
+    """Return the batch size; raises :class:`EngineError` where a name, type, shape or slot is not the manifest's."""
     wanted = signature.inputs
     if len(inputs) != len(wanted) or any(tensor.name not in inputs for tensor in wanted):
         raise EngineError(f"{part} takes {', '.join(t.name for t in wanted)}, received {', '.join(inputs)}")
@@ -241,6 +243,11 @@ def check_inputs(part: str, signature: Signature, inputs: Mapping[str, np.ndarra
         array = inputs[tensor.name]
         if array.dtype != tensor.dtype or array.shape != tensor.shape(batch) or batch < 1:
             raise EngineError(f"{part}: {tensor.name} is {_shown(array)}, must be {tensor}, B at least 1")
+        if tensor.below is not None and not 0 <= int(array.min()) <= int(array.max()) < tensor.below:
+            raise EngineError(
+                f"{part}: {tensor.name} is {array.min()} to {array.max()}, must be 0 to {tensor.below - 1}; in the "
+                "file itself a negative one counts from the end"
+            )
     return batch
 
 

@@ -143,7 +143,10 @@ class EvaFamily(VisionTransformerFamily):
     _heads = ("head",)
 
     def prepare(self, model: nn.Module) -> None:
-        """Build the table that all blocks share; raises :class:`ModelError` for what a block alone cannot draw."""
+        """Build the table that all blocks share and switch off the augmentation of its coordinates.
+
+        Raises :class:`ModelError` for what a block alone cannot draw.
+        """
         m = _any(model)
         if m.rope is None:
             return
@@ -152,11 +155,9 @@ class EvaFamily(VisionTransformerFamily):
                 f"{type(model).__name__} with patch_drop_rate changes its rotary tables with every batch; leave "
                 "patch_drop_rate out"
             )
-        if getattr(m.rope, "aug_active", False):
-            raise ModelError(
-                f"{type(model).__name__} with shifted, jittered or rescaled rotary coordinates draws them once for "
-                "all blocks; leave rope_shift_coords, rope_jitter_coords and rope_rescale_coords out"
-            )
+        if getattr(m.rope, "aug_active", False):  # sapiens2 has it by default: training does without it
+            m.rope.aug_active = False
+            m.rope.shift_coords = m.rope.jitter_coords = m.rope.rescale_coords = None
         if not getattr(m, "rope_mixed", False):
             with torch.no_grad():
                 model.register_buffer(TABLE, self._whole_table(model).clone(), persistent=False)

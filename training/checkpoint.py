@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,12 +140,16 @@ def read_foreign(path: str | Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise RunError(f"{path} is neither a run folder nor a file; check --init")
     try:
-        value = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of old pickle protocols
+            value = torch.load(path, map_location="cpu", weights_only=True)
     except LsEdgeError:
         raise
     except Exception as error:  # noqa: BLE001 - torch raises many kinds for files that it cannot read
-        reason = str(error).splitlines()[0]
-        raise RunError(f"{path} is no checkpoint of plain tensors ({reason}); save it as .safetensors") from None
+        raise RunError(
+            f"{path} is no checkpoint of plain tensors ({_why_not_tensors(error)}), and nothing else is loaded, since "
+            "that would run code from the file; save the model's state_dict as .safetensors"
+        ) from None
     for key in ("state_dict", "model", "model_ema", "state_dict_ema"):
         if isinstance(value, dict) and isinstance(value.get(key), dict):
             value = value[key]
@@ -151,6 +157,14 @@ def read_foreign(path: str | Path) -> dict[str, Tensor]:
     if not isinstance(value, dict) or not value or not all(isinstance(v, Tensor) for v in value.values()):
         raise RunError(f"{path} holds no dictionary of tensors; save the model's state_dict")
     return {str(name).removeprefix("module."): tensor for name, tensor in value.items()}
+
+
+def _why_not_tensors(error: Exception) -> str:
+    """Why torch did not load a file, without its advice to load it unsafely."""
+    found = re.search(r"GLOBAL ([\w.]+)", str(error))
+    if found:
+        return f"it holds Python objects, such as {found[1]}"
+    return "it holds what is no tensor" if "weights_only" in str(error) else "it is cut off or never was one"
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:

@@ -132,6 +132,15 @@ class RunRecord(msgspec.Struct, frozen=True):
     """The epoch whose weights are in ``model.safetensors``; None for the model as it started."""
     val_loss: float | None = None
     """Its validation cross-entropy."""
+    remark: str = ""
+    """What is wrong with the weights, in words; empty where nothing is known to be."""
+
+    @property
+    def problem(self) -> str:
+        """Why these weights are not what training was to give, and what to do; empty where they are."""
+        if self.trained_on and self.best_epoch is None:
+            return "training did not finish one epoch, so the weights are those that it started with"
+        return self.remark
 
 
 class RunFile(TrainConfig, frozen=True, forbid_unknown_fields=True):
@@ -242,15 +251,30 @@ def check(config: TrainConfig, places: yamlfile.Places | None) -> None:
         (c.data.cache_mb >= 0, ("data", "cache_mb"), "0 or more"),
         (0 < c.data.validation < 1, ("data", "validation"), "above 0 and below 1"),
         (c.model.depth is None or c.model.depth >= 1, ("model", "depth"), "1 or more"),
+        *_argument_rules(c.model.args),
         (c.model.img_size is None or c.model.img_size >= 1, ("model", "img_size"), "1 or more pixels"),
     ]
     for good, where, wanted in rules:
         if not good:
             value: Any = config
             for step in where:
-                value = getattr(value, step)
+                value = value[step] if isinstance(value, dict) else getattr(value, step)
             message = f"{where[-1]} is {value!r}; it has to be {wanted}"
             raise places.error(message, *where) if places is not None else UsageError(message)
+
+
+def _argument_rules(args: dict[str, Any]) -> list[tuple[bool, tuple[str, ...], str]]:
+    """Arguments of timm's ``create_model`` that are not the user's to choose, or with which there is no answer."""
+    rules = {
+        "num_classes": (False, "left out: it is the number of classes that the data has"),
+        "in_chans": (args.get("in_chans") == 3, "3 or left out: images are decoded to red, green and blue"),
+        "global_pool": (
+            args.get("global_pool") not in ("", None),
+            "avg, token or another kind, or left out: without pooling each token has an answer and the image none",
+        ),
+        "pretrained": (False, "said as pretrained in the section model, or with --pretrained"),
+    }
+    return [(good, ("model", "args", name), wanted) for name, (good, wanted) in rules.items() if name in args]
 
 
 def to_yaml(value: msgspec.Struct) -> str:

@@ -119,6 +119,7 @@ def shape_of_tokens(family: Family, model: nn.Module) -> tuple[int, int]:
         with torch.no_grad():
             tokens = family.stem(model, images)
             after = family.blocks(model)[0](tokens, **family.extras(model, 0))
+            logits = family.head(model, after) if after.shape == tokens.shape else None
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         raise ModelError(
             f"{type(model).__name__} does not take images [B, 3, {height}, {width}]: {error}; use another model"
@@ -130,5 +131,11 @@ def shape_of_tokens(family: Family, model: nn.Module) -> tuple[int, int]:
         raise ModelError(
             f"{type(model).__name__} does not carry one shape of tokens: {list(tokens.shape)} before a block, "
             f"{list(after.shape)} after it; use a plain vision transformer"
+        )
+    assert logits is not None
+    if logits.ndim != 2:
+        raise ModelError(
+            f"{type(model).__name__} gives {list(logits.shape)} for an image and not one row of logits; leave "
+            "global_pool to the model, or set it to avg or token"
         )
     return int(tokens.shape[1]), int(tokens.shape[2])

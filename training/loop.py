@@ -24,11 +24,12 @@ from torch import nn
 from ls_edge import __version__
 from ls_edge.arrangement import apply
 from ls_edge.bundle import ImageSpec
-from ls_edge.errors import DataError, RunError, TrainingStopped
+from ls_edge.errors import DataError, RunError, TrainingStopped, UsageError
 from ls_edge.training.averaging import Average
-from ls_edge.training.checkpoint import CONFIG, METRICS, WEIGHTS, append_metrics, save_run
+from ls_edge.training.checkpoint import CONFIG, METRICS, WEIGHTS, append_metrics, read_record, save_run
 from ls_edge.training.config import RunRecord, TrainConfig
 from ls_edge.training.data import Batches, Skipped, choose_augment, normaliser, split
+from ls_edge.training.lock import folder_lock
 from ls_edge.training.methods import Method, make_method
 from ls_edge.training.metrics import Epoch, Summary, open_board
 from ls_edge.training.optim import default_rate, make_optimiser
@@ -46,6 +47,9 @@ from ls_edge.training.resume import RESUME, Progress, load_progress, save_progre
 from ls_edge.training.sources import open_images
 from ls_edge.training.start import make_start
 from ls_edge.training.step import Stepper
+
+LUCK = 3.0
+"""Standard deviations of a guess's accuracy above chance that a checkpoint has to reach to count as trained."""
 
 
 class Listener(Protocol):
@@ -94,14 +98,34 @@ def train(
     """
     started = time.perf_counter()
     out = Path(out)
-    if not resume and not overwrite and ((out / CONFIG).exists() or (out / WEIGHTS).exists()):
-        raise RunError(f"{out} holds a run already; go on with --resume, replace it with --overwrite, or name another")
+    _check_apart(out, config.data.source)
+    if not resume and not overwrite:
+        _check_new(out)
     with settled():
         try:
-            with joined(config.device) as world:
+            with joined(config.device) as world, folder_lock(out) if world.leads else contextlib.nullcontext():
+                if world.leads and not resume and not overwrite:  # again: another may have been there in between
+                    _check_new(out)
                 return _Training(config, out, listener, world, model_named=model_named).run(resume, started)
         except OSError as error:
             raise TrainingStopped(f"cannot write to {out}: {error.strerror or error}; check path and space") from None
+
+
+def _check_new(out: Path) -> None:
+    if (out / CONFIG).exists() or (out / WEIGHTS).exists():
+        raise RunError(f"{out} holds a run already; go on with --resume, replace it with --overwrite, or name another")
+
+
+def _check_apart(out: Path, source: str) -> None:
+    """Refuse a run folder inside a folder of images, where it would count as a class or a part of the data."""
+    data = Path(source)
+    if not source or not data.is_dir():
+        return
+    inside, outside = out.resolve(), data.resolve()
+    if inside == outside or outside in inside.parents:
+        raise UsageError(
+            f"--out {out} is inside the data {source}, where folders are classes; give --out a folder outside of it"
+        )
 
 
 class _Training:
@@ -147,7 +171,9 @@ class _Training:
             if self.progress.scaler:
                 self.stepper.scaler.load_state_dict(self.progress.scaler)
             self.stepper.cost = self.progress.cost
-            self.record = self._record()
+            if self.progress.best_epoch is not None:
+                self.stepper.kept = "the last good checkpoint"
+            self.record = msgspec.structs.replace(self._record(), remark=read_record(self.out)[1].remark)
             self.world.wait()
             if self.world.leads:
                 _keep_lines(self.out / METRICS, self.progress.epochs_done)
@@ -165,6 +191,8 @@ class _Training:
             images, validation = len(train_batches), len(held)
             with plain_attention(self.view, self.device):
                 self._epochs(train_batches, held)
+        if self.record.problem:
+            self.listener.warn(f"{self.record.problem}; lower --lr or train longer")
         if self.world.leads:
             (self.out / RESUME).unlink(missing_ok=True)
         return Summary(
@@ -226,8 +254,8 @@ class _Training:
             loss, top1 = self._validate(held)
             if not math.isfinite(loss):
                 raise TrainingStopped(
-                    f"the validation loss after epoch {epoch} is {loss}; lower --lr (now {self.config.optim.lr:g}); "
-                    f"{self.out} keeps the last good checkpoint"
+                    f"the validation loss after epoch {epoch} is {loss}; lower --lr, now {self.config.optim.lr:g}; "
+                    f"{self.out} keeps {self.stepper.kept}"
                 )
             best = self.progress.best_loss is None or loss < self.progress.best_loss
             self.progress = Progress(
@@ -242,7 +270,8 @@ class _Training:
             if self.world.leads:
                 append_metrics(self.out, msgspec.to_builtins(metrics))
             if best:
-                self.record = self._record()
+                self.stepper.kept = "the last good checkpoint"
+                self.record = msgspec.structs.replace(self._record(), remark=self._remark(loss, top1, len(held)))
                 if self.world.leads:
                     save_run(self.out, self.view, self.config, self.record)
         if self.world.leads:
@@ -264,6 +293,17 @@ class _Training:
             count += len(labels) * len(self.orders)
         loss, right, seen = self.world.total([loss, float(correct), float(count)], self.device)
         return loss / seen, right / seen
+
+    def _remark(self, loss: float, top1: float, images: int) -> str:
+        """Say so where the best checkpoint is no better than guessing, as after a learning rate far too high."""
+        chance = 1 / len(self.record.classes)
+        if loss < -math.log(chance) or top1 > chance + LUCK * math.sqrt(chance * (1 - chance) / images):
+            return ""
+        return (
+            f"the best checkpoint is no better than guessing (validation cross-entropy {loss:.3g}, guessing has "
+            f"{-math.log(chance):.3g}; top-1 {top1:.3f}): training diverged or was too short, with --lr "
+            f"{self.config.optim.lr:g} and {self.config.epochs} epochs"
+        )
 
     def _record(self) -> RunRecord:
         return msgspec.structs.replace(

@@ -6,8 +6,14 @@ They have no pretrained weights.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Sequence
+import importlib
+import logging
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import timm
@@ -106,13 +112,25 @@ def create(name: str, *, pretrained: bool = False, **args: Any) -> nn.Module:
         near = difflib.get_close_matches(name, [*OWN, *timm.list_models()], n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them all"
         raise ModelError(f"unknown model {name!r}; {hint}")
+    drawn = [key for key in ("rope_shift_coords", "rope_jitter_coords", "rope_rescale_coords") if args.get(key)]
+    if drawn:
+        raise ModelError(
+            f"{name} with {drawn[0]} {args[drawn[0]]} draws rotary coordinates once for all blocks, and blocks run by "
+            "themselves here; leave it out"
+        )
+    offline = ""
     try:
-        model = timm.create_model(name, pretrained=pretrained, **args)
+        with contextlib.ExitStack() as stack:
+            if pretrained:
+                offline = stack.enter_context(quiet_hub())
+            model = timm.create_model(name, pretrained=pretrained, **args)
     except TypeError as error:
         raise ModelError(f"{name} cannot be built with {args}: {error}; leave that setting out") from None
     except Exception as error:  # noqa: BLE001 - the hub and the builders raise many kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if pretrained:
+            if offline and type(error).__name__ in ("LocalEntryNotFoundError", "OfflineModeIsEnabled"):
+                reason = f"{offline} cannot be reached, and they are not in its cache"
             raise ModelError(
                 f"timm's pretrained weights of {name} could not be had: {reason}; give a file with --init, or leave "
                 "--pretrained out"
@@ -120,6 +138,33 @@ def create(name: str, *, pretrained: bool = False, **args: Any) -> nn.Module:
         raise ModelError(f"{name} cannot be built with {args}: {reason}; change --img-size or the model") from None
     assert isinstance(model, nn.Module)
     return model
+
+
+@contextlib.contextmanager
+def quiet_hub() -> Iterator[str]:
+    """Keep Hugging Face's hub from logging each of its attempts, and from any where its host has no address.
+
+    Gives the name of that host then, else "". Weights in the cache load in either case.
+    """
+    constants: Any = importlib.import_module("huggingface_hub.constants")
+    host = urllib.parse.urlsplit(constants.ENDPOINT).hostname or ""
+    missing = "" if urllib.request.getproxies() or _has_address(host) else host
+    with contextlib.ExitStack() as stack:
+        for name in ("huggingface_hub", "timm"):
+            logger = logging.getLogger(name)
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL)
+        if missing:
+            stack.callback(setattr, constants, "HF_HUB_OFFLINE", constants.HF_HUB_OFFLINE)
+            constants.HF_HUB_OFFLINE = True
+        yield missing
+
+
+def _has_address(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, 443))
+    except OSError:
+        return False
 
 
 def build(name: str, args: dict[str, Any], kept: Sequence[int] | None = None) -> BlockView:

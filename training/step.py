@@ -50,6 +50,8 @@ class Stepper:
         self.device, self.dtype, self.normalise, self.world, self.average = device, dtype, normalise, world, average
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
         self.criterion = nn.CrossEntropyLoss(label_smoothing=config.optim.smoothing)
+        self.kept = "the model as it started"
+        """What the run folder holds if training stops now."""
         self.cost = 0.0
         """So far, in forward passes of the whole model for one image (:meth:`Plan.cost`)."""
 
@@ -117,6 +119,6 @@ class Stepper:
             if not math.isfinite(loss):
                 raise TrainingStopped(
                     f"the loss is {loss} at step {step}, order {plan.to_json()}, learning rate {rate:.3g}; lower --lr; "
-                    f"{self.out} keeps the last good checkpoint"
+                    f"{self.out} keeps {self.kept}"
                 )
         return float(sum(found))

@@ -122,6 +122,9 @@ def command(
                 )
     summary = _summary(out, exported.bundle.manifest, time.perf_counter() - start)
     summary["engines_built"] = built
+    summary["warnings"] = exported.warnings
+    for warning in exported.warnings:
+        click.echo(f"ls-edge: warning: {warning}", err=True)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(summary), indent=1).decode())
     else:

@@ -118,6 +118,45 @@ def test_a_layer_as_gemm(traced):
         onnx.checker.check_model(changed, full_check=True)
         found = onnxruntime.InferenceSession(changed.SerializeToString()).run(None, {"x": x})[0]
         np.testing.assert_allclose(found, x @ weight.T + bias, rtol=0, atol=bar)
+    assert [node.op_type for node in to_half(model).graph.node] == ["Cast", "MatMul", "Add", "Cast"]
+
+
+def test_a_gemm_that_is_more_than_a_layer_stays_one(traced):
+    value = helper.make_tensor_value_info
+    node = helper.make_node("Gemm", ["x", "w"], ["y"], alpha=0.5)
+    weight = numpy_helper.from_array(np.eye(8, 5, dtype=np.float32), "w")
+    graph = helper.make_graph([node], "g", [value("x", 1, ["batch", 8])], [value("y", 1, ["batch", 5])], [weight])
+    model = to_half(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10))
+    x = np.random.default_rng(1).standard_normal((3, 8), dtype=np.float32)
+    found = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+    np.testing.assert_allclose(found, x[:, :5] / 2, rtol=0, atol=5e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_tract_runs_all_parts(make_run, tmp_path, precision):
+    """Another engine reads the files; it refused the float16 head as ``Gemm`` with a bias."""
+    tract = pytest.importorskip("tract", reason="tract is not installed; run with 0.23.9")
+
+    def lean(view):
+        view.model.head.bias.normal_(generator=torch.Generator().manual_seed(0))
+
+    bundle = export_run(
+        load_run(make_run(tmp_path / "run", change=lean)), tmp_path / "bundle", ExportSettings(precision)
+    ).bundle
+    with Chain.open(bundle, threads=1, provider="cpu") as chain:
+        now = IMAGES
+        for name, engine in (
+            ("stem", chain.stem_engine),
+            ("block 0", chain.block_engines[0]),
+            ("head", chain.head_engine),
+        ):
+            wanted = engine.run({engine.signature.inputs[0].name: now})
+            file = str(bundle.folder / bundle.part(name).file)
+            found = tract.onnx().load(file).into_model().into_runnable().run([now])[0].to_numpy()
+            np.testing.assert_allclose(
+                found, wanted, rtol=0, atol=(1e-4 if precision == "fp32" else 2e-2) * wanted.max()
+            )
+            now = wanted if name == "stem" else now
 
 
 @pytest.fixture(scope="module")

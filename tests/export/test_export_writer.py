@@ -12,7 +12,7 @@ import torch
 
 from ls_edge.arrangement import Arrangement
 from ls_edge.bundle import MANIFEST, Bundle
-from ls_edge.errors import DigestMismatch, RunError, UsageError, VerificationError
+from ls_edge.errors import DigestMismatch, EngineError, RunError, UsageError, VerificationError
 from ls_edge.export.writer import ExportSettings, check_target, export_run, steps_of
 from ls_edge.runtime.chain import Chain
 from ls_edge.training.checkpoint import load_run
@@ -129,6 +129,9 @@ def test_blocks_that_take_a_slot(loaded, tmp_path):
             np.testing.assert_allclose(chain.forward(IMAGES, arrangement), expected, rtol=0, atol=1e-5)
         shifted = chain.block(1, chain.stem(IMAGES), 2)
         assert np.abs(shifted - chain.block(1, chain.stem(IMAGES), 0)).max() > 0.01
+        for bad in (-1, 3, np.array([0, -1])):  # the file itself would wrap a negative one round
+            with pytest.raises(EngineError, match=r"^block 1: slot is .*, must be 0 to 2"):
+                chain.block(1, chain.stem(IMAGES), bad)
     import onnxruntime
 
     whole = onnxruntime.InferenceSession(bundle.read("whole")).run(None, {"images": IMAGES})[0]
