@@ -29,7 +29,7 @@ test: check ## all checks and all tests
 	$(BIN)/python -m pytest
 
 test-floors: $(FLOORS)/.installed ## tests with the lowest versions that pyproject.toml allows
-	$(FLOORS)/bin/python -m pytest -p no:cacheprovider -W default $(FLOOR_TESTS)
+	PYTHONWARNINGS=ignore $(FLOORS)/bin/python -m pytest -p no:cacheprovider -W default $(FLOOR_TESTS)
 
 # What touches the packages that have floors. Warnings are no errors here: old versions are deprecated by newer ones.
 FLOOR_TESTS := tests/core tests/cli tests/training tests/export $(wildcard $(addprefix tests/runtime/test_, \

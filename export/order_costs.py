@@ -33,8 +33,9 @@ ORDERS = 256
 IMAGES = 64
 FEWEST_HELD_OUT = 8
 """Below this a rank correlation says nothing."""
-SIGNIFICANT = 2.0
-"""Deviations above zero that a rank correlation must have; by chance its deviation is one over the root of n - 1."""
+SIGNIFICANT = 1.64
+"""Deviations above zero that a rank correlation must have (chance exceeds it once in 20); one deviation of it is
+``1 / sqrt(n - 1)``. Higher would remark on more calibrations that are good but measured with few orders."""
 _BATCH = 32
 _HELD_OUT = 5
 """Every fifth is held out."""
@@ -112,8 +113,8 @@ def doubts(costs: OrderCosts) -> list[str]:
             )
         elif fit.spearman * math.sqrt(fit.orders - 1) < SIGNIFICANT:
             found.append(
-                f"order costs: the estimates rank {fit.orders} held-out {what} by {fit.spearman:.2f} (1 is perfect, 0 is "
-                f"chance), so the policy {policy} chooses no better than without them; calibrate with more images, "
+                f"order costs: the estimates rank {fit.orders} held-out {what} by {fit.spearman:.2f} (1 is perfect, 0 "
+                f"is chance), so the policy {policy} chooses no better than without them; calibrate with more images, "
                 "or leave them out with --cost-orders 0"
             )
     return found

@@ -4,7 +4,9 @@ The reference is the view itself in float32 on the CPU, the subject the files as
 of one, two and the largest show that the batch axis is free, trained and shuffled orders that blocks follow each
 other in any order. The bars, by precision (:data:`BARS`):
 
-- ``fp32``: largest difference at most 1e-5 of the largest value of the reference, for parts and logits.
+- ``fp32``: largest difference at most 1e-5 of the largest value of the reference, for parts and logits. A part whose
+  float32 is less exact than that in PyTorch itself (long sums, as in convolutional stems) may differ by
+  :data:`OWN_ROUNDING` times PyTorch's own distance from float64, and never by more than :data:`MOST`.
 - ``fp16``: 2e-3 of it, and each block also with tokens scaled up to 1,500, as residuals of trained models are.
 - ``int8``: an error of the size of a rounding step says nothing, so it is the direction that counts: cosine of the
   logits at least 0.999, and of each part's result 0.99. With labelled calibration images also the accuracy, at most one
@@ -15,6 +17,9 @@ Left out: speed (``ls-edge bench``).
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +30,7 @@ from ls_edge.arrangement import random_orders
 from ls_edge.bundle import Bundle, ImageSpec, model_id_of
 from ls_edge.errors import VerificationError
 from ls_edge.export.calibration import Samples
-from ls_edge.export.split import PartsView
+from ls_edge.export.split import PartsView, portable
 from ls_edge.runtime.chain import Chain
 from ls_edge.runtime.sessions import onnxruntime_module
 from ls_edge.training.checkpoint import LoadedRun
@@ -50,6 +55,10 @@ BARS = {
     "fp16": Bar(relative=2e-3, large=True),
     "int8": Bar(cosine=0.999, part_cosine=0.99),
 }
+OWN_ROUNDING = 4.0
+"""Times PyTorch's own rounding: two ways to sum in float32 are each that far off, and verified images are few."""
+MOST = 1e-3
+"""Largest difference that rounding may excuse; beyond it float32 is no precision for the model."""
 RESIDUAL = 1500.0
 TOP1_DROP = 0.01
 MAX_BATCH = 8
@@ -144,19 +153,23 @@ def verify_numbers(
         raise VerificationError(f"precision {precision!r} cannot be verified by this version, which knows {list(BARS)}")
     engine = f"onnxruntime {onnxruntime_module().__version__} {chain.provider}"
     result = Verified(precision, source, engine, batches)
+    exact = _Exact(view)
     images = images[np.arange(sum(batches)) % len(images)]
     start = 0
     with torch.no_grad():
         for batch in batches:
             taken = images[start : start + batch]
             start += batch
-            trained = _parts(view, chain, taken, result)
+            trained = _parts(view, chain, taken, result, exact)
             orders = [tuple(range(chain.blocks)), *random_orders(chain.blocks, SHUFFLED, seed=0)]
             for place, order in enumerate(orders):
                 ours, theirs = chain.forward(taken, order), trained
                 if place:
                     theirs = view.forward(torch.from_numpy(taken), order)
-                error, angle = _compare(result, f"the chain in order {list(order)}", ours, theirs, logits=True)
+                error, angle = _compare(
+                    result, f"the chain in order {list(order)}", ours, theirs, logits=True,
+                    exact=functools.partial(exact.forward, taken, order),
+                )  # fmt: skip
                 key = "shuffled" if place else "trained"
                 result.chain[key] = max(result.chain.get(key, 0.0), error)
                 result.min_cosine = min(result.min_cosine, angle)
@@ -205,25 +218,44 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
     return result
 
 
-def _parts(view: PartsView, chain: Chain, images: np.ndarray, result: Verified) -> torch.Tensor:
+class _Exact:
+    """The same model in float64: how far PyTorch's own float32 is off, asked only where a part misses its bar."""
+
+    def __init__(self, view: PartsView) -> None:
+        self._float32 = view
+
+    @functools.cached_property
+    def view(self) -> PartsView:
+        return PartsView(portable(self._float32.view).double(), self._float32.per_part)
+
+    def forward(self, images: np.ndarray, order: Sequence[int]) -> torch.Tensor:
+        return self.view.forward(torch.from_numpy(images).double(), order)
+
+
+def _parts(view: PartsView, chain: Chain, images: np.ndarray, result: Verified, exact: _Exact) -> torch.Tensor:
     """Compare each part on PyTorch's own tokens; return PyTorch's logits."""
 
-    def compare(name: str, ours: np.ndarray, theirs: torch.Tensor) -> None:
-        error, _ = _compare(result, name, ours, theirs)
+    def compare(name: str, ours: np.ndarray, theirs: torch.Tensor, again: Callable[[], torch.Tensor]) -> None:
+        error, _ = _compare(result, name, ours, theirs, exact=again)
         result.parts[name] = max(result.parts.get(name, 0.0), error)
 
     tokens = view.stem(torch.from_numpy(images))
-    compare("stem", chain.stem(images), tokens)
+    compare("stem", chain.stem(images), tokens, lambda: exact.view.stem(torch.from_numpy(images).double()))
     for index in range(chain.blocks):
         slot = torch.full((len(images),), index, dtype=torch.int64)
         after = view.block(index, tokens, slot)
-        compare(f"block {index}", chain.block(index, tokens.numpy(), index), after)
+        again = functools.partial(_double_block, exact, index, tokens, slot)
+        compare(f"block {index}", chain.block(index, tokens.numpy(), index), after, again)
         if result.bar.large:
             _large(view, chain, index, tokens, result)
         tokens = after
     logits = view.head(tokens)
-    compare("head", chain.head(tokens.numpy()), logits)
+    compare("head", chain.head(tokens.numpy()), logits, lambda: exact.view.head(tokens.double()))
     return logits
+
+
+def _double_block(exact: _Exact, index: int, tokens: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+    return exact.view.block(index, tokens.double(), slot)
 
 
 def _large(view: PartsView, chain: Chain, index: int, tokens: torch.Tensor, result: Verified) -> None:
@@ -236,9 +268,19 @@ def _large(view: PartsView, chain: Chain, index: int, tokens: torch.Tensor, resu
 
 
 def _compare(
-    result: Verified, what: str, ours: np.ndarray, theirs: torch.Tensor, *, logits: bool = False, count: bool = True
+    result: Verified,
+    what: str,
+    ours: np.ndarray,
+    theirs: torch.Tensor,
+    *,
+    logits: bool = False,
+    count: bool = True,
+    exact: Callable[[], torch.Tensor] | None = None,
 ) -> tuple[float, float]:
-    """Relative error and cosine; raises where they miss the bar."""
+    """Relative error and cosine; raises where they miss the bar.
+
+    Float32 may miss it by as much as PyTorch's own float32 differs from ``exact``, the same in float64.
+    """
     reference, bar = theirs.numpy(), result.bar
     batch, largest = len(reference), float(np.abs(reference).max())
     if not np.isfinite(largest):
@@ -246,6 +288,12 @@ def _compare(
     difference = float(np.abs(ours - reference).max())
     relative, angle = difference / max(largest, 1e-30), cosine(ours, reference)
     wanted = bar.cosine if logits else bar.part_cosine
+    if bar.relative is not None and not relative <= bar.relative and exact is not None and result.precision == "fp32":
+        own = float((theirs.double() - exact()).abs().max()) / max(largest, 1e-30)
+        allowed = min(OWN_ROUNDING * own, MOST)
+        if relative <= allowed:
+            bar = dataclasses.replace(bar, relative=allowed)
+            result.notes["rounding"] = max(result.notes.get("rounding", 0.0), own)
     if bar.relative is not None and not relative <= bar.relative:
         raise VerificationError(
             f"{what} differs from PyTorch by {difference:.3g} ({relative:.2g} of the largest value {largest:.3g}) at "

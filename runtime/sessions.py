@@ -19,6 +19,7 @@ import numpy as np
 
 from ls_edge.errors import EngineError
 from ls_edge.install import engine_advice
+from ls_edge.runtime.onnx_bytes import has_weights_elsewhere
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _SHORT = {"cpu": CPU, "cuda": CUDA, "tensorrt": "TensorrtExecutionProvider"}
@@ -34,6 +35,11 @@ def open_session(raw: bytes, part: str, *, provider: str, threads: int | None, p
         raise EngineError(
             f"{provider} is not in this build of onnxruntime {ort.__version__} "
             f"({', '.join(ort.get_available_providers())}); install one that has it, or ask for cpu"
+        )
+    if has_weights_elsewhere(raw):  # before 1.24 ONNX Runtime reads them where they are named by their full path
+        raise EngineError(
+            f"{part} does not load in onnxruntime {ort.__version__}: it is no ONNX file, or has weights in another "
+            "file; export it again"
         )
     options = ort.SessionOptions()
     options.log_severity_level = 4

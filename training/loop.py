@@ -315,7 +315,7 @@ def _image_in_force(image: ImageSpec, config: TrainConfig) -> ImageSpec:
     """How images are preprocessed: as the start says, and turned upright where the configuration says so."""
     if config.data.exif_orientation is None:
         return image
-    return msgspec.structs.replace(image, exif_orientation=config.data.exif_orientation)
+    return msgspec.structs.replace(image, exif_orientation=config.data.exif_orientation or msgspec.UNSET)
 
 
 def _in_force(config: TrainConfig, method: Method, model: str, image: ImageSpec) -> TrainConfig:

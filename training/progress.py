@@ -22,13 +22,15 @@ class Bars:
         self._title = ""
 
     def __enter__(self) -> Bars:
-        self._progress.start()
+        if self.console.is_terminal:
+            self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self.console.is_terminal:  # elsewhere older versions of rich print an empty line
+            self._progress.stop()
 
     def warn(self, text: str) -> None:
         """Print a warning."""

@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper
 
 from ls_edge.bundle import Bundle
@@ -13,9 +14,12 @@ from ls_edge.export.calibration import read_calibration
 from ls_edge.export.files import check_files, checked_with, raise_problems
 from ls_edge.export.split import PartsView
 from ls_edge.export.verify import generated_images, verify_numbers, verify_run
+from ls_edge.export.writer import export_run
 from ls_edge.runtime.chain import Chain
 from ls_edge.runtime.engines import OnnxEngine, signature_of
-from ls_edge.training.checkpoint import load_run
+from ls_edge.training.checkpoint import load_run, save_run
+from ls_edge.training.config import RunRecord, TrainConfig
+from ls_edge.training.models import build, image_spec_of
 
 
 @pytest.fixture
@@ -100,3 +104,33 @@ def test_generated_images_are_the_same_every_time(loaded):
     generated = generated_images(loaded.image)
     assert generated.shape[1:] == (3, *loaded.image.size)
     np.testing.assert_array_equal(generated, generated_images(loaded.image))
+
+
+def cancelling(folder):
+    """A run whose convolutional stem adds 100 and takes it away again, which float32 does not do exactly."""
+    args = {"depth": 1, "embed_dim": 48, "num_heads": 3, "num_classes": 10}
+    torch.manual_seed(0)
+    view = build("vit_cifar", args)
+    embed = view.model.patch_embed
+    with torch.no_grad():
+        embed.body[-2].bias.add_(100.0)
+        embed.proj.weight.normal_()
+        embed.proj.bias.copy_(-100.0 * embed.proj.weight.sum(dim=(1, 2, 3)))
+    record = RunRecord(
+        version="0", model="vit_cifar", model_args=args, kept=(0,), classes=tuple("0123456789"),
+        image=image_spec_of(view), trained_on="", method="shuffle",
+    )  # fmt: skip
+    save_run(folder, view, TrainConfig(), record)
+    return load_run(folder)
+
+
+def test_float32_may_be_as_inexact_as_it_is_in_pytorch_itself(tmp_path):
+    run = cancelling(tmp_path / "run")
+    verified = export_run(run, tmp_path / "bundle").verified
+    assert 1e-5 < verified.max_rel_error < 4 * verified.notes["rounding"]
+    bundle = Bundle.open(tmp_path / "bundle")
+    assert bundle.manifest.verified["rounding"] == verified.notes["rounding"] < 1e-3
+    with Chain.open(bundle, threads=1, provider="cpu") as chain, torch.no_grad():
+        run.view.model.patch_embed.proj.bias[3] += 0.5  # what rounding does not explain is still refused
+        with pytest.raises(VerificationError, match=r"^stem differs from PyTorch by 0\.5"):
+            verify_numbers(PartsView(run.view), chain, generated_images(run.image), source="x", precision="fp32")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ls_edge.arrangement import Arrangement
-from ls_edge.bundle import MANIFEST, Bundle
+from ls_edge.bundle import MANIFEST, Bundle, ImageSpec
 from ls_edge.errors import DigestMismatch, EngineError, RunError, UsageError, VerificationError
 from ls_edge.export.writer import ExportSettings, check_target, export_run, steps_of
 from ls_edge.runtime.chain import Chain
@@ -38,7 +38,8 @@ def test_a_bundle_says_what_it_is(exported, loaded):
 
 
 def test_the_orientation_of_photos_is_in_the_manifest_where_it_is_on(exported, loaded, tmp_path):
-    off = msgspec.structs.replace(exported.manifest.image, exif_orientation=False)
+    plain = msgspec.to_builtins(exported.manifest.image)
+    off = msgspec.convert({**plain, "exif_orientation": False}, ImageSpec)
     assert off == exported.manifest.image
     assert "exif_orientation" not in json.loads((exported.folder / MANIFEST).read_bytes())["image"]
     record = msgspec.structs.replace(loaded.record, image=msgspec.structs.replace(loaded.image, exif_orientation=True))

@@ -12,6 +12,7 @@ from ls_edge.bundle import Bundle
 from ls_edge.costs import VERSION, Fit, Measured, OrderCosts, read_order_costs
 from ls_edge.export.calibration import Samples, read_calibration
 from ls_edge.export.order_costs import (
+    doubts,
     draw_orders,
     features_of,
     in_tracks,
@@ -21,6 +22,7 @@ from ls_edge.export.order_costs import (
 )
 from ls_edge.export.split import PartsView
 from ls_edge.export.writer import ExportSettings, export_run
+from ls_edge.training.checkpoint import load_run
 
 BLOCKS = 6
 
@@ -57,6 +59,26 @@ def test_estimates_rank_orders_of_other_images(trained, calibration, costs):
     assert costs.fit.spearman > 0.5
     best = estimated.argsort()[:10]
     assert measured[best].mean() < measured.mean() - 0.1
+
+
+def test_costs_that_rank_no_better_than_chance_are_remarked(make_run, calibration, costs, tmp_path):
+    assert doubts(costs) == []
+
+    def nothing(view):  # blocks that add nothing, so that no order costs anything
+        for block in view.blocks:
+            for layer in (block.attn.proj, block.mlp.fc2):
+                layer.weight.zero_()
+                layer.bias.zero_()
+
+    run = load_run(make_run(tmp_path / "run", change=nothing))
+    orders, tracks = doubts(measure_order_costs(PartsView(run.view), calibration.fit, "digits", orders=72, images=32))
+    assert "the estimates rank 10 held-out orders by 0.00 (1 is perfect, 0 is chance), so the policy quality" in orders
+    assert "held-out arrangements with tracks by 0.00" in tracks
+    assert "policy parallel" in tracks
+    few = doubts(measure_order_costs(PartsView(run.view), calibration.fit, "digits", orders=12, images=32))
+    assert few[0].startswith("order costs: only 2 orders were held out, too few to tell")
+    settings = ExportSettings(cost_orders=12)
+    assert export_run(run, tmp_path / "bundle", settings, calibration=calibration).warnings == tuple(few)
 
 
 def test_estimates_rank_what_runs_side_by_side(trained, calibration, costs):

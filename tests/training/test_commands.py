@@ -138,7 +138,8 @@ def test_eval_matches_classes_by_name(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["train", "--out", "{tmp}/x", "--data", "{tmp}"], 1, "holds no images"),
+        (["train", "--out", "{tmp}-x", "--data", "{tmp}"], 1, "holds no images"),
+        (["train", "--out", "{tmp}/x", "--data", "{tmp}"], 2, "is inside the data"),
         (["train", "--out", "{tmp}/x", "--data", "{tmp}/nowhere"], 1, "no such folder"),
         (["train", "--out", "{tmp}/x"], 2, "no data"),
         (["train", "--out", "{tmp}/x", "--data", "digits", "--model", "vit_tinny"], 2, "did you mean"),

@@ -30,6 +30,7 @@ MODELS = [
     ("eva02_tiny_patch14_224", NARROW),
     ("vit_small_patch16_dinov3", NARROW),
     ("vit_small_patch16_rope_mixed_224", NARROW),
+    ("vit_base_patch16_sapiens2", {**NARROW, "num_heads": 4, "num_kv_heads": 2}),
     ("beit_base_patch16_224", NARROW),
     ("beit_base_patch16_224", {**NARROW, "use_rel_pos_bias": False, "use_shared_rel_pos_bias": True}),
 ]
@@ -98,6 +99,14 @@ def test_a_table_that_is_not_learned_is_no_part_of_a_checkpoint():
     view = made("vit_small_patch16_dinov3", NARROW)
     assert "rope_table" in dict(view.model.named_buffers())
     assert "rope_table" not in view.weights()
+
+
+def test_a_models_own_augmentation_of_coordinates_is_left_out():
+    view = made("vit_base_patch16_sapiens2", {**NARROW, "num_heads": 4, "num_kv_heads": 2})
+    image = torch.randn(1, 3, *view.image_size)
+    with torch.no_grad():
+        assert torch.equal(view.train()(image), view.model(image))
+        assert torch.equal(view(image), view(image))
 
 
 @pytest.mark.parametrize(("args", "words"), [({"patch_drop_rate": 0.5}, "patch_drop_rate"),

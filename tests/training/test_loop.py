@@ -12,8 +12,10 @@ import torch
 from PIL import Image
 
 from ls_edge.errors import DataError, RunError, TrainingStopped, UsageError
+from ls_edge.export.writer import export_run
 from ls_edge.training.checkpoint import load_run
 from ls_edge.training.config import read_config, to_yaml
+from ls_edge.training.lock import LOCK, folder_lock
 from ls_edge.training.loop import train
 from ls_edge.training.methods import METHODS, Shuffle, make_method
 from ls_edge.training.optim import learning_rate, make_optimiser
@@ -307,3 +309,93 @@ def test_graphs_are_shared_by_orders(drop_path, graphs):
         view(images, make_method("shuffle", {}).draw(12, 0, step).arrangement).sum().backward()
         assert 1 <= counter.frame_count <= graphs
     torch._dynamo.reset()
+
+
+def test_two_trainings_into_one_folder(tmp_path):
+    out = tmp_path / "run"
+
+    refusals = []
+
+    class Intruder(Silent):
+        def finished(self, metrics):
+            for flags in ({}, {"overwrite": True}, {"resume": True}):
+                with pytest.raises(RunError) as caught:
+                    train(settings(epochs=1), out, listener=Silent(), **flags)
+                refusals.append(str(caught.value))
+
+    train(settings(epochs=1), out, listener=Intruder())
+    started, overwriting, resuming = refusals
+    assert started.endswith("holds a run already; go on with --resume, replace it with --overwrite, or name another")
+    assert overwriting == resuming
+    assert f"another training (process {os.getpid()}) writes to {out}; wait until it ends" in overwriting
+    assert load_run(out).record.best_epoch == 1
+    assert not (out / LOCK).exists()
+
+
+def test_a_lock_is_let_go_by_death(tmp_path):
+    code = (
+        "import os, pathlib, sys\n"
+        "from ls_edge.training.lock import folder_lock\n"
+        "with folder_lock(pathlib.Path(sys.argv[1])):\n"
+        "    print('held', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", code, str(out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match=rf"\(process {process.pid}\) writes to"), folder_lock(out):
+            pass
+        process.kill()
+    assert (out / LOCK).exists()
+    with folder_lock(out):
+        pass
+    assert list(out.iterdir()) == []
+    with folder_lock(tmp_path / "new"):
+        pass
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_inside_its_data_is_refused(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for index in range(8):
+            Image.new("RGB", (16, 16), (index, 0, 0)).save(tmp_path / "data" / name / f"{index}.png")
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    before = sorted((tmp_path / "data").rglob("*"))
+    for out in (tmp_path / "data", tmp_path / "data" / "run", tmp_path / "link" / "runs" / "a"):
+        with pytest.raises(UsageError, match=r"is inside the data .*; give --out a folder outside of it"):
+            train(settings(str(tmp_path / "data"), epochs=0), out, listener=Silent())
+    assert sorted((tmp_path / "data").rglob("*")) == before
+    train(settings(str(tmp_path / "data"), epochs=0), tmp_path / "data-run", listener=Silent())
+
+
+def test_a_rate_far_too_high_leaves_a_run_that_says_so(tmp_path):
+    listener = Silent()
+    with pytest.raises(TrainingStopped, match=r"lower --lr; .*run keeps the model as it started"):
+        train(settings(epochs=2, lr=1e6), tmp_path / "run", listener=listener)
+    run = load_run(tmp_path / "run")
+    assert run.record.problem == "training did not finish one epoch, so the weights are those that it started with"
+    with pytest.raises(RunError, match=r"those that it started with; go on with .*--resume.* lower --lr") as caught:
+        export_run(run, tmp_path / "bundle")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_run_that_is_no_better_than_guessing_is_marked(tmp_path):
+    listener = Silent()
+    train(settings(epochs=1, lr=0.5, seed=2), tmp_path / "run", listener=listener)
+    run = load_run(tmp_path / "run")
+    assert run.record.best_epoch == 1
+    assert "no better than guessing (validation cross-entropy" in run.record.remark
+    assert "guessing has 2.3; top-1" in run.record.remark
+    assert any(run.record.remark in text for text in listener.warnings)
+    exported = export_run(run, tmp_path / "bundle")
+    assert exported.warnings == (f"{tmp_path / 'run'}: {run.record.remark}",)
+    good = Silent()
+    train(settings(epochs=3, lr=3e-3), tmp_path / "good", listener=good)
+    assert load_run(tmp_path / "good").record.problem == ""
+    assert good.warnings == []
+    train(settings(epochs=0), tmp_path / "untrained", listener=good)
+    assert load_run(tmp_path / "untrained").record.problem == ""
+    assert good.warnings == []

@@ -1,10 +1,16 @@
+import argparse
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import timm
 import torch
 
-from ls_edge.errors import ModelError, RunError, UsageError
+from ls_edge.errors import ConfigError, ModelError, RunError, UsageError
 from ls_edge.training.checkpoint import WEIGHTS, load_run, read_foreign, save_run, write_tensors
-from ls_edge.training.config import ModelConfig, RunRecord, TrainConfig
+from ls_edge.training.config import ModelConfig, RunRecord, TrainConfig, read_config
 from ls_edge.training.models import build, create, image_spec_of
 from ls_edge.training.start import make_start
 
@@ -101,8 +107,21 @@ def test_a_checkpoint_that_is_none(tmp_path):
             return (exec, ("raise SystemExit(9)",))
 
     torch.save({"model": Evil()}, tmp_path / "evil.pth")
-    with pytest.raises(RunError, match="no checkpoint of plain tensors"):
-        read_foreign(tmp_path / "evil.pth")
+    namespace = {"model": {"a": torch.zeros(1)}, "args": argparse.Namespace(lr=1)}
+    torch.save(namespace, tmp_path / "namespace.pth")
+    (tmp_path / "pickle.pth").write_bytes(b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00}\x94\x8c\x01a\x94K\x01s.")
+    (tmp_path / "junk.pth").write_bytes(b"junk")
+    (tmp_path / "cut.pth").write_bytes((tmp_path / "namespace.pth").read_bytes()[:300])
+    for name, why in (
+        ("evil", "it holds Python objects, such as exec"), ("namespace", "Python objects, such as argparse.Namespace"),
+        ("pickle", "it holds what is no tensor"), ("junk", "it is cut off or never was one"),
+        ("cut", "it is cut off or never was one"),
+    ):  # fmt: skip
+        with pytest.raises(RunError, match=f"no checkpoint of plain tensors .*{why}") as caught:
+            read_foreign(tmp_path / f"{name}.pth")
+        assert "weights_only" not in str(caught.value)
+        assert "trust" not in str(caught.value)
+        assert "\n" not in str(caught.value)
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
     with pytest.raises(RunError, match="no safetensors file"):
         start(init=str(tmp_path / "junk.safetensors"))
@@ -111,6 +130,41 @@ def test_a_checkpoint_that_is_none(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunError, match=r"it has no config\.yaml"):
         start(init=str(tmp_path / "empty"))
+
+
+def test_pretrained_weights_without_a_network_are_one_line(tmp_path):
+    """In a process of its own: what logs and retries is set up when the libraries are first imported."""
+    code = (
+        "from ls_edge.cli import main\n"
+        "main(['train', '--data', 'digits', '--epochs', '0', '--model', 'vit_tiny_patch16_224', '--pretrained', "
+        f"'--out', {str(tmp_path / 'run')!r}])"
+    )
+    bare = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
+    away = {"HF_ENDPOINT": "https://hub.invalid", "HF_HOME": str(tmp_path / "cache"), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**bare, **away}, timeout=150
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "hub.invalid cannot be reached, and they are not in its cache; give a file with --init" in done.stderr
+    assert done.stdout == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_arguments_that_are_not_the_users_say_so(tmp_path):
+    for args, words in (
+        ({"num_classes": 7}, "num_classes is 7; it has to be left out: it is the number of classes"),
+        ({"in_chans": 1}, "in_chans is 1; it has to be 3 or left out: images are decoded to red, green and blue"),
+        ({"global_pool": ""}, "global_pool is ''; it has to be avg, token or another kind"),
+        ({"pretrained": True}, "pretrained is True; it has to be said as pretrained in the section model"),
+    ):  # fmt: skip
+        (tmp_path / "train.yaml").write_text(json.dumps({"model": {"args": args}}))
+        with pytest.raises(ConfigError, match=rf"train\.yaml:1:\d+: {words}"):
+            read_config(tmp_path / "train.yaml", {"data": "digits"})
+    (tmp_path / "train.yaml").write_text("model: {args: {in_chans: 3, global_pool: avg}}")
+    assert read_config(tmp_path / "train.yaml", {})[0].model.args == {"in_chans": 3, "global_pool": "avg"}
+    with pytest.raises(ModelError, match=r"gives \[1, 16, 10\] for an image and not one row of logits"):
+        build("vit_digits", {"global_pool": ""})
 
 
 def test_a_checkpoint_of_another_model_is_one_line(tmp_path):
