@@ -70,9 +70,9 @@ def test_costs_that_rank_no_better_than_chance_are_remarked(make_run, calibratio
                 layer.weight.zero_()
                 layer.bias.zero_()
 
-    run = load_run(make_run(tmp_path / "run", change=nothing))
-    orders, tracks = doubts(measure_order_costs(PartsView(run.view), calibration.fit, "digits", orders=72, images=32))
-    assert "the estimates rank 10 held-out orders by 0.00 (1 is perfect, 0 is chance), so the policy quality" in orders
+    run = load_run(make_run(tmp_path / "run", change=nothing, depth=BLOCKS))
+    orders, tracks = doubts(measure_order_costs(PartsView(run.view), calibration.fit, "digits", orders=144, images=32))
+    assert "held-out orders by 0.00 (1 is perfect, 0 is chance), so the policy quality" in orders
     assert "held-out arrangements with tracks by 0.00" in tracks
     assert "policy parallel" in tracks
     few = doubts(measure_order_costs(PartsView(run.view), calibration.fit, "digits", orders=12, images=32))
