@@ -1,4 +1,4 @@
-"""The lowest versions: what ``make test-floors`` installs is what ``pyproject.toml`` says, and the target holds together."""
+"""Lowest versions: what ``make test-floors`` installs is what ``pyproject.toml`` says; the target holds together."""
 
 import shutil
 import subprocess
