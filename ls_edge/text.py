@@ -34,3 +34,14 @@ def distinct_names(paths: Sequence[str | Path]) -> list[str]:
         seen[path] += 1
         found.append(names[path] if seen[path] == 1 else f"{names[path]} ({seen[path]})")
     return found
+
+
+def block_ranges(blocks: Sequence[int]) -> str:
+    """``0-3, 7`` for 0, 1, 2, 3 and 7."""
+    runs: list[list[int]] = []
+    for block in sorted(set(blocks)):
+        if runs and block == runs[-1][1] + 1:
+            runs[-1][1] = block
+        else:
+            runs.append([block, block])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

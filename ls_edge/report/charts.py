@@ -13,13 +13,15 @@ from ls_edge.report.axes import time_axis, value_axis
 from ls_edge.report.data import RunData
 from ls_edge.report.svg import Scale, Svg, shorten, show_ms, show_percent, text_width
 from ls_edge.report.theme import STAGES
-from ls_edge.summary import Floats
+from ls_edge.summary import Floats, Quantiles
 from ls_edge.text import counted
 from ls_edge.trace import PeerEvent, RequestRecord
 
 LEFT, RIGHT = 54, 14
 MOST_POINTS = 1200
 MOST_LABELS = 14
+BOLD = 13.6
+"""Size at which a regular text is as wide as a bold one of 12 pixels."""
 
 
 def latency_distribution(data: RunData, width: int = 880) -> Svg | None:
@@ -28,7 +30,7 @@ def latency_distribution(data: RunData, width: int = 880) -> Svg | None:
     if not values.size:
         return None
     figures = data.summary.latency_ms
-    height, top, bottom = 300, 46, 34
+    height, top, bottom = 310, 56, 34
     right = width - 48
     x = _latency_scale(values, LEFT, right, from_zero=False)
     bins = int(min(72 if width > 500 else 36, max(8, 2 * values.size**0.5)))
@@ -59,16 +61,25 @@ def latency_distribution(data: RunData, width: int = 880) -> Svg | None:
     for share in (0.5, 1.0):
         svg.text(right + 8, shares(share) + 4, f"{100 * share:.0f} %", "tx")
     time_axis(svg, x, height - bottom, "ms", width)
-    nearest: list[float] = []
+    _percentile_labels(svg, x, height - bottom, right, figures)
+    return svg
+
+
+def _percentile_labels(svg: Svg, x: Scale, bottom: float, right: float, figures: Quantiles) -> None:
+    """A dashed line and a label for each percentile; a label that would touch another goes a row further down."""
+    taken: list[list[tuple[float, float]]] = [[], [], []]
     for name, value in (("p50", figures.p50), ("p95", figures.p95), ("p99", figures.p99)):
         assert value is not None
         label = f"{name} {show_ms(value)}"
-        level = sum(abs(x(value) - other) < text_width(label) + 8 for other in nearest)
-        svg.line(x(value), 20 + 14 * level - 4, x(value), height - bottom, "mark")
-        fits = x(value) + text_width(label) + 6 < right
-        svg.text(x(value) + (5 if fits else -5), 16 + 14 * level, label, "tb halo", anchor="" if fits else "end")
-        nearest.append(x(value))
-    return svg
+        at, room = x(value), text_width(label, BOLD)
+        fits = at + room + 5 < right
+        begin, end = (at + 5, at + 5 + room) if fits else (at - 5 - room, at - 5)
+        level = next(
+            (n for n, row in enumerate(taken) if all(end + 6 < low or high + 6 < begin for low, high in row)), 2
+        )
+        taken[level].append((begin, end))
+        svg.line(at, 16 + 14 * level, at, bottom, "mark")
+        svg.text(begin if fits else end, 16 + 14 * level, label, "tb halo", anchor="" if fits else "end")
 
 
 def latency_over_time(data: RunData, width: int = 880) -> Svg | None:

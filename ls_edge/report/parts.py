@@ -10,7 +10,7 @@ from ls_edge.report.data import RunData
 from ls_edge.report.svg import markup, shorten, show, show_ms, show_percent
 from ls_edge.report.tracks import table_of, tracks_by_peer
 from ls_edge.summary import RunSummary, error_type
-from ls_edge.text import counted
+from ls_edge.text import block_ranges, counted
 
 MOST_ROWS = 60
 
@@ -117,7 +117,7 @@ def peers_table(summary: RunSummary) -> str:
     rows = [
         (
             shorten(name, 60),
-            ", ".join(map(str, peer.blocks)) or show(None),
+            block_ranges(peer.blocks) or show(None),
             f"{peer.requests:,}",
             f"{peer.blocks_run:,}",
             show_percent(peer.busy),

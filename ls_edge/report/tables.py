@@ -12,7 +12,7 @@ from ls_edge.errors import printable
 from ls_edge.report.svg import shorten, show, show_ms, show_percent
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.summary import RunSummary
-from ls_edge.text import counted
+from ls_edge.text import block_ranges, counted
 from ls_edge.trace import RequestRecord
 
 STATE_STYLES = {"alive": "green", "lost": "red", "suspect": "yellow", "draining": "cyan"}
@@ -151,17 +151,6 @@ def comparison_table(runs: Sequence[tuple[str, RunSummary]], *, title: str = "")
             f"{show(run.throughput)} / s",
         )
     return table
-
-
-def block_ranges(blocks: Sequence[int]) -> str:
-    """``0-3, 7`` for 0, 1, 2, 3 and 7."""
-    runs: list[list[int]] = []
-    for block in sorted(set(blocks)):
-        if runs and block == runs[-1][1] + 1:
-            runs[-1][1] = block
-        else:
-            runs.append([block, block])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _accuracy(summary: RunSummary) -> Text:

@@ -15,7 +15,7 @@ from ls_edge.report.data import Engines, RunData
 from ls_edge.report.svg import Scale, Svg, shorten, show_ms, show_percent, text_width
 from ls_edge.report.theme import block_colour, ink_on
 from ls_edge.summary import Floats
-from ls_edge.text import counted
+from ls_edge.text import block_ranges, counted
 
 MOST_LANES = 24
 
@@ -130,7 +130,7 @@ def served(data: RunData, width: int = 880, window: Window | None = None) -> Svg
         lane_height = max(depth[lane] * row_height, 34)
         svg.rect(left, y, width - 14 - left, lane_height, "lane")
         _away(svg, data, name, x, y, lane_height)
-        blocks = ", ".join(map(str, data.summary.peers[name].blocks))
+        blocks = block_ranges(data.summary.peers[name].blocks)
         blocks = f"blocks {blocks}" if len(data.summary.peers[name].blocks) < 6 and width > 500 else blocks
         _lane_label(svg, name, blocks, y, lane_height, width)
         each = lane_height / depth[lane]

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ls_edge.report import accuracy, parts, timeline, ways
+from ls_edge.report.charts import caption_over_time, latency_distribution
 from ls_edge.report.data import Away, RunData
 from ls_edge.report.picture import PICTURES
 from ls_edge.report.sketch import WIDTH, sketch
@@ -239,3 +240,38 @@ def test_block_colours_grow_lighter():
     assert block_colour(0, 1).startswith("#")
     assert ink_on("#000000") == "on white"
     assert ink_on("#ffff00") == "on black"
+
+
+@pytest.mark.parametrize("width", [356, 880])
+@pytest.mark.parametrize(
+    "figures",
+    [(9, 9.2, 9.3), (9, 30, 31), (9, 9.5, 40), (1, 2000, 2300), (9, 120, 1300), (0.4, 0.42, 0.5), (4.5, 5.7, 9.4)],
+)  # fmt: skip
+def test_percentile_labels_do_not_touch(run_with_loss, figures, width):
+    """The narrow drawing is what a phone of 390 pixels shows."""
+    steps = [figures[0]] * 360 + [figures[1]] * 34 + [figures[2]] * 6
+    records = [
+        msgspec.structs.replace(record, latency_ms=float(latency), error=None, prediction=1)
+        for record, latency in zip(run_with_loss.records, steps, strict=True)
+    ]
+    summary = summarise(records, run_with_loss.events, run_with_loss.context)
+    svg = latency_distribution(RunData(summary, records, run_with_loss.events), width)
+    boxes = []
+    for element in ElementTree.fromstring(svg.render("i")).iter("text"):
+        if element.text.startswith(("p50", "p95", "p99")):
+            room, at = 0.64 * 12 * len(element.text), float(element.get("x"))
+            boxes.append((at - room if element.get("text-anchor") == "end" else at, room, float(element.get("y"))))
+    assert len(boxes) == 3
+    for index, (begin, room, y) in enumerate(boxes):
+        assert begin >= 0
+        assert begin + room <= width
+        for other, other_room, other_y in boxes[index + 1 :]:
+            assert abs(y - other_y) >= 12 or begin + room <= other or other + other_room <= begin
+
+
+def test_one_of_anything_is_singular():
+    data = data_of([record()])
+    text = story(data) + caption_over_time(data) + latency_distribution(data).description
+    assert text.startswith("The one image was answered through 2 peers, in 12.0 ms.")
+    assert "The dot is the one answer." in text
+    assert "Histogram of 1 answer." in text

@@ -8,8 +8,9 @@ from rich.console import Console
 
 from ls_edge.report.live import RunProgress
 from ls_edge.report.sketch import print_typical
-from ls_edge.report.tables import block_ranges, comparison_table, peers_table, print_comparison, print_summary
+from ls_edge.report.tables import comparison_table, peers_table, print_comparison, print_summary
 from ls_edge.summary import RunContext, summarise
+from ls_edge.text import block_ranges
 from ls_edge.trace import PeerEvent, RequestRecord, TrackSpan, Visit
 
 
