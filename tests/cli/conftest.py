@@ -90,7 +90,7 @@ def _complaints():
     return complaints
 
 
-DIM, SIDE, PATCH, BLOCKS = 8, 16, 4, 4
+DIM, SIDE, PATCH = 8, 16, 4
 
 
 def _model(name, nodes, given, made, weights):
@@ -106,7 +106,7 @@ def _model(name, nodes, given, made, weights):
     return model.SerializeToString()
 
 
-def _parts(classes, seed):
+def _parts(classes, seed, blocks):
     from onnx import helper
 
     rng = np.random.default_rng(seed)
@@ -126,7 +126,7 @@ def _parts(classes, seed):
         ("images", ["batch", 3, SIDE, SIDE]), ("tokens", tokens),
         {"w": weights(DIM, 3, PATCH, PATCH), "shape": np.array([0, DIM, count], np.int64)},
     )  # fmt: skip
-    for index in range(BLOCKS):
+    for index in range(blocks):
         yield f"block {index}", _model(
             "block",
             [
@@ -146,18 +146,18 @@ def _parts(classes, seed):
     )  # fmt: skip
 
 
-def make_bundle(folder, *, classes=tuple("0123456789"), seed=0, **fields):
+def make_bundle(folder, *, classes=tuple("0123456789"), seed=0, blocks=4, **fields):
     """Write a bundle of random weights that takes 16x16 images; ``fields`` are of the manifest."""
     (folder / "blocks").mkdir(parents=True, exist_ok=True)
     made = {}
-    for name, content in _parts(classes, seed):
+    for name, content in _parts(classes, seed, blocks):
         file = f"blocks/{int(name.split()[1]):02d}.onnx" if name.startswith("block") else f"{name}.onnx"
         (folder / file).write_bytes(content)
         made[name] = Part(file, hashlib.sha256(content).hexdigest(), len(content))
-    parts = Parts(made["stem"], made["head"], tuple(made[f"block {index}"] for index in range(BLOCKS)))
+    parts = Parts(made["stem"], made["head"], tuple(made[f"block {index}"] for index in range(blocks)))
     image = ImageSpec((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)
     tokens = TokenSpec((SIDE // PATCH) ** 2, DIM)
-    interface = interface_of(image, tokens, BLOCKS, len(classes), needs_slot=False)
+    interface = interface_of(image, tokens, blocks, len(classes), needs_slot=False)
     manifest = Manifest(
         schema=1, bundle_id=bundle_id_of(interface, "fp32", parts), model_id=model_id_of(f"seed {seed}", interface),
         model="tiny", method="shuffle", classes=tuple(classes), image=image, tokens=tokens, needs_slot=False,
