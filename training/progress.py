@@ -6,7 +6,9 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
+from ls_edge.errors import printable
 from ls_edge.training.metrics import Epoch
 
 
@@ -34,7 +36,7 @@ class Bars:
 
     def warn(self, text: str) -> None:
         """Print a warning."""
-        self.console.print("[yellow]warning:[/yellow]", text, soft_wrap=True, highlight=False)
+        self.console.print(Text.assemble(("warning: ", "yellow"), printable(text)), soft_wrap=True)
 
     def decoding(self, images: int) -> None:
         """Begin the bar of images."""

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from ls_edge.cli import Command
-from ls_edge.errors import UsageError
+from ls_edge.errors import UsageError, printable
 
 
 @click.command(
@@ -87,12 +87,12 @@ def command(
         from ls_edge.install import install_command
 
         raise UsageError(f"export needs {error.name}; to install it: {install_command('export', 'cpu')}") from None
-    from rich.console import Console
     from rich.progress import Progress
 
     from ls_edge.export.calibration import read_calibration
     from ls_edge.export.split import PartsView
     from ls_edge.export.writer import ExportSettings, build_engines, check_target, export_run, steps_of
+    from ls_edge.report.terminal import open_console
     from ls_edge.runtime.sessions import onnxruntime_module
     from ls_edge.training.checkpoint import load_run
 
@@ -105,7 +105,7 @@ def command(
     calibration = None
     if calibrate is not None:
         calibration = read_calibration(calibrate, loaded.image, loaded.classes, calibrate_images)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with Progress(console=open_console(stderr=True), transient=True) as progress:
         total = steps_of(loaded.view.blocks_count, settings, calibrated=calibration is not None)
         task = progress.add_task("export", total=total)
 
@@ -133,7 +133,7 @@ def command(
 
 def _summary(out: Path, manifest: Any, seconds: float) -> dict[str, Any]:
     return {
-        "bundle": str(out),
+        "bundle": printable(out),
         "bundle_id": manifest.bundle_id,
         "model_id": manifest.model_id,
         "model": manifest.model,
@@ -152,18 +152,22 @@ def _summary(out: Path, manifest: Any, seconds: float) -> dict[str, Any]:
 
 
 def _print(summary: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
+
+    from ls_edge.report.terminal import PlainTable, print_table
+    from ls_edge.text import counted
 
     sizes, verified = summary["bytes"], summary["verified"]
     blocks = [size for name, size in sizes.items() if name.startswith("block")]
-    table = Table(show_header=False, box=None, pad_edge=False)
+    table = PlainTable(show_header=False, box=None)
+    table.add_column()
+    table.add_column()
     rows = {
         "bundle": f"{summary['bundle']}  ({summary['bundle_id'][:12]})",
         "model": f"{summary['model']}, {summary['method']}, {summary['precision']}, opset {summary['opset']}",
         "tokens": "{count} x {dim} {dtype}".format(**summary["tokens"]),
-        "files": f"stem {_kb(sizes['stem'])}, {len(blocks)} blocks of {_kb(max(blocks))}, head {_kb(sizes['head'])}"
-        + (f", whole {_kb(sizes['whole'])}" if "whole" in sizes else ""),
+        "files": f"stem {_kb(sizes['stem'])}, {counted(len(blocks), 'block')} of {_kb(max(blocks))}, "
+        f"head {_kb(sizes['head'])}" + (f", whole {_kb(sizes['whole'])}" if "whole" in sizes else ""),
         "verified": f"{shown(verified)}, each part and the chain in trained and shuffled orders, "
         f"batches of {', '.join(map(str, verified['batches']))}, {verified['images']} images",
         "orders": _costs(summary["order_costs"]),
@@ -172,8 +176,8 @@ def _print(summary: dict[str, Any]) -> None:
     for key, value in rows.items():
         if not value:
             continue
-        table.add_row(f"[bold]{key}[/bold]", value)
-    Console(soft_wrap=True).print(table)
+        table.add_row(Text(key, "bold"), value)
+    print_table(table)
 
 
 def _costs(costs: dict[str, Any] | None) -> str:

@@ -91,6 +91,6 @@ def reasons(source: Source, missing: Sequence[int]) -> list[str]:
 
 def blocks_text(blocks: Sequence[int]) -> str:
     """``block 3``, ``blocks 0-3, 7``."""
-    from ls_edge.report.tables import block_ranges
+    from ls_edge.text import block_ranges
 
     return f"block{'' if len(blocks) == 1 else 's'} {block_ranges(blocks)}"

@@ -144,8 +144,9 @@ def _print(found: Mapping[str, PeerStatus], file: PeersFile) -> None:
 def _table(found: Mapping[str, PeerStatus]) -> Table:
     from rich.text import Text
 
-    from ls_edge.report.tables import STATE_STYLES, block_ranges
+    from ls_edge.report.tables import STATE_STYLES
     from ls_edge.report.terminal import PlainTable
+    from ls_edge.text import block_ranges
 
     table = PlainTable()
     for name in ("peer", "state", "key", "blocks"):
@@ -193,7 +194,7 @@ def _them(blocks: list[int]) -> str:
 
 
 def _print_check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> None:
-    from ls_edge.report.tables import block_ranges
+    from ls_edge.text import block_ranges
 
     count = bundle.blocks if bundle is not None else 1 + max(block for peer in file.peers for block in peer.blocks)
     holders = {block: [peer.name for peer in file.peers if block in peer.blocks] for block in range(count)}

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from ls_edge.cli import Command
-from ls_edge.errors import UsageError
+from ls_edge.errors import UsageError, printable
 from ls_edge.install import install_command
 from ls_edge.training.methods import METHODS
 
@@ -97,9 +97,10 @@ def command(
         from ls_edge.training import loop  # noqa: F401 - to see whether it can be imported
     except ImportError as error:
         raise UsageError(f"training needs {error.name}; to install it: {install_command('train')}") from None
-    from rich.console import Console
+    from ls_edge.report.terminal import open_console
 
-    console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
+    console = open_console(stderr=True)
+    console.quiet = os.environ.get("RANK", "0") != "0"
     summaries: list[Any] = []
     for number in range(seeds or 1):
         run = out if seeds is None else out / f"seed-{settings.seed + number}"
@@ -162,7 +163,10 @@ def _settings_of(out: Path, asked: TrainConfig, named: frozenset[str]) -> TrainC
 
 
 def _print(summary: Any) -> None:
-    from rich.console import Console
+    from rich.text import Text
+
+    from ls_edge.report.terminal import open_console
+    from ls_edge.text import counted
 
     s = summary
     if s.best_epoch is None:
@@ -170,7 +174,7 @@ def _print(summary: Any) -> None:
     else:
         what = f"epoch {s.best_epoch} of {s.epochs}, validation cross-entropy {s.val_loss:.4f}"
     text = (
-        f"[bold]{s.run}[/bold]: {s.model}, {s.blocks} blocks, {s.parameters / 1e6:.2f} million parameters, {s.method}: "
-        f"{what}; {s.images} images, {s.device}, {s.precision}, {s.seconds:.0f} s"
+        f": {s.model}, {counted(s.blocks, 'block')}, {s.parameters / 1e6:.2f} million parameters, {s.method}: "
+        f"{what}; {counted(s.images, 'image')}, {s.device}, {s.precision}, {s.seconds:.0f} s"
     )
-    Console(soft_wrap=True, highlight=False).print(text)
+    open_console().print(Text.assemble((printable(s.run), "bold"), printable(text)))

@@ -169,3 +169,17 @@ def test_resuming_what_is_finished_does_nothing(folder, capsys):
     assert call("train", "--out", folder / "run", "--resume") == 0
     assert "finished" in capsys.readouterr().err
     assert (folder / "run" / "model.safetensors").read_bytes() == before
+
+
+def test_folders_whose_names_look_like_markup(folder, tmp_path, monkeypatch, capfd):
+    """Nothing that is printed reads the name of a folder as a style, or lets it write to the terminal."""
+    odd = tmp_path / "[/bold] [red]\x1b[2J"
+    settings = ["--config", folder / "train.yaml", "--epochs", 0]
+    assert call("train", "--data", "digits", "--out", odd / "run", *settings) == 0
+    assert call("export", odd / "run", "--out", odd / "bundle") == 0
+    assert call("eval", odd / "run", odd / "bundle", "--data", "digits", "--orders", 1, "--limit", 5) == 0
+    assert call("verify", odd / "bundle") == 0
+    printed = capfd.readouterr()
+    text = printed.out + printed.err
+    assert text.count(r"[/bold] [red]\x1b[2J") >= 3
+    assert "\x1b[2J" not in text
