@@ -16,6 +16,7 @@ instructions. The same code runs in peers, sources and the simulator (``ls_edge.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Iterable
@@ -58,6 +59,8 @@ from ls_edge.runtime.wire import (
 
 REFUSED_S = 0.1
 """Seconds for which a process that refuses as cold or draining is asked nothing: it tells when that changes."""
+_WOKEN = 4
+"""Waiting items that are decided again when one transfer has been answered; all of them would cost too much time."""
 _OFFERS = 1024
 """Transfers that are remembered until they are answered, to learn how long they take."""
 
@@ -183,7 +186,7 @@ class Machine:
         self._on(event)
         if self._credit_came:
             self._credit_came = False
-            self._wake_waiting()
+            self._wake_waiting(at_most=_WOKEN)
         self._candidates = None
         self._check_times()
         while self._ready:
@@ -502,8 +505,10 @@ class Machine:
         if self.items.get(item.ticket) is item:
             del self.items[item.ticket]
 
-    def _wake_waiting(self) -> None:
-        self._ready.extend(item for item in self.items.values() if item.stage is Stage.WAITING)
+    def _wake_waiting(self, at_most: int | None = None) -> None:
+        """Decide what waits again; of very much that waits, the oldest ``at_most``."""
+        waiting = (item for item in self.items.values() if item.stage is Stage.WAITING)
+        self._ready.extend(itertools.islice(waiting, at_most))
 
     def _check_times(self) -> None:
         late = [item for item in self.items.values() if item.check_at <= self._now]

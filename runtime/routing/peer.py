@@ -8,6 +8,7 @@ slot, run as one batch of at most ``max_batch``, since all blocks of a bundle ta
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 import random
@@ -549,6 +550,7 @@ class PeerMachine(Joiner):
 _ALIAS = re.compile(r"\.[0-9a-f]{8}$")
 
 
+@functools.lru_cache(4096)
 def owner_of(name: str) -> str:
     """The name in ``peers.yaml`` behind the alias of a source process."""
     return _ALIAS.sub("", name)

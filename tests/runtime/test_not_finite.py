@@ -133,8 +133,9 @@ def test_the_only_holder_of_a_block_that_makes_nan_is_named(faulty, images):
         assert error.record.prediction is None
 
 
-def test_another_holder_answers_for_one_that_makes_nan(faulty, images, tiny_bundle, assert_replays):
+def test_another_holder_answers_for_one_that_makes_nan(faulty, images, tiny_bundle, assert_replays, wait_until):
     source = faulty({"a": range(6), "b": range(6)}, {"a": Faults(not_finite=1.0)}, max_skips=0)
+    wait_until(lambda: {view.state for view in source.view().values()} == {"alive"}, what="both peers")
     pictures = images(12)
     answers = [source.submit(image).result(20) for image in pictures]
     assert not any(answer.degraded for answer in answers)
