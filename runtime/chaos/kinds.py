@@ -48,5 +48,6 @@ LIE_TEXTS = {
     "aliases": "a source under many names",
 }
 """All lies of :mod:`~ls_edge.runtime.chaos.liar`."""
-COURSE_LIES = tuple(name for name in LIE_TEXTS if name != "blames")
-"""Lies of a course: the record of a wrong answer names the liar, if there are any."""
+COURSE_LIES = tuple(name for name in LIE_TEXTS if name not in ("blames", "poisons"))
+"""Lies of a course: the record of a wrong answer names the liar, if there are any. Of the other two only an audit knows
+that the liar had the request in hand."""

@@ -62,6 +62,8 @@ _ALIASES = 24
 class Told(msgspec.Struct):
     """What became of a liar; it writes this down as it goes."""
 
+    met: int = 0
+    """Processes that it has a link to now."""
     given: int = 0
     """Transfers that it was handed, or had come home to it."""
     said: int = 0
@@ -469,6 +471,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for node, _ in pairs:
                 node.step(EVERY_S / len(pairs))
             now = time.monotonic()
+            for _, liar in pairs:
+                liar.told.met = len(liar.neighbours.by_name)
             if now >= write_at:
                 write_at = now + 5 * EVERY_S
                 if _at_end():

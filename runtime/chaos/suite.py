@@ -51,7 +51,9 @@ _PAUSE_S = 15.0
 _PAUSE_PART = 0.6
 """Longest part of a course that one pause takes."""
 _LIES_S = (2.0, 5.0)
-"""How long a liar is there, its start included."""
+"""How long a liar is there."""
+_MEET_S = 4.0
+"""Longest wait until it has met everybody: somebody may be gone at the moment."""
 _BACKGROUND = ("pause", "liar")
 """Kinds that last while other faults come."""
 _LIAR, _THIEF, _LAPTOP = "mallory", "thief", "laptop"
@@ -366,6 +368,8 @@ class _Mischief:
                     before = self._background.get(fault.kind)
                     if before is not None:
                         before.join()
+                if fault.kind == "liar":
+                    self._begin_lying(fault)
                 self._begun += 1
                 if self._on_fault is not None:
                     self._on_fault(fault)
@@ -418,8 +422,15 @@ class _Mischief:
         self._last(fault)
         self._peers.signal(fault.peer, signal.SIGCONT)
 
-    def _liar(self, fault: Fault) -> None:
+    def _begin_lying(self, fault: Fault) -> None:
+        """Start a liar and wait until it has met the others, so that there is somebody to lie to."""
         self._peers.lie(fault.peer, fault.lie, seed=round(fault.at_s * 1e3))
+        end = time.monotonic() + _MEET_S
+        wanted = len(self._peers.bundles) + (LIES[fault.lie].role == "peer")
+        while self._peers.told(fault.peer).met < wanted and time.monotonic() < end:
+            time.sleep(0.02)
+
+    def _liar(self, fault: Fault) -> None:
         self._last(fault)
         self.given[fault.lie] += self._peers.told(fault.peer).given
         self._peers.stop_lying(fault.peer)

@@ -138,6 +138,8 @@ class Joiner(Machine):
             return
         if any(holder != track.plan.holder for _, holder in ran):
             return  # a track is never handed on, so nobody else can have run it
+        if not event.finite:
+            ran = ()  # they would spoil the sum of all tracks, and we would be thought to have computed them
         visit = next((v for v in run.itinerary.visits if v.holder == track.plan.holder), None)
         times = (visit.queue_us, visit.engine_us, visit.codec_us) if visit is not None else (0, 0, 0)
         n = self.neighbours.get(track.plan.holder)
@@ -147,7 +149,7 @@ class Joiner(Machine):
             n.got_on()
             self.neighbours.advanced(n.name)
             n.track_took(self._now - track.began, times[0] + times[1], self._now)
-        self._end_track(wave, track, event.tokens, ran, times, run.returning)
+        self._end_track(wave, track, event.tokens, ran, times, run.returning if event.finite else "not finite")
 
     def _own_track_done(self, item: Item) -> None:
         """Our engine has run what it could of a track of ours."""

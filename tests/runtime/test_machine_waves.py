@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from ls_edge.runtime.routing.events import Compute, ComputeFailed, NeighbourDown, Send, Unsendable
+from ls_edge.runtime.routing.events import Arrived, Compute, ComputeFailed, NeighbourDown, Send, Unsendable
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.simulate import _join
 from ls_edge.runtime.wire import Accept, Progress, Refuse, Release, Run, Track, TrackRow, VisitRow
@@ -149,6 +149,23 @@ def test_what_a_track_ran_counts_and_the_rest_runs_later(peer):
     peer.computes(peer.compute, after=0.02)
     assert peer.only(Compute).blocks == (3,)
     assert peer.only(Compute).tokens == (("t", 0, 2, 1),)
+
+
+def test_a_track_that_is_not_finite_is_not_summed_and_its_blocks_run_later(peer):
+    """It made the joiner's tokens NaN, so that the request failed and the joiner was named."""
+    sent = begins(peer)
+    peer.hears("b", Accept(sent.ticket, 8))
+    run, tokens = back(sent)
+    peer(Arrived("b", run, tokens, finite=False))
+    peer.computes(peer.compute, after=0.02)
+    assert peer.only(Compute).blocks == (1, 3)
+    assert peer.only(Compute).tokens == (("t", 0, 2),)
+    assert peer.machine.neighbours.get("b").turned_down == 1
+    peer.computes(peer.only(Compute), after=0.02)
+    (home,) = peer.sent(Run, "laptop")
+    assert [row.why for row in home.itinerary.visits[0].tracks if row.holder == "b" and not row.blocks] == [
+        "not finite"
+    ]
 
 
 @pytest.mark.parametrize("wrong", ["wave", "index", "request", "blocks", "twice"])
