@@ -360,4 +360,6 @@ def test_flags_of_run_that_make_no_sense_end_it_with_one_line(tiny_bundle, write
         main(["run", *arguments])
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"ls-edge: {flag.strip('-').replace('-', '_')} {value}")
+    assert line.startswith("ls-edge: ")
+    assert flag in line or flag.strip("-").replace("-", "_") in line
+    assert value in line
