@@ -364,6 +364,8 @@ class Source:
         """Take in what other threads asked for, end what is over, and begin with whatever has its turn."""
         while self._inbox.new:
             pending = self._inbox.new.popleft()
+            if pending.state is PendingState.ENDED:  # cancelled between this look at what is new and the last
+                continue
             self._open[pending.request] = self._waiting[pending.request] = pending
             self._watch_deadline(pending)
         while self._inbox.abandoned:
