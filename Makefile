@@ -32,8 +32,8 @@ test-floors: $(FLOORS)/.installed ## tests with the lowest versions that pyproje
 	PYTHONWARNINGS=ignore $(FLOORS)/bin/python -m pytest -p no:cacheprovider -W default $(FLOOR_TESTS)
 
 # What touches the packages that have floors. Warnings are no errors here: old versions are deprecated by newer ones.
-FLOOR_TESTS := tests/core tests/cli/test_help.py tests/cli/test_predict.py tests/training tests/export $(wildcard $(addprefix tests/runtime/test_, \
-	preprocess.py engines.py chain.py bench.py codec.py wire.py keys.py links.py worker.py local.py tracks.py))
+FLOOR_TESTS := tests/core tests/data tests/engines tests/evaluation tests/cli/test_help.py tests/cli/test_predict.py tests/training tests/export \
+	$(wildcard $(addprefix tests/runtime/test_, codec.py messages.py keys.py links.py worker.py local_cluster.py tracks.py))
 
 # torch is several GB: it, and the tools of the tests, are those of .venv, behind the floors on the path.
 $(FLOORS)/.installed: pyproject.toml tests/floors.py $(STAMP)

@@ -17,16 +17,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import BenchmarkError, say
-from benchmarks.ways import PEERS, cells, figures_of, local_ways, parallel, top1
+from benchmarks.policy_runs import PEERS, cells, figures_of, local_ways, parallel, top1
 from ls_edge.arrangement import Arrangement
 from ls_edge.bundle import Bundle
-from ls_edge.costs import read_order_costs
-from ls_edge.datasets import ImageSet, match_classes, open_data
-from ls_edge.runtime.chain import Chain
-from ls_edge.runtime.preprocess import Preprocessor, iterate
+from ls_edge.data.datasets import ImageSet, match_classes, open_data
+from ls_edge.data.preprocess import Preprocessor, iterate
+from ls_edge.engines.pipeline import Chain
+from ls_edge.order_costs import read_order_costs
+from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.candidates import Candidate, Own
-from ls_edge.runtime.routing.planner import plan_wave
-from ls_edge.runtime.wire import Itinerary
+from ls_edge.runtime.routing.wave_planner import plan_wave
 
 IMAGES = 2000
 """Most images of a data set that are answered."""

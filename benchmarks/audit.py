@@ -20,9 +20,9 @@ from rich.table import Table
 
 from benchmarks.common import BenchmarkError, bundle_of, images_for, in_turn, median, say
 from ls_edge.bundle import Bundle
-from ls_edge.runtime.codec import is_finite
-from ls_edge.runtime.engines import open_engine
-from ls_edge.runtime.local import LocalPeers
+from ls_edge.engines.engine import open_engine
+from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.protocol.codec import is_finite
 from ls_edge.runtime.source import Source
 
 SHARES = (0.0, 0.01, 0.1, 1.0)

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks import ONE_THREAD
 from ls_edge.errors import LsEdgeError
-from ls_edge.machine import cores, cpu_name, cpu_quota, memory_gib
+from ls_edge.hardware import cores, cpu_name, cpu_quota, memory_gib
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -118,7 +118,7 @@ def bundle_of(
     from ls_edge.export.writer import ExportSettings, export_run
     from ls_edge.training.checkpoint import load_run, save_run
     from ls_edge.training.config import RunRecord, TrainConfig
-    from ls_edge.training.models import build, image_spec_of
+    from ls_edge.training.models.small_models import build, image_spec_of
 
     torch.set_num_threads(1)
     view = build(model, args)

@@ -26,9 +26,9 @@ from rich.table import Table
 
 from benchmarks.common import bundle_of, say
 from ls_edge.bundle import Bundle
+from ls_edge.engines.benchmark import bench
+from ls_edge.engines.pipeline import Chain
 from ls_edge.export.merge import merge
-from ls_edge.runtime.bench import bench
-from ls_edge.runtime.chain import Chain
 
 MODELS = ("vit_tiny_patch16_224", "vit_small_patch16_224", "vit_base_patch16_224")
 PRECISIONS: tuple[Literal["fp32", "int8"], ...] = ("fp32", "int8")
@@ -60,7 +60,7 @@ def _block(path: Path, model: str, args: dict[str, Any], seconds: float) -> dict
     """Milliseconds of a block as an engine and in PyTorch, and their ratio with its bar."""
     import torch
 
-    from ls_edge.training.models import build
+    from ls_edge.training.models.small_models import build
 
     bundle = Bundle.open(path)
     view = build(model, args).eval()

@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 from ls_edge.bundle import Bundle
-from ls_edge.runtime.engines import open_block_engines
+from ls_edge.engines.engine import open_block_engines
 
 
 def main() -> None:

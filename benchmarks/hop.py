@@ -26,8 +26,8 @@ from rich.table import Table
 from benchmarks.common import Child, in_turn, ms, say
 from benchmarks.echo import Raw
 from benchmarks.idle import Caller, manifest_of, write_peers
-from ls_edge.peers import load_peers
-from ls_edge.runtime.keys import load_secret
+from ls_edge.peers_file import load_peers
+from ls_edge.runtime.transport.keys import load_secret
 
 SIZES = ((197, 768), (197, 384), (197, 192))
 """Tokens and width of ViT-B, ViT-S and ViT-Ti at 224 pixels; 605, 303 and 151 KB of float32."""

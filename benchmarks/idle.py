@@ -20,17 +20,17 @@ import yaml
 
 from benchmarks.common import BenchmarkError, wait_for
 from ls_edge.bundle import Bundle, ImageSpec, Manifest, Part, Parts, TokenSpec
+from ls_edge.engines.engine import Signature, signature_of
 from ls_edge.errors import LsEdgeError
-from ls_edge.peers import PeersFile, load_peers
-from ls_edge.runtime.engines import Signature, signature_of
-from ls_edge.runtime.keys import KeyPair, load_secret, new_keys
-from ls_edge.runtime.local import free_ports
-from ls_edge.runtime.node import Node, new_incarnation
+from ls_edge.peers_file import PeersFile, load_peers
+from ls_edge.runtime.local_cluster import free_ports
 from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
 from ls_edge.runtime.routing.events import Answer, Computed, ComputeFailed, Instruction, Submit, Warm
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.source import SourceMachine
-from ls_edge.runtime.wire import MINOR, Hello, Itinerary, State
+from ls_edge.runtime.routing.source_routing import SourceMachine
+from ls_edge.runtime.transport.keys import KeyPair, load_secret, new_keys
+from ls_edge.runtime.transport.node import Node, new_incarnation
 
 
 def manifest_of(count: int, dim: int, blocks: int) -> Manifest:

@@ -4,7 +4,7 @@
 
 The bundle was exported with ``--calibrate``. Two parts:
 
-- ``reachable``: the routing machines in simulated time (``ls_edge.runtime.simulate``): four peers, each block held by
+- ``reachable``: the routing machines in simulated time (``runtime.simulation``): four peers, each block held by
   one of them, every link (the source's too) up or down by the toss of a coin, tossed again every four blocks' times.
   The orders that each policy ran are then computed with the bundle's engines on real images. The bar: ``quality``
   wins back at least half of what random orders lose against the trained one.
@@ -31,16 +31,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import BenchmarkError, say
-from benchmarks.ways import Settings, figures_of, top1, ways_of
+from benchmarks.policy_runs import Settings, figures_of, top1, ways_of
 from ls_edge.bundle import Bundle
-from ls_edge.costs import OrderCosts, read_order_costs
-from ls_edge.datasets import ImageSet, match_classes, open_data
-from ls_edge.peers import PeersFile
-from ls_edge.runtime.chain import Chain
-from ls_edge.runtime.local import LocalPeers
-from ls_edge.runtime.preprocess import Preprocessor, iterate
+from ls_edge.data.datasets import ImageSet, match_classes, open_data
+from ls_edge.data.preprocess import Preprocessor, iterate
+from ls_edge.engines.pipeline import Chain
+from ls_edge.order_costs import OrderCosts, read_order_costs
+from ls_edge.peers_file import PeersFile
+from ls_edge.runtime.local_cluster import LocalPeers
 from ls_edge.runtime.routing.events import Answer
-from ls_edge.runtime.simulate import SOURCE, Simulation
+from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.source import Source
 
 IMAGES = 2000

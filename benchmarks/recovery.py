@@ -7,7 +7,7 @@ that all work done there was lost; the others (the tokens had just moved on) cou
 the latency, less the median without faults, less the time from the tokens' arrival at that peer to the fault, which is
 the work that had to be done again. Without faults means the requests between the faults, same peers.
 
-``compare`` runs the like on ipyparallel and Dask (``benchmarks.others``), in an environment of their own that is made
+``compare`` runs the like on ipyparallel and Dask (``frameworks``), in an environment of their own that is made
 for it below the system's temporary folder from the package index: a chain of three stages through three workers, arrays
 of the same size, the worker killed that runs the second stage.
 """
@@ -30,12 +30,12 @@ from rich.table import Table
 
 from benchmarks.common import ROOT, BenchmarkError, bundle_of, cache_folder, images_for, median, ms, say, wait_for
 from ls_edge.bundle import Bundle
-from ls_edge.runtime.answers import Answer
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.protocol.messages import Accept, Moved
+from ls_edge.runtime.results import Answer
 from ls_edge.runtime.routing.events import Arrived, Event, Received
 from ls_edge.runtime.source import Source
-from ls_edge.runtime.wire import Accept, Moved
 
 MODEL = "vit_tiny_patch16_224"
 KINDS = ("kill", "stop", "hang")
@@ -191,7 +191,7 @@ class _Trials:
 
 
 def _other(name: str, wanted: int, shape: tuple[int, ...], stage_ms: float) -> dict[str, Any]:
-    """Run ``benchmarks.others`` in an environment that has ``name``; what went wrong stands in the place of figures."""
+    """Run ``frameworks`` in an environment that has ``name``; what went wrong stands in the place of figures."""
     folder = cache_folder() / "others"
     python = folder / "bin" / "python"
     if not (folder / ".complete").exists():

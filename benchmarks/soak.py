@@ -29,12 +29,12 @@ from typing import Any
 
 import numpy as np
 
-from ls_edge import machine
+from ls_edge import hardware
 from ls_edge.bundle import Bundle
-from ls_edge.datasets import open_data
+from ls_edge.data.datasets import open_data
 from ls_edge.errors import RequestError
-from ls_edge.runtime.answers import Answer
-from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.results import Answer
 from ls_edge.runtime.source import Source
 
 BAR = 0.05
@@ -224,7 +224,7 @@ def _soak(
         "source_rss_by_minute": watch.series,
         "bar": BAR,
         "within_bar": all(u["rss_growth"] <= BAR and u["descriptors_growth"] <= BAR for u in compared),
-        "machine": {"cpu": machine.cpu_name(), "cores": machine.cores(), "load": os.getloadavg()[0]},
+        "machine": {"cpu": hardware.cpu_name(), "cores": hardware.cores(), "load": os.getloadavg()[0]},
     }
 
 

@@ -27,12 +27,12 @@ from rich.table import Table
 
 from benchmarks.common import BenchmarkError, Child, bundle_of, images_for, in_turn, median, say
 from ls_edge.bundle import Bundle
-from ls_edge.datasets import ImageSet, open_data
+from ls_edge.data.datasets import ImageSet, open_data
+from ls_edge.evaluation.run_summary import summarise
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.local import LocalPeers
-from ls_edge.runtime.measure import measure
+from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.run_dataset import measure
 from ls_edge.runtime.source import Source
-from ls_edge.summary import summarise
 
 MODEL = "vit_small_patch16_224"
 BAR = 0.9
@@ -65,8 +65,8 @@ def _two_peers(path: Path, rounds: int, count: int, *, quick: bool) -> dict[str,
         stretches = {names[0]: stack.enter_context(_peers(path, {"ann": blocks[:half], "ben": blocks[half:]}, 8))}
         if not quick:  # starting processes takes most of a quick run
             stretches[names[1]] = stack.enter_context(_peers(path, {"ann": blocks, "ben": blocks}, 8))
-        one = [stack.enter_context(Child("benchmarks.alone", str(path), "2"))]
-        two = [stack.enter_context(Child("benchmarks.alone", str(path), "1")) for _ in range(2)]
+        one = [stack.enter_context(Child("benchmarks.workers", str(path), "2"))]
+        two = [stack.enter_context(Child("benchmarks.workers", str(path), "1")) for _ in range(2)]
         for child in (*one, *two):
             child.read()
         stretches |= {names[2]: _alone(one), names[3]: _alone(two)}

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks import accuracy
 from benchmarks.common import Child, bundle_of, images_for, in_turn, median, ms, say
-from benchmarks.ways import (
+from benchmarks.policy_runs import (
     AGAIN,
     ALONE,
     PAUSE_S,
@@ -45,7 +45,7 @@ from benchmarks.ways import (
     ways_of,
 )  # fmt: skip
 from ls_edge.bundle import Bundle
-from ls_edge.peers import PeersFile
+from ls_edge.peers_file import PeersFile
 from ls_edge.runtime.chaos.namespaces import Cluster, Net, reason_to_skip
 from ls_edge.runtime.source import Source
 

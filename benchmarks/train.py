@@ -33,9 +33,9 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ls_edge.training.models import create
+from ls_edge.training.models.small_models import create
+from ls_edge.training.models.view import BlockView
 from ls_edge.training.precision import autocast, choose_device, choose_precision, plain_attention
-from ls_edge.training.view import BlockView
 
 PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 """Dense bfloat16 FLOPs a second, by a part of the device's name."""

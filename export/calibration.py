@@ -14,12 +14,12 @@ import onnx
 
 from ls_edge.arrangement import random_orders
 from ls_edge.bundle import ImageSpec
-from ls_edge.datasets import match_classes
+from ls_edge.data.datasets import match_classes
+from ls_edge.data.preprocess import Preprocessor, iterate
+from ls_edge.engines.onnxruntime import CPU, open_session
 from ls_edge.errors import DataError
-from ls_edge.export.quantise import linear_layers
-from ls_edge.export.structure import to_bytes
-from ls_edge.runtime.preprocess import Preprocessor, iterate
-from ls_edge.runtime.sessions import CPU, open_session
+from ls_edge.export.canonical import to_bytes
+from ls_edge.export.int8 import linear_layers
 
 IMAGES = 512
 """How many images are read unless told otherwise."""
@@ -64,7 +64,7 @@ def read_calibration(data: str, image: ImageSpec, classes: Sequence[str], limit:
 
     Raises :class:`DataError` where fewer than :data:`LEAST` remain or the classes are not the model's.
     """
-    from ls_edge.training.sources import open_images
+    from ls_edge.training.timm_data import open_images
 
     found = open_images(data, "eval")
     matched = match_classes(found, classes) if found.classes else found

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from ls_edge.export.structure import to_bytes
+from ls_edge.export.canonical import to_bytes
 
 
 def merge(stem: bytes, blocks: Sequence[bytes], head: bytes) -> bytes:

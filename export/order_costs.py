@@ -1,4 +1,4 @@
-"""Measure what orders cost a model, with a fixed number of forward passes, and fit ``ls_edge.costs`` to it.
+"""Measure what orders cost a model, with a fixed number of forward passes, and fit ``ls_edge.order_costs`` to it.
 
 Calibration images run through the PyTorch view in arrangements of several kinds. Plain orders: uniformly drawn; the
 trained one with a few blocks moved, which is what a missing device makes of it; both again with up to a quarter of the
@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ls_edge.accuracy import logits_of
 from ls_edge.arrangement import Arrangement, Wave, apply
-from ls_edge.costs import VERSION, Fit, Measured, OrderCosts, Table
+from ls_edge.evaluation.evaluate import logits_of
 from ls_edge.export.calibration import Samples
-from ls_edge.export.split import PartsView
+from ls_edge.export.targets import PartsView
+from ls_edge.order_costs import VERSION, Fit, Measured, OrderCosts, Table
 
 ORDERS = 256
 IMAGES = 64
@@ -214,7 +214,7 @@ def _tables(found: np.ndarray, blocks: int) -> tuple[Table, Table, Table, tuple[
 
 @dataclass(frozen=True)
 class _Parts:
-    """What :func:`ls_edge.accuracy.logits_of` runs."""
+    """What :func:`ls_edge.evaluation.evaluate.logits_of` runs."""
 
     view: PartsView
     device: torch.device

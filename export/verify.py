@@ -28,11 +28,11 @@ import torch
 
 from ls_edge.arrangement import random_orders
 from ls_edge.bundle import Bundle, ImageSpec, model_id_of
+from ls_edge.engines.onnxruntime import onnxruntime_module
+from ls_edge.engines.pipeline import Chain
 from ls_edge.errors import VerificationError
 from ls_edge.export.calibration import Samples
-from ls_edge.export.split import PartsView, portable
-from ls_edge.runtime.chain import Chain
-from ls_edge.runtime.sessions import onnxruntime_module
+from ls_edge.export.targets import PartsView, portable
 from ls_edge.training.checkpoint import LoadedRun
 
 

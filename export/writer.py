@@ -34,15 +34,17 @@ from ls_edge.bundle import (
     model_id_of,
     write_manifest,
 )
+from ls_edge.engines.engine import signature_of
+from ls_edge.engines.pipeline import Chain
 from ls_edge.errors import BundleError, RunError, UsageError, VerificationError
 from ls_edge.export.calibration import RANGE_IMAGES, Calibration, activation_ranges
+from ls_edge.export.canonical import OPSET, check, to_bytes
+from ls_edge.export.fp16 import to_half
+from ls_edge.export.int8 import quantise_dynamic, quantise_explicit
 from ls_edge.export.merge import group, merge
-from ls_edge.export.onnx_parts import trace, trace_blocks
 from ls_edge.export.order_costs import ORDERS, doubts, measure_order_costs
-from ls_edge.export.precision import to_half
-from ls_edge.export.quantise import quantise_dynamic, quantise_explicit
-from ls_edge.export.split import PartsView, head_piece, portable, stem_piece
-from ls_edge.export.structure import OPSET, check, to_bytes
+from ls_edge.export.targets import PartsView, head_piece, portable, stem_piece
+from ls_edge.export.trace_onnx import trace, trace_blocks
 from ls_edge.export.verify import (
     MAX_BATCH,
     Verified,
@@ -52,10 +54,8 @@ from ls_edge.export.verify import (
     verify_accuracy,
     verify_numbers,
 )
-from ls_edge.runtime.chain import Chain
-from ls_edge.runtime.engines import signature_of
 from ls_edge.training.checkpoint import LoadedRun
-from ls_edge.training.view import BlockView
+from ls_edge.training.models.view import BlockView
 
 ENGINE_COSINE = 0.999
 """Least cosine of logits between engines that were built here and the files that they were built from."""

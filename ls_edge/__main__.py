@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from ls_edge import interrupts
+from ls_edge.cli import interrupts
 
 
 def main() -> NoReturn:
     """Run the command line of this process."""
     interrupts.install()
-    from ls_edge.cli import main as run
+    from ls_edge.cli.main import main as run
 
     run()
 

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from ls_edge.errors import BundleError, DigestMismatch, SchemaMismatch
-from ls_edge.explain import json_fault
+from ls_edge.validation import json_fault
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -109,7 +109,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """What the export measured against PyTorch."""
     order_costs: dict[str, Any] = {}
     trained_on: str = ""
-    """Digest of the training data's file list (:meth:`ls_edge.datasets.ImageSet.digest`); empty if unknown."""
+    """Digest of the training data's file list (:meth:`ls_edge.data.datasets.ImageSet.digest`); empty if unknown."""
 
     def part_names(self) -> Iterator[tuple[str, Part]]:
         """Yield ``("stem", part)``, ``("block 0", part)`` ... ``("head", part)``, and ``whole`` where there is one."""

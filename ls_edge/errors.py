@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ls_edge.trace import RequestRecord
+    from ls_edge.records import RequestRecord
 
 
 _UNPRINTABLE = re.compile(

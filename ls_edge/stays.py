@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ls_edge.trace import BlockAt, RequestRecord, TrackSpan
+from ls_edge.records import BlockAt, RequestRecord, TrackSpan
 
 NO_GAIN = "no gain"
 """Why a holder was given no track: it was not worth its transfer."""

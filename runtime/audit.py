@@ -29,13 +29,13 @@ import numpy as np
 
 from ls_edge.arrangement import Arrangement, apply
 from ls_edge.bundle import Bundle
+from ls_edge.engines.pipeline import Chain
 from ls_edge.errors import LsEdgeError, UsageError
-from ls_edge.runtime.answers import itinerary_holders
-from ls_edge.runtime.chain import Chain
-from ls_edge.runtime.codec import REPLAY_TOLERANCE, decode, encode
+from ls_edge.evaluation.run_summary import AuditSummary, Suspect
+from ls_edge.runtime.protocol.codec import REPLAY_TOLERANCE, decode, encode
+from ls_edge.runtime.protocol.messages import Itinerary, Ran
+from ls_edge.runtime.results import itinerary_holders
 from ls_edge.runtime.routing.events import Returned
-from ls_edge.runtime.wire import Itinerary, Ran
-from ls_edge.summary import AuditSummary, Suspect
 
 log = logging.getLogger("ls_edge.runtime")
 

@@ -14,14 +14,14 @@ from types import TracebackType
 import msgspec
 
 from ls_edge.errors import UsageError, WireError
-from ls_edge.peers import Peer, PeersFile
-from ls_edge.runtime import wire
-from ls_edge.runtime.door import new_alias
-from ls_edge.runtime.keys import KeyPair
-from ls_edge.runtime.links import Incoming, Link, LinkDown, Links, LinkUp, NoLink
-from ls_edge.runtime.node import curve_of, new_incarnation
-from ls_edge.runtime.troubles import one_line
-from ls_edge.runtime.wire import Bye, Complaint, Hello, State, Welcome
+from ls_edge.peers_file import Peer, PeersFile
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, State, Welcome
+from ls_edge.runtime.transport.admission import new_alias
+from ls_edge.runtime.transport.keys import KeyPair
+from ls_edge.runtime.transport.links import Incoming, Link, LinkDown, Links, LinkUp, NoLink
+from ls_edge.runtime.transport.node import curve_of, new_incarnation
+from ls_edge.runtime.transport.problems import one_line
 
 ASK_EVERY = 0.1
 """Least seconds between two HELLO to a peer."""

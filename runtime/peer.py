@@ -17,17 +17,17 @@ from pathlib import Path
 import numpy as np
 
 from ls_edge.bundle import Bundle
-from ls_edge.costs import read_order_costs
+from ls_edge.engines.engine import Engine, open_block_engines
 from ls_edge.errors import EngineError, LsEdgeError, UsageError
-from ls_edge.peers import EngineKind, PeersFile, is_loopback
-from ls_edge.runtime.codec import Tokens, is_finite
-from ls_edge.runtime.engines import Engine, open_block_engines
-from ls_edge.runtime.keys import KeyPair
-from ls_edge.runtime.node import Node, new_incarnation
+from ls_edge.order_costs import read_order_costs
+from ls_edge.peers_file import EngineKind, PeersFile, is_loopback
+from ls_edge.runtime.protocol.codec import Tokens, is_finite
+from ls_edge.runtime.protocol.messages import MINOR, Hello
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Drain, Instruction, Warm
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.peer import PeerMachine
-from ls_edge.runtime.wire import MINOR, Hello
+from ls_edge.runtime.routing.peer_routing import PeerMachine
+from ls_edge.runtime.transport.keys import KeyPair
+from ls_edge.runtime.transport.node import Node, new_incarnation
 from ls_edge.runtime.worker import Worker
 
 log = logging.getLogger("ls_edge.runtime")
@@ -263,8 +263,8 @@ def open_peer(
     until_eof: bool = False,
 ) -> Peer:
     """Read the files and make a :class:`Peer`; what ``ls-edge peer`` does."""
-    from ls_edge.peers import load_peers
-    from ls_edge.runtime.keys import load_secret
+    from ls_edge.peers_file import load_peers
+    from ls_edge.runtime.transport.keys import load_secret
 
     keys = load_secret(secret_key) if secret_key is not None else None
     file = peers if isinstance(peers, PeersFile) else load_peers(peers)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from ls_edge.errors import UsageError
+from ls_edge.runtime.protocol.messages import MAX_PRICE
 from ls_edge.runtime.routing.policy import POLICIES
-from ls_edge.runtime.wire import MAX_PRICE
 
 MAX_BUDGET_MS = 600_000.0
 """Longest budget of a request, which is also how long peers remember one that has ended."""

@@ -33,26 +33,26 @@ import numpy as np
 
 from ls_edge.arrangement import random_order
 from ls_edge.bundle import Bundle
-from ls_edge.costs import read_order_costs
+from ls_edge.data.preprocess import Preprocessor
+from ls_edge.engines.engine import Engine, open_engine
 from ls_edge.errors import BudgetExceeded, DataError, NotFinite, Overloaded, RequestError, SourceClosed, UsageError
-from ls_edge.peers import PeersFile, load_peers
-from ls_edge.runtime.answers import Answer, PeerView, Pending, PendingState, itinerary_holders, record_of
+from ls_edge.evaluation.run_summary import AuditSummary, Disbelief
+from ls_edge.order_costs import read_order_costs
+from ls_edge.peers_file import PeersFile, load_peers
+from ls_edge.records import PeerEvent
 from ls_edge.runtime.audit import Audit, Auditor, Challenge, challenge_itinerary, require_block_files
-from ls_edge.runtime.codec import is_finite
-from ls_edge.runtime.door import new_alias
-from ls_edge.runtime.engines import Engine, open_engine
-from ls_edge.runtime.keys import KeyPair, load_secret
-from ls_edge.runtime.node import Node, new_incarnation
-from ls_edge.runtime.preprocess import Preprocessor
+from ls_edge.runtime.protocol.codec import is_finite
+from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
+from ls_edge.runtime.results import Answer, PeerView, Pending, PendingState, itinerary_holders, record_of
 from ls_edge.runtime.routing.events import Abandon, Fail, Instruction, Note, Returned, Submit
 from ls_edge.runtime.routing.events import Answer as Answered
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.source import SourceMachine
+from ls_edge.runtime.routing.source_routing import SourceMachine
 from ls_edge.runtime.settings import Settings, checked_budget, whole_number
-from ls_edge.runtime.wire import MINOR, Hello, Itinerary, State
+from ls_edge.runtime.transport.admission import new_alias
+from ls_edge.runtime.transport.keys import KeyPair, load_secret
+from ls_edge.runtime.transport.node import Node, new_incarnation
 from ls_edge.runtime.worker import Worker
-from ls_edge.summary import AuditSummary, Disbelief
-from ls_edge.trace import PeerEvent
 
 log = logging.getLogger("ls_edge.runtime")
 

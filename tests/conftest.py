@@ -1,4 +1,9 @@
-"""What all tests share: one thread a process, settled random examples, and a watch for leaks."""
+"""What all tests share: one thread a process, fixed random examples, a check for leaks, and bundles.
+
+The bundles are real exports of a tiny vision transformer. timm's own initialisation makes blocks that change the tokens
+very little, so that any order gives nearly the same logits; these weights are drawn so that order, a skipped block and
+other weights all show.
+"""
 
 import gc
 import os
@@ -7,6 +12,7 @@ import threading
 import time
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, settings
 
 # Read by torch and numpy when they are first imported, here and in the processes that tests start.
@@ -22,6 +28,8 @@ settings.register_profile("settled", derandomize=True, **_quiet)
 settings.register_profile("explore", max_examples=2000, **_quiet)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "settled"))
 
+BLOCKS = 6
+"""Of the tiny bundles."""
 GRACE_S = 3.0
 """How long threads and descriptors may take to go after a test."""
 
@@ -71,3 +79,154 @@ def _descriptors():
         if not what.startswith(("/dev/", "/proc/", "/sys/")):
             found[int(descriptor)] = what
     return found
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tmp_path_factory):
+    """The folder of a bundle: 6 blocks of width 32, 16 tokens, 16x16 pixels, 10 classes."""
+    return _export(tmp_path_factory.mktemp("tiny"), seed=0)
+
+
+@pytest.fixture(scope="session")
+def other_bundle(tmp_path_factory):
+    """A bundle of the same shape as ``tiny_bundle`` with other weights, so with another model id."""
+    return _export(tmp_path_factory.mktemp("other"), seed=1)
+
+
+@pytest.fixture(scope="session")
+def wide_bundle(tmp_path_factory):
+    """As ``tiny_bundle``, but tokens of 49 KB: 2 blocks of width 768."""
+    return _export(tmp_path_factory.mktemp("wide"), seed=2, depth=2, width=768)
+
+
+def _export(folder, seed, depth=BLOCKS, width=32):
+    import torch
+
+    from ls_edge.export.writer import export_run
+    from ls_edge.training.checkpoint import load_run, save_run
+    from ls_edge.training.config import RunRecord, TrainConfig
+    from ls_edge.training.models.small_models import build, image_spec_of
+
+    torch.set_num_threads(1)
+    args = {"depth": depth, "embed_dim": width}
+    view = build("vit_digits", args)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in view.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=generator)
+    record = RunRecord(
+        version="0", model="vit_digits", model_args=args, kept=tuple(range(depth)), classes=tuple("0123456789"),
+        image=image_spec_of(view), trained_on="", method="shuffle",
+    )  # fmt: skip
+    save_run(folder / "run", view, TrainConfig(), record)
+    return export_run(load_run(folder / "run"), folder / "bundle").bundle.folder
+
+
+@pytest.fixture
+def write_peers(tmp_path):
+    """Write a ``peers.yaml`` with a free port of the loopback for each peer, and return its path."""
+
+    def write(placement, *, keys=None, sources=(), top=None, **each):
+        from ls_edge.runtime.local_cluster import free_ports
+
+        peers = [
+            {"name": name, "address": f"tcp://127.0.0.1:{port}", "blocks": list(blocks), "threads": 1, **each}
+            for (name, blocks), port in zip(placement.items(), free_ports(len(placement)), strict=True)
+        ]
+        listed = [{"name": name} for name in sources]
+        for entry in [*peers, *listed] if keys else []:
+            entry["public_key"] = keys[entry["name"]].public.decode()
+        path = tmp_path / "peers.yaml"
+        text = yaml.safe_dump({**(top or {}), "sources": listed, "peers": peers}, sort_keys=False)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def serve():
+    """Serve real peers on threads of this process; all have left when the test is over."""
+    running = []
+
+    def start(peer):
+        thread = threading.Thread(target=peer.serve, name=f"peer {peer.name}")
+        running.append((peer, thread))
+        thread.start()
+        return peer
+
+    yield start
+    for peer, _ in running:
+        peer.stop()
+        peer.stop()
+    for peer, thread in running:
+        thread.join(10)
+        assert not thread.is_alive(), f"{peer.name} did not leave"
+
+
+@pytest.fixture
+def images():
+    """Preprocessed images: ``images(4)`` is float32 ``[4, 3, 16, 16]``."""
+
+    def draw(count, seed=0):
+        import numpy as np
+
+        return np.random.default_rng(seed).standard_normal((count, 3, 16, 16)).astype(np.float32)
+
+    return draw
+
+
+@pytest.fixture
+def assert_replays():
+    """Check answers against the bundle's parts run one after the other in this process (guarantee R2)."""
+
+    def check(bundle, images, answers, tolerance=1e-4):
+        from ls_edge.bundle import Bundle
+        from ls_edge.engines.pipeline import Chain, replay
+
+        by_request = dict(zip((answer.request for answer in answers), images, strict=True))
+        records = [answer.record for answer in answers]
+        with Chain.open(Bundle.open(bundle), threads=1) as chain:
+            for replayed in replay(chain, records, lambda record: by_request[record.id]):
+                assert replayed.error <= tolerance, f"request {replayed.id} is off by {replayed.error}"
+
+    return check
+
+
+def wait_until(true, timeout=10.0, what="that"):
+    """Poll until ``true()``; fail the test after ``timeout`` seconds."""
+    end = time.monotonic() + timeout
+    while not true():
+        if time.monotonic() > end:
+            pytest.fail(f"waited {timeout} s in vain for {what}")
+        time.sleep(0.005)
+
+
+@pytest.fixture(name="wait_until")
+def _wait_until():
+    return wait_until
+
+
+def mutate(frame, rng):
+    """The frame with bytes changed, cut out, doubled or put in, at one place or a few."""
+    data = bytearray(frame)
+    for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
+        at = rng.randrange(len(data) + 1)
+        kind = rng.randrange(5)
+        if kind == 0 and at < len(data):
+            data[at] ^= 1 << rng.randrange(8)
+        elif kind == 1 and at < len(data):
+            data[at] = rng.choice((0x00, 0x80, 0x90, 0xC0, 0xC4, 0xCF, 0xD3, 0xDD, 0xDF, 0xFF, rng.randrange(256)))
+        elif kind == 2:
+            del data[at : at + rng.randrange(1, 9)]
+        elif kind == 3:
+            data[at:at] = rng.randbytes(rng.randrange(1, 9))
+        else:
+            data[at:at] = data[at : at + rng.randrange(1, 17)]
+    return bytes(data)
+
+
+@pytest.fixture(name="mutate", scope="session")
+def _mutate():
+    return mutate

@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 import pytest
 
-from ls_edge.cli import cli
+from ls_edge.cli.main import cli
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "runtime" / "PROTOCOL.md"])
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "runtime" / "protocol" / "PROTOCOL.md"])
 
 
 def fenced(text, *languages):

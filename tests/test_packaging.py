@@ -47,7 +47,7 @@ def test_the_wheel_holds_every_file(built):
     with zipfile.ZipFile(built[0]) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert names == set(expected().values())
-    assert {"ls_edge/py.typed", "ls_edge/assets/digits.npz", "ls_edge/assets/digits.md"} <= names
+    assert {"ls_edge/py.typed", "ls_edge/data/assets/digits.npz", "ls_edge/data/assets/digits.md"} <= names
 
 
 def test_the_sdist_holds_every_file(built):
@@ -74,8 +74,8 @@ def test_the_wheel_works_without_the_clone(built, tmp_path):
     with zipfile.ZipFile(built[0]) as wheel:
         wheel.extractall(tmp_path)
     code = (
-        "import ls_edge, ls_edge.runtime.preprocess as p\n"
-        "from ls_edge.datasets import open_data\n"
+        "import ls_edge, ls_edge.data.preprocess as p\n"
+        "from ls_edge.data.datasets import open_data\n"
         "print(ls_edge.__file__, p.__file__, len(open_data('digits', 'eval')), sep='\\n')"
     )
     done = subprocess.run(
@@ -83,5 +83,5 @@ def test_the_wheel_works_without_the_clone(built, tmp_path):
     )
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
-        str(tmp_path / "ls_edge" / "__init__.py"), str(tmp_path / "ls_edge" / "runtime" / "preprocess.py"), "359",
+        str(tmp_path / "ls_edge" / "__init__.py"), str(tmp_path / "ls_edge" / "data" / "preprocess.py"), "359",
     ]  # fmt: skip

@@ -19,13 +19,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ls_edge import yamlfile
+from ls_edge import yaml_source
 from ls_edge.bundle import ImageSpec
 from ls_edge.errors import LsEdgeError, ModelError, RunError, UsageError
 from ls_edge.training.config import RunFile, RunRecord, TrainConfig, to_yaml
-from ls_edge.training.methods import make_method
-from ls_edge.training.models import build
-from ls_edge.training.view import BlockView
+from ls_edge.training.methods.base import make_method
+from ls_edge.training.models.small_models import build
+from ls_edge.training.models.view import BlockView
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.yaml"
@@ -96,7 +96,7 @@ def read_record(folder: str | Path) -> tuple[RunFile, RunRecord]:
         raise RunError(
             f"{folder} is no run: it has no {CONFIG}; make one with 'ls-edge train --data DATA --out {folder}'"
         )
-    config, _ = yamlfile.load(folder / CONFIG, RunFile)
+    config, _ = yaml_source.load(folder / CONFIG, RunFile)
     if config.run is None:
         raise RunError(f"{folder / CONFIG} has no section 'run': it is no run's file, or training did not get that far")
     return config, config.run

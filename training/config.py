@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from ls_edge import explain, yamlfile
+from ls_edge import validation, yaml_source
 from ls_edge.bundle import ImageSpec
 from ls_edge.errors import UsageError
 
@@ -22,7 +22,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which model, and what it starts from."""
 
     name: str = "vit_digits"
-    """timm's name of it, or one of ``ls_edge.training.models``."""
+    """timm's name of it, or one of ``ls_edge.training.models.small_models``."""
     depth: int | None = None
     """Keep this many of the blocks, evenly spaced; None keeps all."""
     img_size: int | None = None
@@ -71,7 +71,7 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     smoothing: float = 0.1
     """Label smoothing of the training loss; validation is plain cross-entropy."""
     average: Literal["auto", "none", "ema", "swa"] = "auto"
-    """Keep averaged weights (``ls_edge.training.averaging``); ``auto`` is the method's own choice."""
+    """Keep averaged weights (``ls_edge.training.averaged_weights``); ``auto`` is the method's own choice."""
     average_decay: float = 0.999
     """Of ``ema``, a step."""
     average_from: float = 0.75
@@ -84,7 +84,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     method: str = "anyorder"
-    """One of ``ls_edge.training.methods.METHODS``."""
+    """One of ``ls_edge.training.methods.base.METHODS``."""
     method_args: dict[str, Any] = {}
     """Settings of the method, where it has any."""
     optim: OptimConfig = OptimConfig()
@@ -175,7 +175,7 @@ def read_config(path: str | Path | None, flags: dict[str, Any]) -> tuple[TrainCo
     """
     plain: dict[str, Any] = {}
     if path is not None:
-        parsed, places = yamlfile.load(path, RunFile)
+        parsed, places = yaml_source.load(path, RunFile)
         plain = {key: _named(parsed, key, places) for key in _keys(places, ()) if key != "run"}
         config: TrainConfig = msgspec.convert(plain, TrainConfig)
         check(config, places)
@@ -190,7 +190,7 @@ def read_config(path: str | Path | None, flags: dict[str, Any]) -> tuple[TrainCo
     try:
         config = msgspec.convert(plain, TrainConfig)
     except msgspec.ValidationError as error:
-        text = explain.fault(str(error), plain, TrainConfig).text
+        text = validation.fault(str(error), plain, TrainConfig).text
         raise UsageError(f"{text}; see 'ls-edge train --help'") from None
     check(config, None)
     return config, frozenset(_dotted(plain))
@@ -207,11 +207,11 @@ def find_recipe(path: Path) -> Path:
     return recipe
 
 
-def _keys(places: yamlfile.Places, where: tuple[str | int, ...]) -> list[str]:
+def _keys(places: yaml_source.Places, where: tuple[str | int, ...]) -> list[str]:
     return [str(path[-1]) for path in places.key_marks if path[:-1] == where]
 
 
-def _named(parsed: RunFile, key: str, places: yamlfile.Places) -> Any:
+def _named(parsed: RunFile, key: str, places: yaml_source.Places) -> Any:
     """The value of a key, without what the file did not say."""
     value = msgspec.to_builtins(getattr(parsed, key))
     if isinstance(getattr(parsed, key), msgspec.Struct):
@@ -228,7 +228,7 @@ def _dotted(plain: dict[str, Any]) -> list[str]:
     return names
 
 
-def check(config: TrainConfig, places: yamlfile.Places | None) -> None:
+def check(config: TrainConfig, places: yaml_source.Places | None) -> None:
     """Refuse values that no run can have; raises :class:`ConfigError` (with its place) or :class:`UsageError`."""
     c, o = config, config.optim
     rules: list[tuple[bool, tuple[str, ...], str]] = [
@@ -278,7 +278,7 @@ def _argument_rules(args: dict[str, Any]) -> list[tuple[bool, tuple[str, ...], s
 
 
 def to_yaml(value: msgspec.Struct) -> str:
-    """A struct as the YAML that :func:`ls_edge.yamlfile.load` reads."""
+    """A struct as the YAML that :func:`ls_edge.yaml_source.load` reads."""
     return yaml.safe_dump(
         msgspec.to_builtins(value), sort_keys=False, default_flow_style=None, allow_unicode=True, width=100
     )

@@ -2,7 +2,7 @@
 
 Batches are uint8 ``[B, 3, H, W]``, normalised where the model is. Small sets are decoded once and kept in memory;
 larger ones, and those with timm's augmentation, are decoded every epoch, by worker processes if asked for. Images
-for validation go through the very preprocessing that a board uses (``ls_edge.runtime.preprocess``).
+for validation go through the very preprocessing that a board uses (``ls_edge.data.preprocess``).
 
 An image that cannot be decoded is named, left out and counted. Left out: datasets that cannot be indexed.
 """
@@ -23,11 +23,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ls_edge.bundle import ImageSpec
-from ls_edge.datasets import ImageRef, ImageSet
+from ls_edge.data.datasets import ImageRef, ImageSet
+from ls_edge.data.preprocess import Preprocessor, decode
 from ls_edge.errors import DataError
-from ls_edge.runtime.preprocess import Preprocessor, decode
 from ls_edge.training.config import DataConfig
-from ls_edge.training.parallel import World
+from ls_edge.training.distributed import World
 
 _timm_data: Any = timm.data
 Batch = tuple[Tensor, Tensor]

@@ -4,7 +4,7 @@
 one with the lowest validation cross-entropy so far. With a fixed seed, machine and number of threads a run on the
 CPU is repeated bit by bit, also across a kill and ``resume``; CUDA kernels do not promise that.
 
-Started by ``torchrun`` it trains with all of its processes (``ls_edge.training.parallel``); the first one writes.
+Started by ``torchrun`` it trains with all of its processes (``ls_edge.training.distributed``); the first one writes.
 Left out: resuming inside an epoch.
 """
 
@@ -25,15 +25,17 @@ from ls_edge import __version__
 from ls_edge.arrangement import apply
 from ls_edge.bundle import ImageSpec
 from ls_edge.errors import DataError, RunError, TrainingStopped, UsageError
-from ls_edge.training.averaging import Average
+from ls_edge.training.averaged_weights import Average
 from ls_edge.training.checkpoint import CONFIG, METRICS, WEIGHTS, append_metrics, read_record, save_run
 from ls_edge.training.config import RunRecord, TrainConfig
 from ls_edge.training.data import Batches, Skipped, choose_augment, normaliser, split
-from ls_edge.training.lock import folder_lock
-from ls_edge.training.methods import Method, make_method
+from ls_edge.training.distributed import World, joined
+from ls_edge.training.epoch_trainer import Stepper
+from ls_edge.training.folder_lock import folder_lock
+from ls_edge.training.methods.base import Method, make_method
 from ls_edge.training.metrics import Epoch, Summary, open_board
+from ls_edge.training.models.initial_weights import make_start
 from ls_edge.training.optim import default_rate, make_optimiser
-from ls_edge.training.parallel import World, joined
 from ls_edge.training.precision import (
     autocast,
     choose_device,
@@ -44,9 +46,7 @@ from ls_edge.training.precision import (
     settled,
 )
 from ls_edge.training.resume import RESUME, Progress, load_progress, save_progress
-from ls_edge.training.sources import open_images
-from ls_edge.training.start import make_start
-from ls_edge.training.step import Stepper
+from ls_edge.training.timm_data import open_images
 
 LUCK = 3.0
 """Standard deviations of a guess's accuracy above chance that a checkpoint has to reach to count as trained."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ls_edge.training.config import OptimConfig
-from ls_edge.training.view import BlockView
+from ls_edge.training.models.view import BlockView
 
 OWN_RATES = {"vit_digits": (2e-3, 3e-3), "vit_cifar": (1.5e-3, 5e-4)}
 """Highest learning rate of a model of ours, from scratch and from weights; by trial, at 64 and 128 images a step."""

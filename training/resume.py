@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ls_edge.errors import RunError
-from ls_edge.training.averaging import Average
+from ls_edge.training.averaged_weights import Average
 from ls_edge.training.checkpoint import write_tensors
-from ls_edge.training.view import BlockView
+from ls_edge.training.models.view import BlockView
 
 RESUME = "resume.safetensors"
 _OPTIMISER = "optimiser."

@@ -14,7 +14,7 @@ _CONFIG, _WEIGHTS = "config.yaml", "model.safetensors"
 
 def check_data(source: str) -> None:
     """Raise :class:`DataError` where ``source`` names neither data that this package has, nor a path that is there."""
-    from ls_edge.datasets import is_timm_name
+    from ls_edge.data.datasets import is_timm_name
 
     if source != "digits" and not is_timm_name(source) and not Path(source).exists():
         raise DataError(f"{source}: no such folder or tar; check the path, or write 'digits' for the embedded images")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal
 import click
 import msgspec
 
-from ls_edge.cli import Command
+from ls_edge.cli.command import Command
 
 if TYPE_CHECKING:
     from ls_edge.bundle import Bundle
-    from ls_edge.runtime.bench import Bench
+    from ls_edge.engines.benchmark import Bench
 
 
 @click.command(
@@ -44,7 +44,7 @@ def command(
 ) -> None:
     """Time stem, blocks and head of the folder BUNDLE, the chain of them, and the whole model in one engine."""
     from ls_edge.bundle import Bundle
-    from ls_edge.runtime.bench import bench
+    from ls_edge.engines.benchmark import bench
 
     opened = Bundle.open(bundle)
     monolith, origin = _monolith(opened)
@@ -77,9 +77,9 @@ def _monolith(bundle: Bundle) -> tuple[bytes | None, str]:
 
 
 def _print(result: Bench) -> None:
+    from ls_edge.engines.benchmark import Times
+    from ls_edge.report.formatting import counted
     from ls_edge.report.terminal import PlainTable, open_console, print_table
-    from ls_edge.runtime.bench import Times
-    from ls_edge.text import counted
 
     table = PlainTable(f"{result.model}, {result.precision}, batch {result.batch}", box=None)
     for heading in ("", "median ms", "95 % ms", "least ms"):

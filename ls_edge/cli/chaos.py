@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ls_edge.cli import Command
+from ls_edge.cli.command import Command
 from ls_edge.errors import UsageError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def command(
     import msgspec
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from ls_edge.datasets import open_data
+    from ls_edge.data.datasets import open_data
     from ls_edge.logs import set_up
     from ls_edge.report.terminal import open_console
     from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ls_edge.cli import Command
+from ls_edge.cli.command import Command
 from ls_edge.errors import LsEdgeError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ls_edge.report.html import Run
-    from ls_edge.runtime.local import LocalPeers
+    from ls_edge.runtime.local_cluster import LocalPeers
 
 PLACEMENT = {"anna": [0, 1, 2, 3, 4], "ben": [3, 4, 5, 6, 7], "cleo": [0, 1, 2, 5, 6, 7]}
 """Three peers; every block is held by two of them, none holds all."""
@@ -120,7 +120,7 @@ def _heading(console: Console, text: str) -> None:
 
 def _pictures(folder: Path, runs: list[Run]) -> None:
     """The charts of the report that the README shows, as files."""
-    from ls_edge.report.picture import write_comparison_picture, write_picture
+    from ls_edge.report.svg_export import write_comparison_picture, write_picture
 
     folder.mkdir(exist_ok=True)
     write_comparison_picture(folder / "accuracy.svg", [(name, summary) for name, summary, _, _ in runs])
@@ -134,7 +134,7 @@ def _check_installed() -> None:
 
     missing = [name for name in ("torch", "timm", "onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
-        from ls_edge.install import install_command
+        from ls_edge.requirements import install_command
 
         raise UsageError(
             f"the demo trains and exports, which needs {', '.join(missing)}; to install them: "
@@ -190,12 +190,12 @@ def _ls_edge(console: Console, *arguments: str, quiet: bool = False) -> str:
 
 def _play(scene: Scene, out: Path, limit: int, console: Console) -> Run:
     """Serve the scene's model and answer ``limit`` images."""
-    from ls_edge.datasets import open_data
-    from ls_edge.report.live import RunProgress
-    from ls_edge.runtime.local import LocalPeers
-    from ls_edge.runtime.measure import measure
+    from ls_edge.data.datasets import open_data
+    from ls_edge.evaluation.run_summary import summarise
+    from ls_edge.report.progress import RunProgress
+    from ls_edge.runtime.local_cluster import LocalPeers
+    from ls_edge.runtime.run_dataset import measure
     from ls_edge.runtime.source import Source
-    from ls_edge.summary import summarise
 
     bundle = out / f"{scene.model}-bundle"
     folder = out / "peers" / scene.name.replace(",", "").replace(" ", "-")

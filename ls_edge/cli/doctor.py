@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ls_edge.cli import Command
+from ls_edge.cli.command import Command
 
 
 @click.command(
@@ -25,7 +25,7 @@ def command(*, as_json: bool) -> int:
 
     from rich.text import Text
 
-    from ls_edge.doctor import examine, worst
+    from ls_edge.cli.diagnostics import examine, worst
     from ls_edge.report.terminal import PlainTable, open_console, print_table
 
     with open_console(stderr=True).status("looking at this machine", spinner="line"):

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from ls_edge.cli import Command
+from ls_edge.cli.command import Command
 from ls_edge.errors import RunError, UsageError, printable
-from ls_edge.install import install_command
+from ls_edge.requirements import install_command
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ls_edge.accuracy import BlockModel, Evaluation
     from ls_edge.bundle import ImageSpec
-    from ls_edge.datasets import ImageRef, ImageSet
+    from ls_edge.data.datasets import ImageRef, ImageSet
     from ls_edge.errors import DataError
+    from ls_edge.evaluation.evaluate import BlockModel, Evaluation
 
 
 def _counts(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -90,15 +90,15 @@ def command(
     over models and orders. Several RUN_OR_BUNDLE are evaluated one after the other, and then stand in one table.
     """
     from ls_edge.cli.arguments import check_data
-    from ls_edge.cli.outputs import check_output
+    from ls_edge.cli.output_files import check_output
 
     members = [_members(given) for given in run_or_bundle]
     check_data(data)
-    from ls_edge.accuracy import together
-    from ls_edge.text import distinct_names
+    from ls_edge.evaluation.evaluate import together
+    from ls_edge.report.formatting import distinct_names
 
     if figure is not None:
-        from ls_edge.report.curves import check_figure
+        from ls_edge.report.figures import check_figure
 
         check_figure(figure, len(run_or_bundle))
         if figure.absolute().parent.is_dir():
@@ -142,14 +142,14 @@ def command(
         click.echo()
         _print_together(found)
     if figure is not None:
-        from ls_edge.report.curves import write_figure
+        from ls_edge.report.figures import write_figure
 
         write_figure(figure, found)
 
 
 def _check_bundle(path: Path, images: ImageSet, orders: int, keep: tuple[int, ...] | None) -> None:
     from ls_edge.bundle import Bundle
-    from ls_edge.evalplan import Plan
+    from ls_edge.evaluation.orders import Plan
 
     bundle = Bundle.open(path)
     Plan.make(bundle.blocks, orders, keep)
@@ -191,10 +191,10 @@ def _evaluate(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.text import Text
 
-    from ls_edge.accuracy import blocks_to_run, evaluate
-    from ls_edge.evalplan import Plan
+    from ls_edge.evaluation.evaluate import blocks_to_run, evaluate
+    from ls_edge.evaluation.orders import Plan
+    from ls_edge.report.formatting import counted
     from ls_edge.report.terminal import open_console
-    from ls_edge.text import counted
 
     console = open_console(stderr=True)
     bundle = (path / "manifest.json").is_file()
@@ -233,7 +233,7 @@ def _evaluate(
 
 def _open_bundle(folder: Path, threads: int | None) -> tuple[BlockModel, ImageSpec, dict[str, Any]]:
     from ls_edge.bundle import Bundle
-    from ls_edge.runtime.chain import Chain
+    from ls_edge.engines.pipeline import Chain
 
     bundle = Bundle.open(folder)
     chain = Chain.open(bundle, threads=threads)
@@ -249,8 +249,8 @@ def _open_run(
         import torch
 
         from ls_edge.training.checkpoint import load_run
-        from ls_edge.training.evaluate import TorchBlocks
         from ls_edge.training.precision import choose_device, choose_precision, choose_threads
+        from ls_edge.training.torch_blocks import TorchBlocks
     except ImportError as error:
         raise UsageError(
             f"{folder} is a run, which needs {error.name}; to install it: {install_command('train')}; or give a bundle"
@@ -265,12 +265,12 @@ def _open_run(
 
 
 def _open_images(data: str) -> ImageSet:
-    from ls_edge.datasets import is_timm_name, open_data
+    from ls_edge.data.datasets import is_timm_name, open_data
 
     if not is_timm_name(data):
         return open_data(data, "eval")
     try:
-        from ls_edge.training.sources import open_images
+        from ls_edge.training.timm_data import open_images
     except ImportError as error:
         raise UsageError(
             f"{data!r} is a data set of timm's factory, which needs {error.name}; to install it: "
@@ -280,7 +280,7 @@ def _open_images(data: str) -> ImageSet:
 
 
 def _labelled(images: ImageSet, classes: tuple[str, ...]) -> ImageSet:
-    from ls_edge.datasets import match_classes
+    from ls_edge.data.datasets import match_classes
     from ls_edge.errors import DataError
 
     if not images.classes:
@@ -293,7 +293,7 @@ def _labelled(images: ImageSet, classes: tuple[str, ...]) -> ImageSet:
 def _batches(images: ImageSet, spec: ImageSpec, size: int, on_skip: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     import numpy as np
 
-    from ls_edge.runtime.preprocess import Preprocessor, iterate
+    from ls_edge.data.preprocess import Preprocessor, iterate
 
     pixels: list[np.ndarray] = []
     labels: list[int] = []
@@ -309,8 +309,8 @@ def _batches(images: ImageSet, spec: ImageSpec, size: int, on_skip: Any) -> Iter
 
 
 def _print(result: Evaluation) -> None:
+    from ls_edge.report.formatting import counted
     from ls_edge.report.terminal import PlainTable, print_table
-    from ls_edge.text import counted
 
     s, a = result.settings, result.arbitrary
     click.echo(

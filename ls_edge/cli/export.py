@@ -9,7 +9,7 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from ls_edge.cli import Command
+from ls_edge.cli.command import Command
 from ls_edge.errors import UsageError, printable
 
 
@@ -84,16 +84,16 @@ def command(
         import onnx  # noqa: F401
         import torch  # noqa: F401
     except ImportError as error:
-        from ls_edge.install import install_command
+        from ls_edge.requirements import install_command
 
         raise UsageError(f"export needs {error.name}; to install it: {install_command('export', 'cpu')}") from None
     from rich.progress import Progress
 
+    from ls_edge.engines.onnxruntime import onnxruntime_module
     from ls_edge.export.calibration import read_calibration
-    from ls_edge.export.split import PartsView
+    from ls_edge.export.targets import PartsView
     from ls_edge.export.writer import ExportSettings, build_engines, check_target, export_run, steps_of
     from ls_edge.report.terminal import open_console
-    from ls_edge.runtime.sessions import onnxruntime_module
     from ls_edge.training.checkpoint import load_run
 
     start = time.perf_counter()
@@ -154,8 +154,8 @@ def _summary(out: Path, manifest: Any, seconds: float) -> dict[str, Any]:
 def _print(summary: dict[str, Any]) -> None:
     from rich.text import Text
 
+    from ls_edge.report.formatting import counted
     from ls_edge.report.terminal import PlainTable, print_table
-    from ls_edge.text import counted
 
     sizes, verified = summary["bytes"], summary["verified"]
     blocks = [size for name, size in sizes.items() if name.startswith("block")]

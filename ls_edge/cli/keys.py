@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ls_edge.cli import Command
+from ls_edge.cli.command import Command
 
 
 @click.group()
@@ -26,7 +26,7 @@ def new(name: str, out: Path) -> None:
     The secret file stays on the machine of NAME and goes to --secret-key there.
     """
     from ls_edge.errors import UsageError
-    from ls_edge.runtime.keys import new_keys
+    from ls_edge.runtime.transport.keys import new_keys
 
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is no folder; name one")

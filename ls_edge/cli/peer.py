@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ls_edge.cli import Command
+from ls_edge.cli.command import Command
 
 if TYPE_CHECKING:
-    from ls_edge.peers import EngineKind
+    from ls_edge.peers_file import EngineKind
 
 
 @click.command(
@@ -42,9 +42,9 @@ def command(
     SIGTERM or Ctrl-C: no new work, finish or hand on what is held, leave within five seconds with exit code 0; a second
     one leaves at once.
     """
-    from ls_edge.cli.descriptors import require_descriptors
+    from ls_edge.cli.open_files import require_descriptors
     from ls_edge.logs import set_up
-    from ls_edge.peers import load_peers
+    from ls_edge.peers_file import load_peers
     from ls_edge.runtime.peer import open_peer
 
     set_up(as_json=log_json)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ls_edge.cli import DEGRADED, Command
+from ls_edge.cli.command import DEGRADED, Command
 from ls_edge.cli.readiness import WAIT_S
 from ls_edge.errors import DataError, LsEdgeError, UsageError, printable
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ls_edge.runtime.answers import Answer
+    from ls_edge.runtime.results import Answer
     from ls_edge.runtime.source import Source
 
 MOST_BYTES = 1 << 28
@@ -77,9 +77,9 @@ def command(
     1 where nothing was answered.
     """  # noqa: D205
     from ls_edge.bundle import Bundle
-    from ls_edge.cli.descriptors import require_descriptors
+    from ls_edge.cli.open_files import require_descriptors
     from ls_edge.logs import set_up
-    from ls_edge.peers import load_peers
+    from ls_edge.peers_file import load_peers
 
     set_up(as_json=False, level=logging.ERROR)
     file = load_peers(peers)
@@ -140,7 +140,7 @@ def expand(given: str) -> Iterator[Input]:
 
 
 def _folder(given: str) -> Iterator[Input]:
-    from ls_edge.imagetree import EXTENSIONS, read_folder
+    from ls_edge.data.image_files import EXTENSIONS, read_folder
 
     try:
         tree = read_folder(Path(given))

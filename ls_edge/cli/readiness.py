@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ls_edge.interrupts import StopRequest
+    from ls_edge.cli.interrupts import StopRequest
     from ls_edge.runtime.source import Source
 
 WAIT_S = 5.0
@@ -91,6 +91,6 @@ def reasons(source: Source, missing: Sequence[int]) -> list[str]:
 
 def blocks_text(blocks: Sequence[int]) -> str:
     """``block 3``, ``blocks 0-3, 7``."""
-    from ls_edge.text import block_ranges
+    from ls_edge.report.formatting import block_ranges
 
     return f"block{'' if len(blocks) == 1 else 's'} {block_ranges(blocks)}"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from ls_edge.cli import cli
+from ls_edge.cli.main import cli
 
 WIDTH = 100
 

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ls_edge import interrupts
-from ls_edge.cli import DEGRADED, Command, describe
+from ls_edge.cli import interrupts
+from ls_edge.cli.command import DEGRADED, Command, describe
 from ls_edge.cli.readiness import WAIT_S
 from ls_edge.errors import LsEdgeError, printable
 
 if TYPE_CHECKING:
-    from ls_edge.datasets import ImageRef, ImageSet
+    from ls_edge.data.datasets import ImageRef, ImageSet
     from ls_edge.errors import DataError
-    from ls_edge.report.live import RunProgress
-    from ls_edge.runtime.measure import Measured
+    from ls_edge.evaluation.run_summary import RunSummary
+    from ls_edge.records import RequestRecord
+    from ls_edge.report.progress import RunProgress
+    from ls_edge.runtime.run_dataset import Measured
     from ls_edge.runtime.source import Source
-    from ls_edge.summary import RunSummary
-    from ls_edge.trace import RequestRecord
 
 _LOST_FOR_S, _TROUBLED_FOR_S = 0.5, 1.0
 """How long a block has no holder, or a peer cannot be used, until the display says so: a restart is not worth it."""
@@ -99,12 +99,12 @@ def command(
     Exit code 3 where an answer skipped blocks or a request failed, 1 where none was answered.
     """
     from ls_edge.bundle import Bundle
-    from ls_edge.cli.descriptors import require_descriptors
-    from ls_edge.cli.outputs import check_output
+    from ls_edge.cli.open_files import require_descriptors
+    from ls_edge.cli.output_files import check_output
     from ls_edge.cli.readiness import check_holders, wait_for_holders
     from ls_edge.logs import set_up
-    from ls_edge.peers import load_peers
-    from ls_edge.report.live import RunProgress
+    from ls_edge.peers_file import load_peers
+    from ls_edge.report.progress import RunProgress
 
     # What matters to a person is in the progress display; the log is for machines.
     set_up(as_json=log_json, level=logging.INFO if log_json else logging.ERROR)
@@ -116,10 +116,10 @@ def command(
     opened = Bundle.open(bundle)
     images = _images(data, limit)
     images.labels_for(opened.manifest.classes)  # other classes are found before anybody is waited for
-    from ls_edge.runtime.measure import measure
+    from ls_edge.evaluation.run_summary import summarise
+    from ls_edge.records import TraceWriter
+    from ls_edge.runtime.run_dataset import measure
     from ls_edge.runtime.source import Source
-    from ls_edge.summary import summarise
-    from ls_edge.trace import TraceWriter
 
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(
@@ -173,8 +173,8 @@ def _finish(
 ) -> int:  # fmt: skip
     """Print the summary, write the report, and return the exit code; whatever fails does not keep the rest from it."""
     from ls_edge.report.html import write_report
-    from ls_edge.report.sketch import print_typical
     from ls_edge.report.tables import print_answers, print_summary
+    from ls_edge.report.terminal_timeline import print_typical
 
     try:
         if as_json:
@@ -268,14 +268,14 @@ def _warn(text: str) -> None:
 
 
 def _images(data: str, limit: int | None) -> ImageSet:
-    from ls_edge.datasets import is_timm_name, open_data
+    from ls_edge.data.datasets import is_timm_name, open_data
     from ls_edge.errors import UsageError
-    from ls_edge.install import install_command
+    from ls_edge.requirements import install_command
 
     if not is_timm_name(data):
         return open_data(data, "eval").take(limit)
     try:
-        from ls_edge.training.sources import open_images
+        from ls_edge.training.timm_data import open_images
     except ImportError:
         raise UsageError(
             f"{data!r} is a data set of timm's factory, which needs torch and timm: {install_command('train')}; or "

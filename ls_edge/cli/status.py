@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ls_edge.cli import DEGRADED, Command
+from ls_edge.cli.command import DEGRADED, Command
 from ls_edge.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ls_edge.bundle import Bundle
-    from ls_edge.peers import PeersFile
+    from ls_edge.peers_file import PeersFile
     from ls_edge.runtime.observer import PeerStatus
 
 _EVERY_S = 1.0
@@ -53,9 +53,9 @@ def command(
     Exit code 3 where some peer is not alive, 1 where none is. With --check: 0, or 2 and the first mistake in the file.
     """  # noqa: D205
     from ls_edge.bundle import Bundle
-    from ls_edge.cli.descriptors import require_descriptors
+    from ls_edge.cli.open_files import require_descriptors
     from ls_edge.logs import set_up
-    from ls_edge.peers import load_peers
+    from ls_edge.peers_file import load_peers
 
     if check and watch:
         raise UsageError("--check does not look at peers, so there is nothing to watch; leave one out")
@@ -68,8 +68,8 @@ def command(
         return 0
     set_up(as_json=False, level=50)  # what peers say stands in the table
     require_descriptors(file)
-    from ls_edge.runtime.keys import load_secret
     from ls_edge.runtime.observer import Observer
+    from ls_edge.runtime.transport.keys import load_secret
 
     with Observer(file, keys=None if secret_key is None else load_secret(secret_key)) as observer:
         if watch:
@@ -144,9 +144,9 @@ def _print(found: Mapping[str, PeerStatus], file: PeersFile) -> None:
 def _table(found: Mapping[str, PeerStatus]) -> Table:
     from rich.text import Text
 
+    from ls_edge.report.formatting import block_ranges
     from ls_edge.report.tables import STATE_STYLES
     from ls_edge.report.terminal import PlainTable
-    from ls_edge.text import block_ranges
 
     table = PlainTable()
     for name in ("peer", "state", "key", "blocks"):
@@ -194,7 +194,7 @@ def _them(blocks: list[int]) -> str:
 
 
 def _print_check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> None:
-    from ls_edge.text import block_ranges
+    from ls_edge.report.formatting import block_ranges
 
     count = bundle.blocks if bundle is not None else 1 + max(block for peer in file.peers for block in peer.blocks)
     holders = {block: [peer.name for peer in file.peers if block in peer.blocks] for block in range(count)}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from ls_edge.cli import Command
+from ls_edge.cli.command import Command
 from ls_edge.errors import UsageError, printable
-from ls_edge.install import install_command
-from ls_edge.training.methods import METHODS
+from ls_edge.requirements import install_command
+from ls_edge.training.methods.base import METHODS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -123,7 +123,7 @@ def _train(
 ) -> Any:
     """Train one run and return its summary; None where it is finished already."""
     from ls_edge.training.loop import train
-    from ls_edge.training.progress import Bars
+    from ls_edge.training.progress_display import Bars
     from ls_edge.training.resume import RESUME
 
     if resume:
@@ -165,8 +165,8 @@ def _settings_of(out: Path, asked: TrainConfig, named: frozenset[str]) -> TrainC
 def _print(summary: Any) -> None:
     from rich.text import Text
 
+    from ls_edge.report.formatting import counted
     from ls_edge.report.terminal import open_console
-    from ls_edge.text import counted
 
     s = summary
     if s.best_epoch is None:

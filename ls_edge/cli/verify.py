@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from ls_edge.cli import Command
+from ls_edge.cli.command import Command
 
 if TYPE_CHECKING:
     from ls_edge.bundle import Bundle
@@ -34,7 +34,7 @@ def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> 
     from ls_edge.bundle import Bundle
     from ls_edge.cli.arguments import check_data, check_run
     from ls_edge.errors import UsageError, printable
-    from ls_edge.export.files import check_files, checked_with, raise_problems
+    from ls_edge.export.file_checks import check_files, checked_with, raise_problems
 
     if data is not None and run is None:
         raise UsageError("--data compares with PyTorch and needs --run RUN as well")
@@ -67,7 +67,7 @@ def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> 
 
 def _numbers(bundle: Bundle, run: Path, data: str | None) -> dict[str, Any]:
     from ls_edge.errors import UsageError
-    from ls_edge.install import install_command
+    from ls_edge.requirements import install_command
 
     try:
         import torch  # noqa: F401

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ls_edge.evaluation.run_summary import RunSummary
 from ls_edge.report.axes import chance_line, percent_axis
 from ls_edge.report.data import RunData
+from ls_edge.report.formatting import counted
 from ls_edge.report.svg import Scale, Svg, shorten, show_percent
-from ls_edge.summary import RunSummary
-from ls_edge.text import counted
 
 
 def accuracy_by_skips(data: RunData, width: int = 880) -> Svg | None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from ls_edge.errors import printable
+from ls_edge.evaluation.run_summary import Floats, Quantiles
+from ls_edge.records import PeerEvent, RequestRecord
 from ls_edge.report.axes import time_axis, value_axis
 from ls_edge.report.data import RunData
+from ls_edge.report.formatting import counted
 from ls_edge.report.svg import Scale, Svg, shorten, show_ms, show_percent, text_width
 from ls_edge.report.theme import STAGES
-from ls_edge.summary import Floats, Quantiles
-from ls_edge.text import counted
-from ls_edge.trace import PeerEvent, RequestRecord
 
 LEFT, RIGHT = 54, 14
 MOST_POINTS = 1200

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ls_edge.evaluation.run_summary import Floats, RunSummary
+from ls_edge.records import PeerEvent, RequestRecord
 from ls_edge.report.spans import Span, spans_of, way_of
 from ls_edge.report.theme import STAGES
 from ls_edge.stays import tracks_of_others, transfer_ms
-from ls_edge.summary import Floats, RunSummary
-from ls_edge.trace import PeerEvent, RequestRecord
 
 MOST_HOPS = 12
 MOST_HOLDERS = 24

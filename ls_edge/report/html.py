@@ -19,9 +19,13 @@ from pathlib import Path
 
 from ls_edge import __version__
 from ls_edge.errors import UsageError
-from ls_edge.report import accuracy, charts, timeline, ways
+from ls_edge.evaluation.run_summary import RunSummary
+from ls_edge.records import PeerEvent, RequestRecord
+from ls_edge.report import accuracy, charts, timeline
+from ls_edge.report import request_timelines as ways
 from ls_edge.report.data import RunData
-from ls_edge.report.parts import (
+from ls_edge.report.narrative import story
+from ls_edge.report.sections import (
     cards,
     comparison_table,
     failures,
@@ -34,9 +38,6 @@ from ls_edge.report.parts import (
 from ls_edge.report.spans import has_tracks
 from ls_edge.report.svg import Svg, markup, show_ms
 from ls_edge.report.theme import CHART, PAGE, STAGES, VARIABLES, block_colour
-from ls_edge.report.words import story
-from ls_edge.summary import RunSummary
-from ls_edge.trace import PeerEvent, RequestRecord
 
 WIDE, NARROW = 880, 356
 

@@ -9,11 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ls_edge.errors import printable
+from ls_edge.evaluation.run_summary import RunSummary
+from ls_edge.records import RequestRecord
+from ls_edge.report.formatting import block_ranges, counted
 from ls_edge.report.svg import shorten, show, show_ms, show_percent
 from ls_edge.report.terminal import PlainTable, open_console, print_table
-from ls_edge.summary import RunSummary
-from ls_edge.text import block_ranges, counted
-from ls_edge.trace import RequestRecord
 
 STATE_STYLES = {"alive": "green", "lost": "red", "suspect": "yellow", "draining": "cyan"}
 SHOWN_ANSWERS = 5

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ls_edge.evaluation.run_summary import Floats
 from ls_edge.report.axes import time_axis
 from ls_edge.report.data import Engines, RunData
+from ls_edge.report.formatting import block_ranges, counted
 from ls_edge.report.svg import Scale, Svg, shorten, show_ms, show_percent, text_width
 from ls_edge.report.theme import block_colour, ink_on
-from ls_edge.summary import Floats
-from ls_edge.text import block_ranges, counted
 
 MOST_LANES = 24
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ls_edge.runtime.engines import Engine, Signature
+from ls_edge.engines.engine import Engine, Signature
 
 
 class Faults(msgspec.Struct, frozen=True):

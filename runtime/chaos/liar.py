@@ -23,14 +23,8 @@ import msgspec
 import numpy as np
 
 from ls_edge.bundle import Bundle
-from ls_edge.peers import PeersFile, load_peers
-from ls_edge.runtime.door import new_alias
-from ls_edge.runtime.keys import load_secret
-from ls_edge.runtime.node import Node, new_incarnation
-from ls_edge.runtime.routing.events import Arrived, Event, Instruction, Received, Send
-from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.peer import PeerMachine
-from ls_edge.runtime.wire import (
+from ls_edge.peers_file import PeersFile, load_peers
+from ls_edge.runtime.protocol.messages import (
     MAX_BUDGET_US,
     MICROSECONDS,
     MINOR,
@@ -48,6 +42,12 @@ from ls_edge.runtime.wire import (
     Ticket,
     Track,
 )
+from ls_edge.runtime.routing.events import Arrived, Event, Instruction, Received, Send
+from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.peer_routing import PeerMachine
+from ls_edge.runtime.transport.admission import new_alias
+from ls_edge.runtime.transport.keys import load_secret
+from ls_edge.runtime.transport.node import Node, new_incarnation
 
 EVERY_S = 0.02
 """Seconds between two turns of what a liar does by itself."""

@@ -26,8 +26,8 @@ from typing import Any
 import yaml
 
 from ls_edge.errors import LinkError
-from ls_edge.peers import PeersFile, load_peers
-from ls_edge.runtime.keys import new_keys
+from ls_edge.peers_file import PeersFile, load_peers
+from ls_edge.runtime.transport.keys import new_keys
 
 _CLONE_NEWNET = 0x40000000
 _BRIDGE = "hub"

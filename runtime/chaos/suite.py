@@ -28,22 +28,22 @@ import numpy as np
 import zmq
 
 from ls_edge.bundle import Bundle
-from ls_edge.datasets import ImageSet
+from ls_edge.data.datasets import ImageSet
+from ls_edge.data.preprocess import Preprocessor
+from ls_edge.engines.pipeline import Chain
 from ls_edge.errors import RequestError
-from ls_edge.runtime import wire
-from ls_edge.runtime.answers import Answer
-from ls_edge.runtime.chain import Chain
+from ls_edge.evaluation.run_summary import Suspect
+from ls_edge.records import RequestRecord
 from ls_edge.runtime.chaos.faults import Faults
 from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS
 from ls_edge.runtime.chaos.liar import LIES
 from ls_edge.runtime.chaos.streams import Attack
-from ls_edge.runtime.codec import REPLAY_TOLERANCE
-from ls_edge.runtime.local import LocalPeers
-from ls_edge.runtime.preprocess import Preprocessor
+from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.codec import REPLAY_TOLERANCE
+from ls_edge.runtime.protocol.messages import MAJOR, Hello
+from ls_edge.runtime.results import Answer
 from ls_edge.runtime.source import Source
-from ls_edge.runtime.wire import MAJOR, Hello
-from ls_edge.summary import Suspect
-from ls_edge.trace import RequestRecord
 
 _GIVE_UP = 60.0
 """Seconds beyond the budget after which a request counts as hung."""

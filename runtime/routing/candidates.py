@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ls_edge.dealing import TrackCosts as Costs
+from ls_edge.runtime.routing.block_assignment import TrackCosts as Costs
 
 __all__ = ["Candidate", "Costs", "Own"]
 

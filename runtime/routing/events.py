@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ls_edge.errors import RequestError
-from ls_edge.runtime.wire import Hello, Itinerary, Message, RequestId, Run, State, Ticket
+from ls_edge.runtime.protocol.messages import Hello, Itinerary, Message, RequestId, Run, State, Ticket
 
 
 @dataclass(frozen=True)

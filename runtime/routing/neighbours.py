@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ls_edge.runtime.protocol.messages import Hello, State
 from ls_edge.runtime.routing.candidates import Candidate
-from ls_edge.runtime.wire import Hello, State
 
 TRIP_HALVES = 20.0
 """Seconds after which half of the belief in what was measured of a way is left."""

@@ -10,7 +10,7 @@ else remains.
 - ``fastest``: whoever is expected to have run a next block first, counting queue, engine and link, shared over the
   blocks that it could run in one go; there the block closest to the trained order. It never waits for the credit of
   one holder while another has some.
-- ``quality``: the block and holder with the least expected loss (``ls_edge.costs``, measured at export), plus its
+- ``quality``: the block and holder with the least expected loss (``ls_edge.order_costs``, measured at export), plus its
   expected time at the itinerary's price, nats a second. It waits for a holder's credit where that is worth more than
   the wait. A process without measured costs goes by ``nearest``.
 - ``parallel``: in waves of tracks that run side by side (``planner``, ``waves``); where that does not pay, as
@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.candidates import Candidate, Costs, Own
-from ls_edge.runtime.routing.planner import best_joiner
-from ls_edge.runtime.wire import Itinerary
+from ls_edge.runtime.routing.wave_planner import best_joiner
 
 POLICIES = ("nearest", "sequential", "random", "fastest", "quality", "parallel")
 

@@ -21,12 +21,12 @@ from typing import Any
 import msgspec
 
 from ls_edge import arrangement
+from ls_edge.runtime.protocol.messages import Accept, Itinerary, Progress, Ran, Ticket, Track, TrackRow
 from ls_edge.runtime.routing.candidates import Own
+from ls_edge.runtime.routing.custody import Item, Machine, Stage
 from ls_edge.runtime.routing.events import Arrived, Received, Send
-from ls_edge.runtime.routing.machine import Item, Machine, Stage
-from ls_edge.runtime.routing.planner import PlannedTrack, WavePlan, plan_wave
 from ls_edge.runtime.routing.policy import RunHere
-from ls_edge.runtime.wire import Accept, Itinerary, Progress, Ran, Ticket, Track, TrackRow
+from ls_edge.runtime.routing.wave_planner import PlannedTrack, WavePlan, plan_wave
 
 
 @dataclass(eq=False)

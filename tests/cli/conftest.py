@@ -1,13 +1,11 @@
 """Commands in this process and in ones of their own; the bundles of the runtime's tests, and one without torch."""
 
 import hashlib
-import importlib.util
 import logging
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -24,15 +22,7 @@ from ls_edge.bundle import (
     model_id_of,
     write_manifest,
 )  # fmt: skip
-from ls_edge.cli import main
-
-_spec = importlib.util.spec_from_file_location(
-    "runtime_fixtures", Path(__file__).parents[1] / "runtime" / "conftest.py"
-)
-_runtime = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_runtime)
-tiny_bundle, other_bundle = _runtime.tiny_bundle, _runtime.other_bundle
-write_peers, serve, wait_until = _runtime.write_peers, _runtime.serve, _runtime._wait_until
+from ls_edge.cli.main import main
 
 
 def _hear_ctrl_c():

@@ -14,7 +14,7 @@ import tarfile
 import pytest
 from PIL import Image
 
-from ls_edge.runtime.keys import new_keys
+from ls_edge.runtime.transport.keys import new_keys
 
 PEER = "  - {{name: {name}, address: 'tcp://127.0.0.1:{port}', blocks: {blocks}{more}}}\n"
 
@@ -467,7 +467,7 @@ def test_files_that_may_not_be_read(zoo, name, tmp_path):
     mode = path.stat().st_mode
     path.chmod(0)
     code = (
-        "import os, sys; from ls_edge.cli import main; import ls_edge.cli.peer, ls_edge.runtime.peer\n"
+        "import os, sys; from ls_edge.cli.main import main; import ls_edge.cli.peer, ls_edge.runtime.peer\n"
         "os.chdir(sys.argv.pop(1)); os.setuid(65534); main()"
     )
     for folder in (zoo, zoo.parent, zoo.parent.parent):

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from ls_edge import doctor
-from ls_edge.cli import main
-from ls_edge.doctor import Finding
+from ls_edge.cli import diagnostics
+from ls_edge.cli.diagnostics import Finding
+from ls_edge.cli.main import main
 
 
 def test_this_machine():
@@ -29,7 +29,7 @@ def test_this_machine():
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_exit_code_and_output(monkeypatch, capsys, status, code, flags):
     findings = [Finding("ok", "Python", "3.10"), Finding(status, "engines", "[none]", "pip install 'x[cpu]'")]
-    monkeypatch.setattr(doctor, "examine", lambda: findings)
+    monkeypatch.setattr(diagnostics, "examine", lambda: findings)
     with pytest.raises(SystemExit) as ended:
         main(["doctor", *flags])
     assert ended.value.code == code

@@ -6,12 +6,12 @@ import shutil
 import msgspec
 import pytest
 
-from ls_edge.accuracy import Arbitrary, Evaluation, Sequential
 from ls_edge.cli.eval import _evaluate
-from ls_edge.datasets import open_data
+from ls_edge.data.datasets import open_data
 from ls_edge.errors import UsageError
-from ls_edge.report.curves import figure, write_figure
-from ls_edge.text import distinct_names
+from ls_edge.evaluation.evaluate import Arbitrary, Evaluation, Sequential
+from ls_edge.report.figures import figure, write_figure
+from ls_edge.report.formatting import distinct_names
 
 EVAL = ("--data", "digits", "--limit", 20, "--orders", 2, "--keep", "2", "--threads", 1)
 
@@ -81,14 +81,14 @@ def test_distinct_names(paths, names):
 
 @pytest.mark.parametrize("extra", [["--figure", "."], ["--keep", "9"]])
 def test_a_mistake_is_found_before_the_work(command, two, extra, monkeypatch):
-    monkeypatch.setattr("ls_edge.accuracy.evaluate", lambda *_, **__: pytest.fail("evaluated"))
+    monkeypatch.setattr("ls_edge.evaluation.evaluate.evaluate", lambda *_, **__: pytest.fail("evaluated"))
     code, out, err = command("eval", two[0], *EVAL, *extra)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
 
 
 def test_a_fault_of_the_last_bundle_is_found_before_the_first_is_evaluated(command, two, tmp_path, monkeypatch):
-    monkeypatch.setattr("ls_edge.accuracy.evaluate", lambda *_, **__: pytest.fail("evaluated"))
+    monkeypatch.setattr("ls_edge.evaluation.evaluate.evaluate", lambda *_, **__: pytest.fail("evaluated"))
     shutil.copytree(two[1], tmp_path / "broken")
     (tmp_path / "broken" / "manifest.json").write_text("{}")
     code, _, err = command("eval", two[0], tmp_path / "broken", *EVAL)

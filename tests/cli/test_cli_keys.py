@@ -3,8 +3,8 @@
 import pytest
 import zmq.auth
 
-from ls_edge.cli import main
-from ls_edge.peers import load_peers
+from ls_edge.cli.main import main
+from ls_edge.peers_file import load_peers
 
 
 def keys_new(capsys, *arguments):

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from ls_edge.peers import load_peers
-from ls_edge.runtime.local import free_ports
+from ls_edge.peers_file import load_peers
+from ls_edge.runtime.local_cluster import free_ports
 from ls_edge.runtime.peer import open_peer
 from ls_edge.runtime.source import Source
 

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from ls_edge import __version__
-from ls_edge.cli import COMMANDS, cli
+from ls_edge.cli.main import COMMANDS, cli
 from ls_edge.cli.reference import reference
 
 HEAVY = ("torch", "torchvision", "timm", "onnx", "onnxscript", "sklearn", "onnxruntime", "tensorrt", "safetensors")
@@ -39,7 +39,7 @@ def python(code, *arguments, blocked=(), **kwargs):
 
 
 def run(*arguments, blocked=(), **kwargs):
-    return python("from ls_edge.cli import main; main(sys.argv[1:])", *arguments, blocked=blocked, **kwargs)
+    return python("from ls_edge.cli.main import main; main(sys.argv[1:])", *arguments, blocked=blocked, **kwargs)
 
 
 def modules(*, without=()):
@@ -81,7 +81,7 @@ def test_help_of_a_command_without_the_heavy_packages(command):
 
 def test_core_and_runtime_import_without_the_heavy_packages():
     names = modules(without=("ls_edge.training", "ls_edge.export"))
-    assert {"ls_edge.runtime", "ls_edge.runtime.preprocess", "ls_edge.cli.keys", "ls_edge.bundle"} <= set(names)
+    assert {"ls_edge.runtime", "ls_edge.data.preprocess", "ls_edge.cli.keys", "ls_edge.bundle"} <= set(names)
     done = python(IMPORT_ALL, *names, blocked=HEAVY)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -95,8 +95,8 @@ def test_core_and_runtime_leave_the_heavy_packages_alone_where_they_are():
 
 def test_the_core_needs_nothing_of_the_other_rooms():
     rooms = ("ls_edge.runtime", "ls_edge.training", "ls_edge.export")
-    names = modules(without=(*rooms, "ls_edge.cli"))
-    assert {"ls_edge.bundle", "ls_edge.doctor", "ls_edge.report"} <= set(names)
+    names = modules(without=(*rooms, "ls_edge.cli", "ls_edge.data"))
+    assert {"ls_edge.bundle", "ls_edge.engines", "ls_edge.report"} <= set(names)
     done = python(IMPORT_ALL, *names, blocked=(*HEAVY, "zmq", "PIL", *rooms))
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -89,7 +89,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
 
 FORKED = """
 import os, signal, sys, time
-from ls_edge import interrupts
+from ls_edge.cli import interrupts
 interrupts.install()
 child = os.fork()
 if child == 0:

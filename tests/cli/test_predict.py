@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from ls_edge.bundle import Bundle
-from ls_edge.datasets import open_data
-from ls_edge.runtime.chain import Chain
-from ls_edge.runtime.local import LocalPeers
+from ls_edge.data.datasets import open_data
+from ls_edge.engines.pipeline import Chain
+from ls_edge.runtime.local_cluster import LocalPeers
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
 
@@ -42,7 +42,7 @@ def photos(tmp_path):
 def in_one_process(bundle, path):
     """Class names and probabilities of an image, the likeliest first."""
     opened = Bundle.open(bundle)
-    from ls_edge.runtime.preprocess import Preprocessor
+    from ls_edge.data.preprocess import Preprocessor
 
     array = Preprocessor(opened.manifest.image)(path.read_bytes())
     with Chain.open(opened, threads=1) as chain:

@@ -12,12 +12,12 @@ import pytest
 import zmq
 
 from ls_edge.bundle import Bundle, bundle_id_of, write_manifest
-from ls_edge.peers import load_peers
+from ls_edge.peers_file import load_peers
+from ls_edge.records import read_trace
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.keys import new_keys
-from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.local_cluster import LocalPeers
 from ls_edge.runtime.peer import Peer
-from ls_edge.trace import read_trace
+from ls_edge.runtime.transport.keys import new_keys
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
 SLOW = Faults(stall_ms=20.0, stall_part=1.0)

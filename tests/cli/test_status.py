@@ -10,16 +10,16 @@ import pytest
 import zmq
 
 from ls_edge.bundle import Bundle
-from ls_edge.peers import HeartbeatSettings, load_peers
-from ls_edge.runtime import wire
-from ls_edge.runtime.door import new_alias
-from ls_edge.runtime.keys import new_keys
-from ls_edge.runtime.links import Incoming, Link, Links, LinkUp
-from ls_edge.runtime.local import LocalPeers
+from ls_edge.peers_file import HeartbeatSettings, load_peers
+from ls_edge.runtime.local_cluster import LocalPeers
 from ls_edge.runtime.observer import Observer
 from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import Cancel, Complaint, Hello, State, Welcome
 from ls_edge.runtime.source import Source
-from ls_edge.runtime.wire import Cancel, Complaint, Hello, State, Welcome
+from ls_edge.runtime.transport.admission import new_alias
+from ls_edge.runtime.transport.keys import new_keys
+from ls_edge.runtime.transport.links import Incoming, Link, Links, LinkUp
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
 FIELDS = {"reachable", "key", "state", "bundle_id", "blocks", "warm", "latency_ms", "reason"}
@@ -88,7 +88,7 @@ def test_it_leaves_no_trace_in_routing(peers, tiny_bundle, wait_until):
 
 
 def _image():
-    from ls_edge.datasets import open_data
+    from ls_edge.data.datasets import open_data
 
     return open_data("digits", "eval").images[0].read()
 

@@ -13,15 +13,15 @@ import termios
 import pytest
 from rich.console import Console
 
-from ls_edge.cli import COMMANDS
-from ls_edge.report.live import RunProgress
-from ls_edge.report.sketch import sketch
+from ls_edge.cli.main import COMMANDS
+from ls_edge.cli.streams import stand_in
+from ls_edge.evaluation.run_summary import RunContext, summarise
+from ls_edge.records import PeerEvent, RequestRecord, Visit
+from ls_edge.report.formatting import counted
+from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import print_comparison, print_summary
 from ls_edge.report.terminal import PlainTable, print_table
-from ls_edge.streams import stand_in
-from ls_edge.summary import RunContext, summarise
-from ls_edge.text import counted
-from ls_edge.trace import PeerEvent, RequestRecord, Visit
+from ls_edge.report.terminal_timeline import sketch
 
 EVAL = ("--data", "digits", "--limit", 20, "--orders", 2, "--keep", "2", "--threads", 1)
 ASCII = [{"LANG": "C"}, {"LC_ALL": "POSIX"}, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}]

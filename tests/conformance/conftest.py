@@ -1,6 +1,5 @@
 """The bundles of the runtime's tests, and peers that run JavaScript."""
 
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -9,14 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ls_edge.runtime.local import LocalPeers
-
-_spec = importlib.util.spec_from_file_location(
-    "runtime_fixtures", Path(__file__).parents[1] / "runtime" / "conftest.py"
-)
-_runtime = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_runtime)
-tiny_bundle, images, assert_replays = _runtime.tiny_bundle, _runtime.images, _runtime.assert_replays
+from ls_edge.runtime.local_cluster import LocalPeers
 
 HERE = Path(__file__).parent
 LEAST_NODE = 18

@@ -2,7 +2,7 @@
 
     python tests/conformance/generate.py
 
-Grammar, examples and transcripts stand in ``runtime/PROTOCOL.md`` between ``<!-- generated: ... -->`` and
+Grammar, examples and transcripts stand in ``runtime/protocol/PROTOCOL.md`` between ``<!-- generated: ... -->`` and
 ``<!-- end -->``. ``test_vectors.py`` compares both files with what this module makes.
 """
 
@@ -15,10 +15,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ls_edge.runtime import codec, wire
-from ls_edge.runtime.routing.events import Answer, Compute, Note, Send, TellState
-from ls_edge.runtime.simulate import SOURCE, Simulation
-from ls_edge.runtime.wire import (
+from ls_edge.runtime.protocol import codec
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import (
     Accept,
     Bye,
     Cancel,
@@ -37,9 +36,11 @@ from ls_edge.runtime.wire import (
     VisitRow,
     Welcome,
 )
+from ls_edge.runtime.routing.events import Answer, Compute, Note, Send, TellState
+from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
 
 HERE = Path(__file__).parent
-DOCUMENT = HERE.parents[1] / "runtime" / "PROTOCOL.md"
+DOCUMENT = HERE.parents[1] / "runtime" / "protocol" / "PROTOCOL.md"
 VECTORS = HERE / "vectors.json"
 
 # Grammar, from the tables of PROTOCOL.md.
@@ -563,7 +564,7 @@ def vectors():
         for kind in codec.CODECS
     ]
     return {
-        "about": "Test vectors of the protocol; runtime/PROTOCOL.md, 'Test vectors', says what the keys mean.",
+        "about": "Test vectors of the protocol; runtime/protocol/PROTOCOL.md, 'Test vectors', says what the keys mean.",
         "major": wire.MAJOR,
         "minor": wire.MINOR,
         "messages": messages,

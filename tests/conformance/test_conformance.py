@@ -16,12 +16,11 @@ import pytest
 import zmq
 
 from ls_edge.bundle import Bundle
-from ls_edge.runtime import codec, wire
-from ls_edge.runtime.chain import Chain
+from ls_edge.engines.pipeline import Chain
 from ls_edge.runtime.observer import Observer
-from ls_edge.runtime.routing.policy import POLICIES
-from ls_edge.runtime.source import Source
-from ls_edge.runtime.wire import (
+from ls_edge.runtime.protocol import codec
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import (
     Accept,
     Bye,
     Cancel,
@@ -38,6 +37,8 @@ from ls_edge.runtime.wire import (
     Track,
     Welcome,
 )
+from ls_edge.runtime.routing.policy import POLICIES
+from ls_edge.runtime.source import Source
 
 HERE = Path(__file__).parent
 VECTORS = json.loads((HERE / "vectors.json").read_text(encoding="utf-8"))

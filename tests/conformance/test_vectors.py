@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from ls_edge.errors import WireError
-from ls_edge.runtime import codec, wire
+from ls_edge.runtime.protocol import codec
+from ls_edge.runtime.protocol import messages as wire
 
 
 def _load(path):

@@ -1,4 +1,4 @@
-// Headers and tokens, as runtime/PROTOCOL.md describes them: MessagePack, the fields of each message, the codecs.
+// Headers and tokens, as runtime/protocol/PROTOCOL.md describes them: MessagePack, the fields of each message, the codecs.
 
 export class Malformed extends Error {}
 

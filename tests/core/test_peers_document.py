@@ -1,4 +1,4 @@
-"""docs/peers.md and the code that reads peers.yaml know the same keys, defaults and values."""
+"""docs/peers_file.md and the code that reads peers.yaml know the same keys, defaults and values."""
 
 import re
 from pathlib import Path
@@ -8,12 +8,17 @@ import msgspec
 import pytest
 import yaml
 
-from ls_edge import peers
+from ls_edge import peers_file
 from ls_edge.errors import ConfigError
-from ls_edge.peers import HeartbeatSettings, PeerEntry, SourceEntry, load_peers
+from ls_edge.peers_file import HeartbeatSettings, PeerEntry, SourceEntry, load_peers
 
 TEXT = (Path(__file__).parents[2] / "docs" / "peers.md").read_text(encoding="utf-8")
-SECTIONS = {"At the top": peers._File, "A source": SourceEntry, "A peer": PeerEntry, "Heartbeat": HeartbeatSettings}
+SECTIONS = {
+    "At the top": peers_file._File,
+    "A source": SourceEntry,
+    "A peer": PeerEntry,
+    "Heartbeat": HeartbeatSettings,
+}
 NONE = {
     "bind": "the `address`", "provider": "the best that is there", "threads": "the engine's choice",
     "public_key": "none",
@@ -48,7 +53,7 @@ def test_keys_and_defaults_are_those_of_the_code(heading):
 
 @pytest.mark.parametrize("key", ["engine", "codec"])
 def test_values_are_those_of_the_code(key):
-    values = {"engine": peers.EngineKind, "codec": peers.Codec}[key]
+    values = {"engine": peers_file.EngineKind, "codec": peers_file.Codec}[key]
     assert re.findall(r"`(\w+)`", rows("A peer")[key][0]) == list(get_args(values))
 
 
@@ -80,7 +85,7 @@ def test_examples_of_keys_are_read(tmp_path, heading, key, example):
     value = yaml.safe_load(example)
     file = file_with(heading, key, value)
     if file is None:
-        assert peers._Z85_KEY.match(value) if key == "public_key" else value
+        assert peers_file._Z85_KEY.match(value) if key == "public_key" else value
         return
     path = tmp_path / "peers.yaml"
     path.write_text(yaml.safe_dump(file), encoding="utf-8")

@@ -13,7 +13,7 @@ def make_run():
 
     from ls_edge.training.checkpoint import save_run
     from ls_edge.training.config import RunRecord, TrainConfig
-    from ls_edge.training.models import build, image_spec_of
+    from ls_edge.training.models.small_models import build, image_spec_of
 
     def make(folder, seed=0, change=lambda view: None, depth=DEPTH):
         torch.set_num_threads(1)
@@ -42,10 +42,10 @@ def trained(make_run, tmp_path_factory):
 
     from ls_edge.export.calibration import Preprocessor
     from ls_edge.training.checkpoint import load_run
-    from ls_edge.training.sources import open_images
+    from ls_edge.training.timm_data import open_images
 
     def learn(view):
-        from ls_edge.training.models import image_spec_of
+        from ls_edge.training.models.small_models import image_spec_of
 
         preprocess = Preprocessor(image_spec_of(view))
         refs = open_images("digits", "train").images

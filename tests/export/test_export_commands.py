@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from ls_edge.bundle import Bundle
-from ls_edge.cli import main
+from ls_edge.cli.main import main
 
 
 @pytest.fixture

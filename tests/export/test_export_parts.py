@@ -9,11 +9,11 @@ import onnxruntime
 import pytest
 import torch
 
+from ls_edge.engines.engine import signature_of
 from ls_edge.errors import VerificationError
-from ls_edge.export.onnx_parts import trace, trace_blocks
-from ls_edge.export.split import block_piece, portable
-from ls_edge.export.structure import check, to_bytes
-from ls_edge.runtime.engines import signature_of
+from ls_edge.export.canonical import check, to_bytes
+from ls_edge.export.targets import block_piece, portable
+from ls_edge.export.trace_onnx import trace, trace_blocks
 
 TOKENS = (17, 32)
 

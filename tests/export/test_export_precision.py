@@ -10,16 +10,16 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from ls_edge.engines.pipeline import Chain
 from ls_edge.errors import UsageError, VerificationError
 from ls_edge.export.calibration import activation_ranges, read_calibration
+from ls_edge.export.fp16 import to_half
+from ls_edge.export.int8 import linear_layers, quantise_dynamic, quantise_explicit, quantise_weight
 from ls_edge.export.merge import group
-from ls_edge.export.onnx_parts import trace_blocks
-from ls_edge.export.precision import to_half
-from ls_edge.export.quantise import linear_layers, quantise_dynamic, quantise_explicit, quantise_weight
-from ls_edge.export.split import PartsView, portable
+from ls_edge.export.targets import PartsView, portable
+from ls_edge.export.trace_onnx import trace_blocks
 from ls_edge.export.verify import RESIDUAL, verify_run
 from ls_edge.export.writer import ExportSettings, export_run
-from ls_edge.runtime.chain import Chain
 from ls_edge.training.checkpoint import load_run
 
 TOKENS = (17, 32)

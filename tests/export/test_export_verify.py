@@ -9,17 +9,17 @@ import torch
 from onnx import numpy_helper
 
 from ls_edge.bundle import Bundle
+from ls_edge.engines.engine import OnnxEngine, signature_of
+from ls_edge.engines.pipeline import Chain
 from ls_edge.errors import BundleError, DataError, VerificationError
 from ls_edge.export.calibration import read_calibration
-from ls_edge.export.files import check_files, checked_with, raise_problems
-from ls_edge.export.split import PartsView
+from ls_edge.export.file_checks import check_files, checked_with, raise_problems
+from ls_edge.export.targets import PartsView
 from ls_edge.export.verify import generated_images, verify_numbers, verify_run
 from ls_edge.export.writer import export_run
-from ls_edge.runtime.chain import Chain
-from ls_edge.runtime.engines import OnnxEngine, signature_of
 from ls_edge.training.checkpoint import load_run, save_run
 from ls_edge.training.config import RunRecord, TrainConfig
-from ls_edge.training.models import build, image_spec_of
+from ls_edge.training.models.small_models import build, image_spec_of
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import torch
 
 from ls_edge.arrangement import Arrangement
 from ls_edge.bundle import MANIFEST, Bundle, ImageSpec
+from ls_edge.engines.pipeline import Chain
 from ls_edge.errors import DigestMismatch, EngineError, RunError, UsageError, VerificationError
 from ls_edge.export.writer import ExportSettings, check_target, export_run, steps_of
-from ls_edge.runtime.chain import Chain
 from ls_edge.training.checkpoint import load_run
-from ls_edge.training.slots import Position
-from ls_edge.training.view import BlockView
+from ls_edge.training.methods.slots import Position
+from ls_edge.training.models.view import BlockView
 
 IMAGES = np.random.default_rng(1).standard_normal((2, 3, 16, 16), dtype=np.float32)
 

@@ -9,7 +9,6 @@ import torch
 
 from ls_edge.arrangement import Arrangement, random_orders
 from ls_edge.bundle import Bundle
-from ls_edge.costs import VERSION, Fit, Measured, OrderCosts, read_order_costs
 from ls_edge.export.calibration import Samples, read_calibration
 from ls_edge.export.order_costs import (
     doubts,
@@ -20,8 +19,9 @@ from ls_edge.export.order_costs import (
     ridge,
     spearman,
 )
-from ls_edge.export.split import PartsView
+from ls_edge.export.targets import PartsView
 from ls_edge.export.writer import ExportSettings, export_run
+from ls_edge.order_costs import VERSION, Fit, Measured, OrderCosts, read_order_costs
 from ls_edge.training.checkpoint import load_run
 
 BLOCKS = 6

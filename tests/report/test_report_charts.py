@@ -8,17 +8,19 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ls_edge.report import accuracy, parts, timeline, ways
+from ls_edge.evaluation.run_summary import RunContext, summarise
+from ls_edge.records import PeerEvent, RequestRecord, TrackSpan, Visit
+from ls_edge.report import accuracy, timeline
+from ls_edge.report import request_timelines as ways
+from ls_edge.report import sections as parts
 from ls_edge.report.charts import caption_over_time, latency_distribution
 from ls_edge.report.data import Away, RunData
-from ls_edge.report.picture import PICTURES
-from ls_edge.report.sketch import WIDTH, sketch
+from ls_edge.report.narrative import story
 from ls_edge.report.spans import Span, spans_of
 from ls_edge.report.svg import Scale, Svg, log_ticks, shorten, show, show_ms, ticks
+from ls_edge.report.svg_export import PICTURES
+from ls_edge.report.terminal_timeline import WIDTH, sketch
 from ls_edge.report.theme import block_colour, ink_on
-from ls_edge.report.words import story
-from ls_edge.summary import RunContext, summarise
-from ls_edge.trace import PeerEvent, RequestRecord, TrackSpan, Visit
 
 
 def record(**changes):

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from ls_edge.errors import UsageError
+from ls_edge.evaluation.run_summary import PeerContext, RunContext, summarise
+from ls_edge.records import PeerEvent, RequestRecord, TrackSpan, Visit
 from ls_edge.report.html import write_comparison, write_report
-from ls_edge.report.picture import PICTURES, write_comparison_picture, write_picture
-from ls_edge.summary import PeerContext, RunContext, summarise
-from ls_edge.trace import PeerEvent, RequestRecord, TrackSpan, Visit
+from ls_edge.report.svg_export import PICTURES, write_comparison_picture, write_picture
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "<script>alert(1)</script>\"'&\x00\x1b[31m\u202e\udc80.png"

@@ -6,12 +6,12 @@ import threading
 import pytest
 from rich.console import Console
 
-from ls_edge.report.live import RunProgress
-from ls_edge.report.sketch import print_typical
+from ls_edge.evaluation.run_summary import RunContext, summarise
+from ls_edge.records import PeerEvent, RequestRecord, TrackSpan, Visit
+from ls_edge.report.formatting import block_ranges
+from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import comparison_table, peers_table, print_comparison, print_summary
-from ls_edge.summary import RunContext, summarise
-from ls_edge.text import block_ranges
-from ls_edge.trace import PeerEvent, RequestRecord, TrackSpan, Visit
+from ls_edge.report.terminal_timeline import print_typical
 
 
 def console(terminal, width=100):

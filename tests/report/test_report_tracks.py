@@ -9,16 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ls_edge.report import charts, parts, ways
+from ls_edge.evaluation.run_summary import RunContext, summarise
+from ls_edge.records import RequestRecord, TrackSpan, Visit
+from ls_edge.report import charts
+from ls_edge.report import request_timelines as ways
+from ls_edge.report import sections as parts
 from ls_edge.report.data import RunData
 from ls_edge.report.html import write_report
-from ls_edge.report.sketch import WIDTH, print_typical, sketch
+from ls_edge.report.narrative import story
 from ls_edge.report.spans import Span, way_of
 from ls_edge.report.svg import NOTHING
-from ls_edge.report.tracks import table_of, tracks_by_peer
-from ls_edge.report.words import story
-from ls_edge.summary import RunContext, summarise
-from ls_edge.trace import RequestRecord, TrackSpan, Visit
+from ls_edge.report.terminal_timeline import WIDTH, print_typical, sketch
+from ls_edge.report.track_statistics import table_of, tracks_by_peer
 
 OWN = TrackSpan(0, "a", (0, 1), 1.0, 4.0, 3.5, 0.5, 2.5)
 OTHER = TrackSpan(0, "b", (2, 3), 1.0, 8.0, 5.0, 0.5, 4.0, 0.5)

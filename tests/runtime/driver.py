@@ -2,6 +2,14 @@
 
 import random
 
+from ls_edge.runtime.protocol.messages import (
+    Cancel,
+    Hello,
+    Itinerary,
+    Run,
+    State,
+    Ticket,
+)
 from ls_edge.runtime.routing.events import (
     Arrived,
     Computed,
@@ -15,15 +23,7 @@ from ls_edge.runtime.routing.events import (
     Warm,
 )
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.peer import PeerMachine
-from ls_edge.runtime.wire import (
-    Cancel,
-    Hello,
-    Itinerary,
-    Run,
-    State,
-    Ticket,
-)
+from ls_edge.runtime.routing.peer_routing import PeerMachine
 
 BLOCKS = 4
 ALL_BY_A = ((tuple((block, "a") for block in range(BLOCKS)),),)

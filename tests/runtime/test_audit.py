@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from ls_edge.bundle import Bundle
+from ls_edge.engines.pipeline import Chain
 from ls_edge.errors import UsageError
-from ls_edge.peers import load_peers
+from ls_edge.evaluation.run_summary import AuditSummary, Suspect
+from ls_edge.peers_file import load_peers
 from ls_edge.runtime.audit import Audit, Auditor, Challenge
-from ls_edge.runtime.chain import Chain
 from ls_edge.runtime.chaos.faults import Faults, write
-from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.local_cluster import LocalPeers
 from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.events import Returned
 from ls_edge.runtime.source import Settings, Source
-from ls_edge.runtime.wire import Itinerary
-from ls_edge.summary import AuditSummary, Suspect
 
 CHAIN = {"a": [0, 1], "b": [2, 3], "c": [4, 5]}
 

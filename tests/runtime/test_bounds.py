@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from ls_edge.bundle import Bundle
-from ls_edge.peers import load_peers
+from ls_edge.peers_file import load_peers
 from ls_edge.runtime.chaos.faults import Faults, write
-from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.local_cluster import LocalPeers
 from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.routing.custody import Stage
 from ls_edge.runtime.routing.events import Answer
-from ls_edge.runtime.routing.machine import Stage
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.simulate import Simulation
+from ls_edge.runtime.simulation.simulator import Simulation
 from ls_edge.runtime.source import Settings, Source
 
 MIB = 2**20

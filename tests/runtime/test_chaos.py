@@ -7,11 +7,11 @@ import sys
 import pytest
 import zmq
 
-from ls_edge.datasets import open_data
+from ls_edge.data.datasets import open_data
+from ls_edge.evaluation.run_summary import Suspect
 from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS, LIE_TEXTS
 from ls_edge.runtime.chaos.liar import LIES
 from ls_edge.runtime.chaos.suite import ChaosResult, plan, run_chaos
-from ls_edge.summary import Suspect
 
 PEERS = ("anna", "ben", "cleo", "dan")
 

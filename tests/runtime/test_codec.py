@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ls_edge.errors import WireError
-from ls_edge.runtime import codec
+from ls_edge.runtime.protocol import codec
 
 TOLERANCE = {"raw": 0.0, "fp16": 2.0**-11, "int8": 1 / 254}
 BYTES_A_VALUE = {"raw": 4, "fp16": 2, "int8": 1}

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from ls_edge.bundle import Bundle
-from ls_edge.datasets import open_data
+from ls_edge.data.datasets import open_data
+from ls_edge.engines.pipeline import Chain
 from ls_edge.errors import BudgetExceeded, ModelMismatch
-from ls_edge.runtime.chain import Chain
-from ls_edge.runtime.codec import REPLAY_TOLERANCE
-from ls_edge.runtime.local import LocalPeers
-from ls_edge.runtime.measure import measure
+from ls_edge.evaluation.run_summary import summarise
+from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.protocol.codec import REPLAY_TOLERANCE
+from ls_edge.runtime.run_dataset import measure
 from ls_edge.runtime.source import Source
-from ls_edge.summary import summarise
 
 
 def until(condition, seconds=10.0):
@@ -71,7 +71,7 @@ def assert_replays(bundle, records, codec="raw"):
     """Each answer's logits are those of its own order, run block by block in one process (guarantee R2)."""
     opened = Bundle.open(bundle)
     images = {image.name: image for image in open_data("digits", "eval").images}
-    from ls_edge.runtime.preprocess import Preprocessor
+    from ls_edge.data.preprocess import Preprocessor
 
     preprocess = Preprocessor(opened.manifest.image)
     with Chain.open(opened, threads=1) as chain:
@@ -204,7 +204,7 @@ def _replay_with_plain_onnxruntime(bundle, lines):
     """Without this package's engines: the bundle's files, in the order of the trace."""
     import onnxruntime
 
-    from ls_edge.runtime.preprocess import Preprocessor
+    from ls_edge.data.preprocess import Preprocessor
 
     manifest = json.loads((bundle / "manifest.json").read_text())
 
@@ -292,7 +292,7 @@ def test_a_port_in_use_is_one_line(peers, tiny_bundle):
 def test_peers_do_not_outlive_who_started_them(tmp_path, tiny_bundle):
     program = (
         "import os, signal, sys\n"
-        "from ls_edge.runtime.local import LocalPeers\n"
+        "from ls_edge.runtime.local_cluster import LocalPeers\n"
         "with LocalPeers(sys.argv[1], sys.argv[2], {'a': [0, 1], 'b': [2, 3]}) as peers:\n"
         "    peers.wait_warm()\n"
         "    print(*(process.pid for process in peers.processes.values()), flush=True)\n"

@@ -7,11 +7,11 @@ import pytest
 import zmq
 
 from ls_edge.bundle import Bundle
-from ls_edge.peers import load_peers
-from ls_edge.runtime import wire
-from ls_edge.runtime.node import COMPLAINTS_A_SECOND, HELLO_AGAIN, HELLO_AGAIN_MOST, MOST_OTHERS
+from ls_edge.peers_file import load_peers
 from ls_edge.runtime.peer import Peer
-from ls_edge.runtime.wire import Bye, Complaint, Hello, State, Welcome
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, State, Welcome
+from ls_edge.runtime.transport.node import COMPLAINTS_A_SECOND, HELLO_AGAIN, HELLO_AGAIN_MOST, MOST_OTHERS
 
 ALL = tuple(range(6))
 

@@ -15,13 +15,11 @@ import zmq
 from ls_edge.bundle import Bundle
 from ls_edge.errors import WireError
 from ls_edge.logs import set_up
-from ls_edge.peers import load_peers
-from ls_edge.runtime import wire
-from ls_edge.runtime.local import LocalPeers
-from ls_edge.runtime.node import COMPLAINTS_A_SECOND
+from ls_edge.peers_file import load_peers
+from ls_edge.runtime.local_cluster import LocalPeers
 from ls_edge.runtime.peer import Peer
-from ls_edge.runtime.source import Source
-from ls_edge.runtime.wire import (
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import (
     Accept,
     Bye,
     Cancel,
@@ -39,6 +37,8 @@ from ls_edge.runtime.wire import (
     VisitRow,
     Welcome,
 )
+from ls_edge.runtime.source import Source
+from ls_edge.runtime.transport.node import COMPLAINTS_A_SECOND
 
 FRAMES = int(os.environ.get("LS_EDGE_HOSTILE_FRAMES", "5000"))
 """Messages that each of the three gets."""

@@ -9,8 +9,8 @@ import zmq
 import zmq.auth
 
 from ls_edge.errors import LinkError, UsageError
-from ls_edge.runtime import keys
-from ls_edge.runtime.keys import KeyPair, load_secret, new_keys
+from ls_edge.runtime.transport import keys
+from ls_edge.runtime.transport.keys import KeyPair, load_secret, new_keys
 
 
 def test_pyzmq_reads_what_was_written(tmp_path):

@@ -12,10 +12,11 @@ import pytest
 import zmq
 
 from ls_edge.errors import LinkError
-from ls_edge.peers import HeartbeatSettings
+from ls_edge.peers_file import HeartbeatSettings
 from ls_edge.runtime.chaos.proxy import Proxy
-from ls_edge.runtime.keys import KeyPair
-from ls_edge.runtime.links import (
+from ls_edge.runtime.local_cluster import free_ports
+from ls_edge.runtime.transport.keys import KeyPair
+from ls_edge.runtime.transport.links import (
     _FLOOD,
     _UNSENT,
     ZERO_COPY_FROM,
@@ -27,14 +28,13 @@ from ls_edge.runtime.links import (
     LinkUp,
     NoLink,
 )
-from ls_edge.runtime.local import free_ports
 
 MAX_FRAME = 200_000
 
 ECHO = """
 import sys
-from ls_edge.peers import HeartbeatSettings
-from ls_edge.runtime.links import Incoming, LinkDown, Links
+from ls_edge.peers_file import HeartbeatSettings
+from ls_edge.runtime.transport.links import Incoming, LinkDown, Links
 
 size, count = int(sys.argv[2]), int(sys.argv[3])
 links = Links({}, bind=sys.argv[1], heartbeat=HeartbeatSettings(), max_frame=size, tokens_frame=size)
@@ -51,8 +51,8 @@ while True:
 
 LATE = """
 import sys, time
-from ls_edge.peers import HeartbeatSettings
-from ls_edge.runtime.links import Incoming, Links
+from ls_edge.peers_file import HeartbeatSettings
+from ls_edge.runtime.transport.links import Incoming, Links
 
 links = Links({}, bind=sys.argv[1], heartbeat=HeartbeatSettings(), max_frame=1000)
 print("listens", flush=True)
@@ -79,8 +79,8 @@ def shake_hands(raw, kind):
 
 DIALLER = """
 import sys
-from ls_edge.peers import HeartbeatSettings
-from ls_edge.runtime.links import Link, Links, LinkUp
+from ls_edge.peers_file import HeartbeatSettings
+from ls_edge.runtime.transport.links import Link, Links, LinkUp
 
 links = Links({"a": sys.argv[1]}, bind=None, heartbeat=HeartbeatSettings(), max_frame=1000)
 while True:

@@ -9,15 +9,15 @@ import pytest
 
 from ls_edge.bundle import Bundle
 from ls_edge.errors import DataError, NotFinite
-from ls_edge.peers import load_peers
+from ls_edge.peers_file import load_peers
+from ls_edge.records import read_trace
 from ls_edge.runtime.chaos.faults import Faults, write
-from ls_edge.runtime.codec import is_finite
-from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.local_cluster import LocalPeers
 from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.protocol.codec import is_finite
+from ls_edge.runtime.protocol.messages import Ticket
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed
 from ls_edge.runtime.source import Settings, Source
-from ls_edge.runtime.wire import Ticket
-from ls_edge.trace import read_trace
 
 BAD = [float("nan"), float("inf"), float("-inf")]
 

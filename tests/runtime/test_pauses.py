@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from ls_edge.bundle import Bundle
-from ls_edge.peers import load_peers
+from ls_edge.peers_file import load_peers
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.local import LocalPeers, free_ports
+from ls_edge.runtime.local_cluster import LocalPeers, free_ports
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.source import Source
 

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
+from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.policy import POLICIES, Candidate, GiveBack, Own, RunHere, SendTo, Wait, choose
-from ls_edge.runtime.wire import Itinerary
 
 HERE = RunHere
 UNREACHABLE, CREDIT = GiveBack("unreachable"), GiveBack("credit")

@@ -10,12 +10,18 @@ import numpy as np
 import pytest
 
 from ls_edge.errors import WireError
-from ls_edge.runtime import codec, door, links, names, node, wire
-from ls_edge.runtime.routing import machine, neighbours, source
+from ls_edge.runtime.protocol import codec
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import Itinerary, Run, Ticket, Track, TrackRow, VisitRow
+from ls_edge.runtime.routing import custody as machine
+from ls_edge.runtime.routing import neighbours
+from ls_edge.runtime.routing import source_routing as source
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.wire import Itinerary, Run, Ticket, Track, TrackRow, VisitRow
+from ls_edge.runtime.transport import admission as door
+from ls_edge.runtime.transport import host_names as names
+from ls_edge.runtime.transport import links, node
 
-TEXT = (Path(__file__).parents[2] / "runtime" / "PROTOCOL.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "runtime" / "protocol" / "PROTOCOL.md").read_text(encoding="utf-8")
 MESSAGES = {kind.__struct_config__.tag: kind for kind in get_args(wire.Message)}
 PARTS = {"Ticket": Ticket, "Itinerary": Itinerary, "Track": Track, "VisitRow": VisitRow, "TrackRow": TrackRow}
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ls_edge.bundle import Bundle
-from ls_edge.peers import load_peers
+from ls_edge.peers_file import load_peers
 from ls_edge.runtime.chaos.faults import Faults, write
 from ls_edge.runtime.peer import Peer
 

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from ls_edge.costs import VERSION, Fit, Measured, OrderCosts
 from ls_edge.errors import UsageError
+from ls_edge.order_costs import VERSION, Fit, Measured, OrderCosts
+from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.policy import Candidate, GiveBack, Own, RunHere, SendTo, Wait, choose
 from ls_edge.runtime.source import Source
-from ls_edge.runtime.wire import Itinerary
 
 BLOCKS = 6
 

@@ -6,8 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ls_edge.runtime.routing.events import Answer, Fail
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.peer import PeerMachine
-from ls_edge.runtime.simulate import SOURCE, Simulation
+from ls_edge.runtime.routing.peer_routing import PeerMachine
+from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
 
 BLOCKS = 6
 NAMES = ("a", "b", "c", "d")

@@ -8,13 +8,13 @@ import zmq
 
 from ls_edge.bundle import Bundle
 from ls_edge.errors import ConfigError, LinkError, UsageError
-from ls_edge.peers import HeartbeatSettings, load_peers
-from ls_edge.runtime import wire
-from ls_edge.runtime.keys import KeyPair
-from ls_edge.runtime.links import Curve, Incoming, Link, Links, LinkUp
+from ls_edge.peers_file import HeartbeatSettings, load_peers
 from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import Complaint, Hello
 from ls_edge.runtime.source import Source
-from ls_edge.runtime.wire import Complaint, Hello
+from ls_edge.runtime.transport.keys import KeyPair
+from ls_edge.runtime.transport.links import Curve, Incoming, Link, Links, LinkUp
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 

@@ -5,7 +5,7 @@ import itertools
 from ls_edge.errors import BudgetExceeded
 from ls_edge.runtime.routing.events import Answer
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.simulate import SOURCE, Simulation
+from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
 
 
 def outcome(sim, request):

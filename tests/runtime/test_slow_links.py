@@ -4,7 +4,7 @@ from concurrent.futures import wait
 
 import pytest
 
-from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.local_cluster import LocalPeers
 from ls_edge.runtime.source import Source
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ls_edge.bundle import Bundle
-from ls_edge.cli import main
+from ls_edge.cli.main import main
 from ls_edge.errors import BudgetExceeded, Overloaded, SourceClosed, UsageError
-from ls_edge.peers import load_peers
+from ls_edge.peers_file import load_peers
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.source import Settings, Source
 

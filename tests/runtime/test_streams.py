@@ -14,11 +14,11 @@ import yaml
 import zmq
 
 from ls_edge.bundle import Bundle
-from ls_edge.runtime import wire
 from ls_edge.runtime.chaos.streams import Attack
-from ls_edge.runtime.keys import new_keys
-from ls_edge.runtime.local import free_ports
-from ls_edge.runtime.wire import Hello
+from ls_edge.runtime.local_cluster import free_ports
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import Hello
+from ls_edge.runtime.transport.keys import new_keys
 
 STREAMS = int(os.environ.get("LS_EDGE_HOSTILE_STREAMS", "150"))
 """Streams that each of the processes gets."""

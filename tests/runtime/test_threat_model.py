@@ -4,9 +4,13 @@ import re
 from pathlib import Path
 
 import ls_edge.runtime.source
-from ls_edge.runtime import audit, links, node, wire, zap
-from ls_edge.runtime.routing import neighbours, peer, source
+from ls_edge.runtime import audit
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.routing import neighbours
+from ls_edge.runtime.routing import peer_routing as peer
+from ls_edge.runtime.routing import source_routing as source
 from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.transport import links, node, zap
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")

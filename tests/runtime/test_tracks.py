@@ -6,10 +6,10 @@ import time
 import pytest
 
 from ls_edge.bundle import Bundle
-from ls_edge.datasets import open_data
+from ls_edge.data.datasets import open_data
 from ls_edge.errors import UsageError
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.local import LocalPeers
+from ls_edge.runtime.local_cluster import LocalPeers
 from ls_edge.runtime.source import Source
 
 SLOW = Faults(least_ms=8.0)

@@ -9,13 +9,13 @@ import pytest
 from onnx import helper, numpy_helper
 
 from ls_edge.bundle import Bundle
-from ls_edge.peers import HeartbeatSettings, load_peers
-from ls_edge.runtime import wire
-from ls_edge.runtime.links import Incoming, Link, Links, LinkUp
+from ls_edge.peers_file import HeartbeatSettings, load_peers
 from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import Complaint, Hello, State
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.source import Source
-from ls_edge.runtime.wire import Complaint, Hello, State
+from ls_edge.runtime.transport.links import Incoming, Link, Links, LinkUp
 from ls_edge.runtime.worker import Worker
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from ls_edge.errors import UsageError
-from ls_edge.evalplan import dealt
-from ls_edge.training.distill import frozen, soft_loss
-from ls_edge.training.methods import make_method
-from ls_edge.training.models import build
-from ls_edge.training.plans import Plan, in_waves, thinned
+from ls_edge.evaluation.orders import dealt
+from ls_edge.training.methods.base import make_method
+from ls_edge.training.methods.distillation import frozen, soft_loss
+from ls_edge.training.methods.step_plan import Plan, in_waves, thinned
+from ls_edge.training.models.small_models import build
 
 torch.set_num_threads(1)
 TINY = {"embed_dim": 16, "depth": 4, "num_heads": 2, "mlp_ratio": 2.0}

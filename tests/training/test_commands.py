@@ -7,7 +7,7 @@ import sys
 import pytest
 from PIL import Image
 
-from ls_edge.cli import main
+from ls_edge.cli.main import main
 from ls_edge.training.checkpoint import load_run
 
 CONFIG = "model: {args: {embed_dim: 16, depth: 4, num_heads: 2, mlp_ratio: 2.0}}\nbatch_size: 128\nprecision: fp32\n"
@@ -97,7 +97,7 @@ def test_eval_of_a_bundle_needs_no_torch(bundle):
     arguments = ["eval", str(bundle), "--data", "digits", "--limit", "5", "--orders", "2"]
     code = (
         "import sys\nfor name in ('torch', 'timm', 'onnx', 'torchvision'): sys.modules[name] = None\n"
-        f"from ls_edge.cli import main\nmain({arguments!r})"
+        f"from ls_edge.cli.main import main\nmain({arguments!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -7,12 +7,12 @@ import torch
 from PIL import Image
 
 from ls_edge.bundle import ImageSpec
-from ls_edge.datasets import open_data
+from ls_edge.data.datasets import open_data
+from ls_edge.data.preprocess import Preprocessor, decode
 from ls_edge.errors import DataError, UsageError
-from ls_edge.runtime.preprocess import Preprocessor, decode
 from ls_edge.training.config import DataConfig
 from ls_edge.training.data import Batches, Skipped, augment, choose_augment, normaliser, split
-from ls_edge.training.sources import open_images
+from ls_edge.training.timm_data import open_images
 
 SPEC = ImageSpec(size=(16, 16), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), crop_pct=0.9)
 
@@ -223,7 +223,7 @@ def test_a_set_of_hugging_face_is_asked_for_files(tmp_path, monkeypatch):
 
 
 def test_pictures_of_a_set_that_has_no_files(tmp_path):
-    from ls_edge.training.sources import _image_set
+    from ls_edge.training.timm_data import _image_set
 
     picture = Image.fromarray(np.arange(400, dtype=np.uint8).reshape(20, 20) % 251)
     found = _image_set("torch/some", "eval", [(picture, 0), (picture.convert("RGB"), 1)])
@@ -235,7 +235,7 @@ def test_pictures_of_a_set_that_has_no_files(tmp_path):
 def test_an_indexed_set_becomes_images(tmp_path):
     from torchvision.datasets import ImageFolder
 
-    from ls_edge.training.sources import _image_set
+    from ls_edge.training.timm_data import _image_set
 
     found = _image_set("torch/some", "eval", ImageFolder(str(folder(tmp_path, 2))))
     assert found.classes == ("cat", "dog")

@@ -9,9 +9,9 @@ from ls_edge.errors import ModelError
 from ls_edge.export.writer import export_run
 from ls_edge.training.checkpoint import load_run, save_run
 from ls_edge.training.config import RunRecord, TrainConfig
-from ls_edge.training.families import family_of
-from ls_edge.training.models import create, image_spec_of
-from ls_edge.training.view import BlockView
+from ls_edge.training.models.families import family_of
+from ls_edge.training.models.small_models import create, image_spec_of
+from ls_edge.training.models.view import BlockView
 
 torch.set_num_threads(1)
 NARROW = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 48, "num_heads": 3}

@@ -15,12 +15,12 @@ from ls_edge.errors import DataError, RunError, TrainingStopped, UsageError
 from ls_edge.export.writer import export_run
 from ls_edge.training.checkpoint import load_run
 from ls_edge.training.config import read_config, to_yaml
-from ls_edge.training.lock import LOCK, folder_lock
+from ls_edge.training.folder_lock import LOCK, folder_lock
 from ls_edge.training.loop import train
-from ls_edge.training.methods import METHODS, Shuffle, make_method
+from ls_edge.training.methods.base import METHODS, Shuffle, make_method
+from ls_edge.training.models.view import BlockView
 from ls_edge.training.optim import learning_rate, make_optimiser
 from ls_edge.training.precision import choose_device, choose_precision, cpu_has_bfloat16, plain_attention
-from ls_edge.training.view import BlockView
 
 SMALL = {"embed_dim": 16, "depth": 3, "num_heads": 2, "mlp_ratio": 2.0, "drop_rate": 0.1}
 SETTINGS = {"batch_size": 128, "epochs": 2, "threads": 1, "precision": "fp32", "device": "cpu"}
@@ -167,7 +167,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(tmp_p
 
 RUN = """
 import sys
-from ls_edge.cli import main
+from ls_edge.cli.main import main
 main(sys.argv[1:])
 """
 
@@ -250,7 +250,7 @@ def test_learning_rate_rises_and_falls():
 
 
 def test_decay_spares_vectors_and_positions():
-    from ls_edge.training.models import create
+    from ls_edge.training.models.small_models import create
 
     view = BlockView.of(create("vit_cifar", embed_dim=24, depth=2, num_heads=2, class_token=True))
     decayed, spared = make_optimiser(view, settings(lr=1e-3).optim).param_groups
@@ -284,7 +284,7 @@ def test_bfloat16_trains_with_float32_weights(tmp_path):
 
 
 def test_attention_is_switched_back():
-    from ls_edge.training.models import create
+    from ls_edge.training.models.small_models import create
 
     view = BlockView.of(create("vit_digits", **{**SMALL, "depth": 2}))
     before = [block.attn.fused_attn for block in view.blocks]
@@ -298,7 +298,7 @@ def test_attention_is_switched_back():
 def test_graphs_are_shared_by_orders(drop_path, graphs):
     from torch._dynamo.testing import CompileCounter
 
-    from ls_edge.training.models import create
+    from ls_edge.training.models.small_models import create
 
     torch._dynamo.reset()
     view = BlockView.of(create("vit_digits", **{**SMALL, "depth": 12}, drop_path_rate=drop_path)).train()
@@ -335,7 +335,7 @@ def test_two_trainings_into_one_folder(tmp_path):
 def test_a_lock_is_let_go_by_death(tmp_path):
     code = (
         "import os, pathlib, sys\n"
-        "from ls_edge.training.lock import folder_lock\n"
+        "from ls_edge.training.folder_lock import folder_lock\n"
         "with folder_lock(pathlib.Path(sys.argv[1])):\n"
         "    print('held', flush=True)\n"
         "    sys.stdin.read()\n"

@@ -3,9 +3,9 @@ import torch
 
 from ls_edge.arrangement import random_orders
 from ls_edge.errors import UsageError
-from ls_edge.training.methods import METHODS, make_method
-from ls_edge.training.models import build
-from ls_edge.training.plans import Plan
+from ls_edge.training.methods.base import METHODS, make_method
+from ls_edge.training.methods.step_plan import Plan
+from ls_edge.training.models.small_models import build
 
 torch.set_num_threads(1)
 TINY = {"embed_dim": 16, "depth": 4, "num_heads": 2, "mlp_ratio": 2.0}

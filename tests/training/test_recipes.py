@@ -6,8 +6,8 @@ import pytest
 
 from ls_edge.errors import UsageError
 from ls_edge.training.config import RECIPES, find_recipe, read_config
-from ls_edge.training.methods import make_method
-from ls_edge.training.models import build
+from ls_edge.training.methods.base import make_method
+from ls_edge.training.models.small_models import build
 from ls_edge.training.optim import learning_rate, make_optimiser
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ls_edge.cli import main
+from ls_edge.cli.main import main
 from ls_edge.training.checkpoint import load_run
 
 CONFIG = "model: {args: {embed_dim: 16, depth: 4, num_heads: 2, mlp_ratio: 2.0}}\nbatch_size: 256\nprecision: fp32\n"

@@ -4,8 +4,8 @@ import torch
 
 from ls_edge.arrangement import Arrangement
 from ls_edge.errors import ModelError
-from ls_edge.training.families import evenly_spaced
-from ls_edge.training.view import BlockView
+from ls_edge.training.models.families import evenly_spaced
+from ls_edge.training.models.view import BlockView
 
 torch.set_num_threads(1)
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 5}

@@ -1,0 +1,184 @@
+"""Sources that answer the same images in turn, over two peers on a core each: what ``tracks`` compares.
+
+Cores are chosen by the system where this process may not choose them: see :func:`two_cores`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import BenchmarkError, median, ms, wait_for
+from ls_edge.bundle import Bundle
+from ls_edge.peers_file import PeersFile
+from ls_edge.records import RequestRecord
+from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.source import Source
+
+PEERS = ("ann", "ben")
+SINGLE = "one peer"
+AGAIN = "one peer again"
+PAUSE_S = 0.002
+"""Between an answer and the next image."""
+
+Settings = Mapping[str, tuple[str, Mapping[str, Any]]]
+"""Policy and further settings of each way."""
+ALONE: Settings = {SINGLE: ("nearest", {})}
+Open = Callable[[PeersFile, str, Mapping[str, Any]], Source]
+
+
+@dataclass
+class Way:
+    """A source and what it answered."""
+
+    source: Source
+    records: list[RequestRecord] = field(default_factory=list)
+
+    def ask(self, image: np.ndarray, label: int | None = None) -> None:
+        """One image; the way waits for the answer."""
+        time.sleep(PAUSE_S)
+        self.records.append(self.source.submit(image, label=label).result().record)
+
+
+def two_cores() -> list[int]:
+    """Two cores that this process may use, of different physical ones where there are such; none where it cannot be.
+
+    Then processes run where the system likes, and figures say less.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    usable = sorted(os.sched_getaffinity(0))
+    first = usable[0]
+    with contextlib.suppress(OSError):
+        text = Path(f"/sys/devices/system/cpu/cpu{first}/topology/thread_siblings_list").read_text()
+        siblings = {int(part) for part in text.strip().replace("-", ",").split(",")}
+        usable = [first, *(core for core in usable if core not in siblings), *usable[1:]]
+    return usable[:2] if len(usable) > 1 else []
+
+
+def pin(pids: Iterable[int], cores: Sequence[int]) -> None:
+    """Tie all threads of each process to its core, if there are any; those that they start later inherit that."""
+    for pid, core in zip(pids, cores, strict=False):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.sched_setaffinity(int(thread), {core})
+
+
+def parallel(waves: Sequence[int]) -> Settings:
+    """Ways of the policy, by their number of waves."""
+    return {f"{n} wave{'s'[: n > 1]}": ("parallel", {"waves": n}) for n in waves}
+
+
+def local_ways(stack: contextlib.ExitStack, path: Path, cores: Sequence[int], wanted: Settings) -> dict[str, Way]:
+    """Ways over two peers on the loopback, each with all blocks and tied to a core of its own."""
+    bundle = Bundle.open(path)
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    peers = stack.enter_context(LocalPeers(folder, path, dict.fromkeys(PEERS, range(bundle.blocks))))
+    peers.wait_warm(timeout=120.0)
+    pin((process.pid for process in peers.processes.values()), cores)
+
+    def opened(file: PeersFile, policy: str, more: Mapping[str, Any]) -> Source:
+        return Source.open(file, bundle, policy=policy, **more)
+
+    return ways_of(stack, peers.file, opened, {**ALONE, **wanted})
+
+
+def ways_of(stack: contextlib.ExitStack, file: PeersFile, opened: Open, wanted: Settings) -> dict[str, Way]:
+    """Sources as wanted; :data:`SINGLE` and :data:`AGAIN` know only the first peer."""
+    first = replace(file, peers=file.peers[:1])
+    ways = {}
+    for name, (policy, more) in wanted.items():
+        here = first if name in (SINGLE, AGAIN) else file
+        source = stack.enter_context(opened(here, policy, {"budget_ms": 60_000.0, "max_skips": 0, **more}))
+        if missing := source.wait_ready(60.0):
+            raise BenchmarkError(f"nobody serves blocks {missing}")
+        ways[name] = Way(source)
+    for name, way in ways.items():
+        wait_for(partial(_linked, way.source), f"peers of {name} that reach one another")
+    return ways
+
+
+def _linked(source: Source) -> bool:
+    """Whether all of a source's peers are warm and reach one another."""
+    names = {peer.name for peer in source.peers.peers}
+    found = list(source.machine.neighbours.by_name.values())
+    reached = [n.name for n in found if n.state and n.state.warm and names - {n.name} <= set(n.state.reaches)]
+    return set(reached) == names
+
+
+def figures_of(ways: Mapping[str, Way], leave_out: int, base: str = SINGLE) -> dict[str, dict[str, Any]]:
+    """Of each way: latency, its ratio to that of ``base``, what was split how, and what was not and why."""
+    basis = [record.latency_ms for record in ways[base].records]
+    result = {}
+    for name, way in ways.items():
+        records = way.records[leave_out:]
+        rows = [track for record in records for visit in record.visits for track in visit.tracks]
+        shapes = Counter(shape(record) for record in records)
+        away = [t for record in records for v in record.visits for t in v.tracks if t.blocks and t.holder != v.holder]
+        whys = Counter(t.why for t in rows if t.why)
+        result[name] = {
+            "ms": ms([record.latency_ms / 1e3 for record in records]),
+            "ratio": ratio([record.latency_ms for record in way.records], basis, leave_out),
+            "shapes": dict(shapes.most_common(5)),
+            "why_not": {
+                why: {
+                    "times": times,
+                    "expected_ms": p50([t.expected_ms for t in rows if t.why == why]),
+                }
+                for why, times in whys.items()
+            },
+            "away": {
+                "expected_ms": p50([t.expected_ms for t in away]),
+                "took_ms": p50([t.end_ms - t.begin_ms for t in away]),
+                "trip_ms": p50([t.end_ms - t.begin_ms - t.queue_ms - t.engine_ms for t in away]),
+                "queue_ms": p50([t.queue_ms for t in away]),
+                "engine_ms": p50([t.engine_ms for t in away]),
+            },
+            "sum_ms": {
+                key: p50([sum(getattr(v, f"{key}_ms") for v in r.visits) for r in records])
+                for key in ("queue", "engine", "wait", "codec")
+            }
+            | {key: p50([getattr(r, f"{key}_ms") for r in records]) for key in ("stem", "head", "return_wire")},
+        }
+    return result
+
+
+def shape(record: RequestRecord) -> str:
+    """Blocks of each track, ``6+6`` of one wave, ``3+3 3+3`` of two; a track by itself is a number by itself."""
+    return " ".join("+".join(str(len(track)) for track in wave) for wave in record.waves or ()) or "one track"
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float], leave_out: int) -> float:
+    """Ours over theirs within a round, the median over rounds; the first ones are left out."""
+    return round(median([a / b for a, b in zip(ours[leave_out:], theirs[leave_out:], strict=True)]), 4)
+
+
+def p50(values: Sequence[float]) -> float | None:
+    """The median, if there is one."""
+    return round(median(values), 3) if values else None
+
+
+def top1(found: Sequence[tuple[int | None, int | None]]) -> float:
+    """Accuracy of predictions beside labels."""
+    return round(float(np.mean([prediction == label for prediction, label in found])), 4)
+
+
+def cells(way: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Of a table: time, ratio, what was split how, and why not."""
+    times = way["ms"]
+    shapes = ", ".join(f"{what} ({n})" for what, n in list(way["shapes"].items())[:2])
+    whys = ", ".join(
+        f"{why} ({w['times']} times, {w['expected_ms']:.1f} ms expected)" for why, w in way["why_not"].items()
+    )
+    return (
+        f"{times['p50']:.2f} ({times['p10']:.2f} to {times['p90']:.2f})", f"{way['ratio']:.3f}", shapes, whys
+    )  # fmt: skip

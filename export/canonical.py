@@ -1,0 +1,153 @@
+"""What every file of a bundle has to be, and how a traced graph becomes that. Needs ``onnx``, never torch.
+
+A part is one self-contained graph of standard operators: opset 20, IR version 10 at most (TensorRT 10.3 on
+JetPack 6 reads no later ones), fixed tensor names, a batch axis called ``batch`` and nothing else dynamic.
+:func:`canonical` takes out all that depends on how and where a graph was traced (names of intermediate values,
+stack traces, metadata), so that the same weights give the same bytes; :func:`check` says what is not as it should
+be. Numbers are the business of ``ls_edge.export.verify``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from ls_edge.engines.engine import Signature, Tensor
+from ls_edge.errors import VerificationError
+
+OPSET = 20
+MAX_IR = 10
+BATCH = "batch"
+PRODUCER = "ls-edge"
+
+
+def canonical(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
+    """Return ``model`` with nothing left in it but the computation.
+
+    ``names`` gives the new names of initializers; the others become ``const_0`` ... in order of their first use.
+    Initializers that nothing reads are dropped. Names of inputs and outputs stay.
+    """
+    graph = model.graph
+    rename = {"": "", **{value.name: value.name for value in (*graph.input, *graph.output)}}
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    used: list[str] = []
+    nodes = []
+    taken = set(rename) | set(names.values())
+    for index, node in enumerate(graph.node):
+        for name in node.input:
+            if name in stored and name not in used:
+                used.append(name)
+                constants = len([n for n in used if n not in names]) - 1
+                rename[name] = names.get(name) or _free(f"const_{constants}", taken)
+        for place, name in enumerate(node.output):
+            if name not in rename:
+                rename[name] = _free(f"{node.op_type.lower()}_{index}" + (f"_{place}" if place else ""), taken)
+        fresh = onnx.NodeProto(op_type=node.op_type, name=f"{node.op_type}_{index}", domain=node.domain)
+        fresh.input.extend(rename[name] for name in node.input)
+        fresh.output.extend(rename[name] for name in node.output)
+        fresh.attribute.extend(_attributes(node, stored))
+        nodes.append(fresh)
+    clean = onnx.ModelProto(ir_version=model.ir_version, producer_name=PRODUCER)
+    clean.opset_import.extend(onnx.helper.make_opsetid(o.domain, o.version) for o in model.opset_import if not o.domain)
+    clean.graph.name = "part"
+    clean.graph.node.extend(nodes)
+    for name in used:
+        clean.graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(stored[name]), rename[name]))
+    clean.graph.input.extend(_value(value) for value in graph.input)
+    clean.graph.output.extend(_value(value) for value in graph.output)
+    return clean
+
+
+def _free(name: str, taken: set[str]) -> str:
+    candidate, count = name, 0
+    while candidate in taken:
+        count += 1
+        candidate = f"{name}_{count}"
+    taken.add(candidate)
+    return candidate
+
+
+def _attributes(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto]) -> list[onnx.AttributeProto]:
+    """Sorted, without documentation, and without ``allowzero`` where it changes nothing: not every parser knows it."""
+    kept = []
+    for attribute in sorted(node.attribute, key=lambda a: a.name):
+        if attribute.name == "allowzero" and node.op_type == "Reshape":
+            shape = stored.get(node.input[1])
+            if attribute.i == 0 or (shape is not None and 0 not in numpy_helper.to_array(shape)):
+                continue
+        fresh = onnx.AttributeProto()
+        fresh.CopyFrom(attribute)
+        fresh.ClearField("doc_string")
+        kept.append(fresh)
+    return kept
+
+
+def _value(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    kind = value.type.tensor_type
+    dims = [dim.dim_param or dim.dim_value for dim in kind.shape.dim]
+    return onnx.helper.make_tensor_value_info(value.name, kind.elem_type, dims)
+
+
+def to_bytes(model: onnx.ModelProto, name: str) -> bytes:
+    """Serialise; the same model gives the same bytes. Raises :class:`VerificationError` past protobuf's 2 GB."""
+    try:
+        return bytes(model.SerializeToString(deterministic=True))
+    except ValueError as error:
+        raise VerificationError(
+            f"{name} is too big for one ONNX file ({error}); leave out --whole, or choose a smaller model"
+        ) from None
+
+
+def check(raw: bytes, name: str, signature: Signature) -> None:
+    """Check a part's bytes; raises :class:`VerificationError` naming the part and what is wrong with it."""
+    try:
+        model = onnx.load_model_from_string(raw)
+        onnx.checker.check_model(model, full_check=True)
+    except Exception as error:  # noqa: BLE001 - protobuf, the checker and shape inference each have their own
+        text = " ".join(str(error).split())
+        raise VerificationError(f"{name} is no valid ONNX file ({text[:300]}); export the run again") from None
+    found = _problems(model)
+    for what, values, wanted in (
+        ("inputs", model.graph.input, signature.inputs),
+        ("outputs", model.graph.output, (signature.output,)),
+    ):
+        theirs, ours = _tensors(values), [(tensor, BATCH) for tensor in wanted]
+        if theirs != ours:
+            found.append(f"its {what} are {_shown(theirs)}, expected {_shown(ours)}")
+    if found:
+        raise VerificationError(f"{name} is not a part as this version writes it: {'; '.join(found)}; export it again")
+
+
+def _problems(model: onnx.ModelProto) -> list[str]:
+    found = []
+    if model.ir_version > MAX_IR:
+        found.append(f"IR version {model.ir_version}, at most {MAX_IR} can be read everywhere")
+    opsets = {o.domain: o.version for o in model.opset_import}
+    if opsets != {"": OPSET}:
+        found.append(f"opsets {opsets}, expected only {OPSET} of the standard ones")
+    if model.functions:
+        found.append(f"{len(model.functions)} local functions")
+    if any(tensor.external_data for tensor in model.graph.initializer):
+        found.append("weights in another file")
+    if model.metadata_props or model.graph.metadata_props or any(node.metadata_props for node in model.graph.node):
+        found.append("metadata of the machine that traced it")
+    return found
+
+
+def _tensors(values: Sequence[onnx.ValueInfoProto]) -> list[tuple[Tensor, str]]:
+    """Each value, and the name of its first axis."""
+    found = []
+    for value in values:
+        kind = value.type.tensor_type
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
+        first, *rest = kind.shape.dim or [onnx.TensorShapeProto.Dimension()]
+        sizes = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in rest)
+        found.append((Tensor(value.name, dtype, sizes), first.dim_param or str(first.dim_value)))
+    return found
+
+
+def _shown(tensors: Sequence[tuple[Tensor, str]]) -> str:
+    return ", ".join(f"{tensor} (B: {batch})" for tensor, batch in tensors) or "none"

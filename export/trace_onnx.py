@@ -1,0 +1,205 @@
+"""From a module to the bytes of an ONNX file, and from one block's file to all blocks'.
+
+Tracing is ``torch.onnx.export`` with ``dynamo=True``: it alone writes ``LayerNormalization`` and ``Gelu`` as one
+operator each and folds the shape arithmetic of a fixed token count away. It takes a second or more a module
+whatever its size, and the blocks of a model differ in their weights only; so block 0 is traced once with random
+weights in all of its parameters (equal weights, such as biases of zero, would be merged into one tensor), each
+tensor of the graph is recognised as one of the parameters, and the others' weights are put in their places.
+Where that cannot be done with certainty each block is traced by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import io
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from ls_edge.errors import ModelError
+from ls_edge.export.canonical import BATCH, OPSET, canonical
+from ls_edge.export.targets import Piece, block_piece
+from ls_edge.training.models.view import BlockView
+
+Origin = tuple[str, bool]
+"""A parameter's name, and whether the graph holds it transposed."""
+
+
+def trace(piece: Piece) -> onnx.ModelProto:
+    """Export one piece, its weights named after the module's parameters.
+
+    Raises :class:`ModelError` where torch cannot.
+    """
+    model = _traced(piece)
+    origins = _origins(model, _arrays(piece.module))
+    return canonical(model, _names(origins, r"^view\.(model\.)?"))
+
+
+def _traced(piece: Piece) -> onnx.ModelProto:
+    batch = torch.export.Dim(BATCH)
+    shapes = tuple({0: batch} for _ in piece.inputs)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad(), _quietly():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                piece.module, tuple(piece.inputs.values()), None, dynamo=True, opset_version=OPSET, verbose=False,
+                input_names=list(piece.inputs), output_names=[piece.output], dynamic_shapes=shapes,
+            )  # fmt: skip
+    except (torch.onnx.errors.OnnxExporterError, RuntimeError, TypeError, ValueError) as error:
+        cause = error.__cause__ or error
+        reason = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+        raise ModelError(
+            f"torch cannot export {piece.name} of this model to ONNX ({type(cause).__name__}: {reason[:200]}); "
+            "choose another model, or see the whole story with --debug"
+        ) from error
+    assert program is not None
+    return program.model_proto
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep the exporter from telling what it does not fold, and its hidden progress bar from leaving a thread."""
+    with contextlib.ExitStack() as stack:
+        for name in ("onnxscript", "onnx_ir"):
+            logger = logging.getLogger(name)
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+        with contextlib.suppress(ImportError):
+            tqdm: Any = importlib.import_module("tqdm").tqdm
+            stack.callback(setattr, tqdm, "monitor_interval", tqdm.monitor_interval)
+            tqdm.monitor_interval = 0
+        yield
+
+
+def _arrays(module: nn.Module) -> dict[str, np.ndarray]:
+    """Floating-point parameters and buffers, each once."""
+    both = [*module.named_parameters(), *module.named_buffers()]
+    return {name: tensor.detach().numpy() for name, tensor in both if tensor.is_floating_point()}
+
+
+def _origins(model: onnx.ModelProto, arrays: Mapping[str, np.ndarray]) -> dict[str, Origin]:
+    """Find the parameter that each float initializer of ``model`` is."""
+    by_bytes: dict[tuple[tuple[int, ...], bytes], Origin] = {}
+    for name, array in arrays.items():
+        if array.ndim == 2:
+            by_bytes.setdefault((array.T.shape, array.T.tobytes()), (name, True))
+    for name, array in reversed(list(arrays.items())):
+        by_bytes[array.shape, array.tobytes()] = (name, False)
+    found = {}
+    for tensor in model.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        origin = by_bytes.get((array.shape, array.tobytes()))
+        if origin is not None and array.dtype == np.float32:
+            found[tensor.name] = origin
+    return found
+
+
+def _names(origins: Mapping[str, Origin], prefix: str) -> dict[str, str]:
+    """Names of initializers after their parameters, without the pattern ``prefix``; the first of equal ones has it."""
+    result: dict[str, str] = {}
+    for initializer, (parameter, transposed) in origins.items():
+        name = re.sub(prefix, "", parameter) + (".t" if transposed else "")
+        if name not in result.values():
+            result[initializer] = name
+    return result
+
+
+@dataclass(frozen=True)
+class _Template:
+    """Block 0's graph, and which tensor of it is which parameter."""
+
+    model: onnx.ModelProto
+    origins: dict[str, Origin]
+    """By the name of the initializer."""
+
+    def fill(self, arrays: Mapping[str, np.ndarray], index: int) -> onnx.ModelProto:
+        """The graph with the weights of block ``index``; raises ``KeyError`` where it lacks one of them."""
+        model = copy.deepcopy(self.model)
+        for tensor in model.graph.initializer:
+            if tensor.name not in self.origins:
+                continue
+            parameter, transposed = self.origins[tensor.name]
+            array = arrays[_of_block(parameter, index)]
+            array = np.ascontiguousarray(array.T if transposed else array)
+            if list(array.shape) != list(tensor.dims):
+                raise KeyError(parameter)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+        return model
+
+
+def _of_block(parameter: str, index: int) -> str:
+    """The name of block ``index``'s parameter from that of block 0: its first number is the block's."""
+    parts = parameter.split(".")
+    for place, part in enumerate(parts):
+        if part.isdigit():
+            parts[place] = str(index)
+            break
+    return ".".join(parts)
+
+
+def trace_blocks(view: BlockView, tokens: tuple[int, int]) -> Iterator[onnx.ModelProto]:
+    """Yield the graph of each block of a :func:`ls_edge.export.targets.portable` view, ``tokens`` being ``(N, D)``."""
+    template = _template(view, tokens) if len(view.blocks) > 1 and _alike(view.blocks) else None
+    arrays = _arrays(block_piece(view, 0, tokens).module)
+    for index in range(len(view.blocks)):
+        if template is not None:
+            try:
+                yield template.fill(arrays, index)
+                continue
+            except KeyError:
+                template = None
+        model = _traced(block_piece(view, index, tokens))
+        yield canonical(model, _names(_origins(model, arrays), rf"^view\.(model\.)?(blocks\.{index}\.)?"))
+
+
+def _template(view: BlockView, tokens: tuple[int, int]) -> _Template | None:
+    """Trace block 0 with random weights; None where some tensor of its graph cannot be told from the others."""
+    scratch = copy.deepcopy(view)
+    own = {name for name, _ in scratch.blocks[0].named_parameters()}
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in scratch.parameters():
+            if parameter.is_floating_point():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+    piece = block_piece(scratch, 0, tokens)
+    model = _traced(piece)
+    arrays = _arrays(piece.module)
+    origins = _origins(model, arrays)
+    blocks_own = {id(p): name for name, p in scratch.blocks[0].named_parameters()}
+    full = {name: blocks_own[id(p)] for name, p in piece.module.named_parameters() if id(p) in blocks_own}
+    recognised = {full[name] for name, _ in origins.values() if name in full}
+    folded = [t for t in model.graph.initializer if t.name not in origins and t.data_type == onnx.TensorProto.FLOAT]
+    if recognised != own or any(np.prod(t.dims) > 1 for t in folded):
+        return None
+    names = _names(origins, r"^view\.(model\.)?(blocks\.0\.)?")
+    if len(names) != len(origins):
+        return None
+    return _Template(canonical(model, names), {names[key]: origin for key, origin in origins.items()})
+
+
+def _alike(blocks: nn.ModuleList) -> bool:
+    """Whether the blocks differ in their weights only; rates of dropping do not count, nothing is dropped any more."""
+
+    def shape_of(block: nn.Module) -> list[tuple[str, str, str]]:
+        return [
+            (name, type(module).__qualname__, "" if "Drop" in type(module).__name__ else module.extra_repr())
+            for name, module in block.named_modules()
+            if not isinstance(module, nn.Identity)
+        ]
+
+    def buffers_of(block: nn.Module) -> list[tuple[str, bytes]]:
+        return [(name, buffer.detach().numpy().tobytes()) for name, buffer in block.named_buffers()]
+
+    first, *others = blocks
+    return all(shape_of(b) == shape_of(first) and buffers_of(b) == buffers_of(first) for b in others)

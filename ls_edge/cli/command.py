@@ -1,0 +1,51 @@
+"""What every command is made of: ``--debug``, examples, and the text of an error of the operating system."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from ls_edge.cli.numbers import sensible
+
+DEGRADED = 3
+"""Exit code of a run that finished, but with an answer that skipped blocks or with a failed request."""
+
+
+class Command(click.Command):
+    """A command with ``--debug``, which shows the traceback behind an error, and examples at the end of its help."""
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+        """``examples`` are command lines, each as it would be typed."""
+        super().__init__(*args, **kwargs)
+        self.examples = tuple(examples)
+        self.params.append(
+            click.Option(
+                ["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.",
+                callback=lambda ctx, _param, value: ctx.find_root().meta.__setitem__("ls_edge.debug", value),
+            )
+        )  # fmt: skip
+        for param in self.params:
+            sensible(param)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, a line each, never wrapped: they are there to be copied."""
+        super().format_epilog(ctx, formatter)
+        if self.examples:
+            formatter.write("\nExamples:\n")
+            for example in self.examples:
+                formatter.write(f"  {example}\n")
+
+
+def describe(error: OSError) -> str:
+    """What the operating system refused, and what can be done about it, in one line."""
+    what = error.strerror or str(error) or type(error).__name__
+    if error.filename is not None:
+        what = f"{error.filename}: {what}"
+    if error.errno == errno.ENOSPC:
+        return f"{what}; make room where the output goes"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{what}; allow more files and sockets, for example with 'ulimit -n 1024'"
+    return f"{what} (--debug shows where)"

@@ -1,0 +1,142 @@
+"""The command line: one module a command, loaded when it is called.
+
+``ls-edge --help`` and every ``ls-edge COMMAND --help`` work without torch, timm, onnx and an engine library, so
+a command module imports those inside its function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from typing import Any, NoReturn
+
+import click
+
+from ls_edge import __version__
+from ls_edge.cli import interrupts
+from ls_edge.cli.command import describe
+from ls_edge.cli.streams import fit_streams
+from ls_edge.errors import LsEdgeError, printable
+
+COMMANDS = {
+    "train": "Fine-tune a vision transformer with its block order shuffled.",
+    "eval": "Measure accuracy in trained order, in any order and with blocks missing.",
+    "export": "Cut a trained model into one engine a block.",
+    "verify": "Check a bundle's digests and, with its run, its numbers.",
+    "keys": "Make CURVE keys.",
+    "peer": "Serve blocks of a bundle.",
+    "run": "Answer images through the peers that can be reached.",
+    "status": "Show how every peer is, and why it cannot be used.",
+    "predict": "Name what is on images, through the peers that can be reached.",
+    "bench": "Time the engines of a bundle on this machine.",
+    "doctor": "Find what is missing or mixed up on this machine.",
+    "chaos": "Answer images while peers are killed, stopped, hung and cut off.",
+    "demo": "Train, export, serve and measure on embedded data, with a peer killed on the way.",
+}
+
+
+class _Interrupted(BaseException):
+    """Ctrl-C or SIGTERM on its way past click, which would print an empty line for it."""
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"ls_edge.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        if near and name not in COMMANDS and not name.startswith("-"):
+            ctx.fail(f"No such command {name!r}; did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="ls-edge")
+def cli() -> None:
+    """Fine-tune vision transformers whose blocks run in any order, and run them on whatever devices can be reached."""
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run the command line; every error that was foreseen is one line on standard error."""
+    fit_streams()
+    debug = "--debug" in (sys.argv[1:] if argv is None else argv)
+    try:
+        code = cli.main(args=argv, prog_name="ls-edge", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except click.ClickException as error:
+        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2 and later
+            error.show()
+            raise SystemExit(error.exit_code) from None
+        ctx = getattr(error, "ctx", None)
+        where = ctx.command_path if ctx is not None else "ls-edge"
+        _fail(f"{error.format_message().rstrip('.')}; see '{where} --help'", error.exit_code)
+    except LsEdgeError as error:
+        if debug:
+            traceback.print_exc()
+        _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, _Interrupted, click.Abort):
+        _fail(interrupts.word(), interrupts.exit_code())
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise SystemExit(1) from None
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        _fail(describe(error), 1)
+    except UnicodeEncodeError as error:
+        if debug:
+            traceback.print_exc()
+        _fail(f"{error.object[:200]!r} holds bytes that are not UTF-8; rename that file or folder", 1)
+    except MemoryError as error:
+        if debug:
+            traceback.print_exc()
+        why = f" ({error})" if str(error) else ""
+        _fail(f"not enough memory{why}; use a smaller batch, or end other programs", 1)
+    interrupts.finishing = True
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    interrupts.finishing = True
+    line = " ".join(printable(message).split())
+    with contextlib.suppress(OSError):
+        print(f"ls-edge: {line}", file=sys.stderr)  # noqa: T201
+    _drop_unwritable_output()
+    raise SystemExit(code)
+
+
+def _drop_unwritable_output() -> None:
+    """Let go of what standard output did not take; the interpreter would complain about it once more at its end."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)

@@ -1,0 +1,37 @@
+"""Whether this process may open as many sockets as its peers need, checked before the first one.
+
+libzmq has no way to say it in the middle of a run: its sockets then fail one by one, at whatever line opens the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from ls_edge.errors import UsageError
+from ls_edge.peers_file import PeersFile
+
+_PER_PEER = 5
+"""Of a link to a peer: its connection, the socket itself, two of its monitor; and the link of that peer to us."""
+_ALWAYS = 24
+"""Standard streams, libzmq's threads, key checks, and files that are open for a moment."""
+
+
+def require_descriptors(peers: PeersFile) -> None:
+    """Raise the soft limit of open files where that is needed; :class:`UsageError` where it may not be raised."""
+    try:
+        import resource
+    except ImportError:  # not on every system
+        return
+    needed = _ALWAYS + _PER_PEER * len(peers.peers)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard == resource.RLIM_INFINITY or hard >= needed:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+            return
+    raise UsageError(
+        f"this process may open {soft} files and sockets, and the {len(peers.peers)} peers of {os.fspath(peers.path)} "
+        f"need {needed}; allow more, for example with 'ulimit -n 1024'"
+    )

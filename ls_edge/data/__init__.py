@@ -1,0 +1,1 @@
+"""Images: folders and archives of class folders, named data sets, decoding and normalisation."""

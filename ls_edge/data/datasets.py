@@ -1,0 +1,237 @@
+"""Images with labels, without torch: class folders, tars of them, and the embedded digits.
+
+An :class:`ImageSet` lists images; reading one gives encoded bytes or raw pixels, decoding is the caller's
+(``ls_edge.data.preprocess`` on a board, timm's transforms in training). :func:`open_data` understands
+
+- a folder of class folders, or a tar of one: the first folder below the top is the class, deeper ones are kept
+  in the names; a tar may wrap everything in folders of its own;
+- the same in parts: a folder or tar with ``train`` and one of ``val``, ``validation``, ``test`` (in a folder each
+  may be a folder or a tar); without both, what is there is used whole;
+- a flat folder or tar of images without labels, to be answered only;
+- ``digits``, which is embedded (``assets/digits.md``).
+
+``ls_edge.data.image_files`` reads the files. Names that timm's dataset factory knows need torch and are left to
+``ls_edge.training``.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from ls_edge.data.image_files import EXTENSIONS, ImageTree, is_hidden, read_folder, read_tar, tar_stem, unwrap
+from ls_edge.errors import DataError, UsageError
+from ls_edge.requirements import install_command
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Part = Literal["train", "val", "all"]
+
+_TRAIN = ("train", "training")
+_HELD_OUT = ("val", "validation", "valid", "test")
+_PARTS = (*_TRAIN, *_HELD_OUT)
+_TIMM_PREFIXES = ("torch/", "hfds/", "hfids/", "tfds/", "wds/")
+
+
+@dataclass(frozen=True)
+class ImageRef:
+    """One image: its name inside the set, its class, and how to read it."""
+
+    name: str
+    """Path inside the set, ``class/file``; unique."""
+    label: int | None
+    """Index into :attr:`ImageSet.classes`; None where the set has no labels."""
+    read: Callable[[], bytes | np.ndarray | Image.Image]
+    """Return the encoded file, pixels uint8 ``[H, W, 3]``, or (timm's data sets) an image; called from any thread."""
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images of one part of a data set, sorted by name unless :meth:`take` drew them."""
+
+    source: str
+    """What the user named."""
+    part: Part
+    """``all`` where the data has no parts."""
+    classes: tuple[str, ...]
+    """Sorted folder names; empty where the data has no labels."""
+    images: tuple[ImageRef, ...]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def digest(self) -> str:
+        """Sha256 over the sorted names: the same for a folder and a tar of it, and not changed by repeats."""
+        names = sorted({image.name for image in self.images})
+        return hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+
+    def labels_for(self, model_classes: Sequence[str]) -> list[int | None]:
+        """Label of each image as an index into ``model_classes``, matched by name; None where there is no label.
+
+        Raises :class:`DataError` that names the classes that the model does not have.
+        """
+        index = {name: position for position, name in enumerate(model_classes)}
+        unknown = [name for name in self.classes if name not in index]
+        if unknown:
+            raise DataError(
+                f"{self.source}: {_some(unknown)} {'is no class' if len(unknown) == 1 else 'are no classes'} of the "
+                f"model, which has {_some(model_classes)}; name the class folders as in the training data"
+            )
+        return [None if image.label is None else index[self.classes[image.label]] for image in self.images]
+
+    def take(self, count: int | None) -> ImageSet:
+        """Draw ``count`` images (all where it is None), spread evenly over the classes, always in the same sequence.
+
+        Sorted names begin with one class only. So images are taken in strides of about the golden section of
+        the set, and every stretch of the sequence, however short, is a fair sample. A ``count`` above the number
+        of images repeats the sequence.
+        """
+        if count is not None and count < 1:
+            raise UsageError(f"a limit of {count} images leaves none; give at least 1")
+        size = len(self.images)
+        step = _coprime_stride(size)
+        picked = tuple(self.images[i * step % size] for i in range(size if count is None else count))
+        return replace(self, images=picked)
+
+
+def match_classes(image_set: ImageSet, model_classes: Sequence[str]) -> ImageSet:
+    """The same images with labels and classes of the model, matched by name (see :meth:`ImageSet.labels_for`)."""
+    labels = image_set.labels_for(model_classes)
+    images = tuple(replace(image, label=label) for image, label in zip(image_set.images, labels, strict=True))
+    return replace(image_set, classes=tuple(model_classes) if image_set.classes else (), images=images)
+
+
+def is_timm_name(source: str) -> bool:
+    """Whether ``source`` is a name for timm's dataset factory, such as ``torch/cifar100``, and no path that exists."""
+    return source.startswith(_TIMM_PREFIXES) and not Path(source).exists()
+
+
+def open_data(source: str, part: Literal["train", "eval"]) -> ImageSet:
+    """List the images of ``source`` that ``part`` uses; see the module's docstring.
+
+    Raises :class:`DataError` where there is nothing to be used, :class:`UsageError` for a name that only
+    ``ls_edge.training`` can open.
+    """
+    if source == "digits":
+        return _digits(part)
+    if is_timm_name(source):
+        raise UsageError(
+            f"{source!r} is a data set of timm's factory, which needs torch and timm: {install_command('train')}; "
+            "or give a folder of class folders, a tar of one, or 'digits'"
+        )
+    path = Path(source)
+    if not path.exists():
+        raise DataError(f"{source}: no such folder or tar; check the path, or write 'digits' for the embedded images")
+    if path.is_dir():
+        return _in_folder(path, source, part)
+    return _in_tree(read_tar(path), source, part)
+
+
+def _in_folder(path: Path, source: str, part: Literal["train", "eval"]) -> ImageSet:
+    parts: dict[str, Path] = {}
+    try:
+        children = sorted(path.iterdir(), key=lambda child: (child.is_dir(), child.name))
+    except OSError as error:
+        raise DataError(f"cannot read {source}: {error.strerror}; check its permissions") from None
+    for child in children:
+        stem = child.name if child.is_dir() else tar_stem(child.name)
+        if stem is not None and not is_hidden(stem) and (child.is_dir() or stem.lower() in _PARTS):
+            parts[stem.lower()] = child  # of a tar and a folder of one name the folder stays
+    name, which = _choose_part(parts, part)
+    if name is None:
+        return _image_set(read_folder(path), source, which, part)
+    chosen = parts[name]
+    tree = read_folder(chosen) if chosen.is_dir() else unwrap(read_tar(chosen))
+    return _image_set(tree, source, which, part, where=str(chosen))
+
+
+def _in_tree(tree: ImageTree, source: str, part: Literal["train", "eval"]) -> ImageSet:
+    """The same choice inside a tar, whose parts can only be folders."""
+    tree = unwrap(tree)
+    tops = {name.split("/", 1)[0] for name in tree if "/" in name}
+    name, which = _choose_part({top.lower(): top for top in tops}, part)
+    if name is None:
+        return _image_set(tree, source, which, part)
+    prefix = next(top for top in sorted(tops) if top.lower() == name) + "/"
+    inner = {path[len(prefix) :]: read for path, read in tree.items() if path.startswith(prefix)}
+    return _image_set(inner, source, which, part, where=f"{source}:{prefix}")
+
+
+def _choose_part(folders: Collection[str], part: Literal["train", "eval"]) -> tuple[str | None, Part]:
+    """Name of the folder to use (None: all of them, they are classes) and what part that is.
+
+    One of the names among others is a class (COCO has a class "train"); one all by itself only wraps the classes.
+    """
+    train = next((name for name in _TRAIN if name in folders), None)
+    held_out = next((name for name in _HELD_OUT if name in folders), None)
+    if train is not None and held_out is not None:
+        return (train, "train") if part == "train" else (held_out, "val")
+    return (train or held_out, "all") if len(folders) == 1 else (None, "all")
+
+
+def _image_set(
+    tree: ImageTree, source: str, which: Part, part: Literal["train", "eval"], where: str | None = None
+) -> ImageSet:
+    where = where or source
+    if not tree:
+        raise DataError(
+            f"{where} holds no images; expected class folders with files ending in {', '.join(sorted(EXTENSIONS))}"
+        )
+    labelled = {name: read for name, read in tree.items() if "/" in name}
+    if not labelled:
+        if part == "train":
+            raise DataError(f"{where} has images but no class folders, which training needs; put each class in its own")
+        return ImageSet(source, which, (), tuple(ImageRef(name, None, tree[name]) for name in sorted(tree)))
+    classes = sorted({name.split("/", 1)[0] for name in labelled})
+    index = {name: position for position, name in enumerate(classes)}
+    images = (ImageRef(name, index[name.split("/", 1)[0]], labelled[name]) for name in sorted(labelled))
+    return ImageSet(source, which, tuple(classes), tuple(images))
+
+
+@functools.cache
+def _digits_arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    asset = importlib.resources.files("ls_edge.data") / "assets" / "digits.npz"
+    with asset.open("rb") as stream, np.load(stream) as arrays:
+        return arrays["images"], arrays["labels"], arrays["held_out"]
+
+
+@dataclass(frozen=True)
+class _Pixels:
+    pixels: np.ndarray = field(repr=False)
+
+    def __call__(self) -> np.ndarray:
+        return self.pixels
+
+
+def _digits(part: Literal["train", "eval"]) -> ImageSet:
+    images, labels, held_out = _digits_arrays()
+    pixels = np.rint(images * (255 / 16)).astype(np.uint8)
+    rows = np.flatnonzero(held_out if part == "eval" else ~held_out)
+    refs = (
+        ImageRef(f"{labels[row]}/{row:04d}.png", int(labels[row]), _Pixels(np.stack([pixels[row]] * 3, axis=-1)))
+        for row in rows
+    )
+    which: Part = "val" if part == "eval" else "train"
+    return ImageSet("digits", which, tuple("0123456789"), tuple(sorted(refs, key=lambda ref: ref.name)))
+
+
+def _coprime_stride(size: int) -> int:
+    step = max(1, round(size * (math.sqrt(5) - 1) / 2))
+    while math.gcd(step, size) != 1:
+        step += 1
+    return step
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    text = ", ".join(repr(name) for name in listed[:5])
+    return text if len(listed) <= 5 else f"{text} and {len(listed) - 5} more"

@@ -1,0 +1,151 @@
+"""The image files below a folder or inside a tar, by name, with a reader for each.
+
+Nothing is extracted to disk: a plain tar is read by offset, a compressed one is unpacked into memory once, so it
+has to fit. Links in a tar, devices and names that lead out of it are passed over, hidden files and files
+without an image's extension everywhere. Links in a folder are followed, but never round in a circle.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from ls_edge.errors import DataError
+
+EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
+"""File names that end in one of these, in either case, are images."""
+
+ImageTree = dict[str, Callable[[], bytes]]
+"""Readers of encoded images by path below the top, with forward slashes; they may be called from any thread."""
+
+_COMPRESSIONS: dict[bytes, Callable[[bytes], bytes]] = {
+    b"\x1f\x8b": gzip.decompress,
+    b"BZh": bz2.decompress,
+    b"\xfd7zXZ\x00": lzma.decompress,
+}
+_TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
+
+
+def read_folder(top: Path) -> ImageTree:
+    """List the images below a folder; raises :class:`DataError` where one cannot be read."""
+
+    def stop(error: OSError) -> None:
+        raise DataError(f"cannot read {error.filename}: {error.strerror}; check its permissions") from None
+
+    tree: ImageTree = {}
+    visited: set[str] = set()
+    for folder, names, files in os.walk(top, onerror=stop, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in visited:  # a link that leads back up
+            names.clear()
+            continue
+        visited.add(real)
+        names[:] = sorted(name for name in names if not is_hidden(name))
+        below = PurePosixPath(Path(folder).relative_to(top).as_posix())
+        for file in files:
+            if _is_image(file):
+                tree[str(below / file)] = _File(os.path.join(folder, file))
+    return tree
+
+
+def read_tar(path: Path) -> ImageTree:
+    """List the images of a tar, plain or compressed; raises :class:`DataError` where it is none or is cut off."""
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(6)
+            decompress = next((call for magic, call in _COMPRESSIONS.items() if start.startswith(magic)), None)
+            stream.seek(0)
+            if decompress is None:
+                return {name: _Slice(str(path), offset, size) for name, offset, size in _images_of(stream)}
+            content = decompress(stream.read())
+        members = _images_of(io.BytesIO(content))
+        return {name: _Memory(content, offset, size) for name, offset, size in members}
+    except (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is neither a folder nor a whole tar ({error}); check it or copy it again") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}; check it or copy it again") from None
+
+
+def unwrap(tree: ImageTree) -> ImageTree:
+    """Take off folders in which a tar wraps all its class folders."""
+    while len({name.split("/", 1)[0] for name in tree}) == 1 and all(name.count("/") >= 2 for name in tree):
+        tree = {name.split("/", 1)[1]: read for name, read in tree.items()}
+    return tree
+
+
+def tar_stem(name: str) -> str | None:
+    """``train`` for ``train.tar.xz``; None where the name is not that of a tar."""
+    for ending in _TAR_ENDINGS:
+        if name.lower().endswith(ending):
+            return name[: -len(ending)]
+    return None
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder is passed over."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def _is_image(name: str) -> bool:
+    return not is_hidden(name) and os.path.splitext(name)[1].lower() in EXTENSIONS
+
+
+@dataclass(frozen=True)
+class _File:
+    path: str
+
+    def __call__(self) -> bytes:
+        try:
+            return Path(self.path).read_bytes()
+        except OSError as error:
+            raise DataError(f"cannot read {self.path}: {error.strerror}; was it moved or removed?") from None
+
+
+@dataclass(frozen=True)
+class _Slice:
+    path: str
+    offset: int
+    size: int
+
+    def __call__(self) -> bytes:
+        try:
+            with Path(self.path).open("rb") as stream:
+                stream.seek(self.offset)
+                return stream.read(self.size)
+        except OSError as error:
+            raise DataError(f"cannot read {self.path}: {error.strerror}; was it moved or removed?") from None
+
+
+@dataclass(frozen=True)
+class _Memory:
+    archive: bytes = field(repr=False)
+    """All of an unpacked tar, shared by its images."""
+    offset: int
+    size: int
+
+    def __call__(self) -> bytes:
+        return self.archive[self.offset : self.offset + self.size]
+
+
+def _images_of(stream: IO[bytes]) -> Iterator[tuple[str, int, int]]:
+    """Yield name, offset and size of a plain tar's images; raises TarError where it ends too early."""
+    with tarfile.open(fileobj=stream, mode="r:") as archive:
+        for member in archive:
+            pure = PurePosixPath(member.name)
+            if not member.isreg() or member.issparse() or pure.is_absolute() or ".." in pure.parts:
+                continue
+            if not any(is_hidden(piece) for piece in pure.parts) and _is_image(pure.name):
+                yield str(pure), member.offset_data, member.size
+        # tarfile takes a broken header for the end; a real end is a block of zeros, or with some writers nothing
+        stream.seek(archive.offset)
+        if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):
+            raise tarfile.ReadError(f"broken or cut off at byte {archive.offset}")

@@ -1,0 +1,225 @@
+"""All parts of a bundle in one process: what one device can do, and the reference for what several did.
+
+``Chain.open(bundle)`` offers what a torch model view does, on numpy arrays: ``stem``, ``block``, ``head`` and
+``forward`` in any arrangement. :func:`replay` checks a run's trace against it (guarantee R2).
+
+A chain is used by one thread at a time: a plain order runs between two buffers that belong to the chain.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+
+from ls_edge.arrangement import Arrangement, apply
+from ls_edge.bundle import Bundle
+from ls_edge.engines.engine import Engine, EngineKind, OnnxEngine, choose_kind, open_engine, usable_threads
+from ls_edge.engines.onnxruntime import Buffer, Buffers
+from ls_edge.errors import EngineError, UsageError
+from ls_edge.records import RequestRecord
+
+_LANES = 2
+"""Batch sizes whose buffers are kept."""
+
+
+class Chain:
+    """Stem, blocks and head of a bundle as engines; make one with :meth:`open`."""
+
+    def __init__(self, bundle: Bundle, stem: Engine, blocks: Sequence[Engine], head: Engine) -> None:
+        self.bundle = bundle
+        self.stem_engine = stem
+        self.block_engines = tuple(blocks)
+        self.head_engine = head
+        self._lanes: OrderedDict[int, _Lane] = OrderedDict()
+
+    @classmethod
+    def open(
+        cls,
+        bundle: Bundle,
+        *,
+        threads: int | None = None,
+        provider: str | None = None,
+        kind: EngineKind = "auto",
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> Chain:
+        """Open every part but ``whole``; ``tell`` and errors as :func:`ls_edge.engines.engine.open_engine`."""
+        threads = usable_threads(threads)
+        used: EngineKind = choose_kind(kind, bundle, provider)
+        buffers = Buffers()
+
+        def part(name: str, chosen: str | None) -> Engine:
+            return open_engine(bundle, name, kind=used, provider=chosen, threads=threads, buffers=buffers, tell=tell)
+
+        stem = part("stem", provider)
+        chosen = stem.provider if used == "onnx" else None
+        return cls(bundle, stem, [part(f"block {i}", chosen) for i in range(bundle.blocks)], part("head", chosen))
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks."""
+        return len(self.block_engines)
+
+    @property
+    def provider(self) -> str:
+        """What really runs the engines."""
+        return self.stem_engine.provider
+
+    def stem(self, images: np.ndarray) -> np.ndarray:
+        """Images float32 ``[B, 3, H, W]``, normalised, to tokens ``[B, N, D]``."""
+        return self.stem_engine.run({"images": images})
+
+    def block(self, index: int, tokens: np.ndarray, slot: int | np.ndarray = 0) -> np.ndarray:
+        """Run a block on tokens ``[B, N, D]``; ``slot`` (int or int64 ``[B]``) counts where the bundle needs it."""
+        inputs = {"tokens": tokens}
+        if self.bundle.manifest.needs_slot:
+            inputs["slot"] = np.broadcast_to(np.asarray(slot, dtype=np.int64), tokens.shape[:1])
+        return self.block_engines[self._checked(index)].run(inputs)
+
+    def head(self, tokens: np.ndarray) -> np.ndarray:
+        """Tokens ``[B, N, D]`` to logits float32 ``[B, C]``."""
+        return self.head_engine.run({"tokens": tokens})
+
+    def forward(self, images: np.ndarray, arrangement: Arrangement | Sequence[int] | None = None) -> np.ndarray:
+        """Images ``[B, 3, H, W]`` to logits ``[B, C]``; trained order where no arrangement is given."""
+        if arrangement is None:
+            arrangement = range(self.blocks)
+        if not isinstance(arrangement, Arrangement):
+            arrangement = Arrangement.plain(arrangement)
+        for index in arrangement.order:
+            self._checked(index)
+        lane = self._lane(len(images)) if arrangement.is_plain else None
+        if lane is None:
+            return self.head(apply(arrangement, self.stem(images), self.block))
+        return lane.run(images, arrangement.order)
+
+    def profile(self, images: np.ndarray) -> tuple[np.ndarray, list[float]]:
+        """As :meth:`forward` in trained order, with the seconds of stem, each block and head."""
+        seconds: list[float] = []
+        lane = self._lane(len(images))
+        if lane is not None:
+            return lane.run(images, range(self.blocks), seconds), seconds
+        marks = [time.perf_counter()]
+        tokens = self.stem(images)
+        marks.append(time.perf_counter())
+        for index in range(self.blocks):
+            tokens = self.block(index, tokens, index)
+            marks.append(time.perf_counter())
+        logits = self.head(tokens)
+        marks.append(time.perf_counter())
+        return logits, [after - before for before, after in itertools.pairwise(marks)]
+
+    def close(self) -> None:
+        """Free the engines."""
+        self._lanes.clear()
+        for engine in (self.stem_engine, *self.block_engines, self.head_engine):
+            engine.close()
+
+    def __enter__(self) -> Chain:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _checked(self, index: int) -> int:
+        if not 0 <= index < self.blocks:
+            raise UsageError(f"block {index} is not there: the bundle has blocks 0 to {self.blocks - 1}")
+        return index
+
+    def _lane(self, batch: int) -> _Lane | None:
+        """Buffers for ONNX Runtime; None where another library runs a part, which has its own."""
+        stem, head = self.stem_engine, self.head_engine
+        blocks = [engine for engine in self.block_engines if isinstance(engine, OnnxEngine)]
+        if not isinstance(stem, OnnxEngine) or not isinstance(head, OnnxEngine) or len(blocks) < self.blocks:
+            return None
+        lane = self._lanes.pop(batch, None) or _Lane(stem, blocks, head, self.bundle.manifest.needs_slot, batch)
+        self._lanes[batch] = lane
+        while len(self._lanes) > _LANES:
+            self._lanes.popitem(last=False)
+        return lane
+
+
+class _Lane:
+    """The way of one batch size through a chain: two token buffers in turn, each part bound to them once."""
+
+    def __init__(
+        self, stem: OnnxEngine, blocks: Sequence[OnnxEngine], head: OnnxEngine, needs_slot: bool, batch: int
+    ) -> None:
+        self.first, self.engines, self.needs_slot = stem, blocks, needs_slot
+        signature, device = stem.signature, stem.device
+        images, tokens, logits = signature.inputs[0], signature.output, head.signature.output
+        self.images = Buffer(images.dtype, images.shape(batch), device)
+        self.tokens = [Buffer(tokens.dtype, tokens.shape(batch), device) for _ in range(2)]
+        self.slot = Buffer("int64", (batch,), device)
+        self.logits = Buffer(logits.dtype, logits.shape(batch), device)
+        self.stem = stem.bind({"images": self.images}, self.tokens[0])
+        self.heads = [head.bind({"tokens": tokens}, self.logits) for tokens in self.tokens]
+        self.blocks: dict[tuple[int, int], Callable[[], None]] = {}
+
+    def run(self, images: np.ndarray, order: Sequence[int], seconds: list[float] | None = None) -> np.ndarray:
+        """Stem, the blocks of ``order``, head; the time of each is added to ``seconds``."""
+        self.first.check_inputs({"images": images})
+        current = 0
+        marks = [time.perf_counter()]
+        self.images.write(images)
+        self.stem()
+        marks.append(time.perf_counter())
+        for place, block in enumerate(order):
+            if self.needs_slot:
+                self.slot.write(place)
+            step = self.blocks.get((block, current))
+            if step is None:
+                step = self.blocks[block, current] = self._bind(block, current)
+            step()
+            current = 1 - current
+            marks.append(time.perf_counter())
+        self.heads[current]()
+        logits = self.logits.read()
+        marks.append(time.perf_counter())
+        if seconds is not None:
+            seconds.extend(after - before for before, after in itertools.pairwise(marks))
+        return logits
+
+    def _bind(self, block: int, current: int) -> Callable[[], None]:
+        inputs = {"tokens": self.tokens[current]}
+        if self.needs_slot:
+            inputs["slot"] = self.slot
+        return self.engines[block].bind(inputs, self.tokens[1 - current])
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One answer of a trace, computed again in one process."""
+
+    id: int
+    error: float
+    """Largest difference of a logit, relative to the largest logit; infinite where one is not a number."""
+
+
+def replay(
+    chain: Chain, records: Iterable[RequestRecord], image_of: Callable[[RequestRecord], np.ndarray]
+) -> Iterator[Replayed]:
+    """Run each answered record's arrangement again (guarantee R2: float32 within 1e-4).
+
+    ``image_of`` gives a record's preprocessed image, float32 ``[3, H, W]``. Records without logits are left out.
+    Raises :class:`EngineError` where a record has another number of logits than the bundle.
+    """
+    for record in records:
+        if record.logits is None:
+            continue
+        ours = chain.forward(image_of(record)[None], record.arrangement)[0]
+        theirs = np.asarray(record.logits, dtype=np.float32)
+        if ours.shape != theirs.shape:
+            raise EngineError(
+                f"request {record.id} has {len(theirs)} logits, {chain.bundle.folder} gives {len(ours)}; "
+                "the trace is of another bundle"
+            )
+        error = float(np.abs(ours - theirs).max() / max(float(np.abs(ours).max()), 1e-30))
+        yield Replayed(record.id, error if np.isfinite(error) else float("inf"))

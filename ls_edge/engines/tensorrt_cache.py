@@ -1,0 +1,228 @@
+"""Built engines on disk: found again under everything they depend on, and loaded only if this user wrote them.
+
+A TensorRT engine is code for one GPU and one TensorRT. It is never part of a bundle: each device builds its own and
+keeps it in ``$LS_EDGE_CACHE/engines`` (default ``~/.cache/ls-edge/engines``), a folder of mode 0700. Since loading one
+executes it, the folder and each file must belong to this user and be writable by nobody else, links are not followed,
+and a file must have the digest that was noted when it was written.
+
+An entry is ``KEY.engine`` and ``KEY.json`` (what the key was made of, and the digest); it is complete when the latter
+is there. One build at a time: ``lock`` is held meanwhile, so a second process waits and then finds the engine, and
+``timing`` (TensorRT's measurements of kernels, shared by the identical blocks of a model) has one writer. Nothing is
+ever deleted here; old entries may be removed by hand at any time.
+
+Needs neither TensorRT nor a GPU: what builds is given by the caller (``ls_edge.engines.tensorrt_build``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from ls_edge.bundle import digest_of
+from ls_edge.errors import EngineError
+
+Tell = Callable[[str], None]
+"""Told in words why an engine is built, or what is waited for."""
+
+
+class EngineKey(msgspec.Struct, frozen=True):
+    """All that an engine depends on."""
+
+    onnx_sha256: str
+    tensorrt: str
+    """Version."""
+    gpu: str
+    capability: str
+    """Compute capability, ``8.7``."""
+    profile: tuple[int, int, int]
+    """Batch: least, best, largest."""
+    flags: tuple[str, ...]
+    """What the builder was told besides."""
+    system: str = f"{platform.system()} {platform.machine()}"
+
+    def digest(self) -> str:
+        """Sha256 that names the entry."""
+        return digest_of(msgspec.to_builtins(self))
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    key: EngineKey
+    sha256: str
+    """Of the engine file."""
+
+
+_WORDS = {
+    "tensorrt": "TensorRT", "gpu": "the GPU", "capability": "the compute capability", "system": "the system",
+    "profile": "the batch profile", "flags": "the build flags",
+}  # fmt: skip
+_POLL_S = 0.1
+
+
+def default_folder() -> Path:
+    """Where engines are kept for this user."""
+    base = os.environ.get("LS_EDGE_CACHE")
+    return (Path(base) if base else Path.home() / ".cache" / "ls-edge") / "engines"
+
+
+class EngineCache:
+    """The folder of engines; made where it is not there."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Raises :class:`EngineError` where the folder cannot be made or is not this user's alone to write."""
+        self.folder = folder if folder is not None else default_folder()
+        try:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            found = self.folder.lstat()
+        except OSError as error:
+            raise EngineError(
+                f"cannot use {self.folder} for built engines: {error.strerror}; set LS_EDGE_CACHE to a folder of yours"
+            ) from None
+        if not stat.S_ISDIR(found.st_mode):
+            raise EngineError(f"{self.folder} is a link or no folder; set LS_EDGE_CACHE to a folder of yours")
+        _check_owner(found, self.folder)
+
+    def get(self, key: EngineKey, build: Callable[[bytes], tuple[bytes, bytes]], tell: Tell = lambda _: None) -> bytes:
+        """Return the engine of ``key``; where there is none that can be used, build it under the lock and keep it.
+
+        ``build`` takes the timing cache (empty at first) and returns engine and timing cache. ``tell`` is told why it
+        was called. Raises :class:`EngineError` where the folder's contents are somebody else's or nothing can be
+        written.
+        """
+        engine, _ = self._find(key)
+        if engine is not None:
+            return engine
+        with self._locked(tell):
+            engine, reason = self._find(key)
+            if engine is not None:
+                return engine
+            tell(f"building an engine: {reason}")
+            timing = self._read(self._timing(key)) or b""
+            engine, timing = build(timing)
+            entry = _Entry(key, hashlib.sha256(engine).hexdigest())
+            self._write(self._path(key, "engine"), engine)
+            self._write(self._path(key, "json"), msgspec.json.encode(entry))
+            if timing:
+                self._write(self._timing(key), timing)
+        return engine
+
+    def forget(self, key: EngineKey) -> None:
+        """Drop an entry that did not load."""
+        self._path(key, "json").unlink(missing_ok=True)
+
+    def _find(self, key: EngineKey) -> tuple[bytes | None, str]:
+        """The engine, or None and the reason."""
+        noted = self._read(self._path(key, "json"))
+        if noted is None:
+            return None, self._why(key)
+        engine = self._read(self._path(key, "engine"))
+        try:
+            entry = msgspec.json.decode(noted, type=_Entry)
+        except msgspec.MsgspecError:
+            return None, "the note about the one in the cache is damaged"
+        if engine is None:
+            return None, "the one in the cache is missing"
+        if entry.key != key or hashlib.sha256(engine).hexdigest() != entry.sha256:
+            return None, "the one in the cache is damaged"
+        return engine, ""
+
+    def _why(self, key: EngineKey) -> str:
+        """What is different from an engine of the same file that is here."""
+        for path in sorted(self.folder.glob("*.json"), key=lambda p: p.name):
+            try:
+                other = msgspec.json.decode(self._read(path) or b"", type=_Entry).key
+            except msgspec.MsgspecError:
+                continue
+            if other.onnx_sha256 == key.onnx_sha256:
+                changes = [
+                    f"{word} was {getattr(other, name)}, is {getattr(key, name)}"
+                    for name, word in _WORDS.items()
+                    if getattr(other, name) != getattr(key, name)
+                ]
+                return ", ".join(changes)
+        return "there is none of this file yet"
+
+    def _path(self, key: EngineKey, ending: str) -> Path:
+        return self.folder / f"{key.digest()}.{ending}"
+
+    def _timing(self, key: EngineKey) -> Path:
+        device = digest_of([key.tensorrt, key.gpu, key.capability, key.system])
+        return self.folder / f"{device[:32]}.timing"
+
+    def _read(self, path: Path) -> bytes | None:
+        """A file of this user's; None where there is none."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise EngineError(f"cannot read {path}: {error.strerror}; remove it, it will be built again") from None
+        with os.fdopen(descriptor, "rb") as stream:
+            found = os.fstat(stream.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise EngineError(f"{path} is no plain file; remove it, it will be built again")
+            _check_owner(found, path)
+            return stream.read()
+
+    def _write(self, path: Path, raw: bytes) -> None:
+        """In one step: after a kill the old file is there, or the new one."""
+        temporary = ""
+        try:
+            descriptor, temporary = tempfile.mkstemp(dir=self.folder, prefix=".", suffix=".part")
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(raw)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise EngineError(
+                f"cannot write {path}: {error.strerror}; make room, or set LS_EDGE_CACHE to another folder"
+            ) from None
+
+    @contextlib.contextmanager
+    def _locked(self, tell: Tell) -> Iterator[None]:
+        """One process at a time; a process that dies lets go."""
+        path = self.folder / "lock"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise EngineError(f"cannot open {path}: {error.strerror}; remove it") from None
+        try:
+            told = False
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not told:
+                        tell("waiting for another process that builds engines")
+                    told = True
+                    time.sleep(_POLL_S)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _check_owner(found: os.stat_result, path: Path) -> None:
+    if found.st_uid != os.geteuid():
+        raise EngineError(
+            f"{path} belongs to user {found.st_uid}, this is user {os.geteuid()}; built engines are executed, so only "
+            "one's own are loaded: set LS_EDGE_CACHE to a folder of yours"
+        )
+    if found.st_mode & 0o022:
+        raise EngineError(
+            f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):04o}); built engines are executed: "
+            "remove it, or chmod go-w it if nobody else has"
+        )

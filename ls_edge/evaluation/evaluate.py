@@ -1,0 +1,298 @@
+"""Accuracy in trained order, in any order, and with blocks missing; numpy only.
+
+One evaluation for everything that has a stem, blocks and a head: a torch model (``ls_edge.training.torch_blocks``) and
+a bundle's engines (``ls_edge.engines.pipeline``), each with tokens of its own kind that are only passed on here.
+
+All orders of a batch of images are walked as one tree: the stem runs once, and a start that several orders have in
+common is computed once. Memory: one set of tokens for each block on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from ls_edge.arrangement import apply, random_orders
+from ls_edge.errors import DataError
+from ls_edge.evaluation.orders import Plan, kendall_tau
+
+
+class BlockModel(Protocol):
+    """Stem, blocks and head of some model; tokens are whatever its parts hand to one another."""
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks."""
+        ...
+
+    def stem(self, images: np.ndarray, /) -> Any:
+        """Images float32 ``[B, 3, H, W]`` to tokens."""
+        ...
+
+    def block(self, index: int, tokens: Any, slot: int, /) -> Any:
+        """Tokens after block ``index``, ``slot`` blocks having run before it."""
+        ...
+
+    def head(self, tokens: Any, /) -> np.ndarray:
+        """Tokens to logits ``[B, C]``."""
+        ...
+
+
+class Sequential(msgspec.Struct, frozen=True):
+    """All blocks in trained order."""
+
+    top1: float
+
+
+class Arbitrary(msgspec.Struct, frozen=True):
+    """All blocks in random orders: one accuracy an order, and these figures over the orders."""
+
+    top1_mean: float
+    top1_std: float
+    """Of the orders evaluated (not an estimate for all of them)."""
+    top1_p5: float
+    """5th percentile."""
+    top1_worst: float
+    orders: int
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A part of the blocks, means over :data:`ls_edge.evaluation.orders.DRAWS` random subsets."""
+
+    sequential: float
+    """The subset in trained order."""
+    arbitrary: float
+    """The subset in random order."""
+
+
+class Tracks(msgspec.Struct, frozen=True):
+    """All blocks in waves of tracks, means over ``orders.DRAWS`` draws where the order is random."""
+
+    tracks: int
+    """Side by side in a wave."""
+    blocks: int
+    """One after the other in a track."""
+    trained: float
+    """Blocks dealt in trained order."""
+    arbitrary: float
+    """Blocks dealt in random order."""
+    arbitrary_std: float
+
+
+class Distance(msgspec.Struct, frozen=True):
+    """Orders at about the same distance from the trained one."""
+
+    tau: float
+    """Mean Kendall tau of the orders: 1 the trained order, 0 a random one, -1 the trained one backwards."""
+    top1: float
+    orders: int
+
+
+class Models(msgspec.Struct, frozen=True):
+    """Where several runs are evaluated as one: the spread between them."""
+
+    count: int
+    sequential_std: float
+    """Of the models' accuracies in trained order."""
+    arbitrary_std: float
+    """Of the models' mean accuracies in random order."""
+    runs: list[str]
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """The document of ``eval --json``."""
+
+    sequential: Sequential
+    arbitrary: Arbitrary
+    kept: dict[str, Kept]
+    """By the number of blocks kept."""
+    position_accuracy: float | None
+    """How often a block names its own slot; None where the method does not predict it."""
+    images: int
+    arrangements: list[Tracks] | None = None
+    """By shape of the waves, where asked for."""
+    kendall: list[Distance] | None = None
+    """By distance from the trained order, nearest last, where asked for."""
+    models: Models | None = None
+    """Where it is the mean over several runs."""
+    skipped: int = 0
+    """Images that could not be decoded."""
+    settings: dict[str, Any] = {}
+    """What was evaluated, and the defaults in force."""
+    name: str = ""
+    """What tells it from others of one command: as much of the path as differs."""
+
+
+def evaluate(
+    model: BlockModel,
+    batches: Iterable[tuple[np.ndarray, np.ndarray]],
+    plan: Plan,
+    *,
+    on_batch: Callable[[int], None] = lambda _: None,
+) -> Evaluation:
+    """Count correct answers in every order of the plan.
+
+    ``batches`` gives images float32 ``[B, 3, H, W]`` and labels int ``[B]``; ``on_batch`` is told the images that
+    are done. Raises :class:`DataError` where there are none.
+    """
+    orders = plan.all_orders()
+    uniform = random_orders(plan.blocks, plan.orders, plan.seed)
+    shaped = [plan.in_tracks(*shape) for shape in plan.shapes]
+    arrangements = [item for trained, drawn in shaped for item in (trained, *drawn)]
+    correct: dict[Any, int] = dict.fromkeys([*orders, *arrangements], 0)
+    slots = _Slots(uniform)
+    images = 0
+    for pixels, labels in batches:
+        start = model.stem(pixels)
+        for order, logits in _walk(model, start, orders, slots):
+            correct[order] += int((logits.argmax(axis=1) == labels).sum())
+        for arrangement in dict.fromkeys(arrangements):
+            logits = model.head(apply(arrangement, start, model.block))
+            correct[arrangement] += int((logits.argmax(axis=1) == labels).sum())
+        images += len(labels)
+        on_batch(images)
+    if not images:
+        raise DataError("there are no images to evaluate on; check the data")
+    top1 = {order: count / images for order, count in correct.items()}
+    random = np.array([top1[order] for order in uniform])
+    return Evaluation(
+        sequential=Sequential(top1[tuple(range(plan.blocks))]),
+        arbitrary=Arbitrary(
+            top1_mean=float(random.mean()), top1_std=float(random.std()), top1_p5=float(np.percentile(random, 5)),
+            top1_worst=float(random.min()), orders=plan.orders,
+        ),
+        kept={
+            str(keep): Kept(
+                sequential=float(np.mean([top1[order] for order in plan.subsets(keep, shuffled=False)])),
+                arbitrary=float(np.mean([top1[order] for order in plan.subsets(keep, shuffled=True)])),
+            )
+            for keep in plan.keep
+        },
+        position_accuracy=slots.accuracy(),
+        images=images,
+        arrangements=[
+            Tracks(
+                tracks=shape[0], blocks=shape[1], trained=top1[trained],
+                arbitrary=float(np.mean([top1[item] for item in drawn])),
+                arbitrary_std=float(np.std([top1[item] for item in drawn])),
+            )
+            for shape, (trained, drawn) in zip(plan.shapes, shaped, strict=True)
+        ] if plan.shapes else None,
+        kendall=_by_distance(plan, top1) if plan.distances else None,
+    )  # fmt: skip
+
+
+def together(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """Several runs of one plan as one: means over the models; the deviation is that over models and orders."""
+    first = evaluations[0]
+    tops = np.array([item.sequential.top1 for item in evaluations])
+    means = np.array([item.arbitrary.top1_mean for item in evaluations])
+    within = np.array([item.arbitrary.top1_std for item in evaluations])
+    guessed = [item.position_accuracy for item in evaluations if item.position_accuracy is not None]
+
+    def mean(values: Iterable[float]) -> float:
+        return float(np.mean(list(values)))
+
+    return msgspec.structs.replace(
+        first,
+        sequential=Sequential(mean(tops)),
+        arbitrary=Arbitrary(
+            top1_mean=mean(means), top1_std=float(np.sqrt((within**2).mean() + means.var())),
+            top1_p5=mean(item.arbitrary.top1_p5 for item in evaluations),
+            top1_worst=min(item.arbitrary.top1_worst for item in evaluations), orders=first.arbitrary.orders,
+        ),
+        kept={
+            keep: Kept(
+                mean(item.kept[keep].sequential for item in evaluations),
+                mean(item.kept[keep].arbitrary for item in evaluations),
+            )
+            for keep in first.kept
+        },
+        position_accuracy=mean(guessed) if guessed else None,
+        arrangements=[
+            msgspec.structs.replace(
+                shapes[0], trained=mean(item.trained for item in shapes),
+                arbitrary=mean(item.arbitrary for item in shapes),
+                arbitrary_std=float(np.sqrt(np.mean([i.arbitrary_std**2 for i in shapes])
+                                            + np.var([i.arbitrary for i in shapes]))),
+            )
+            for shapes in zip(*(item.arrangements for item in evaluations if item.arrangements), strict=True)
+        ] or None,
+        kendall=[
+            msgspec.structs.replace(bins[0], top1=mean(item.top1 for item in bins))
+            for bins in zip(*(item.kendall for item in evaluations if item.kendall), strict=True)
+        ] or None,
+        models=Models(
+            count=len(evaluations), sequential_std=float(tops.std()), arbitrary_std=float(means.std()),
+            runs=[str(item.settings.get("of", "")) for item in evaluations],
+        ),
+    )  # fmt: skip
+
+
+def _by_distance(plan: Plan, top1: dict[Any, float]) -> list[Distance]:
+    bins: dict[int, list[tuple[float, float]]] = {}
+    for order in [*plan.graded(), *random_orders(plan.blocks, plan.orders, plan.seed)]:
+        tau = kendall_tau(order)
+        bins.setdefault(min(4, max(-4, round(4 * tau))), []).append((tau, top1[order]))
+    return [
+        Distance(tau=float(np.mean([tau for tau, _ in pairs])), top1=float(np.mean([value for _, value in pairs])),
+                 orders=len(pairs))
+        for _, pairs in sorted(bins.items())
+    ]  # fmt: skip
+
+
+class _Slots:
+    """Counts how often blocks name their own slot, over the uniform random orders."""
+
+    def __init__(self, orders: Sequence[tuple[int, ...]]) -> None:
+        self._times: dict[tuple[int, ...], int] = {}
+        for order in orders:
+            for end in range(1, len(order) + 1):
+                self._times[order[:end]] = self._times.get(order[:end], 0) + 1
+        self._right = self._asked = 0
+
+    def look(self, model: BlockModel, path: Sequence[int], tokens: Any) -> None:
+        """Take in the tokens after the last block of ``path``, if the model guesses slots at all."""
+        guess: Callable[[int, Any], np.ndarray | None] | None = getattr(model, "slots_of", None)
+        times = self._times.get(tuple(path), 0) if guess is not None else 0
+        named = guess(path[-1], tokens) if guess is not None and times else None
+        if named is not None:
+            self._right += times * int((named == len(path) - 1).sum())
+            self._asked += times * len(named)
+
+    def accuracy(self) -> float | None:
+        """Over all images, orders and blocks; None where nothing guesses."""
+        return self._right / self._asked if self._asked else None
+
+
+def logits_of(
+    model: BlockModel, images: np.ndarray, orders: Sequence[tuple[int, ...]]
+) -> Iterable[tuple[tuple[int, ...], np.ndarray]]:
+    """Yield each order with its logits ``[B, C]``; sorted orders share most of their starts."""
+    yield from _walk(model, model.stem(images), orders, None)
+
+
+def _walk(
+    model: BlockModel, start: Any, orders: Sequence[tuple[int, ...]], slots: _Slots | None
+) -> Iterable[tuple[tuple[int, ...], np.ndarray]]:
+    path: list[int] = []
+    tokens: list[Any] = [start]
+    for order in sorted(orders):
+        common = 0
+        while common < min(len(path), len(order)) and path[common] == order[common]:
+            common += 1
+        del path[common:], tokens[common + 1 :]
+        for slot in range(common, len(order)):
+            tokens.append(model.block(order[slot], tokens[-1], slot))
+            path.append(order[slot])
+            if slots is not None:
+                slots.look(model, path, tokens[-1])
+        yield order, model.head(tokens[-1])
+
+
+def blocks_to_run(orders: Sequence[tuple[int, ...]]) -> int:
+    """How many blocks :func:`logits_of` runs, to tell how long it will take."""
+    return len({order[: end + 1] for order in orders for end in range(len(order))})

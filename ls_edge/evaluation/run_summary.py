@@ -1,0 +1,389 @@
+"""A run in figures: the document of ``ls-edge run --json`` and the input of every table and report.
+
+:func:`summarise` takes what :mod:`ls_edge.records` records and nothing else, so a summary can be made again from
+a trace. Figures that cannot be known (a latency when nothing was answered, an accuracy without labels) are None
+and stand as null in the JSON; there is never a NaN.
+
+Left out: work that was lost with a peer. A record holds only the branch that answered, so ``busy`` counts the
+engine time behind answers, not that of dropped branches, and where requests share a batch they share its time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ls_edge.records import PeerEvent, RequestRecord
+from ls_edge.stays import holders_of, hops_of, stays_of, steps_of, tracks_of_others, transfer_ms
+
+Floats = npt.NDArray[np.float64]
+
+
+class PeerContext(msgspec.Struct, frozen=True):
+    """A peer as the source knew it when the run ended."""
+
+    blocks: tuple[int, ...] = ()
+    state: str = "unknown"
+    """``alive``, ``lost``, ``suspect``, ``draining``, ``unknown``: the last one known."""
+    engine: str = ""
+    """What its blocks ran on, such as ``onnx CPUExecutionProvider``; empty if it never said."""
+
+
+class Suspect(msgspec.Struct, frozen=True):
+    """A peer that an audit found at work, or among those at work, when an answer was wrong."""
+
+    named: int = 0
+    """How often it was found to be the one."""
+    one_of: int = 0
+    """How often it was one of several of which one must be it."""
+    difference: float | None = None
+    """Of logits or tokens, the last time, over the largest value; None where it was no number."""
+
+
+class AuditSummary(msgspec.Struct, frozen=True):
+    """Answers that were computed a second time by the source."""
+
+    share: float
+    """How large a part of the answers was to be audited."""
+    audited: int
+    """``matched`` and ``mismatched``."""
+    matched: int
+    mismatched: int
+    dropped: int
+    """Audits that were drawn and left out, since too many waited."""
+    waiting: int = 0
+    """Audits that were not over yet."""
+    suspects: Mapping[str, Suspect] = {}
+
+    @property
+    def warning(self) -> str:
+        """One line that names who computed something else; empty where every answer matched."""
+        if not self.mismatched:
+            return ""
+        named = [f"{name} ({one.named} times)" for name, one in self.suspects.items() if one.named]
+        others = [name for name, one in self.suspects.items() if not one.named]
+        who = [f"{', '.join(named)} computed something else"] if named else []
+        if others:
+            who.append(f"{'others may be ' if named else 'it was one of '}{', '.join(others)}")
+        found = "; ".join(who) or "who it was is not known yet"
+        return (
+            f"{self.mismatched} of {self.audited} audited answers are wrong: {found}; check these devices before the "
+            "answers are used"
+        )
+
+
+class RunContext(msgspec.Struct, frozen=True):
+    """What a run's records do not say about it."""
+
+    bundle_id: str = ""
+    model: str = ""
+    method: str = ""
+    """The training method of the bundle's model."""
+    policy: str = ""
+    seed: int | None = None
+    classes: int | None = None
+    """How many classes the model tells apart; its inverse is the accuracy of a guess."""
+    peers: Mapping[str, PeerContext] = {}
+    settings: Mapping[str, Any] = {}
+    """The defaults and flags in force, as plain JSON values."""
+    preprocess_ms: Sequence[float] = ()
+    """Decoding and preprocessing, one figure an image."""
+    wall_s: float | None = None
+    """The whole command, waiting for peers and decoding included."""
+    audit: AuditSummary | None = None
+    disbelieved: Mapping[str, Disbelief] = {}
+
+
+class Disbelief(msgspec.Struct, frozen=True):
+    """What a peer sent the source that cannot be true: it is faulty, of another version, or lies."""
+
+    count: int
+    why: str
+    """Of the last."""
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """Milliseconds; all None where there was nothing to measure."""
+
+    mean: float | None = None
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    max: float | None = None
+
+
+class Skips(msgspec.Struct, frozen=True):
+    """Blocks that an answer left out."""
+
+    mean: float | None = None
+    max: int | None = None
+
+
+class Hops(msgspec.Struct, frozen=True):
+    """Transfers of tokens between two processes, the last one (back to the source) included.
+
+    A track that another holder ran took two: there and back. ``mean`` is per answer. The others are medians over hops
+    (``wire``) and over visits to a holder, its tracks for others included (the rest).
+    """
+
+    mean: float | None = None
+    wire_ms_p50: float | None = None
+    queue_ms_p50: float | None = None
+    engine_ms_p50: float | None = None
+    codec_ms_p50: float | None = None
+
+
+class PeerSummary(msgspec.Struct, frozen=True):
+    """One peer's part in a run."""
+
+    blocks: tuple[int, ...]
+    requests: int
+    """Answers that it had a part in."""
+    busy: float
+    """Share of the run, first submission to last answer or error, that its engine worked for these answers."""
+    state: str
+    blocks_run: int = 0
+    lost: int = 0
+    """How often it was lost during the run."""
+    engine: str = ""
+
+
+class SkipAccuracy(msgspec.Struct, frozen=True):
+    """Accuracy of the answers that skipped a certain number of blocks; ``low`` and ``high`` are its 95 % interval."""
+
+    skipped: int
+    answers: int
+    labelled: int
+    top1: float | None
+    low: float | None
+    high: float | None
+
+
+class RunSummary(msgspec.Struct, frozen=True):
+    """The document of ``ls-edge run --json``."""
+
+    bundle_id: str
+    policy: str
+    requests: int
+    answered: int
+    failed: int
+    degraded: int
+    top1: float | None
+    """Over answers to images with a label; failed requests are counted in ``failed``, not here."""
+    throughput: float | None
+    """Answers a second, from the first submission to the last answer."""
+    latency_ms: Quantiles
+    """Over answered requests."""
+    skips: Skips
+    retries: int
+    duplicates_dropped: int
+    hops: Hops
+    peers: dict[str, PeerSummary]
+    preprocess_ms: Quantiles
+    duration_s: float | None
+    """First submission to last answer or error."""
+    wall_s: float | None
+    top1_interval: tuple[float, float] | None
+    """95 % interval of ``top1`` (Wilson)."""
+    chance: float | None
+    """Accuracy of a guess."""
+    order_tau: float | None
+    """Mean Kendall tau of the orders that ran against the trained one: 1 trained, about 0 random, -1 reversed."""
+    accuracy_by_skips: tuple[SkipAccuracy, ...]
+    errors: dict[str, int]
+    """Failed requests by type of error."""
+    model: str
+    method: str
+    seed: int | None
+    settings: dict[str, Any]
+    audit: AuditSummary | None = None
+    """None where nothing was audited."""
+    disbelieved: dict[str, Disbelief] = {}
+    """By peer."""
+
+    @property
+    def distrust(self) -> str:
+        """A line about peers that sent what cannot be true; empty where none did."""
+        if not self.disbelieved:
+            return ""
+        each = "; ".join(f"{name} ({one.count:,}, such as {one.why})" for name, one in self.disbelieved.items())
+        return f"messages that cannot be true were dropped: {each}; check these devices"
+
+    def to_json(self) -> str:
+        """The document, indented, without a newline at the end."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+
+
+def summarise(records: Sequence[RequestRecord], events: Sequence[PeerEvent], context: RunContext) -> RunSummary:
+    """Work out the summary of a run; an empty one and one without any answer are fine."""
+    answers = [record for record in records if record.error is None]
+    latency = np.array([record.latency_ms for record in answers], dtype=np.float64)
+    first = min((record.submitted_ms for record in records), default=0.0)
+    last_answer = max((record.submitted_ms + record.latency_ms for record in answers), default=first)
+    last = max((record.submitted_ms + record.latency_ms for record in records), default=first)
+    labelled = [record for record in answers if record.label is not None]
+    correct = sum(record.prediction == record.label for record in labelled)
+    skipped = [len(record.skipped) for record in answers]
+    return RunSummary(
+        bundle_id=context.bundle_id,
+        policy=context.policy,
+        requests=len(records),
+        answered=len(answers),
+        failed=len(records) - len(answers),
+        degraded=sum(record.degraded for record in answers),
+        top1=correct / len(labelled) if labelled else None,
+        throughput=1000 * len(answers) / (last_answer - first) if last_answer > first else None,
+        latency_ms=quantiles(latency),
+        skips=Skips(mean=sum(skipped) / len(skipped), max=max(skipped)) if skipped else Skips(),
+        retries=sum(max(0, record.attempts - 1) for record in records),
+        duplicates_dropped=sum(record.duplicates for record in records),
+        hops=_hops(answers),
+        peers=_peers(answers, events, context, last - first),
+        preprocess_ms=quantiles(np.asarray(context.preprocess_ms, dtype=np.float64)),
+        duration_s=(last - first) / 1000 if records else None,
+        wall_s=context.wall_s,
+        top1_interval=wilson(correct, len(labelled)),
+        chance=1 / context.classes if context.classes else None,
+        order_tau=kendall_tau([tuple(block for block, _ in record.order) for record in answers if record.order]),
+        accuracy_by_skips=_by_skips(answers),
+        errors=dict(Counter(error_type(record.error) for record in records if record.error is not None).most_common()),
+        model=context.model,
+        method=context.method,
+        seed=context.seed,
+        settings=dict(context.settings),
+        audit=context.audit,
+        disbelieved=dict(context.disbelieved),
+    )
+
+
+def quantiles(values: Floats) -> Quantiles:
+    """Mean, median, 95th and 99th percentile and largest of ``values [n]``; all None for none."""
+    if not values.size:
+        return Quantiles()
+    p50, p95, p99 = (float(value) for value in np.percentile(values, (50, 95, 99)))
+    return Quantiles(mean=float(values.mean()), p50=p50, p95=p95, p99=p99, max=float(values.max()))
+
+
+def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float] | None:
+    """The Wilson score interval of a proportion (E. B. Wilson, 1927); 95 % by default, None without trials.
+
+    Unlike the normal interval it stays inside 0 to 1 and keeps a width when all answers are right.
+    """
+    if trials == 0:
+        return None
+    share = successes / trials
+    spread = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    centre = share + z * z / (2 * trials)
+    scale = 1 + z * z / trials
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+def kendall_tau(orders: Sequence[Sequence[int]]) -> float | None:
+    """Mean of Kendall's rank correlation of each order with the ascending one, 1 to -1.
+
+    Orders of fewer than two blocks say nothing and are left out; None where no others remain.
+    """
+    by_length: dict[int, list[Sequence[int]]] = defaultdict(list)
+    for order in orders:
+        if len(order) > 1:
+            by_length[len(order)].append(order)
+    total = 0.0
+    for length, group in by_length.items():
+        blocks = np.array(group)
+        inversions = sum(int((blocks[:, i : i + 1] > blocks[:, i + 1 :]).sum()) for i in range(length - 1))
+        total += len(group) - 2 * inversions / (length * (length - 1) / 2)
+    return total / sum(map(len, by_length.values())) if by_length else None
+
+
+def error_type(error: str) -> str:
+    """``BudgetExceeded`` of ``BudgetExceeded: 500 ms are over``."""
+    return error.partition(":")[0].strip() or "unknown"
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if values else None
+
+
+def _hops(answers: Sequence[RequestRecord]) -> Hops:
+    visited = [record for record in answers if record.visits]
+    stays = [stay for record in visited for stay in stays_of(record)]
+    wires = [visit.wire_ms for record in visited for visit in record.visits]
+    wires += [record.return_wire_ms for record in visited]
+    wires += [transfer_ms(track) / 2 for record in visited for track in tracks_of_others(record) for _ in range(2)]
+    return Hops(
+        mean=_mean([hops_of(record) for record in answers]),
+        wire_ms_p50=_median(wires),
+        queue_ms_p50=_median([stay.queue_ms for stay in stays]),
+        engine_ms_p50=_median([stay.engine_ms for stay in stays]),
+        codec_ms_p50=_median([stay.codec_ms for stay in stays]),
+    )
+
+
+def _peers(
+    answers: Sequence[RequestRecord], events: Sequence[PeerEvent], context: RunContext, span_ms: float
+) -> dict[str, PeerSummary]:
+    requests: Counter[str] = Counter()
+    blocks: dict[str, set[int]] = defaultdict(set)
+    blocks_run: Counter[str] = Counter()
+    engine_ms: dict[str, float] = defaultdict(float)
+    for record in answers:
+        requests.update(holders_of(record) | {visit.holder for visit in record.visits})
+        for stay in stays_of(record):
+            engine_ms[stay.holder] += stay.engine_ms
+        for block, holder in steps_of(record):
+            blocks[holder].add(block)
+            blocks_run[holder] += 1
+    state: dict[str, str] = {}
+    lost: Counter[str] = Counter()
+    for event in sorted(events, key=lambda event: event.at_ms):
+        state[event.peer] = event.what
+        lost[event.peer] += event.what == "lost"
+    unknown = PeerContext()
+    result = {}
+    for name in dict.fromkeys([*context.peers, *sorted(requests | state.keys())]):
+        known = context.peers.get(name, unknown)
+        result[name] = PeerSummary(
+            blocks=known.blocks or tuple(sorted(blocks[name])),
+            requests=requests[name],
+            busy=min(1.0, engine_ms[name] / span_ms) if span_ms > 0 else 0.0,
+            state=known.state if known.state != "unknown" else state.get(name, "unknown"),
+            blocks_run=blocks_run[name],
+            lost=lost[name],
+            engine=known.engine,
+        )
+    return result
+
+
+def _by_skips(answers: Sequence[RequestRecord]) -> tuple[SkipAccuracy, ...]:
+    counts: Counter[int] = Counter()
+    labelled: Counter[int] = Counter()
+    correct: Counter[int] = Counter()
+    for record in answers:
+        skipped = len(record.skipped)
+        counts[skipped] += 1
+        labelled[skipped] += record.label is not None
+        correct[skipped] += record.label is not None and record.prediction == record.label
+    result = []
+    for skipped in sorted(counts):
+        interval = wilson(correct[skipped], labelled[skipped])
+        result.append(
+            SkipAccuracy(
+                skipped=skipped,
+                answers=counts[skipped],
+                labelled=labelled[skipped],
+                top1=correct[skipped] / labelled[skipped] if labelled[skipped] else None,
+                low=interval[0] if interval else None,
+                high=interval[1] if interval else None,
+            )
+        )
+    return tuple(result)

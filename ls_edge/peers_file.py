@@ -1,0 +1,325 @@
+"""``peers.yaml``: who serves which blocks, where to dial them, and who may send images.
+
+The same file lies on every machine. Reading checks all that can be known without a bundle; which blocks exist
+is checked where the file and a bundle meet (:meth:`PeersFile.check_blocks`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ls_edge import yaml_source
+from ls_edge.errors import ConfigError
+from ls_edge.validation import unknown_name
+
+Codec = Literal["raw", "fp16", "int8"]
+EngineKind = Literal["auto", "onnx", "tensorrt"]
+
+_ADDRESS = re.compile(r"^tcp://(\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[^\[\]:/\s]+):(\d{1,5})$")
+_ANY = ("*", "0.0.0.0", "[::]")  # noqa: S104
+"""Hosts that mean every address of a machine: to listen on, not to dial."""
+_MOST_SILENCE_MS = 600_000
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+_Z85_KEY = re.compile(r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")
+
+
+class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A process that may send images."""
+
+    name: str
+    public_key: str | None = None
+    """Its CURVE public key, 40 characters of Z85."""
+
+
+class PeerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A process that serves blocks."""
+
+    name: str
+    address: str
+    """Where the others dial, ``tcp://host:port``."""
+    blocks: list[int] | str
+    """Block indices, or text such as ``"0-3,7"``."""
+    bind: str | None = None
+    """Where it listens, where that differs from ``address``."""
+    public_key: str | None = None
+    """Its CURVE public key, 40 characters of Z85."""
+    engine: EngineKind = "auto"
+    provider: str | None = None
+    """ONNX Runtime execution provider, for example ``CUDAExecutionProvider``."""
+    threads: int | None = None
+    """Threads of the engine; the engine's choice where it is left out."""
+    max_batch: int = 1
+    """Most images that the peer runs through a block at once."""
+    batch_wait_ms: float = 0.0
+    """How long the peer waits for a batch to fill."""
+    codec: Codec = "raw"
+    """How tokens are sent to this peer."""
+    credits: int = 16
+    """Most images that the peer holds at once."""
+
+
+class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """ZMTP heartbeats, which find a process that is stopped and a cable that is out."""
+
+    interval_ms: int = 100
+    """Time between two heartbeats on a link that carries nothing else."""
+    timeout_ms: int = 1000
+    """Silence after which a link is lost, on top of the time that one frame takes on the slowest link."""
+    slowest_mbit: float = 1.0
+    """Megabits a second of the slowest link that must still count as alive."""
+
+    def transfer_s(self, frame_bytes: int) -> float:
+        """Seconds that a frame of so many bytes takes on the slowest link."""
+        return frame_bytes * 8e-6 / self.slowest_mbit
+
+    def silence_ms(self, frame_bytes: int) -> int:
+        """Silence after which a link is lost, in milliseconds, where frames have up to ``frame_bytes``.
+
+        While a frame is on its way nothing else can pass, and it counts as a sign of life only when it is whole.
+        """
+        return self.timeout_ms + math.ceil(self.transfer_s(frame_bytes) * 1e3)
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    peers: list[PeerEntry]
+    sources: list[SourceEntry] = []
+    insecure: bool = False
+    heartbeat: HeartbeatSettings = HeartbeatSettings()
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A peer of the file, checked, its blocks as numbers."""
+
+    name: str
+    address: str
+    bind: str
+    blocks: tuple[int, ...]
+    public_key: str | None
+    engine: EngineKind
+    provider: str | None
+    threads: int | None
+    max_batch: int
+    batch_wait_ms: float
+    codec: Codec
+    credits: int
+
+
+@dataclass(frozen=True)
+class PeersFile:
+    """A ``peers.yaml`` that was read and checked."""
+
+    path: Path
+    peers: tuple[Peer, ...]
+    sources: tuple[SourceEntry, ...]
+    insecure: bool
+    """Whether the user switched CURVE off by name."""
+    heartbeat: HeartbeatSettings
+    _places: yaml_source.Places
+
+    @property
+    def uses_keys(self) -> bool:
+        """Whether links are CURVE links: any key in the file switches them on, on the loopback too."""
+        return any(p.public_key for p in self.peers) or any(s.public_key for s in self.sources)
+
+    def peer(self, name: str) -> Peer:
+        """The peer called ``name``."""
+        for peer in self.peers:
+            if peer.name == name:
+                return peer
+        raise ConfigError(unknown_name("peer", name, [p.name for p in self.peers]), path=self.path)
+
+    def check_blocks(self, blocks: int) -> None:
+        """Raise :class:`ConfigError` where a peer lists a block that a model of ``blocks`` blocks lacks."""
+        for index, peer in enumerate(self.peers):
+            for block in peer.blocks:
+                if block >= blocks:
+                    raise self._places.error(
+                        f"peer {peer.name!r} lists block {block}, but the bundle has blocks 0 to {blocks - 1}",
+                        "peers", index, "blocks",
+                    )  # fmt: skip
+
+
+def load_peers(path: str | Path) -> PeersFile:
+    """Read and check a ``peers.yaml``; raises :class:`ConfigError` with file, line and column."""
+    file, places = yaml_source.load(path, _File)
+    if not file.peers:
+        raise places.error("no peers are listed; add at least one", "peers")
+    peers = tuple(_check_peer(entry, index, places) for index, entry in enumerate(file.peers))
+    _check_unique(file, places)
+    _check_keys(file, places)
+    heartbeat = file.heartbeat
+    if heartbeat.interval_ms < 5 or not 2 * heartbeat.interval_ms <= heartbeat.timeout_ms <= _MOST_SILENCE_MS:
+        raise places.error(
+            f"heartbeat interval {heartbeat.interval_ms} ms and timeout {heartbeat.timeout_ms} ms: the interval must "
+            f"be at least 5 and the timeout at least twice the interval, and at most {_MOST_SILENCE_MS}",
+            "heartbeat",
+        )
+    if not 0.01 <= heartbeat.slowest_mbit <= 1e6:
+        raise places.error(
+            f"heartbeat slowest_mbit is {heartbeat.slowest_mbit}: give megabits a second from 0.01 to 1000000",
+            "heartbeat", "slowest_mbit",
+        )  # fmt: skip
+    return PeersFile(Path(path), peers, tuple(file.sources), file.insecure, heartbeat, places)
+
+
+def parse_blocks(text: str) -> tuple[int, ...]:
+    """Read ``"0-3,7"`` as ``(0, 1, 2, 3, 7)``; raises ValueError where it is something else."""
+    blocks: list[int] = []
+    for piece in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", piece)
+        if match is None:
+            raise ValueError(piece)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last > 9999:
+            raise ValueError(piece)
+        blocks.extend(range(first, last + 1))
+    return tuple(blocks)
+
+
+def is_name(text: str) -> bool:
+    """Whether a peer or source may be called so: it also names files and stands in logs."""
+    return _NAME.fullmatch(text) is not None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether ``tcp://host:port`` names the loopback interface (a name other than ``localhost`` does not count)."""
+    match = _ADDRESS.match(address)
+    host = match[1].strip("[]") if match else ""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_host(host: str) -> bool:
+    """Whether what stands between brackets is an IPv6 address; names and other addresses are left to the network."""
+    if not host.startswith("["):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).version == 6
+    except ValueError:
+        return False
+
+
+def _check_peer(entry: PeerEntry, index: int, places: yaml_source.Places) -> Peer:
+    at = ("peers", index)
+    _check_name(entry.name, places, *at, "name")
+    for key, value in (("address", entry.address), ("bind", entry.bind)):
+        match = _ADDRESS.match(value) if value is not None else None
+        if value is not None and (match is None or not 0 < int(match[2]) < 65536):
+            raise places.error(f"{key} {value!r} is not tcp://host:port with a port from 1 to 65535", *at, key)
+        if match is not None and not _is_host(match[1]):
+            raise places.error(f"{key} {value!r}: {match[1]} is no address of IPv6; write for example [::1]", *at, key)
+        if match is not None and key == "address" and match[1] in _ANY:
+            raise places.error(
+                f"address {value!r} is where the others dial, and {match[1]} is no machine; write the name or address "
+                f"of this one, and 'bind: {value}' below it",
+                *at, key,
+            )  # fmt: skip
+    if isinstance(entry.blocks, str):
+        try:
+            blocks = parse_blocks(entry.blocks)
+        except ValueError as error:
+            raise places.error(
+                f"blocks {entry.blocks!r}: cannot read {str(error)!r}; write for example [0, 1, 2] or \"0-2,7\"",
+                *at, "blocks",
+            ) from None  # fmt: skip
+    else:
+        blocks = tuple(entry.blocks)
+    if not blocks or min(blocks) < 0 or len(set(blocks)) != len(blocks):
+        raise places.error(
+            f"blocks {entry.blocks!r}: list at least one block, each once, counted from 0", *at, "blocks"
+        )
+    for key, number, least, most in (
+        ("threads", entry.threads, 1, 1024), ("max_batch", entry.max_batch, 1, 1024),
+        ("credits", entry.credits, 1, 65535), ("batch_wait_ms", entry.batch_wait_ms, 0, 60_000),
+    ):  # fmt: skip
+        if number is not None and number < least:
+            raise places.error(f"{key} is {number}, the least is {least}", *at, key)
+        if number is not None and number > most:
+            raise places.error(f"{key} is {number}, the most is {most}", *at, key)
+    _check_key(entry.public_key, places, *at, "public_key")
+    return Peer(
+        name=entry.name, address=entry.address, bind=entry.bind or entry.address, blocks=tuple(sorted(blocks)),
+        public_key=entry.public_key, engine=entry.engine, provider=entry.provider, threads=entry.threads,
+        max_batch=entry.max_batch, batch_wait_ms=entry.batch_wait_ms, codec=entry.codec, credits=entry.credits,
+    )  # fmt: skip
+
+
+def _check_unique(file: _File, places: yaml_source.Places) -> None:
+    seen: dict[str, str] = {}
+    entries = [("sources", i, s.name) for i, s in enumerate(file.sources)]
+    entries += [("peers", i, p.name) for i, p in enumerate(file.peers)]
+    for kind, index, name in entries:
+        if kind == "sources":
+            _check_name(name, places, kind, index, "name")
+            _check_key(file.sources[index].public_key, places, kind, index, "public_key")
+        if name in seen:
+            raise places.error(f"the name {name!r} stands twice; names tell processes apart", kind, index, "name")
+        seen[name] = kind
+    addresses: dict[str, str] = {}
+    for index, peer in enumerate(file.peers):
+        if peer.address in addresses:
+            raise places.error(
+                f"{peer.name!r} has the address of {addresses[peer.address]!r}, {peer.address}; give each its own port",
+                "peers", index, "address",
+            )  # fmt: skip
+        addresses[peer.address] = peer.name
+
+
+def _check_keys(file: _File, places: yaml_source.Places) -> None:
+    keyed = [p for p in file.peers if p.public_key]
+    if keyed and len(keyed) < len(file.peers):
+        index = next(i for i, p in enumerate(file.peers) if not p.public_key)
+        raise places.error(
+            f"peer {file.peers[index].name!r} has no public_key while others have; make one with "
+            f"'ls-edge keys new {file.peers[index].name}'",
+            "peers", index,
+        )  # fmt: skip
+    if any(s.public_key for s in file.sources) and not keyed:
+        raise places.error("sources have keys but peers have none; CURVE needs both", "sources")
+    if keyed:
+        if file.insecure:
+            raise places.error("'insecure: true' and public keys contradict each other; remove one", "insecure")
+        for index, source in enumerate(file.sources):
+            if not source.public_key:
+                raise places.error(
+                    f"source {source.name!r} has no public_key while the peers have; make one with "
+                    f"'ls-edge keys new {source.name}'",
+                    "sources", index,
+                )  # fmt: skip
+        if not file.sources:
+            raise places.error("the peers have keys but no source is listed, so nobody may send images; add 'sources'")
+    elif not file.insecure:
+        for index, peer in enumerate(file.peers):
+            for key, address in (("address", peer.address), ("bind", peer.bind)):
+                if address is not None and not is_loopback(address):
+                    raise places.error(
+                        f"{key} {address!r} of peer {peer.name!r} is not on the loopback and has no public_key; make "
+                        f"keys with 'ls-edge keys new {peer.name}', or write 'insecure: true' at the top",
+                        "peers", index, key,
+                    )  # fmt: skip
+
+
+def _check_name(name: str, places: yaml_source.Places, *where: str | int) -> None:
+    if not is_name(name):
+        raise places.error(
+            f"name {name!r}: use 1 to 63 letters, digits, dots, hyphens or underscores, a letter or digit first", *where
+        )
+
+
+def _check_key(key: str | None, places: yaml_source.Places, *where: str | int) -> None:
+    if key is not None and not _Z85_KEY.match(key):
+        raise places.error(
+            "public_key is not 40 characters of Z85; copy what 'ls-edge keys new' printed, in quotes", *where
+        )

@@ -1,0 +1,195 @@
+"""A run as it goes, on standard error: how many were answered, how fast, and which peers are there.
+
+On a terminal a few lines that are drawn again ten times a second at most; elsewhere a plain line every few
+seconds and one for each change of a peer. Recording an answer only counts: whatever is shown is worked out
+when it is drawn. Methods may be called from any thread. Nothing here is measured for the summary.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from types import TracebackType
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ls_edge.errors import printable
+from ls_edge.records import PeerEvent, RequestRecord
+from ls_edge.report.formatting import counted
+from ls_edge.report.svg import shorten, show, show_ms
+from ls_edge.report.tables import STATE_STYLES
+from ls_edge.report.terminal import open_console
+
+REFRESH_HZ = 10
+RECENT = 512
+MOST_NAMES = 12
+NARROW = 60
+"""Below this width, in columns, there are figures but no bar and no list of peers."""
+
+
+class RunProgress:
+    """Shows a run of ``total`` requests; a context manager.
+
+    ``peers`` are the names that are expected, in the order in which they are shown. ``line_every_s`` is for
+    output that is no terminal.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        peers: Iterable[str] = (),
+        *,
+        console: Console | None = None,
+        line_every_s: float = 5.0,
+        label: str = "run",
+    ) -> None:
+        self._console = console or open_console(stderr=True)
+        self._total = total
+        self._label = printable(label)
+        self._line_every_s = line_every_s
+        self._lock = threading.Lock()
+        self._states = dict.fromkeys((printable(name) for name in peers), "unknown")
+        self._answered = self._failed = self._degraded = 0
+        self._latencies: deque[float] = deque(maxlen=RECENT)
+        self._finished: deque[float] = deque(maxlen=RECENT)
+        self._note = ""
+        self._warning = ""
+        self._begun = self._last_line = time.monotonic()
+        self._live: Live | None = None
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+
+    def __enter__(self) -> RunProgress:
+        self._begun = self._last_line = time.monotonic()
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            # Standard output belongs to the result of the command, so it is not redirected.
+            self._live = Live(self, console=self._console, auto_refresh=False, redirect_stdout=False)
+            self._live.start()
+            self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        elif self._answered or self._failed:
+            self._say(self._status())
+
+    def record(self, record: RequestRecord) -> None:
+        """Count an answer or a failed request."""
+        now = time.monotonic()
+        with self._lock:
+            if record.error is None:
+                self._answered += 1
+                self._degraded += record.degraded
+                self._latencies.append(record.latency_ms)
+            else:
+                self._failed += 1
+            self._finished.append(now)
+            due = self._live is None and now - self._last_line >= self._line_every_s
+            if due:
+                self._last_line = now
+        if due:
+            self._say(self._status())
+
+    def event(self, event: PeerEvent) -> None:
+        """Note a change of a peer's state."""
+        name, what = printable(event.peer), printable(event.what)
+        with self._lock:
+            changed = self._states.get(name) != what
+            greeting = what == "alive" and self._states.get(name, "unknown") == "unknown"
+            self._states[name] = what
+            if changed and not greeting:
+                why = f" ({printable(event.why)})" if event.why else ""
+                self._note = f"{event.at_ms / 1000:.2f} s: {name} {'is back' if what == 'alive' else what}{why}"
+            text = self._note if changed and not greeting else ""
+        if text and self._live is None:
+            self._say(text)
+
+    def note(self, text: str) -> None:
+        """Show a remark, such as what is being waited for; an empty one takes the last away."""
+        with self._lock:
+            self._note = printable(text)
+        if text and self._live is None:
+            self._say(printable(text))
+
+    def warn(self, text: str) -> None:
+        """Show a warning until another one, or an empty one, takes its place."""
+        text = printable(text)
+        with self._lock:
+            changed, self._warning = text != self._warning, text
+        if text and changed and self._live is None:
+            self._say(text)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw the present state; called by rich."""
+        with self._lock:
+            done, total = self._answered + self._failed, self._total
+            states = list(self._states.items())
+            note, warning = self._note, self._warning
+        if options.max_width < NARROW:
+            yield Text.assemble(self._label, " ", self._status())
+            yield Text(warning, style="yellow")
+            yield Text(note, style="dim")
+            return
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(
+            Text(self._label),
+            ProgressBar(
+                total=max(total, 1), completed=min(done, total), width=max(10, min(40, options.max_width // 3))
+            ),
+            self._status(),
+        )
+        peers = Text()
+        peers.append("peers ", style="dim")
+        for name, state in states[:MOST_NAMES]:
+            peers.append(f"{shorten(name, 24)} ", style=STATE_STYLES.get(state, "dim"))
+            if state not in ("alive", "unknown"):
+                peers.append(f"({state}) ", style="dim")
+        if len(states) > MOST_NAMES:
+            peers.append(f"and {len(states) - MOST_NAMES} more", style="dim")
+        lines: list[RenderableType] = [bar, peers] if states else [bar]
+        if warning:
+            lines.append(Text(warning, style="yellow"))
+        yield Group(*lines, Text(shorten(note, max(20, options.max_width - 1)), style="dim"))
+
+    def _draw(self) -> None:
+        live = self._live
+        while live is not None and not self._ended.wait(1 / REFRESH_HZ):
+            live.refresh()
+
+    def _status(self) -> Text:
+        with self._lock:
+            recent = sorted(self._latencies)
+            finished = list(self._finished)
+            answered, failed, degraded = self._answered, self._failed, self._degraded
+            alive = sum(state == "alive" for state in self._states.values())
+            peers = len(self._states)
+        span = max(time.monotonic() - (finished[0] if len(finished) == RECENT else self._begun), 1e-3)
+        text = Text(f"{answered:,}/{self._total:,}")
+        text.append(f"  {show(len(finished) / span)}/s", style="cyan")
+        text.append(f"  p50 {show_ms(recent[len(recent) // 2] if recent else None)}", style="cyan")
+        if degraded:
+            text.append(f"  {degraded:,} degraded", style="yellow")
+        if failed:
+            text.append(f"  {failed:,} failed", style="red")
+        if self._live is None and peers:
+            text.append(f"  {alive} of {counted(peers, 'peer')} alive")
+        return text
+
+    def _say(self, text: Text | str) -> None:
+        line = text.plain if isinstance(text, Text) else text
+        self._console.print(f"{self._label}: {line}", markup=False, highlight=False, soft_wrap=True)

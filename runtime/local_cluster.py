@@ -1,0 +1,251 @@
+"""Peers on this machine: processes of ``ls-edge peer`` on the loopback, started, killed and started again.
+
+For the demo, for fault tests and for trying a placement before there are boards. The processes are real ones; only
+:meth:`LocalPeers.set_faults` reaches into them, by a file that they look at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import yaml
+
+from ls_edge.errors import LinkError, UsageError
+from ls_edge.peers_file import PeersFile, load_peers
+from ls_edge.runtime.chaos.faults import Faults, write
+from ls_edge.runtime.chaos.liar import Told, read_told
+from ls_edge.runtime.chaos.proxy import Proxy
+from ls_edge.runtime.transport.keys import new_keys
+
+
+class LocalPeers:
+    """Peers of one ``peers.yaml`` in ``folder``; a context manager that leaves no process behind.
+
+    Not even if this process is killed: the peers leave when their standard input, a pipe from here, ends.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        bundle: str | Path,
+        placement: Mapping[str, Sequence[int]],
+        *,
+        top: Mapping[str, Any] | None = None,
+        each: Mapping[str, Any] | None = None,
+        arguments: Sequence[str] = (),
+        proxied: bool = False,
+        members: Mapping[str, Sequence[int]] | None = None,
+        sources: Sequence[str] = (),
+        keys: bool = False,
+    ) -> None:
+        """Write ``peers.yaml`` with a free port for each peer of ``placement``.
+
+        ``top`` are further keys at the top of the file, ``each`` of every peer (threads are 1 unless it says
+        otherwise), ``arguments`` more of ``ls-edge peer``. ``proxied`` puts a :class:`~.chaos.proxy.Proxy` in front of
+        each peer (:attr:`proxies`), for links with faults. ``members`` stand in the file too, with their blocks, and
+        do not run before :meth:`lie`; ``sources`` are names in it. ``keys`` gives everybody a key, and so CURVE.
+        """
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.bundles = dict.fromkeys(placement, Path(bundle))
+        """The bundle that each peer is started with."""
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._arguments = list(arguments)
+        self._bundle = Path(bundle)
+        self._lies: dict[str, subprocess.Popen[bytes]] = {}
+        self._log_from: dict[str, int] = {}
+        self.proxies: dict[str, Proxy] = {}
+        members = members or {}
+        everybody = [*placement, *members]
+        free = free_ports(len(everybody) + (len(placement) if proxied else 0))
+        ports = dict(zip(everybody, free, strict=False))
+        front = ports | dict(zip(placement, free[len(everybody) :], strict=False))
+        self._targets = {name: (front[name], ports[name]) for name in placement} if proxied else {}
+        names = (*placement, *members, *sources) if keys else ()
+        public = {name: {"public_key": new_keys(name, self.folder)[0].public.decode()} for name in names}
+        self._keys = keys
+        peers = [
+            {
+                "name": name,
+                "address": f"tcp://127.0.0.1:{front[name]}",
+                "bind": f"tcp://127.0.0.1:{ports[name]}",
+                "blocks": list(blocks),
+                "threads": 1,
+                **(each or {}),
+                **public.get(name, {}),
+            }
+            for name, blocks in {**placement, **members}.items()
+        ]
+        listed = [{"name": name, **public.get(name, {})} for name in sources]
+        content = {**(top or {}), **({"sources": listed} if listed else {}), "peers": peers}
+        self.path = self.folder / "peers.yaml"
+        self.path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        self.file: PeersFile = load_peers(self.path)
+
+    def __enter__(self) -> LocalPeers:
+        for name, (front, port) in self._targets.items():
+            self.proxies[name] = Proxy(front, ("127.0.0.1", port))
+        self.start(*self.bundles)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self, *names: str) -> None:
+        """Start peers that do not run."""
+        for name in names:
+            if self.alive(name):
+                raise UsageError(f"peer {name!r} runs already")
+            self._close_input(name)
+            command = [sys.executable, "-m", "ls_edge", "peer", "--peers", str(self.path), "--name", name]
+            command += ["--bundle", str(self.bundles[name]), "--faults", str(self._faults_path(name))]
+            command += ["--until-eof", *self._arguments]
+            if self._keys:
+                command += ["--secret-key", str(self.secret_key(name))]
+            self._log_from[name] = self.log_path(name).stat().st_size if self.log_path(name).exists() else 0
+            with self.log_path(name).open("ab") as log:
+                self.processes[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
+                    command, stdin=subprocess.PIPE, stdout=log, stderr=log
+                )
+
+    def secret_key(self, name: str) -> Path | None:
+        """The file with the secret key of a member or source; None where there are no keys."""
+        return self.folder / f"{name}.key_secret" if self._keys else None
+
+    def lie(self, name: str, lie: str, *, seed: int = 0) -> None:
+        """Start a member, or a source, as a liar (:mod:`ls_edge.runtime.chaos.liar`); it is not waited for."""
+        self.stop_lying(name)
+        self.told_path(name).unlink(missing_ok=True)
+        command = [sys.executable, "-m", "ls_edge.runtime.chaos.liar", str(self.path), str(self._bundle), name, lie]
+        command += ["--seed", str(seed), "--told", str(self.told_path(name))]
+        if self._keys:
+            command += ["--secret-key", str(self.secret_key(name))]
+        with self.log_path(name).open("ab") as log:
+            self._lies[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log
+            )
+
+    def told(self, name: str) -> Told:
+        """What a liar has counted so far; raises :class:`LinkError` where it has ended by itself."""
+        process = self._lies.get(name)
+        if process is not None and process.poll() is not None:
+            raise LinkError(f"the liar {name} ended with {process.returncode}: {self.last_words(name)}")
+        return read_told(self.told_path(name))
+
+    def stop_lying(self, name: str) -> None:
+        """End a liar, if it runs."""
+        process = self._lies.pop(name, None)
+        if process is not None:
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+
+    def told_path(self, name: str) -> Path:
+        """Where a liar counts."""
+        return self.folder / f"{name}.told"
+
+    def _close_input(self, name: str) -> None:
+        stdin = self.processes[name].stdin if name in self.processes else None
+        if stdin is not None:
+            stdin.close()
+
+    def set_faults(self, name: str, faults: Faults) -> None:
+        """Make the engine of a peer hang, slow or stall; also for its next process."""
+        write(self._faults_path(name), faults)
+
+    def _faults_path(self, name: str) -> Path:
+        return self.folder / f"{name}.faults"
+
+    def alive(self, name: str) -> bool:
+        """Whether the process of a peer runs (stopped counts)."""
+        process = self.processes.get(name)
+        return process is not None and process.poll() is None
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a peer that runs."""
+        if self.alive(name):
+            self.processes[name].send_signal(number)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, and wait until the process is gone."""
+        self.signal(name, signal.SIGKILL)
+        self.processes[name].wait()
+
+    def terminate(self, name: str, timeout: float = 6.0) -> int:
+        """SIGTERM, and return the exit code."""
+        self.signal(name, signal.SIGTERM)
+        return self.processes[name].wait(timeout)
+
+    def log_path(self, name: str) -> Path:
+        """Where what a peer says is kept."""
+        return self.folder / f"{name}.log"
+
+    def wait_warm(self, *names: str, timeout: float = 30.0) -> None:
+        """Wait until peers that were started have said that they are warm.
+
+        Raises :class:`LinkError` with the last line of the log where one ends before, or does not get there in time.
+        """
+        end = time.monotonic() + timeout
+        waiting = set(names or self.bundles)
+        while waiting:
+            for name in sorted(waiting):
+                if self._says_warm(name):
+                    waiting.discard(name)
+                elif not self.alive(name) or time.monotonic() > end:
+                    raise LinkError(f"peer {name} did not become warm: {self.last_words(name)}")
+            time.sleep(0.02)
+
+    def last_words(self, name: str) -> str:
+        """The last line of a peer's log."""
+        with contextlib.suppress(OSError):
+            lines = self.log_path(name).read_text(errors="replace").strip().splitlines()
+            return lines[-1] if lines else "it said nothing"
+        return "it said nothing"
+
+    def close(self) -> None:
+        """End all peers: SIGTERM to all, SIGKILL to whoever is left after two seconds."""
+        for name in list(self._lies):
+            self.stop_lying(name)
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        end = time.monotonic() + 2.0
+        for process in self.processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.01, end - time.monotonic()))
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        for name in self.processes:
+            self._close_input(name)
+        for proxy in self.proxies.values():
+            proxy.close()
+
+    def _says_warm(self, name: str) -> bool:
+        """Whether the part of the log that the running process wrote has the line."""
+        with contextlib.suppress(OSError):
+            text = self.log_path(name).read_bytes()[self._log_from.get(name, 0) :]
+            return b" warm " in text or b'"warm"' in text
+        return False
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback that nobody listened on a moment ago."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]

@@ -1,0 +1,1 @@
+"""Messages between processes, and how tokens are encoded; PROTOCOL.md is the specification."""

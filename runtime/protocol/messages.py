@@ -1,0 +1,443 @@
+"""Every message that processes exchange, and how it becomes frames. ``PROTOCOL.md`` beside this file says it in words.
+
+A message is one or two ZeroMQ frames: a header, and the tokens where it carries any. The header is ``LS``, the major
+version in one byte, then MessagePack of one of the tagged structs below. Nothing is used before it was checked:
+:func:`decode` raises :class:`WireError` for all that is not exactly a message, and ``codec.decode``
+does the same for tokens.
+
+Left out: who sends what when (``routing``), sockets (``links``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from ls_edge.errors import WireError
+from ls_edge.peers_file import is_name
+
+MAJOR, MINOR = 2, 0
+_MAGIC = b"LS"
+_PREFIX = _MAGIC + bytes([MAJOR])
+MAX_PRICE = 1e6
+"""Most that a second may be worth, in nats."""
+MAX_HEADER = 64 * 1024
+"""Longest header in bytes; an itinerary of a thousand blocks fits."""
+
+
+class Ticket(NamedTuple):
+    """Identity of one transfer: a request, a branch of it, and how many transfers it took to get here."""
+
+    request: bytes
+    """128 random bits that only those know who were handed the request: whoever names it has held it."""
+    branch: int
+    """64 random bits; a copy that is sent again starts a new branch."""
+    hop: int
+    """Transfers from the source to here, this one included; 0 in the source, whose own copy was never sent."""
+
+
+RequestId = bytes
+Ran = tuple[int, str]
+"""A block, and who ran it."""
+
+
+class TrackRow(msgspec.Struct, frozen=True, array_like=True):
+    """A track of a wave as its joiner saw it, in microseconds since the tokens arrived there (its clock)."""
+
+    wave: int
+    """Counts the waves of this visit."""
+    holder: str
+    blocks: tuple[int, ...]
+    """What ran and was summed; empty for a track that did not come, or a holder that was given none."""
+    begin_us: int
+    end_us: int
+    expected_us: int
+    """Planned duration; of a holder that was given nothing, what one block would have taken there."""
+    queue_us: int = 0
+    engine_us: int = 0
+    codec_us: int = 0
+    """These three are of the track's holder."""
+    why: str = ""
+    """Why nothing of it was summed."""
+
+
+class VisitRow(msgspec.Struct, frozen=True, array_like=True):
+    """The time that a request spent with one holder, in microseconds of that holder's clock."""
+
+    holder: str
+    blocks: tuple[int, ...]
+    queue_us: int
+    engine_us: int
+    codec_us: int
+    wait_us: int = 0
+    """Waiting for the tracks of others."""
+    tracks: tuple[TrackRow, ...] = ()
+    """Of all waves that were joined here, its own included."""
+
+
+class Track(msgspec.Struct, frozen=True, array_like=True):
+    """What makes tokens a track of a wave: its joiner is the itinerary's ``source``, and gets them back."""
+
+    wave: int
+    """64 random bits."""
+    index: int
+    """Which track of it."""
+    before: int
+    """Blocks that ran ahead of the wave: the slot of the track's first block."""
+    origin: str
+    """The source of the request, from which a CANCEL of the track is believed."""
+
+
+class Itinerary(msgspec.Struct, frozen=True, array_like=True):
+    """What a request has been through and what remains; it travels with the tokens."""
+
+    source: str
+    policy: str
+    remaining: tuple[int, ...]
+    """Blocks still to run, the most wanted first: the trained order, or a permutation that was drawn."""
+    max_skips: int
+    via_source: bool = False
+    """Whether every hop goes through the source (for peers that cannot reach each other)."""
+    waves: tuple[tuple[tuple[Ran, ...], ...], ...] = ()
+    """What ran: waves of tracks of (block, holder)."""
+    skipped: tuple[int, ...] = ()
+    visits: tuple[VisitRow, ...] = ()
+    relays: tuple[str, ...] = ()
+    """Holders that passed the tokens on without running a block, since the last block that ran."""
+    price: float = 1.0
+    """What a second is worth to the policy ``quality``, in nats of log-likelihood."""
+    waves_wanted: int = 0
+    """Waves in which the policy ``parallel`` runs a model; 0 for every other policy."""
+    late: str = "later"
+    """What becomes of blocks whose track did not come back: they run ``later``, or are left out (``skip``)."""
+    track: Track | None = None
+    avoid: tuple[str, ...] = ()
+    """Who gave this request back as it was, or never, as its source has seen it: holders hand it to somebody else."""
+
+    @property
+    def owner(self) -> str:
+        """The source of the request; of a track, that of the request which it is a part of."""
+        return self.source if self.track is None else self.track.origin
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks it names."""
+        return sum(len(track) for wave in self.waves for track in wave) + len(self.remaining) + len(self.skipped)
+
+    @property
+    def blocks_done(self) -> int:
+        """How many blocks ran; the slot of the next one."""
+        before = 0 if self.track is None else self.track.before
+        return before + sum(len(track) for wave in self.waves for track in wave)
+
+    def ran(self, block: int, holder: str) -> Itinerary:
+        """Return the itinerary after ``holder`` ran ``block`` on the one track."""
+        if self.waves and len(self.waves[-1]) == 1:
+            waves = (*self.waves[:-1], ((*self.waves[-1][0], (block, holder)),))
+        else:
+            waves = (*self.waves, (((block, holder),),))
+        return msgspec.structs.replace(
+            self, waves=waves, remaining=tuple(b for b in self.remaining if b != block), relays=()
+        )
+
+    def joined(self, tracks: tuple[tuple[Ran, ...], ...]) -> Itinerary:
+        """Return the itinerary after a wave of ``tracks``."""
+        if len(tracks) == 1:
+            after = self
+            for block, holder in tracks[0]:
+                after = after.ran(block, holder)
+            return after
+        ran = {block for track in tracks for block, _ in track}
+        return msgspec.structs.replace(
+            self, waves=(*self.waves, tracks), remaining=tuple(b for b in self.remaining if b not in ran), relays=()
+        )
+
+    def skip_rest(self) -> Itinerary:
+        """Return the itinerary with all that remains skipped."""
+        return msgspec.structs.replace(self, skipped=(*self.skipped, *self.remaining), remaining=())
+
+
+class _Message(msgspec.Struct, frozen=True, tag_field="t"):
+    pass
+
+
+class _Description(_Message, frozen=True):
+    name: str
+    role: str
+    """``peer``, ``source`` or ``observer``."""
+    incarnation: int
+    """Random for each process start."""
+    minor: int
+    model_id: str
+    bundle_id: str
+    blocks: tuple[int, ...] = ()
+    engine: str = ""
+    """What runs the blocks, for reports."""
+    codec: str = "raw"
+    """How this process wants its tokens."""
+
+
+class Hello(_Description, frozen=True, tag="hello"):
+    """Description of the sender: first message of who dialled a link, and again when it changes."""
+
+
+class Welcome(_Description, frozen=True, tag="welcome"):
+    """Answer to a Hello that was taken: description of the sender. Never answered."""
+
+
+class State(_Message, frozen=True, tag="state"):
+    """How a process is; repeated, and sent at once when something matters."""
+
+    warm: bool
+    draining: bool
+    stuck: bool
+    """Whether its engine has not answered for longer than it should."""
+    credits: int
+    """Requests that it would accept now."""
+    queue: int
+    """Requests that wait for its engine."""
+    calls: int
+    """Engine calls that it has finished, ever; shows that it advances."""
+    block_us: int
+    """What one block takes it, usually."""
+    wait_us: int = 0
+    """What its engine has to do before it could begin with something new."""
+    reaches: tuple[str, ...] = ()
+    """Names of the processes that it has a link to."""
+    reach_blocks: tuple[int, ...] = ()
+    """Blocks of the peers that it has a link to."""
+
+
+class Bye(_Message, frozen=True, tag="bye"):
+    """The sender leaves; its links will close."""
+
+    reason: str = ""
+
+
+class Run(_Message, frozen=True, tag="run"):
+    """Tokens change hands: to a peer that runs blocks or relays, or (``returning``) on the way back to the source."""
+
+    ticket: Ticket
+    budget_us: int
+    """Time that remains; clocks differ, so never a moment."""
+    itinerary: Itinerary
+    codec: str
+    count: int
+    dim: int
+    returning: str = ""
+    """Why the tokens go back, empty where they go forward."""
+
+
+class Accept(_Message, frozen=True, tag="accept"):
+    """The receiver of a Run keeps a copy and has nothing computed yet."""
+
+    ticket: Ticket
+    credits: int
+
+
+class Refuse(_Message, frozen=True, tag="refuse"):
+    """The receiver of a Run does not take it.
+
+    ``reason`` is ``busy``, ``draining``, ``cold`` (not warm yet), ``cancelled`` or ``not finite`` (the tokens).
+    """
+
+    ticket: Ticket
+    reason: str
+    credits: int = 0
+
+
+class Progress(_Message, frozen=True, tag="progress"):
+    """The holder is well, and so are the tokens; to the holder before it."""
+
+    ticket: Ticket
+    blocks_done: int
+
+
+class Release(_Message, frozen=True, tag="release"):
+    """The next holder has accepted: the copy that was kept for this transfer may go."""
+
+    ticket: Ticket
+    holder: str
+    """The next holder."""
+
+
+class Moved(_Message, frozen=True, tag="moved"):
+    """To the source: the sender holds a request now."""
+
+    ticket: Ticket
+    before: str
+    """Who keeps the copy that would be routed again."""
+
+
+class Cancel(_Message, frozen=True, tag="cancel"):
+    """The source needs nothing more of these requests; work on them stops, tombstones stay until ``budget_us``."""
+
+    requests: tuple[bytes, ...]
+    budget_us: int
+
+
+class Complaint(_Message, frozen=True, tag="complaint"):
+    """A message could not be used; to its sender."""
+
+    what: str
+    model_id: str = ""
+    """The sender's model, where a Hello was refused because it is another one."""
+
+
+Message = (
+    Hello | Welcome | State | Bye | Run | Accept | Refuse | Progress | Release | Moved | Cancel | Complaint
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """The header frame of a message."""
+    return _PREFIX + _encoder.encode(message)
+
+
+def decode(frame: bytes | memoryview) -> Message:
+    """Read a header frame; raises :class:`WireError` for everything that is not exactly a message."""
+    view = memoryview(frame)
+    if len(view) > MAX_HEADER:
+        raise WireError(f"header of {len(view)} bytes, at most {MAX_HEADER} are allowed; dropped")
+    if view[:2] != _MAGIC or len(view) < 4:
+        raise WireError(f"not an ls-edge message (begins with {bytes(view[:4])!r}); check what dials this port")
+    if view[2] != MAJOR:
+        raise WireError(
+            f"protocol version {view[2]} was received and this is version {MAJOR}; install the same major version "
+            "of ls-edge on all machines"
+        )
+    try:
+        message = _decoder.decode(view[3:])
+    except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError) as error:
+        raise WireError(f"malformed header ({error}); dropped") from None
+    _check(message)
+    return message
+
+
+# What the types above do not say. A number that fits here cannot overflow what is computed from it, nor its own header.
+_U64 = 2**64
+COUNT = 2**16
+"""Bound of everything that is counted: blocks, credits, hops, waves."""
+MICROSECONDS = 2**32
+"""Bound of times: 71 minutes."""
+MAX_BUDGET_US = 600_000_000
+"""Longest budget of a request: ten minutes. Work for a source that never comes back ends with it at the latest."""
+MAX_AVOID = 16
+"""Most processes that an itinerary names to be avoided."""
+MAX_CANCELLED = 1024
+"""Most requests that one CANCEL names."""
+_REQUEST_BYTES = 16
+_TEXT = 256
+"""Longest text that is neither a name nor an explanation, in characters."""
+_EXPLANATION = 4096
+
+
+def _check(message: Message) -> None:
+    ticket = getattr(message, "ticket", None)
+    if ticket is not None:
+        _check_requests(ticket.request)
+        # One less than all, since the next transfer counts one more.
+        if not (0 <= ticket.branch < _U64 and 0 <= ticket.hop < COUNT - 1):
+            raise WireError("ticket out of range; dropped")
+    if isinstance(message, Run):
+        _check_run(message)
+    elif isinstance(message, State):
+        _check_numbers("state", COUNT, message.credits, message.queue, *message.reach_blocks)
+        _check_numbers("state", _U64, message.calls)
+        _check_numbers("state", MICROSECONDS, message.block_us, message.wait_us)
+        _check_names("state", message.reaches)
+    elif isinstance(message, (Accept, Refuse)):
+        _check_numbers("credits", COUNT, message.credits)
+    elif isinstance(message, Progress):
+        _check_numbers("progress", COUNT, message.blocks_done)
+    elif isinstance(message, Release):
+        _check_names("release", (message.holder,))
+    elif isinstance(message, Moved):
+        _check_names("moved", (message.before,))
+    elif isinstance(message, Cancel):
+        _check_requests(*message.requests)
+        _check_numbers("cancel", MAX_BUDGET_US + 1, message.budget_us)
+        if len(message.requests) > MAX_CANCELLED:
+            raise WireError(f"cancel of {len(message.requests)} requests, at most {MAX_CANCELLED} are allowed; dropped")
+    elif isinstance(message, (Hello, Welcome)):
+        _check_names("hello", (message.name,))
+        _check_numbers("hello", _U64, message.incarnation)
+        _check_numbers("hello", COUNT, message.minor, *message.blocks)
+        _check_texts(message.role, message.model_id, message.bundle_id, message.engine, message.codec)
+    if isinstance(message, Refuse):
+        _check_texts(message.reason)
+    if isinstance(message, Complaint) and len(message.what) > _EXPLANATION:
+        raise WireError(f"complaint of {len(message.what)} characters; dropped")
+    if isinstance(message, Complaint):
+        _check_texts(message.model_id)
+    if isinstance(message, Bye):
+        _check_texts(message.reason)
+
+
+def _check_run(run: Run) -> None:
+    if not (0 < run.count <= 1 << 20 and 0 < run.dim <= 1 << 20 and 0 <= run.budget_us <= MAX_BUDGET_US):
+        raise WireError(f"tokens {run.count} x {run.dim}, budget {run.budget_us} us: out of range; dropped")
+    it = run.itinerary
+    if not all(wave and all(wave) for wave in it.waves):
+        raise WireError("itinerary with an empty wave or track; dropped")
+    ran = [step for wave in it.waves for track in wave for step in track]
+    blocks = [*(block for block, _ in ran), *it.remaining, *it.skipped]
+    if len(set(blocks)) != len(blocks) or any(not 0 <= b < COUNT for b in blocks):
+        raise WireError("itinerary names a block twice or one out of range; dropped")
+    holders = {*(holder for _, holder in ran), *(visit.holder for visit in it.visits)}
+    _check_names("itinerary", {it.source, *it.relays, *it.avoid, *holders})
+    _check_numbers("itinerary", COUNT, it.max_skips)
+    if not 0.0 <= it.price <= MAX_PRICE:
+        raise WireError(f"itinerary with the price {it.price}, from 0 to {MAX_PRICE:.0f} are allowed; dropped")
+    _check_numbers("itinerary", COUNT, it.waves_wanted)
+    if len(it.avoid) > MAX_AVOID:
+        raise WireError(f"itinerary that avoids {len(it.avoid)} processes, at most {MAX_AVOID} are allowed; dropped")
+    if it.track is not None:
+        _check_numbers("track", _U64, it.track.wave)
+        _check_numbers("track", COUNT, it.track.index, it.track.before)
+        _check_names("track", (it.track.origin,))
+    for visit in it.visits:
+        _check_numbers("visit", MICROSECONDS, visit.queue_us, visit.engine_us, visit.codec_us, visit.wait_us)
+        _check_numbers("visit", COUNT, *visit.blocks)
+        for row in visit.tracks:
+            _check_track_row(row)
+    _check_texts(run.codec, run.returning, it.policy, it.late)
+
+
+def _check_track_row(row: TrackRow) -> None:
+    _check_names("track", (row.holder,))
+    _check_numbers("track", COUNT, row.wave, *row.blocks)
+    times = (row.begin_us, row.end_us, row.expected_us, row.queue_us, row.engine_us, row.codec_us)
+    _check_numbers("track", MICROSECONDS, *times)
+    _check_texts(row.why)
+
+
+def _check_requests(*requests: RequestId) -> None:
+    for request in requests:
+        if len(request) != _REQUEST_BYTES:
+            raise WireError(f"request id of {len(request)} bytes, {_REQUEST_BYTES} are needed; dropped")
+
+
+def _check_numbers(what: str, bound: int, *numbers: int) -> None:
+    for number in numbers:
+        if not 0 <= number < bound:
+            raise WireError(f"{what} with the number {number}, from 0 to {bound - 1} are allowed; dropped")
+
+
+def _check_names(what: str, names: Iterable[str]) -> None:
+    for name in names:
+        if not is_name(name):
+            raise WireError(f"{what} with a name {name[:70]!r} that nobody may have; dropped")
+
+
+def _check_texts(*texts: str) -> None:
+    for text in texts:
+        if len(text) > _TEXT:
+            raise WireError(f"text of {len(text)} characters, at most {_TEXT} are allowed; dropped")
+        if not text.isprintable():
+            raise WireError(f"text {text[:40]!r} with characters that cannot be printed; dropped")

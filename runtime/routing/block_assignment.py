@@ -1,0 +1,179 @@
+"""Which blocks of a wave go into which of its tracks: a pure function for the policy ``parallel``.
+
+A wave is given as its blocks in the wanted order and the lengths of its tracks, one for each holder. Dealt like cards
+(0, 2, 4 beside 1, 3, 5) every block stays as close to its wanted slot as the lengths allow, and neighbours run side by
+side. Where it was measured what that costs (``ls_edge.order_costs``), blocks of different tracks are swapped while the
+estimate falls. Both respect what each holder has.
+
+Plain Python with a bounded number of steps, for every decision: the search is local and may stop short of the best.
+Left out: how long the tracks are and who runs them, which is a matter of time, not of loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+TRIES = 128
+"""Swaps that are looked at; 12 blocks in two tracks have 36."""
+LEAST = 1e-9
+"""Nats that a swap has to save; less is rounding."""
+
+
+class TrackCosts(Protocol):
+    """What is asked of :class:`ls_edge.order_costs.OrderCosts`."""
+
+    @property
+    def slot(self) -> Sequence[Sequence[float]]:
+        """Nats of ``[block][slot]``."""
+        ...
+
+    @property
+    def inverted(self) -> Sequence[Sequence[float]]:
+        """Nats of ``[earlier block][later block]`` where the later one ran first."""
+        ...
+
+    @property
+    def beside(self) -> Sequence[Sequence[float]] | None:
+        """Nats of ``[earlier block][later block]`` in different tracks of a wave; None where not measured."""
+        ...
+
+
+def deal(
+    blocks: Sequence[int],
+    lengths: Sequence[int],
+    may: Sequence[Collection[int]],
+    *,
+    before: int,
+    costs: TrackCosts | None,
+) -> tuple[tuple[int, ...], ...] | None:
+    """Deal ``blocks``, in the wanted order, into tracks of ``lengths`` blocks; each track keeps that order.
+
+    ``may`` holds, for each track, the blocks that its holder has; ``before`` counts the blocks of earlier waves.
+    ``costs`` without ``beside`` are not used: they say nothing about tracks. None where no such deal exists, also
+    where the lengths do not add up to the blocks. A track of length 0 comes back empty.
+    """
+    allowed = [may_run if isinstance(may_run, (set, frozenset)) else frozenset(may_run) for may_run in may]
+    owner = _dealt(blocks, lengths, allowed)
+    if owner is None:
+        return None
+    if costs is not None and costs.beside is not None:
+        _improve(owner, blocks, allowed, before, costs, costs.beside)
+    tracks: list[list[int]] = [[] for _ in lengths]
+    for block, track in zip(blocks, owner, strict=True):
+        tracks[track].append(block)
+    return tuple(map(tuple, tracks))
+
+
+def _dealt(blocks: Sequence[int], lengths: Sequence[int], allowed: Sequence[Collection[int]]) -> list[int] | None:
+    """The track of each block: each in turn to the track that has the fewest; None where that cannot be."""
+    if sum(lengths) != len(blocks):
+        return None
+    owner: list[int] = []
+    held = [0] * len(lengths)
+    for at, block in enumerate(blocks):
+        free = [k for k, length in enumerate(lengths) if held[k] < length and block in allowed[k]]
+        if free:
+            track = min(free, key=held.__getitem__)
+            owner.append(track)
+        else:
+            owner.append(-1)
+            found = _make_room(at, owner, blocks, [h < n for h, n in zip(held, lengths, strict=True)], allowed)
+            if found is None:
+                return None
+            track = found
+        held[track] += 1
+    return owner
+
+
+def _make_room(
+    at: int, owner: list[int], blocks: Sequence[int], room: Sequence[bool], allowed: Sequence[Collection[int]]
+) -> int | None:
+    """Move blocks along the shortest chain of tracks (an augmenting path) and place block ``at``.
+
+    Returns the track that has one more for it; None where no chain ends in a track with room.
+    """
+    came: dict[int, int] = {}
+    queue = [at]
+    for mover in queue:
+        for track, has in enumerate(allowed):
+            if track in came or blocks[mover] not in has:
+                continue
+            came[track] = mover
+            if room[track]:
+                last = track
+                while True:
+                    mover = came[track]
+                    track, owner[mover] = owner[mover], track
+                    if mover == at:
+                        return last
+            queue += [other for other in range(at - 1, -1, -1) if owner[other] == track]
+    return None
+
+
+def _improve(
+    owner: list[int],
+    blocks: Sequence[int],
+    allowed: Sequence[Collection[int]],
+    before: int,
+    costs: TrackCosts,
+    beside: Sequence[Sequence[float]],
+) -> None:
+    """Swap blocks of different tracks while that saves something, those that are close in the wanted order first."""
+    count, slot, inverted = len(blocks), costs.slot, costs.inverted
+    apart = [[0.0] * count for _ in blocks]
+    """What two blocks cost in different tracks, beyond what they cost in one."""
+    with_track = [[0.0] * len(allowed) for _ in blocks]
+    """What a block costs apart from all of a track."""
+    for j, late in enumerate(blocks):
+        for i in range(j):
+            early = blocks[i]
+            more = beside[early][late] if early < late else beside[late][early] - inverted[late][early]
+            apart[i][j] = apart[j][i] = more
+            with_track[i][owner[j]] += more
+            with_track[j][owner[i]] += more
+    place: list[int] = []
+    held = [before] * len(allowed)
+    for track in owner:
+        place.append(held[track])
+        held[track] += 1
+    tries, stale = TRIES, False
+    while not stale:
+        stale = True
+        for far in range(1, count):
+            for i in range(count - far):
+                j = i + far
+                a, b = owner[i], owner[j]
+                if a == b or blocks[i] not in allowed[b] or blocks[j] not in allowed[a]:
+                    continue
+                if not tries:
+                    return
+                tries -= 1
+                one, two = with_track[i], with_track[j]
+                change = one[a] + two[b] - one[b] - two[a] + 2 * apart[i][j]
+                to, fro = place[i], place[j]
+                for x in range(i + 1, j):
+                    if owner[x] == a:
+                        row = slot[blocks[x]]
+                        change += row[place[x] - 1] - row[place[x]]
+                        to += 1
+                    elif owner[x] == b:
+                        row = slot[blocks[x]]
+                        change += row[place[x] + 1] - row[place[x]]
+                        fro -= 1
+                first, second = slot[blocks[i]], slot[blocks[j]]
+                change += first[fro] - first[place[i]] + second[to] - second[place[j]]
+                if change >= -LEAST:
+                    continue
+                stale = False
+                for x in range(i + 1, j):
+                    if owner[x] == a:
+                        place[x] -= 1
+                    elif owner[x] == b:
+                        place[x] += 1
+                place[i], place[j] = fro, to
+                owner[i], owner[j] = b, a
+                for x, sums in enumerate(with_track):
+                    moved = apart[x][j] - apart[x][i]
+                    sums[a] += moved
+                    sums[b] -= moved

@@ -1,0 +1,154 @@
+"""Which blocks of a request run side by side, and on whom: a pure function of what was measured.
+
+The tokens' holder runs one track itself and gives others to neighbours. Each block goes to whoever would have run it
+first, counting queue, transfer there and back, and the blocks given before; so a slower device gets a shorter track,
+and one that is not worth its transfer gets none. Which blocks these are follows from the preferred order, or from the
+measured order costs where there are any (``ls_edge.runtime.routing.block_assignment``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ls_edge.runtime.protocol.messages import Itinerary
+from ls_edge.runtime.routing.block_assignment import deal
+from ls_edge.runtime.routing.candidates import Candidate, Costs, Own
+
+GAIN = 0.95
+"""A wave is split only where it is expected to take at most this part of the holder's own time for it."""
+
+
+@dataclass(frozen=True)
+class PlannedTrack:
+    """What one holder is given."""
+
+    holder: str
+    blocks: tuple[int, ...]
+    expected_us: int
+    """From the start of the wave until its tokens are back; with no blocks, what a single one would take."""
+
+
+@dataclass(frozen=True)
+class WavePlan:
+    """The next wave: the joiner's own track first."""
+
+    tracks: tuple[PlannedTrack, ...]
+    unused: tuple[PlannedTrack, ...] = ()
+    """Neighbours that could have run something and are given nothing."""
+
+    @property
+    def expected_us(self) -> int:
+        """Until the last track is back."""
+        return max(track.expected_us for track in self.tracks)
+
+    @property
+    def blocks(self) -> int:
+        """How many run in it."""
+        return sum(len(track.blocks) for track in self.tracks)
+
+
+@dataclass
+class _Lane:
+    holder: str
+    may: frozenset[int]
+    block_us: int
+    end_us: int
+    """When its tokens would be back now; before its first block, what reaching it takes."""
+    first_us: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+
+def plan_wave(itinerary: Itinerary, name: str, own: Own, candidates: Sequence[Candidate]) -> WavePlan | None:
+    """The next wave of a request whose tokens ``name`` holds; None where it can run nothing itself.
+
+    A plan of one track says that splitting does not pay.
+    """
+    remaining = itinerary.remaining
+    lanes = [_Lane(name, own.blocks & frozenset(remaining), own.beside_us or own.block_us, own.wait_us)]
+    if not lanes[0].may:
+        return None
+    for c in sorted(candidates, key=lambda c: c.name):
+        may = c.blocks & frozenset(remaining)
+        if may and c.credits > 0 and c.name != name:
+            lanes.append(_Lane(c.name, may, c.block_us, c.wait_us + c.trip_us))
+    for lane in lanes:
+        lane.first_us = lane.end_us + lane.block_us
+    place = {block: index for index, block in enumerate(remaining)}
+    # Blocks with few holders first, so that who holds little gets what it can run.
+    left = sorted(remaining, key=lambda block: (sum(block in lane.may for lane in lanes), place[block]))
+    given: list[tuple[_Lane, int]] = []
+    ends = [0]  # of a wave of the first so many
+    while left and (open_lanes := [lane for lane in lanes if not lane.may.isdisjoint(left)]):
+        lane = min(open_lanes, key=lambda lane: lane.end_us + lane.block_us)
+        block = next(block for block in left if block in lane.may)
+        left.remove(block)
+        lane.end_us += lane.block_us
+        given.append((lane, block))
+        ends.append(max(ends[-1], lane.end_us))
+    size = _size(ends, itinerary.waves_wanted - len(itinerary.waves), len(lanes))
+    for index, (lane, block) in enumerate(given):
+        if index < size:
+            lane.blocks.append(block)
+        else:
+            lane.end_us -= lane.block_us
+    _deal([lane for lane in lanes if lane.blocks], place, itinerary.blocks_done, own.costs)
+    alone = own.wait_us + size * own.block_us if len(lanes[0].may) >= size else math.inf
+    if not lanes[0].blocks or max(lane.end_us for lane in lanes if lane.blocks) > GAIN * alone:
+        mine = [block for block in remaining if block in lanes[0].may][:size]
+        lanes[0].blocks, lanes[0].end_us = mine, own.wait_us + len(mine) * own.block_us
+        for lane in lanes[1:]:
+            lane.blocks = []
+    return WavePlan(
+        tuple(PlannedTrack(lane.holder, tuple(lane.blocks), lane.end_us) for lane in lanes if lane.blocks),
+        tuple(PlannedTrack(lane.holder, (), lane.first_us) for lane in lanes if not lane.blocks),
+    )
+
+
+def _size(ends: Sequence[int], waves: int, lanes: int) -> int:
+    """How many blocks to run now: an equal share for each of so many waves, one more or less where that is sooner.
+
+    There are fewer waves where there would not be a block for every lane.
+    """
+    blocks = len(ends) - 1
+    others = max(0, min(waves, math.ceil(blocks / lanes)) - 1)
+    if not others:
+        return blocks
+
+    def until_all(now: int) -> tuple[int, int, int]:
+        each, more = divmod(blocks - now, others)
+        rest = more * ends[min(each + 1, blocks)] + (others - more) * ends[each]
+        return ends[now] + rest, abs(now * (others + 1) - blocks), -now
+
+    even = blocks / (others + 1)
+    return min(range(max(1, math.floor(even) - 1), min(blocks - others, math.ceil(even) + 1) + 1), key=until_all)
+
+
+def _deal(lanes: list[_Lane], place: dict[int, int], before: int, costs: Costs | None) -> None:
+    """Decide which of the wave's blocks stand in which track, now that their numbers are settled."""
+    blocks = sorted((block for lane in lanes for block in lane.blocks), key=place.__getitem__)
+    tracks = deal(
+        blocks, [len(lane.blocks) for lane in lanes], [lane.may for lane in lanes], before=before, costs=costs
+    )
+    assert tracks is not None  # the lanes themselves are such a deal
+    for lane, track in zip(lanes, tracks, strict=True):
+        lane.blocks = list(track)
+
+
+def best_joiner(itinerary: Itinerary, candidates: Sequence[Candidate], spread: int) -> Candidate | None:
+    """Whom to hand tokens to that this process cannot run itself: who would be expected to be done with all first."""
+    best: tuple[float, int] | None = None
+    chosen: Candidate | None = None
+    for index, c in enumerate(sorted(candidates, key=lambda c: c.name)):
+        if c.credits <= 0:
+            continue
+        own = Own(c.blocks, c.wait_us, c.block_us)
+        plan = plan_wave(itinerary, c.name, own, candidates)
+        if plan is None:
+            continue
+        expected = c.link_us + plan.expected_us * len(itinerary.remaining) / plan.blocks
+        rank = (expected, (index + spread) % len(candidates))
+        if best is None or rank < best:
+            best, chosen = rank, c
+    return chosen

@@ -1,0 +1,228 @@
+"""A run over a data set: submit images, collect a record for each request, and say what the run was.
+
+What ``ls-edge run`` and the demo do between opening a source and printing a summary. At most ``concurrency`` requests
+are on their way at once; images are decoded ahead, so decoding is in no latency.
+
+A run that is told to stop, or that an error ends, still returns the records of what was answered.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from ls_edge.data.datasets import ImageRef, ImageSet, match_classes
+from ls_edge.data.preprocess import iterate
+from ls_edge.errors import DataError, RequestError
+from ls_edge.evaluation.run_summary import AuditSummary, PeerContext, RunContext
+from ls_edge.records import PeerEvent, RequestRecord
+from ls_edge.runtime.results import Answer
+from ls_edge.runtime.source import Source
+
+TICK_S = 0.1
+"""Seconds between two calls of ``on_tick``; also how late a request to stop may be noticed."""
+
+AUDITS_S = 30.0
+"""How long the audits of the last answers are waited for."""
+
+Watch = Callable[[RequestRecord], None]
+
+
+@dataclass
+class Measured:
+    """What a run left."""
+
+    records: list[RequestRecord]
+    events: list[PeerEvent]
+    context: RunContext
+    skipped_images: list[tuple[str, str]] = field(default_factory=list)
+    """Images that could not be used: name and reason."""
+    given_up: int = 0
+    """Requests that were on their way when the run was told to stop; they have no record."""
+    error: Exception | None = None
+    """What ended the run before its last image: the source was closed, the images cannot be read any more."""
+
+
+def measure(
+    source: Source,
+    images: ImageSet,
+    *,
+    concurrency: int = 4,
+    on_record: Watch | None = None,
+    on_event: Callable[[PeerEvent], None] | None = None,
+    on_skip: Callable[[ImageRef, DataError], None] | None = None,
+    on_tick: Callable[[], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Measured:
+    """Submit each image of the set once and wait for all answers; errors of requests become records.
+
+    All callbacks are called by the calling thread: ``on_record`` with each record as it comes, ``on_tick`` about every
+    :data:`TICK_S` seconds. Once ``stop`` returns true no further image is submitted and those on their way are given
+    up. Raises :class:`DataError` where not one image could be used.
+    """
+    run = _Run(source, on_record, on_event, on_tick, stop)
+    started, since = time.monotonic(), (time.monotonic() - source.opened) * 1e3
+    run.since = since
+    images = match_classes(images, source.bundle.manifest.classes)
+    skipped: list[tuple[str, str]] = []
+    preprocess_ms: list[float] = []
+    error: Exception | None = None
+
+    def skip(image: ImageRef, error: DataError) -> None:
+        skipped.append((image.name, str(error)))
+        if on_skip is not None:
+            on_skip(image, error)
+        if stop():
+            raise _Stopped
+
+    try:
+        for _, image, array in iterate(images, source.preprocess, skip, on_time=preprocess_ms.append):
+            run.wait_for(concurrency - 1)
+            if stop():
+                break
+            run.submit(array, image)
+    except _Stopped:
+        pass
+    except Exception as caught:
+        # What was answered so far must not be lost with what ended the run.
+        if not run.records and not run.on_their_way:
+            raise
+        error = caught
+    run.wait_for(0)
+    given_up = run.give_up()
+    records, events = run.records, source.events
+    duplicates = source.duplicates
+    return Measured(
+        records=[
+            msgspec.structs.replace(r, duplicates=duplicates.get(r.id, 0)) for r in sorted(records, key=lambda r: r.id)
+        ],
+        events=[
+            PeerEvent(max(0.0, e.at_ms - since), e.peer, e.what, e.why)
+            for e in events
+            if e.at_ms >= since or e.what == "alive"
+        ],
+        context=RunContext(
+            bundle_id=source.bundle.manifest.bundle_id,
+            model=source.bundle.manifest.model,
+            method=source.bundle.manifest.method,
+            policy=source.settings.policy,
+            seed=source.settings.seed,
+            classes=len(source.bundle.manifest.classes),
+            peers={v.name: PeerContext(v.blocks, v.state, v.engine) for v in source.view().values()},
+            settings={
+                "budget_ms": source.settings.budget_ms,
+                "max_skips": source.max_skips,
+                "concurrency": concurrency,
+                "threads": source.settings.threads,
+                "via_source": source.settings.via_source,
+                "waves": source.settings.waves if source.settings.policy == "parallel" else 0,
+                "late_tracks": source.settings.late_tracks,
+                "audit": source.settings.audit,
+                "images": len(images),
+                "images_skipped": len(skipped),
+            },
+            preprocess_ms=tuple(preprocess_ms),
+            wall_s=time.monotonic() - started,
+            audit=_finish_audits(source, stop),
+            disbelieved=source.disbelieved,
+        ),
+        skipped_images=skipped,
+        given_up=given_up,
+        error=error or run.error,
+    )
+
+
+def _finish_audits(source: Source, stop: Callable[[], bool]) -> AuditSummary | None:
+    """Wait for the audits of the last answers, for a while or until the run is told to stop."""
+    end = time.monotonic() + AUDITS_S
+    audits = source.audits
+    while audits is not None and audits.waiting and time.monotonic() < end and not stop():
+        audits = source.finish_audits(TICK_S)
+    return audits
+
+
+class _Stopped(Exception):
+    """The run was told to stop while it passed over images that cannot be used."""
+
+
+class _Run:
+    """Requests on their way and the records of those that ended."""
+
+    def __init__(
+        self,
+        source: Source,
+        on_record: Watch | None,
+        on_event: Callable[[PeerEvent], None] | None,
+        on_tick: Callable[[], None] | None,
+        stop: Callable[[], bool],
+    ) -> None:
+        self.since = 0.0
+        """Milliseconds from the opening of the source to the start of the run."""
+        self.records: list[RequestRecord] = []
+        self.error: Exception | None = None
+        self.on_their_way: set[Future[Answer]] = set()
+        self._source = source
+        self._on_record = on_record
+        self._on_event = on_event
+        self._on_tick = on_tick
+        self._stop = stop
+        self._ended: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()
+        self._announced = 0
+        self._tick_at = time.monotonic() + TICK_S
+
+    def submit(self, array: np.ndarray, image: ImageRef) -> None:
+        future = self._source.submit(array, name=image.name, label=image.label)
+        self.on_their_way.add(future)
+        future.add_done_callback(self._ended.put)
+
+    def wait_for(self, most: int) -> None:
+        """Wait until at most ``most`` requests are on their way, or until the run is told to stop."""
+        self._take_ended(wait=False)
+        while len(self.on_their_way) > most and not self._stop():
+            self._take_ended(wait=True)
+
+    def give_up(self) -> int:
+        """Cancel what is on its way; return how many requests that was."""
+        self._take_ended(wait=False)
+        given_up = sum(future.cancel() for future in self.on_their_way)
+        while self.on_their_way:  # a future that cannot be cancelled has just ended
+            self._take_ended(wait=True)
+        return given_up
+
+    def _take_ended(self, *, wait: bool) -> None:
+        """Take in requests that ended; with ``wait``, wait for one, but no longer than until the next tick."""
+        try:
+            if wait:
+                self._take(self._ended.get(timeout=max(0.0, self._tick_at - time.monotonic())))
+            while True:
+                self._take(self._ended.get_nowait())
+        except queue.Empty:
+            pass
+        events = self._source.events
+        while self._on_event is not None and self._announced < len(events):
+            self._on_event(events[self._announced])
+            self._announced += 1
+        if time.monotonic() >= self._tick_at:
+            self._tick_at = time.monotonic() + TICK_S
+            if self._on_tick is not None:
+                self._on_tick()
+
+    def _take(self, future: Future[Answer]) -> None:
+        self.on_their_way.discard(future)
+        if future.cancelled():
+            return
+        error = future.exception()
+        record = future.result().record if error is None else error.record if isinstance(error, RequestError) else None
+        if record is None:
+            self.error = self.error or (error if isinstance(error, Exception) else None)
+            return
+        record = msgspec.structs.replace(record, submitted_ms=record.submitted_ms - self.since)
+        self.records.append(record)
+        if self._on_record is not None:
+            self._on_record(record)

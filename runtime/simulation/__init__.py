@@ -1,0 +1,1 @@
+"""The routing machines in simulated time."""

@@ -1,0 +1,341 @@
+"""Peers, a source and the links between them in simulated time: the routing machines without processes or sockets.
+
+For tests that go through thousands of courses of events, and for asking what a placement of blocks would do. Tokens
+are the tuple of the blocks that ran on them, so an answer shows what it was computed from. Messages between two
+processes keep their order and arrive ``latency`` seconds later; what is on its way when a link goes down is lost.
+
+Left out: bandwidth, codecs, serialisation, real engines.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ls_edge.arrangement import random_order
+from ls_edge.runtime.protocol.messages import Hello, Itinerary, Run
+from ls_edge.runtime.routing.candidates import Costs
+from ls_edge.runtime.routing.custody import Machine
+from ls_edge.runtime.routing.events import (
+    Answer,
+    Arrived,
+    Compute,
+    Computed,
+    Drain,
+    Event,
+    Fail,
+    NeighbourDown,
+    NeighbourState,
+    NeighbourUp,
+    Note,
+    Received,
+    Send,
+    Submit,
+    TellState,
+    Tick,
+    Unsendable,
+    Warm,
+)
+from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.peer_routing import PeerMachine
+from ls_edge.runtime.routing.source_routing import SourceMachine
+
+SOURCE = "source"
+_STATE_EVERY = 0.1
+
+
+@dataclass(eq=False)
+class Process:
+    """A machine and what surrounds it."""
+
+    name: str
+    machine: Machine
+    incarnation: int
+    alive: bool = True
+    stopped: bool = False
+    """As after SIGSTOP: takes nothing in and does nothing."""
+    engine_hangs: bool = False
+    inbox: list[Event] = field(default_factory=list)
+    events: deque[Event] = field(default_factory=deque)
+    """What it is about to handle, the one that it handles first."""
+    hung_calls: list[Computed] = field(default_factory=list)
+
+
+class Simulation:
+    """A source called ``source`` and peers; time in seconds, starting at 0."""
+
+    def __init__(
+        self,
+        peers: Mapping[str, Sequence[int]],
+        *,
+        blocks: int,
+        seed: int = 0,
+        limits: Limits | None = None,
+        latency: float = 0.001,
+        block_seconds: float = 0.005,
+        max_batch: int = 1,
+        detection: float = 0.35,
+        costs: Costs | None = None,
+    ) -> None:
+        self.blocks = blocks
+        self.now = 0.0
+        self.outcomes: dict[int, list[Answer | Fail]] = {}
+        self.ended: dict[int, float] = {}
+        """When each request had its outcome."""
+        self.notes: list[tuple[float, str, Note]] = []
+        self.latency = latency
+        self.block_seconds = dict.fromkeys(peers, block_seconds)
+        self.max_batch = max_batch
+        self.detection = detection
+        """Seconds until a stopped process counts as lost (heartbeats)."""
+        self.send_failures = 0.0
+        """Part of all messages that cannot be sent, as when a link's queue is full."""
+        self._placement = {name: tuple(held) for name, held in peers.items()}
+        self._limits = limits or Limits()
+        self._costs = costs
+        self._rng = random.Random(seed)
+        self._counter = itertools.count()
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._requests = itertools.count()
+        self._cut: set[frozenset[str]] = set()
+        self.source = SourceMachine(SOURCE, limits=self._limits, rng=self._rng, costs=costs)
+        self.processes = {SOURCE: Process(SOURCE, self.source, 0)}
+        for name in peers:
+            self.processes[name] = Process(name, self._new_peer(name), next(self._counter))
+        for name in self.processes:
+            self._start(name)
+
+    # What a test or a user does to it.
+
+    def submit(
+        self,
+        *,
+        policy: str = "nearest",
+        budget: float = 5.0,
+        max_skips: int = 0,
+        via: bool = False,
+        waves: int = 2,
+        late: str = "later",
+        price: float = 1.0,
+    ) -> int:
+        """Submit an image; its outcome appears in :attr:`outcomes`."""
+        request = next(self._requests)
+        order = random_order(self.blocks, 0, request) if policy == "random" else tuple(range(self.blocks))
+        itinerary = Itinerary(SOURCE, policy, order, max_skips, via, waves_wanted=waves, late=late, price=price)
+        self.outcomes[request] = []
+        self._feed(SOURCE, Submit(request, itinerary, (), self.now + budget))
+        return request
+
+    def kill(self, name: str) -> None:
+        """SIGKILL: the others see it at once."""
+        process = self.processes[name]
+        process.alive = False
+        for other in self.processes:
+            self._link_lost(other, name, "killed")
+
+    def restart(self, name: str) -> None:
+        """Start a killed peer again as a new process."""
+        assert not self.processes[name].alive
+        self.processes[name] = Process(name, self._new_peer(name), next(self._counter))
+        self._start(name)
+
+    def stop(self, name: str) -> None:
+        """SIGSTOP: heartbeats find it after :attr:`detection`."""
+        process = self.processes[name]
+        process.stopped = True
+
+        def found() -> None:
+            if process.stopped and process.alive:
+                for other in self.processes:
+                    self._link_lost(other, name, "heartbeat")
+
+        self._at(self.detection, found)
+
+    def cont(self, name: str) -> None:
+        """SIGCONT: it goes on where it was, and its links come back."""
+        process = self.processes[name]
+        process.stopped = False
+        events, process.inbox = process.inbox, []
+        for event in events:
+            self._feed(name, event)
+        for other in self.processes:
+            if other != name and name not in self.processes[other].machine.neighbours.by_name:
+                self._link_lost(name, other, "heartbeat")
+        self._start(name)
+
+    def hang_engine(self, name: str, *, hangs: bool) -> None:
+        """Make the engine of a peer swallow its calls, or let it answer them all."""
+        process = self.processes[name]
+        process.engine_hangs = hangs
+        if not hangs:
+            calls, process.hung_calls = process.hung_calls, []
+            for call in calls:
+                self._feed(name, call)
+
+    def drain(self, name: str) -> None:
+        """SIGTERM: the peer takes nothing new and leaves when it holds nothing."""
+        self._feed(name, Drain())
+
+    def cut(self, a: str, b: str) -> None:
+        """Take the link between two processes down."""
+        self._cut.add(frozenset((a, b)))
+        self._link_lost(a, b, "cut")
+        self._link_lost(b, a, "cut")
+
+    def mend(self, a: str, b: str) -> None:
+        """Bring the link between two processes up again."""
+        self._cut.discard(frozenset((a, b)))
+        self._hello(a, b)
+        self._hello(b, a)
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        end = self.now + seconds
+        while self._heap and self._heap[0][0] <= end:
+            at, _, action = heapq.heappop(self._heap)
+            self.now = max(self.now, at)
+            action()
+        self.now = end
+
+    def settle(self, at_most: float = 60.0) -> None:
+        """Let time pass until every request has its outcome."""
+        end = self.now + at_most
+        while self.source.requests and self.now < end:
+            self.run(0.05)
+
+    # Inside.
+
+    def _new_peer(self, name: str) -> PeerMachine:
+        made = PeerMachine(
+            name, self._placement[name], limits=self._limits, rng=self._rng, max_batch=self.max_batch, costs=self._costs
+        )
+        made.join = _join
+        return made
+
+    def _start(self, name: str) -> None:
+        process = self.processes[name]
+        if isinstance(process.machine, PeerMachine) and not process.machine.warm:
+            self._feed(name, Warm(round(self.block_seconds[name] * 1e6)))
+        for other in self.processes:
+            if other != name:
+                self._hello(name, other)
+                self._hello(other, name)
+        self._repeat_state(process)
+
+    def _repeat_state(self, process: Process) -> None:
+        if process.alive and self.processes[process.name] is process:
+            if not process.stopped:
+                self._tell_state(process)
+                self._feed(process.name, Tick())
+            self._at(_STATE_EVERY, lambda: self._repeat_state(process))
+
+    def _hello(self, sender: str, to: str) -> None:
+        process = self.processes[sender]
+        held = self._placement.get(sender, ())
+        hello = Hello(sender, _role(sender), process.incarnation, 0, "model", "bundle", tuple(held))
+        self._deliver(sender, to, NeighbourUp(hello))
+        self._tell_state(process, to)
+
+    def _tell_state(self, process: Process, only: str | None = None) -> None:
+        if isinstance(process.machine, PeerMachine):
+            for to in self.processes if only is None else (only,):
+                if to != process.name:
+                    self._deliver(process.name, to, NeighbourState(process.name, process.machine.state(to)))
+
+    def _linked(self, a: str, b: str) -> bool:
+        return self.processes[a].alive and self.processes[b].alive and frozenset((a, b)) not in self._cut
+
+    def _link_lost(self, at: str, name: str, why: str) -> None:
+        if at != name and self.processes[at].alive:
+            self._feed(at, NeighbourDown(name, why))
+
+    def _deliver(self, sender: str, to: str, event: Event) -> None:
+        """Bring an event over the link, unless it or one of the processes is gone when it arrives."""
+        a, b = self.processes[sender], self.processes[to]
+        if a.stopped or not self._linked(sender, to):
+            return
+
+        def arrive() -> None:
+            same = self.processes[sender] is a and self.processes[to] is b
+            known = isinstance(event, NeighbourUp) or sender in b.machine.neighbours.by_name
+            if same and self._linked(sender, to) and (known or b.stopped):
+                self._feed(to, event)
+
+        self._at(self.latency, arrive)
+
+    def _feed(self, name: str, event: Event) -> None:
+        process = self.processes[name]
+        if not process.alive:
+            return
+        if process.stopped:
+            process.inbox.append(event)
+            return
+        process.events.append(event)
+        if len(process.events) > 1:
+            return  # it is executing what the one before asked for
+        while process.events:
+            for instruction in process.machine.handle(process.events[0], self.now):
+                self._execute(process, instruction)
+            process.events.popleft()
+        due = process.machine.next_check()
+        if due is not None:
+            self._at(max(0.0, due - self.now) + 1e-6, lambda: self._tick(process))
+
+    def _tick(self, process: Process) -> None:
+        due = process.machine.next_check()
+        if self.processes[process.name] is process and due is not None and due <= self.now:
+            self._feed(process.name, Tick())
+
+    def _execute(self, process: Process, instruction: Any) -> None:
+        if isinstance(instruction, Send):
+            message = instruction.message
+            event: Event
+            if self._rng.random() < self.send_failures:
+                self._feed(process.name, Unsendable(instruction.to, message))
+                return
+            if isinstance(message, Run):
+                event = Arrived(process.name, message, instruction.tokens)
+            else:
+                event = Received(process.name, message)
+            self._deliver(process.name, instruction.to, event)
+        elif isinstance(instruction, Compute):
+            self._compute(process, instruction)
+        elif isinstance(instruction, TellState):
+            self._tell_state(process)
+        elif isinstance(instruction, (Answer, Fail)):
+            self.outcomes[instruction.request].append(instruction)
+            self.ended[instruction.request] = self.now
+        elif isinstance(instruction, Note):
+            self.notes.append((self.now, process.name, instruction))
+
+    def _compute(self, process: Process, compute: Compute) -> None:
+        seconds = self.block_seconds[process.name] * len(compute.blocks)
+        outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)
+        done = Computed(compute.blocks, compute.tickets, outputs, round(seconds * 1e6))
+
+        def finish() -> None:
+            if self.processes[process.name] is not process:
+                return
+            if process.engine_hangs:
+                process.hung_calls.append(done)
+            else:
+                self._feed(process.name, done)
+
+        self._at(seconds, finish)
+
+    def _at(self, delay: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (self.now + delay, next(self._counter), action))
+
+
+def _join(start: tuple[int, ...], outs: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """What ran before the wave, then what each track added."""
+    return (*start, *(block for out in outs for block in out[len(start) :]))
+
+
+def _role(name: str) -> str:
+    return "source" if name == SOURCE else "peer"

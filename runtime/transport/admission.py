@@ -1,0 +1,136 @@
+"""Who and what is let in: the checks that need ``peers.yaml`` and the bundle's manifest.
+
+What a message says by itself is checked in ``wire``, who is behind a key in ``zap``. Here: whether a HELLO comes from a
+process of ours that serves our model (guarantee R7), and whether a RUN or STATE speaks of that model.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from ls_edge.bundle import Manifest
+from ls_edge.errors import UsageError, WireError
+from ls_edge.peers_file import PeersFile, is_name
+from ls_edge.runtime.protocol.messages import Hello, Run, State, Welcome
+
+_LONGEST_OWNER = 54
+
+
+def new_alias(name: str) -> str:
+    """Make the name of one source process: several may run at once under one name, or with one key.
+
+    Raises :class:`UsageError` where nobody may be called ``name``.
+    """
+    if not is_name(name):
+        raise UsageError(
+            f"name {name!r}: use 1 to 63 letters, digits, dots, hyphens or underscores, a letter or digit first"
+        )
+    return f"{name[:_LONGEST_OWNER]}.{secrets.token_hex(4)}"
+
+
+def may_be_called(owner: str, name: str) -> bool:
+    """Whether ``name`` is ``owner``'s, its own or an alias of it."""
+    return name == owner or re.fullmatch(re.escape(owner[:_LONGEST_OWNER]) + r"\.[0-9a-f]{8}", name) is not None
+
+
+class Door:
+    """The checks of one process, called ``name``; ``role`` is ``peer`` or ``source``."""
+
+    def __init__(self, name: str, role: str, peers: PeersFile, manifest: Manifest, *, strict_bundle: bool) -> None:
+        self._name = name
+        self._role = role
+        self._peers = peers
+        self._manifest = manifest
+        self._names = {p.name for p in peers.peers} | {s.name for s in peers.sources}
+        self._blocks = len(manifest.parts.blocks)
+        self._blocks_of = {p.name: frozenset(p.blocks) for p in peers.peers}
+        self._strict = strict_bundle
+
+    def reason_to_refuse(self, hello: Hello | Welcome, user: str) -> str:
+        """Why a process is not let in, or nothing; ``user`` is the name behind its key, empty without CURVE."""
+        if hello.role not in ("peer", "source", "observer") or hello.name == self._name:
+            return f"hello from {hello.name!r} as {hello.role!r}: not a process of ours"
+        if user and user != hello.name and (hello.name in self._names or not may_be_called(user, hello.name)):
+            return f"hello from {hello.name!r} with the key of {user!r}; each process needs its own key"
+        listed = any(p.name == hello.name for p in self._peers.peers)
+        if hello.role == "peer" and not listed:
+            return f"peer {hello.name!r} does not stand in {self._peers.path}; add it there"
+        if hello.role in ("source", "observer"):
+            if self._role == "source":
+                return f"a {hello.role} does not link to sources"
+            if listed:
+                return f"{hello.name!r} is a peer of {self._peers.path}; a {hello.role} needs a name of its own"
+            if self._peers.uses_keys and not any(may_be_called(s.name, hello.name) for s in self._peers.sources):
+                return f"source {hello.name!r} does not stand in {self._peers.path}; add it under 'sources'"
+        if hello.role == "observer":  # it has no model, gets no tokens and may send none
+            return f"observer {hello.name!r} announces blocks, and has none" if hello.blocks else ""
+        return self._reason_to_refuse_bundle(hello) or self._reason_to_refuse_blocks(hello)
+
+    def check_state(self, state: State, sender: str) -> None:
+        """Raise :class:`WireError` where a STATE is a source's, or names a block that the model lacks.
+
+        What a source would reach counts for nobody: tokens on their way home go by peers.
+        """
+        if sender not in self._blocks_of:
+            raise WireError(f"state of {sender}, which is no peer; dropped")
+        if any(block >= self._blocks for block in state.reach_blocks):
+            raise WireError(f"state names block {max(state.reach_blocks)}, which the model lacks; dropped")
+
+    def check_run(self, run: Run, sender: str) -> None:
+        """Raise :class:`WireError` where tokens or itinerary of a RUN cannot be what ``sender`` may send us.
+
+        Each block of the model has run, remains or was skipped, so that nobody can leave one out unseen, and ran at a
+        peer to which ``peers.yaml`` gives it. A track has some of the blocks, and must be joined by a peer. A source
+        sends what is its own, and gets what is its own.
+        """
+        tokens = self._manifest.tokens
+        if (run.count, run.dim) != (tokens.count, tokens.dim):
+            raise WireError(f"tokens {run.count} x {run.dim}, the model has {tokens.count} x {tokens.dim}; dropped")
+        it = run.itinerary
+        steps = [step for wave in it.waves for track in wave for step in track]
+        blocks = sorted([*(block for block, _ in steps), *it.remaining, *it.skipped])
+        if it.track is not None:
+            if it.source not in self._blocks_of or blocks[-1:] > [self._blocks - 1] or it.track.before > self._blocks:
+                raise WireError(f"track of blocks {str(blocks)[:200]} for {it.source}, which cannot be; dropped")
+        elif blocks != list(range(self._blocks)):
+            raise WireError(
+                f"itinerary with blocks {str(blocks)[:200]}, the model has 0 to {self._blocks - 1} and each has run, "
+                "remains or was skipped; dropped"
+            )
+        for block, holder in steps:
+            if block not in self._blocks_of.get(holder, ()):
+                raise WireError(f"itinerary says that {holder} ran block {block}, which peers.yaml does not give it")
+        if len(it.skipped) > it.max_skips:
+            raise WireError(f"itinerary with {len(it.skipped)} blocks skipped, it allows {it.max_skips}; dropped")
+        if self._role == "source" and (it.track is not None or it.source != self._name or not run.returning):
+            raise WireError(f"tokens of {it.source}, not on their way home, sent to a source; dropped")
+        if sender not in self._blocks_of and (it.source != sender or it.track is not None or run.returning):
+            raise WireError(f"tokens of {it.source}, sent by the source {sender}; dropped")
+
+    def _reason_to_refuse_blocks(self, hello: Hello | Welcome) -> str:
+        if hello.role == "source":
+            return f"source {hello.name!r} announces blocks, and sources have none" if hello.blocks else ""
+        if any(block >= self._blocks for block in hello.blocks):
+            return f"{hello.name} announces block {max(hello.blocks)}, the model has 0 to {self._blocks - 1}"
+        not_given = sorted(set(hello.blocks).difference(self._peers.peer(hello.name).blocks))
+        if not_given:
+            return (
+                f"{hello.name} announces block {not_given[0]}, which {self._peers.path} does not give it; copy the "
+                "same peers.yaml to both"
+            )
+        return ""
+
+    def _reason_to_refuse_bundle(self, hello: Hello | Welcome) -> str:
+        manifest = self._manifest
+        if hello.model_id != manifest.model_id:
+            return (
+                f"{hello.name} serves model {hello.model_id[:16]}…, {self._name} has {manifest.model_id[:16]}…; "
+                "give both bundles of the same run"
+            )
+        if self._strict and hello.bundle_id != manifest.bundle_id:
+            return (
+                f"{hello.name} serves bundle {hello.bundle_id[:16]}…, {self._name} has {manifest.bundle_id[:16]}… and "
+                "--strict-bundle is on; copy the same bundle to both"
+            )
+        return ""

@@ -1,0 +1,103 @@
+"""CURVE keys: made, written and read as the certificates that pyzmq's ``zmq.auth`` uses.
+
+``NAME.key`` holds the public key, ``NAME.key_secret`` both. The secret file has mode 0600 from the moment that it
+exists, and one that others may read is refused. Keys are not encrypted; whoever owns the disk owns the key.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+
+from ls_edge.errors import LinkError, UsageError
+from ls_edge.peers_file import is_name
+
+_LINE = re.compile(rb"^\s*(public|secret)-key\s*=\s*[\"']?([0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40})[\"']?\s*$", re.M)
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A CURVE key pair, each key 40 characters of Z85, as sockets take them."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+def require_curve() -> None:
+    """Raise :class:`LinkError` where libzmq was built without CURVE."""
+    if not zmq.has("curve"):
+        raise LinkError(
+            f"libzmq {zmq.zmq_version()} was built without CURVE (libsodium), so links cannot be encrypted; "
+            "install pyzmq from its wheel: pip install --force-reinstall --only-binary pyzmq pyzmq"
+        )
+
+
+def new_keys(name: str, folder: str | Path = ".") -> tuple[KeyPair, Path, Path]:
+    """Make a pair and write ``NAME.key`` and ``NAME.key_secret``; returns it with the two paths, public first.
+
+    Raises :class:`UsageError` where a file is there already, or the folder cannot be written.
+    """
+    if not is_name(name):
+        raise UsageError(
+            f"name {name!r}: use 1 to 63 letters, digits, dots, hyphens or underscores, a letter or digit first"
+        )
+    require_curve()
+    folder = Path(folder)
+    public_path, secret_path = folder / f"{name}.key", folder / f"{name}.key_secret"
+    for path in (public_path, secret_path):
+        if path.is_symlink() or path.exists():
+            raise UsageError(f"{path} is there already and is not overwritten; take another name, or remove it first")
+    pair = KeyPair(*zmq.curve_keypair())
+    public = f'    public-key = "{pair.public.decode()}"\n'
+    secret = f'    secret-key = "{pair.secret.decode()}"\n'
+    head = "# CURVE {} of ls-edge\nmetadata\n    name = " + name + "\ncurve\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _create(secret_path, 0o600, head.format("secret key: keep it on this machine") + public + secret)
+        try:
+            _create(public_path, 0o644, head.format("public key") + public)
+        except OSError:
+            secret_path.unlink()  # half a pair is of no use and would block the next try
+            raise
+    except OSError as error:
+        raise UsageError(f"cannot write {error.filename or folder}: {error.strerror}; choose another --out") from None
+    return pair, public_path, secret_path
+
+
+def load_secret(path: str | Path) -> KeyPair:
+    """Read a ``NAME.key_secret``; raises :class:`UsageError` where it is missing, readable by others or no key."""
+    require_curve()
+    try:
+        with Path(path).open("rb") as stream:
+            mode = os.fstat(stream.fileno()).st_mode
+            content = stream.read(65536)
+    except FileNotFoundError:
+        raise UsageError(
+            f"{path}: no such secret key; make one with 'ls-edge keys new NAME', or check --secret-key"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"cannot read the secret key {path}: {error.strerror}; check --secret-key") from None
+    if stat.S_IMODE(mode) & 0o077:
+        raise UsageError(f"{path} may be read by others (mode {stat.S_IMODE(mode):04o}); run: chmod 600 {path}")
+    keys = {match[1]: match[2] for match in _LINE.finditer(content)}
+    if b"secret" not in keys:
+        hint = "it is a public one, name the .key_secret" if b"public" in keys else "make one with 'ls-edge keys new'"
+        raise UsageError(f"{path} holds no CURVE secret key; {hint}")
+    try:
+        public = zmq.curve_public(keys[b"secret"])
+    except zmq.ZMQError:
+        raise UsageError(f"{path} holds a secret key that is not valid Z85; make one with 'ls-edge keys new'") from None
+    if keys.get(b"public", public) != public:
+        raise UsageError(f"{path}: its public and secret key do not belong together; make new ones")
+    return KeyPair(public, keys[b"secret"])
+
+
+def _create(path: Path, mode: int, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(text)

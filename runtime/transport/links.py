@@ -1,0 +1,482 @@
+"""Sockets: a link to every process that can be reached, whichever side dialled.
+
+A peer binds one ROUTER; every process dials each peer of ``peers.yaml`` with a DEALER of its own, so that each link is
+watched by itself: the socket's monitor reports a lost connection at once, ZMTP heartbeats one that has gone silent.
+Links that are lost are dialled again by libzmq; where libzmq gives up (after a failed handshake or a frame that was too
+long) they are dialled again here. Host names are looked up on a thread of their own, since libzmq would stand still for
+as long as that takes. A link that another process dialled is known by its routing id, and its end by the file
+descriptor that its messages came from.
+
+Whatever a stranger sends, greetings of ZMTP before 3.0 included, ends his connection at most.
+
+Speaks frames, not messages: what they mean is ``node``'s. One thread uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from ls_edge.errors import LinkError
+from ls_edge.peers_file import HeartbeatSettings
+from ls_edge.runtime.transport.host_names import Names, numeric
+from ls_edge.runtime.transport.keys import KeyPair
+from ls_edge.runtime.transport.zap import Gate, is_worth_saying
+
+log = logging.getLogger("ls_edge.runtime")
+
+ZERO_COPY_FROM = 64 * 1024
+"""Bytes from which handing a frame to libzmq without a copy pays."""
+
+# Plain numbers: arithmetic on the enumerations takes as long as a small send.
+_NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+_READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
+_UP = zmq.Event.HANDSHAKE_SUCCEEDED
+_ACCEPTED, _DISCONNECTED = zmq.Event.ACCEPTED, zmq.Event.DISCONNECTED
+_NO_ANSWER, _TRIES_AGAIN = zmq.Event.CLOSED, zmq.Event.CONNECT_RETRIED
+_FAILED = (
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
+)  # fmt: skip
+_WHY_FAILED = {
+    zmq.Event.HANDSHAKE_FAILED_AUTH: "it refused our key, which is not in its peers.yaml; copy the same file to both",
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: (
+        "one of the two uses keys and the other does not, or the key is another one; copy the same peers.yaml to both"
+    ),
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: (
+        "the connection ended during the handshake; compare the keys in both peers.yaml, and what listens there"
+    ),
+}
+_WHY_STRANGER_FAILED = {
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "it has no key, another key for us, or does not speak ZMTP 3 as ls-edge does",
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "the connection ended during the handshake",
+}
+_RECONNECT_MS, _RECONNECT_MOST_MS = 50, 400
+"""A peer that is back is dialled within half a second, which guarantee R8 needs."""
+_CURVE_EXTRA = 64
+"""Bytes that a frame may be longer on a CURVE link (33 in CurveZMQ: command, nonce, flags, authentication)."""
+_UNREAD = 0
+"""Messages of a link that libzmq takes in before they are read: any number. Where it stops reading at a bound and the
+connection ends then, its next heartbeat ends the process by an assertion (libzmq 4.3.5)."""
+_FLOOD = 4096
+"""Messages of one link, read without ever coming to the end of what waits, after which that link is hung up on: it
+sends faster than can be read, and would fill the memory."""
+_BACKLOG_LINKS = 4096
+"""Links that are counted for that at once."""
+_HUNG_UP = 256
+"""Links whose remaining messages are dropped unread after that, the last ones."""
+_UNSENT = 256
+"""Messages of a link that wait to be sent; beyond them :meth:`Links.send` says no."""
+_SOCKADDR = 16
+"""Bytes of an address of AF_UNSPEC, all of them zero: connecting to it dissolves a connection."""
+_libc = ctypes.CDLL(None)
+_MOST_TTL_MS = 6_553_500
+"""What ZMTP's field for it can say: 65535 tenths of a second."""
+_REDIAL_S = 0.5
+"""Seconds after which a peer is dialled again that libzmq has given up."""
+_ZAP_DOMAIN = "ls-edge"
+"""Sockets with a domain refuse greetings of ZMTP 1.0 and 2.0, whose connections have no metadata and can end the
+process by an assertion of libzmq. Without keys there is no ZAP handler to ask, and so no cost."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One connection: dialled (``dialled`` is the peer's name), or taken in (``routing_id``)."""
+
+    dialled: str = ""
+    routing_id: bytes = b""
+
+
+@dataclass(frozen=True)
+class LinkUp:
+    """A link that we dialled stands."""
+
+    link: Link
+
+
+@dataclass(frozen=True)
+class LinkDown:
+    """A link is gone; what was on its way is lost."""
+
+    link: Link
+    why: str
+
+
+@dataclass(frozen=True)
+class NoLink:
+    """A peer that we dial cannot be reached; repeated with every attempt."""
+
+    name: str
+    why: str
+    refused: bool = False
+    """Whether somebody answers there, and the handshake failed."""
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """Frames of one message; ``user`` is the name behind the CURVE key, empty without CURVE."""
+
+    link: Link
+    frames: list[zmq.Frame]
+    user: str
+
+
+LinkEvent = LinkUp | LinkDown | NoLink | Incoming
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Our key pair, the public key of each peer, and the name behind each key that may dial us."""
+
+    keys: KeyPair
+    peer_keys: Mapping[str, bytes]
+    names_by_key: Mapping[bytes, str]
+
+
+class Links:
+    """All links of a process."""
+
+    def __init__(
+        self,
+        dial: Mapping[str, str],
+        *,
+        bind: str | None,
+        heartbeat: HeartbeatSettings,
+        max_frame: int,
+        tokens_frame: int = 0,
+        curve: Curve | None = None,
+    ) -> None:
+        """Bind and dial; ``max_frame`` is the longest frame in bytes that is taken in, ``tokens_frame`` the usual one.
+
+        Raises :class:`LinkError` where the address is in use or cannot be bound.
+        """
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.failed: Counter[str] = Counter()
+        """Handshakes that failed, by the peer that was dialled; under ``""`` those of who dialled us without CURVE."""
+        self.unattributed = 0
+        """Messages that were dropped because their connection had ended before it was taken in."""
+        self._heartbeat = heartbeat
+        self._silence_ms = heartbeat.silence_ms(tokens_frame)
+        self._max_frame = max_frame + (_CURVE_EXTRA if curve is not None else 0)
+        self._poller = zmq.Poller()
+        self._monitors: dict[zmq.Socket[bytes], str] = {}
+        self._dealers: dict[str, zmq.Socket[bytes]] = {}
+        self._addresses = dict(dial)
+        self._dialled: dict[str, str] = {}
+        self._up: set[str] = set()
+        self._redial_at: dict[str, float] = {}
+        self._accepted: set[int] = set()
+        self._links_at: dict[int, list[Link]] = {}
+        self._descriptor_of: dict[Link, int] = {}
+        self._lost: list[Link] = []
+        self._backlogs: dict[str, dict[bytes, int]] = {name: {} for name in ("", *dial)}
+        self._hung_up: dict[bytes, None] = {}
+        self._router: zmq.Socket[bytes] | None = None
+        self._router_monitor: zmq.Socket[bytes] | None = None
+        self._names: Names | None = None
+        self._wakers: dict[int, Any] = {}
+        self.gate: Gate | None = None
+        try:
+            if curve is not None:
+                self.gate = Gate(self._context, curve.names_by_key)
+                self._poller.register(self.gate.socket, zmq.POLLIN)
+            if bind is not None:
+                self._bind(bind, curve)
+            for name, address in dial.items():
+                self._dial(name, address, curve)
+            looked_up = {name: address for name, address in dial.items() if not numeric(address)}
+            if looked_up:
+                self._names = Names(looked_up)
+                self._poller.register(self._names.descriptor, zmq.POLLIN)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def refused(self) -> int:
+        """Connections of others that did not get through their handshake."""
+        return self.failed[""] + (0 if self.gate is None else self.gate.refusals)
+
+    def register(self, descriptor: int) -> None:
+        """Wake :meth:`poll` also when this file descriptor can be read."""
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def poll(self, timeout: float) -> list[LinkEvent]:
+        """Wait at most ``timeout`` seconds and return what happened; ends of links come before messages."""
+        if self._redial_at:
+            self._redial()
+        ready = dict(self._poller.poll(0 if self._lost else max(0, round(timeout * 1000))))
+        events: list[LinkEvent] = [LinkDown(link, "connection lost") for link in self._lost]
+        self._lost = []
+        if self.gate is not None and self.gate.socket in ready:
+            self.gate.answer()
+        if self._names is not None and self._names.descriptor in ready:
+            self._take_names(self._names, events)
+        for monitor, name in self._monitors.items():
+            if monitor in ready:
+                self._read_monitor(monitor, name, events)
+        for name, dealer in self._dealers.items():
+            if dealer in ready:
+                self._read(dealer, name, events)
+        if self._router is not None and self._router in ready:
+            self._read(self._router, "", events)
+        return events
+
+    def send(self, link: Link, frames: Sequence[bytes | memoryview]) -> bool:
+        """Give a message to a link; False where it cannot be sent now (its queue is full, it is gone).
+
+        A frame of :data:`ZERO_COPY_FROM` bytes or more is not copied and must not change any more.
+        """
+        socket = self._dealers.get(link.dialled) if link.dialled else self._router
+        if socket is None:
+            return False
+        *before, last = frames if link.dialled else (link.routing_id, *frames)
+        try:
+            for part in before:
+                socket.send(part, _MORE, copy=len(part) < ZERO_COPY_FROM)
+            socket.send(last, _NOW, copy=len(last) < ZERO_COPY_FROM)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH and link not in self._lost:
+                self._forget(link)
+                self._lost.append(link)
+            if error.errno in (zmq.EHOSTUNREACH, zmq.ENOTSOCK, zmq.ETERM):
+                return False
+            raise
+        return True
+
+    def close(self) -> None:
+        """Close all sockets; what has not been sent by now is dropped."""
+        # The monitors are closed last: libzmq reports the end of monitoring to them and waits until it can.
+        for watched in (*self._dealers.values(), *(() if self._router is None else (self._router,))):
+            with contextlib.suppress(zmq.ZMQError):
+                watched.disable_monitor()
+            watched.close(0)
+        for monitor in self._monitors:
+            monitor.close(0)
+        if self._names is not None:
+            self._names.close()
+        if self.gate is not None:
+            self.gate.close()
+        self._monitors, self._dealers, self._router, self._router_monitor = {}, {}, None, None
+        self._context.destroy(linger=0)
+
+    # Inside.
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.linger = 0
+        socket.setsockopt(zmq.HEARTBEAT_IVL, self._heartbeat.interval_ms)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, self._silence_ms)
+        socket.setsockopt(zmq.HEARTBEAT_TTL, min(self._silence_ms, _MOST_TTL_MS))
+        socket.setsockopt(zmq.HANDSHAKE_IVL, 2000)
+        socket.setsockopt(zmq.RCVHWM, _UNREAD)
+        socket.setsockopt(zmq.SNDHWM, _UNSENT)
+        socket.setsockopt(zmq.MAXMSGSIZE, self._max_frame)
+        socket.setsockopt_string(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
+        return socket
+
+    def _bind(self, address: str, curve: Curve | None) -> None:
+        router = self._router = self._socket(zmq.ROUTER)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if curve is not None:
+            router.curve_server = True
+            router.curve_publickey, router.curve_secretkey = curve.keys.public, curve.keys.secret
+        if "[" in address:
+            router.setsockopt(zmq.IPV6, 1)
+        self._router_monitor = self._watch(router, "", _ACCEPTED | _DISCONNECTED | _FAILED)
+        try:
+            router.bind(address)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EADDRINUSE:
+                raise LinkError(
+                    f"{address} is in use; stop what listens there, or give this peer another port in peers.yaml"
+                ) from None
+            raise LinkError(
+                f"cannot listen on {address}: {error.strerror}; 'bind' in peers.yaml must be an address of this machine"
+            ) from None
+        self._poller.register(router, zmq.POLLIN)
+
+    def _dial(self, name: str, address: str, curve: Curve | None) -> None:
+        dealer = self._dealers[name] = self._socket(zmq.DEALER)
+        dealer.setsockopt(zmq.IMMEDIATE, 1)
+        dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MOST_MS)
+        dealer.setsockopt(zmq.CONNECT_TIMEOUT, 500)
+        if curve is not None:
+            dealer.curve_serverkey = curve.peer_keys[name]
+            dealer.curve_publickey, dealer.curve_secretkey = curve.keys.public, curve.keys.secret
+        self._watch(dealer, name, _UP | _DISCONNECTED | _NO_ANSWER | _TRIES_AGAIN | _FAILED)
+        if numeric(address):
+            self._connect(name, address)
+        self._poller.register(dealer, zmq.POLLIN)
+
+    def _connect(self, name: str, address: str) -> None:
+        """Dial ``address`` (numeric), and no other any more."""
+        dealer, before = self._dealers[name], self._dialled.get(name)
+        if before is not None:
+            with contextlib.suppress(zmq.ZMQError):  # libzmq has forgotten the endpoint, as it should
+                dealer.disconnect(before)
+        self._dialled[name] = address
+        if "[" in address:
+            dealer.setsockopt(zmq.IPV6, 1)
+        try:
+            dealer.connect(address)
+        except zmq.ZMQError as error:
+            raise LinkError(f"cannot dial {name} at {address}: {error.strerror}; correct it in peers.yaml") from None
+
+    def _take_names(self, names: Names, events: list[LinkEvent]) -> None:
+        for name, addresses, why in names.found():
+            if name in self._up:
+                continue
+            if not addresses:
+                events.append(NoLink(name, why))
+            elif self._dialled.get(name) not in addresses:
+                self._connect(name, addresses[0])
+
+    def _watch(self, socket: zmq.Socket[bytes], name: str, events: int) -> zmq.Socket[bytes]:
+        monitor: zmq.Socket[bytes] = socket.get_monitor_socket(int(events))
+        monitor.linger = 0
+        self._monitors[monitor] = name
+        self._poller.register(monitor, zmq.POLLIN)
+        return monitor
+
+    def _read_monitor(self, monitor: zmq.Socket[bytes], name: str, events: list[LinkEvent]) -> None:
+        while True:
+            try:
+                message = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            event, value = zmq.Event(message["event"]), int(message["value"])
+            if not name:
+                self._on_router(event, value, events)
+            else:
+                self._on_dealer(event, name, events)
+
+    def _on_router(self, event: zmq.Event, value: int, events: list[LinkEvent]) -> None:
+        if event == _ACCEPTED:
+            self._accepted.add(value)
+        elif event == _DISCONNECTED:
+            self._accepted.discard(value)
+            # None of these is newer than the connection that ended: see _take_in.
+            for link in self._links_at.pop(value, ()):
+                del self._descriptor_of[link]
+                events.append(LinkDown(link, "connection lost"))
+        elif event != zmq.Event.HANDSHAKE_FAILED_AUTH:  # which the gate has counted and said
+            self._count_failure("", _WHY_STRANGER_FAILED[event], {"peer": "somebody who dialled us"})
+
+    def _on_dealer(self, event: zmq.Event, name: str, events: list[LinkEvent]) -> None:
+        address = self._addresses[name]
+        if event == _UP:
+            self._redial_at.pop(name, None)
+            self._up.add(name)
+            self._look_up(name, wanted=False)
+            events.append(LinkUp(Link(dialled=name)))
+        elif event == _TRIES_AGAIN:
+            self._redial_at.pop(name, None)
+        elif event == _NO_ANSWER:
+            events.append(NoLink(name, f"nobody answers at {address}; start it, or correct its address in peers.yaml"))
+        else:
+            # libzmq may dial again by itself, and says so next, or have given up, of which it says nothing.
+            self._redial_at.setdefault(name, time.monotonic() + _REDIAL_S)
+            if event != _DISCONNECTED:
+                self._count_failure(name, _WHY_FAILED[event], {"peer": name, "address": address})
+                events.append(NoLink(name, f"no link to {address}: {_WHY_FAILED[event]}", refused=True))
+            elif name in self._up:
+                self._up.discard(name)
+                self._look_up(name, wanted=True)
+                events.append(LinkDown(Link(dialled=name), "connection lost"))
+
+    def _count_failure(self, name: str, why: str, who: Mapping[str, str]) -> None:
+        self.failed[name] += 1
+        if is_worth_saying(self.failed[name]):
+            log.warning("handshake failed", extra={**who, "why": why, "count": self.failed[name]})
+
+    def _look_up(self, name: str, *, wanted: bool) -> None:
+        if self._names is not None:
+            self._names.want(name, wanted=wanted)
+
+    def _redial(self) -> None:
+        now = time.monotonic()
+        for name in [name for name, at in self._redial_at.items() if at <= now]:
+            del self._redial_at[name]
+            if name not in self._up:
+                self._connect(name, self._dialled[name])
+
+    def _read(self, socket: zmq.Socket[bytes], name: str, events: list[LinkEvent]) -> None:
+        backlog = self._backlogs[name]
+        if len(backlog) > _BACKLOG_LINKS:
+            backlog.clear()
+        for _ in range(64):
+            if not int(socket.getsockopt(_EVENTS)) & _READABLE:
+                backlog.clear()
+                return
+            frames = socket.recv_multipart(_NOW, copy=False)
+            key = b"" if name else frames[0].bytes
+            if key in self._hung_up:
+                continue
+            backlog[key] = waiting = backlog.get(key, 0) + 1
+            link = Link(name, key)
+            if waiting >= _FLOOD:
+                del backlog[key]
+                self._hang_up(link)
+                continue
+            if name:
+                events.append(Incoming(link, frames, name))
+                continue
+            try:
+                if link not in self._descriptor_of:
+                    self._take_in(link, frames[0].get(zmq.SRCFD), events)
+                user = frames[0].get("User-Id") if self.gate is not None else ""
+            except zmq.ZMQError:  # libzmq knows no address: the connection had ended before it was accepted
+                self.unattributed += 1
+                continue
+            events.append(Incoming(link, frames[1:], str(user)))
+
+    def _hang_up(self, link: Link) -> None:
+        """End a connection, which libzmq has no call for."""
+        log.warning("hung up", extra={"peer": link.dialled or "somebody who dialled us", "why": "it floods us"})
+        if link.dialled:
+            if link.dialled in self._up:
+                self._up.discard(link.dialled)
+                self._lost.append(link)
+            self._connect(link.dialled, self._dialled[link.dialled])
+            return
+        self._hung_up[link.routing_id] = None
+        if len(self._hung_up) > _HUNG_UP:
+            del self._hung_up[next(iter(self._hung_up))]
+        descriptor = self._descriptor_of.get(link)
+        if descriptor is not None:
+            # Ends it at both sides, as an error; after shutdown() alone what comes along is still read.
+            _libc.connect(descriptor, bytes(_SOCKADDR), _SOCKADDR)
+
+    def _take_in(self, link: Link, descriptor: int, events: list[LinkEvent]) -> None:
+        """Remember which descriptor a new link uses.
+
+        What the monitor said up to now is read first: whatever this descriptor was before has ended then, and if it is
+        not open now, so has this link.
+        """
+        if self._router_monitor is not None:
+            self._read_monitor(self._router_monitor, "", events)
+        if descriptor in self._accepted:
+            self._descriptor_of[link] = descriptor
+            self._links_at.setdefault(descriptor, []).append(link)
+        elif link not in self._lost:
+            self._lost.append(link)
+
+    def _forget(self, link: Link) -> None:
+        descriptor = self._descriptor_of.pop(link, None)
+        if descriptor is not None:
+            links = self._links_at[descriptor]
+            links.remove(link)
+            if not links:
+                del self._links_at[descriptor]

@@ -1,0 +1,504 @@
+"""What a peer process and a source process have in common: links, greetings, and a routing machine in between.
+
+Frames from the links are checked, turned into events and given to the machine; its instructions are carried out. A
+process is introduced by HELLO or WELCOME, which must name the same model (guarantee R7), come from somebody who stands
+in ``peers.yaml`` and, on a CURVE link, carry the name that the key belongs to. What is malformed or not allowed is
+counted, dropped and answered with a COMPLAINT (guarantee R5); it never raises.
+
+The greeting is finite: HELLO is sent by who dialled, when the link is up, again after a time while no WELCOME came, and
+when what it says changes. It is answered by one WELCOME or COMPLAINT, and these by nothing.
+
+One thread runs :meth:`Node.step` in a loop. Other threads talk to it through :meth:`Node.wake`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+
+import msgspec
+import zmq
+
+from ls_edge.bundle import Manifest
+from ls_edge.errors import LinkError, UsageError, WireError
+from ls_edge.peers_file import PeersFile
+from ls_edge.runtime.protocol import codec as codecs
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, Message, Run, State, Welcome
+from ls_edge.runtime.routing.custody import Machine
+from ls_edge.runtime.routing.events import (
+    Arrived,
+    Event,
+    Instruction,
+    NeighbourDown,
+    NeighbourState,
+    NeighbourUp,
+    Note,
+    Received,
+    Send,
+    TellState,
+    Tick,
+    Unsendable,
+)
+from ls_edge.runtime.transport.admission import Door, may_be_called
+from ls_edge.runtime.transport.keys import KeyPair
+from ls_edge.runtime.transport.links import Curve, Incoming, Link, LinkDown, Links, LinkUp, NoLink
+from ls_edge.runtime.transport.problems import Troubles, one_line
+from ls_edge.runtime.transport.zap import is_worth_saying
+
+log = logging.getLogger("ls_edge.runtime")
+
+STATE_EVERY = 0.1
+"""Seconds between two STATE of a process."""
+HELLO_AGAIN, HELLO_AGAIN_MOST = 0.5, 8.0
+"""Seconds until a HELLO that was not answered by WELCOME is repeated; doubled each time, up to the second."""
+COMPLAINTS_A_SECOND = 10
+"""Most COMPLAINTs that are sent on a link in a second; what is beyond is counted only."""
+MOST_OTHERS = 256
+"""Most processes that are known at once beyond the peers of ``peers.yaml``: sources, under however many names."""
+MOST_OF_ONE_KEY = 64
+"""Most of these that may have one key, so that the others of the file find room."""
+NOTES_A_MINUTE = 20
+"""Most lines that are logged in a minute of one thing that happens with one process; what is beyond is counted."""
+_EXPLAIN = 500
+"""Longest explanation that is sent or logged, in characters."""
+_NOTED = 4096
+"""Kinds of notes, each by process, that are counted at once."""
+_REASON = 200
+"""Longest reason of a BYE, in characters."""
+_DROPPED = {
+    "malformed": "dropped a message",
+    "before hello": "dropped a message",
+    "complaints": "a neighbour complains",
+    "hello refused": "refused a process",
+}
+
+
+class Node:
+    """A process among the others; ``Peer`` and ``Source`` each have one."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        role: str,
+        peers: PeersFile,
+        manifest: Manifest,
+        machine: Machine,
+        carry_out: Callable[[Instruction], None],
+        hello: Callable[[], Hello],
+        state: Callable[[str], State],
+        keys: KeyPair | None,
+        strict_bundle: bool = False,
+    ) -> None:
+        """``carry_out`` gets the instructions that are not about links (Compute, Answer, Fail)."""
+        self.name = name
+        self.role = role
+        self.counts: Counter[str] = Counter()
+        """What was dropped or refused, by reason."""
+        self.mismatched: dict[str, str] = {}
+        """Peers that serve another model: name to the message that says both ids."""
+        self.on_note: Callable[[Note], None] | None = None
+        self._peers = peers
+        self._manifest = manifest
+        self._door = Door(name, role, peers, manifest, strict_bundle=strict_bundle)
+        self._machine = machine
+        self._carry_out = carry_out
+        self._hello = hello
+        self._state = state
+        self._links_of: dict[str, list[Link]] = {}
+        self._name_of: dict[Link, str] = {}
+        self._user_of: dict[Link, str] = {}
+        self._observers: set[str] = set()
+        self._hello_again: dict[Link, tuple[float, float]] = {}
+        self._complained: dict[Link, tuple[float, int]] = {}
+        self._listed = {p.name for p in peers.peers}
+        self._troubles = Troubles(self._listed - {name})
+        self._codec_of: dict[str, str] = {}
+        self._noted: dict[tuple[str, str], tuple[int, int]] = {}
+        self._tell_at = 0.0
+        self._events: deque[Event] = deque()
+        self._executing = False
+        self._tokens = manifest.tokens
+        tokens_frame = codecs.wire_bytes("raw", self._tokens.count, self._tokens.dim)
+        own = next((p for p in peers.peers if p.name == name), None)
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        try:
+            self._links = Links(
+                {p.name: p.address for p in peers.peers if p.name != name},
+                bind=own.bind if own is not None and role == "peer" else None,
+                heartbeat=peers.heartbeat,
+                max_frame=max(wire.MAX_HEADER, tokens_frame),
+                tokens_frame=tokens_frame,
+                curve=curve_of(peers, name, keys),
+            )
+        except BaseException:
+            self._wake_in.close()
+            self._wake_out.close()
+            raise
+        self._links.register(self._wake_in.fileno())
+
+    @property
+    def troubles(self) -> Mapping[str, str]:
+        """Why peers of ``peers.yaml`` cannot be used, or complained: name of the peer to the latest reason.
+
+        A snapshot that any thread may take; a peer that is well is not in it. Reasons are one line, printable.
+        """
+        return self._troubles.reasons
+
+    def wake(self) -> None:
+        """Make :meth:`step` return soon; any thread may call it."""
+        with contextlib.suppress(OSError):  # it is awake already, or closed
+            self._wake_out.send(b"x")
+
+    def watch(self, descriptor: int) -> None:
+        """Make :meth:`step` return also when this file descriptor can be read."""
+        self._links.register(descriptor)
+
+    def step(self, at_most: float = 0.1) -> None:
+        """Wait for something, at most ``at_most`` seconds, and act on all that happened."""
+        now = time.monotonic()
+        due = self._machine.next_check()
+        wait = min(at_most, self._tell_at - now, *(() if due is None else (due - now,)))
+        events = self._links.poll(max(0.0, wait))
+        self._drain_wakes()
+        for event in events:
+            if isinstance(event, LinkUp):
+                self._link_up(event.link)
+            elif isinstance(event, LinkDown):
+                self._link_down(event)
+            elif isinstance(event, NoLink):
+                if event.name not in self._links_of:  # it may have dialled us
+                    self._troubles.note(event.name, "link", event.why)
+            else:
+                self._incoming(event)
+        now = time.monotonic()
+        self._repeat_hellos(now)
+        if due is not None and due <= now:  # what became due meanwhile ends the next wait at once
+            self.feed(Tick())
+        if now >= self._tell_at:
+            self.feed(Tick())  # what it says of itself is of now
+            self._tell_everybody()
+            self._troubles.forget_old(now)
+        if self._links.refused:
+            self.counts["connections refused"] = self._links.refused
+
+    def feed(self, event: Event) -> None:
+        """Give the machine an event and execute what it says, in the order in which it says it.
+
+        What comes of that, a message that cannot be sent, is the machine's next event.
+        """
+        self._events.append(event)
+        if self._executing:
+            return
+        self._executing = True
+        try:
+            while self._events:
+                for instruction in self._machine.handle(self._events.popleft(), time.monotonic()):
+                    self._execute(instruction)
+        finally:
+            self._executing = False
+
+    def _execute(self, instruction: Instruction) -> None:
+        if isinstance(instruction, Send):
+            self._send(instruction)
+        elif isinstance(instruction, TellState):
+            self._tell_at = 0.0
+        elif isinstance(instruction, Note):
+            self._note(instruction)
+        else:
+            self._carry_out(instruction)
+
+    def say_hello_again(self) -> None:
+        """Tell everybody what HELLO says now (the engine is warm, say)."""
+        for links in list(self._links_of.values()):
+            self._send_link(links[0], self._hello())
+        self._tell_at = 0.0
+
+    def leave(self, reason: str) -> None:
+        """Say BYE to everybody and close the links."""
+        for links in list(self._links_of.values()):
+            self._send_link(links[0], Bye(reason))
+        time.sleep(0.02)  # lets libzmq's thread write the goodbyes; a lost one costs the others a monitor event
+        self.close()
+
+    def close(self) -> None:
+        """Close the links at once."""
+        self._links.close()
+        self._wake_in.close()
+        self._wake_out.close()
+
+    # Incoming.
+
+    def _drain_wakes(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while len(self._wake_in.recv(4096)) == 4096:
+                pass
+
+    def _incoming(self, event: Incoming) -> None:
+        try:
+            if not 1 <= len(event.frames) <= 2:
+                raise WireError(f"message of {len(event.frames)} frames, 1 or 2 are allowed; dropped")
+            message = wire.decode(event.frames[0].buffer)
+            if (len(event.frames) == 2) != isinstance(message, Run):
+                raise WireError(f"{type(message).__name__.lower()} with a wrong number of frames; dropped")
+            self._act(event, message)
+        except WireError as error:
+            self._complain_of(event, "malformed", str(error))
+
+    def _act(self, event: Incoming, message: Message) -> None:
+        link = event.link
+        if isinstance(message, (Hello, Welcome)):
+            self._meet(event, message)
+            return
+        name = self._name_of.get(link)
+        if name is not None and self._user_of[link] != event.user:  # another connection took its routing id
+            name = None
+        if isinstance(message, Complaint):
+            what = one_line(message.what, _EXPLAIN)
+            self._count("complaints", name or event.user, what)
+            if link in self._hello_again:
+                self._troubles.note(link.dialled, "greeting", f"it refused us: {what}")
+                if message.model_id not in ("", self._manifest.model_id):
+                    self.mismatched[link.dialled] = what
+            else:
+                self._troubles.note(name or event.user, "complaint", f"it dropped a message of ours: {what}")
+            return
+        if name is None:
+            self._complain_of(event, "before hello", f"{type(message).__name__.lower()} before hello; dropped")
+            return
+        if name in self._observers and not isinstance(message, Bye):
+            raise WireError(f"{type(message).__name__.lower()} from an observer, which only listens; dropped")
+        if isinstance(message, State):
+            self._door.check_state(message, name)
+            self.feed(NeighbourState(name, message))
+        elif isinstance(message, Bye):
+            reason = one_line(message.reason, _EXPLAIN)
+            self._forget_process(name, f"left ({reason})" if reason else "left")
+        elif isinstance(message, Run):
+            self.feed(self._arrived(name, message, event.frames[1]))
+        else:
+            self.feed(Received(name, message))
+
+    def _arrived(self, name: str, run: Run, frame: zmq.Frame) -> Arrived:
+        self._door.check_run(run, name)
+        started = time.perf_counter_ns()
+        tokens = codecs.decode(run.codec, frame.buffer, run.count, run.dim)
+        finite = codecs.is_finite(tokens)
+        return Arrived(name, run, tokens, (time.perf_counter_ns() - started) // 1000, finite)
+
+    def _meet(self, event: Incoming, said: Hello | Welcome) -> None:
+        """Take a description in, or refuse it."""
+        link, name = event.link, said.name
+        if isinstance(said, Welcome):
+            self._hello_again.pop(link, None)
+        reason = self._reason_to_refuse_link(link, said, event.user) or self._door.reason_to_refuse(said, event.user)
+        if reason:
+            self._refuse(event, said, reason)
+            return
+        self.mismatched.pop(name, None)
+        self._troubles.clear(name)
+        links = self._links_of.setdefault(name, [])
+        first = link not in links
+        if first:
+            links.append(link)
+            links.sort(key=lambda one: not one.dialled)
+            self._name_of[link], self._user_of[link] = name, event.user
+        if isinstance(said, Hello):  # before what the machine has for it
+            self._send_link(link, Welcome(*msgspec.structs.astuple(self._hello())))
+        self._codec_of[name] = said.codec if said.codec in codecs.CODECS else "raw"
+        hello = Hello(*msgspec.structs.astuple(said))
+        known = self._machine.neighbours.get(name)
+        if said.role == "observer":  # it is told how we are, and routing knows nothing of it
+            self._observers.add(name)
+        elif known is None or known.hello != hello:
+            self.feed(NeighbourUp(hello))
+        if first and isinstance(said, Hello) and self.role == "peer":
+            self._send_link(link, self._state(name))
+
+    def _reason_to_refuse_link(self, link: Link, said: Hello | Welcome, user: str) -> str:
+        """Why a process of ours may not be called so on this link, or nothing."""
+        name = said.name
+        if link.dialled and name != link.dialled:
+            return (
+                f"the process that listens at the address of {link.dialled!r} is {name!r}; correct the addresses in "
+                f"{self._peers.path}"
+            )
+        before = self._name_of.get(link, name)
+        if name != before:
+            return f"hello from {name!r} on the link of {before!r}; a link carries one name"
+        if name in self._links_of and (name in self._observers) != (said.role == "observer"):
+            return f"hello from {name!r} as {said.role!r}, and it has a link in another role"
+        if name not in self._listed and name not in self._links_of:
+            others = sum(one not in self._listed for one in self._links_of)
+            if others >= MOST_OTHERS:
+                return f"{others} sources are linked to {self.name}, which is the most; try again later"
+            if user and sum(self._user_of[links[0]] == user for links in self._links_of.values()) >= MOST_OF_ONE_KEY:
+                return f"{MOST_OF_ONE_KEY} sources have the key of {user!r} at {self.name}, which is the most"
+        return ""
+
+    def _refuse(self, event: Incoming, said: Hello | Welcome, reason: str) -> None:
+        reason = one_line(reason, _EXPLAIN)
+        link, name = event.link, said.name
+        whose = link.dialled or (name if event.user in ("", name) else "")
+        self._troubles.note(whose, "greeting", reason)
+        if said.model_id != self._manifest.model_id and name == whose and name in self._listed:
+            self.mismatched[name] = reason
+        if isinstance(said, Hello):
+            ours = self._manifest.model_id
+            self._complain_of(event, "hello refused", reason, name, "" if said.model_id == ours else ours)
+        else:
+            self._count("hello refused", name, reason)
+            self._send_link(link, Bye(reason[:_REASON]))  # it has let us in, and would send us work
+
+    def _complain_of(self, event: Incoming, what: str, why: str, name: str = "", model_id: str = "") -> None:
+        """Count what was dropped and tell the sender, unless it has been told much already."""
+        self._count(what, name or self._name_of.get(event.link, event.user), why)
+        now = time.monotonic()
+        since, said = self._complained.get(event.link, (now, 0))
+        if now - since >= 1.0:
+            since, said = now, 0
+        if said < COMPLAINTS_A_SECOND:
+            self._complained[event.link] = (since, said + 1)
+            self._send_link(event.link, Complaint(one_line(why, _EXPLAIN), model_id))
+
+    def _count(self, what: str, peer: str, why: str) -> None:
+        """Count what was dropped, and say so the 1st, 2nd, 4th, 8th time: nobody may fill our disk."""
+        self.counts[what] += 1
+        if is_worth_saying(self.counts[what]):
+            extra = {"peer": peer or "?", "why": one_line(why, _EXPLAIN), "count": self.counts[what]}
+            log.warning(_DROPPED[what], extra=extra)
+
+    def _link_up(self, link: Link) -> None:
+        self._troubles.clear(link.dialled, "link")
+        self._send_link(link, self._hello())
+        if self.role == "peer":
+            self._send_link(link, self._state(link.dialled))
+        self._hello_again[link] = (time.monotonic() + HELLO_AGAIN, HELLO_AGAIN)
+
+    def _repeat_hellos(self, now: float) -> None:
+        for link, (at, wait) in list(self._hello_again.items()):
+            if at <= now:
+                self._send_link(link, self._hello())
+                wait = min(2 * wait, HELLO_AGAIN_MOST)
+                self._hello_again[link] = (now + wait, wait)
+
+    def _link_down(self, event: LinkDown) -> None:
+        link = event.link
+        self._hello_again.pop(link, None)
+        self._complained.pop(link, None)
+        name = self._name_of.pop(link, None)
+        self._user_of.pop(link, None)
+        if name is None:
+            self._troubles.note(link.dialled, "link", event.why)
+            return
+        links = self._links_of.get(name, [])
+        if link in links:
+            links.remove(link)
+        if not links:
+            self._forget_process(name, event.why)
+
+    def _forget_process(self, name: str, why: str) -> None:
+        self._observers.discard(name)
+        for link in self._links_of.pop(name, []):
+            self._name_of.pop(link, None)
+            self._user_of.pop(link, None)
+            if link.dialled:  # the link stands; unless it ends, as after a goodbye, we greet again
+                self._hello_again[link] = (time.monotonic() + HELLO_AGAIN_MOST, HELLO_AGAIN_MOST)
+        self._troubles.note(name, "link", why)
+        self.feed(NeighbourDown(name, why))
+
+    # Outgoing.
+
+    def _send(self, send: Send) -> None:
+        message = send.message
+        frames: list[bytes | memoryview] = []
+        if isinstance(message, Run):
+            codec = self._codec_of.get(send.to, "raw")
+            started = time.perf_counter_ns()
+            payload = codecs.encode(codec, send.tokens)
+            spent = (time.perf_counter_ns() - started) // 1000
+            message = msgspec.structs.replace(
+                message,
+                codec=codec,
+                count=self._tokens.count,
+                dim=self._tokens.dim,
+                itinerary=_add_codec_time(message.itinerary, self.name, spent),
+            )
+            frames = [wire.encode(message), payload]
+        else:
+            frames = [wire.encode(message)]
+        links = self._links_of.get(send.to)
+        if not links or not any(self._links.send(link, frames) for link in links):
+            self.counts["unsendable"] += 1
+            self.feed(Unsendable(send.to, send.message))
+
+    def _send_link(self, link: Link, message: Message) -> None:
+        self._links.send(link, [wire.encode(message)])
+
+    def _tell_everybody(self) -> None:
+        self._tell_at = time.monotonic() + STATE_EVERY
+        if self.role == "peer":
+            for name, links in self._links_of.items():
+                self._links.send(links[0], [wire.encode(self._state(name))])
+
+    def _note(self, note: Note) -> None:
+        if self.on_note is not None:
+            self.on_note(note)
+        minute = int(time.monotonic() // 60)
+        since, count = self._noted.get((note.what, note.peer), (minute, 0))
+        if since != minute:
+            count = 0
+        if len(self._noted) > _NOTED:
+            self._noted.clear()
+        self._noted[note.what, note.peer] = minute, count + 1
+        if count >= NOTES_A_MINUTE:
+            return
+        level = logging.INFO if note.what in ("rerouted", "engine is back") else logging.WARNING
+        why = note.why + ("; no more of these in this minute are logged" if count == NOTES_A_MINUTE - 1 else "")
+        extra = {"peer": note.peer, "why": why}
+        log.log(level, note.what, extra=extra | ({"request": note.request.hex()[:8]} if note.request else {}))
+
+
+def new_incarnation() -> int:
+    """A number that tells this process from the one that had its name before."""
+    return secrets.randbits(63)
+
+
+def _add_codec_time(itinerary: wire.Itinerary, name: str, codec_us: int) -> wire.Itinerary:
+    visits = itinerary.visits
+    if not visits or visits[-1].holder != name:
+        return itinerary
+    last = msgspec.structs.replace(visits[-1], codec_us=visits[-1].codec_us + codec_us)
+    return msgspec.structs.replace(itinerary, visits=(*visits[:-1], last))
+
+
+def curve_of(peers: PeersFile, name: str, keys: KeyPair | None) -> Curve | None:
+    """What the links of the process ``name`` need for CURVE, or None where the file has no keys.
+
+    Raises :class:`UsageError` without a key pair, :class:`LinkError` where it is another process's.
+    """
+    if not peers.uses_keys:
+        return None
+    if keys is None:
+        raise UsageError(
+            f"{peers.path} has keys, so {name} needs its own: give --secret-key {name}.key_secret "
+            f"(made by 'ls-edge keys new {name}')"
+        )
+    peer_keys = {p.name: p.public_key.encode() for p in peers.peers if p.public_key}
+    names = {key: peer for peer, key in peer_keys.items()}
+    names |= {s.public_key.encode(): s.name for s in peers.sources if s.public_key}
+    owner = names.get(keys.public)
+    if owner is None or not may_be_called(owner, name):
+        belongs = f"belongs to {owner!r}" if owner else "does not stand in the file"
+        raise LinkError(
+            f"the secret key is not that of {name!r}: its public key {belongs}; check --secret-key and {peers.path}"
+        )
+    return Curve(keys, peer_keys, names)

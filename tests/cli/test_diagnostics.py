@@ -1,0 +1,175 @@
+"""Doctor: probes survive what they look for, and each fault has its line."""
+
+import importlib.metadata
+import os
+
+import numpy as np
+import pytest
+
+from ls_edge import hardware
+from ls_edge.cli import diagnostics
+from ls_edge.cli.diagnostics import Finding, probe, tiny_model, worst
+
+
+def pairs(findings):
+    return {finding.what: finding for finding in findings}
+
+
+def test_a_probe_hands_back_its_last_line():
+    assert probe("print('noise'); print('{\"a\": 1}')").found == {"a": 1}
+    assert probe("import sys, json; print(json.dumps({'got': sys.argv[1]}))", "x").found == {"got": "x"}
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import os; os.abort()", "crashed with SIGABRT"),
+        ("raise ImportError('libcuda.so.1: not found')", "ImportError: libcuda.so.1: not found"),
+        ("import sys; sys.exit('no such device')", "no such device"),
+        ("import sys; sys.exit(3)", "ended with 3"),
+        ("print('no json')", "ended with 0"),
+    ],
+)
+def test_a_probe_that_fails_says_why(code, why):
+    tried = probe(code)
+    assert tried.found is None
+    assert tried.why == why
+
+
+def test_a_probe_that_hangs_is_ended():
+    tried = probe("import time; time.sleep(600)", limit_s=0.3)
+    assert tried.found is None
+    assert "did not end within" in tried.why
+
+
+def test_a_probe_does_not_import_from_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "onnxruntime").mkdir()
+    (tmp_path / "onnxruntime" / "__init__.py").write_text("raise SystemExit('the wrong one')")
+    monkeypatch.chdir(tmp_path)
+    assert "the wrong one" not in probe("import onnxruntime; print('{}')").why
+
+
+def test_the_tiny_model_is_a_whole_onnx_model():
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load_from_string(tiny_model())
+    onnx.checker.check_model(model, full_check=True)
+    assert model.SerializeToString() == onnx.load_from_string(model.SerializeToString()).SerializeToString()
+
+
+def test_the_tiny_model_multiplies():
+    session = pytest.importorskip("onnxruntime").InferenceSession(tiny_model(), providers=["CPUExecutionProvider"])
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+    assert np.array_equal(session.run(None, {"x": x})[0], x @ x)
+
+
+def test_engines_that_load_are_found():
+    pytest.importorskip("onnxruntime")
+    found = pairs(diagnostics._engines())
+    assert found["engine CPUExecutionProvider"].status == "ok"
+
+
+def test_providers_that_are_listed_but_do_not_load(monkeypatch):
+    def fake(code, *arguments, **kwargs):
+        if "get_available_providers" in code:
+            return diagnostics._Probe({"version": "9", "all": ["CUDAExecutionProvider", "CPUExecutionProvider"]})
+        return diagnostics._Probe(None, "crashed with SIGSEGV")
+
+    monkeypatch.setattr(diagnostics, "probe", fake)
+    found = pairs(diagnostics._onnxruntime("onnxruntime-gpu"))
+    assert found["engine CUDAExecutionProvider"].status == "warn"
+    assert "SIGSEGV" in found["engine CUDAExecutionProvider"].detail
+    assert found["engine CPUExecutionProvider"].status == "bad"
+    assert found["engine CPUExecutionProvider"].mend == "pip install --force-reinstall onnxruntime-gpu"
+
+
+def test_nothing_to_run_engines_with(monkeypatch):
+    monkeypatch.setattr(diagnostics.importlib.util, "find_spec", lambda name: None)
+    (found,) = diagnostics._engines()
+    assert (found.status, found.what) == ("warn", "engines")
+
+
+def with_versions(monkeypatch, **versions):
+    """Pretend that exactly these distributions are installed, besides what the core needs."""
+    core = ("click", "msgspec", "numpy", "pillow", "pyyaml", "pyzmq", "rich")
+    versions = {**dict.fromkeys(core, "99.0"), **{name.replace("_", "-"): value for name, value in versions.items()}}
+    monkeypatch.setattr(diagnostics, "installed", versions.get)
+
+
+def test_a_board_without_extras_is_well(monkeypatch):
+    with_versions(monkeypatch, onnxruntime="1.20.1")
+    found = pairs(diagnostics._packages())
+    assert {finding.status for finding in found.values()} == {"ok"}
+    assert "needed to train" in found["train"].detail
+    assert found["train"].mend.startswith("pip install 'torch>=")
+    assert found["onnxruntime"].detail == "1.20.1"
+
+
+def test_two_builds_of_onnxruntime(monkeypatch):
+    with_versions(monkeypatch, onnxruntime="1.20.1", onnxruntime_gpu="1.20.1")
+    monkeypatch.setattr(hardware, "has_nvidia", lambda: True)
+    found = pairs(diagnostics._packages())["ONNX Runtime"]
+    assert found.status == "bad"
+    assert found.detail == "onnxruntime and onnxruntime-gpu are installed and overwrite each other's files"
+    assert found.mend == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
+    monkeypatch.setattr(hardware, "has_nvidia", lambda: False)
+    assert pairs(diagnostics._packages())["ONNX Runtime"].mend.endswith("&& pip install onnxruntime")
+
+
+def test_packages_that_are_missing_or_old(monkeypatch):
+    with_versions(monkeypatch, torch="2.15.0+cu130", timm="0.9.1", pyzmq="25.1")
+    found = pairs(diagnostics._packages())
+    assert (found["pyzmq"].status, found["pyzmq"].detail) == ("bad", "25.1, older than 26.0")
+    assert (found["torch"].status, found["torch"].detail) == ("ok", "2.15.0+cu130")
+    assert found["timm"].status == "warn"
+    assert found["train"].status == "warn"
+    assert "safetensors" in found["train"].mend
+    monkeypatch.setattr(diagnostics, "installed", lambda name: None)
+    assert worst(list(diagnostics._packages())) == "bad"
+
+
+def test_the_core_list_is_that_of_the_package():
+    required = {line.split(">")[0].lower() for line in importlib.metadata.requires("ls-edge") if "extra" not in line}
+    assert required <= set(pairs(diagnostics._packages()))
+
+
+def test_worst():
+    assert worst([]) == "ok"
+    assert worst([Finding("ok", "", ""), Finding("bad", "", ""), Finding("warn", "", "")]) == "bad"
+    assert worst([Finding("warn", "", ""), Finding("ok", "", "")]) == "warn"
+
+
+def test_libzmq_without_curve(monkeypatch):
+    monkeypatch.setattr(diagnostics, "probe", lambda code: diagnostics._Probe({"version": "4.3.5", "curve": False}))
+    (found,) = diagnostics._zmq()
+    assert found.status == "warn"
+    assert "without CURVE" in found.detail
+
+
+def test_cores_that_the_control_group_does_not_grant(tmp_path, monkeypatch):
+    own = tmp_path / "own"
+    own.write_text("0::/a/b\n")
+    (tmp_path / "root/a/b").mkdir(parents=True)
+    assert hardware.cpu_quota(tmp_path / "root", own) is None
+    (tmp_path / "root/a/b/cpu.max").write_text("max 100000\n")
+    (tmp_path / "root/a/cpu.max").write_text("150000 100000\n")
+    assert hardware.cpu_quota(tmp_path / "root", own) == 1.5
+    (tmp_path / "root/cpu").mkdir()
+    (tmp_path / "root/cpu/cpu.cfs_quota_us").write_text("50000\n")
+    (tmp_path / "root/cpu/cpu.cfs_period_us").write_text("100000\n")
+    assert hardware.cpu_quota(tmp_path / "root", own) == 0.5
+    monkeypatch.setattr(hardware, "cpu_quota", lambda: 0.5)
+    found = pairs(diagnostics._machine())["cores"]
+    assert found.status == "warn"
+    assert "no more than 1 thread in all" in found.mend
+
+
+def test_features_of_processors():
+    assert hardware.cpu_features("processor: 0\nflags\t\t: fpu avx2 amx_int8 sse\n") == ["avx2", "amx_int8"]
+    assert hardware.cpu_features("Features\t: fp asimd asimddp sve2\n") == ["asimd", "asimddp"]
+    assert hardware.cpu_features("") == []
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="reads /proc")
+def test_memory():
+    total, free = hardware.memory_gib()
+    assert 0 < free <= total

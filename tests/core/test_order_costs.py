@@ -1,0 +1,87 @@
+"""Order costs without any measuring: sums, steps that add up, and files that are not as they should be."""
+
+import itertools
+
+import msgspec
+import pytest
+
+from ls_edge.arrangement import Arrangement
+from ls_edge.errors import BundleError, SchemaMismatch
+from ls_edge.order_costs import Fit, Measured, OrderCosts, read_order_costs
+
+COSTS = OrderCosts(
+    version=2, source="here", images=4, orders=6, trained=Measured(0.1, 0.9), random=Measured(2.0, 0.2),
+    slot=((0.0, 1.0, 2.0), (3.0, 0.0, 4.0), (5.0, 6.0, 0.0)),
+    inverted=((0.0, 10.0, 20.0), (0.0, 0.0, 40.0), (0.0, 0.0, 0.0)),
+    skip=(100.0, 200.0, 400.0), fit=Fit(2, 0.9, 0.1),
+    beside=((0.0, 0.1, 0.2), (0.0, 0.0, 0.4), (0.0, 0.0, 0.0)), fit_tracks=Fit(1, 0.0, 0.1), arrangements=3,
+)  # fmt: skip
+
+
+def test_an_order_is_the_sum_of_what_it_does_differently():
+    assert COSTS.blocks == 3
+    assert COSTS.cost([0, 1, 2]) == 0
+    assert COSTS.cost([1, 0, 2]) == 3 + 1 + 10
+    assert COSTS.cost([2, 1, 0]) == 5 + 2 + 10 + 20 + 40
+    assert COSTS.cost([2, 0]) == 5 + 1 + 20 + 200
+    assert COSTS.cost([2, 0], skipped=()) == 5 + 1 + 20
+    assert COSTS.cost([]) == 700
+
+
+def test_tracks_cost_what_is_beside_and_what_came_first():
+    assert COSTS.cost(Arrangement.from_json([1, 0, 2])) == COSTS.cost([1, 0, 2])
+    assert COSTS.cost(Arrangement((((0, 2), (1,)),))) == pytest.approx(6 + 3 + 0.1 + 0.4)
+    assert COSTS.cost(Arrangement((((1,), (0, 2)),))) == pytest.approx(6 + 3 + 0.1 + 0.4)
+    assert COSTS.cost(Arrangement((((2, 0), (1,)),))) == pytest.approx(5 + 1 + 3 + 20 + 0.1 + 0.4)
+    assert COSTS.cost(Arrangement((((2,),), ((0,), (1,))))) == pytest.approx(5 + 1 + 0 + 20 + 40 + 0.1)
+    assert COSTS.cost(Arrangement((((0,), (2,)),))) == pytest.approx(5 + 0.2 + 200)
+    assert COSTS.cost(Arrangement((((0,), (2,)),)), skipped=()) == pytest.approx(5 + 0.2)
+
+
+def test_version_1_is_read_and_knows_nothing_of_tracks():
+    plain = msgspec.to_builtins(COSTS)
+    for name in ("beside", "fit_tracks", "arrangements"):
+        del plain[name]
+    old = read_order_costs({**plain, "version": 1}, 3)
+    assert (old.version, old.beside, old.fit_tracks) == (1, None, None)
+    assert old.cost([2, 1, 0]) == COSTS.cost([2, 1, 0])
+    with pytest.raises(BundleError, match="side by side, as version 1 does not; export the run again"):
+        old.cost(Arrangement((((0,), (1,)), ((2,),))))
+
+
+@pytest.mark.parametrize("length", range(4))
+def test_steps_add_up_to_the_order(length):
+    for order in itertools.permutations(range(3), length):
+        skipped = set(range(3)) - set(order)
+        steps = sum(COSTS.next_cost(order[:place], block, skipped) for place, block in enumerate(order))
+        assert steps + sum(map(COSTS.skip_cost, skipped)) == COSTS.cost(order)
+
+
+def test_through_a_manifest_and_back():
+    assert read_order_costs({}, 3) is None
+    plain = msgspec.json.decode(msgspec.json.encode(COSTS))
+    assert read_order_costs(plain, 3) == COSTS
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        ({"version": 3}, SchemaMismatch, "has version 3, this ls-edge reads 2"),
+        ({"version": None}, SchemaMismatch, "None"),
+        ({"skip": [1.0, 2.0]}, BundleError, r"tables of \[2, 3\] blocks, the bundle has 3"),
+        ({"slot": [[0.0, 1.0, 2.0]]}, BundleError, "tables of"),
+        ({"skip": ["much", 1, 2]}, BundleError, "not of version 2"),
+        ({"more": 1}, BundleError, "not of version 2"),
+        ({"version": 1}, BundleError, "not of version 1"),
+        ({"beside": [[0.0, 1.0, 2.0]]}, BundleError, "tables of"),
+        ({"beside": [[0.0, 1.0, 2.0]] * 2 + [[0.0, float("inf"), 0.0]]}, BundleError, "no number"),
+    ],
+)
+def test_what_is_not_as_it_should_be(change, kind, words):
+    plain = {**msgspec.to_builtins(COSTS), **change}
+    with pytest.raises(kind, match=words):
+        read_order_costs(plain, 3)
+    with pytest.raises(BundleError, match="the bundle has 4"):
+        read_order_costs(msgspec.to_builtins(COSTS), 4)
+    with pytest.raises(BundleError, match="no number"):
+        read_order_costs({**msgspec.to_builtins(COSTS), "skip": [float("nan"), 0.0, 0.0]}, 3)

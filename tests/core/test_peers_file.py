@@ -1,0 +1,213 @@
+"""peers.yaml: what is read, and that every mistake is told with its line and column."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ls_edge.errors import ConfigError
+from ls_edge.peers_file import is_loopback, is_name, load_peers, parse_blocks
+
+KEYS = ["a" * 40, "b" * 40, "!/*?&<>()[]{}@%$#.-:+=^" + "c" * 17]
+
+
+def load(tmp_path, text):
+    path = tmp_path / "peers.yaml"
+    path.write_text(text)
+    return load_peers(path)
+
+
+def failure(tmp_path, text):
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    error = caught.value
+    assert error.line is not None
+    assert str(error).startswith(f"{tmp_path / 'peers.yaml'}:{error.line}:{error.column}: ")
+    assert "\n" not in str(error)
+    assert error.exit_code == 2
+    return error
+
+
+def test_a_full_file(tmp_path):
+    file = load(
+        tmp_path,
+        f"""
+sources:
+  - {{name: laptop, public_key: "{KEYS[0]}"}}
+heartbeat: {{interval_ms: 20, timeout_ms: 60}}
+peers:
+  - name: orin-0
+    address: tcp://10.0.0.11:5555
+    bind: tcp://0.0.0.0:5555
+    blocks: "0-3, 7"
+    public_key: "{KEYS[1]}"
+    engine: tensorrt
+    provider: CUDAExecutionProvider
+    threads: 2
+    max_batch: 4
+    batch_wait_ms: 1.5
+    codec: fp16
+    credits: 8
+  - {{name: nuc, address: "tcp://[fe80::1]:5555", blocks: [3, 1], public_key: "{KEYS[2]}"}}
+""",
+    )
+    first, second = file.peers
+    assert first.blocks == (0, 1, 2, 3, 7)
+    assert (first.address, first.bind) == ("tcp://10.0.0.11:5555", "tcp://0.0.0.0:5555")
+    assert (first.engine, first.provider, first.threads) == ("tensorrt", "CUDAExecutionProvider", 2)
+    assert (first.codec, first.max_batch, first.batch_wait_ms, first.credits) == ("fp16", 4, 1.5, 8)
+    assert second.blocks == (1, 3)
+    assert second.bind == second.address
+    assert (second.engine, second.codec, second.max_batch) == ("auto", "raw", 1)
+    assert file.uses_keys
+    assert file.sources[0].name == "laptop"
+    assert file.heartbeat.timeout_ms == 60
+    assert file.peer("nuc") is second
+    file.check_blocks(8)
+    with pytest.raises(ConfigError, match=r":9:13: peer 'orin-0' lists block 7, but the bundle has blocks 0 to 5"):
+        file.check_blocks(6)
+    with pytest.raises(ConfigError, match="unknown peer 'orin'; did you mean 'orin-0'"):
+        file.peer("orin")
+
+
+def test_the_least_file(tmp_path):
+    file = load(tmp_path, "peers: [{name: a, address: 'tcp://127.0.0.1:5555', blocks: [0]}]")
+    assert not file.uses_keys
+    assert not file.insecure
+    assert file.sources == ()
+    assert (file.heartbeat.interval_ms, file.heartbeat.timeout_ms) == (100, 1000)
+
+
+def test_keys_switch_curve_on_for_the_loopback_too(tmp_path):
+    text = f"""
+sources: [{{name: s, public_key: "{KEYS[0]}"}}]
+peers: [{{name: a, address: "tcp://localhost:1", blocks: [0], public_key: "{KEYS[1]}"}}]
+"""
+    assert load(tmp_path, text).uses_keys
+
+
+def test_insecure_by_name(tmp_path):
+    file = load(tmp_path, "insecure: true\npeers: [{name: a, address: 'tcp://10.0.0.1:5555', blocks: [0]}]")
+    assert file.insecure
+    assert not file.uses_keys
+
+
+def peer(name="a", address="tcp://127.0.0.1:5555", blocks="[0]", more=""):
+    return f"  - name: {name}\n    address: {address}\n    blocks: {blocks}\n{f'    {more}' if more else ''}\n"
+
+
+A = peer()
+KEYED = peer(address="tcp://10.0.0.1:1", more=f'public_key: "{KEYS[0]}"')
+SOURCE = f'sources:\n  - {{name: s, public_key: "{KEYS[1]}"}}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column", "what"),
+    [
+        ("peers: []\n", 1, 8, "no peers are listed"),
+        ("insecure: true\n", 1, 1, "the key 'peers' is missing"),
+        ("peers:\n" + A + "peer: 1\n", 6, 1, "unknown key 'peer'; did you mean 'peers'?"),
+        ("peers:\n" + peer(more="adress: x"), 5, 5, "unknown key 'adress'; did you mean 'address'?"),
+        ("peers:\n" + peer(name="'a b'"), 2, 11, "name 'a b': use 1 to 63 letters"),
+        ("peers:\n" + peer(name="3"), 2, 11, 'name is 3; it has to be text; put it in quotes: "3"'),
+        ("peers:\n" + peer(address="10.0.0.1:5555"), 3, 14, "address '10.0.0.1:5555' is not tcp://host:port"),
+        ("peers:\n" + peer(address="tcp://a:70000"), 3, 14, "with a port from 1 to 65535"),
+        ("peers:\n" + peer(address="tcp://a:0"), 3, 14, "with a port from 1 to 65535"),
+        ("peers:\n" + peer(address="'tcp://[:::]:1'"), 3, 14, "[:::] is no address of IPv6; write for example [::1]"),
+        ("peers:\n" + peer(address="'tcp://[1.2.3.4]:1'"), 3, 14, "[1.2.3.4] is no address of IPv6"),
+        ("peers:\n" + peer(address="tcp://::1:5555"), 3, 14, "is not tcp://host:port"),
+        ("peers:\n" + peer(more="bind: 'tcp://[::g]:1'"), 5, 11, "is not tcp://host:port"),
+        (
+            "insecure: true\npeers:\n" + peer(address="tcp://0.0.0.0:5555"),
+            4,
+            14,
+            "0.0.0.0 is no machine; write the name",
+        ),
+        ("insecure: true\npeers:\n" + peer(address="tcp://*:5555"), 4, 14, "* is no machine; write the name"),
+        ("insecure: true\npeers:\n" + peer(address="'tcp://[::]:5555'"), 4, 14, "[::] is no machine"),
+        ("peers:\n" + peer(more="bind: ipc:///x"), 5, 11, "bind 'ipc:///x' is not tcp://host:port"),
+        ("peers:\n" + peer(blocks="0-3,x"), 4, 13, "cannot read 'x'; write for example [0, 1, 2] or \"0-2,7\""),
+        ("peers:\n" + peer(blocks="[]"), 4, 13, "list at least one block, each once, counted from 0"),
+        ("peers:\n" + peer(blocks="[1, 1]"), 4, 13, "each once"),
+        ("peers:\n" + peer(blocks="[-1]"), 4, 13, "counted from 0"),
+        ("peers:\n" + peer(blocks="[0, x]"), 4, 17, "blocks[1] is 'x'; it has to be a whole number"),
+        ("peers:\n" + peer(more="threads: 0"), 5, 14, "threads is 0, the least is 1"),
+        ("peers:\n" + peer(more="max_batch: 0"), 5, 16, "max_batch is 0, the least is 1"),
+        ("peers:\n" + peer(more="credits: -1"), 5, 14, "credits is -1, the least is 1"),
+        ("peers:\n" + peer(more="batch_wait_ms: -1"), 5, 20, "batch_wait_ms is -1.0, the least is 0"),
+        (
+            "peers:\n" + peer(more="engine: openvino"),
+            5,
+            13,
+            "engine is 'openvino'; it has to be one of auto, onnx, tensorrt",
+        ),
+        ("peers:\n" + peer(more="codec: zip"), 5, 12, "codec is 'zip'; it has to be one of fp16, int8, raw"),
+        ("peers:\n" + peer(more="public_key: short"), 5, 17, "public_key is not 40 characters of Z85"),
+        ("peers:\n" + A + peer(address="tcp://127.0.0.1:5556"), 6, 11, "the name 'a' stands twice"),
+        ("peers:\n" + A + peer(name="b"), 7, 14, "'b' has the address of 'a', tcp://127.0.0.1:5555"),
+        ("sources: [{name: a}]\npeers:\n" + A, 3, 11, "the name 'a' stands twice"),
+        ("sources: [{name: /}]\npeers:\n" + A, 1, 18, "name '/': use 1 to 63"),
+        ("sources: [{name: s, public_key: x}]\npeers:\n" + A, 1, 33, "public_key is not 40 characters"),
+        ("peers:\n" + peer(address="tcp://10.0.0.1:5555"), 3, 14, "is not on the loopback and has no public_key"),
+        ("peers:\n" + peer(more="bind: tcp://0.0.0.0:5555"), 5, 11, "bind 'tcp://0.0.0.0:5555' of peer 'a' is not on"),
+        (SOURCE + "peers:\n" + KEYED + peer(name="b"), 8, 5, "peer 'b' has no public_key while others have"),
+        (SOURCE + "peers:\n" + A, 2, 3, "sources have keys but peers have none"),
+        ("sources:\n  - name: s\npeers:\n" + KEYED, 2, 5, "source 's' has no public_key while the peers have"),
+        ("peers:\n" + KEYED, 1, 1, "no source is listed, so nobody may send images"),
+        ("insecure: true\n" + SOURCE + "peers:\n" + KEYED, 1, 11, "contradict each other; remove one"),
+        ("heartbeat: {interval_ms: 100, timeout_ms: 150}\npeers:\n" + A, 1, 12, "timeout at least twice the interval"),
+        ("heartbeat: {timeout_ms: 600001}\npeers:\n" + A, 1, 12, "and at most 600000"),
+        ("heartbeat: {slowest_mbit: 0}\npeers:\n" + A, 1, 27, "slowest_mbit is 0.0: give megabits a second from 0.01"),
+        ("heartbeat: {slowest_mbit: .nan}\npeers:\n" + A, 1, 27, "slowest_mbit is .nan; it has to be a finite number"),
+        ("heartbeat: {interval_ms: 1}\npeers:\n" + A, 1, 12, "the interval must be at least 5"),
+    ],
+)
+def test_mistakes_have_a_place(tmp_path, text, line, column, what):
+    error = failure(tmp_path, text)
+    assert what in str(error)
+    assert (error.line, error.column) == (line, column)
+
+
+@given(st.sets(st.integers(0, 60), min_size=1))
+def test_blocks_as_text(blocks):
+    ordered = sorted(blocks)
+    pieces, start = [], ordered[0]
+    for block, after in zip(ordered, [*ordered[1:], -1], strict=True):
+        if after != block + 1:
+            pieces.append(str(start) if start == block else f"{start}-{block}")
+            start = after
+    assert parse_blocks(",".join(pieces)) == tuple(ordered)
+
+
+@pytest.mark.parametrize(
+    ("text", "piece"),
+    [("", ""), ("a", "a"), ("3-1", "3-1"), ("1-", "1-"), ("2,-1", "-1"), ("1,,2", ""), ("0-99999", "0-99999"),
+     ("1.5", "1.5")],
+)  # fmt: skip
+def test_text_that_is_no_blocks(text, piece):
+    with pytest.raises(ValueError, match=f"^{re.escape(piece)}$"):
+        parse_blocks(text)
+
+
+def test_loopback():
+    for address in ("tcp://127.0.0.1:1", "tcp://127.3.2.1:1", "tcp://localhost:1", "tcp://[::1]:1"):
+        assert is_loopback(address)
+    for address in ("tcp://10.0.0.1:1", "tcp://0.0.0.0:1", "tcp://localhost.example:1", "tcp://[::]:1", "nonsense"):
+        assert not is_loopback(address)
+
+
+def test_addresses_of_version_6(tmp_path):
+    text = """
+insecure: true
+peers:
+  - {name: a, address: "tcp://[::1]:5555", blocks: [0]}
+  - {name: b, address: "tcp://[fe80::1%eth0.7]:5555", bind: "tcp://[::]:5555", blocks: [1]}
+"""
+    assert [peer.bind for peer in load(tmp_path, text).peers] == ["tcp://[::1]:5555", "tcp://[::]:5555"]
+    assert not is_loopback("tcp://[fe80::1%eth0]:5555")
+
+
+def test_names():
+    assert is_name("orin-0.lab_2")
+    assert not any(map(is_name, ("", "-a", "a/b", "a\n", "ä", "x" * 64)))

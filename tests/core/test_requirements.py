@@ -1,0 +1,73 @@
+"""Hints to install something name what the index has, and the right build for the machine."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ls_edge import hardware, requirements
+
+ROOT = Path(__file__).parents[2]
+
+
+def without(monkeypatch, *names):
+    monkeypatch.setattr(requirements, "installed", lambda name: None if name in names else "99.0")
+
+
+def test_names_packages_that_are_missing_and_never_the_project(monkeypatch):
+    without(monkeypatch, "torch", "timm", "onnx", "onnxruntime")
+    assert re.fullmatch(r"pip install 'torch>=[\d.]+' 'timm>=[\d.]+'", requirements.install_command("train"))
+    assert re.fullmatch(
+        r"pip install 'torch>=[\d.]+' 'timm>=[\d.]+' 'onnx>=[\d.]+'", requirements.install_command("train", "export")
+    )
+    assert "ls-edge" not in requirements.install_command("train", "export", "cpu")
+
+
+def test_names_all_of_an_extra_where_none_is_missing(monkeypatch):
+    without(monkeypatch)
+    command = requirements.install_command("train")
+    assert command.startswith("pip install 'torch>=")
+    assert "safetensors" in command
+
+
+def test_one_that_is_too_old_is_missing(monkeypatch):
+    monkeypatch.setattr(requirements, "installed", lambda name: "0.9.1" if name == "timm" else "99.0")
+    assert re.fullmatch(r"pip install 'timm>=[\d.]+'", requirements.install_command("train"))
+
+
+@pytest.mark.parametrize(
+    ("nvidia", "processor", "advice"),
+    [
+        (False, "x86_64", "pip install onnxruntime"),
+        (False, "aarch64", "pip install onnxruntime"),
+        (True, "x86_64", "pip install onnxruntime-gpu"),
+        (True, "aarch64", "install the onnxruntime-gpu wheel that NVIDIA provides for this board's JetPack"),
+    ],
+)
+def test_the_build_of_onnxruntime_for_this_machine(monkeypatch, nvidia, processor, advice):
+    monkeypatch.setattr(hardware, "has_nvidia", lambda: nvidia)
+    monkeypatch.setattr(requirements.platform, "machine", lambda: processor)
+    without(monkeypatch, *requirements.ORT_BUILDS)
+    assert requirements.engine_advice().startswith(advice)
+    assert requirements.install_command("cpu") == requirements.engine_advice()
+
+
+def test_a_build_that_is_there_is_not_doubled(monkeypatch):
+    without(monkeypatch, "onnxruntime", "onnx")
+    assert re.fullmatch(r"pip install 'onnx>=[\d.]+'", requirements.install_command("export", "cpu"))
+
+
+def test_extras_that_include_others():
+    known = requirements.requirements()
+    assert set(known["train"]) < set(known["export"]) < set(known["dev"])
+    assert "click" in {item.name for item in known[""]}
+
+
+def test_no_message_and_no_document_installs_the_project_by_name():
+    """It is not on the index; ``pip install ".[cpu]"`` in a clone or a wheel's file are what works."""
+    folders = [ROOT / name for name in ("ls_edge", "runtime", "training", "export", "docs", "examples")]
+    texts = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".md", ".yaml")]
+    assert len(texts) > 100
+    for path in [*texts, ROOT / "README.md"]:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"pip install (-\S+ )*['\"]?ls-edge(\[[\w,]+\])?(?! @)['\"\s]", text), path

@@ -1,0 +1,309 @@
+"""Data: the embedded digits, folders and tars in all their shapes, and what is none of them."""
+
+import io
+import pickle  # noqa: TID251 - what torch's loader does to readers; nothing is read from outside
+import tarfile
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from ls_edge.data.datasets import is_timm_name, match_classes, open_data
+from ls_edge.errors import DataError, UsageError
+
+FILES = {
+    "cat/1.png": b"cat one",
+    "cat/2.JPG": b"cat two",
+    "dog/1.jpeg": b"dog one",
+    "dog/deeper/3.webp": b"dog three",
+    "dog/.hidden.png": b"no",
+    "dog/notes.txt": b"no",
+    ".cache/1.png": b"no",
+    "__MACOSX/cat/1.png": b"no",
+}
+NAMES = ["cat/1.png", "cat/2.JPG", "dog/1.jpeg", "dog/deeper/3.webp"]
+
+
+def write_folder(top, files=FILES):
+    for name, content in files.items():
+        path = top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return top
+
+
+def write_tar(path, files=FILES, mode="w", prefix=""):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode) as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(prefix + name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def assert_all_there(found, part="all"):
+    assert [image.name for image in found.images] == NAMES
+    assert found.classes == ("cat", "dog")
+    assert [image.label for image in found.images] == [0, 0, 1, 1]
+    assert [image.read() for image in found.images] == [FILES[name] for name in NAMES]
+    assert found.part == part
+
+
+def renamed(part):
+    return {f"{part}/{name}": content for name, content in FILES.items()}
+
+
+# --- digits ---
+
+
+def test_digits_are_scikit_learns():
+    real = pytest.importorskip("sklearn.datasets").load_digits()
+    found = {int(image.name[2:6]): image for part in ("train", "eval") for image in open_data("digits", part).images}
+    assert sorted(found) == list(range(1797))
+    for row, image in found.items():
+        pixels = image.read()
+        assert (pixels.dtype, pixels.shape) == (np.uint8, (8, 8, 3))
+        assert np.array_equal(pixels, np.rint(real.images[row] * 255 / 16).astype(np.uint8)[:, :, None].repeat(3, 2))
+        assert image.label == real.target[row]
+        assert image.name == f"{image.label}/{row:04d}.png"
+
+
+def test_digits_have_a_fixed_stratified_split():
+    train, held_out = open_data("digits", "train"), open_data("digits", "eval")
+    assert (len(train), len(held_out)) == (1438, 359)
+    assert (train.part, held_out.part) == ("train", "val")
+    assert not {image.name for image in train.images} & {image.name for image in held_out.images}
+    counts = Counter(image.label for image in held_out.images)
+    assert set(counts) == set(range(10))
+    assert all(34 <= count <= 38 for count in counts.values())
+    assert train.digest().startswith("040720bc")
+    assert held_out.digest().startswith("be4a7b8b")
+
+
+# --- folders and tars ---
+
+
+@pytest.mark.parametrize("part", ["train", "eval"])
+def test_a_plain_folder_is_used_whole(tmp_path, part):
+    assert_all_there(open_data(str(write_folder(tmp_path / "data")), part))
+
+
+@pytest.mark.parametrize("part", ["train", "eval"])
+@pytest.mark.parametrize("prefix", ["", "./", "some/where/"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("d.tar", "w"),
+        ("d.tar.gz", "w:gz"),
+        ("d.tgz", "w:gz"),
+        ("d.tar.xz", "w:xz"),
+        ("d.tar.bz2", "w:bz2"),
+        ("data", "w:xz"),
+    ],
+)
+def test_a_plain_tar_is_used_whole(tmp_path, part, prefix, name, mode):
+    assert_all_there(open_data(str(write_tar(tmp_path / name, mode=mode, prefix=prefix)), part))
+
+
+@pytest.mark.parametrize("held_out", ["val", "validation", "test", "Test"])
+def test_parts_in_folders(tmp_path, held_out):
+    write_folder(tmp_path, renamed(held_out))
+    write_folder(tmp_path / "train", {"x/1.png": b"x", "y/1.png": b"y"})
+    write_folder(tmp_path / "annotations", {"readme.txt": b""})
+    assert_all_there(open_data(str(tmp_path), "eval"), "val")
+    train = open_data(str(tmp_path), "train")
+    assert (train.classes, train.part) == (("x", "y"), "train")
+
+
+def test_val_goes_before_test(tmp_path):
+    for part in ("train", "val", "test"):
+        write_folder(tmp_path / part, {f"{part}-class/1.png": b""})
+    assert open_data(str(tmp_path), "eval").classes == ("val-class",)
+
+
+@pytest.mark.parametrize("inside", ["", "test/"])
+def test_parts_in_tars(tmp_path, inside):
+    write_tar(tmp_path / "test.tar.xz", mode="w:xz", prefix=inside)
+    write_tar(tmp_path / "train.tar", {"x/1.png": b"x", "y/1.png": b"y"})
+    (tmp_path / "README.md").write_text("not a part")
+    assert_all_there(open_data(str(tmp_path), "eval"), "val")
+    assert open_data(str(tmp_path), "train").classes == ("x", "y")
+
+
+@pytest.mark.parametrize("prefix", ["", "set/"])
+def test_parts_in_one_tar(tmp_path, prefix):
+    files = {**renamed("val"), "train/x/1.png": b"x"}
+    path = write_tar(tmp_path / "d.tar.gz", files, "w:gz", prefix)
+    assert_all_there(open_data(str(path), "eval"), "val")
+    assert open_data(str(path), "train").classes == ("x",)
+
+
+@pytest.mark.parametrize("part", ["train", "eval"])
+def test_a_part_alone_only_wraps(tmp_path, part):
+    write_folder(tmp_path / "a", renamed("train"))
+    assert_all_there(open_data(str(tmp_path / "a"), part))
+    assert_all_there(open_data(str(write_tar(tmp_path / "b.tar", renamed("test"))), part))
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    write_folder(tmp_path, {"train/1.png": b"", "bus/1.png": b"", "boat/1.png": b""})
+    assert open_data(str(tmp_path), "eval").classes == ("boat", "bus", "train")
+
+
+def test_a_folder_and_its_tar_have_one_digest(tmp_path):
+    folder = open_data(str(write_folder(tmp_path / "a")), "eval")
+    tar = open_data(str(write_tar(tmp_path / "a.tar.xz", mode="w:xz")), "eval")
+    assert folder.digest() == tar.digest() == folder.take(50).digest()
+    (tmp_path / "a" / "cat" / "9.png").write_bytes(b"")
+    assert open_data(str(tmp_path / "a"), "eval").digest() != folder.digest()
+
+
+def test_a_flat_folder_has_no_labels(tmp_path):
+    write_folder(tmp_path, {"b.png": b"b", "a.jpg": b"a", "c.txt": b"no"})
+    found = open_data(str(tmp_path), "eval")
+    assert [(image.name, image.label) for image in found.images] == [("a.jpg", None), ("b.png", None)]
+    assert found.classes == ()
+    assert match_classes(found, ["cat"]).classes == ()
+    with pytest.raises(DataError, match="has images but no class folders, which training needs"):
+        open_data(str(tmp_path), "train")
+
+
+def test_links_in_a_folder_are_followed_but_not_in_circles(tmp_path):
+    write_folder(tmp_path / "elsewhere", {"1.png": b"linked"})
+    write_folder(tmp_path / "data", {"cat/1.png": b"x"})
+    (tmp_path / "data" / "dog").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data" / "cat" / "up").symlink_to(tmp_path / "data")
+    names = [image.name for image in open_data(str(tmp_path / "data"), "eval").images]
+    assert {"cat/1.png", "dog/1.png"} <= set(names) or {"cat/1.png", "cat/up/dog/1.png"} <= set(names)
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_members_that_lead_out_of_a_tar_are_passed_over(tmp_path, mode):
+    path = tmp_path / "d.tar"
+    with tarfile.open(path, mode) as archive:
+        for name, kind in (
+            ("cat/link.png", tarfile.SYMTYPE), ("cat/hard.png", tarfile.LNKTYPE), ("cat/device.png", tarfile.CHRTYPE),
+            ("cat/pipe.png", tarfile.FIFOTYPE),
+        ):  # fmt: skip
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "/etc/passwd"
+            archive.addfile(member)
+        for name in ("/cat/absolute.png", "cat/../../up.png", "cat/good.png"):
+            member = tarfile.TarInfo(name)
+            member.size = 4
+            archive.addfile(member, io.BytesIO(b"good"))
+    found = open_data(str(path), "eval")
+    assert [(image.name, image.read()) for image in found.images] == [("cat/good.png", b"good")]
+
+
+def test_readers_go_to_other_processes(tmp_path):
+    sets = [
+        open_data(str(write_folder(tmp_path / "a")), "eval"), open_data(str(write_tar(tmp_path / "a.tar")), "eval"),
+        open_data(str(write_tar(tmp_path / "a.tar.gz", mode="w:gz")), "eval"), open_data("digits", "eval"),
+    ]  # fmt: skip
+    for found in sets:
+        image = found.images[2]
+        assert np.array_equal(pickle.loads(pickle.dumps(image.read))(), image.read())
+
+
+# --- what is no data ---
+
+
+def failure(source, part="eval"):
+    with pytest.raises(DataError) as caught:
+        open_data(str(source), part)
+    assert str(source) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_holds_no_images(tmp_path):
+    assert "no such folder or tar" in failure(tmp_path / "missing")
+    assert "holds no images" in failure(tmp_path)
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "dog").mkdir()
+    assert "holds no images; expected class folders" in failure(tmp_path, "train")
+    write_folder(tmp_path, {"cat/readme.txt": b"", "dog/.1.png": b""})
+    assert "holds no images" in failure(tmp_path)
+    assert "holds no images" in failure(write_tar(tmp_path / "empty.tar", {}))
+
+
+def test_an_empty_part_is_named(tmp_path):
+    write_folder(tmp_path, renamed("train"))
+    (tmp_path / "val").mkdir()
+    assert f"{tmp_path / 'val'} holds no images" in failure(tmp_path)
+
+
+def test_what_is_no_tar(tmp_path):
+    (tmp_path / "text.tar").write_text("hello")
+    (tmp_path / "nothing.tar").write_bytes(b"")
+    assert "is neither a folder nor a whole tar" in failure(tmp_path / "text.tar")
+    assert "is neither a folder nor a whole tar" in failure(tmp_path / "nothing.tar")
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz", "w:bz2"])
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_a_tar_that_was_cut_off(tmp_path, mode, share):
+    rng = np.random.default_rng(0)
+    path = write_tar(tmp_path / "d.tar", {f"cat/{i}.png": rng.bytes(3000) for i in range(20)}, mode)
+    raw = path.read_bytes()
+    path.write_bytes(raw[: int(len(raw) * share)])
+    assert "is neither a folder nor a whole tar" in failure(path)
+
+
+def test_a_file_that_went_away(tmp_path):
+    found = open_data(str(write_folder(tmp_path)), "eval")
+    (tmp_path / "cat" / "1.png").unlink()
+    with pytest.raises(DataError, match=r"cannot read .*cat/1\.png: No such file"):
+        found.images[0].read()
+
+
+def test_names_of_timm(tmp_path, monkeypatch):
+    assert all(map(is_timm_name, ("torch/cifar100", "hfds/food101", "tfds/mnist")))
+    assert not any(map(is_timm_name, ("digits", "torchy/x", "/torch/x")))
+    with pytest.raises(UsageError, match="'torch/cifar100' is a data set of timm's factory"):
+        open_data("torch/cifar100", "eval")
+    monkeypatch.chdir(tmp_path)
+    write_folder(tmp_path / "torch" / "mine")
+    assert not is_timm_name("torch/mine")
+    assert_all_there(open_data("torch/mine", "eval"))
+
+
+# --- labels and drawing ---
+
+
+def test_classes_are_matched_by_name(tmp_path):
+    found = open_data(str(write_folder(tmp_path)), "eval")
+    model = ["ant", "dog", "bee", "cat"]
+    assert found.labels_for(model) == [3, 3, 1, 1]
+    matched = match_classes(found, model)
+    assert matched.classes == tuple(model)
+    assert [image.label for image in matched.images] == [3, 3, 1, 1]
+    with pytest.raises(DataError, match="'dog' is no class of the model, which has 'cat'; name the class folders"):
+        found.labels_for(["cat"])
+    with pytest.raises(DataError, match=r"'cat', 'dog' are no classes of the model, which has '0', .* and 5 more"):
+        match_classes(found, [str(i) for i in range(10)])
+
+
+def test_take_draws_evenly_and_repeats():
+    found = open_data("digits", "eval")
+    counts = Counter(image.label for image in found.take(100).images)
+    assert all(9 <= counts[label] <= 11 for label in range(10))
+    everything = found.take(None)
+    assert sorted(image.name for image in everything.images) == [image.name for image in found.images]
+    assert found.take(50).images == everything.images[:50]
+    twice = found.take(2 * 359 + 3).images
+    assert twice[:359] == twice[359:718] == everything.images
+    assert twice[718:] == everything.images[:3]
+    for count in (0, -1):
+        with pytest.raises(UsageError, match="leaves none; give at least 1"):
+            found.take(count)
+
+
+@pytest.mark.parametrize("size", range(1, 12))
+def test_take_of_small_sets(tmp_path, size):
+    write_folder(tmp_path, {f"a/{i}.png": b"" for i in range(size)})
+    found = open_data(str(tmp_path), "eval")
+    assert len({image.name for image in found.take(size).images}) == size

@@ -1,0 +1,123 @@
+"""The chain: the same logits as plain onnxruntime and as PyTorch in any order and arrangement; replay of traces."""
+
+import random
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from ls_edge.arrangement import Arrangement
+from ls_edge.bundle import Bundle
+from ls_edge.engines.pipeline import Chain, replay
+from ls_edge.errors import EngineError, UsageError
+from ls_edge.records import RequestRecord
+from ls_edge.training.checkpoint import load_run
+
+IMAGES = np.random.default_rng(3).standard_normal((3, 3, 16, 16), dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def chain(tiny_bundle):
+    with Chain.open(Bundle.open(tiny_bundle), threads=1, provider="cpu") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def view(tiny_bundle):
+    return load_run(tiny_bundle.parent / "run").view
+
+
+def close(ours, theirs, bar):
+    assert np.abs(ours - theirs).max() <= bar * np.abs(theirs).max()
+
+
+def test_an_order_is_what_plain_onnxruntime_gives(chain, view):
+    order = random.Random(4).sample(range(6), 6)
+    bundle = chain.bundle
+
+    def run(part, **inputs):
+        return onnxruntime.InferenceSession(bundle.read(part)).run(None, inputs)[0]
+
+    tokens = run("stem", images=IMAGES)
+    for block in order:
+        tokens = run(f"block {block}", tokens=tokens)
+    logits = run("head", tokens=tokens)
+    close(chain.forward(IMAGES, order), logits, 1e-5)
+    with torch.no_grad():
+        close(chain.forward(IMAGES, order), view(torch.from_numpy(IMAGES), order).numpy(), 1e-5)
+    assert np.abs(chain.forward(IMAGES) - logits).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    "arrangement", [None, [], [3], [5, 0], [0, 1, 2, 3, 4, 5], [[[0, 1], [2]], [[5], [4], [3]]], [[[4]], [[1, 2], [0]]]]
+)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_every_arrangement_is_the_views(chain, view, arrangement, batch):
+    images = IMAGES[:batch]
+    asked = None if arrangement is None else Arrangement.from_json(arrangement)
+    with torch.no_grad():
+        expected = view(torch.from_numpy(images), asked).numpy()
+    close(chain.forward(images, asked), expected, 1e-5)
+
+
+def test_the_fast_way_is_the_same_as_part_by_part(chain):
+    order = (2, 5, 0, 3)
+    tokens = chain.stem(IMAGES)
+    for slot, block in enumerate(order):
+        tokens = chain.block(block, tokens, slot)
+    np.testing.assert_array_equal(chain.head(tokens), chain.forward(IMAGES, order))
+    one_track = Arrangement((((2, 5),), ((0, 3),)))
+    np.testing.assert_array_equal(chain.forward(IMAGES, one_track), chain.forward(IMAGES, order))
+
+
+def test_batches_of_changing_size(chain):
+    alone = [chain.forward(image[None]) for image in IMAGES]
+    for batch in (3, 1, 2, 3, 1):
+        close(chain.forward(IMAGES[:batch]), np.concatenate(alone[:batch]), 1e-5)
+
+
+def test_profile_times_each_part(chain):
+    logits, seconds = chain.profile(IMAGES)
+    np.testing.assert_array_equal(logits, chain.forward(IMAGES))
+    assert len(seconds) == 8
+    assert min(seconds) > 0
+
+
+def test_what_does_not_fit_is_refused(chain):
+    with pytest.raises(UsageError, match="block 6 is not there: the bundle has blocks 0 to 5"):
+        chain.forward(IMAGES, [0, 6])
+    with pytest.raises(UsageError, match="block -1"):
+        chain.block(-1, chain.stem(IMAGES))
+    with pytest.raises(EngineError, match=r"images is float32 \[3, 3, 16, 15\]"):
+        chain.forward(IMAGES[..., :15])
+    with pytest.raises(EngineError, match="B at least 1"):
+        chain.forward(IMAGES[:0])
+
+
+def record(number, logits, order=None, waves=None):
+    return RequestRecord(
+        id=number, image=str(number), label=None, prediction=0, latency_ms=1.0, degraded=False, error=None, order=order,
+        skipped=(), attempts=1, logits=logits, waves=waves,
+    )  # fmt: skip
+
+
+def test_replay_finds_the_answer_that_was_not_computed_so(chain):
+    def answer(number, arrangement):
+        return tuple(chain.forward(IMAGES[number][None], Arrangement.from_json(arrangement))[0].tolist())
+
+    records = [
+        record(0, answer(0, [1, 0]), order=((1, "a"), (0, "b"))),
+        record(1, answer(1, [0, 1]), order=((1, "a"), (0, "b"))),
+        record(2, answer(2, [[[0], [1]]]), waves=((((0, "a"),), ((1, "b"),)),)),
+        record(3, None, order=()),
+        record(4, (float("nan"),) * 10, order=()),
+    ]
+    errors = {found.id: found.error for found in replay(chain, records, lambda r: IMAGES[r.id % 3])}
+    assert errors.keys() == {0, 1, 2, 4}
+    assert errors[0] < 1e-6
+    assert errors[1] > 1e-2
+    assert errors[2] < 1e-6
+    assert errors[4] == float("inf")
+    with pytest.raises(EngineError, match="2 logits"):
+        list(replay(chain, [record(0, (0.0, 1.0), order=())], lambda r: IMAGES[r.id]))

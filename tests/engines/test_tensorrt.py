@@ -1,0 +1,292 @@
+"""TensorRT: the cache of built engines for real, with builders of ours; the names that the code uses, in the bindings.
+
+``tensorrt_names.json`` holds what the published Python bindings of several versions say of each name (introspected with
+empty libraries in the place of TensorRT's own, so that the modules load without them).
+"""
+
+import ast
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.engines import tensorrt_build, tensorrt_cache, tensorrt_engine
+from ls_edge.engines.engine import open_block_engines, open_engine
+from ls_edge.engines.tensorrt_cache import EngineCache, EngineKey, default_folder
+from ls_edge.errors import EngineError, UsageError
+
+NAMES = json.loads((Path(__file__).parent / "tensorrt_names.json").read_text())
+KEY = EngineKey(
+    onnx_sha256="ab" * 32, tensorrt="10.3.0", gpu="Orin", capability="8.7", profile=(1, 1, 8), flags=("strongly typed",)
+)  # fmt: skip
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return EngineCache(tmp_path / "engines")
+
+
+def builder(calls, engine=b"engine"):
+    def build(timing):
+        calls.append(timing)
+        return engine, timing + b"t"
+
+    return build
+
+
+def never(timing):
+    raise AssertionError("built again")
+
+
+def test_an_engine_is_built_once_and_the_timing_is_shared(cache):
+    calls, told = [], []
+    assert cache.get(KEY, builder(calls), told.append) == b"engine"
+    assert EngineCache(cache.folder).get(KEY, never) == b"engine"
+    other = msgspec.structs.replace(KEY, onnx_sha256="cd" * 32)
+    assert cache.get(other, builder(calls, b"other"), told.append) == b"other"
+    assert cache.get(KEY, never) == b"engine"
+    assert calls == [b"", b"t"]
+    assert told == ["building an engine: there is none of this file yet"] * 2
+    assert not [path for path in cache.folder.iterdir() if path.name.endswith(".part")]
+    assert cache.folder.stat().st_mode & 0o777 == 0o700
+    assert all(path.stat().st_mode & 0o077 == 0 for path in cache.folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tensorrt": "10.7.0"}, "TensorRT was 10.3.0, is 10.7.0"),
+        ({"gpu": "Thor", "capability": "11.0"}, "the GPU was Orin, is Thor, the compute capability was 8.7, is 11.0"),
+        ({"profile": (1, 1, 4)}, "the batch profile was (1, 1, 8), is (1, 1, 4)"),
+        ({"flags": ()}, "the build flags was ('strongly typed',), is ()"),
+        ({"system": "Linux riscv64"}, "is Linux riscv64"),
+    ],
+)
+def test_whatever_an_engine_depends_on_builds_it_again_and_the_reason_is_told(cache, change, words):
+    cache.get(KEY, builder([]))
+    told, calls = [], []
+    cache.get(msgspec.structs.replace(KEY, **change), builder(calls), told.append)
+    assert len(calls) == 1
+    assert words in told[0]
+    assert cache.get(KEY, never) == b"engine"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda engine, note: engine.write_bytes(b"engine2"), "damaged"),
+        (lambda engine, note: engine.write_bytes(b""), "damaged"),
+        (lambda engine, note: engine.unlink(), "missing"),
+        (lambda engine, note: note.write_bytes(note.read_bytes()[:-9]), "damaged"),
+        (lambda engine, note: note.unlink(), "none of this file"),
+    ],
+)
+def test_a_spoilt_entry_is_built_again(cache, spoil, words):
+    cache.get(KEY, builder([]))
+    spoil(cache.folder / f"{KEY.digest()}.engine", cache.folder / f"{KEY.digest()}.json")
+    told, calls = [], []
+    assert cache.get(KEY, builder(calls), told.append) == b"engine"
+    assert len(calls) == 1
+    assert words in told[0]
+    assert cache.get(KEY, never) == b"engine"
+
+
+def test_forgotten_entries_and_failed_builds_leave_nothing_that_counts(cache):
+    def fail(timing):
+        raise EngineError("no memory")
+
+    with pytest.raises(EngineError, match="no memory"):
+        cache.get(KEY, fail)
+    assert cache.get(KEY, builder([])) == b"engine"
+    cache.forget(KEY)
+    cache.forget(KEY)
+    calls = []
+    cache.get(KEY, builder(calls))
+    assert len(calls) == 1
+
+
+def test_what_others_could_have_written_is_not_loaded(cache, monkeypatch):
+    cache.get(KEY, builder([]))
+    engine = cache.folder / f"{KEY.digest()}.engine"
+    engine.chmod(0o666)
+    with pytest.raises(EngineError, match=r"can be written by others \(mode 0666\)"):
+        cache.get(KEY, never)
+    engine.unlink()
+    engine.symlink_to("/dev/null")
+    with pytest.raises(EngineError, match="cannot read"):
+        cache.get(KEY, never)
+    cache.folder.chmod(0o777)
+    with pytest.raises(EngineError, match="can be written by others"):
+        EngineCache(cache.folder)
+    cache.folder.chmod(0o700)
+    (cache.folder.parent / "link").symlink_to(cache.folder)
+    with pytest.raises(EngineError, match="is a link or no folder"):
+        EngineCache(cache.folder.parent / "link")
+    (cache.folder.parent / "file").write_text("")
+    with pytest.raises(EngineError, match="cannot use"):
+        EngineCache(cache.folder.parent / "file")
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    with pytest.raises(EngineError, match=f"belongs to user {me}, this is user {me + 1}"):
+        EngineCache(cache.folder)
+
+
+def test_two_that_need_the_same_engine_build_it_once(cache):
+    calls, told, started, go = [], [], threading.Event(), threading.Event()
+
+    def slow(timing):
+        calls.append(1)
+        started.set()
+        assert go.wait(10)
+        return b"engine", b""
+
+    def tell(text):
+        told.append(text)
+        if "waiting" in text:
+            go.set()
+
+    results = []
+    first = threading.Thread(target=lambda: results.append(cache.get(KEY, slow)))
+    first.start()
+    assert started.wait(10)
+    results.append(EngineCache(cache.folder).get(KEY, never, tell))
+    first.join(10)
+    assert results == [b"engine", b"engine"]
+    assert len(calls) == 1
+    assert told == ["waiting for another process that builds engines"]
+
+
+def test_a_builder_that_was_killed_lets_go_of_the_lock(cache):
+    program = (
+        "import sys, time, pathlib; from ls_edge.engines.tensorrt_cache import EngineCache\n"
+        "with EngineCache(pathlib.Path(sys.argv[1]))._locked(print): print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, cache.folder], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"held\n"
+        process.kill()
+    assert cache.get(KEY, builder([])) == b"engine"
+
+
+def test_no_space_is_one_clear_line(cache, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tensorrt_cache.os, "fsync", full)
+    with pytest.raises(EngineError, match="No space left on device; make room"):
+        cache.get(KEY, builder([]))
+    assert [path.name for path in cache.folder.iterdir()] == ["lock"]
+
+
+def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("LS_EDGE_CACHE", str(tmp_path / "mine"))
+    assert default_folder() == tmp_path / "mine/engines"
+    monkeypatch.delenv("LS_EDGE_CACHE")
+    assert default_folder().parts[-3:] == (".cache", "ls-edge", "engines")
+
+
+def test_float32_is_built_without_tf32():
+    device = tensorrt_build.Device("10.3.0", "Orin", "8.7")
+    assert "no tf32" in tensorrt_build.key_of("ab", device, "fp32", 8).flags
+    assert "no tf32" not in tensorrt_build.key_of("ab", device, "fp16", 8).flags
+    digests = {tensorrt_build.key_of("ab", device, "fp32", batch).digest() for batch in (1, 8)}
+    assert len(digests) == 2
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed")
+def test_without_tensorrt_it_is_an_error_and_auto_is_onnx(tiny_bundle):
+    bundle = Bundle.open(tiny_bundle)
+    with pytest.raises(EngineError, match="tensorrt is not installed"):
+        open_engine(bundle, "head", kind="tensorrt")
+    with pytest.raises(UsageError, match="no provider 'cpu'"):
+        open_engine(bundle, "head", kind="tensorrt", provider="cpu")
+    assert open_engine(bundle, "head").kind == "onnx"
+
+
+def test_steps_of_opening_are_told(tiny_bundle):
+    told = []
+    open_block_engines(Bundle.open(tiny_bundle), [3, 1], threads=1, on_step=lambda *step: told.append(step))
+    assert told == [(0, 2, "block 3"), (1, 2, "block 1"), (2, 2, "ready")]
+
+
+_OBJECTS = {
+    "trt": "", "_trt": "", "builder": "Builder", "network": "INetworkDefinition", "parser": "OnnxParser",
+    "config": "IBuilderConfig", "profile": "IOptimizationProfile", "_runtime": "Runtime", "_engine": "ICudaEngine",
+    "engine": "ICudaEngine", "_context": "IExecutionContext",
+}  # fmt: skip
+
+
+def _used(module):
+    """Dotted names that a module reads of the objects of TensorRT, by the names that it gives them."""
+    found = set()
+    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+        if not isinstance(node, ast.Attribute):
+            continue
+        parts, inner = [node.attr], node.value
+        while isinstance(inner, ast.Attribute) and inner.attr not in _OBJECTS:
+            parts.insert(0, inner.attr)
+            inner = inner.value
+        name = inner.id if isinstance(inner, ast.Name) else inner.attr if isinstance(inner, ast.Attribute) else None
+        if name in _OBJECTS:
+            found.add(".".join(filter(None, (_OBJECTS[name], *parts))))
+    prefixes = {name.rsplit(".", 1)[0] for name in found}
+    return {name for name in found if name not in prefixes and not name.startswith("__")}
+
+
+@pytest.mark.parametrize("module", [tensorrt_build, tensorrt_engine], ids=lambda m: m.__name__.split("_")[-1])
+def test_every_name_of_tensorrt_is_in_all_bindings(module):
+    used = _used(module) - {"ICudaEngine.dtype"}
+    assert len(used) > 5
+    for name in used:
+        assert name in NAMES["names"], f"{name} is in no list of the bindings' names"
+        versions = {version for entry in NAMES["names"][name] for version in entry["in"]}
+        assert versions == set(NAMES["bindings"]), f"{name} is not in all of {NAMES['bindings']}"
+    assert {version.split(".")[0] for version in NAMES["bindings"]} == {"10", "11"}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("Builder.create_network", ["flags"]),
+        ("Builder.build_serialized_network", ["network", "config"]),
+        ("OnnxParser", ["network", "logger"]),
+        ("OnnxParser.parse", ["model"]),
+        ("OnnxParser.get_error", ["index"]),
+        ("IBuilderConfig.set_memory_pool_limit", ["pool", "pool_size"]),
+        ("IBuilderConfig.clear_flag", ["flag"]),
+        ("IBuilderConfig.create_timing_cache", ["serialized_timing_cache"]),
+        ("IBuilderConfig.set_timing_cache", ["cache", "ignore_mismatch"]),
+        ("IOptimizationProfile.set_shape", ["input", "min", "opt", "max"]),
+        ("Runtime.deserialize_cuda_engine", ["serialized_engine"]),
+        ("IExecutionContext.set_tensor_address", ["name", "memory"]),
+        ("IExecutionContext.set_input_shape", ["name", "shape"]),
+        ("IExecutionContext.execute_async_v3", ["stream_handle"]),
+    ],
+)
+def test_arguments_are_those_that_the_code_gives(name, arguments):
+    for entry in NAMES["names"][name]:
+        signatures = [
+            [part.split(":")[0].strip() for part in text.split("(", 1)[1].rsplit(")", 1)[0].split(", ")]
+            for text in entry["is"]
+        ]
+        assert any(s[1 : 1 + len(arguments)] == arguments for s in signatures), (entry["in"], signatures)
+
+
+def test_every_name_of_cuda_is_in_the_bindings_that_are_installed():
+    cuda = pytest.importorskip("cuda.bindings.runtime", reason="cuda-bindings is not installed")
+    used = set()
+    for module in (tensorrt_build, tensorrt_engine):
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+            if isinstance(node, ast.Attribute) and node.attr.startswith("cuda") and not node.attr.startswith("cuda_"):
+                used.add(node.attr)
+    assert {"cudaMalloc", "cudaMemcpyAsync", "cudaStreamSynchronize"} <= used
+    for name in used:
+        owner = cuda.cudaMemcpyKind if name.startswith("cudaMemcpy") and "To" in name else cuda
+        owner = cuda.cudaError_t if name == "cudaSuccess" else owner
+        assert hasattr(owner, name), name

@@ -1,0 +1,165 @@
+import msgspec
+import numpy as np
+import pytest
+
+from ls_edge.arrangement import random_orders, random_subset_order
+from ls_edge.errors import DataError, UsageError
+from ls_edge.evaluation.evaluate import blocks_to_run, evaluate, logits_of, together
+from ls_edge.evaluation.orders import DRAWS, Plan, dealt, default_keep, default_shapes, graded_orders, kendall_tau
+
+
+class Digits:
+    """Block i appends its number to the tokens; the answer is 1 where ``right`` says so of what ran, else 0."""
+
+    def __init__(self, blocks, right):
+        self.blocks = blocks
+        self.right = right
+        self.runs = 0
+
+    def stem(self, images):
+        return ()
+
+    def block(self, index, tokens, slot):
+        assert slot == len(tokens)
+        self.runs += 1
+        return (*tokens, index)
+
+    def head(self, tokens):
+        answer = int(self.right(tokens))
+        return np.tile(np.eye(2)[answer], (4, 1))
+
+
+def images(count=1):
+    return [(np.zeros((4, 3, 2, 2), np.float32), np.ones(4, np.int64))] * count
+
+
+def test_a_model_that_only_knows_the_trained_order():
+    plan = Plan.make(4, orders=50, keep=[2, 4], seed=3)
+    found = evaluate(Digits(4, lambda order: order == (0, 1, 2, 3)), images(2), plan)
+    right = sum(order == (0, 1, 2, 3) for order in random_orders(4, 50, 3)) / 50
+    assert found.sequential.top1 == 1.0
+    assert found.arbitrary.top1_mean == pytest.approx(right)
+    assert found.arbitrary.top1_worst == 0.0
+    assert found.kept["2"].sequential == found.kept["2"].arbitrary == 0.0
+    assert found.kept["4"].sequential == 1.0
+    assert found.images == 8
+
+
+def test_figures_are_over_orders_and_draws():
+    starts = {order: order[0] == 1 for order in random_orders(3, 20, 0)}
+    found = evaluate(Digits(3, lambda order: order[:1] == (1,)), images(), Plan.make(3, orders=20, keep=[1, 2]))
+    values = np.array([starts[order] for order in random_orders(3, 20, 0)], float)
+    assert found.arbitrary.top1_mean == pytest.approx(values.mean())
+    assert found.arbitrary.top1_std == pytest.approx(values.std())
+    assert found.arbitrary.top1_p5 == pytest.approx(np.percentile(values, 5))
+    one = [random_subset_order(3, 1, 0, i, shuffled=True) == (1,) for i in range(DRAWS)]
+    assert found.kept["1"].sequential == found.kept["1"].arbitrary == pytest.approx(np.mean(one))
+    two = [random_subset_order(3, 2, 0, i, shuffled=False)[0] == 1 for i in range(DRAWS)]
+    assert found.kept["2"].sequential == pytest.approx(np.mean(two))
+
+
+def test_common_starts_run_once():
+    model = Digits(5, lambda order: True)
+    orders = Plan.make(5, orders=30).all_orders()
+    seen = dict(logits_of(model, np.zeros((4, 3, 2, 2)), orders))
+    assert set(seen) == set(orders)
+    assert model.runs == blocks_to_run(orders) < sum(map(len, orders))
+
+
+def test_the_document():
+    document = msgspec.to_builtins(evaluate(Digits(4, lambda order: True), images(), Plan.make(4)))
+    assert set(document) >= {"sequential", "arbitrary", "kept", "position_accuracy", "images"}
+    assert set(document["arbitrary"]) == {"top1_mean", "top1_std", "top1_p5", "top1_worst", "orders"}
+    assert document["arbitrary"]["orders"] == 64
+    assert document["kept"].keys() == {"1", "2", "3"}
+    assert document["position_accuracy"] is None
+    assert document["sequential"] == {"top1": 1.0}
+    assert document["arrangements"] is document["kendall"] is None
+
+
+def test_default_keep_is_quarters():
+    assert default_keep(12) == [3, 6, 9]
+    assert default_keep(8) == [2, 4, 6]
+    assert default_keep(1) == []
+
+
+def test_errors():
+    with pytest.raises(UsageError, match="keep 5 is not possible: the model has 4 blocks"):
+        Plan.make(4, keep=[5])
+    with pytest.raises(UsageError, match="orders is 0"):
+        Plan.make(4, orders=0)
+    with pytest.raises(DataError, match="no images"):
+        evaluate(Digits(2, lambda order: True), [], Plan.make(2))
+
+
+class Sums:
+    """Tokens are numbers; block i adds its power of ten and what it was given, so tracks show in the sum."""
+
+    blocks = 4
+
+    def stem(self, images):
+        return 0.0
+
+    def block(self, index, tokens, slot):
+        return tokens + (10**index if tokens == 0 else 0)
+
+    def head(self, tokens):
+        return np.tile(np.eye(2)[int(tokens == 1111)], (4, 1))
+
+
+def test_tracks_run_side_by_side():
+    found = evaluate(Sums(), images(), Plan.make(4, orders=2, arrangements=True)).arrangements
+    assert [(item.tracks, item.blocks) for item in found] == [(2, 1), (2, 2), (4, 1)]
+    # Only four blocks at once all start from nothing and add their own power of ten.
+    assert [(item.trained, item.arbitrary, item.arbitrary_std) for item in found] == [(0, 0, 0), (0, 0, 0), (1, 1, 0)]
+
+
+def test_shapes_and_dealing():
+    assert default_shapes(12) == [(2, 1), (2, 2), (2, 6), (4, 1), (12, 1)]
+    assert default_shapes(1) == []
+    assert default_shapes(3) == [(2, 1), (3, 1)]
+    assert dealt([4, 0, 2, 1, 3], 2, 2).to_json() == [[[4, 0], [2, 1]], [[3]]]
+
+
+def test_kendall_tau():
+    assert kendall_tau([0, 1, 2, 3]) == 1.0
+    assert kendall_tau([3, 2, 1, 0]) == -1.0
+    assert kendall_tau([1, 0, 2]) == pytest.approx(1 / 3)
+    assert kendall_tau([0]) == 1.0
+    taus = [kendall_tau(order) for order in graded_orders(8, 200, 0)]
+    assert min(taus) < -0.9
+    assert max(taus) > 0.9
+    assert np.histogram(taus, 8, (-1, 1))[0].min() >= 5
+
+
+def test_accuracy_by_distance_from_the_trained_order():
+    found = evaluate(Digits(5, lambda order: kendall_tau(order) > 0), images(), Plan.make(5, 40, kendall=True)).kendall
+    assert sum(item.orders for item in found) == 80
+    assert [item.tau for item in found] == sorted(item.tau for item in found)
+    assert found[0].top1 == 0.0
+    assert found[-1].top1 == 1.0
+
+
+def test_blocks_that_name_their_slot():
+    class Tells(Digits):
+        def slots_of(self, index, tokens):
+            return np.full(4, len(tokens) - 1 if index else 7)
+
+    assert evaluate(Tells(4, lambda order: True), images(2), Plan.make(4, 10)).position_accuracy == pytest.approx(0.75)
+
+
+def test_several_models_as_one():
+    plan = Plan.make(4, 10, kendall=True)
+    good, bad = (evaluate(Digits(4, right), images(), plan) for right in (lambda o: True, lambda o: o == (0, 1, 2, 3)))
+    both = together([good, bad])
+    assert both.sequential.top1 == 1.0
+    assert both.arbitrary.top1_mean == pytest.approx((1 + bad.arbitrary.top1_mean) / 2)
+    values = [1.0] * 10 + [float(order == (0, 1, 2, 3)) for order in random_orders(4, 10, 0)]
+    assert both.arbitrary.top1_std == pytest.approx(np.std(values))
+    assert (both.models.count, both.models.sequential_std) == (2, 0.0)
+    assert both.models.arbitrary_std == pytest.approx(np.std([1.0, bad.arbitrary.top1_mean]))
+    assert both.kept["2"].arbitrary == 0.5
+    assert len(both.kendall) == len(good.kendall)
+    assert both.arrangements is None
+    tracks = evaluate(Sums(), images(), Plan.make(4, orders=2, arrangements=True))
+    assert [(item.tracks, item.trained) for item in together([tracks, tracks]).arrangements] == [(2, 0), (2, 0), (4, 1)]

@@ -1,0 +1,218 @@
+"""The figures of a run: exact ones for small cases made by hand, and every case without any."""
+
+import json
+import math
+
+import msgspec
+import pytest
+
+from ls_edge.evaluation.run_summary import (
+    PeerContext,
+    RunContext,
+    error_type,
+    kendall_tau,
+    quantiles,
+    summarise,
+    wilson,
+)
+from ls_edge.records import PeerEvent, RequestRecord, TrackSpan, Visit
+from ls_edge.stays import hops_of
+
+
+def record(number, **changes):
+    base = RequestRecord(
+        id=number,
+        image=f"{number}.png",
+        label=1,
+        prediction=1,
+        latency_ms=10.0,
+        degraded=False,
+        error=None,
+        order=((0, "a"), (1, "b")),
+        skipped=(),
+        attempts=1,
+        logits=None,
+        submitted_ms=10.0 * number,
+        stem_ms=1.0,
+        head_ms=1.0,
+        return_wire_ms=1.0,
+        visits=(Visit("a", (0,), 0.5, 2.0, 0.1, 1.0), Visit("b", (1,), 1.5, 2.0, 0.1, 0.8)),
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def failed(number, error="BudgetExceeded: 10 ms are over"):
+    return record(number, error=error, prediction=None, order=None, visits=(), latency_ms=50.0)
+
+
+def test_the_documents_keys_are_those_of_the_contract():
+    document = json.loads(summarise([record(0)], [], RunContext()).to_json())
+    assert {
+        "bundle_id", "policy", "requests", "answered", "failed", "degraded", "top1", "throughput", "latency_ms",
+        "skips", "retries", "duplicates_dropped", "hops", "peers",
+    } <= document.keys()  # fmt: skip
+    assert document["latency_ms"].keys() == {"mean", "p50", "p95", "p99", "max"}
+    assert document["skips"].keys() == {"mean", "max"}
+    assert document["hops"].keys() == {"mean", "wire_ms_p50", "queue_ms_p50", "engine_ms_p50", "codec_ms_p50"}
+    assert {"blocks", "requests", "busy", "state"} <= document["peers"]["a"].keys()
+
+
+def test_figures_of_a_small_run():
+    records = [
+        record(0),
+        record(1, latency_ms=20.0, prediction=2, attempts=3, duplicates=2),
+        record(2, latency_ms=30.0, degraded=True, skipped=(1,), order=((0, "a"),)),
+        failed(3),
+    ]
+    context = RunContext(
+        bundle_id="id",
+        policy="nearest",
+        classes=4,
+        seed=7,
+        peers={"a": PeerContext((0, 1)), "b": PeerContext((1,), "lost"), "c": PeerContext((0,))},
+        preprocess_ms=[1.0, 3.0],
+        settings={"max_skips": 1},
+    )
+    summary = summarise(records, [PeerEvent(5.0, "b", "lost"), PeerEvent(0.0, "a", "alive")], context)
+    assert (summary.requests, summary.answered, summary.failed, summary.degraded) == (4, 3, 1, 1)
+    assert summary.top1 == pytest.approx(2 / 3)
+    assert summary.latency_ms.mean == 20.0
+    assert summary.latency_ms.p50 == 20.0
+    assert summary.latency_ms.max == 30.0
+    # First submission at 0 ms, last answer at 50 ms, last error at 80 ms.
+    assert summary.throughput == pytest.approx(60.0)
+    assert summary.duration_s == pytest.approx(0.08)
+    assert (summary.skips.mean, summary.skips.max) == (pytest.approx(1 / 3), 1)
+    assert (summary.retries, summary.duplicates_dropped) == (2, 2)
+    assert summary.hops.mean == 3.0
+    assert summary.hops.wire_ms_p50 == 1.0
+    assert summary.hops.queue_ms_p50 == 1.0
+    assert summary.hops.engine_ms_p50 == 2.0
+    assert summary.hops.codec_ms_p50 == pytest.approx(0.1)
+    assert list(summary.peers) == ["a", "b", "c"]
+    assert summary.peers["a"].requests == 3
+    assert summary.peers["a"].busy == pytest.approx(6 / 80)
+    assert summary.peers["a"].state == "alive"
+    assert (summary.peers["b"].state, summary.peers["b"].lost) == ("lost", 1)
+    assert (summary.peers["c"].requests, summary.peers["c"].busy) == (0, 0.0)
+    assert summary.chance == 0.25
+    assert summary.preprocess_ms.mean == 2.0
+    assert summary.errors == {"BudgetExceeded": 1}
+    assert [(row.skipped, row.answers, row.top1) for row in summary.accuracy_by_skips] == [(0, 2, 0.5), (1, 1, 1.0)]
+    assert summary.settings == {"max_skips": 1}
+    assert summary.order_tau == 1.0
+
+
+def test_a_peer_that_only_the_records_know_gets_its_blocks_from_them():
+    summary = summarise([record(0)], [], RunContext())
+    assert summary.peers["b"].blocks == (1,)
+    assert summary.peers["b"].state == "unknown"
+
+
+def test_failed_requests_with_labels_do_not_lower_top1():
+    summary = summarise([record(0), failed(1)], [], RunContext())
+    assert summary.top1 == 1.0
+
+
+@pytest.mark.parametrize("records", [[], [failed(0)], [failed(0), failed(1, "weird")]])
+def test_nothing_answered_gives_nulls_and_no_nan(records):
+    text = summarise(records, [], RunContext()).to_json()
+    assert "NaN" not in text
+    document = json.loads(text)
+    assert document["answered"] == 0
+    assert document["top1"] is None
+    assert document["throughput"] is None
+    assert set(document["latency_ms"].values()) == {None}
+    assert set(document["hops"].values()) == {None}
+    assert document["skips"] == {"mean": None, "max": None}
+
+
+def test_no_labels_gives_no_accuracy():
+    summary = summarise([record(0, label=None)], [], RunContext())
+    assert summary.top1 is None
+    assert summary.top1_interval is None
+    assert summary.accuracy_by_skips[0].answers == 1
+    assert summary.accuracy_by_skips[0].top1 is None
+
+
+def test_an_answer_that_took_no_time_has_no_throughput():
+    assert summarise([record(0, latency_ms=0.0)], [], RunContext()).throughput is None
+
+
+@pytest.mark.parametrize(
+    ("orders", "expected"),
+    [
+        ([(0, 1, 2, 3)], 1.0),
+        ([(3, 2, 1, 0)], -1.0),
+        ([(0, 1, 2, 3), (3, 2, 1, 0)], 0.0),
+        ([(1, 0, 2)], pytest.approx(1 / 3)),
+        ([(0, 2), (4,)], 1.0),
+        ([(0, 2), (3, 2, 1)], 0.0),
+        ([(4,)], None),
+        ([], None),
+    ],
+)
+def test_kendall_tau(orders, expected):
+    assert kendall_tau(orders) == expected
+
+
+def test_wilson_interval_against_published_values():
+    # Agresti and Coull, 1998: 0 of 10 and 9 of 10.
+    assert wilson(0, 10) == (0.0, pytest.approx(0.2775, abs=1e-4))
+    assert wilson(9, 10) == (pytest.approx(0.5958, abs=1e-4), pytest.approx(0.9821, abs=1e-4))
+    assert wilson(0, 0) is None
+    low, high = wilson(10, 10)
+    assert low < 1.0
+    assert math.isclose(high, 1.0)
+
+
+def test_hops_from_the_order_where_there_are_no_visits():
+    assert hops_of(record(0, visits=(), order=((0, "a"), (1, "a"), (2, "b"), (3, "a")))) == 4
+    assert hops_of(record(0, visits=(), order=())) == 0
+    assert hops_of(record(0)) == 3
+
+
+def test_blocks_side_by_side_count_for_all_their_holders():
+    waves = ((((0, "a"), (1, "a")), ((2, "b"),)), (((3, "c"),),))
+    summary = summarise([record(0, order=None, waves=waves, visits=())], [], RunContext())
+    assert {name: peer.requests for name, peer in summary.peers.items()} == {"a": 1, "b": 1, "c": 1}
+    assert summary.order_tau is None
+
+
+def wave_record():
+    """One visit to ``a``, which joined a wave of three tracks; that of ``c`` was lost and ``d`` was given none."""
+    tracks = (
+        TrackSpan(0, "a", (0, 1), 0.0, 4.0, 4.0, 0.2, 3.0, 0.1),
+        TrackSpan(0, "b", (2, 3), 0.0, 6.0, 5.0, 0.4, 3.5, 0.1),
+        TrackSpan(0, "c", (), 0.0, 5.0, 4.5, why="lost"),
+        TrackSpan(0, "d", (), 0.0, 0.0, 9.0, why="no gain"),
+    )
+    visit = Visit("a", (0, 1, 4), 0.2, 4.5, 0.3, 1.0, 2.0, tracks)
+    waves = ((((0, "a"), (1, "a")), ((2, "b"), (3, "b"))), (((4, "a"),),))
+    return record(0, order=None, waves=waves, visits=(visit,), latency_ms=11.0)
+
+
+def test_work_of_a_wave_counts_once_and_for_whoever_did_it():
+    summary = summarise([wave_record()], [], RunContext(peers={"d": PeerContext((0,))}))
+    assert {name: (p.requests, p.blocks_run, p.blocks) for name, p in summary.peers.items()} == {
+        "d": (0, 0, (0,)),
+        "a": (1, 3, (0, 1, 4)),
+        "b": (1, 2, (2, 3)),
+    }
+    assert summary.peers["a"].busy == pytest.approx(4.5 / 11)
+    assert summary.peers["b"].busy == pytest.approx(3.5 / 11)
+    # There, back, and the track of b there and back.
+    assert summary.hops.mean == 4
+    assert summary.hops.wire_ms_p50 == pytest.approx(1.0)
+    assert summary.hops.engine_ms_p50 == pytest.approx((4.5 + 3.5) / 2)
+
+
+def test_error_types():
+    assert error_type("Overloaded: no credit: anywhere") == "Overloaded"
+    assert error_type("") == "unknown"
+
+
+def test_quantiles_of_one_value():
+    import numpy as np
+
+    assert set(msgspec.to_builtins(quantiles(np.array([4.0]))).values()) == {4.0}

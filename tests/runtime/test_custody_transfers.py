@@ -1,0 +1,302 @@
+"""A peer's machine takes tokens, runs its blocks, hands them on, and meets a next holder that fails."""
+
+import pytest
+
+from ls_edge.runtime.protocol.messages import (
+    Accept,
+    Hello,
+    Moved,
+    Progress,
+    Refuse,
+    Release,
+    Run,
+)
+from ls_edge.runtime.routing.custody import Stage
+from ls_edge.runtime.routing.events import (
+    Compute,
+    Drain,
+    NeighbourDown,
+    NeighbourUp,
+    Note,
+    Send,
+    TellState,
+    Unsendable,
+)
+from ls_edge.runtime.routing.neighbours import Limits
+
+from .driver import BY_X, cancel, handed_on, new_peer, request_id, run_of, ticket
+
+
+@pytest.fixture
+def peer():
+    """A warm peer ``a`` that serves blocks 0 and 1, one an engine call, linked with the source ``laptop``."""
+    return new_peer()
+
+
+# A peer: taking tokens, running its blocks, handing on.
+
+
+def test_a_peer_accepts_runs_all_its_blocks_hands_on_and_releases(peer):
+    peer.meets("b", [2, 3])
+    peer.gets("laptop", run_of())
+    assert peer.sent(Accept, "laptop") == [Accept(ticket(), 7)]
+    peer.computes(peer.only(Compute))
+    assert peer.sent(Progress, "laptop") == [] or peer.sent(Progress)[0].blocks_done == 1
+    peer.computes(peer.only(Compute), after=0.09)
+    assert peer.sent(Progress, "laptop") == [Progress(ticket(), 2)]
+    (onward,) = peer.sent(Run, "b")
+    assert onward.ticket == ticket(hop=2)
+    assert onward.itinerary.waves == ((((0, "a"), (1, "a")),),)
+    assert onward.itinerary.remaining == (2, 3)
+    assert onward.itinerary.visits[0].blocks == (0, 1)
+    assert [s.tokens for s in peer.said if isinstance(s, Send) and s.message is onward] == [(0, 1)]
+    assert not peer.sent(Release)
+    peer.hears("b", Accept(onward.ticket, 8))
+    assert peer.sent(Release, "laptop") == [Release(ticket(), "b")]
+    assert [item.stage for item in peer.machine.items.values()] == [Stage.CUSTODY]
+    peer.hears("b", Release(onward.ticket, "b"))
+    assert peer.machine.idle
+    assert not peer.machine._sent
+
+
+def test_the_last_block_goes_home_with_what_is_done(peer):
+    peer.gets("b", run_of(remaining=(1,), waves=((((0, "b"), (2, "b"), (3, "b")),),)))
+    peer.computes(peer.only(Compute))
+    (home,) = peer.sent(Run, "laptop")
+    assert (home.returning, home.itinerary.remaining) == ("done", ())
+    peer.hears("laptop", Accept(home.ticket, 1))
+    assert peer.machine.idle
+
+
+def test_the_slot_is_how_many_blocks_have_run(peer):
+    peer.gets("laptop", run_of(remaining=(1,), waves=((((0, "b"), (2, "b"), (3, "b")),),)))
+    assert peer.only(Compute).slots == (3,)
+
+
+def test_the_source_is_told_who_holds_a_request_that_came_from_a_peer(peer):
+    peer.meets("b", [2])
+    peer.gets("b", run_of())
+    assert peer.sent(Moved, "laptop") == [Moved(ticket(), "b")]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "reason"),
+    [
+        (lambda p: p(Drain()), "draining"),
+        (lambda p: p.hears("laptop", cancel(0)), "cancelled"),
+        (lambda p: setattr(p.machine, "warm", False), "cold"),
+        (lambda p: [p.gets("laptop", run_of(ticket(n + 1))) for n in range(16)], "busy"),
+    ],
+    ids=["draining", "cancelled", "cold", "busy"],
+)
+def test_a_peer_says_why_it_does_not_take_tokens(peer, prepare, reason):
+    prepare(peer)
+    held = len(peer.machine.items)
+    peer.gets("laptop", run_of())
+    assert [message.reason for message in peer.sent(Refuse, "laptop")] == [reason]
+    assert len(peer.machine.items) == held
+
+
+def test_the_same_transfer_twice_is_accepted_twice_and_run_once(peer):
+    peer.gets("laptop", run_of())
+    peer.gets("laptop", run_of())
+    assert len(peer.sent(Accept)) == 1
+    assert not [s for s in peer.said if isinstance(s, Compute)]
+    assert len(peer.machine.items) == 1
+
+
+def test_credits_count_what_is_held_and_custody_apart():
+    peer = new_peer(limits=Limits(credits=2, custody=3))
+    peer.meets("b", [2, 3])
+    for number in range(3):
+        peer.gets("x", run_of(ticket(number), remaining=(2, 3), waves=BY_X))
+        (onward,) = peer.sent(Run, "b")
+        assert peer.machine.credits == min(1, 3 - number)
+        peer.hears("b", Accept(onward.ticket, 5))
+    assert peer.machine.credits == 0
+    peer.gets("x", run_of(ticket(9), source="phone"))
+    assert peer.sent(Refuse)[0].reason == "busy"
+    for sent in list(peer.machine._sent):
+        peer.hears("b", Release(sent, "b"))
+    assert peer.machine.credits == 2
+
+
+def test_half_of_the_credits_are_for_transfers_from_peers():
+    peer = new_peer(limits=Limits(credits=4))
+    for number in range(2):
+        peer.gets("laptop", run_of(ticket(number)))
+        assert peer.sent(Accept, "laptop")[0].credits == 1 - number
+    peer.gets("laptop", run_of(ticket(2)))
+    assert peer.sent(Refuse, "laptop")[0].reason == "busy"
+    peer.gets("x", run_of(ticket(3)))
+    assert peer.sent(Accept, "x")[0].credits == 1
+    assert (peer.machine.state("x").credits, peer.machine.state("laptop").credits) == (1, 0)
+
+
+def test_the_end_of_credits_and_their_return_are_told_at_once():
+    peer = new_peer(limits=Limits(credits=1))
+    peer.meets("b", [2, 3])
+    peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
+    assert TellState() in peer.said
+    (onward,) = peer.sent(Run, "b")
+    peer.hears("b", Accept(onward.ticket, 5))
+    assert TellState() in peer.said
+
+
+def test_requests_at_one_block_run_as_a_batch_whatever_their_slots():
+    peer = new_peer(max_batch=3)
+    peer.gets("laptop", run_of(ticket(0), remaining=(0, 2, 3), waves=((((1, "x"),),),)), ("first",))
+    first = peer.only(Compute)
+    assert first.slots == (1,)
+    peer.gets("laptop", run_of(ticket(1)), ("second",))
+    peer.gets("laptop", run_of(ticket(2), remaining=(0, 3), waves=((((1, "x"), (2, "x")),),)), ("third",))
+    peer.gets("laptop", run_of(ticket(3), remaining=(1, 2, 3), waves=((((0, "x"),),),)), ("other block",))
+    peer.computes(first)
+    batch = peer.only(Compute)
+    assert (batch.blocks[0], batch.slots) == (0, (0, 2))
+    assert batch.tokens == (("second",), ("third",))
+    peer.computes(batch)
+    items = {item.ticket.request: item for item in peer.machine.items.values()}
+    assert items[request_id(1)].itinerary.remaining == (1, 2, 3)
+    assert items[request_id(2)].itinerary.remaining == (3,)
+    assert items[request_id(2)].tokens == ("third", 0)
+
+
+def test_blocks_that_would_follow_anyway_run_in_one_engine_call():
+    peer = new_peer((0, 1, 3), Limits(chain=0.0025))
+    peer.gets("laptop", run_of())
+    first = peer.only(Compute)
+    assert first.blocks == (0, 1)
+    peer.computes(first)
+    (item,) = peer.machine.items.values()
+    assert item.itinerary.waves == ((((0, "a"), (1, "a")),),)
+    assert item.tokens == (0, 1)
+    assert peer.only(Compute).blocks == (3,)
+    longer = new_peer((0, 1, 2, 3), Limits(chain=0.0035))
+    longer.gets("laptop", run_of())
+    assert longer.only(Compute).blocks == (0, 1, 2)
+
+
+def test_sources_take_turns_at_the_engine():
+    peer = new_peer()
+    peer.meets("phone", role="source")
+    peer.gets("laptop", run_of(ticket(0)))
+    current = peer.only(Compute)
+    for number in range(1, 3):
+        peer.gets("laptop", run_of(ticket(number)))
+    peer.gets("phone", run_of(ticket(9), source="phone"))
+    ran = [current.tickets[0].request]
+    for _ in range(3):
+        peer.computes(current)
+        current = peer.only(Compute)
+        ran.append(current.tickets[0].request)
+    assert ran[:2] == [request_id(0), request_id(9)]
+
+
+# A peer: what goes wrong at the next holder.
+
+
+def two_holders(peer):
+    peer.meets("b", [2, 3])
+    peer.meets("c", [2, 3], wait_us=10)
+    return handed_on(peer)
+
+
+@pytest.mark.parametrize("accepted", [False, True], ids=["offered", "in custody"])
+def test_a_next_holder_that_is_lost_costs_a_new_branch_to_another(peer, accepted):
+    sent = two_holders(peer)
+    if accepted:
+        peer.hears("b", Accept(sent, 5))
+    peer(NeighbourDown("b", "killed"))
+    assert peer.notes() == ["lost", "rerouted"]
+    (again,) = peer.sent(Run, "c")
+    assert again.ticket.request == sent.request
+    assert again.ticket.branch != sent.branch
+    assert again.itinerary.remaining == (2, 3)
+
+
+@pytest.mark.parametrize("accepted", [False, True], ids=["offered", "in custody"])
+def test_a_next_holder_without_progress_is_suspected_and_passed_by(peer, accepted):
+    sent = two_holders(peer)
+    if accepted:
+        peer.hears("b", Accept(sent, 5))
+    peer.passes(0.2)
+    assert not peer.sent(Run)
+    peer.passes(0.1)
+    assert peer.notes()[:2] == ["suspect", "rerouted"]
+    assert len(peer.sent(Run, "c")) == 1
+    assert not peer.machine.neighbours.get("b").available(peer.now)
+
+
+def test_progress_keeps_a_next_holder_from_suspicion(peer):
+    sent = two_holders(peer)
+    peer.hears("b", Accept(sent, 5))
+    for done in range(5):
+        assert not [note for note in peer.passes(0.2) if isinstance(note, Note)]
+        peer.hears("b", Progress(sent, done))
+    assert peer.machine.neighbours.get("b").available(peer.now)
+
+
+def test_a_slow_engine_has_a_longer_deadline(peer):
+    peer.meets("b", [2, 3], block_us=200_000)
+    sent = handed_on(peer)
+    peer.hears("b", Accept(sent, 5))
+    peer.passes(1.9)
+    assert peer.notes() == []
+    peer.passes(0.2)
+    assert peer.notes()[0] == "suspect"
+
+
+def test_suspicion_doubles_and_ends_with_progress(peer):
+    peer.meets("b", [2, 3])
+    machine = peer.machine.neighbours
+    until = []
+    for _ in range(7):
+        machine.suspect("b", peer.now)
+        until.append(round(machine.get("b").suspected_until - peer.now, 3))
+    assert until == [0.3, 0.6, 1.2, 2.4, 4.8, 5.0, 5.0]
+    peer.hears_state("b", calls=0)
+    assert not machine.get("b").available(peer.now)
+    peer.hears_state("b", calls=1)
+    assert machine.get("b").available(peer.now)
+
+
+@pytest.mark.parametrize("reason", ["busy", "cold", "draining"])
+def test_a_refusal_sends_the_tokens_elsewhere(peer, reason):
+    sent = two_holders(peer)
+    peer.hears("b", Refuse(sent, reason, 0))
+    assert len(peer.sent(Run, "c")) == 1
+    assert peer.machine.neighbours.get("b").offers == 0
+
+
+def test_a_refusal_because_it_is_cancelled_goes_home_since_it_may_be_a_lie(peer):
+    peer.hears("b", Refuse(two_holders(peer), "cancelled"))
+    (home,) = peer.sent(Run, "laptop")
+    assert (home.returning, home.itinerary.remaining) == ("cancelled", (2, 3))
+    peer.hears("laptop", Accept(home.ticket, 1))
+    assert peer.machine.idle
+
+
+def test_a_message_from_somebody_else_about_a_transfer_counts_for_nothing(peer):
+    sent = two_holders(peer)
+    for message in (Accept(sent, 1), Release(sent, "b"), Refuse(sent, "cancelled"), Progress(sent, 4)):
+        peer.hears("c", message)
+        assert [item.stage for item in peer.machine.items.values()] == [Stage.OFFERED]
+
+
+def test_what_cannot_be_sent_is_tried_again_soon(peer):
+    peer.meets("b", [2, 3])
+    peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
+    (run,) = peer.sent(Run, "b")
+    peer(Unsendable("b", run))
+    assert not peer.sent(Run)
+    peer.passes(0.1)
+    assert len(peer.sent(Run, "b")) == 1
+
+
+def test_a_neighbour_that_came_back_as_a_new_process_has_lost_what_it_held(peer):
+    sent = two_holders(peer)
+    peer.hears("b", Accept(sent, 5))
+    peer(NeighbourUp(Hello("b", "peer", 2, 0, "m", "b", (2, 3))))
+    assert peer.notes() == ["lost", "rerouted"]
+    assert len(peer.sent(Run, "c")) == 1

@@ -1,0 +1,234 @@
+"""A peer's machine waits, gives back, relays; its engine fails or drains; and nobody needs the work any more."""
+
+import pytest
+
+from ls_edge.runtime.protocol.messages import (
+    Accept,
+    Refuse,
+    Release,
+    Run,
+    VisitRow,
+)
+from ls_edge.runtime.routing.events import (
+    Compute,
+    ComputeFailed,
+    Drain,
+    NeighbourDown,
+)
+from ls_edge.runtime.routing.neighbours import Limits
+
+from .driver import BY_X, cancel, handed_on, new_peer, request_id, run_of, ticket
+
+
+@pytest.fixture
+def peer():
+    """A warm peer ``a`` that serves blocks 0 and 1, one an engine call, linked with the source ``laptop``."""
+    return new_peer()
+
+
+# A peer: waiting, giving back, relaying.
+
+
+def test_waiting_for_credit_is_bounded_and_ends_at_the_source(peer):
+    peer.meets("b", [2, 3], credit=0)
+    peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
+    assert not peer.sent(Run)
+    peer.passes(0.2)
+    assert not peer.sent(Run)
+    peer.passes(0.1)
+    (home,) = peer.sent(Run, "laptop")
+    assert (home.returning, home.itinerary.remaining) == ("credit", (2, 3))
+
+
+def test_a_credit_that_comes_meanwhile_is_used_at_once(peer):
+    peer.meets("b", [2, 3], credit=0)
+    peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
+    peer.hears_state("b", credit=1)
+    assert len(peer.sent(Run, "b")) == 1
+
+
+def test_who_reaches_nobody_hands_back_to_the_source(peer):
+    peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
+    assert [message.returning for message in peer.sent(Run, "laptop")] == ["unreachable"]
+
+
+def test_without_the_source_what_goes_home_goes_by_who_reaches_it(peer):
+    peer.meets("b", [], reaches=("laptop",))
+    peer.meets("c", [], reaches=("laptop",))
+    peer(NeighbourDown("laptop", "cut"))
+    peer.gets("c", run_of(remaining=(2, 3), waves=BY_X))
+    (home,) = peer.sent(Run, "c")
+    assert home.returning == "unreachable"
+    assert home.itinerary.relays == ("a",)
+
+
+def test_who_relayed_them_here_may_relay_them_home(peer):
+    peer.meets("r", [], reaches=("laptop",))
+    peer(NeighbourDown("laptop", "cut"))
+    peer.gets("r", run_of(remaining=(2, 3), relays=("r",), waves=BY_X))
+    assert [message.returning for message in peer.sent(Run, "r")] == ["unreachable"]
+
+
+def test_without_anybody_who_reaches_the_source_they_go_back_the_way_they_came(peer):
+    peer.meets("b", [2])
+    peer.meets("c", [2])
+    peer(NeighbourDown("laptop", "cut"))
+    visits = tuple(VisitRow(name, (), 0, 0, 0) for name in ("x", "c", "b"))
+    peer.gets("b", run_of(remaining=(3,), waves=BY_X, visits=visits, skipped=(2,)))
+    (home,) = peer.sent(Run, "b")
+    assert (home.returning, home.itinerary.relays) == ("unreachable", ("a",))
+    peer.gets("b", run_of(ticket(1), remaining=(3,), visits=visits, relays=("b",), returning="unreachable"))
+    assert len(peer.sent(Run, "c")) == 1
+
+
+def test_a_relay_passes_on_without_running(peer):
+    peer.gets("b", run_of(remaining=(2, 3), returning="budget"))
+    assert not [s for s in peer.said if isinstance(s, Compute)]
+    assert [message.returning for message in peer.sent(Run, "laptop")] == ["budget"]
+
+
+def test_tokens_go_back_in_time(peer):
+    """With a block and the way back no longer in the budget, what is there goes home."""
+    peer.meets("b", [2, 3], credit=0)
+    peer.gets("laptop", run_of(remaining=(2, 3), budget=0.1, waves=BY_X))
+    peer.passes(0.09)
+    assert not peer.sent(Run)
+    peer.passes(0.02, step=0.001)
+    assert [message.returning for message in peer.sent(Run, "laptop")] == ["budget"]
+    peer.passes(0.1)
+    assert peer.machine.idle
+
+
+def test_via_source_every_hop_goes_through_the_source(peer):
+    peer.meets("b", [2, 3])
+    peer.gets("laptop", run_of(remaining=(2, 3), via_source=True, waves=BY_X))
+    assert [message.returning for message in peer.sent(Run, "laptop")] == ["via source"]
+    assert not peer.sent(Run, "b")
+
+
+# A peer: its own engine.
+
+
+def test_an_engine_that_hangs_gives_its_queue_to_others(peer):
+    peer.meets("b", [0, 1, 2, 3], wait_us=10**6)
+    peer.gets("laptop", run_of(ticket(0)))
+    hanging = peer.only(Compute)
+    peer.gets("laptop", run_of(ticket(1)))
+    peer.passes(0.3)
+    assert "engine is stuck" in peer.notes()
+    assert [message.ticket.request for message in peer.sent(Run, "b")] == [request_id(1)]
+    assert peer.machine.state().stuck
+    assert peer.machine.credits == 0
+    peer.computes(hanging)
+    assert "engine is back" in peer.notes()
+    assert not peer.machine.state().stuck
+    assert peer.machine.credits > 0
+
+
+def test_a_block_that_fails_is_not_tried_again_here(peer):
+    peer.meets("b", [0, 1, 2, 3], wait_us=10**6)
+    peer.gets("laptop", run_of())
+    failed = peer.only(Compute)
+    peer(ComputeFailed(failed.blocks[0], failed.tickets, "out of memory"))
+    assert "engine failed" in peer.notes()
+    assert peer.machine.failed_blocks == {0: "out of memory"}
+    (onward,) = peer.sent(Run, "b")
+    assert onward.itinerary.remaining == (0, 1, 2, 3)
+
+
+def test_draining_finishes_then_gives_back_then_leaves_nothing(peer):
+    peer.gets("laptop", run_of(ticket(0)))
+    running = peer.only(Compute)
+    peer.gets("laptop", run_of(ticket(1)))
+    peer(Drain())
+    assert peer.machine.state().draining
+    assert peer.machine.credits == 0
+    while True:
+        peer.computes(running)
+        following = [s for s in peer.said if isinstance(s, Compute)]
+        for message in peer.sent(Run, "laptop"):
+            peer.hears("laptop", Accept(message.ticket, 1))
+        if not following:
+            break
+        (running,) = following
+    assert peer.machine.idle
+
+
+def test_a_drain_that_takes_too_long_gives_back_what_waits_for_the_engine(peer):
+    peer.gets("laptop", run_of(ticket(0), budget=60))
+    peer.gets("laptop", run_of(ticket(1), budget=60))
+    peer.machine.limits = Limits(hop_floor=60)
+    peer(Drain())
+    peer.passes(2.1, step=0.05)
+    assert [(m.ticket.request, m.returning) for m in peer.sent(Run, "laptop")] == [(request_id(1), "unreachable")]
+
+
+# A peer: what nobody waits for any more.
+
+
+@pytest.mark.parametrize("stage", ["queued", "running", "offered", "custody"])
+def test_cancel_frees_what_is_held_wherever_it_stands(peer, stage):
+    peer.meets("b", [2, 3])
+    sent = None
+    if stage == "queued":
+        peer.gets("laptop", run_of(ticket(9)))
+    if stage in ("queued", "running"):
+        peer.gets("laptop", run_of())
+    else:
+        sent = handed_on(peer)
+        if stage == "custody":
+            peer.hears("b", Accept(sent, 1))
+    peer.hears("laptop", cancel(0))
+    assert not [item for item in peer.machine.items.values() if item.request == request_id(0)]
+    assert not peer.machine._sent
+    assert peer.machine.neighbours.get("b").offers == 0
+    if sent is not None:
+        peer.hears("b", Release(sent, "b"))
+        assert not peer.said
+
+
+def test_the_result_of_a_cancelled_block_is_dropped(peer):
+    peer.gets("laptop", run_of())
+    running = peer.only(Compute)
+    peer.hears("laptop", cancel(0))
+    peer.computes(running)
+    assert not peer.sent(Run)
+    assert peer.machine.idle
+    peer.gets("laptop", run_of(ticket(1)))
+    assert peer.only(Compute).tickets == (ticket(1),)
+
+
+def test_tombstones_are_bounded():
+    peer = new_peer(limits=Limits(tombstones=100))
+    for request in range(1000):
+        peer.hears("laptop", cancel(request, seconds=600))
+    assert len(peer.machine._tombstones) <= 101
+    peer.gets("laptop", run_of(ticket(999)))
+    assert peer.sent(Refuse)[0].reason == "cancelled"
+
+
+def test_tombstones_end_with_their_budget():
+    peer = new_peer()
+    for request in range(255):
+        peer.hears("laptop", cancel(request, seconds=0.001))
+    peer.now += 1
+    peer.hears("laptop", cancel(255, seconds=0.001))
+    assert len(peer.machine._tombstones) == 1
+
+
+def test_what_belongs_to_a_source_that_is_gone_is_dropped_after_a_while(peer):
+    peer.gets("laptop", run_of(remaining=(2, 3), budget=60, waves=BY_X))
+    peer(NeighbourDown("laptop", "killed"))
+    peer.passes(0.9)
+    assert len(peer.machine.items) == 1
+    peer.passes(0.2)
+    assert peer.machine.idle
+    assert "dropped" in peer.notes()
+
+
+def test_but_not_while_a_neighbour_reaches_it(peer):
+    peer.meets("b", [], credit=0, reaches=("laptop",), draining=True)
+    peer.gets("laptop", run_of(remaining=(2, 3), budget=60, waves=BY_X))
+    peer(NeighbourDown("laptop", "cut"))
+    peer.passes(3, step=0.05)
+    assert len(peer.machine.items) == 1

@@ -1,0 +1,182 @@
+"""Captured members against real processes: each lie of ``ls_edge.runtime.chaos.liar`` once, with keys.
+
+Two honest peers hold every block, and so does the liar, which has a key and a place in ``peers.yaml``. Whatever it
+does, every request is answered, in full and right, and when it is gone nothing of it is left at the honest.
+"""
+
+import contextlib
+from collections import Counter
+
+import numpy as np
+import pytest
+import zmq
+
+from ls_edge.bundle import Bundle
+from ls_edge.engines.pipeline import Chain
+from ls_edge.runtime.chaos.liar import LIES
+from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
+from ls_edge.runtime.source import Source
+from ls_edge.runtime.transport.keys import load_secret
+from ls_edge.runtime.transport.node import MOST_OF_ONE_KEY, NOTES_A_MINUTE
+
+pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE")
+
+LIAR, THIEF, LAPTOP = "mallory", "thief", "laptop"
+HONEST = ("anna", "ben")
+CREDITS = 8
+"""What an idle peer offers a source: the other half of its 16 is for peers."""
+REQUESTS = 24
+WAITS = {"silent", "mute", "slow", "progress", "growth", "releases", "hellos", "changes"}
+"""Lies that cost a request a deadline, or a part of its budget: fewer of them, not to wait for long."""
+
+
+@pytest.fixture(scope="module")
+def peers(tiny_bundle, tmp_path_factory):
+    """Two honest peers with every block, in processes of their own; a member and a source that may be captured."""
+    blocks = range(Bundle.open(tiny_bundle).blocks)
+    with LocalPeers(
+        tmp_path_factory.mktemp("members"), tiny_bundle, dict.fromkeys(HONEST, blocks),
+        members={LIAR: blocks}, sources=(LAPTOP, THIEF), keys=True,
+    ) as local:  # fmt: skip
+        local.wait_warm(*HONEST)
+        yield local
+
+
+@pytest.fixture
+def lying(peers, wait_until):
+    """Start a liar; it is gone, and nothing of it left at the honest, when the test is over."""
+    started = []
+
+    def start(lie):
+        name = THIEF if LIES[lie].role == "source" else LIAR
+        started.append(name)
+        peers.lie(name, lie)
+        return lambda: peers.told(name)
+
+    yield start
+    for name in started:
+        peers.stop_lying(name)
+    assert all(peers.alive(name) for name in HONEST)
+
+
+def open_source(peers, bundle, **settings):
+    settings = {"max_skips": 0, "budget_ms": 10_000, **settings}
+    return Source.open(peers.path, bundle, secret_key=peers.secret_key(LAPTOP), **settings)
+
+
+def credits_of(source):
+    known = [source.machine.neighbours.get(name) for name in HONEST]
+    return [0 if n is None or n.state is None else n.state.credits for n in known]
+
+
+def answers_of(source, images, count):
+    """Answers to so many images, a few at a time."""
+    answers = []
+    for begin in range(0, count, 6):
+        futures = [source.submit(image) for image in images[begin : begin + 6]]
+        answers += [future.result(30) for future in futures]
+    return answers
+
+
+@pytest.mark.parametrize("lie", [name for name, lie in LIES.items() if not lie.spoils])
+def test_all_is_answered_and_right_whatever_a_member_does(
+    lie, peers, lying, tiny_bundle, images, assert_replays, wait_until
+):
+    told = lying(lie)
+    count = REQUESTS // 2 if lie in WAITS else REQUESTS
+    pictures = images(count)
+    with open_source(peers, tiny_bundle, budget_ms=5_000) as source:
+        wait_until(lambda: set(HONEST) <= set(source.machine.neighbours.by_name), what="the honest")
+        if LIES[lie].role == "peer":
+            wait_until(lambda: LIAR in source.machine.neighbours.by_name, what="the liar")
+        answers = answers_of(source, pictures, count)
+        assert_replays(tiny_bundle, pictures, answers)
+        assert not any(answer.degraded for answer in answers)
+        done = [step for answer in answers for step in answer.record.order]
+        assert {holder for _, holder in done} <= set(HONEST)
+        if LIES[lie].turn is not None:
+            wait_until(lambda: told().said > 0, what="the lie")
+        if LIES[lie].tempts:
+            wait_until(lambda: told().given > 0, what="work for the liar")
+        peers.stop_lying(THIEF if LIES[lie].role == "source" else LIAR)
+        wait_until(lambda: credits_of(source) == [CREDITS, CREDITS], 15.0, "all credits to be free again")
+
+
+def test_who_is_disbelieved_all_the_time_fills_no_log(peers, lying, tiny_bundle, wait_until, caplog):
+    """Each message that was not believed was a line of its own."""
+    lying("forges")
+    with open_source(peers, tiny_bundle) as source:
+        wait_until(lambda: LIAR in source.disbelieved and source.disbelieved[LIAR].count > 200, what="forgeries")
+    assert 0 < sum(record.message == "disbelieved" for record in caplog.records) <= 2 * NOTES_A_MINUTE
+
+
+def test_one_key_does_not_take_the_room_of_all_sources(peers, tiny_bundle, images, wait_until):
+    """A captured source could be 256 sources at once, so that nobody else was let in."""
+    manifest = Bundle.open(tiny_bundle).manifest
+    keys = load_secret(peers.secret_key(THIEF))
+    poller, answers = zmq.Poller(), []
+    with zmq.Context() as context, contextlib.ExitStack() as stack:
+        for number in range(MOST_OF_ONE_KEY + 6):
+            dealer = stack.enter_context(context.socket(zmq.DEALER))
+            dealer.linger = 0
+            dealer.curve_publickey, dealer.curve_secretkey = keys.public, keys.secret
+            dealer.curve_serverkey = peers.file.peer("anna").public_key.encode()
+            dealer.connect(peers.file.peer("anna").address)
+            name = f"{THIEF}.{number:08x}"
+            dealer.send(wire.encode(Hello(name, "source", number, 0, manifest.model_id, manifest.bundle_id)))
+            poller.register(dealer, zmq.POLLIN)
+
+        def take():
+            for dealer, _ in poller.poll(100):
+                message = wire.decode(dealer.recv())
+                answers.extend([type(message)] if isinstance(message, Welcome | Complaint) else ())
+            return len(answers) == MOST_OF_ONE_KEY + 6
+
+        wait_until(take, 20.0, "an answer to each")
+        assert Counter(answers) == {Welcome: MOST_OF_ONE_KEY, Complaint: 6}
+        with open_source(peers, tiny_bundle) as source:
+            assert source.wait_ready(10) == ()
+            assert len(answers_of(source, images(4), 4)) == 4
+            wait_until(lambda: set(HONEST) <= set(source.machine.neighbours.by_name), what="the honest")
+
+
+def audited(peers, bundle, pictures, wait_until):
+    """Answers to all pictures, audited, and what the audit says."""
+    with open_source(peers, bundle, audit=1.0) as source:
+        wait_until(lambda: {LIAR, *HONEST} <= set(source.machine.neighbours.by_name), what="all three")
+        answers = answers_of(source, pictures, len(pictures))
+        return answers, source.finish_audits(30.0)
+
+
+def wrong(bundle, pictures, answers):
+    with Chain.open(Bundle.open(bundle), threads=1) as chain:
+        right = [chain.forward(p[np.newaxis], a.arrangement)[0] for p, a in zip(pictures, answers, strict=True)]
+    return [np.abs(r - a.logits).max() > 1e-3 * np.abs(r).max() for r, a in zip(right, answers, strict=True)]
+
+
+def test_wrong_tokens_are_noticed_by_an_audit_alone_which_names_who_sent_them(
+    peers, lying, tiny_bundle, images, wait_until
+):
+    told = lying("wrong")
+    pictures = images(12)
+    answers, audit = audited(peers, tiny_bundle, pictures, wait_until)
+    assert told().given > 0
+    by_liar = [LIAR in {holder for _, holder in answer.record.order} for answer in answers]
+    assert any(by_liar)
+    assert wrong(tiny_bundle, pictures, answers) == by_liar
+    assert audit.mismatched == sum(by_liar)
+    assert audit.suspects[LIAR].named > 0
+    assert not any(audit.suspects[name].named for name in audit.suspects if name != LIAR)
+
+
+def test_who_says_that_others_sent_wrong_tokens_is_named_with_them(peers, lying, tiny_bundle, images, wait_until):
+    """The itinerary is what its holders say: an honest peer was named alone."""
+    lying("blames")
+    pictures = images(12)
+    answers, audit = audited(peers, tiny_bundle, pictures, wait_until)
+    count = sum(wrong(tiny_bundle, pictures, answers))
+    assert audit.mismatched == count > 0
+    assert not any(one.named for name, one in audit.suspects.items() if name != LIAR)
+    assert audit.suspects[LIAR].one_of + audit.suspects[LIAR].named == count

@@ -1,0 +1,493 @@
+"""A member with a key that lies: it may spoil the work that it is given, not that of others, and nothing hangs.
+
+Routing machines in simulated time: two honest peers hold every block, a third holds every block too and does what the
+test says. What is checked on arrival, before routing sees a message, is in ``test_hostile.py``.
+"""
+
+import random
+
+import msgspec
+import pytest
+
+from ls_edge.errors import NotFinite
+from ls_edge.runtime.protocol.messages import (
+    Accept,
+    Cancel,
+    Hello,
+    Itinerary,
+    Moved,
+    Progress,
+    Refuse,
+    Release,
+    Run,
+    State,
+    Ticket,
+    Track,
+)
+from ls_edge.runtime.routing.custody import Stage
+from ls_edge.runtime.routing.events import (
+    Answer,
+    Arrived,
+    Compute,
+    Computed,
+    ComputeFailed,
+    Fail,
+    NeighbourDown,
+    Received,
+    Send,
+)
+from ls_edge.runtime.routing.neighbours import Limits, Neighbour
+from ls_edge.runtime.routing.peer_routing import PeerMachine
+from ls_edge.runtime.routing.source_routing import SourceMachine
+from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
+
+from .driver import ALL_BY_A, BY_X, Driver, cancel, new_peer, request_id, run_of, submits, ticket
+
+BLOCKS = 4
+ALL = tuple(range(BLOCKS))
+SIDE_BY_SIDE = ((((0, "a"), (1, "a")), ((2, "b"), (3, "b"))),)
+
+
+class Liar(PeerMachine):
+    """A peer that looks idle, and answers each RUN by what :meth:`lie` gives."""
+
+    def __init__(self, lie, **says):
+        super().__init__("liar", range(BLOCKS), limits=Limits(), rng=random.Random(7))
+        self.lie = lie
+        self.says = says
+        self.given = []
+        self.ticks = 0
+
+    def state(self, name=""):
+        honest = State(True, False, False, 16, 0, self.ticks, 1, reaches=(SOURCE, "a", "b"), reach_blocks=ALL)
+        return msgspec.structs.replace(honest, **self.says)
+
+    def handle(self, event, now):
+        self._now = max(self._now, now)
+        self._out = []
+        self.ticks += 1
+        if isinstance(event, Arrived):
+            self.given.append(event)
+            self._out += list(self.lie(self, event))
+        elif self.given and hasattr(self.lie, "later"):
+            self._out += list(self.lie.later(self))
+        elif not isinstance(event, Received):
+            super()._on(event)
+        return [one for one in self._out if isinstance(one, Send)]
+
+    def next_check(self):
+        return self._now + 0.05 if self.given and hasattr(self.lie, "later") else None
+
+
+def accepts(liar, event):
+    yield Send(event.sender, Accept(event.run.ticket, 16))
+
+
+def refuses(reason):
+    def lie(liar, event):
+        yield Send(event.sender, Refuse(event.run.ticket, reason, 16))
+
+    return lie
+
+
+def home(event, why="done", **changes):
+    itinerary = msgspec.structs.replace(event.run.itinerary, **changes)
+    run = msgspec.structs.replace(
+        event.run, returning=why, itinerary=itinerary, ticket=event.run.ticket._replace(hop=event.run.ticket.hop + 1)
+    )
+    return Send(event.run.itinerary.source, run, event.tokens)
+
+
+def returns(why, **changes):
+    def lie(liar, event):
+        yield Send(event.sender, Accept(event.run.ticket, 16))
+        yield home(event, why, **changes)
+
+    return lie
+
+
+class Keeps:
+    """Accepts, and says for ever that all is well."""
+
+    def __init__(self, *, release=False, growth=0):
+        self.release = release
+        self.growth = growth
+
+    def __call__(self, liar, event):
+        yield Send(event.sender, Accept(event.run.ticket, 16))
+        if self.release:
+            yield Send(event.sender, Release(event.run.ticket, "b"))
+
+    def later(self, liar):
+        for event in liar.given[-40:]:
+            if self.release:
+                yield Send(SOURCE, Moved(event.run.ticket, "a"))
+            else:
+                done = event.run.itinerary.blocks_done + min(self.growth, liar.ticks)
+                yield Send(event.sender, Progress(event.run.ticket, done))
+
+
+SKIPPED = {"remaining": (), "skipped": tuple(range(BLOCKS))}
+LIES = {
+    "refuses as busy, with credits": (refuses("busy"), {}),
+    "refuses as cancelled": (refuses("cancelled"), {}),
+    "refuses as not finite": (refuses("not finite"), {}),
+    "refuses for no known reason": (refuses("because"), {}),
+    "is silent": (lambda liar, event: (), {}),
+    "accepts and is silent": (accepts, {}),
+    "accepts and is silent, its engine being very slow": (accepts, {"block_us": 2**32 - 1, "wait_us": 0}),
+    "makes progress for ever": (Keeps(), {}),
+    "makes progress for ever and says so": (Keeps(growth=3), {}),
+    "says that it has passed everything on": (Keeps(release=True), {}),
+    "returns everything as it was": (returns("unreachable"), {}),
+    "returns everything for lack of time": (returns("budget"), {}),
+    "returns everything for lack of credit": (returns("credit"), {}),
+    "finds nothing finite": (returns("not finite"), {}),
+    "leaves all blocks out": (returns("done", **SKIPPED, max_skips=BLOCKS), {}),
+    "makes a track of it": (returns("done", remaining=(), track=Track(1, 0, 4, SOURCE)), {}),
+    "makes two tracks of it": (
+        returns("done", remaining=(), waves=SIDE_BY_SIDE),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("policy", ["nearest", "fastest", "sequential", "parallel"])
+@pytest.mark.parametrize(("lie", "says"), LIES.values(), ids=LIES)
+def test_requests_are_answered_by_the_honest(lie, says, policy):
+    sim = Simulation({"a": range(BLOCKS), "b": range(BLOCKS), "liar": range(BLOCKS)}, blocks=BLOCKS, seed=3)
+    liar = sim.processes["liar"].machine = Liar(lie, **says)
+    sim.run(0.3)
+    requests = []
+    for _ in range(30):
+        requests.append(sim.submit(policy=policy, budget=10.0))
+        sim.run(0.1)
+    sim.settle()
+    for request in requests:
+        (outcome,) = sim.outcomes[request]
+        assert isinstance(outcome, Answer), outcome
+        ran = [step for wave in outcome.itinerary.waves for track in wave for step in track]
+        if outcome.itinerary.waves != SIDE_BY_SIDE:
+            assert outcome.tokens == tuple(block for block, _ in ran)
+        assert sorted(block for block, _ in ran) == list(range(BLOCKS))
+        assert not outcome.itinerary.skipped
+    assert liar.given or "block_us" in says  # an engine that is very slow may be left alone
+    assert len(liar.given) < 20 * len(requests)
+    sim.run(12.0)
+    for name in ("a", "b"):
+        machine = sim.processes[name].machine
+        assert not machine.items
+        assert machine.credits == machine.limits.credits
+
+
+def test_one_that_returns_everything_is_not_asked_all_the_time():
+    """One request went to it 1,149 times in three seconds, because it always looked idle."""
+    sim = Simulation({"liar": range(BLOCKS)}, blocks=BLOCKS)
+    liar = sim.processes["liar"].machine = Liar(returns("unreachable"))
+    sim.run(0.3)
+    request = sim.submit(budget=3.0)
+    sim.run(4.0)
+    (outcome,) = sim.outcomes[request]
+    assert isinstance(outcome, Fail)
+    assert len(liar.given) < 30
+
+
+# A source.
+
+
+@pytest.fixture
+def source():
+    """A source with the peers ``a`` and ``b``, each with all blocks."""
+    one = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
+    for name in ("a", "b"):
+        one.meets(name, range(BLOCKS))
+    return one
+
+
+def given(source, name="a", **how):
+    """Submit a request; its first RUN, which went to ``name``."""
+    other = "b" if name == "a" else "a"
+    source.hears_state(other, wait_us=10**6)
+    submits(source, **how)
+    (run,) = source.sent(Run, name)
+    source.hears(name, Accept(run.ticket, 8))
+    return run
+
+
+def test_who_was_given_nothing_cannot_answer(source):
+    run = given(source)
+    for forged in (request_id(0), bytes(16), b"f" * 16):
+        source.gets("b", run_of(Ticket(forged, 0, 1), remaining=(), returning="done", waves=ALL_BY_A))
+        assert not [s for s in source.said if isinstance(s, Answer)]
+    assert {name: one.count for name, one in source.machine.disbelieved.items()} == {"b": 3}
+    source.gets("a", run_of(run.ticket, remaining=(), returning="done", waves=ALL_BY_A))
+    assert [s.request for s in source.said if isinstance(s, Answer)] == [0]
+
+
+def test_request_ids_cannot_be_guessed_from_others(source):
+    ids = set()
+    for number in range(50):
+        submits(source, number)
+        ids |= {item.request for item in source.machine.items.values()}
+    assert len(ids) == 50
+    assert len({one[:4] for one in ids}) == len(ids)
+    assert all(len(one) == 16 for one in ids)
+
+
+def test_moved_from_who_holds_nothing_changes_nothing(source):
+    """It defeated recovery: the source watched a process that had nothing."""
+    run = given(source)
+    source.hears("b", Moved(Ticket(b"g" * 16, 1, 3), "a"))
+    (item,) = source.machine.items.values()
+    assert item.stage is Stage.CUSTODY
+    source(NeighbourDown("a", "killed"))
+    assert len(source.sent(Run, "b")) == 1
+    assert source.sent(Run, "b")[0].ticket.request == run.ticket.request
+
+
+def test_what_was_asked_for_is_not_taken_from_the_wire(source):
+    run = given(source, policy="fastest", max_skips=0)
+    told = run_of(
+        run.ticket, remaining=(3, 2), returning="credit", waves=((((0, "a"), (1, "a")),),), policy="random", skips=4,
+        late="skip", price=9.0,
+    )  # fmt: skip
+    source.gets("a", told, ("far",))
+    (item,) = source.machine.items.values()
+    it = item.itinerary
+    assert (it.policy, it.max_skips, it.late, it.price) == ("fastest", 0, "later", 1.0)
+    assert it.remaining == (2, 3)
+
+
+def test_a_source_that_is_told_cancelled_goes_on(source):
+    run = given(source)
+    source.gets("a", run_of(run.ticket, returning="cancelled"))
+    assert len(source.sent(Run, "b")) == 1
+
+
+def test_what_comes_back_as_it_was_is_not_taken_instead_of_what_was_sent(source):
+    """A member could put other tokens under a request without a trace, and the honest who ran them were named."""
+    submits(source, tokens=("mine",))
+    (run,) = source.sent(Run, "a")
+    source.gets("a", run_of(run.ticket, returning="unreachable"), ("other",))
+    assert [s.tokens for s in source.said if isinstance(s, Send) and isinstance(s.message, Run)] == [("mine",)]
+
+
+def test_an_answer_says_whose_hands_it_went_through_whatever_they_say(source):
+    run = given(source)
+    source.hears("b", Moved(run.ticket._replace(hop=2), "far"))
+    source.gets("b", run_of(run.ticket, returning="done", remaining=(), waves=ALL_BY_A))
+    assert source.only(Answer).hands == ("a", "far", "b")
+
+
+def test_not_finite_from_two_holders_ends_the_request_and_names_them(source):
+    run = given(source)
+    source.gets("a", run_of(run.ticket, returning="not finite"))
+    (again,) = source.sent(Run, "b")
+    source.hears("b", Accept(again.ticket, 8))
+    source(Arrived("b", run_of(again.ticket, returning="done", remaining=(), waves=ALL_BY_A), (), finite=False))
+    fail = source.only(Fail)
+    assert isinstance(fail.error, NotFinite)
+    assert "a, b" in str(fail.error)
+    assert not source.machine.requests
+
+
+def test_not_finite_from_the_only_holder_ends_the_request_at_once():
+    source = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
+    source.meets("a", range(BLOCKS))
+    submits(source)
+    (run,) = source.sent(Run)
+    source.gets("a", run_of(run.ticket, returning="not finite"))
+    assert isinstance(source.only(Fail).error, NotFinite)
+
+
+# A peer.
+
+
+def test_nobody_cancels_the_requests_of_others():
+    peer = new_peer()
+    peer.meets("phone", role="source")
+    peer.meets("b", [2, 3])
+    peer.gets("laptop", run_of())
+    for stranger in ("phone", "b"):
+        peer.hears(stranger, cancel(0, seconds=600))
+    assert len(peer.machine.items) == 1
+    peer.gets("laptop", run_of(ticket(branch=7)))
+    assert peer.sent(Accept, "laptop")
+    peer.hears("laptop", cancel(0))
+    assert not peer.machine.items
+
+
+def test_work_for_a_source_that_does_not_exist_is_forgotten_and_leaves_room():
+    peer = new_peer()
+    peer.meets("b", [2, 3])
+    for number in range(40):
+        peer.gets("b", run_of(ticket(100 + number), source="ghost", budget=600, remaining=(2, 3), waves=BY_X))
+    peer.gets("laptop", run_of(ticket(1)))
+    assert peer.sent(Accept, "laptop")
+    assert len(peer.machine.items) <= 17
+    peer.passes(1.5)
+    assert not [item for item in peer.machine.items.values() if item.owner == "ghost"]
+
+
+def test_a_source_behind_a_relay_that_died_is_noticed_too():
+    """Its work stayed until its budget ended, since only lost links were looked at."""
+    peer = new_peer()
+    peer.meets("r", [], reaches=("phone",))
+    peer.gets("r", run_of(ticket(5), source="phone", budget=600, remaining=(2, 3), waves=BY_X))
+    peer.passes(2.0)
+    assert len(peer.machine.items) == 1
+    peer.hears_state("r", reaches=())
+    peer.passes(1.5)
+    assert not peer.machine.items
+    assert "dropped" in peer.notes()
+
+
+def test_one_source_leaves_room_for_the_next_whatever_it_is_called():
+    peer = new_peer()
+    peer.meets("b", [])
+    for number in range(20):
+        alias = f"greedy.{number:08x}"
+        peer.meets(alias, role="source")
+        peer.gets(alias, run_of(ticket(number), source=alias, budget=600, remaining=(2, 3), waves=BY_X))
+        peer.gets("b", run_of(ticket(100 + number), source=alias, budget=600, remaining=(2, 3), waves=BY_X))
+    peer.gets("laptop", run_of(ticket(999)))
+    assert not peer.sent(Refuse)
+    assert peer.sent(Accept, "laptop")
+
+
+def test_nobody_takes_the_share_of_a_source_in_its_name():
+    peer = new_peer()
+    peer.meets("b", [])
+    for number in range(200):
+        run = run_of(ticket(number), budget=600, remaining=(2, 3), waves=BY_X)
+        peer.gets("b", run)
+        peer.gets("b", msgspec.structs.replace(run, ticket=ticket(1000 + number), returning="unreachable"))
+    assert len(peer.machine.items) <= 16 + 64
+    peer.gets("laptop", run_of(ticket(999)))
+    assert peer.sent(Accept, "laptop")
+
+
+def test_sources_share_the_credits_equally():
+    peer = new_peer()
+    peer.meets("b", [])
+    peer.meets("phone", role="source")
+    peer.gets("phone", run_of(ticket(50), source="phone", budget=600))
+    for number in range(16):
+        peer.gets("b", run_of(ticket(number), budget=600))
+    held = [item.owner for item in peer.machine.items.values()]
+    assert held.count("laptop") == 8
+
+
+def test_a_pause_of_the_engine_does_not_turn_a_peer_into_a_black_hole():
+    """One engine call of 15 s made it return everything for lack of time, and nothing ever corrected that."""
+    peer = new_peer()
+    peer.gets("laptop", run_of(ticket(0), budget=60))
+    peer.machine.block_us = 1000
+    compute = peer.only(Compute)
+    outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)
+    peer(Computed(compute.blocks, compute.tickets, outputs, 15_000_000), 15.0)
+    assert peer.machine.block_us < 2000
+    peer.machine.block_us = 1_500_000
+    peer.gets("laptop", run_of(ticket(1), budget=1.0))
+    assert peer.sent(Accept, "laptop")
+    assert not peer.sent(Run, "laptop")
+
+
+def test_an_engine_time_that_somebody_announces_is_believed_within_bounds():
+    limits = Limits()
+    n = Neighbour(Hello("b", "peer", 1, 0, "m", "b"))
+    n.state = State(True, False, False, 9, 0, 0, 2**32 - 1, 2**32 - 1)
+    assert n.hop_deadline(limits, 8.0) == 2.0
+    assert n.hop_deadline(limits, 60.0) == 15.0
+    n.state = State(True, False, False, 9, 0, 0, 1000)
+    assert n.hop_deadline(limits, 60.0) == 0.25
+
+
+def test_one_odd_image_does_not_take_a_block_out_of_service():
+    peer = new_peer()
+    for number in range(3):
+        peer.gets("laptop", run_of(ticket(number)))
+        compute = peer.only(Compute)
+        peer(ComputeFailed(0, compute.tickets, "NaN", not_finite=True))
+        (back,) = peer.sent(Run, "laptop")
+        assert back.returning == "not finite"
+        peer.hears("laptop", Accept(back.ticket, 1))
+        assert (0 in peer.machine.failed_blocks) == (number == 2)
+
+
+def test_the_others_of_a_batch_go_on():
+    peer = new_peer(max_batch=2)
+    peer.meets("b", [2, 3])
+    peer.gets("laptop", run_of(ticket(0)))
+    first = peer.only(Compute)
+    for number in (1, 2):
+        peer.gets("laptop", run_of(ticket(number)))
+    peer.computes(first)
+    peer.computes(peer.only(Compute))
+    odd, other = peer.only(Compute).tickets
+    blocks = peer.only(Compute).blocks
+    rest = Computed(blocks, (other,), (blocks,), 1000)
+    peer(ComputeFailed(0, (odd,), "NaN", not_finite=True, rest=rest))
+    assert [(m.ticket.request, m.returning) for m in peer.sent(Run, "laptop")] == [(odd.request, "not finite")]
+    (item,) = [item for item in peer.machine.items.values() if item.request == other.request]
+    assert item.tokens == blocks
+    assert not peer.machine._not_finite
+
+
+def test_tokens_that_are_not_finite_are_refused():
+    peer = new_peer()
+    peer(Arrived("laptop", run_of(), (), finite=False))
+    assert [message.reason for message in peer.sent(Refuse)] == ["not finite"]
+
+
+def test_tokens_do_not_bounce_for_ever():
+    peer = new_peer()
+    peer.meets("b", [2, 3])
+    peer.gets("b", run_of(ticket(hop=64 + 16), remaining=(2, 3), waves=BY_X))
+    assert [message.returning for message in peer.sent(Run, "laptop")] == ["hops"]
+
+
+def test_who_waits_for_the_next_holder_is_not_suspected_itself():
+    """The deadline of who keeps the copy before fired first, and hit the wrong process."""
+    peer = new_peer()
+    peer.meets("b", [2, 3])
+    peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
+    assert peer.sent(Run, "b")
+    said = peer.passes(0.24)
+    told = [s for s in said if isinstance(s, Send) and isinstance(s.message, Progress) and s.to == "laptop"]
+    assert len(told) >= 2
+    peer.passes(0.05)
+    assert peer.notes()[0] == "suspect"
+
+
+def test_a_slow_link_carries_a_few_transfers_at_a_time():
+    peer = new_peer((0,))
+    peer.meets("b", [1, 2, 3], credit=9)
+    for number in range(6):
+        peer.gets("laptop", run_of(ticket(number), remaining=(1, 2, 3), waves=((((0, "x"),),),)))
+    assert sum(item.stage is Stage.OFFERED for item in peer.machine.items.values()) == 2
+    first = next(iter(peer.machine._sent))
+    peer.hears("b", Accept(first, 9), after=0.2)
+    n = peer.machine.neighbours.get("b")
+    assert n.link_us > 150_000
+    assert n.credits(peer.now, peer.machine.limits) <= 1
+
+
+def test_tombstones_cost_the_same_however_many_there_are():
+    """They were rebuilt on each event at multiples of 256."""
+    peer = new_peer(limits=Limits(tombstones=1000))
+    for number in range(1024):
+        peer.hears("laptop", Cancel((request_id(number),), 10**8))
+    before = peer.machine._tombstones
+    peer.passes(0.05)
+    assert peer.machine._tombstones is before
+    assert len(before) == 1000
+    peer.passes(101, step=1.0)
+    assert not peer.machine._tombstones
+    assert not peer.machine._tombstone_ends
+
+
+def test_itineraries_know_to_whom_they_belong():
+    plain = Itinerary("laptop", "nearest", (0,), 0)
+    assert plain.owner == "laptop"
+    assert msgspec.structs.replace(plain, source="a", track=Track(1, 0, 0, "laptop")).owner == "laptop"

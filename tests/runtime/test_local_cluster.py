@@ -1,0 +1,113 @@
+"""Peers of this machine as processes: they start, serve, are killed, come back, and never outlive their manager."""
+
+import os
+import shutil
+import signal
+import socket
+
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.errors import LinkError, UsageError
+from ls_edge.runtime.local_cluster import LocalPeers, free_ports
+from ls_edge.runtime.source import Source
+
+PLACEMENT = {"a": [0, 1, 2], "b": [3, 4, 5]}
+
+
+def exists(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_free_ports_are_different_and_none_that_is_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = free_ports(20)
+        assert len({*ports, taken.getsockname()[1]}) == 21
+
+
+def test_the_file_says_what_was_asked_for(tmp_path, tiny_bundle):
+    local = LocalPeers(
+        tmp_path / "new" / "folder", tiny_bundle, PLACEMENT, top={"heartbeat": {"interval_ms": 50, "timeout_ms": 200}},
+        each={"codec": "fp16", "credits": 3},
+    )  # fmt: skip
+    assert [(p.name, p.blocks, p.codec, p.credits, p.threads) for p in local.file.peers] == [
+        ("a", (0, 1, 2), "fp16", 3, 1),
+        ("b", (3, 4, 5), "fp16", 3, 1),
+    ]
+    assert local.file.heartbeat.interval_ms == 50
+    assert not local.alive("a")
+    local.close()
+
+
+def test_a_life_of_two_peers(tmp_path, tiny_bundle, images, assert_replays):
+    with LocalPeers(tmp_path, tiny_bundle, PLACEMENT) as local:
+        local.wait_warm()
+        assert local.alive("a")
+        assert local.alive("b")
+        with pytest.raises(UsageError, match="peer 'a' runs already"):
+            local.start("a")
+        with Source(local.file, Bundle.open(tiny_bundle)) as source:
+            assert source.wait_ready() == ()
+            batch = images(3)
+            assert_replays(tiny_bundle, batch, [source.submit(image).result(10) for image in batch])
+
+            local.kill("a")
+            assert not local.alive("a")
+            before = local.log_path("a").stat().st_size
+            local.start("a")
+            local.wait_warm("a")
+            assert local.log_path("a").stat().st_size > before
+            assert source.wait_ready() == ()
+            assert_replays(tiny_bundle, batch, [source.submit(image).result(10) for image in batch])
+
+        assert local.terminate("a") == 0
+        assert not local.alive("a")
+        assert b"leaving" in local.log_path("a").read_bytes()
+        local.signal("a", signal.SIGTERM)  # nobody there: nothing happens
+        pids = [process.pid for process in local.processes.values()]
+    assert not any(exists(pid) for pid in pids)
+
+
+def test_an_error_inside_leaves_no_process_behind_not_even_a_stopped_one(tmp_path, tiny_bundle):
+    pids = []
+
+    def use():
+        with LocalPeers(tmp_path, tiny_bundle, PLACEMENT) as local:
+            pids.extend(process.pid for process in local.processes.values())
+            local.signal("b", signal.SIGSTOP)
+            raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        use()
+    assert len(pids) == 2
+    assert not any(exists(pid) for pid in pids)
+
+
+def test_a_peer_that_does_not_come_up_says_why(tmp_path, tiny_bundle):
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_bundle, broken)
+    (broken / "blocks" / "04.onnx").write_bytes(b"not what it was")
+    local = LocalPeers(tmp_path, tiny_bundle, PLACEMENT)
+    local.bundles["b"] = broken
+    port = int(local.file.peer("a").bind.rpartition(":")[2])
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            local.start("a", "b")
+            with pytest.raises(LinkError, match=f"peer a did not become warm: .*tcp://127.0.0.1:{port} is in use"):
+                local.wait_warm("a")
+        with pytest.raises(LinkError, match=r"peer b did not become warm: .*04\.onnx .*is not the file of this bundle"):
+            local.wait_warm("b")
+        assert local.processes["a"].wait(5) == 1
+        assert local.processes["b"].wait(5) == 1
+    finally:
+        local.close()
+
+
+def test_waiting_for_a_peer_that_was_never_started_ends_at_once(tmp_path, tiny_bundle):
+    local = LocalPeers(tmp_path, tiny_bundle, PLACEMENT)
+    with pytest.raises(LinkError, match="peer a did not become warm: it said nothing"):
+        local.wait_warm("a")

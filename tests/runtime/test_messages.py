@@ -1,0 +1,282 @@
+"""Messages: what is written is read again, and whatever else comes in is one WireError."""
+
+import contextlib
+import random
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from ls_edge.errors import WireError
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import (
+    Accept,
+    Bye,
+    Cancel,
+    Complaint,
+    Hello,
+    Itinerary,
+    Moved,
+    Progress,
+    Refuse,
+    Release,
+    Run,
+    State,
+    Ticket,
+    Track,
+    TrackRow,
+    VisitRow,
+    Welcome,
+)
+
+EXAMPLES = 3000
+"""Mutated frames of each kind of message that are tried."""
+
+REQUEST = bytes(range(16))
+TICKET = Ticket(REQUEST, 2**63 + 1, 3)
+
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True)
+counts = st.integers(0, 2**16 - 1)
+times = st.integers(0, 2**32 - 1)
+budgets = st.integers(0, 600_000_000)
+texts = st.text(max_size=20).filter(str.isprintable)
+flags = st.booleans()
+requests = st.binary(min_size=16, max_size=16)
+numbers = st.lists(counts, max_size=5).map(tuple)
+tickets = st.builds(Ticket, requests, st.integers(0, 2**64 - 1), st.integers(0, 2**16 - 2))
+rows = st.builds(TrackRow, counts, names, numbers, times, times, times, times, times, times, texts)
+visits = st.lists(
+    st.builds(VisitRow, names, numbers, times, times, times, times, st.lists(rows, max_size=2).map(tuple)), max_size=3
+).map(tuple)
+track_marks = st.none() | st.builds(Track, st.integers(0, 2**64 - 1), counts, counts, names)
+
+
+@st.composite
+def itineraries(draw):
+    blocks = draw(st.lists(st.integers(0, 2**16 - 1), unique=True, max_size=8))
+    cut, end = sorted((draw(st.integers(0, len(blocks))), draw(st.integers(0, len(blocks)))))
+    waves = []
+    rest = blocks[:cut]
+    while rest:
+        tracks = []
+        for _ in range(draw(st.integers(1, 2))):
+            length = draw(st.integers(1, 3))
+            if rest[:length]:
+                tracks.append(tuple((block, draw(names)) for block in rest[:length]))
+            rest = rest[length:]
+        waves.append(tuple(tracks))
+    return Itinerary(
+        draw(names), draw(texts), tuple(blocks[cut:end]), draw(counts), draw(flags), tuple(waves), tuple(blocks[end:]),
+        draw(visits), tuple(draw(st.lists(names, max_size=3))), 1.0, draw(counts), draw(texts), draw(track_marks),
+        tuple(draw(st.lists(names, max_size=3))),
+    )  # fmt: skip
+
+
+hellos, welcomes = (
+    st.builds(
+    kind, name=names, role=texts, incarnation=st.integers(0, 2**64 - 1), minor=counts, model_id=texts,
+    bundle_id=texts, blocks=numbers, engine=texts, codec=texts,
+) for kind in (Hello, Welcome))  # fmt: skip
+states = st.builds(
+    State, warm=flags, draining=flags, stuck=flags, credits=counts, queue=counts, calls=counts, block_us=times,
+    wait_us=times, reaches=st.lists(names, max_size=3).map(tuple), reach_blocks=numbers,
+)  # fmt: skip
+sizes = st.integers(1, 2**20)
+runs = st.builds(Run, tickets, budgets, itineraries(), texts, sizes, sizes, texts)
+cancelled = st.lists(requests, max_size=4).map(tuple)
+messages = st.one_of(
+    hellos, welcomes, states, runs, st.builds(Bye, texts), st.builds(Accept, tickets, counts),
+    st.builds(Release, tickets, names), st.builds(Refuse, tickets, texts, counts), st.builds(Progress, tickets, counts),
+    st.builds(Moved, tickets, names), st.builds(Cancel, cancelled, budgets), st.builds(Complaint, st.text(max_size=20)),
+)  # fmt: skip
+
+ITINERARY = Itinerary(
+    "laptop", "nearest", (2, 3), 1, False, ((((0, "a"), (1, "b")),),), (), (VisitRow("a", (0,), 1, 2, 3),)
+)
+VALID = {
+    "hello": Hello("a", "peer", 5, 0, "m" * 64, "b" * 64, (0, 1), "onnx CPUExecutionProvider"),
+    "welcome": Welcome("b", "source", 5, 0, "m" * 64, "b" * 64),
+    "state": State(True, False, False, 16, 0, 9, 400, 800, ("b", "laptop"), (2, 3)),
+    "bye": Bye("draining"),
+    "run": Run(TICKET, 10_000, ITINERARY, "raw", 16, 32),
+    "accept": Accept(TICKET, 3),
+    "refuse": Refuse(TICKET, "busy"),
+    "progress": Progress(TICKET, 3),
+    "release": Release(TICKET, "b"),
+    "moved": Moved(TICKET, "b"),
+    "cancel": Cancel((REQUEST,), 10_000),
+    "complaint": Complaint("what"),
+}
+
+
+def test_there_is_a_valid_example_of_every_message():
+    assert {type(m) for m in VALID.values()} == set(wire.Message.__args__)
+
+
+@given(messages)
+def test_what_is_written_is_read_again(message):
+    assert wire.decode(wire.encode(message)) == message
+
+
+def test_a_thousand_blocks_fit_into_a_header():
+    waves = ((tuple((block, f"device-{block % 50:04d}") for block in range(1000)),),)
+    run = msgspec.structs.replace(VALID["run"], itinerary=Itinerary("laptop", "nearest", (), 0, False, waves))
+    assert wire.decode(wire.encode(run)) == run
+
+
+def raw(tag, **fields):
+    """A header with these fields, whatever they are."""
+    message = msgspec.to_builtins(VALID[tag], builtin_types=(bytes,))
+    return b"LS\x02" + msgspec.msgpack.encode({**message, **fields})
+
+
+def itinerary(**fields):
+    plain = {name: getattr(ITINERARY, name) for name in Itinerary.__struct_fields__}
+    return [*{**plain, **fields}.values()]
+
+
+TOO_LONG = "x" * 257
+MALFORMED = {
+    "nothing": (b"", "not an ls-edge message"),
+    "three bytes": (b"LS\x02", "not an ls-edge message"),
+    "other magic": (b"GET / HTTP/1.1", "not an ls-edge message .*GET"),
+    "older major": (b"LS\x01\x80", "version 1 was received and this is version 2"),
+    "newer major": (b"LS\x03" + wire.encode(VALID["bye"])[3:], "version 3 was received and this is version 2"),
+    "huge header": (b"LS\x02" + b"\0" * wire.MAX_HEADER, "header of 65539 bytes, at most 65536"),
+    "truncated": (wire.encode(VALID["run"])[:-1], "malformed header"),
+    "trailing byte": (wire.encode(VALID["bye"]) + b"\0", "malformed header"),
+    "no tag": (b"LS\x02\x80", "malformed header"),
+    "unknown tag": (b"LS\x02" + msgspec.msgpack.encode({"t": "walk"}), "malformed header .*walk"),
+    "tag of another type": (b"LS\x02" + msgspec.msgpack.encode({"t": 1}), "malformed header"),
+    "not a map": (b"LS\x02" + msgspec.msgpack.encode([1, 2]), "malformed header"),
+    "deep nesting": (b"LS\x02\x82\xa1t\xa3bye\xa1x" + b"\x91" * 60_000 + b"\x90", "malformed header"),
+    "length beyond the frame": (b"LS\x02\x82\xa1t\xa5hello\xa6blocks\xdd\xff\xff\xff\xff", "malformed header"),
+    "text that is not UTF-8": (b"LS\x02\x82\xa1t\xa3bye\xa6reason\xa2\xff\xfe", "malformed header"),
+    "missing field": (b"LS\x02" + msgspec.msgpack.encode({"t": "accept", "credits": 1}), "malformed header .*ticket"),
+    "wrong type": (raw("accept", credits="3"), "malformed header .*credits"),
+    "fraction": (raw("accept", credits=1.5), "malformed header .*credits"),
+    "null": (raw("progress", blocks_done=None), "malformed header"),
+    "negative credits": (raw("accept", credits=-1), "number -1"),
+    "negative credits in refuse": (raw("refuse", credits=-1), "number -1"),
+    "negative queue": (raw("state", queue=-1), "number -1"),
+    "endless block": (raw("state", block_us=2**32), "number 4294967296"),
+    "negative wait": (raw("state", wait_us=-1), "number -1"),
+    "negative block reached": (raw("state", reach_blocks=[0, -3]), "number -3"),
+    "negative progress": (raw("progress", blocks_done=-1), "number -1"),
+    "negative block in hello": (raw("hello", blocks=[-1]), "number -1"),
+    "negative incarnation": (raw("hello", incarnation=-1), "number -1"),
+    "name empty": (raw("hello", name=""), "name ''"),
+    "name too long": (raw("hello", name="n" * 64), "name 'nnn"),
+    "name with a line break": (raw("hello", name="a\nb"), "name"),
+    "text too long": (raw("hello", engine=TOO_LONG), "text of 257 characters"),
+    "long role": (raw("hello", role=TOO_LONG), "text of 257 characters"),
+    "long reason": (raw("bye", reason=TOO_LONG), "text of 257 characters"),
+    "long refusal": (raw("refuse", reason=TOO_LONG), "text of 257 characters"),
+    "long complaint": (raw("complaint", what="x" * 4097), "complaint of 4097 characters"),
+    "escape sequence": (raw("hello", model_id="\x1b[31mred"), r"text '\\x1b\[31mred' with characters"),
+    "line break in a reason": (raw("bye", reason="a\nb"), "cannot be printed"),
+    "cancelled request too long": (raw("cancel", requests=[b"x" * 60_000]), "request id of 60000 bytes"),
+    "cancelled request that is a number": (raw("cancel", requests=[7]), "malformed header"),
+    "cancelled for ever": (raw("cancel", budget_us=600_000_001), "cancel with the number"),
+    "cancel of very many": (raw("cancel", requests=[REQUEST] * 1025), "cancel of 1025 requests"),
+    "ticket too short": (raw("accept", ticket=[REQUEST, 1]), "malformed header"),
+    "ticket's request": (raw("accept", ticket=[b"x" * 17, 1, 2]), "request id of 17 bytes"),
+    "ticket's branch": (raw("accept", ticket=[REQUEST, -2, 3]), "ticket out of range"),
+    "ticket's hop": (raw("accept", ticket=[REQUEST, 2, -3]), "ticket out of range"),
+    "last hop there could be": (raw("run", ticket=[REQUEST, 2, 2**16 - 1]), "ticket out of range"),
+    "moved from nobody": (raw("moved", before=""), "name ''"),
+    "no tokens": (raw("run", count=0), "tokens 0 x 32"),
+    "no width": (raw("run", dim=0), "tokens 16 x 0"),
+    "too many tokens": (raw("run", count=2**20 + 1), "tokens 1048577 x 32"),
+    "negative budget": (raw("run", budget_us=-1), "budget -1 us"),
+    "endless budget": (raw("run", budget_us=600_000_001), "budget 600000001 us"),
+    "block remains twice": (raw("run", itinerary=itinerary(remaining=[2, 2])), "a block twice"),
+    "block ran and remains": (raw("run", itinerary=itinerary(remaining=[1, 2])), "a block twice"),
+    "block skipped and remains": (raw("run", itinerary=itinerary(skipped=[2])), "a block twice"),
+    "negative block": (raw("run", itinerary=itinerary(remaining=[-1])), "one out of range"),
+    "empty wave": (raw("run", itinerary=itinerary(waves=[[]])), "empty wave or track"),
+    "empty track": (raw("run", itinerary=itinerary(waves=[[[]]])), "empty wave or track"),
+    "holder": (raw("run", itinerary=itinerary(waves=[[[[0, ""]]]])), "name ''"),
+    "relay": (raw("run", itinerary=itinerary(relays=["a/b"])), "name 'a/b'"),
+    "source": (raw("run", itinerary=itinerary(source="")), "name ''"),
+    "visit's holder": (raw("run", itinerary=itinerary(visits=[["", [0], 1, 2, 3]])), "name ''"),
+    "visit's time": (raw("run", itinerary=itinerary(visits=[["a", [0], 1, -2, 3]])), "number -2"),
+    "track's origin": (raw("run", itinerary=itinerary(track=[1, 0, 0, "a/b"])), "name 'a/b'"),
+    "negative skips": (raw("run", itinerary=itinerary(max_skips=-1)), "number -1"),
+    "long policy": (raw("run", itinerary=itinerary(policy=TOO_LONG)), "text of 257 characters"),
+    "long codec": (raw("run", codec=TOO_LONG), "text of 257 characters"),
+    "itinerary cut off": (raw("run", itinerary=["laptop", "nearest"]), "malformed header"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("frame", "said"), MALFORMED.values(), ids=MALFORMED)
+def test_malformed(frame, said):
+    with pytest.raises(WireError, match=said) as caught:
+        wire.decode(frame)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("tag", VALID)
+def test_a_newer_minor_version_may_add_fields(tag):
+    assert wire.decode(raw(tag, added_later=[1, {"x": 2}])) == VALID[tag]
+
+
+def test_a_newer_minor_version_may_lengthen_an_itinerary():
+    assert wire.decode(raw("run", itinerary=[*itinerary(), "added later"])) == VALID["run"]
+
+
+@pytest.mark.parametrize("tag", VALID)
+def test_mutated_frames_are_messages_or_a_wire_error(tag, mutate):
+    rng = random.Random(f"mutate {tag}")
+    frame = wire.encode(VALID[tag])
+    refused = 0
+    for _ in range(EXAMPLES):
+        broken = mutate(frame, rng)
+        try:
+            message = wire.decode(memoryview(broken))
+        except WireError:
+            refused += 1
+        else:
+            assert wire.decode(wire.encode(message)) == message
+    assert refused > EXAMPLES // 4
+
+
+@given(st.binary(max_size=200), st.sampled_from([b"", b"LS", b"LS\x02", b"LS\x02\x82\xa1t"]))
+@settings(max_examples=400)
+def test_any_bytes_are_a_message_or_a_wire_error(data, prefix):
+    with contextlib.suppress(WireError):
+        wire.decode(prefix + data)
+
+
+plain = st.recursive(
+    st.none() | flags | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=5) | st.binary(max_size=17),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(st.data())
+@settings(max_examples=400)
+def test_messages_with_any_value_in_a_field_are_read_or_refused(data):
+    message = VALID[data.draw(st.sampled_from(sorted(VALID)))]
+    fields = msgspec.to_builtins(message, builtin_types=(bytes,))
+    fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(plain)
+    try:
+        read = wire.decode(b"LS\x02" + msgspec.msgpack.encode(fields))
+    except WireError:
+        return
+    assert wire.decode(wire.encode(read)) == read
+
+
+def test_what_ran_here_joins_the_track_and_forgets_relays():
+    it = Itinerary("s", "nearest", (0, 1, 2), 0, relays=("x",))
+    it = it.ran(1, "a").ran(0, "b")
+    assert it.waves == ((((1, "a"), (0, "b")),),)
+    assert (it.remaining, it.relays, it.blocks_done) == ((2,), (), 2)
+    assert it.skip_rest().skipped == (2,)
+    assert it.skip_rest().remaining == ()
+    side_by_side = Itinerary("s", "nearest", (3,), 0, waves=((((0, "a"),), ((1, "b"),)),))
+    assert side_by_side.ran(3, "c").waves[1] == (((3, "c"),),)
+    assert side_by_side.blocks_done == 2

@@ -1,0 +1,167 @@
+"""Why a peer cannot be used: real peers and sources that do not get together, and what ``Node.troubles`` says of it."""
+
+import dataclasses
+import socket
+
+import msgspec
+import pytest
+import yaml
+import zmq
+
+from ls_edge.bundle import Bundle
+from ls_edge.peers_file import load_peers
+from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
+from ls_edge.runtime.source import Source
+from ls_edge.runtime.transport.keys import KeyPair
+from ls_edge.runtime.transport.problems import Troubles
+
+ALL = tuple(range(6))
+
+
+def altered(file, name="peers-2.yaml", **changes):
+    """The file again, ``changes`` made to the peer ``a`` or (``source``) to the source."""
+    content = yaml.safe_load(file.path.read_text())
+    content["sources"][0] |= changes.pop("source", {})
+    content["peers"][0] |= changes
+    path = file.path.parent / name
+    path.write_text(yaml.safe_dump(content))
+    return load_peers(path)
+
+
+@pytest.fixture
+def bundle(tiny_bundle):
+    return Bundle.open(tiny_bundle)
+
+
+@pytest.fixture
+def file(write_peers):
+    return load_peers(write_peers({"a": ALL}, sources=["laptop"]))
+
+
+@pytest.fixture
+def says(wait_until):
+    """Wait until a source says something of the peer ``a``."""
+
+    def look(source, what):
+        wait_until(lambda: what in source.node.troubles.get("a", ""), what=f"{what!r}; it says {source.node.troubles}")
+        return source.node.troubles["a"]
+
+    return look
+
+
+def test_nobody_listens_and_then_somebody_does(file, bundle, serve, says):
+    with Source(file, bundle) as source:
+        assert says(source, "nobody answers").startswith(f"nobody answers at {file.peer('a').address}; start it, or")
+        peer = serve(Peer(file, "a", bundle))
+        assert source.wait_ready(10) == ()
+        assert source.node.troubles == {}
+        peer.stop()
+        says(source, "nobody answers")
+
+
+def test_a_name_that_is_not_known(file, bundle, serve, says):
+    port = file.peer("a").address.rpartition(":")[2]
+    content = yaml.safe_load(file.path.read_text())
+    content["insecure"] = True
+    content["peers"][0]["address"] = f"tcp://nowhere.invalid:{port}"
+    file.path.write_text(yaml.safe_dump(content))
+    with Source(load_peers(file.path), bundle) as source:
+        assert "the name 'nowhere.invalid' is not known here" in says(source, "correct the address in peers.yaml")
+
+
+def test_a_name_that_is_known_is_dialled(file, bundle, serve):
+    address = file.peer("a").address.replace("127.0.0.1", "localhost")
+    serve(Peer(file, "a", bundle))
+    with Source(altered(file, address=address), bundle) as source:
+        assert source.wait_ready(10) == ()
+        assert source.node.troubles == {}
+
+
+def test_one_that_speaks_something_else(file, bundle, says):
+    port = int(file.peer("a").address.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)) as server, Source(file, bundle) as source:
+        server.settimeout(10)
+        with server.accept()[0] as connection:
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        with server.accept()[0]:  # libzmq by itself would not dial again
+            says(source, "no link to tcp://")
+
+
+def test_another_model(file, bundle, other_bundle, serve, says):
+    serve(Peer(file, "a", Bundle.open(other_bundle)))
+    with Source(file, bundle) as source:
+        assert bundle.manifest.model_id[:16] in says(source, "serves model")
+        assert "a" in source.mismatched
+        assert "it refused us" in source.node.troubles["a"]
+
+
+def test_another_bundle_under_strict_bundle(file, bundle, serve, says):
+    other = dataclasses.replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, bundle_id="f" * 64))
+    serve(Peer(file, "a", other))
+    with Source(file, bundle, strict_bundle=True) as source:
+        assert "a serves bundle ffffffffffffffff" in says(source, "--strict-bundle is on")
+
+
+def test_a_peer_that_demands_the_same_bundle(file, bundle, serve, says):
+    other = dataclasses.replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, bundle_id="f" * 64))
+    serve(Peer(file, "a", other, strict_bundle=True))
+    with Source(file, bundle) as source:
+        said = says(source, "--strict-bundle is on")
+        assert said.startswith("it refused us: ")
+        assert "serves bundle" in said
+
+
+@pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
+def test_keys_that_do_not_fit(write_peers, bundle, serve, says, wait_until):
+    keys = {name: KeyPair(*zmq.curve_keypair()) for name in ("a", "laptop", "other")}
+    file = load_peers(write_peers({"a": ALL}, keys=keys, sources=["laptop"]))
+    peer = serve(Peer(file, "a", bundle, keys=keys["a"]))
+    other = keys["other"].public.decode()
+    with Source(altered(file, source={"public_key": other}), bundle, keys=keys["other"]) as source:
+        assert "it refused our key, which is not in its peers.yaml" in says(source, "no link to tcp://")
+    wait_until(lambda: peer.node.counts["connections refused"], what="it to be counted")
+    with Source(altered(file, public_key=other), bundle, keys=keys["laptop"]) as source:
+        says(source, "no link to tcp://")
+    plain = yaml.safe_load(file.path.read_text())
+    for entry in (*plain["peers"], *plain["sources"]):
+        del entry["public_key"]
+    path = file.path.parent / "plain.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    with Source(load_peers(path), bundle) as source:
+        assert "keys" in says(source, "no link to tcp://")  # who sees first that the other differs hangs up
+
+
+def test_what_a_peer_dropped_and_why_without_escape_sequences(file, bundle, says, wait_until):
+    manifest = bundle.manifest
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, Source(file, bundle) as source:
+        router.linger = 0
+        router.bind(file.peer("a").address)
+        assert router.poll(10_000)
+        caller, *frames = router.recv_multipart()
+        assert isinstance(wire.decode(frames[0]), Hello)
+        welcome = Welcome("a", "peer", 1, 0, manifest.model_id, manifest.bundle_id, ALL)
+        router.send_multipart([caller, wire.encode(welcome)])
+        wait_until(lambda: source.node.troubles == {}, what="a link")
+        router.send_multipart([caller, wire.encode(Complaint("tokens of \x1b[31mnonsense\nfrom you"))])
+        said = says(source, "it dropped a message of ours: tokens of ")
+        assert said.isprintable()
+        router.send_multipart([caller, wire.encode(welcome)])
+        wait_until(lambda: source.node.troubles == {}, what="a peer that is well")
+
+
+def test_reasons_of_unknown_names_are_not_kept_and_old_complaints_end():
+    troubles = Troubles(["a", "b"])
+    assert dict(troubles.reasons) == {"a": "no link to it yet", "b": "no link to it yet"}
+    troubles.clear("a")
+    before = troubles.reasons
+    troubles.note("a", "complaint", "it dropped something")
+    troubles.note("stranger", "complaint", "x" * 10_000)
+    troubles.note("b", "complaint", "hidden behind the link")
+    assert dict(troubles.reasons) == {"a": "it dropped something", "b": "no link to it yet"}
+    assert "a" not in before  # a snapshot stays what it was
+    troubles.forget_old(float("inf"))
+    assert dict(troubles.reasons) == {"b": "no link to it yet"}
+    with pytest.raises(TypeError):
+        troubles.reasons["a"] = "x"

@@ -1,0 +1,105 @@
+"""Who gets which track: by measured times, and nobody for whom it does not pay."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from ls_edge.runtime.protocol.messages import Itinerary
+from ls_edge.runtime.routing.candidates import Candidate, Own
+from ls_edge.runtime.routing.wave_planner import GAIN, best_joiner, plan_wave
+
+ALL = frozenset(range(12))
+
+
+def asked(waves=1, remaining=tuple(range(12)), **more):
+    return Itinerary("laptop", "parallel", tuple(remaining), 3, waves_wanted=waves, **more)
+
+
+def peer(name, blocks=ALL, block_us=5000, trip_us=1000, wait_us=0, free=4):
+    return Candidate(name, frozenset(blocks), frozenset(), free, wait_us, block_us, trip_us // 2, trip_us)
+
+
+def own(blocks=ALL, block_us=5000, wait_us=0):
+    return Own(frozenset(blocks), wait_us, block_us)
+
+
+def lengths(plan):
+    return {track.holder: len(track.blocks) for track in plan.tracks}
+
+
+def test_equal_devices_get_equal_tracks_and_neighbours_run_side_by_side():
+    plan = plan_wave(asked(), "a", own(), [peer("b")])
+    assert [(t.holder, t.blocks) for t in plan.tracks] == [("a", (0, 2, 4, 6, 8, 10)), ("b", (1, 3, 5, 7, 9, 11))]
+    assert plan.expected_us == 6 * 5000 + 1000
+    assert plan.unused == ()
+
+
+@pytest.mark.parametrize(("waves", "first"), [(1, 12), (2, 6), (3, 4), (4, 4), (6, 2), (12, 2)])
+def test_waves_share_the_blocks_out_and_are_filled_up_evenly(waves, first):
+    assert plan_wave(asked(waves), "a", own(), [peer("b")]).blocks == first
+
+
+def test_a_slower_device_gets_a_shorter_track():
+    assert lengths(plan_wave(asked(), "a", own(), [peer("b", block_us=10_000)])) == {"a": 8, "b": 4}
+    assert lengths(plan_wave(asked(), "a", own(), [peer("b", wait_us=20_000)])) == {"a": 8, "b": 4}
+    assert lengths(plan_wave(asked(), "a", own(), [peer("b"), peer("c")])) == {"a": 4, "b": 4, "c": 4}
+
+
+@pytest.mark.parametrize("far", [{"trip_us": 100_000}, {"wait_us": 80_000}, {"block_us": 70_000}])
+def test_who_is_not_worth_the_transfer_gets_nothing_and_is_named(far):
+    plan = plan_wave(asked(), "a", own(), [peer("b", **far)])
+    assert lengths(plan) == {"a": 12}
+    (unused,) = plan.unused
+    assert (unused.holder, unused.blocks) == ("b", ())
+    assert unused.expected_us > 60_000
+
+
+def test_fewer_tracks_where_only_some_pay():
+    plan = plan_wave(asked(), "a", own(), [peer("b"), peer("c", trip_us=60_000)])
+    assert lengths(plan) == {"a": 6, "b": 6}
+    assert [track.holder for track in plan.unused] == ["c"]
+
+
+def test_blocks_go_only_to_holders_and_to_those_with_a_credit():
+    plan = plan_wave(asked(), "a", own(range(6)), [peer("b", range(6, 12)), peer("c", free=0)])
+    assert {t.holder: t.blocks for t in plan.tracks} == {"a": tuple(range(6)), "b": tuple(range(6, 12))}
+    assert plan_wave(asked(remaining=(7, 8)), "a", own(range(6)), [peer("b")]) is None
+
+
+def test_the_joiner_is_whoever_is_done_first():
+    assert best_joiner(asked(), [peer("a", block_us=9000), peer("b"), peer("c", range(3))], 0).name == "b"
+    equal = [peer("a"), peer("b")]
+    assert {best_joiner(asked(), equal, spread).name for spread in range(2)} == {"a", "b"}
+    assert best_joiner(asked(), [peer("a", free=0)], 0) is None
+    assert best_joiner(asked(remaining=(5,)), [peer("a", (1,))], 0) is None
+
+
+times = st.integers(0, 10**6)
+
+
+@given(
+    remaining=st.lists(st.integers(0, 11), unique=True, min_size=1),
+    waves=st.integers(1, 14),
+    held=st.lists(st.sets(st.integers(0, 11)), min_size=1, max_size=4),
+    block_us=st.lists(times, min_size=4, max_size=4),
+    wait_us=st.lists(times, min_size=4, max_size=4),
+    trip_us=st.lists(times, min_size=4, max_size=4),
+)
+def test_whatever_was_measured_a_plan_can_be_run(remaining, waves, held, block_us, wait_us, trip_us):
+    others = [
+        peer("bcd"[i], blocks, block_us[i + 1], trip_us[i + 1], wait_us[i + 1]) for i, blocks in enumerate(held[1:])
+    ]
+    plan = plan_wave(asked(waves, remaining), "a", own(held[0], block_us[0], wait_us[0]), others)
+    if held[0].isdisjoint(remaining):
+        assert plan is None
+        return
+    placed = [block for track in plan.tracks for block in track.blocks]
+    assert placed
+    assert len(set(placed)) == len(placed)
+    assert set(placed) <= set(remaining)
+    may = {"a": held[0], **{c.name: c.blocks for c in others}}
+    assert all(set(track.blocks) <= may[track.holder] and track.blocks for track in plan.tracks)
+    assert plan.tracks[0].holder == "a"
+    assert {t.holder for t in plan.tracks}.isdisjoint(t.holder for t in plan.unused)
+    if len(plan.tracks) > 1 and len(held[0].intersection(remaining)) >= plan.blocks:
+        assert plan.expected_us <= GAIN * (wait_us[0] + plan.blocks * block_us[0])

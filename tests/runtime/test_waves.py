@@ -1,0 +1,307 @@
+"""A peer's machine begins waves, joins what comes back, and goes on without what does not."""
+
+import msgspec
+import pytest
+
+from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, Release, Run, Track, TrackRow, VisitRow
+from ls_edge.runtime.routing.events import Arrived, Compute, ComputeFailed, NeighbourDown, Send, Unsendable
+from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.simulation.simulator import _join
+
+from .driver import cancel, new_peer, request_id, run_of, ticket
+
+ALL = range(4)
+
+
+def joiner(limits=None, **state):
+    """Peer ``a`` with all blocks, neighbour ``b`` with all blocks, and blocks of 10 ms."""
+    peer = new_peer(ALL, limits=limits or Limits())
+    peer.machine.join = _join
+    peer.machine.block_us = 10_000
+    peer.meets("b", ALL, block_us=10_000, **state)
+    return peer
+
+
+@pytest.fixture
+def peer():
+    return joiner()
+
+
+def begins(peer, *, waves=1, late="later", skips=0, budget=5.0, **more):
+    peer.gets(
+        "laptop", run_of(policy="parallel", waves_wanted=waves, late=late, skips=skips, budget=budget, **more), ("t",)
+    )
+    (sent,) = peer.sent(Run, "b")
+    peer.compute = peer.only(Compute)
+    return sent
+
+
+def back(sent, blocks=None, why="done", **changes):
+    """The RUN by which ``b`` gives a track back, and its tokens."""
+    it = sent.itinerary
+    ran = tuple((block, "b") for block in (it.remaining if blocks is None else blocks))
+    left = tuple(block for block in it.remaining if block not in dict(ran))
+    visit = VisitRow("b", tuple(dict(ran)), 100, 20_000, 30)
+    way = changed(it, waves=((ran,),) if ran else (), remaining=left, visits=(visit,), **changes)
+    run = changed(sent, itinerary=way, returning=why, ticket=sent.ticket._replace(hop=sent.ticket.hop + 1))
+    return run, ("t", *dict(ran))
+
+
+def changed(value, **changes):
+
+    return msgspec.structs.replace(value, **changes)
+
+
+def test_a_wave_is_begun_joined_and_goes_home(peer):
+    sent = begins(peer)
+    assert sent.itinerary.source == "a"
+    assert sent.itinerary.track.before == 0
+    assert sent.ticket.request == request_id(0)
+    assert sent.itinerary.remaining == (1, 3)
+    compute = peer.compute
+    assert compute.blocks == (0, 2)
+    assert sorted(item.stage.value for item in peer.machine.items.values()) == ["joining", "offered", "running"]
+    peer.hears("b", Accept(sent.ticket, 8))
+    assert not peer.sent(Release)
+    peer.computes(compute, after=0.02)
+    assert not peer.sent(Run)
+    run, tokens = back(sent)
+    peer.gets("b", run, tokens)
+    assert peer.sent(Accept, "b") == [Accept(run.ticket, peer.machine.limits.credits)]
+    (home,) = peer.sent(Run, "laptop")
+    assert home.returning == "done"
+    assert home.itinerary.waves == ((((0, "a"), (2, "a")), ((1, "b"), (3, "b"))),)
+    assert [s.tokens for s in peer.said if isinstance(s, Send) and s.message is home] == [("t", 0, 2, 1, 3)]
+    (visit,) = home.itinerary.visits
+    own, other = visit.tracks
+    assert (own.holder, own.blocks, own.engine_us) == ("a", (0, 2), 1000)
+    assert (other.holder, other.blocks, other.queue_us, other.engine_us, other.codec_us) == (
+        "b",
+        (1, 3),
+        100,
+        20_000,
+        30,
+    )
+    assert other.end_us > other.begin_us == 0
+    assert not peer.machine.waves
+    peer.hears("laptop", Accept(home.ticket, 1))
+    assert peer.machine.idle
+
+
+def test_slots_of_a_track_count_what_ran_before(peer):
+    sent = begins(peer, remaining=(2, 3), waves=2)
+    assert sent.itinerary.blocks_done == 0
+    before = ((((0, "x"), (1, "x")),),)
+    other = joiner()
+    other.gets("laptop", changed(
+        run_of(policy="parallel", remaining=(2, 3)),
+        itinerary=changed(run_of(policy="parallel", remaining=(2, 3)).itinerary, waves=before, waves_wanted=1),
+    ), ("t",))  # fmt: skip
+    (sent,) = other.sent(Run, "b")
+    assert sent.itinerary.blocks_done == sent.itinerary.track.before == 2
+    assert other.only(Compute).slots == (2,)
+
+
+@pytest.mark.parametrize("how", ["lost", "refused", "unsendable", "late"])
+def test_blocks_of_a_track_that_fails_run_later(peer, how):
+    sent = begins(peer)
+    peer.computes(peer.compute, after=0.02)
+    if how == "lost":
+        peer(NeighbourDown("b", "killed"))
+    elif how == "refused":
+        peer.hears("b", Refuse(sent.ticket, "busy"))
+    elif how == "unsendable":
+        peer(Unsendable("b", sent))
+        peer.hears_state("b", credit=0)
+    else:
+        peer.hears("b", Accept(sent.ticket, 8))
+        peer.passes(0.4)
+        assert "suspect" in peer.notes()
+    compute = peer.only(Compute)
+    assert compute.blocks == (1, 3)
+    assert compute.tokens == (("t", 0, 2),)
+    peer.computes(compute, after=0.02)
+    (home,) = peer.sent(Run, "laptop")
+    assert home.itinerary.waves == ((tuple((block, "a") for block in (0, 2, 1, 3)),),)
+    assert home.itinerary.skipped == ()
+    rows = [row for row in home.itinerary.visits[0].tracks if not row.blocks and row.why != "no gain"]
+    assert [(row.holder, row.why) for row in rows] == [("b", "refused" if how == "unsendable" else how)]
+
+
+def test_they_are_left_out_where_the_request_says_so_and_skips_are_left(peer):
+    for skips, remaining in ((2, ()), (1, (1, 3))):
+        peer = joiner()
+        begins(peer, late="skip", skips=skips)
+        peer.computes(peer.compute, after=0.02)
+        peer(NeighbourDown("b", "killed"))
+        if remaining:
+            assert peer.only(Compute).blocks == remaining
+        else:
+            (home,) = peer.sent(Run, "laptop")
+            assert home.itinerary.skipped == (1, 3)
+
+
+def test_what_a_track_ran_counts_and_the_rest_runs_later(peer):
+    sent = begins(peer)
+    peer.hears("b", Accept(sent.ticket, 8))
+    run, tokens = back(sent, blocks=(1,), why="unreachable")
+    peer.gets("b", run, tokens)
+    peer.computes(peer.compute, after=0.02)
+    assert peer.only(Compute).blocks == (3,)
+    assert peer.only(Compute).tokens == (("t", 0, 2, 1),)
+
+
+def test_a_track_that_is_not_finite_is_not_summed_and_its_blocks_run_later(peer):
+    """It made the joiner's tokens NaN, so that the request failed and the joiner was named."""
+    sent = begins(peer)
+    peer.hears("b", Accept(sent.ticket, 8))
+    run, tokens = back(sent)
+    peer(Arrived("b", run, tokens, finite=False))
+    peer.computes(peer.compute, after=0.02)
+    assert peer.only(Compute).blocks == (1, 3)
+    assert peer.only(Compute).tokens == (("t", 0, 2),)
+    assert peer.machine.neighbours.get("b").turned_down == 1
+    peer.computes(peer.only(Compute), after=0.02)
+    (home,) = peer.sent(Run, "laptop")
+    assert [row.why for row in home.itinerary.visits[0].tracks if row.holder == "b" and not row.blocks] == [
+        "not finite"
+    ]
+
+
+@pytest.mark.parametrize("wrong", ["wave", "index", "request", "blocks", "twice"])
+def test_tokens_that_fit_no_track_are_accepted_and_dropped(peer, wrong):
+    sent = begins(peer)
+    peer.hears("b", Accept(sent.ticket, 8))
+    run, tokens = back(sent)
+    mark = run.itinerary.track
+    if wrong == "twice":
+        peer.gets("b", run, tokens)
+    elif wrong == "wave":
+        run = changed(run, itinerary=changed(run.itinerary, track=changed(mark, wave=1)))
+    elif wrong == "index":
+        run = changed(run, itinerary=changed(run.itinerary, track=changed(mark, index=9)))
+    elif wrong == "request":
+        run = changed(run, ticket=run.ticket._replace(request=request_id(5)))
+    else:
+        run, tokens = back(sent, blocks=(2,))
+    before = dict(peer.machine.items)
+    peer.gets("b", run, tokens)
+    assert len(peer.sent(Accept, "b")) == 1
+    assert peer.machine.items == before
+    assert len(peer.machine.waves) == 1
+
+
+def test_the_holder_before_hears_that_all_is_well_while_tracks_are_away(peer):
+    sent = begins(peer)
+    peer.hears("b", Accept(sent.ticket, 8))
+    peer.computes(peer.compute, after=0.02)
+    said = peer.passes(0.2)
+    assert [s.to for s in said if isinstance(s, Send) and isinstance(s.message, Progress)].count("laptop") >= 1
+    peer.hears("b", Progress(sent.ticket, 1), after=0.1)
+    assert peer.sent(Progress, "laptop")
+
+
+def test_a_cancelled_request_takes_its_wave_along(peer):
+    begins(peer)
+    peer.hears("laptop", cancel(0))
+    assert not peer.machine.items
+    assert not peer.machine.waves
+    assert not peer.machine._sent
+
+
+def test_a_track_that_is_kept_for_half_of_the_budget_is_run_here(peer):
+    sent = begins(peer, budget=0.2)
+    peer.hears("b", Accept(sent.ticket, 8))
+    peer.computes(peer.compute, after=0.02)
+    for _ in range(3):
+        peer.hears("b", Progress(sent.ticket, 0), after=0.02)
+    assert not [s for s in peer.passes(0.01) if isinstance(s, Compute)]
+    (compute,) = [s for s in peer.passes(0.02) if isinstance(s, Compute)]
+    assert compute.blocks == (1, 3)
+    peer.computes(compute, after=0.01)
+    (home,) = peer.sent(Run, "laptop")
+    assert home.itinerary.remaining == ()
+
+
+def test_at_the_end_of_the_budget_what_came_is_given_back():
+    peer = joiner()
+    peer.machine.blocks = frozenset((0, 2))
+    sent = begins(peer, budget=0.2)
+    peer.hears("b", Accept(sent.ticket, 8))
+    peer.computes(peer.compute, after=0.02)
+    said = peer.passes(0.19)
+    (home,) = [s.message for s in said if isinstance(s, Send) and s.to == "laptop" and isinstance(s.message, Run)]
+    assert home.returning == "budget"
+    assert home.itinerary.waves == ((((0, "a"), (2, "a")),),)
+    assert home.itinerary.remaining == (1, 3)
+
+
+def test_an_engine_that_hangs_does_not_keep_the_wave(peer):
+    sent = begins(peer)
+    peer.hears("b", Accept(sent.ticket, 8))
+    run, tokens = back(sent)
+    peer.gets("b", run, tokens)
+    said = peer.passes(0.5)
+    (onward,) = [s.message for s in said if isinstance(s, Send) and s.to == "b" and isinstance(s.message, Run)]
+    assert onward.itinerary.waves == ((((1, "b"), (3, "b")),),)
+    assert onward.itinerary.remaining == (0, 2)
+    assert onward.itinerary.track is None
+
+
+def test_an_engine_that_raises_gives_its_block_to_the_other(peer):
+    sent = begins(peer)
+    peer.hears("b", Accept(sent.ticket, 8))
+    compute = peer.compute
+    peer(ComputeFailed(0, compute.tickets, "broken"))
+    run, tokens = back(sent)
+    peer.gets("b", run, tokens)
+    assert 0 in {
+        b
+        for s in peer.said
+        if isinstance(s, Send) and isinstance(s.message, Run)
+        for b in s.message.itinerary.remaining
+    }
+
+
+def test_no_waves_without_room_nor_for_other_policies():
+    tight = joiner(Limits(credits=2, custody=0))
+    tight.gets("laptop", run_of(policy="parallel", waves_wanted=1), ("t",))
+    assert not tight.sent(Run, "b")
+    assert len(tight.machine.items) <= 2
+    for policy in ("nearest", "fastest", "random"):
+        peer = joiner()
+        peer.gets("laptop", run_of(policy=policy, waves_wanted=1), ("t",))
+        assert not peer.sent(Run, "b")
+
+
+def test_a_neighbour_that_is_not_worth_it_stands_in_the_trace(peer):
+    peer.hears_state("b", block_us=90_000)
+    peer.gets("laptop", run_of(policy="parallel", waves_wanted=1), ("t",))
+    compute = peer.only(Compute)
+    assert compute.blocks[0] == 0
+    while not (home := peer.sent(Run, "laptop")):
+        peer.computes(peer.only(Compute), after=0.01)
+    rows = home[0].itinerary.visits[0].tracks
+    assert [(row.holder, row.blocks, row.why) for row in rows] == [("b", (), "no gain")]
+    assert rows[0].expected_us >= 90_000
+    assert isinstance(rows[0], TrackRow)
+
+
+def test_the_holder_of_a_track_runs_it_and_gives_back_what_it_cannot():
+    peer = new_peer((0, 1))
+    peer.meets("j", ALL)
+
+    run = run_of(ticket(), remaining=(1, 3), policy="parallel", track=Track(77, 1, 0, "laptop"))
+    run = changed(run, itinerary=changed(run.itinerary, source="j"))
+    peer.gets("j", run, ("t",))
+    peer.computes(peer.only(Compute))
+    (home,) = peer.sent(Run, "j")
+    assert home.returning == "unreachable"
+    assert home.itinerary.remaining == (3,)
+    assert home.itinerary.track == Track(77, 1, 0, "laptop")
+    peer.hears("j", Accept(home.ticket, 9))
+    assert peer.machine.idle
+    peer.gets("j", changed(run, ticket=ticket(branch=9)), ("t",))
+    peer(NeighbourDown("j", "killed"))
+    peer.passes(1.5)
+    assert not peer.machine.items

@@ -1,0 +1,176 @@
+"""Several processes, parts of a batch, checkpointed blocks, averaged weights: the same training, done otherwise."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import torch
+
+from ls_edge.errors import UsageError
+from ls_edge.training.averaged_weights import Average
+from ls_edge.training.checkpoint import load_run
+from ls_edge.training.config import read_config, to_yaml
+from ls_edge.training.distributed import World
+from ls_edge.training.loop import train
+from ls_edge.training.methods.base import make_method
+from ls_edge.training.models.small_models import build
+
+torch.set_num_threads(1)
+SMALL = {"embed_dim": 16, "depth": 3, "num_heads": 2, "mlp_ratio": 2.0}
+
+
+class Silent:
+    def __getattr__(self, name):
+        return lambda *args: None
+
+
+def settings(**changes):
+    flags = {
+        "data": "digits",
+        "batch_size": 128,
+        "epochs": 1,
+        "threads": 1,
+        "device": "cpu",
+        "lr": 1e-3,
+        "method": "shuffle",
+    }
+    config, _ = read_config(None, {**flags, **{k: v for k, v in changes.items() if k not in ("optim", "args")}})
+    model = msgspec.structs.replace(config.model, args={**SMALL, **changes.get("args", {})})
+    optim = msgspec.structs.replace(config.optim, **changes.get("optim", {}))
+    return msgspec.structs.replace(config, model=model, optim=optim, precision="fp32")
+
+
+def logits(folder):
+    images = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return load_run(folder).view(images, [2, 0, 1])
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@pytest.mark.parametrize("method", ["shuffle", "anyorder"])
+def test_two_processes_match_one(tmp_path, method):
+    config = settings(epochs=2, method=method)
+    (tmp_path / "train.yaml").write_text(to_yaml(config))
+    train(config, tmp_path / "one", listener=Silent())
+    command = [sys.executable, "-m", "ls_edge", "train", "--config", str(tmp_path / "train.yaml")]
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [*command, "--out", str(tmp_path / "two"), "--json"], text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env={**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        told = [process.communicate(timeout=150) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in processes] == [0, 0], told
+    assert '"seconds"' in told[0][0]
+    assert told[1][0] == ""
+    one, two = load_run(tmp_path / "one"), load_run(tmp_path / "two")
+    assert one.record.val_loss == pytest.approx(two.record.val_loss, rel=1e-5)
+    torch.testing.assert_close(logits(tmp_path / "two"), logits(tmp_path / "one"), rtol=1e-5, atol=1e-5)
+    for name, value in one.view.weights().items():
+        if not name.endswith("qkv.bias"):  # the keys' part has no gradient but rounding, which Adam blows up
+            torch.testing.assert_close(two.view.weights()[name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_a_batch_has_to_divide():
+    assert World(1, 4).share(128) == 32
+    with pytest.raises(UsageError, match="batch size 10 does not divide among 4 processes"):
+        World(0, 4).share(10)
+
+
+@pytest.mark.parametrize("method", ["shuffle", "anyorder"])
+@pytest.mark.parametrize("changes", [{"accumulate": 3}, {"checkpointing": True}], ids=str)
+def test_less_memory_is_the_same_training(tmp_path, changes, method):
+    plain = settings(batch_size=120, method=method)
+    train(plain, tmp_path / "plain", listener=Silent())
+    config = msgspec.structs.replace(plain, **changes)
+    train(config, tmp_path / "other", listener=Silent())
+    torch.testing.assert_close(logits(tmp_path / "other"), logits(tmp_path / "plain"), rtol=1e-4, atol=1e-4)
+
+
+def test_checkpointing_gives_the_same_gradients_and_runs_blocks_twice():
+    torch.manual_seed(0)
+    view = build("vit_digits", {**SMALL, "drop_rate": 0.1, "proj_drop_rate": 0.1}).train()
+    make_method("position", {}).attach(view)
+    images, runs = torch.randn(2, 3, 16, 16), []
+    view.blocks[1].register_forward_pre_hook(lambda *_: runs.append(1))
+    found = []
+    for view.checkpointing in (False, True):
+        view.zero_grad()
+        torch.manual_seed(1)
+        view(images, [1, 0, 2]).square().sum().backward()
+        found.append([parameter.grad.clone() for parameter in view.parameters()])
+    assert len(runs) == 3
+    for plain, again in zip(*found, strict=True):
+        torch.testing.assert_close(plain, again)
+
+
+def test_an_exponential_mean_and_a_plain_one():
+    module = torch.nn.Linear(1, 1, bias=False)
+    values = [1.0, 2.0, 4.0, 8.0]
+    ema, swa = Average(module, "ema", 0.5, 0.0), Average(module, "swa", 0.0, 0.5)
+    mean = module.weight.item()
+    for step, value in enumerate(values):
+        with torch.no_grad():
+            module.weight.fill_(value)
+        ema.update(step, 4)
+        swa.update(step, 4)
+        weight = 1 - min(0.5, (1 + step) / (10 + step))
+        mean += weight * (value - mean)
+    assert float(ema.tensors["weight"]) == pytest.approx(mean)
+    assert float(swa.tensors["weight"]) == pytest.approx(6.0)
+    with swa.in_place():
+        assert module.weight.item() == pytest.approx(6.0)
+    assert module.weight.item() == 8.0
+
+
+def test_averaged_weights_are_kept_and_resumed(tmp_path, monkeypatch):
+    config = settings(epochs=3, optim={"average": "ema", "average_decay": 0.9})
+    train(config, tmp_path / "whole", listener=Silent())
+    train(settings(epochs=3), tmp_path / "plain", listener=Silent())
+    assert not torch.equal(logits(tmp_path / "whole"), logits(tmp_path / "plain"))
+
+    class Stops(Silent):
+        def finished(self, metrics):
+            if metrics.epoch == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "broken", listener=Stops())
+    train(config, tmp_path / "broken", listener=Silent(), resume=True)
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "broken")]
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("method", ["position", "predict", "layerdrop", "layerdrop+shuffle", "anyorder"])
+def test_every_method_trains_and_is_read_again(tmp_path, method):
+    train(settings(method="sequential"), tmp_path / "start", listener=Silent())
+    args = {"teacher": {"use": "on"}} if method == "anyorder" else {}
+    config = msgspec.structs.replace(settings(method=method), method_args=args, model=msgspec.structs.replace(
+        settings().model, args={}, init=str(tmp_path / "start")))  # fmt: skip
+    summary = train(config, tmp_path / "run", listener=Silent(), model_named=False)
+    run = load_run(tmp_path / "run")
+    assert run.method == method
+    assert run.config.method_args.keys() == set(make_method(method, {}).settings.__struct_fields__)
+    assert run.view.needs_slot == (method == "position")
+    per_image = make_method(method, {}).cost(3) + (1 if method == "anyorder" else 0)
+    assert summary.cost / (summary.images // 128 * 128) == pytest.approx(per_image, rel=0.25)
+    again = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, init=str(tmp_path / "run")),
+                                    epochs=0)  # fmt: skip
+    train(again, tmp_path / "again", listener=Silent(), model_named=False)
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "again")]
+    assert files[0] == files[1]

@@ -1,0 +1,1 @@
+"""timm models seen as stem, blocks and head."""

@@ -1,0 +1,129 @@
+"""What training starts from: the model with its weights, built from the configuration.
+
+Weights come from a run or a file (``--init``), from timm (``--pretrained``), or from the seed. A run given as
+``--init`` also says which model it is, unless one is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from ls_edge.bundle import ImageSpec
+from ls_edge.errors import ModelError, RunError, UsageError
+from ls_edge.training.checkpoint import CONFIG, LoadedRun, load_run, read_foreign
+from ls_edge.training.config import ModelConfig
+from ls_edge.training.models.families import evenly_spaced
+from ls_edge.training.models.small_models import build, create, image_spec_of
+from ls_edge.training.models.view import METHOD, BlockView
+
+
+@dataclass(frozen=True)
+class Start:
+    """A model as training begins, with all that is needed to build it again."""
+
+    view: BlockView
+    model: str
+    args: dict[str, Any]
+    kept: tuple[int, ...]
+    image: ImageSpec
+    trained: bool
+    """Whether its weights, the classifier's among them, come from somewhere and not from the seed."""
+    method_weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What a method added to the run that it starts from."""
+
+
+def make_start(
+    config: ModelConfig,
+    classes: Sequence[str],
+    *,
+    seed: int,
+    model_named: bool,
+    warn: Callable[[str], None] = lambda _: None,
+) -> Start:
+    """Build the model for these classes; raises :class:`ModelError`, :class:`RunError` or :class:`UsageError`.
+
+    ``model_named`` says whether the user chose ``config.name``. The global random state is set from ``seed``.
+    """
+    if config.init is not None and config.pretrained:
+        raise UsageError("--init and --pretrained exclude each other; leave one out")
+    torch.manual_seed(seed)
+    run = load_run(config.init) if config.init is not None and (Path(config.init) / CONFIG).is_file() else None
+    if run is not None:
+        return _from_run(run, config, classes, model_named=model_named, warn=warn)
+    args = {**config.args, "num_classes": len(classes)}
+    if config.img_size is not None:
+        args["img_size"] = config.img_size
+    trained = False
+    if config.pretrained:
+        view = BlockView.of(create(config.name, pretrained=True, **args))
+        trained = image_classes(view) == len(classes)
+    else:
+        view = build(config.name, args)
+    if config.init is not None:
+        if Path(config.init).is_dir():
+            raise RunError(f"{config.init} is no run: it has no {CONFIG}; give a run folder or a checkpoint file")
+        trained = _take(view, view.fit_state(read_foreign(config.init)), config.init, warn)
+    kept = tuple(range(view.blocks_count)) if config.depth is None else tuple(view.keep(config.depth))
+    return Start(view, config.name, args, kept, image_spec_of(view), trained)
+
+
+def image_classes(view: BlockView) -> int:
+    """How many classes timm's pretrained weights of this model know; 0 where there are none."""
+    settings = getattr(view.model, "pretrained_cfg", None) or {}
+    return int(settings.get("num_classes", 0))
+
+
+def _from_run(
+    run: LoadedRun, config: ModelConfig, classes: Sequence[str], *, model_named: bool, warn: Callable[[str], None]
+) -> Start:
+    if model_named and config.name != run.model:
+        raise UsageError(
+            f"--init {run.folder} is a {run.model}, --model says {config.name}; leave --model out, or give a "
+            "checkpoint of that model"
+        )
+    args = {**run.record.model_args, **config.args, "num_classes": len(classes)}
+    image = run.image
+    if config.img_size is not None:
+        args["img_size"] = config.img_size
+        image = msgspec.structs.replace(image, size=(config.img_size, config.img_size))
+    view = build(run.model, args, run.record.kept)
+    everything = run.view.weights()
+    weights = {name: value for name, value in everything.items() if not name.startswith(METHOD)}
+    added = {name: value for name, value in everything.items() if name.startswith(METHOD)}
+    if view.image_size != run.view.image_size:
+        weights = view.fit_state(weights)
+    if tuple(classes) != run.classes:
+        warn(f"the classes are not those of {run.folder}, so the classifier starts anew")
+        weights = {name: value for name, value in weights.items() if name not in view.classifier}
+    whole = _take(view, weights, str(run.folder), warn)
+    kept = run.record.kept
+    if config.depth is not None:
+        chosen = evenly_spaced(view.blocks_count, config.depth)
+        view.keep_blocks(chosen)
+        kept = tuple(kept[index] for index in chosen)
+    trained = whole and (
+        run.record.best_epoch is not None or run.config.model.pretrained or bool(run.config.model.init)
+    )
+    return Start(view, run.model, args, kept, image, trained, added)
+
+
+def _take(view: BlockView, found: dict[str, torch.Tensor], source: str, warn: Callable[[str], None]) -> bool:
+    """Load weights; a classifier that is missing or of other classes starts anew, with a warning.
+
+    Says whether the classifier was taken too.
+    """
+    own = view.weights()
+    fresh = [name for name in view.classifier if name not in found or found[name].shape != own[name].shape]
+    if fresh and any(name in found for name in fresh):
+        warn(f"{source} has a classifier of other classes, so the classifier starts anew")
+    try:
+        view.load_weights({**found, **{name: own[name] for name in fresh}})
+    except ModelError as error:
+        raise ModelError(f"{source}: {error}") from None
+    return not fresh

@@ -1,0 +1,194 @@
+"""One view over a timm model: ``stem``, ``block(i)``, ``head``, and ``forward`` in any arrangement.
+
+The view owns no numbers of its own for a plain model: in trained order it computes exactly what timm's forward
+computes, with the same operations. Parameters keep timm's names (:meth:`BlockView.weights`), so a checkpoint
+can be read by timm. A training method may add modules: :attr:`BlockView.slots`, which runs with each block, and
+:attr:`BlockView.readout`, which only looks; their parameters are named ``method....``.
+
+Orders are Python ints on purpose: an order in a CUDA tensor costs a synchronisation a block. :meth:`compile_blocks`
+compiles each block by itself, one graph for every order; compiling the whole would make a graph an order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ls_edge.arrangement import Arrangement, apply
+from ls_edge.bundle import TokenSpec
+from ls_edge.errors import ModelError
+from ls_edge.training.methods.slots import Readout, SlotModule
+from ls_edge.training.models.families import Family, evenly_spaced, family_of, shape_of_tokens
+
+METHOD = "method."
+"""What the names of a method's own parameters begin with, in :meth:`BlockView.weights`."""
+
+
+class BlockView(nn.Module):
+    """A timm model as stem, blocks and head; make one with :meth:`of`."""
+
+    def __init__(self, model: nn.Module, family: Family, tokens: tuple[int, int]) -> None:
+        super().__init__()
+        self.model = model
+        self._family = family
+        self._tokens = tokens
+        self._blocks: list[nn.Module] = list(family.blocks(model))
+        self.slots: SlotModule | None = None
+        self.readout: Readout | None = None
+        self.checkpointing = False
+        """Whether training computes a block again for its gradients instead of keeping what is inside."""
+        self._compiled: list[Callable[..., Tensor]] | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> BlockView:
+        """Look at ``model`` as stem, blocks and head; raises :class:`ModelError` where it is no such model."""
+        family = family_of(model)
+        return cls(model, family, shape_of_tokens(family, model))
+
+    @property
+    def blocks_count(self) -> int:
+        """How many blocks."""
+        return len(self._blocks)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The blocks in trained order."""
+        return nn.ModuleList(self._blocks)
+
+    @property
+    def needs_slot(self) -> bool:
+        """Whether a block has to be told how many blocks ran before it."""
+        return self.slots is not None
+
+    @property
+    def token_spec(self) -> TokenSpec:
+        """Shape of the tokens between blocks."""
+        return TokenSpec(count=self._tokens[0], dim=self._tokens[1])
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the images, in pixels."""
+        return self._family.image_size(self.model)
+
+    @property
+    def classes_count(self) -> int:
+        """Length of the logits."""
+        return int(getattr(self.model, "num_classes", 0))
+
+    @property
+    def classifier(self) -> frozenset[str]:
+        """Names of the parameters whose shape follows the number of classes."""
+        return self._family.classifier(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.model.parameters()).device
+
+    def stem(self, images: Tensor) -> Tensor:
+        """Images ``[B, 3, H, W]``, normalised, to tokens ``[B, N, D]``."""
+        return self._family.stem(self.model, images)
+
+    def block(self, index: int, tokens: Tensor, slot: int | Tensor = 0) -> Tensor:
+        """Run block ``index`` on tokens ``[B, N, D]``; ``slot``, int or int64 ``[B]``, if :attr:`needs_slot`."""
+        if self.checkpointing and self.training and torch.is_grad_enabled():
+            out: Tensor = checkpoint(self._run, index, tokens, slot, use_reentrant=False)
+            return out
+        return self._run(index, tokens, slot)
+
+    def _run(self, index: int, tokens: Tensor, slot: int | Tensor) -> Tensor:
+        block = self._compiled[index] if self._compiled is not None and self.training else self._blocks[index]
+        extras = self._family.extras(self.model, index)
+        if self.slots is None:
+            out: Tensor = block(tokens, **extras)
+            return out
+        told: Tensor = self.slots(index, tokens, slot, lambda before: block(before, **extras))
+        return told
+
+    def head(self, tokens: Tensor) -> Tensor:
+        """Tokens ``[B, N, D]`` to logits ``[B, C]``."""
+        return self._family.head(self.model, tokens)
+
+    def forward(self, images: Tensor, arrangement: Arrangement | Sequence[int] | None = None) -> Tensor:
+        """Images ``[B, 3, H, W]`` to logits ``[B, C]``; trained order where no arrangement is given."""
+        return self.head(apply(self.arrangement(arrangement), self.stem(images), self.block))
+
+    def arrangement(self, value: Arrangement | Sequence[int] | None) -> Arrangement:
+        """Read ``forward``'s argument; raises :class:`ModelError` for a block that the model lacks."""
+        if value is None:
+            return Arrangement.plain(range(self.blocks_count))
+        found = value if isinstance(value, Arrangement) else Arrangement.plain(value)
+        if found.order and max(found.order) >= self.blocks_count:
+            raise ModelError(
+                f"block {max(found.order)} is not there: the model has blocks 0 to {self.blocks_count - 1}; "
+                "name only those"
+            )
+        return found
+
+    def keep(self, depth: int) -> list[int]:
+        """Keep ``depth`` of the blocks, evenly spaced (arXiv 2407.04513, refined models), and return which."""
+        kept = evenly_spaced(self.blocks_count, depth)
+        self.keep_blocks(kept)
+        return kept
+
+    def keep_blocks(self, indices: Sequence[int]) -> None:
+        """Keep exactly these blocks, in this order."""
+        self._family.keep(self.model, indices)
+        self._blocks = list(self._family.blocks(self.model))
+        self._compiled = None
+
+    def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        """Compile each block by itself, for training; the graphs are shared by all orders.
+
+        Raises torch's limit of graphs for one function: blocks whose settings differ (drop path) have one each.
+        """
+        dynamo: Any = torch._dynamo.config
+        dynamo.recompile_limit = max(dynamo.recompile_limit, self.blocks_count + 8)
+        self._compiled = [torch.compile(block, dynamic=False, backend=backend) for block in self._blocks]
+
+    def weights(self) -> dict[str, Tensor]:
+        """All parameters and buffers under timm's names, the method's under ``method.``."""
+        return {**self.model.state_dict(), **self._method_weights()}
+
+    def _method_weights(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name in ("slots", "readout"):
+            module: nn.Module | None = getattr(self, name)
+            if module is not None:
+                found |= {f"{METHOD}{name}.{key}": value for key, value in module.state_dict().items()}
+        return found
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        """Take exactly these; raises :class:`ModelError` naming the first that does not fit."""
+        own = self.weights()
+        for name, value in own.items():
+            if name not in weights:
+                raise ModelError(f"the checkpoint has no {name!r}, which this model needs; it is of another model")
+            if weights[name].shape != value.shape:
+                raise ModelError(
+                    f"the checkpoint's {name!r} is {list(weights[name].shape)}, this model needs {list(value.shape)}; "
+                    "it is of another model or image size"
+                )
+        extra = next((name for name in weights if name not in own), None)
+        if extra is not None:
+            raise ModelError(f"the checkpoint has {extra!r}, which this model lacks; it is of another model")
+        self.model.load_state_dict({name: value for name, value in weights.items() if not name.startswith(METHOD)})
+        self.take_method(weights)
+
+    def take_method(self, weights: dict[str, Tensor]) -> bool:
+        """Take a method's weights where they are all there and fit; says whether it did."""
+        own = self._method_weights()
+        if not own or any(name not in weights or weights[name].shape != value.shape for name, value in own.items()):
+            return False
+        with torch.no_grad():
+            for name, value in own.items():
+                value.copy_(weights[name])
+        return True
+
+    def fit_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A foreign checkpoint's tensors under timm's names, position embedding resampled to this model's grid."""
+        return self._family.fit_state(self.model, state)

@@ -1,0 +1,51 @@
+"""A torch model as what ``ls_edge.evaluation.evaluate`` evaluates: no gradients, tokens stay on the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ls_edge.training.models.view import BlockView
+from ls_edge.training.precision import autocast
+
+
+class TorchBlocks:
+    """A view in evaluation mode; images come and logits go as numpy arrays."""
+
+    def __init__(self, view: BlockView, dtype: torch.dtype = torch.float32) -> None:
+        """``dtype`` is that of the matrix products."""
+        self.view = view.eval()
+        self._dtype = dtype
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks."""
+        return self.view.blocks_count
+
+    @torch.inference_mode()
+    def stem(self, images: np.ndarray) -> Tensor:
+        """Images float32 ``[B, 3, H, W]`` to tokens on the model's device."""
+        with autocast(self.view.device, self._dtype):
+            return self.view.stem(torch.from_numpy(images).to(self.view.device))
+
+    @torch.inference_mode()
+    def block(self, index: int, tokens: Tensor, slot: int) -> Tensor:
+        """Run one block."""
+        with autocast(self.view.device, self._dtype):
+            return self.view.block(index, tokens, slot)
+
+    @torch.inference_mode()
+    def head(self, tokens: Tensor) -> np.ndarray:
+        """Logits float32 ``[B, C]``."""
+        with autocast(self.view.device, self._dtype):
+            logits: np.ndarray = self.view.head(tokens).float().cpu().numpy()
+        return logits
+
+    @torch.inference_mode()
+    def slots_of(self, index: int, tokens: Tensor) -> np.ndarray | None:
+        """The slot that block ``index`` believes to have had, int64 ``[B]``; None where the model was not taught."""
+        if self.view.readout is None:
+            return None
+        named: np.ndarray = self.view.readout(index, tokens).argmax(dim=1).cpu().numpy()
+        return named
