@@ -22,7 +22,7 @@ from ls_edge.arrangement import Arrangement
 from ls_edge.bundle import Bundle
 from ls_edge.data.datasets import ImageSet, match_classes, open_data
 from ls_edge.data.preprocess import Preprocessor, iterate
-from ls_edge.engines.pipeline import Chain
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.order_costs import read_order_costs
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.candidates import Candidate, Own
@@ -64,7 +64,7 @@ def _in_one_process(bundle: Bundle, images: ImageSet, waves: Sequence[int]) -> d
     """Top-1 of the arrangements that the planner makes for two equal devices without a wire between them."""
     chosen = {name: split(bundle, number) for name, number in zip(parallel(waves), waves, strict=True)}
     found: dict[str, list[tuple[int | None, int | None]]] = {name: [] for name in chosen}
-    with Chain.open(bundle, threads=1) as chain:
+    with Pipeline.open(bundle, threads=1) as chain:
         for _, image, array in iterate(images, Preprocessor(bundle.manifest.image)):
             for name, arrangement in chosen.items():
                 found[name].append((int(np.argmax(chain.forward(array[None], arrangement)[0])), image.label))

@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks.common import BenchmarkError, bundle_of, images_for, in_turn, median, say
 from ls_edge.bundle import Bundle
 from ls_edge.engines.engine import open_engine
-from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.protocol.codec import is_finite
 from ls_edge.runtime.source import Source
 
@@ -50,7 +50,7 @@ def _audit(path: Path, *, quick: bool) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         placement = {"ann": range(half), "ben": range(half, bundle.blocks)}
-        peers = stack.enter_context(LocalPeers(folder, path, placement))
+        peers = stack.enter_context(LocalCluster(folder, path, placement))
         peers.wait_warm()
         sources = {
             str(share): stack.enter_context(Source.open(peers.path, bundle, audit=share, budget_ms=60_000))

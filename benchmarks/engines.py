@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks.common import bundle_of, say
 from ls_edge.bundle import Bundle
 from ls_edge.engines.benchmark import bench
-from ls_edge.engines.pipeline import Chain
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.export.merge import merge
 
 MODELS = ("vit_tiny_patch16_224", "vit_small_patch16_224", "vit_base_patch16_224")
@@ -66,7 +66,7 @@ def _block(path: Path, model: str, args: dict[str, Any], seconds: float) -> dict
     view = build(model, args).eval()
     tokens = np.zeros((1, bundle.manifest.tokens.count, bundle.manifest.tokens.dim), np.float32)
     tensor = torch.from_numpy(tokens)
-    with Chain.open(bundle, threads=1, provider="cpu") as chain, torch.inference_mode():
+    with Pipeline.open(bundle, threads=1, provider="cpu") as chain, torch.inference_mode():
 
         def ours() -> None:
             for index in range(bundle.blocks):

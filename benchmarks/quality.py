@@ -35,10 +35,10 @@ from benchmarks.policy_runs import Settings, figures_of, top1, ways_of
 from ls_edge.bundle import Bundle
 from ls_edge.data.datasets import ImageSet, match_classes, open_data
 from ls_edge.data.preprocess import Preprocessor, iterate
-from ls_edge.engines.pipeline import Chain
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.order_costs import OrderCosts, read_order_costs
 from ls_edge.peers_file import PeersFile
-from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.routing.events import Answer
 from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.source import Source
@@ -60,8 +60,8 @@ WAYS: Settings = {
     "random": ("random", {}),
     "nearest": ("nearest", {}),
     "fastest": ("fastest", {}),
-    "quality, price 1": ("quality", {"price": 1.0}),
-    "quality, price 0": ("quality", {"price": 0.0}),
+    "quality, weight 1": ("quality", {"latency_weight": 1.0}),
+    "quality, weight 0": ("quality", {"latency_weight": 0.0}),
 }
 
 
@@ -96,7 +96,7 @@ def place(blocks: int, rng: random.Random) -> dict[str, tuple[int, ...]]:
 def _reachable(
     bundle: Bundle, costs: OrderCosts, images: ImageSet, placement: dict[str, tuple[int, ...]]
 ) -> dict[str, Any]:
-    with Chain.open(bundle, threads=1) as chain:
+    with Pipeline.open(bundle, threads=1) as chain:
         arrays = [(array, image.label) for _, image, array in iterate(images, Preprocessor(bundle.manifest.image))]
         _, parts = chain.profile(arrays[0][0][None])
         _, parts = chain.profile(arrays[0][0][None])
@@ -113,7 +113,7 @@ def _reachable(
         for name, (policy, more) in WAYS.items():
             say(f"  {name}")
             orders, seconds = courses(
-                placement, costs, policy, more.get("price", 1.0), min(COURSES, len(arrays)), block_s
+                placement, costs, policy, more.get("latency_weight", 1.0), min(COURSES, len(arrays)), block_s
             )
             found[name] = {
                 "top1": accuracy(orders),
@@ -125,7 +125,7 @@ def _reachable(
         row = found[name]
         row["won_back"] = round((row["top1"] - found["random"]["top1"]) / gap, 3) if gap > 0 else None
         row["time_over_fastest"] = round(row["ms"] / found["fastest"]["ms"], 3)
-    best = found["quality, price 0"]["won_back"]
+    best = found["quality, weight 0"]["won_back"]
     return {
         "block_ms": round(block_s * 1e3, 3), "gap": round(gap, 4), "ways": found, "bar": BAR,
         "holds": None if best is None else best >= BAR,
@@ -133,7 +133,12 @@ def _reachable(
 
 
 def courses(
-    placement: dict[str, tuple[int, ...]], costs: OrderCosts, policy: str, price: float, requests: int, block_s: float
+    placement: dict[str, tuple[int, ...]],
+    costs: OrderCosts,
+    policy: str,
+    latency_weight: float,
+    requests: int,
+    block_s: float,
 ) -> tuple[list[list[int]], list[float]]:
     """Orders and times of requests, one after the other, while links come and go; nothing is skipped."""
     simulation = Simulation(
@@ -147,7 +152,7 @@ def courses(
     orders: list[list[int]] = []
     times: list[float] = []
     for _ in range(requests):
-        request = simulation.submit(policy=policy, price=price, budget=BUDGET * block_s)
+        request = simulation.submit(policy=policy, latency_weight=latency_weight, budget=BUDGET * block_s)
         start = simulation.now
         while not simulation.outcomes[request]:
             for pair in pairs:
@@ -175,7 +180,7 @@ def _peers(bundle: Bundle, path: Path, images: ImageSet, placement: dict[str, tu
 
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        peers = stack.enter_context(LocalPeers(folder, path, placement))
+        peers = stack.enter_context(LocalCluster(folder, path, placement))
         peers.wait_warm(timeout=120.0)
         ways = ways_of(stack, peers.file, opened, WAYS)
         started = time.monotonic()

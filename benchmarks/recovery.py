@@ -31,7 +31,7 @@ from rich.table import Table
 from benchmarks.common import ROOT, BenchmarkError, bundle_of, cache_folder, images_for, median, ms, say, wait_for
 from ls_edge.bundle import Bundle
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.protocol.messages import Accept, Moved
 from ls_edge.runtime.results import Answer
 from ls_edge.runtime.routing.events import Arrived, Event, Received
@@ -53,7 +53,7 @@ def run(quick: bool, compare: bool = False) -> dict[str, Any]:
     bundle = Bundle.open(path)
     half, blocks = bundle.blocks // 2, range(bundle.blocks)
     placement = {"ann": blocks[:half], "ben": blocks[:half], "cleo": blocks[half:], "dan": blocks[half:]}
-    with tempfile.TemporaryDirectory() as folder, LocalPeers(folder, path, placement) as peers:
+    with tempfile.TemporaryDirectory() as folder, LocalCluster(folder, path, placement) as peers:
         for name in placement:
             peers.set_faults(name, always)
         peers.wait_warm(timeout=120.0)
@@ -92,18 +92,18 @@ class _Holders:
 
     def _look(self, event: Event) -> None:
         if isinstance(event, Arrived):
-            self._now.pop(event.run.ticket.request, None)
+            self._now.pop(event.run.transfer.request, None)
         elif isinstance(event, Received) and isinstance(event.message, Moved):
-            self._now[event.message.ticket.request] = (event.sender, time.monotonic())
+            self._now[event.message.transfer.request] = (event.sender, time.monotonic())
         elif isinstance(event, Received) and isinstance(event.message, Accept):
-            self._now.setdefault(event.message.ticket.request, (event.sender, time.monotonic()))
+            self._now.setdefault(event.message.transfer.request, (event.sender, time.monotonic()))
         self._feed(event)
 
 
 class _Trials:
     """Faults one after the other, each undone before the next."""
 
-    def __init__(self, peers: LocalPeers, source: Source, always: Faults) -> None:
+    def __init__(self, peers: LocalCluster, source: Source, always: Faults) -> None:
         self.usual: list[float] = []
         """Seconds of requests without a fault."""
         self.deadlines: list[float] = []

@@ -33,7 +33,7 @@ from ls_edge import hardware
 from ls_edge.bundle import Bundle
 from ls_edge.data.datasets import open_data
 from ls_edge.errors import RequestError
-from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.results import Answer
 from ls_edge.runtime.source import Source
 
@@ -123,7 +123,7 @@ class Load:
 class Watch:
     """The last samples of every process, and figures that were kept from them."""
 
-    def __init__(self, peers: LocalPeers) -> None:
+    def __init__(self, peers: LocalCluster) -> None:
         self.kept: dict[str, dict[str, Sample]] = {}
         """Process to moment (``first``, ``end``) to figure."""
         self.series: list[int] = []
@@ -160,7 +160,7 @@ def run(
     seconds, every = (20.0, 5.0) if quick else (minutes * 60.0, 60.0)
     with tempfile.TemporaryDirectory(prefix="ls-edge-soak-") as folder:
         opened = Bundle.open(bundle or _export(Path(folder)))
-        with LocalPeers(Path(folder) / "peers", opened.folder, _placement(opened.blocks)) as peers:
+        with LocalCluster(Path(folder) / "peers", opened.folder, _placement(opened.blocks)) as peers:
             peers.wait_warm()
             with Source.open(peers.path, opened, max_skips=0) as source:
                 missing = source.wait_ready(10.0)
@@ -169,7 +169,7 @@ def run(
 
 
 def _soak(
-    peers: LocalPeers, source: Source, seconds: float, every: float, rate: float, rng: random.Random
+    peers: LocalCluster, source: Source, seconds: float, every: float, rate: float, rng: random.Random
 ) -> dict[str, Any]:
     arrays = [source.preprocess(image.read(), image.name) for image in open_data("digits", "eval").images[:64]]
     watch, restarts, started_at = Watch(peers), [], {}

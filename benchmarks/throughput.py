@@ -30,8 +30,8 @@ from ls_edge.bundle import Bundle
 from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.evaluation.run_summary import summarise
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.local_cluster import LocalPeers
-from ls_edge.runtime.run_dataset import measure
+from ls_edge.runtime.local_cluster import LocalCluster
+from ls_edge.runtime.run_dataset import run_dataset
 from ls_edge.runtime.source import Source
 
 MODEL = "vit_small_patch16_224"
@@ -134,7 +134,7 @@ def _digits(path: Path, rounds: int) -> dict[str, Any]:
 
 
 def _accuracy(source: Source, images: ImageSet) -> tuple[float, float]:
-    measured = measure(source, images, concurrency=8)
+    measured = run_dataset(source, images, concurrency=8)
     summary = summarise(measured.records, measured.events, measured.context)
     if summary.failed or summary.top1 is None or summary.throughput is None:
         raise BenchmarkError(f"{summary.failed} of {summary.requests} requests failed")
@@ -175,14 +175,14 @@ def _peers(path: Path, placement: Any, concurrency: int, **each: Any) -> Iterato
 
 
 @contextlib.contextmanager
-def _local(path: Path, placement: Any, **each: Any) -> Iterator[LocalPeers]:
-    with tempfile.TemporaryDirectory() as folder, LocalPeers(folder, path, placement, each=each) as peers:
+def _local(path: Path, placement: Any, **each: Any) -> Iterator[LocalCluster]:
+    with tempfile.TemporaryDirectory() as folder, LocalCluster(folder, path, placement, each=each) as peers:
         peers.wait_warm(timeout=120.0)
         yield peers
 
 
 @contextlib.contextmanager
-def _source(peers: LocalPeers, path: Path, policy: str = "nearest") -> Iterator[Source]:
+def _source(peers: LocalCluster, path: Path, policy: str = "nearest") -> Iterator[Source]:
     with Source.open(peers.path, path, policy=policy, budget_ms=60_000.0) as source:
         missing = source.wait_ready(60.0)
         if missing:

@@ -11,13 +11,13 @@ import time
 
 from benchmarks.common import images_for
 from ls_edge.bundle import Bundle
-from ls_edge.engines.pipeline import Chain
+from ls_edge.engines.pipeline import Pipeline
 
 
 def main() -> None:
     """Serve until standard input ends."""
     bundle = Bundle.open(sys.argv[1])
-    with Chain.open(bundle, threads=int(sys.argv[2])) as chain:
+    with Pipeline.open(bundle, threads=int(sys.argv[2])) as chain:
         images = images_for(bundle, 8)
         chain.forward(images[:1])
         print("{}", flush=True)

@@ -29,7 +29,7 @@ import torch
 from ls_edge.arrangement import random_orders
 from ls_edge.bundle import Bundle, ImageSpec, model_id_of
 from ls_edge.engines.onnxruntime import onnxruntime_module
-from ls_edge.engines.pipeline import Chain
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import VerificationError
 from ls_edge.export.calibration import Samples
 from ls_edge.export.targets import PartsView, portable
@@ -138,7 +138,7 @@ def generated_images(image: ImageSpec, count: int = 3 + MAX_BATCH) -> np.ndarray
 
 def verify_numbers(
     view: PartsView,
-    chain: Chain,
+    chain: Pipeline,
     images: np.ndarray,
     *,
     source: str,
@@ -176,7 +176,7 @@ def verify_numbers(
     return result
 
 
-def verify_accuracy(view: PartsView, chain: Chain, samples: Samples, result: Verified) -> None:
+def verify_accuracy(view: PartsView, chain: Pipeline, samples: Samples, result: Verified) -> None:
     """Compare top-1 in trained order on labelled ``samples`` and write both into ``result``.
 
     Raises :class:`VerificationError` where the parts are more than a point below PyTorch.
@@ -211,7 +211,7 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
     view = PartsView(run.view, run.view.blocks_count // bundle.blocks)
     batches = batches_of(max(m.verified.get("batches", (MAX_BATCH,))))
     images = generated_images(m.image, sum(batches)) if samples is None else samples.images
-    with Chain.open(bundle, threads=1, provider="cpu") as chain:
+    with Pipeline.open(bundle, threads=1, provider="cpu") as chain:
         result = verify_numbers(view, chain, images, source=source, precision=m.precision, batches=batches)
         if samples is not None and samples.labels is not None:
             verify_accuracy(view, chain, samples, result)
@@ -232,7 +232,7 @@ class _Exact:
         return self.view.forward(torch.from_numpy(images).double(), order)
 
 
-def _parts(view: PartsView, chain: Chain, images: np.ndarray, result: Verified, exact: _Exact) -> torch.Tensor:
+def _parts(view: PartsView, chain: Pipeline, images: np.ndarray, result: Verified, exact: _Exact) -> torch.Tensor:
     """Compare each part on PyTorch's own tokens; return PyTorch's logits."""
 
     def compare(name: str, ours: np.ndarray, theirs: torch.Tensor, again: Callable[[], torch.Tensor]) -> None:
@@ -258,7 +258,7 @@ def _double_block(exact: _Exact, index: int, tokens: torch.Tensor, slot: torch.T
     return exact.view.block(index, tokens.double(), slot)
 
 
-def _large(view: PartsView, chain: Chain, index: int, tokens: torch.Tensor, result: Verified) -> None:
+def _large(view: PartsView, chain: Pipeline, index: int, tokens: torch.Tensor, result: Verified) -> None:
     scaled = tokens * (RESIDUAL / float(tokens.abs().max().clamp_min(1e-30)))
     slot = torch.full((len(tokens),), index, dtype=torch.int64)
     what = f"block {index} with tokens up to {RESIDUAL:.0f}"

@@ -35,7 +35,7 @@ from ls_edge.bundle import (
     write_manifest,
 )
 from ls_edge.engines.engine import signature_of
-from ls_edge.engines.pipeline import Chain
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import BundleError, RunError, UsageError, VerificationError
 from ls_edge.export.calibration import RANGE_IMAGES, Calibration, activation_ranges
 from ls_edge.export.canonical import OPSET, check, to_bytes
@@ -149,7 +149,7 @@ def _verify(
         images, source = generated_images(bundle.manifest.image, sum(batches)), "generated"
     else:
         images, source = calibration.held_out.images, calibration.source
-    with Chain.open(bundle, threads=1, provider="cpu") as chain:
+    with Pipeline.open(bundle, threads=1, provider="cpu") as chain:
         precision = settings.precision
         result = verify_numbers(view, chain, images, source=source, precision=precision, batches=batches)
         if calibration is not None:
@@ -173,8 +173,8 @@ def build_engines(bundle: Bundle, *, tell: Callable[[str], None] = lambda _: Non
         return None
     images = generated_images(bundle.manifest.image, 3)
     with (
-        Chain.open(bundle, kind="tensorrt", tell=tell) as built,
-        Chain.open(bundle, kind="onnx", threads=1, provider="cpu") as files,
+        Pipeline.open(bundle, kind="tensorrt", tell=tell) as built,
+        Pipeline.open(bundle, kind="onnx", threads=1, provider="cpu") as files,
     ):
         found = cosine(built.forward(images), files.forward(images))
         if not found >= ENGINE_COSINE:

@@ -122,7 +122,7 @@ class PeersFile:
     insecure: bool
     """Whether the user switched CURVE off by name."""
     heartbeat: HeartbeatSettings
-    _places: yaml_source.Places
+    _places: yaml_source.SourceMap
 
     @property
     def uses_keys(self) -> bool:
@@ -211,7 +211,7 @@ def _is_host(host: str) -> bool:
         return False
 
 
-def _check_peer(entry: PeerEntry, index: int, places: yaml_source.Places) -> Peer:
+def _check_peer(entry: PeerEntry, index: int, places: yaml_source.SourceMap) -> Peer:
     at = ("peers", index)
     _check_name(entry.name, places, *at, "name")
     for key, value in (("address", entry.address), ("bind", entry.bind)):
@@ -256,7 +256,7 @@ def _check_peer(entry: PeerEntry, index: int, places: yaml_source.Places) -> Pee
     )  # fmt: skip
 
 
-def _check_unique(file: _File, places: yaml_source.Places) -> None:
+def _check_unique(file: _File, places: yaml_source.SourceMap) -> None:
     seen: dict[str, str] = {}
     entries = [("sources", i, s.name) for i, s in enumerate(file.sources)]
     entries += [("peers", i, p.name) for i, p in enumerate(file.peers)]
@@ -277,7 +277,7 @@ def _check_unique(file: _File, places: yaml_source.Places) -> None:
         addresses[peer.address] = peer.name
 
 
-def _check_keys(file: _File, places: yaml_source.Places) -> None:
+def _check_keys(file: _File, places: yaml_source.SourceMap) -> None:
     keyed = [p for p in file.peers if p.public_key]
     if keyed and len(keyed) < len(file.peers):
         index = next(i for i, p in enumerate(file.peers) if not p.public_key)
@@ -311,14 +311,14 @@ def _check_keys(file: _File, places: yaml_source.Places) -> None:
                     )  # fmt: skip
 
 
-def _check_name(name: str, places: yaml_source.Places, *where: str | int) -> None:
+def _check_name(name: str, places: yaml_source.SourceMap, *where: str | int) -> None:
     if not is_name(name):
         raise places.error(
             f"name {name!r}: use 1 to 63 letters, digits, dots, hyphens or underscores, a letter or digit first", *where
         )
 
 
-def _check_key(key: str | None, places: yaml_source.Places, *where: str | int) -> None:
+def _check_key(key: str | None, places: yaml_source.SourceMap, *where: str | int) -> None:
     if key is not None and not _Z85_KEY.match(key):
         raise places.error(
             "public_key is not 40 characters of Z85; copy what 'ls-edge keys new' printed, in quotes", *where

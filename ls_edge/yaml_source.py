@@ -2,7 +2,7 @@
 
 :func:`load` parses a file, refuses a key that stands twice, converts it to a ``msgspec`` struct and turns every
 complaint into one line with file, line and column. Meaning (does the name exist, do the keys fit together) is
-the caller's to check, with :meth:`Places.error`.
+the caller's to check, with :meth:`SourceMap.error`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_BYTES = 4_000_000
 """Limits of a file, far above what settings need."""
 
 
-class Places:
+class SourceMap:
     """Where each key and value of a file stands, by its path such as ``("peers", 0, "blocks")``."""
 
     def __init__(self, path: Path) -> None:
@@ -47,7 +47,7 @@ class Places:
         return ConfigError(message, path=self.path)
 
 
-def load(path: str | Path, type_: type[T]) -> tuple[T, Places]:
+def load(path: str | Path, type_: type[T]) -> tuple[T, SourceMap]:
     """Read ``path`` as ``type_``; raises :class:`ConfigError` for whatever keeps it from being one."""
     path = Path(path)
     try:
@@ -63,7 +63,7 @@ def load(path: str | Path, type_: type[T]) -> tuple[T, Places]:
     except OSError as error:
         what = "that is a folder, not a file; check the path" if path.is_dir() else f"cannot be read: {error.strerror}"
         raise ConfigError(what, path=path) from None
-    places = Places(path)
+    places = SourceMap(path)
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -97,7 +97,7 @@ def _plainly(problem: str) -> str:
     return problem
 
 
-def _plain(node: yaml.Node, where: Path_, places: Places) -> Any:
+def _plain(node: yaml.Node, where: Path_, places: SourceMap) -> Any:
     if len(where) > MAX_DEPTH or len(places.marks) > MAX_VALUES:  # aliases make small files endless
         raise places.error(
             f"nested deeper than {MAX_DEPTH} levels or of more than {MAX_VALUES} values; write it plainly"
@@ -129,7 +129,7 @@ _EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 """Numbers such as ``1e-3``, which YAML 1.1 takes for text."""
 
 
-def _scalar(node: yaml.Node, where: Path_, places: Places, *, is_key: bool = False) -> Any:
+def _scalar(node: yaml.Node, where: Path_, places: SourceMap, *, is_key: bool = False) -> Any:
     unquoted = isinstance(node, yaml.ScalarNode) and node.style is None
     if unquoted and not is_key:
         places.written[where] = node.value
@@ -148,7 +148,7 @@ def _scalar(node: yaml.Node, where: Path_, places: Places, *, is_key: bool = Fal
     return value
 
 
-def _explain(message: str, plain: Any, places: Places, type_: type[Any]) -> ConfigError:
+def _explain(message: str, plain: Any, places: SourceMap, type_: type[Any]) -> ConfigError:
     where = validation.fault(message, plain, type_).where
     found = validation.fault(message, plain, type_, written=places.written.get(where))
     return places.error(found.text, *found.where, key=found.is_key)

@@ -29,7 +29,7 @@ import numpy as np
 
 from ls_edge.arrangement import Arrangement, apply
 from ls_edge.bundle import Bundle
-from ls_edge.engines.pipeline import Chain
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import LsEdgeError, UsageError
 from ls_edge.evaluation.run_summary import AuditSummary, Suspect
 from ls_edge.runtime.protocol.codec import REPLAY_TOLERANCE, decode, encode
@@ -111,7 +111,7 @@ class Auditor:
         self._challenge = challenge
         self._random = random.SystemRandom()
         self._jobs: queue.Queue[Audit | Challenge | None] = queue.Queue()
-        self._chain: Chain | None = None
+        self._chain: Pipeline | None = None
         self._change = threading.Condition()
         self._open = 0
         """Audits that were begun or wait, challenges included."""
@@ -182,9 +182,9 @@ class Auditor:
             if self._chain is not None:
                 self._chain.close()
 
-    def _opened(self) -> Chain:
+    def _opened(self) -> Pipeline:
         if self._chain is None:
-            self._chain = Chain.open(self._bundle, threads=1)
+            self._chain = Pipeline.open(self._bundle, threads=1)
         return self._chain
 
     def _check(self, audit: Audit) -> None:

@@ -1,7 +1,7 @@
 """Peers on this machine: processes of ``ls-edge peer`` on the loopback, started, killed and started again.
 
 For the demo, for fault tests and for trying a placement before there are boards. The processes are real ones; only
-:meth:`LocalPeers.set_faults` reaches into them, by a file that they look at.
+:meth:`LocalCluster.set_faults` reaches into them, by a file that they look at.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ls_edge.runtime.chaos.proxy import Proxy
 from ls_edge.runtime.transport.keys import new_keys
 
 
-class LocalPeers:
+class LocalCluster:
     """Peers of one ``peers.yaml`` in ``folder``; a context manager that leaves no process behind.
 
     Not even if this process is killed: the peers leave when their standard input, a pipe from here, ends.
@@ -91,7 +91,7 @@ class LocalPeers:
         self.path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
         self.file: PeersFile = load_peers(self.path)
 
-    def __enter__(self) -> LocalPeers:
+    def __enter__(self) -> LocalCluster:
         for name, (front, port) in self._targets.items():
             self.proxies[name] = Proxy(front, ("127.0.0.1", port))
         self.start(*self.bundles)

@@ -207,7 +207,7 @@ class Peer:
                 tokens = self._engines[block].run(inputs)
                 steps.append(tokens)
         except Exception as error:  # noqa: BLE001  an engine library may raise anything
-            return ComputeFailed(block, compute.tickets, str(error))
+            return ComputeFailed(block, compute.transfers, str(error))
         # NaN and infinity stay in the tokens, so one look at the last ones is enough.
         finite = is_finite(tokens)
         spent = (time.perf_counter_ns() - started) // 1000
@@ -216,14 +216,14 @@ class Peer:
 
 def _computed(compute: Compute, tokens: Tokens, spent: int, rows: Sequence[int] | None = None) -> Computed:
     """What an engine call returned, or only some ``rows`` of its batch."""
-    rows = range(len(compute.tickets)) if rows is None else rows
-    tickets = tuple(compute.tickets[row] for row in rows)
-    return Computed(compute.blocks, tickets, tuple(tokens[row : row + 1] for row in rows), spent)
+    rows = range(len(compute.transfers)) if rows is None else rows
+    transfers = tuple(compute.transfers[row] for row in rows)
+    return Computed(compute.blocks, transfers, tuple(tokens[row : row + 1] for row in rows), spent)
 
 
 def _not_finite(compute: Compute, steps: Sequence[Tokens], spent: int) -> ComputeFailed:
     """Say which block made NaN or infinity, and of which requests; the others of the batch are fine."""
-    rows = range(len(compute.tickets))
+    rows = range(len(compute.transfers))
     good = [row for row in rows if is_finite(steps[-1][row : row + 1])]
     bad = [row for row in rows if row not in good]
     block = next(
@@ -233,7 +233,7 @@ def _not_finite(compute: Compute, steps: Sequence[Tokens], spent: int) -> Comput
     )
     return ComputeFailed(
         block,
-        tuple(compute.tickets[row] for row in bad),
+        tuple(compute.transfers[row] for row in bad),
         "the engine returned NaN or infinity",
         not_finite=True,
         rest=_computed(compute, steps[-1], spent, good) if good else None,

@@ -54,7 +54,7 @@ class PeerView:
     warm: bool = False
 
 
-class PendingState(Enum):
+class RequestState(Enum):
     """Where a request stands in its source; the source itself ends it at its deadline, unless it is ``ROUTED``."""
 
     WAITING = "waiting for its turn"
@@ -65,7 +65,7 @@ class PendingState(Enum):
 
 
 @dataclass(eq=False)
-class Pending:
+class InFlightRequest:
     """A request as its source keeps it, from its submission until it has ended and no engine works on it."""
 
     request: int
@@ -75,7 +75,7 @@ class Pending:
     deadline: float
     name: str
     label: int | None
-    state: PendingState = PendingState.WAITING
+    state: RequestState = RequestState.WAITING
     at_worker: bool = False
     """Whether a job of it waits for the engines of this process or runs; that one cannot be interrupted."""
     begun: bool = False
@@ -88,7 +88,7 @@ class Pending:
 
 
 def record_of(
-    pending: Pending,
+    inflight: InFlightRequest,
     end: Answered | Fail | None,
     now: float,
     logits: np.ndarray | None,
@@ -100,14 +100,14 @@ def record_of(
     itinerary = end.itinerary if end is not None else None
     waves = itinerary.waves if itinerary is not None else ()
     plain = all(len(wave) == 1 for wave in waves)
-    latency = (now - pending.started) * 1e3
+    latency = (now - inflight.started) * 1e3
     visits = itinerary.visits if itinerary is not None else ()
     inside = sum(v.queue_us + v.engine_us + v.codec_us + v.wait_us for v in visits) / 1e3
-    wire = max(0.0, latency - pending.stem_ms - head_ms - inside) / (len(visits) + 1)
+    wire = max(0.0, latency - inflight.stem_ms - head_ms - inside) / (len(visits) + 1)
     return RequestRecord(
-        id=pending.request,
-        image=pending.name,
-        label=pending.label,
+        id=inflight.request,
+        image=inflight.name,
+        label=inflight.label,
         prediction=None if logits is None else int(np.argmax(logits)),
         latency_ms=latency,
         degraded=bool(logits is not None and itinerary is not None and itinerary.skipped),
@@ -117,8 +117,8 @@ def record_of(
         skipped=itinerary.skipped if itinerary is not None and logits is not None else (),
         attempts=end.attempts if end is not None else 1,
         logits=None if logits is None else tuple(map(float, logits)),
-        submitted_ms=(pending.started - opened) * 1e3,
-        stem_ms=pending.stem_ms,
+        submitted_ms=(inflight.started - opened) * 1e3,
+        stem_ms=inflight.stem_ms,
         head_ms=head_ms,
         return_wire_ms=wire if visits else 0.0,
         visits=tuple(_visit(row, wire) for row in visits),

@@ -35,7 +35,7 @@ Watch = Callable[[RequestRecord], None]
 
 
 @dataclass
-class Measured:
+class DatasetRun:
     """What a run left."""
 
     records: list[RequestRecord]
@@ -49,7 +49,7 @@ class Measured:
     """What ended the run before its last image: the source was closed, the images cannot be read any more."""
 
 
-def measure(
+def run_dataset(
     source: Source,
     images: ImageSet,
     *,
@@ -59,7 +59,7 @@ def measure(
     on_skip: Callable[[ImageRef, DataError], None] | None = None,
     on_tick: Callable[[], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
-) -> Measured:
+) -> DatasetRun:
     """Submit each image of the set once and wait for all answers; errors of requests become records.
 
     All callbacks are called by the calling thread: ``on_record`` with each record as it comes, ``on_tick`` about every
@@ -98,7 +98,7 @@ def measure(
     given_up = run.give_up()
     records, events = run.records, source.events
     duplicates = source.duplicates
-    return Measured(
+    return DatasetRun(
         records=[
             msgspec.structs.replace(r, duplicates=duplicates.get(r.id, 0)) for r in sorted(records, key=lambda r: r.id)
         ],
@@ -122,7 +122,7 @@ def measure(
                 "threads": source.settings.threads,
                 "via_source": source.settings.via_source,
                 "waves": source.settings.waves if source.settings.policy == "parallel" else 0,
-                "late_tracks": source.settings.late_tracks,
+                "on_straggler": source.settings.on_straggler,
                 "audit": source.settings.audit,
                 "images": len(images),
                 "images_skipped": len(skipped),
@@ -130,7 +130,7 @@ def measure(
             preprocess_ms=tuple(preprocess_ms),
             wall_s=time.monotonic() - started,
             audit=_finish_audits(source, stop),
-            disbelieved=source.disbelieved,
+            rejected=source.rejected,
         ),
         skipped_images=skipped,
         given_up=given_up,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from ls_edge.errors import UsageError
-from ls_edge.runtime.protocol.messages import MAX_PRICE
+from ls_edge.runtime.protocol.messages import MAX_LATENCY_WEIGHT
 from ls_edge.runtime.routing.policy import POLICIES
 
 MAX_BUDGET_MS = 600_000.0
@@ -33,11 +33,11 @@ class Settings:
     """Every hop through this process, for peers that cannot reach each other."""
     threads: int = 1
     """Threads of stem and head."""
-    price: float = 1.0
+    latency_weight: float = 1.0
     """What a second is worth to the policy ``quality``, in nats of log-likelihood."""
     waves: int = 2
     """Waves in which the policy ``parallel`` runs a model: fewer are faster, more are nearer to a plain order."""
-    late_tracks: Literal["later", "skip"] = "later"
+    on_straggler: Literal["later", "skip"] = "later"
     """What becomes of the blocks of a track that does not come back: they run later, or are left out while
     :attr:`max_skips` allows."""
     audit: float = 0.0
@@ -47,8 +47,8 @@ class Settings:
         """Check every field and make numbers of other libraries Python's own."""
         if self.policy not in POLICIES:
             raise UsageError(f"policy {self.policy!r} is not known here; use one of {', '.join(POLICIES)}")
-        if self.late_tracks not in ("later", "skip"):
-            raise UsageError(f"late_tracks {self.late_tracks!r} is not known; use later or skip")
+        if self.on_straggler not in ("later", "skip"):
+            raise UsageError(f"on_straggler {self.on_straggler!r} is not known; use later or skip")
         if not isinstance(self.via_source, bool):
             raise UsageError(f"via_source {self.via_source!r} is not True or False")
         checked: dict[str, Any] = {
@@ -56,7 +56,7 @@ class Settings:
             "seed": whole_number("seed", self.seed, -(2**63), 2**63 - 1),
             "max_inflight": whole_number("max_inflight", self.max_inflight, 1, 1_000_000),
             "threads": whole_number("threads", self.threads, 1, 1024),
-            "price": _number("price", self.price, 0.0, MAX_PRICE),
+            "latency_weight": _number("latency_weight", self.latency_weight, 0.0, MAX_LATENCY_WEIGHT),
             "waves": whole_number("waves", self.waves, 1, 1024),
             "audit": _number("audit", self.audit, 0.0, 1.0),
         }

@@ -36,14 +36,14 @@ from ls_edge.bundle import Bundle
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.engine import Engine, open_engine
 from ls_edge.errors import BudgetExceeded, DataError, NotFinite, Overloaded, RequestError, SourceClosed, UsageError
-from ls_edge.evaluation.run_summary import AuditSummary, Disbelief
+from ls_edge.evaluation.run_summary import AuditSummary, Rejection
 from ls_edge.order_costs import read_order_costs
 from ls_edge.peers_file import PeersFile, load_peers
 from ls_edge.records import PeerEvent
 from ls_edge.runtime.audit import Audit, Auditor, Challenge, challenge_itinerary, require_block_files
 from ls_edge.runtime.protocol.codec import is_finite
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
-from ls_edge.runtime.results import Answer, PeerView, Pending, PendingState, itinerary_holders, record_of
+from ls_edge.runtime.results import Answer, InFlightRequest, PeerView, RequestState, itinerary_holders, record_of
 from ls_edge.runtime.routing.events import Abandon, Fail, Instruction, Note, Returned, Submit
 from ls_edge.runtime.routing.events import Answer as Answered
 from ls_edge.runtime.routing.neighbours import Limits
@@ -71,7 +71,7 @@ Image = np.ndarray | bytes
 
 @dataclass(frozen=True, eq=False)
 class _Stemmed:
-    pending: Pending
+    inflight: InFlightRequest
     tokens: np.ndarray | None
     """None where the stem failed, or was not run because nobody waited for it any more."""
     error: RequestError | None = None
@@ -79,7 +79,7 @@ class _Stemmed:
 
 @dataclass(frozen=True, eq=False)
 class _Headed:
-    pending: Pending
+    inflight: InFlightRequest
     logits: np.ndarray | None
     """As the tokens of :class:`_Stemmed`."""
     head_ms: float = 0.0
@@ -90,8 +90,8 @@ class _Headed:
 class _Inbox:
     """What other threads have for the thread that speaks."""
 
-    new: deque[Pending] = field(default_factory=deque)
-    abandoned: deque[Pending] = field(default_factory=deque)
+    new: deque[InFlightRequest] = field(default_factory=deque)
+    abandoned: deque[InFlightRequest] = field(default_factory=deque)
     challenges: deque[Challenge] = field(default_factory=deque)
 
 
@@ -149,8 +149,8 @@ class Source:
         self.machine.head_us = round(warm_ms[1] * 2e3)
         self._ids = itertools.count()
         self._inbox = _Inbox()
-        self._waiting: OrderedDict[int, Pending] = OrderedDict()
-        self._open: dict[int, Pending] = {}
+        self._waiting: OrderedDict[int, InFlightRequest] = OrderedDict()
+        self._open: dict[int, InFlightRequest] = {}
         self._inflight: set[int] = set()
         """Requests whose turn has come, and that have not ended or of which this process's engines still have a job."""
         self._deadlines: list[tuple[float, int]] = []
@@ -235,14 +235,14 @@ class Source:
         label = None if label is None else whole_number("label", label, -(2**63), 2**63 - 1)
         array = self._as_input(image, name)
         now = time.monotonic()
-        pending = Pending(next(self._ids), array, Future(), now, now + budget / 1e3, name, label)
+        inflight = InFlightRequest(next(self._ids), array, Future(), now, now + budget / 1e3, name, label)
         with self._lock:
             if self._closing:
                 raise SourceClosed("the source was closed; open a new one")
-            self._inbox.new.append(pending)
-        pending.future.add_done_callback(lambda future: self._abandon(pending) if future.cancelled() else None)
+            self._inbox.new.append(inflight)
+        inflight.future.add_done_callback(lambda future: self._abandon(inflight) if future.cancelled() else None)
         self.node.wake()
-        return pending.future
+        return inflight.future
 
     def missing_blocks(self) -> tuple[int, ...]:
         """Blocks that no warm peer serves which this process reaches, directly or through another."""
@@ -295,14 +295,14 @@ class Source:
         return self.audits
 
     @property
-    def disbelieved(self) -> Mapping[str, Disbelief]:
+    def rejected(self) -> Mapping[str, Rejection]:
         """What peers sent that cannot be true, by peer: how often, and why the last was not believed."""
-        return self.machine.disbelieved
+        return self.machine.rejected
 
     @property
-    def troubles(self) -> Mapping[str, str]:
+    def problems(self) -> Mapping[str, str]:
         """Why peers cannot be used, or complained of us: name to the latest reason; who is well is not in it."""
-        return self.node.troubles
+        return self.node.problems
 
     @property
     def mismatched(self) -> Mapping[str, str]:
@@ -324,8 +324,8 @@ class Source:
         for engine in self._engines.values():
             engine.close()
 
-    def _abandon(self, pending: Pending) -> None:
-        self._inbox.abandoned.append(pending)
+    def _abandon(self, inflight: InFlightRequest) -> None:
+        self._inbox.abandoned.append(inflight)
         self.node.wake()
 
     # The thread that speaks.
@@ -352,8 +352,8 @@ class Source:
             self._fail_open()
 
     def _fail_open(self) -> None:
-        for pending in [*self._open.values(), *self._inbox.new]:
-            self._end(pending, SourceClosed(f"request {pending.request}: the source was closed before its answer"))
+        for inflight in [*self._open.values(), *self._inbox.new]:
+            self._end(inflight, SourceClosed(f"request {inflight.request}: the source was closed before its answer"))
 
     def _next_wait(self) -> float:
         if not self._deadlines:
@@ -363,78 +363,78 @@ class Source:
     def _admit(self) -> None:
         """Take in what other threads asked for, end what is over, and begin with whatever has its turn."""
         while self._inbox.new:
-            pending = self._inbox.new.popleft()
-            if pending.state is PendingState.ENDED:  # cancelled between this look at what is new and the last
+            inflight = self._inbox.new.popleft()
+            if inflight.state is RequestState.ENDED:  # cancelled between this look at what is new and the last
                 continue
-            self._open[pending.request] = self._waiting[pending.request] = pending
-            self._watch_deadline(pending)
+            self._open[inflight.request] = self._waiting[inflight.request] = inflight
+            self._watch_deadline(inflight)
         while self._inbox.abandoned:
             self._cancel(self._inbox.abandoned.popleft())
         while self._inbox.challenges:
             self._begin_challenge(self._inbox.challenges.popleft())
         self._end_overdue(time.monotonic())
         while self._waiting and len(self._inflight) < self.settings.max_inflight:
-            _, pending = self._waiting.popitem(last=False)
-            self._inflight.add(pending.request)
-            pending.state, pending.at_worker = PendingState.STEM, True
-            self._worker.submit(_job(self._run_stem, pending))
+            _, inflight = self._waiting.popitem(last=False)
+            self._inflight.add(inflight.request)
+            inflight.state, inflight.at_worker = RequestState.STEM, True
+            self._worker.submit(_job(self._run_stem, inflight))
 
-    def _cancel(self, pending: Pending) -> None:
-        if pending.state is PendingState.ENDED:
+    def _cancel(self, inflight: InFlightRequest) -> None:
+        if inflight.state is RequestState.ENDED:
             return
-        if pending.state is PendingState.ROUTED:
-            self.node.feed(Abandon(pending.request))
-        self._forget(pending)
-        pending.future.set_running_or_notify_cancel()  # for those who wait with concurrent.futures.wait
+        if inflight.state is RequestState.ROUTED:
+            self.node.feed(Abandon(inflight.request))
+        self._forget(inflight)
+        inflight.future.set_running_or_notify_cancel()  # for those who wait with concurrent.futures.wait
 
-    def _watch_deadline(self, pending: Pending) -> None:
+    def _watch_deadline(self, inflight: InFlightRequest) -> None:
         if len(self._deadlines) > 2 * len(self._open) + _SPARE_DEADLINES:
             self._deadlines = [(other.deadline, other.request) for other in self._open.values()]
             heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (pending.deadline, pending.request))
+        heapq.heappush(self._deadlines, (inflight.deadline, inflight.request))
 
     def _end_overdue(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
-            pending = self._open.get(heapq.heappop(self._deadlines)[1])
-            if pending is not None and pending.state is not PendingState.ROUTED:
-                self._end(pending, self._overdue(pending), pending.answered)
+            inflight = self._open.get(heapq.heappop(self._deadlines)[1])
+            if inflight is not None and inflight.state is not RequestState.ROUTED:
+                self._end(inflight, self._overdue(inflight), inflight.answered)
 
-    def _overdue(self, pending: Pending) -> RequestError:
+    def _overdue(self, inflight: InFlightRequest) -> RequestError:
         """Why a request that is not with the peers has no answer at its deadline."""
-        if pending.state is PendingState.WAITING:
+        if inflight.state is RequestState.WAITING:
             return Overloaded(
-                f"request {pending.request} waited for its turn until its budget was over; send more slowly, "
+                f"request {inflight.request} waited for its turn until its budget was over; send more slowly, "
                 f"or raise the budget or max_inflight ({self.settings.max_inflight})"
             )
-        if pending.state is PendingState.STEM and not pending.begun:
+        if inflight.state is RequestState.STEM and not inflight.begun:
             return Overloaded(
-                f"request {pending.request} waited for the stem until its budget was over; send more slowly, "
+                f"request {inflight.request} waited for the stem until its budget was over; send more slowly, "
                 "or raise the budget"
             )
         return BudgetExceeded(
-            f"request {pending.request} was {pending.state.value} of this process when its budget was over; "
+            f"request {inflight.request} was {inflight.state.value} of this process when its budget was over; "
             "raise the budget, or see what else this machine does"
         )
 
     def _take(self, result: _Stemmed | _Headed) -> None:
-        pending = result.pending
-        pending.at_worker = False
-        if pending.state is PendingState.ENDED:
-            self._inflight.discard(pending.request)
+        inflight = result.inflight
+        inflight.at_worker = False
+        if inflight.state is RequestState.ENDED:
+            self._inflight.discard(inflight.request)
         elif result.error is not None:
-            self._end(pending, result.error, pending.answered)
+            self._end(inflight, result.error, inflight.answered)
         elif isinstance(result, _Headed):
             if result.logits is not None:
                 self.machine.head_us = max(round(result.head_ms * 1e3), self.machine.head_us * 9 // 10)
-                self._answer(pending, result)
+                self._answer(inflight, result)
         elif result.tokens is not None:
-            pending.state = PendingState.ROUTED
+            inflight.state = RequestState.ROUTED
             if self._auditor is not None:
-                pending.stem_tokens = result.tokens
+                inflight.stem_tokens = result.tokens
             order = tuple(range(self.bundle.blocks))
             if self.settings.policy == "random":
-                order = random_order(self.bundle.blocks, self.settings.seed, pending.request)
-            self.node.feed(Submit(pending.request, self._itinerary(order), result.tokens, pending.deadline))
+                order = random_order(self.bundle.blocks, self.settings.seed, inflight.request)
+            self.node.feed(Submit(inflight.request, self._itinerary(order), result.tokens, inflight.deadline))
 
     def _itinerary(self, order: tuple[int, ...]) -> Itinerary:
         settings = self.settings
@@ -444,9 +444,9 @@ class Source:
             order,
             self.max_skips,
             settings.via_source,
-            price=settings.price,
+            latency_weight=settings.latency_weight,
             waves_wanted=settings.waves if settings.policy == "parallel" else 0,
-            late=settings.late_tracks,
+            on_straggler=settings.on_straggler,
         )
 
     def _carry_out(self, instruction: Instruction) -> None:
@@ -455,30 +455,30 @@ class Source:
         if instruction.request in self._challenges:
             self._on_challenge(instruction)
             return
-        pending = self._open.get(instruction.request)
-        if pending is None:
+        inflight = self._open.get(instruction.request)
+        if inflight is None:
             return
         if isinstance(instruction, Answered):
-            pending.state, pending.at_worker, pending.answered = PendingState.HEAD, True, instruction
-            self._watch_deadline(pending)
-            self._worker.submit(_job(self._run_head, pending, instruction), priority=0)
+            inflight.state, inflight.at_worker, inflight.answered = RequestState.HEAD, True, instruction
+            self._watch_deadline(inflight)
+            self._worker.submit(_job(self._run_head, inflight, instruction), priority=0)
         elif isinstance(instruction, Fail):
-            self._end(pending, instruction.error, instruction)
+            self._end(inflight, instruction.error, instruction)
 
-    def _answer(self, pending: Pending, headed: _Headed) -> None:
+    def _answer(self, inflight: InFlightRequest, headed: _Headed) -> None:
         assert headed.logits is not None
         logits = headed.logits[0]
-        record = record_of(pending, pending.answered, time.monotonic(), logits, headed.head_ms, self.opened)
-        answered, stem_tokens = pending.answered, pending.stem_tokens
-        self._forget(pending)
+        record = record_of(inflight, inflight.answered, time.monotonic(), logits, headed.head_ms, self.opened)
+        answered, stem_tokens = inflight.answered, inflight.stem_tokens
+        self._forget(inflight)
         assert record.prediction is not None
-        if not pending.future.set_running_or_notify_cancel():
+        if not inflight.future.set_running_or_notify_cancel():
             return
         if self._auditor is not None and answered is not None and stem_tokens is not None:
-            self._auditor.offer(Audit(pending.request, stem_tokens, answered.itinerary, logits, answered.hands))
-        pending.future.set_result(
+            self._auditor.offer(Audit(inflight.request, stem_tokens, answered.itinerary, logits, answered.hands))
+        inflight.future.set_result(
             Answer(
-                request=pending.request,
+                request=inflight.request,
                 logits=logits,
                 prediction=record.prediction,
                 label=self.bundle.manifest.classes[record.prediction],
@@ -487,22 +487,22 @@ class Source:
             )
         )
 
-    def _end(self, pending: Pending, error: RequestError, end: Answered | Fail | None = None) -> None:
-        if pending.state is PendingState.ENDED:
+    def _end(self, inflight: InFlightRequest, error: RequestError, end: Answered | Fail | None = None) -> None:
+        if inflight.state is RequestState.ENDED:
             return
-        self._forget(pending)
-        error.record = record_of(pending, end, time.monotonic(), None, 0.0, self.opened, error)
-        if pending.future.set_running_or_notify_cancel():
-            pending.future.set_exception(error)
+        self._forget(inflight)
+        error.record = record_of(inflight, end, time.monotonic(), None, 0.0, self.opened, error)
+        if inflight.future.set_running_or_notify_cancel():
+            inflight.future.set_exception(error)
 
-    def _forget(self, pending: Pending) -> None:
+    def _forget(self, inflight: InFlightRequest) -> None:
         """A request has ended; it counts as on its way as long as an engine of this process is on it."""
-        pending.state = PendingState.ENDED
-        pending.image = pending.stem_tokens = pending.answered = None  # its future may be kept for long
-        self._open.pop(pending.request, None)
-        self._waiting.pop(pending.request, None)
-        if not pending.at_worker:
-            self._inflight.discard(pending.request)
+        inflight.state = RequestState.ENDED
+        inflight.image = inflight.stem_tokens = inflight.answered = None  # its future may be kept for long
+        self._open.pop(inflight.request, None)
+        self._waiting.pop(inflight.request, None)
+        if not inflight.at_worker:
+            self._inflight.discard(inflight.request)
 
     # Audits.
 
@@ -535,38 +535,38 @@ class Source:
 
     # On the worker's thread.
 
-    def _run_stem(self, pending: Pending) -> _Stemmed:
-        image = pending.image
-        if image is None or _is_over(pending):
-            return _Stemmed(pending, None)
-        pending.begun = True
+    def _run_stem(self, inflight: InFlightRequest) -> _Stemmed:
+        image = inflight.image
+        if image is None or _is_over(inflight):
+            return _Stemmed(inflight, None)
+        inflight.begun = True
         started = time.perf_counter()
         try:
             tokens = self._engines["stem"].run({"images": image[np.newaxis]})
         except Exception as error:  # noqa: BLE001  an engine library may raise anything
-            return _Stemmed(pending, None, RequestError(f"request {pending.request}: the stem failed: {error}"))
+            return _Stemmed(inflight, None, RequestError(f"request {inflight.request}: the stem failed: {error}"))
         if not is_finite(tokens):
             failed = NotFinite(
-                f"request {pending.request}: the stem made NaN or infinity of {pending.name or 'the image'}; "
+                f"request {inflight.request}: the stem made NaN or infinity of {inflight.name or 'the image'}; "
                 "look at the image's values"
             )
-            return _Stemmed(pending, None, failed)
-        pending.image = None
-        pending.stem_ms = (time.perf_counter() - started) * 1e3
-        return _Stemmed(pending, tokens)
+            return _Stemmed(inflight, None, failed)
+        inflight.image = None
+        inflight.stem_ms = (time.perf_counter() - started) * 1e3
+        return _Stemmed(inflight, tokens)
 
-    def _run_head(self, pending: Pending, answered: Answered) -> _Headed:
-        if _is_over(pending):
-            return _Headed(pending, None)
+    def _run_head(self, inflight: InFlightRequest, answered: Answered) -> _Headed:
+        if _is_over(inflight):
+            return _Headed(inflight, None)
         started = time.perf_counter()
         try:
             logits = self._engines["head"].run({"tokens": answered.tokens})
         except Exception as error:  # noqa: BLE001  an engine library may raise anything
-            failed = RequestError(f"request {pending.request}: the head failed: {error}")
-            return _Headed(pending, None, error=failed)
+            failed = RequestError(f"request {inflight.request}: the head failed: {error}")
+            return _Headed(inflight, None, error=failed)
         if not is_finite(logits):
-            return _Headed(pending, None, error=_not_finite(answered))
-        return _Headed(pending, logits, (time.perf_counter() - started) * 1e3)
+            return _Headed(inflight, None, error=_not_finite(answered))
+        return _Headed(inflight, logits, (time.perf_counter() - started) * 1e3)
 
     # Small things.
 
@@ -608,10 +608,10 @@ class Source:
             self.events.append(PeerEvent((time.monotonic() - self.opened) * 1e3, peer, what, why))
 
 
-def _is_over(pending: Pending) -> bool:
+def _is_over(inflight: InFlightRequest) -> bool:
     """Whether no engine needs to run for a request any more; asked just before one would."""
-    ended = pending.state is PendingState.ENDED or pending.future.cancelled()
-    return ended or time.monotonic() >= pending.deadline
+    ended = inflight.state is RequestState.ENDED or inflight.future.cancelled()
+    return ended or time.monotonic() >= inflight.deadline
 
 
 def _not_finite(answered: Answered) -> NotFinite:

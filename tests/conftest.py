@@ -183,11 +183,11 @@ def assert_replays():
 
     def check(bundle, images, answers, tolerance=1e-4):
         from ls_edge.bundle import Bundle
-        from ls_edge.engines.pipeline import Chain, replay
+        from ls_edge.engines.pipeline import Pipeline, replay
 
         by_request = dict(zip((answer.request for answer in answers), images, strict=True))
         records = [answer.record for answer in answers]
-        with Chain.open(Bundle.open(bundle), threads=1) as chain:
+        with Pipeline.open(Bundle.open(bundle), threads=1) as chain:
             for replayed in replay(chain, records, lambda record: by_request[record.id]):
                 assert replayed.error <= tolerance, f"request {replayed.id} is off by {replayed.error}"
 

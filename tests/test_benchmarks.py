@@ -159,7 +159,7 @@ def test_quality_says_what_it_won_and_what_it_paid(with_costs, tmp_path):
     assert "won back" in done.stdout
     figures = json.loads((tmp_path / "figures.json").read_text())["benchmarks"]["quality"]
     assert sorted(block for held in figures["placement"].values() for block in held) == [0, 1, 2, 3]
-    ways = {"random", "nearest", "fastest", "quality, price 1", "quality, price 0"}
+    ways = {"random", "nearest", "fastest", "quality, weight 1", "quality, weight 0"}
     found, real = figures["reachable"], figures["peers"]["ways"]
     assert set(found["ways"]) == {"trained order", *ways}
     assert set(real) == ways
@@ -168,9 +168,9 @@ def test_quality_says_what_it_won_and_what_it_paid(with_costs, tmp_path):
     )
     gap = found["ways"]["trained order"]["top1"] - found["ways"]["random"]["top1"]
     assert found["gap"] == pytest.approx(gap)
-    assert found["holds"] is (found["ways"]["quality, price 0"]["won_back"] >= 0.5 if gap > 0 else None)
+    assert found["holds"] is (found["ways"]["quality, weight 0"]["won_back"] >= 0.5 if gap > 0 else None)
     least = min(found["ways"][name]["expected_loss"] for name in ways)
-    assert found["ways"]["quality, price 0"]["expected_loss"] <= least + 0.01
+    assert found["ways"]["quality, weight 0"]["expected_loss"] <= least + 0.01
 
 
 def test_quality_needs_a_bundle_with_costs(tmp_path):

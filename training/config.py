@@ -207,11 +207,11 @@ def find_recipe(path: Path) -> Path:
     return recipe
 
 
-def _keys(places: yaml_source.Places, where: tuple[str | int, ...]) -> list[str]:
+def _keys(places: yaml_source.SourceMap, where: tuple[str | int, ...]) -> list[str]:
     return [str(path[-1]) for path in places.key_marks if path[:-1] == where]
 
 
-def _named(parsed: RunFile, key: str, places: yaml_source.Places) -> Any:
+def _named(parsed: RunFile, key: str, places: yaml_source.SourceMap) -> Any:
     """The value of a key, without what the file did not say."""
     value = msgspec.to_builtins(getattr(parsed, key))
     if isinstance(getattr(parsed, key), msgspec.Struct):
@@ -228,7 +228,7 @@ def _dotted(plain: dict[str, Any]) -> list[str]:
     return names
 
 
-def check(config: TrainConfig, places: yaml_source.Places | None) -> None:
+def check(config: TrainConfig, places: yaml_source.SourceMap | None) -> None:
     """Refuse values that no run can have; raises :class:`ConfigError` (with its place) or :class:`UsageError`."""
     c, o = config, config.optim
     rules: list[tuple[bool, tuple[str, ...], str]] = [

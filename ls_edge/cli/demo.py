@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ls_edge.report.html import Run
-    from ls_edge.runtime.local_cluster import LocalPeers
+    from ls_edge.runtime.local_cluster import LocalCluster
 
 PLACEMENT = {"anna": [0, 1, 2, 3, 4], "ben": [3, 4, 5, 6, 7], "cleo": [0, 1, 2, 5, 6, 7]}
 """Three peers; every block is held by two of them, none holds all."""
@@ -193,14 +193,14 @@ def _play(scene: Scene, out: Path, limit: int, console: Console) -> Run:
     from ls_edge.data.datasets import open_data
     from ls_edge.evaluation.run_summary import summarise
     from ls_edge.report.progress import RunProgress
-    from ls_edge.runtime.local_cluster import LocalPeers
-    from ls_edge.runtime.run_dataset import measure
+    from ls_edge.runtime.local_cluster import LocalCluster
+    from ls_edge.runtime.run_dataset import run_dataset
     from ls_edge.runtime.source import Source
 
     bundle = out / f"{scene.model}-bundle"
     folder = out / "peers" / scene.name.replace(",", "").replace(" ", "-")
     console.print(f"\n{scene.name}", style="bold")
-    with LocalPeers(folder, bundle, PLACEMENT) as peers:
+    with LocalCluster(folder, bundle, PLACEMENT) as peers:
         peers.wait_warm()
         with Source.open(
             peers.path, bundle, policy=scene.policy, max_skips=scene.max_skips, budget_ms=10_000
@@ -217,14 +217,14 @@ def _play(scene: Scene, out: Path, limit: int, console: Console) -> Run:
                 harm()
 
             with progress:
-                measured = measure(source, images, concurrency=2, on_record=on_record, on_event=progress.event)
+                measured = run_dataset(source, images, concurrency=2, on_record=on_record, on_event=progress.event)
     if measured.error is not None:
         raise measured.error
     summary = summarise(measured.records, measured.events, measured.context)
     return scene.name, summary, measured.records, measured.events
 
 
-def _harm(scene: Scene, peers: LocalPeers, limit: int, note: Callable[[str], None]) -> Callable[[], None]:
+def _harm(scene: Scene, peers: LocalCluster, limit: int, note: Callable[[str], None]) -> Callable[[], None]:
     """What happens to the scene's peer, called after each answer."""
     answers = 0
 

@@ -94,7 +94,7 @@ def command(
 
     members = [_members(given) for given in run_or_bundle]
     check_data(data)
-    from ls_edge.evaluation.evaluate import together
+    from ls_edge.evaluation.evaluate import aggregate
     from ls_edge.report.formatting import distinct_names
 
     if figure is not None:
@@ -128,7 +128,7 @@ def command(
                     like=results[0] if results else None,
                 )
             )
-        result = results[0] if len(results) == 1 else together(results)
+        result = results[0] if len(results) == 1 else aggregate(results)
         settings = {**result.settings, "of": printable(given)}
         found.append(msgspec.structs.replace(result, name=name, settings=settings))
         if not as_json:
@@ -233,10 +233,10 @@ def _evaluate(
 
 def _open_bundle(folder: Path, threads: int | None) -> tuple[BlockModel, ImageSpec, dict[str, Any]]:
     from ls_edge.bundle import Bundle
-    from ls_edge.engines.pipeline import Chain
+    from ls_edge.engines.pipeline import Pipeline
 
     bundle = Bundle.open(folder)
-    chain = Chain.open(bundle, threads=threads)
+    chain = Pipeline.open(bundle, threads=threads)
     m = bundle.manifest
     about = {"classes": m.classes, "trained_on": m.trained_on, "model": m.model, "method": m.method}
     return chain, m.image, {**about, "engine": f"onnxruntime {chain.provider}"}

@@ -70,14 +70,14 @@ def may_skip(source: Source, missing: Sequence[int]) -> bool:
 
 def reasons(source: Source, missing: Sequence[int]) -> list[str]:
     """Why these blocks have no holder: a line a peer that should hold some, and the blocks that none should."""
-    states, troubles = source.view(), source.troubles
+    states, problems = source.view(), source.problems
     texts = []
     for peer in source.peers.peers:
         if not set(peer.blocks) & set(missing):
             continue
         state = states[peer.name].state
-        if peer.name in troubles:
-            texts.append(f"{peer.name}: {troubles[peer.name]}")
+        if peer.name in problems:
+            texts.append(f"{peer.name}: {problems[peer.name]}")
         elif state == "lost":
             texts.append(f"{peer.name} cannot be reached at {peer.address}")
         else:

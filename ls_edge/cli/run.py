@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ls_edge.evaluation.run_summary import RunSummary
     from ls_edge.records import RequestRecord
     from ls_edge.report.progress import RunProgress
-    from ls_edge.runtime.run_dataset import Measured
+    from ls_edge.runtime.run_dataset import DatasetRun
     from ls_edge.runtime.source import Source
 
 _LOST_FOR_S, _TROUBLED_FOR_S = 0.5, 1.0
@@ -58,7 +58,7 @@ _MOST_REMARKS = 10
 @click.option("--max-skips", type=click.IntRange(min=0), help="Blocks an answer may leave out.  [default: a quarter]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws the orders of the policy random.")
 @click.option(
-    "--price", type=click.FloatRange(min=0, max=1e6), default=1.0, show_default=True,
+    "--latency-weight", type=click.FloatRange(min=0, max=1e6), default=1.0, show_default=True,
     help="What a second is worth to the policy quality, in nats of log-likelihood.",
 )  # fmt: skip
 @click.option(
@@ -66,7 +66,7 @@ _MOST_REMARKS = 10
     help="Waves in which the policy parallel runs a model; fewer are faster.",
 )  # fmt: skip
 @click.option(
-    "--late-tracks", type=click.Choice(["later", "skip"]), default="later", show_default=True,
+    "--on-straggler", type=click.Choice(["later", "skip"]), default="later", show_default=True,
     help="Policy parallel: blocks of a track that does not come back run later, or are skipped.",
 )  # fmt: skip
 @click.option("--via", type=click.Choice(["peers", "source"]), default="peers", show_default=True, help="Way of a hop.")
@@ -87,8 +87,8 @@ _MOST_REMARKS = 10
 @click.option("--log-json", is_flag=True, help="Log lines as JSON.")
 def command(
     peers: Path, bundle: Path, data: str, policy: str, limit: int | None, concurrency: int, budget_ms: float,
-    max_skips: int | None, seed: int, price: float, waves: int, late_tracks: Literal["later", "skip"], via: str,
-    threads: int, wait: float, audit: float, as_json: bool, report: Path | None, trace: Path | None,
+    max_skips: int | None, seed: int, latency_weight: float, waves: int, on_straggler: Literal["later", "skip"],
+    via: str, threads: int, wait: float, audit: float, as_json: bool, report: Path | None, trace: Path | None,
     secret_key: Path | None, strict_bundle: bool, log_json: bool,
 ) -> int:  # fmt: skip
     """Send images through the peers of peers.yaml and print accuracy, latency and who did what.
@@ -118,7 +118,7 @@ def command(
     images.labels_for(opened.manifest.classes)  # other classes are found before anybody is waited for
     from ls_edge.evaluation.run_summary import summarise
     from ls_edge.records import TraceWriter
-    from ls_edge.runtime.run_dataset import measure
+    from ls_edge.runtime.run_dataset import run_dataset
     from ls_edge.runtime.source import Source
 
     with contextlib.ExitStack() as stack:
@@ -126,7 +126,7 @@ def command(
             Source.open(
                 file, opened, policy=policy, secret_key=secret_key, strict_bundle=strict_bundle, budget_ms=budget_ms,
                 max_skips=max_skips, seed=seed, max_inflight=max(concurrency, 1), via_source=via == "source",
-                threads=threads, price=price, waves=waves, late_tracks=late_tracks, audit=audit,
+                threads=threads, latency_weight=latency_weight, waves=waves, on_straggler=on_straggler, audit=audit,
             )
         )  # fmt: skip
         stop = stack.enter_context(interrupts.StopRequest())
@@ -151,7 +151,7 @@ def command(
             progress.note(f"skipped {image.name}: {error}")
 
         with progress:
-            measured = measure(
+            measured = run_dataset(
                 source, images, concurrency=concurrency, on_record=on_record, on_event=progress.event, on_skip=skip,
                 on_tick=_watch_holders(source, progress), stop=lambda: bool(stop),
             )  # fmt: skip
@@ -161,14 +161,14 @@ def command(
             writer.close()
             problems += [writer.problem] if writer.problem else []
         summary = summarise(measured.records, measured.events, measured.context)
-        remarks = _idle(source.troubles, summary, warning)
+        remarks = _idle(source.problems, summary, warning)
         return _finish(
             measured, summary, problems, remarks, stop.number, report, opened.manifest.classes, as_json=as_json
         )
 
 
 def _finish(
-    measured: Measured, summary: RunSummary, problems: list[str], remarks: Sequence[str], signal_number: int,
+    measured: DatasetRun, summary: RunSummary, problems: list[str], remarks: Sequence[str], signal_number: int,
     report: Path | None, classes: Sequence[str], *, as_json: bool,
 ) -> int:  # fmt: skip
     """Print the summary, write the report, and return the exit code; whatever fails does not keep the rest from it."""
@@ -231,11 +231,11 @@ def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
     def look() -> None:
         nonlocal missing_since
         now = time.monotonic()
-        troubles = source.troubles
-        for name in troubled_since.keys() - troubles.keys():
+        problems = source.problems
+        for name in troubled_since.keys() - problems.keys():
             del troubled_since[name]
             shown.discard(name)
-        for name, why in troubles.items():
+        for name, why in problems.items():
             if now - troubled_since.setdefault(name, now) >= _TROUBLED_FOR_S and name not in shown:
                 shown.add(name)
                 progress.note(f"{name} is not used: {why}")
@@ -254,11 +254,11 @@ def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
     return look
 
 
-def _idle(troubles: Mapping[str, str], summary: RunSummary, said: str) -> list[str]:
+def _idle(problems: Mapping[str, str], summary: RunSummary, said: str) -> list[str]:
     """Peers that had no part in any answer, with the reason, unless ``said`` names them already."""
     return [
         f"{name} took no part: {why}"
-        for name, why in troubles.items()
+        for name, why in problems.items()
         if (name not in summary.peers or not summary.peers[name].requests) and f"{name}: {why}" not in said
     ]
 

@@ -28,7 +28,7 @@ from ls_edge.engines.engine import (
     usable_threads,
 )
 from ls_edge.engines.onnxruntime import onnxruntime_module, open_session
-from ls_edge.engines.pipeline import Chain
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import UsageError
 
 _TURN = 6
@@ -92,7 +92,7 @@ def bench(
     """Time a bundle for about ``duration`` seconds and half as long again for parts and defaults.
 
     ``monolith`` is the ONNX file of the whole model and ``origin`` where it came from; without it ``reason`` says
-    why. Raises :class:`UsageError` for a batch or duration that is not positive, else as :meth:`Chain.open`.
+    why. Raises :class:`UsageError` for a batch or duration that is not positive, else as :meth:`Pipeline.open`.
     """
     if batch < 1 or not 0 < duration < float("inf"):
         raise UsageError(f"batch {batch} for {duration} seconds cannot be timed; both must be above 0")
@@ -102,7 +102,7 @@ def bench(
     used_kind = choose_kind(kind, bundle, provider)
     if used_kind == "tensorrt" and bundle.manifest.parts.whole is None:
         monolith, reason = None, "TensorRT times only a whole.onnx of the bundle; export it with --whole"
-    with Chain.open(bundle, threads=threads, provider=provider, kind=used_kind) as chain:
+    with Pipeline.open(bundle, threads=threads, provider=provider, kind=used_kind) as chain:
         whole = _whole(bundle, chain, monolith, threads)
         calls: list[Callable[[], Any]] = [lambda: chain.forward(images)]
         if whole is not None:
@@ -131,7 +131,7 @@ def bench(
     )  # fmt: skip
 
 
-def _whole(bundle: Bundle, chain: Chain, monolith: bytes | None, threads: int) -> Engine | None:
+def _whole(bundle: Bundle, chain: Pipeline, monolith: bytes | None, threads: int) -> Engine | None:
     if monolith is None:
         return None
     if chain.stem_engine.kind == "tensorrt":
@@ -164,7 +164,7 @@ def _alternate(calls: list[Callable[[], Any]], duration: float) -> list[list[flo
     return seconds
 
 
-def _profile(chain: Chain, images: np.ndarray, duration: float) -> list[list[float]]:
+def _profile(chain: Pipeline, images: np.ndarray, duration: float) -> list[list[float]]:
     """Seconds of stem, each block and head within whole runs."""
     runs: list[list[float]] = []
     end = time.perf_counter() + duration

@@ -1,6 +1,6 @@
 """All parts of a bundle in one process: what one device can do, and the reference for what several did.
 
-``Chain.open(bundle)`` offers what a torch model view does, on numpy arrays: ``stem``, ``block``, ``head`` and
+``Pipeline.open(bundle)`` offers what a torch model view does, on numpy arrays: ``stem``, ``block``, ``head`` and
 ``forward`` in any arrangement. :func:`replay` checks a run's trace against it (guarantee R2).
 
 A chain is used by one thread at a time: a plain order runs between two buffers that belong to the chain.
@@ -28,7 +28,7 @@ _LANES = 2
 """Batch sizes whose buffers are kept."""
 
 
-class Chain:
+class Pipeline:
     """Stem, blocks and head of a bundle as engines; make one with :meth:`open`."""
 
     def __init__(self, bundle: Bundle, stem: Engine, blocks: Sequence[Engine], head: Engine) -> None:
@@ -47,7 +47,7 @@ class Chain:
         provider: str | None = None,
         kind: EngineKind = "auto",
         tell: Callable[[str], None] = lambda _: None,
-    ) -> Chain:
+    ) -> Pipeline:
         """Open every part but ``whole``; ``tell`` and errors as :func:`ls_edge.engines.engine.open_engine`."""
         threads = usable_threads(threads)
         used: EngineKind = choose_kind(kind, bundle, provider)
@@ -120,7 +120,7 @@ class Chain:
         for engine in (self.stem_engine, *self.block_engines, self.head_engine):
             engine.close()
 
-    def __enter__(self) -> Chain:
+    def __enter__(self) -> Pipeline:
         return self
 
     def __exit__(
@@ -204,7 +204,7 @@ class Replayed:
 
 
 def replay(
-    chain: Chain, records: Iterable[RequestRecord], image_of: Callable[[RequestRecord], np.ndarray]
+    chain: Pipeline, records: Iterable[RequestRecord], image_of: Callable[[RequestRecord], np.ndarray]
 ) -> Iterator[Replayed]:
     """Run each answered record's arrangement again (guarantee R2: float32 within 1e-4).
 

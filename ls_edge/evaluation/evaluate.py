@@ -185,7 +185,7 @@ def evaluate(
     )  # fmt: skip
 
 
-def together(evaluations: Sequence[Evaluation]) -> Evaluation:
+def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
     """Several runs of one plan as one: means over the models; the deviation is that over models and orders."""
     first = evaluations[0]
     tops = np.array([item.sequential.top1 for item in evaluations])

@@ -66,7 +66,9 @@ class Plan(msgspec.Struct, frozen=True):
     def in_tracks(self, tracks: int, length: int) -> tuple[Arrangement, list[Arrangement]]:
         """A shape filled in trained order, and in the random orders of :data:`DRAWS` draws."""
         orders = random_orders(self.blocks, DRAWS, self.seed)
-        return dealt(range(self.blocks), tracks, length), [dealt(order, tracks, length) for order in orders]
+        return in_equal_tracks(range(self.blocks), tracks, length), [
+            in_equal_tracks(order, tracks, length) for order in orders
+        ]
 
     def subsets(self, keep: int, *, shuffled: bool) -> list[tuple[int, ...]]:
         """The random subsets of ``keep`` blocks, in trained order or as drawn."""
@@ -84,7 +86,7 @@ def default_shapes(blocks: int) -> list[tuple[int, int]]:
     return sorted({(tracks, length) for tracks, length in found if length >= 1 and 2 <= tracks <= blocks // length})
 
 
-def dealt(order: Sequence[int], tracks: int, length: int) -> Arrangement:
+def in_equal_tracks(order: Sequence[int], tracks: int, length: int) -> Arrangement:
     """``order`` dealt into waves of ``tracks`` tracks of ``length`` blocks; the last wave may be smaller."""
     pieces = [tuple(order[at : at + length]) for at in range(0, len(order), length)]
     return Arrangement(tuple(tuple(pieces[at : at + tracks]) for at in range(0, len(pieces), tracks)))

@@ -19,8 +19,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ls_edge.records import PeerEvent, RequestRecord
-from ls_edge.stays import holders_of, hops_of, stays_of, steps_of, tracks_of_others, transfer_ms
+from ls_edge.records import (
+    PeerEvent,
+    RequestRecord,
+    holder_times,
+    holders_of,
+    hops_of,
+    steps_of,
+    tracks_of_others,
+    transfer_ms,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -97,10 +105,10 @@ class RunContext(msgspec.Struct, frozen=True):
     wall_s: float | None = None
     """The whole command, waiting for peers and decoding included."""
     audit: AuditSummary | None = None
-    disbelieved: Mapping[str, Disbelief] = {}
+    rejected: Mapping[str, Rejection] = {}
 
 
-class Disbelief(msgspec.Struct, frozen=True):
+class Rejection(msgspec.Struct, frozen=True):
     """What a peer sent the source that cannot be true: it is faulty, of another version, or lies."""
 
     count: int
@@ -204,15 +212,15 @@ class RunSummary(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
     audit: AuditSummary | None = None
     """None where nothing was audited."""
-    disbelieved: dict[str, Disbelief] = {}
+    rejected: dict[str, Rejection] = {}
     """By peer."""
 
     @property
     def distrust(self) -> str:
         """A line about peers that sent what cannot be true; empty where none did."""
-        if not self.disbelieved:
+        if not self.rejected:
             return ""
-        each = "; ".join(f"{name} ({one.count:,}, such as {one.why})" for name, one in self.disbelieved.items())
+        each = "; ".join(f"{name} ({one.count:,}, such as {one.why})" for name, one in self.rejected.items())
         return f"messages that cannot be true were dropped: {each}; check these devices"
 
     def to_json(self) -> str:
@@ -258,7 +266,7 @@ def summarise(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
         seed=context.seed,
         settings=dict(context.settings),
         audit=context.audit,
-        disbelieved=dict(context.disbelieved),
+        rejected=dict(context.rejected),
     )
 
 
@@ -316,16 +324,16 @@ def _median(values: Sequence[float]) -> float | None:
 
 def _hops(answers: Sequence[RequestRecord]) -> Hops:
     visited = [record for record in answers if record.visits]
-    stays = [stay for record in visited for stay in stays_of(record)]
+    spent = [times for record in visited for times in holder_times(record)]
     wires = [visit.wire_ms for record in visited for visit in record.visits]
     wires += [record.return_wire_ms for record in visited]
     wires += [transfer_ms(track) / 2 for record in visited for track in tracks_of_others(record) for _ in range(2)]
     return Hops(
         mean=_mean([hops_of(record) for record in answers]),
         wire_ms_p50=_median(wires),
-        queue_ms_p50=_median([stay.queue_ms for stay in stays]),
-        engine_ms_p50=_median([stay.engine_ms for stay in stays]),
-        codec_ms_p50=_median([stay.codec_ms for stay in stays]),
+        queue_ms_p50=_median([times.queue_ms for times in spent]),
+        engine_ms_p50=_median([times.engine_ms for times in spent]),
+        codec_ms_p50=_median([times.codec_ms for times in spent]),
     )
 
 
@@ -338,8 +346,8 @@ def _peers(
     engine_ms: dict[str, float] = defaultdict(float)
     for record in answers:
         requests.update(holders_of(record) | {visit.holder for visit in record.visits})
-        for stay in stays_of(record):
-            engine_ms[stay.holder] += stay.engine_ms
+        for times in holder_times(record):
+            engine_ms[times.holder] += times.engine_ms
         for block, holder in steps_of(record):
             blocks[holder].add(block)
             blocks_run[holder] += 1

@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ls_edge.evaluation.run_summary import Floats, RunSummary
-from ls_edge.records import PeerEvent, RequestRecord
+from ls_edge.records import PeerEvent, RequestRecord, tracks_of_others, transfer_ms
 from ls_edge.report.spans import Span, spans_of, way_of
 from ls_edge.report.theme import STAGES
-from ls_edge.stays import tracks_of_others, transfer_ms
 
 MOST_HOPS = 12
 MOST_HOLDERS = 24

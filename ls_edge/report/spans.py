@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ls_edge.records import RequestRecord, TrackSpan, Visit
-from ls_edge.stays import NO_GAIN
+from ls_edge.records import NO_GAIN, RequestRecord, TrackSpan, Visit
 
 NOTABLE = 0.005
 """Share of a latency below which unexplained time is rounding."""

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ls_edge.records import RequestRecord, TrackSpan, Visit
+from ls_edge.records import NO_GAIN, RequestRecord, TrackSpan, Visit, steps_of
 from ls_edge.report.svg import shorten, show, show_ms
-from ls_edge.stays import NO_GAIN, steps_of
 
 
 @dataclass

@@ -39,8 +39,8 @@ from ls_edge.runtime.protocol.messages import (
     Release,
     Run,
     State,
-    Ticket,
     Track,
+    TransferId,
 )
 from ls_edge.runtime.routing.events import Arrived, Event, Instruction, Received, Send
 from ls_edge.runtime.routing.neighbours import Limits
@@ -164,7 +164,7 @@ class Lie:
 
 
 def _accept(_liar: Liar, event: Arrived) -> _Lies:
-    yield Send(event.sender, Accept(event.run.ticket, 16))
+    yield Send(event.sender, Accept(event.run.transfer, 16))
 
 
 def _nothing(_liar: Liar, _event: Arrived) -> _Lies:
@@ -173,7 +173,7 @@ def _nothing(_liar: Liar, _event: Arrived) -> _Lies:
 
 def _refuse(reason: str, room: int = 16) -> Callable[[Liar, Arrived], _Lies]:
     def lie(_liar: Liar, event: Arrived) -> _Lies:
-        yield Send(event.sender, Refuse(event.run.ticket, reason, room))
+        yield Send(event.sender, Refuse(event.run.transfer, reason, room))
 
     return lie
 
@@ -184,7 +184,7 @@ def _home(event: Arrived, why: str, tokens: Any = None, **changes: Any) -> Send:
         run,
         returning=why,
         itinerary=msgspec.structs.replace(run.itinerary, **changes),
-        ticket=run.ticket._replace(hop=run.ticket.hop + 1),
+        transfer=run.transfer._replace(hop=run.transfer.hop + 1),
     )
     return Send(run.itinerary.source, run, event.tokens if tokens is None else tokens)
 
@@ -221,7 +221,9 @@ def _bounce(liar: Liar, event: Arrived) -> _Lies:
     run = event.run
     yield from _accept(liar, event)
     for name in liar.others("peer"):
-        yield Send(name, msgspec.structs.replace(run, ticket=run.ticket._replace(hop=run.ticket.hop + 1)), event.tokens)
+        yield Send(
+            name, msgspec.structs.replace(run, transfer=run.transfer._replace(hop=run.transfer.hop + 1)), event.tokens
+        )
 
 
 def _ran_all(liar: Liar, event: Arrived, tokens: Any, by: str = "") -> _Lies:
@@ -265,7 +267,7 @@ def _progress(growth: int) -> Callable[[Liar], _Lies]:
     def lie(liar: Liar) -> _Lies:
         for event in liar.given:
             done = event.run.itinerary.blocks_done + min(growth, liar.turns)
-            yield Send(event.sender, Progress(event.run.ticket, done))
+            yield Send(event.sender, Progress(event.run.transfer, done))
 
     return lie
 
@@ -273,12 +275,12 @@ def _progress(growth: int) -> Callable[[Liar], _Lies]:
 def _releases(liar: Liar) -> _Lies:
     before = [*liar.others("peer"), liar.name]
     for event in liar.given:
-        yield Send(event.sender, Release(event.run.ticket, liar.rng.choice(before)))
-        yield Send(event.run.itinerary.owner, Moved(event.run.ticket, liar.rng.choice(before)))
+        yield Send(event.sender, Release(event.run.transfer, liar.rng.choice(before)))
+        yield Send(event.run.itinerary.owner, Moved(event.run.transfer, liar.rng.choice(before)))
 
 
-def _ticket(liar: Liar) -> Ticket:
-    return Ticket(liar.rng.randbytes(16), liar.rng.getrandbits(64), liar.rng.randrange(9))
+def _ticket(liar: Liar) -> TransferId:
+    return TransferId(liar.rng.randbytes(16), liar.rng.getrandbits(64), liar.rng.randrange(9))
 
 
 def _forge(liar: Liar) -> _Lies:
@@ -291,15 +293,15 @@ def _forge(liar: Liar) -> _Lies:
         for _ in range(_FLOOD):
             yield Send(source, Run(_ticket(liar), 10**7, it, "raw", 1, 1, "done"), liar.tokens)
             yield Send(source, Moved(_ticket(liar), by))
-    known = [event.run.ticket for event in liar.given] + [_ticket(liar) for _ in range(_FLOOD)]
+    known = [event.run.transfer for event in liar.given] + [_ticket(liar) for _ in range(_FLOOD)]
     for name in peers:
-        yield Send(name, Cancel(tuple(ticket.request for ticket in known), MAX_BUDGET_US))
+        yield Send(name, Cancel(tuple(transfer.request for transfer in known), MAX_BUDGET_US))
     for one in known:
         for name in (*peers, *liar.others("source")):
             for message in (Accept(one, 9), Refuse(one, "cancelled", 9), Progress(one, 1), Release(one, by)):
                 yield Send(name, message)
     for event in liar.given:
-        yield Send(event.run.itinerary.owner, Moved(event.run.ticket, liar.rng.choice(peers or [by])))
+        yield Send(event.run.itinerary.owner, Moved(event.run.transfer, liar.rng.choice(peers or [by])))
 
 
 def _flood(liar: Liar) -> _Lies:
@@ -339,9 +341,9 @@ def _malformed(liar: Liar) -> _Lies:
     waves = ((((liar.all_blocks[0], liar.name), (liar.all_blocks[0], liar.name)),),)
     bad: list[Message] = [
         State(True, False, False, 2**40, 2**40, 2**63, 2**40, 2**40, ("x" * 300, "\x1b[2J"), (2**20,)),
-        Accept(Ticket(b"short", 0, 0), 1),
+        Accept(TransferId(b"short", 0, 0), 1),
         Refuse(good, "\x1b]0;owned\x07", 1),
-        Progress(Ticket(good.request, 0, 2**20), 1),
+        Progress(TransferId(good.request, 0, 2**20), 1),
         Release(good, "../../etc"),
         Cancel(tuple(rng.randbytes(16) for _ in range(2000)), 2**60),
         liar.hello("\x1b[31m", "peer", ()),
@@ -352,7 +354,7 @@ def _malformed(liar: Liar) -> _Lies:
         for it in (
             Itinerary(name, "nearest", (), 0, waves=waves),
             Itinerary(name, "nearest", liar.all_blocks[1:], 2**20),
-            Itinerary(name, "nearest", liar.all_blocks, 0, price=float("nan")),
+            Itinerary(name, "nearest", liar.all_blocks, 0, latency_weight=float("nan")),
             Itinerary(name, "nearest", liar.all_blocks, 0, track=Track(2**63, 2**40, 0, name)),
         ):
             yield Send(name, Run(good, 2**50, it, "raw", 1, 1, "done"), liar.tokens)

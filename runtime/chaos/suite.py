@@ -30,7 +30,7 @@ import zmq
 from ls_edge.bundle import Bundle
 from ls_edge.data.datasets import ImageSet
 from ls_edge.data.preprocess import Preprocessor
-from ls_edge.engines.pipeline import Chain
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import RequestError
 from ls_edge.evaluation.run_summary import Suspect
 from ls_edge.records import RequestRecord
@@ -38,7 +38,7 @@ from ls_edge.runtime.chaos.faults import Faults
 from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS
 from ls_edge.runtime.chaos.liar import LIES
 from ls_edge.runtime.chaos.streams import Attack
-from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.codec import REPLAY_TOLERANCE
 from ls_edge.runtime.protocol.messages import MAJOR, Hello
@@ -103,7 +103,7 @@ class ChaosResult(msgspec.Struct, frozen=True):
     """Peers that ended by themselves."""
     spoilt: int = 0
     """Answers that do not replay and name the member among their holders that sent wrong tokens."""
-    disbelieved: dict[str, int] = {}
+    rejected: dict[str, int] = {}
     """What the source was sent and did not believe, by sender."""
     suspects: dict[str, Suspect] = {}
     """Whom the audit named, in a course with wrong tokens."""
@@ -197,7 +197,7 @@ def run_chaos(
     course = plan(seed, faults, seconds, tuple(placement), chosen, tuple(lies))
     spoils = any(_spoils(fault.lie, policy) for fault in course)
     images = images.take(requests)
-    with LocalPeers(
+    with LocalCluster(
         folder, bundle, placement, proxied=True, keys=keys, sources=(_LAPTOP, _THIEF),
         members={_LIAR: range(opened.blocks)} if "liar" in chosen else None,
     ) as peers:  # fmt: skip
@@ -224,7 +224,7 @@ def run_chaos(
             duplicates = sum(source.duplicates.values())
             reroutes, dropped = source.machine.reroutes, dict(source.node.counts)
             audits = source.finish_audits(_GIVE_UP)
-            disbelieved = {name: one.count for name, one in source.disbelieved.items()}
+            rejected = {name: one.count for name, one in source.rejected.items()}
     bad, worst, spoilt = _replay(opened, images, watch.records, _LIAR if spoils else "")
     latencies = [record.latency_ms for record in watch.records if record.error is None] or [0.0]
     return ChaosResult(
@@ -246,7 +246,7 @@ def run_chaos(
         dropped=dropped,
         ended=mischief.ended,
         spoilt=spoilt,
-        disbelieved=disbelieved,
+        rejected=rejected,
         suspects={} if audits is None else dict(audits.suspects),
         liar_was_given=dict(mischief.given),
     )
@@ -314,7 +314,7 @@ class _Mischief:
 
     def __init__(
         self,
-        peers: LocalPeers,
+        peers: LocalCluster,
         bundle: Bundle,
         other: Path | None,
         course: list[Fault],
@@ -527,7 +527,7 @@ def _replay(bundle: Bundle, images: ImageSet, records: list[RequestRecord], liar
     """
     arrays = _arrays(bundle, images)
     bad, worst, spoilt = 0, 0.0, 0
-    with Chain.open(bundle, threads=1) as chain:
+    with Pipeline.open(bundle, threads=1) as chain:
         for record in records:
             if record.logits is None:
                 continue

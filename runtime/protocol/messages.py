@@ -21,13 +21,13 @@ from ls_edge.peers_file import is_name
 MAJOR, MINOR = 2, 0
 _MAGIC = b"LS"
 _PREFIX = _MAGIC + bytes([MAJOR])
-MAX_PRICE = 1e6
+MAX_LATENCY_WEIGHT = 1e6
 """Most that a second may be worth, in nats."""
 MAX_HEADER = 64 * 1024
 """Longest header in bytes; an itinerary of a thousand blocks fits."""
 
 
-class Ticket(NamedTuple):
+class TransferId(NamedTuple):
     """Identity of one transfer: a request, a branch of it, and how many transfers it took to get here."""
 
     request: bytes
@@ -106,11 +106,11 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
     visits: tuple[VisitRow, ...] = ()
     relays: tuple[str, ...] = ()
     """Holders that passed the tokens on without running a block, since the last block that ran."""
-    price: float = 1.0
+    latency_weight: float = 1.0
     """What a second is worth to the policy ``quality``, in nats of log-likelihood."""
     waves_wanted: int = 0
     """Waves in which the policy ``parallel`` runs a model; 0 for every other policy."""
-    late: str = "later"
+    on_straggler: str = "later"
     """What becomes of blocks whose track did not come back: they run ``later``, or are left out (``skip``)."""
     track: Track | None = None
     avoid: tuple[str, ...] = ()
@@ -219,7 +219,7 @@ class Bye(_Message, frozen=True, tag="bye"):
 class Run(_Message, frozen=True, tag="run"):
     """Tokens change hands: to a peer that runs blocks or relays, or (``returning``) on the way back to the source."""
 
-    ticket: Ticket
+    transfer: TransferId
     budget_us: int
     """Time that remains; clocks differ, so never a moment."""
     itinerary: Itinerary
@@ -233,7 +233,7 @@ class Run(_Message, frozen=True, tag="run"):
 class Accept(_Message, frozen=True, tag="accept"):
     """The receiver of a Run keeps a copy and has nothing computed yet."""
 
-    ticket: Ticket
+    transfer: TransferId
     credits: int
 
 
@@ -243,7 +243,7 @@ class Refuse(_Message, frozen=True, tag="refuse"):
     ``reason`` is ``busy``, ``draining``, ``cold`` (not warm yet), ``cancelled`` or ``not finite`` (the tokens).
     """
 
-    ticket: Ticket
+    transfer: TransferId
     reason: str
     credits: int = 0
 
@@ -251,14 +251,14 @@ class Refuse(_Message, frozen=True, tag="refuse"):
 class Progress(_Message, frozen=True, tag="progress"):
     """The holder is well, and so are the tokens; to the holder before it."""
 
-    ticket: Ticket
+    transfer: TransferId
     blocks_done: int
 
 
 class Release(_Message, frozen=True, tag="release"):
     """The next holder has accepted: the copy that was kept for this transfer may go."""
 
-    ticket: Ticket
+    transfer: TransferId
     holder: str
     """The next holder."""
 
@@ -266,7 +266,7 @@ class Release(_Message, frozen=True, tag="release"):
 class Moved(_Message, frozen=True, tag="moved"):
     """To the source: the sender holds a request now."""
 
-    ticket: Ticket
+    transfer: TransferId
     before: str
     """Who keeps the copy that would be routed again."""
 
@@ -338,12 +338,12 @@ _EXPLANATION = 4096
 
 
 def _check(message: Message) -> None:
-    ticket = getattr(message, "ticket", None)
-    if ticket is not None:
-        _check_requests(ticket.request)
+    transfer = getattr(message, "transfer", None)
+    if transfer is not None:
+        _check_requests(transfer.request)
         # One less than all, since the next transfer counts one more.
-        if not (0 <= ticket.branch < _U64 and 0 <= ticket.hop < COUNT - 1):
-            raise WireError("ticket out of range; dropped")
+        if not (0 <= transfer.branch < _U64 and 0 <= transfer.hop < COUNT - 1):
+            raise WireError("transfer out of range; dropped")
     if isinstance(message, Run):
         _check_run(message)
     elif isinstance(message, State):
@@ -392,8 +392,8 @@ def _check_run(run: Run) -> None:
     holders = {*(holder for _, holder in ran), *(visit.holder for visit in it.visits)}
     _check_names("itinerary", {it.source, *it.relays, *it.avoid, *holders})
     _check_numbers("itinerary", COUNT, it.max_skips)
-    if not 0.0 <= it.price <= MAX_PRICE:
-        raise WireError(f"itinerary with the price {it.price}, from 0 to {MAX_PRICE:.0f} are allowed; dropped")
+    if not 0.0 <= it.latency_weight <= MAX_LATENCY_WEIGHT:
+        raise WireError(f"latency weight {it.latency_weight}, from 0 to {MAX_LATENCY_WEIGHT:.0f} are allowed; dropped")
     _check_numbers("itinerary", COUNT, it.waves_wanted)
     if len(it.avoid) > MAX_AVOID:
         raise WireError(f"itinerary that avoids {len(it.avoid)} processes, at most {MAX_AVOID} are allowed; dropped")
@@ -406,7 +406,7 @@ def _check_run(run: Run) -> None:
         _check_numbers("visit", COUNT, *visit.blocks)
         for row in visit.tracks:
             _check_track_row(row)
-    _check_texts(run.codec, run.returning, it.policy, it.late)
+    _check_texts(run.codec, run.returning, it.policy, it.on_straggler)
 
 
 def _check_track_row(row: TrackRow) -> None:

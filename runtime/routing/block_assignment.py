@@ -20,7 +20,7 @@ LEAST = 1e-9
 """Nats that a swap has to save; less is rounding."""
 
 
-class TrackCosts(Protocol):
+class OrderCostTables(Protocol):
     """What is asked of :class:`ls_edge.order_costs.OrderCosts`."""
 
     @property
@@ -39,13 +39,13 @@ class TrackCosts(Protocol):
         ...
 
 
-def deal(
+def assign_blocks(
     blocks: Sequence[int],
     lengths: Sequence[int],
     may: Sequence[Collection[int]],
     *,
     before: int,
-    costs: TrackCosts | None,
+    costs: OrderCostTables | None,
 ) -> tuple[tuple[int, ...], ...] | None:
     """Deal ``blocks``, in the wanted order, into tracks of ``lengths`` blocks; each track keeps that order.
 
@@ -54,7 +54,7 @@ def deal(
     where the lengths do not add up to the blocks. A track of length 0 comes back empty.
     """
     allowed = [may_run if isinstance(may_run, (set, frozenset)) else frozenset(may_run) for may_run in may]
-    owner = _dealt(blocks, lengths, allowed)
+    owner = _assigned(blocks, lengths, allowed)
     if owner is None:
         return None
     if costs is not None and costs.beside is not None:
@@ -65,7 +65,7 @@ def deal(
     return tuple(map(tuple, tracks))
 
 
-def _dealt(blocks: Sequence[int], lengths: Sequence[int], allowed: Sequence[Collection[int]]) -> list[int] | None:
+def _assigned(blocks: Sequence[int], lengths: Sequence[int], allowed: Sequence[Collection[int]]) -> list[int] | None:
     """The track of each block: each in turn to the track that has the fewest; None where that cannot be."""
     if sum(lengths) != len(blocks):
         return None
@@ -116,7 +116,7 @@ def _improve(
     blocks: Sequence[int],
     allowed: Sequence[Collection[int]],
     before: int,
-    costs: TrackCosts,
+    costs: OrderCostTables,
     beside: Sequence[Sequence[float]],
 ) -> None:
     """Swap blocks of different tracks while that saves something, those that are close in the wanted order first."""

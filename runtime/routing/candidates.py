@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ls_edge.runtime.routing.block_assignment import TrackCosts as Costs
+from ls_edge.runtime.routing.block_assignment import OrderCostTables as OrderCostTables
 
-__all__ = ["Candidate", "Costs", "Own"]
+__all__ = ["Candidate", "OrderCostTables", "Own"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Own:
     blocks: frozenset[int] = frozenset()
     wait_us: int = 0
     block_us: int = 0
-    costs: Costs | None = None
+    costs: OrderCostTables | None = None
     """What orders cost this model, where it was measured."""
     credit_wait: float = 0.25
     """Seconds that a wait for credit may take."""

@@ -1,6 +1,6 @@
 """Custody of tokens: the part of routing that a peer and a source have in common.
 
-A process holds *items*: tokens, their itinerary, and the ticket under which they came. Handing an item on takes three
+A process holds *items*: tokens, their itinerary, and the transfer by which they came. Handing an item on takes three
 steps, and a copy stays here until the last of them:
 
     WAITING   no holder, or no credit        -> OFFERED
@@ -36,10 +36,10 @@ from ls_edge.runtime.protocol.messages import (
     Release,
     RequestId,
     Run,
-    Ticket,
     TrackRow,
+    TransferId,
 )
-from ls_edge.runtime.routing.candidates import Candidate, Costs, Own
+from ls_edge.runtime.routing.candidates import Candidate, OrderCostTables, Own
 from ls_edge.runtime.routing.events import (
     Arrived,
     Event,
@@ -55,7 +55,7 @@ from ls_edge.runtime.routing.events import (
     Unsendable,
 )
 from ls_edge.runtime.routing.neighbours import Limits, Neighbour, Neighbours
-from ls_edge.runtime.routing.policy import Choice, GiveBack, SendTo, Wait, choose
+from ls_edge.runtime.routing.policy import Choice, ReturnToSource, SendTo, Wait, choose
 
 REFUSED_S = 0.1
 """Seconds for which a process that refuses as cold or draining is asked nothing: it tells when that changes."""
@@ -90,12 +90,12 @@ class Stage(Enum):
 class Item:
     """Tokens that this process holds."""
 
-    ticket: Ticket
+    transfer: TransferId
     itinerary: Itinerary
     tokens: Any = field(repr=False)
     deadline: float
     """When the request's budget ends, on this process's clock."""
-    came_from: str | None
+    upstream: str | None
     """Who gets PROGRESS and RELEASE; None in the source."""
     arrived: float
     tie_break: int = 0
@@ -104,7 +104,7 @@ class Item:
     returning: str = ""
     """Why the tokens go back to the source; empty while they go forward."""
     next: str = ""
-    sent: Ticket | None = None
+    sent: TransferId | None = None
     """The transfer by which they were handed on."""
     queued_at: float = 0.0
     check_at: float = float("inf")
@@ -141,7 +141,7 @@ class Item:
     @property
     def request(self) -> RequestId:
         """The request."""
-        return self.ticket.request
+        return self.transfer.request
 
     @property
     def owner(self) -> str:
@@ -152,18 +152,18 @@ class Item:
 class Machine:
     """What :class:`~.peer.PeerMachine` and :class:`~.source.SourceMachine` have in common."""
 
-    def __init__(self, name: str, *, limits: Limits, rng: random.Random, costs: Costs | None = None) -> None:
+    def __init__(self, name: str, *, limits: Limits, rng: random.Random, costs: OrderCostTables | None = None) -> None:
         """``rng`` draws branches; seed it in a test, never in a process. ``costs`` are for the policy ``quality``."""
         self.costs = costs
         self.name = name
         self.limits = limits
         self.neighbours = Neighbours(limits)
-        self.items: dict[Ticket, Item] = {}
+        self.items: dict[TransferId, Item] = {}
         self.reroutes = 0
         """Items that were routed again after a failure."""
         self._rng = rng
-        self._sent: dict[Ticket, Item] = {}
-        self._offered: dict[Ticket, tuple[str, float]] = {}
+        self._sent: dict[TransferId, Item] = {}
+        self._offered: dict[TransferId, tuple[str, float]] = {}
         """To whom and when each transfer was offered that is not answered yet, given up ones included."""
         self._full: set[str] = set()
         """Neighbours to which something waits to be sent until one of the transfers on their way is answered."""
@@ -191,7 +191,7 @@ class Machine:
         self._check_times()
         while self._ready:
             item = self._ready.popleft()
-            if self.items.get(item.ticket) is item and item.stage is Stage.WAITING:
+            if self.items.get(item.transfer) is item and item.stage is Stage.WAITING:
                 self._decide(item)
         self._after()
         return sorted(self._out, key=_turn)
@@ -274,7 +274,7 @@ class Machine:
         if n is not None:
             n.refused_until = self._now + 0.02
         if isinstance(message, Run):
-            item = self._sent.get(message.ticket)
+            item = self._sent.get(message.transfer)
             if item is not None:
                 self._unoffer(item)
                 self._wait(item, self._now + 0.02)
@@ -283,7 +283,7 @@ class Machine:
         message = event.message
         if isinstance(message, (Accept, Refuse)):
             self._learn(event.sender, message)
-        item = self._sent.get(message.ticket) if isinstance(message, (Accept, Refuse, Progress, Release)) else None
+        item = self._sent.get(message.transfer) if isinstance(message, (Accept, Refuse, Progress, Release)) else None
         if item is None or item.next != event.sender:
             return
         if isinstance(message, (Progress, Release)):
@@ -305,7 +305,7 @@ class Machine:
     def _learn(self, name: str, message: Accept | Refuse) -> None:
         """Take in the credits that an answer to a transfer tells, and how long the transfer took."""
         n = self.neighbours.get(name)
-        offered = self._offered.pop(message.ticket, None)
+        offered = self._offered.pop(message.transfer, None)
         if n is None or offered is None or offered[0] != name:
             return
         if n.state is not None:
@@ -352,7 +352,7 @@ class Machine:
     def _check_hop(self, item: Item) -> None:
         """Set when a transfer has to be looked at next."""
         item.check_at = min(item.hop_at, item.keep_until, item.keep_end, self._end(item))
-        if item.stage is Stage.OFFERED and item.came_from is not None:
+        if item.stage is Stage.OFFERED and item.upstream is not None:
             item.check_at = min(item.check_at, self._now + self.limits.look_again)
 
     # Deciding and handing on.
@@ -364,17 +364,17 @@ class Machine:
             self._send_home(item)
             return
         if not item.itinerary.remaining:
-            self._take(item, GiveBack("done"))
+            self._take(item, ReturnToSource("done"))
             return
-        if item.came_from is not None and item.ticket.hop >= self.limits.most_hops(item.itinerary.blocks):
-            self._take(item, GiveBack("hops"))
+        if item.upstream is not None and item.transfer.hop >= self.limits.most_hops(item.itinerary.blocks):
+            self._take(item, ReturnToSource("hops"))
             return
         since = item.waiting_since
         patient = since is None or self._now - since < self.limits.credit_wait
         own, candidates = self._own(item), self._reachable()
         if item.avoid or item.itinerary.avoid:
             item.avoid = {name: until for name, until in item.avoid.items() if until > self._now}
-            avoid = item.avoid.keys() if item.came_from is None else item.avoid.keys() | set(item.itinerary.avoid)
+            avoid = item.avoid.keys() if item.upstream is None else item.avoid.keys() | set(item.itinerary.avoid)
             candidates = [c for c in candidates if c.name not in avoid]
         if since is not None and item.check_at > self._now and not own.blocks and not self._any_credit:
             return  # it was woken, its time has not come, and there is no credit anywhere
@@ -383,11 +383,11 @@ class Machine:
             own,
             candidates,
             patient=patient,
-            spread=item.tie_break,
+            tie_break=item.tie_break,
         )
         if isinstance(choice, SendTo):
-            if item.itinerary.via_source and item.came_from is not None:
-                self._take(item, GiveBack("via source"))
+            if item.itinerary.via_source and item.upstream is not None:
+                self._take(item, ReturnToSource("via source"))
                 return
             itinerary = item.itinerary
             if choice.relay:
@@ -395,7 +395,7 @@ class Machine:
             self._offer(item, choice.holder, itinerary)
         elif isinstance(choice, Wait):
             until = (self._now if since is None else since) + self.limits.credit_wait
-            if item.came_from is not None:
+            if item.upstream is not None:
                 self._send_progress([item])
                 until = min(until, self._now + self.limits.look_again)
             self._wait(item, until)
@@ -431,7 +431,7 @@ class Machine:
         before = self._holder_before(item)
         if ways or before:
             itinerary = msgspec.structs.replace(item.itinerary, relays=(*item.itinerary.relays, self.name))
-            way = item.came_from if item.came_from in ways else min(ways, default=before)
+            way = item.upstream if item.upstream in ways else min(ways, default=before)
             self._offer(item, way, itinerary)
         else:
             self._wait(item, self._now + 0.1)
@@ -446,7 +446,7 @@ class Machine:
 
     def _offer(self, item: Item, to: str, itinerary: Itinerary) -> None:
         n = self.neighbours.by_name[to]
-        sent = item.ticket._replace(hop=item.ticket.hop + 1)
+        sent = item.transfer._replace(hop=item.transfer.hop + 1)
         if sent in self._sent or item.sent is not None:
             sent = sent._replace(branch=self._rng.getrandbits(64))
         n.offers += 1
@@ -502,8 +502,8 @@ class Machine:
     def _drop(self, item: Item) -> None:
         if item.sent is not None:
             self._unoffer(item)
-        if self.items.get(item.ticket) is item:
-            del self.items[item.ticket]
+        if self.items.get(item.transfer) is item:
+            del self.items[item.transfer]
 
     def _wake_waiting(self, at_most: int | None = None) -> None:
         """Decide what waits again; of very much that waits, the oldest ``at_most``."""
@@ -513,7 +513,7 @@ class Machine:
     def _check_times(self) -> None:
         late = [item for item in self.items.values() if item.check_at <= self._now]
         for item in late:
-            if self.items.get(item.ticket) is not item or self._over_budget(item):
+            if self.items.get(item.transfer) is not item or self._over_budget(item):
                 continue
             if item.stage in (Stage.OFFERED, Stage.CUSTODY):
                 self._late_hop(item)
@@ -560,13 +560,13 @@ class Machine:
 
     def _send_progress(self, items: Iterable[Item]) -> None:
         for item in items:
-            before = item.came_from
+            before = item.upstream
             due = self._now - item.progress_at >= self.limits.progress_every
             if due and before is not None and before in self.neighbours.by_name:
                 item.progress_at = self._now
-                self._out.append(Send(before, Progress(item.ticket, item.itinerary.blocks_done)))
+                self._out.append(Send(before, Progress(item.transfer, item.itinerary.blocks_done)))
 
     def _tell_source(self, item: Item, before: str) -> None:
         source = item.itinerary.source
         if source != before and source in self.neighbours.by_name:
-            self._out.append(Send(source, Moved(item.ticket, before)))
+            self._out.append(Send(source, Moved(item.transfer, before)))

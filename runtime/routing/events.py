@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ls_edge.errors import RequestError
-from ls_edge.runtime.protocol.messages import Hello, Itinerary, Message, RequestId, Run, State, Ticket
+from ls_edge.runtime.protocol.messages import Hello, Itinerary, Message, RequestId, Run, State, TransferId
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Computed:
     """The engine ran ``blocks``, one after the other, for these transfers."""
 
     blocks: tuple[int, ...]
-    tickets: tuple[Ticket, ...]
+    transfers: tuple[TransferId, ...]
     outputs: tuple[Any, ...]
     engine_us: int
 
@@ -79,7 +79,7 @@ class ComputeFailed:
     """The engine raised an error on ``block``, or (``not_finite``) returned NaN or infinity."""
 
     block: int
-    tickets: tuple[Ticket, ...]
+    transfers: tuple[TransferId, ...]
     """The transfers of the call that have no output; all of them, unless ``rest`` has the others."""
     why: str
     not_finite: bool = False
@@ -147,7 +147,7 @@ class Compute:
     """
 
     blocks: tuple[int, ...]
-    tickets: tuple[Ticket, ...]
+    transfers: tuple[TransferId, ...]
     tokens: tuple[Any, ...] = field(repr=False)
     slots: tuple[int, ...]
     """Of the first block, for each transfer."""

@@ -20,7 +20,7 @@ from dataclasses import replace
 import msgspec
 
 from ls_edge.runtime.protocol.messages import Accept, Cancel, Itinerary, Refuse, Release, RequestId, State, VisitRow
-from ls_edge.runtime.routing.candidates import Costs, Own
+from ls_edge.runtime.routing.candidates import OrderCostTables, Own
 from ls_edge.runtime.routing.custody import Item, Stage
 from ls_edge.runtime.routing.events import (
     Arrived,
@@ -41,7 +41,7 @@ from ls_edge.runtime.routing.events import (
     Warm,
 )
 from ls_edge.runtime.routing.neighbours import TRIP_HALVES, Limits, clamped
-from ls_edge.runtime.routing.policy import Choice, GiveBack, RunHere
+from ls_edge.runtime.routing.policy import Choice, ReturnToSource, RunHere
 from ls_edge.runtime.routing.waves import Joiner
 
 _SOURCES = 1024
@@ -67,7 +67,7 @@ class PeerMachine(Joiner):
         rng: random.Random,
         max_batch: int = 1,
         batch_wait: float = 0.0,
-        costs: Costs | None = None,
+        costs: OrderCostTables | None = None,
     ) -> None:
         """``batch_wait``: seconds that a request waits for others to share an engine call with."""
         super().__init__(name, limits=limits, rng=rng, costs=costs)
@@ -144,7 +144,7 @@ class PeerMachine(Joiner):
             return 0
         who = owner_of(sender)
         working = [item for item in self.items.values() if item.stage is not Stage.CUSTODY]
-        if sum(item.came_from == item.owner for item in working) >= self.limits.credits:
+        if sum(item.upstream == item.owner for item in working) >= self.limits.credits:
             return 0
         starved = self._now - self._let_in.get(who, float("-inf")) >= self.limits.starved
         return max(int(starved), self.limits.guaranteed - sum(owner_of(item.owner) == who for item in working))
@@ -218,15 +218,15 @@ class PeerMachine(Joiner):
             return
         reason = self._reason_to_refuse(event)
         if reason:
-            self._out.append(Send(sender, Refuse(run.ticket, reason, self.credits_for(sender))))
+            self._out.append(Send(sender, Refuse(run.transfer, reason, self.credits_for(sender))))
             return
-        if run.ticket not in self.items:
+        if run.transfer not in self.items:
             item = Item(
-                ticket=run.ticket,
+                transfer=run.transfer,
                 itinerary=run.itinerary,
                 tokens=event.tokens,
                 deadline=self._now + run.budget_us / 1e6,
-                came_from=sender,
+                upstream=sender,
                 arrived=self._now,
                 tie_break=self._arrivals,
                 returning=run.returning,
@@ -236,23 +236,23 @@ class PeerMachine(Joiner):
             self._arrivals += 1
             if sender == item.owner:
                 self._let_in[owner_of(sender)] = self._now
-            self.items[run.ticket] = item
+            self.items[run.transfer] = item
             self._ready.append(item)
             self._tell_source(item, sender)
-        self._out.append(Send(sender, Accept(run.ticket, self.credits_for(sender))))
+        self._out.append(Send(sender, Accept(run.transfer, self.credits_for(sender))))
 
     def _reason_to_refuse(self, event: Arrived) -> str:
         run = event.run
         owner = run.itinerary.owner
-        if self._tombstones.get((owner, run.ticket.request), self._now) > self._now:
+        if self._tombstones.get((owner, run.transfer.request), self._now) > self._now:
             return "cancelled"
-        if run.ticket in self.items:
+        if run.transfer in self.items:
             return ""
         if not event.finite:
             return "not finite"
         if run.returning:
             room = self.limits.credits + self.limits.custody
-            theirs = sum(bool(item.returning) and item.came_from == event.sender for item in self.items.values())
+            theirs = sum(bool(item.returning) and item.upstream == event.sender for item in self.items.values())
             return "busy" if len(self.items) >= room or theirs >= room // 2 else ""
         if self.draining:
             return "draining"
@@ -301,14 +301,14 @@ class PeerMachine(Joiner):
             item.stage, item.block, item.check_at = Stage.QUEUED, choice.block, item.deadline
             item.queued_at = self._now
             self._queue.append(item)
-        elif isinstance(choice, GiveBack):
+        elif isinstance(choice, ReturnToSource):
             self._give_back(item, choice.reason)
 
     def _after(self) -> None:
-        self._queue = [i for i in self._queue if self.items.get(i.ticket) is i and i.stage is Stage.QUEUED]
+        self._queue = [i for i in self._queue if self.items.get(i.transfer) is i and i.stage is Stage.QUEUED]
         if self._running is not None or not self._queue or self.stuck:
             return
-        first = min(self._queue, key=lambda i: (self._served.get(i.owner, 0), i.arrived, i.ticket.request))
+        first = min(self._queue, key=lambda i: (self._served.get(i.owner, 0), i.arrived, i.transfer.request))
         batch = [first]
         for item in self._queue:
             if len(batch) < self.max_batch and item is not first and self._may_join(item, first.block):
@@ -331,7 +331,7 @@ class PeerMachine(Joiner):
         self._out.append(
             Compute(
                 blocks,
-                tuple(i.ticket for i in batch),
+                tuple(i.transfer for i in batch),
                 tuple(i.tokens for i in batch),
                 tuple(i.itinerary.blocks_done for i in batch),
             )
@@ -374,8 +374,8 @@ class PeerMachine(Joiner):
         else:
             self.block_us = round(self.block_us + _SMOOTH * (took - self.block_us))
         self._engine_is_back()
-        for ticket, tokens in zip(event.tickets, event.outputs, strict=True):
-            item = self.items.get(ticket)
+        for transfer, tokens in zip(event.transfers, event.outputs, strict=True):
+            item = self.items.get(transfer)
             if item is None or item.stage is not Stage.RUNNING:
                 continue
             item.tokens = tokens
@@ -399,8 +399,8 @@ class PeerMachine(Joiner):
         else:
             self._out.append(Note("not finite", self.name, why=f"block {event.block}: {event.why}"))
         self._engine_is_back()
-        for ticket in event.tickets:
-            item = self.items.get(ticket)
+        for transfer in event.transfers:
+            item = self.items.get(transfer)
             if item is None or item.stage is not Stage.RUNNING:
                 continue
             if event.not_finite and self._track_of(item) is not None:
@@ -418,7 +418,7 @@ class PeerMachine(Joiner):
     def _not_finite_again(self, event: ComputeFailed) -> bool:
         """Count a block's outputs that are not finite; whether there were too many in a row."""
         seen = self._not_finite.setdefault(event.block, set())
-        seen.update(ticket.request for ticket in event.tickets)
+        seen.update(transfer.request for transfer in event.transfers)
         return len(seen) >= _NOT_FINITE
 
     def _engine_is_back(self) -> None:
@@ -450,9 +450,9 @@ class PeerMachine(Joiner):
     # Handing on.
 
     def _accepted(self, item: Item) -> None:
-        if item.came_from in self.neighbours.by_name:
-            assert item.came_from is not None
-            self._out.append(Send(item.came_from, Release(item.ticket, item.next)))
+        if item.upstream in self.neighbours.by_name:
+            assert item.upstream is not None
+            self._out.append(Send(item.upstream, Release(item.transfer, item.next)))
         if item.returning and item.next == item.itinerary.source:
             self._drop(item)
 

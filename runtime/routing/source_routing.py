@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ls_edge.errors import BudgetExceeded, NotFinite, Overloaded, RequestError
-from ls_edge.evaluation.run_summary import Disbelief
+from ls_edge.evaluation.run_summary import Rejection
 from ls_edge.runtime.protocol.messages import (
     MAX_AVOID,
     MAX_BUDGET_US,
@@ -29,9 +29,9 @@ from ls_edge.runtime.protocol.messages import (
     Itinerary,
     Moved,
     RequestId,
-    Ticket,
+    TransferId,
 )
-from ls_edge.runtime.routing.candidates import Costs
+from ls_edge.runtime.routing.candidates import OrderCostTables
 from ls_edge.runtime.routing.custody import Item, Machine, Stage
 from ls_edge.runtime.routing.events import (
     Abandon,
@@ -49,7 +49,7 @@ from ls_edge.runtime.routing.events import (
     Submit,
 )
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.policy import Choice, GiveBack
+from ls_edge.runtime.routing.policy import Choice, ReturnToSource
 
 _MOST_ENDED = 256
 """Requests in one CANCEL."""
@@ -84,11 +84,11 @@ class _Request:
 class SourceMachine(Machine):
     """Routing of a process that has the images."""
 
-    def __init__(self, name: str, *, limits: Limits, rng: random.Random, costs: Costs | None = None) -> None:
+    def __init__(self, name: str, *, limits: Limits, rng: random.Random, costs: OrderCostTables | None = None) -> None:
         """``rng`` draws what identifies requests too: in a process it has to be a source of secrets."""
         super().__init__(name, limits=limits, rng=rng, costs=costs)
         self.requests: dict[int, _Request] = {}
-        self.disbelieved: dict[str, Disbelief] = {}
+        self.rejected: dict[str, Rejection] = {}
         """Answers and returns that cannot be true, by who sent them; a new mapping with each."""
         self.duplicates: Counter[int] = Counter()
         """Answers that came after the first one, by request."""
@@ -126,11 +126,11 @@ class SourceMachine(Machine):
                     self._seen[block] = self._now
 
     def _on_submit(self, event: Submit) -> None:
-        ticket = Ticket(self._rng.randbytes(16), self._rng.getrandbits(64), 0)
-        item = Item(ticket, event.itinerary, event.tokens, event.deadline, None, self._now, event.request)
-        self.items[ticket] = item
+        transfer = TransferId(self._rng.randbytes(16), self._rng.getrandbits(64), 0)
+        item = Item(transfer, event.itinerary, event.tokens, event.deadline, None, self._now, event.request)
+        self.items[transfer] = item
         request = _Request(event.request, event.itinerary, item, watch_returns=event.watch_returns)
-        self.requests[event.request] = self._by_id[ticket.request] = request
+        self.requests[event.request] = self._by_id[transfer.request] = request
         self._wait(item, None)
         self._ready.append(item)
 
@@ -139,7 +139,7 @@ class SourceMachine(Machine):
         if not isinstance(message, Moved):
             super()._on_message(event)
             return
-        request = self._by_id.get(message.ticket.request)
+        request = self._by_id.get(message.transfer.request)
         if request is None:
             return
         item = request.item
@@ -154,18 +154,18 @@ class SourceMachine(Machine):
 
     def _on_run(self, event: Arrived) -> None:
         run = event.run
-        self._out.append(Send(event.sender, Accept(run.ticket, 1)))
-        request = self._by_id.get(run.ticket.request)
+        self._out.append(Send(event.sender, Accept(run.transfer, 1)))
+        request = self._by_id.get(run.transfer.request)
         if request is None:
-            number = self._answered.get(run.ticket.request)
+            number = self._answered.get(run.transfer.request)
             if number is None:
-                self._disbelieve(event.sender, "tokens of a request that it was never given")
+                self._reject(event.sender, "tokens of a request that it was never given")
             elif not run.itinerary.remaining:
                 self.duplicates[number] += 1
             return
         lie = _what_cannot_be(request.asked, run.itinerary)
         if lie:
-            self._disbelieve(event.sender, lie, request)
+            self._reject(event.sender, lie, request)
             self._pass_over(request, event.sender)
             if request.item.next == event.sender and request.item.sent is not None:
                 self._route_again(request.item, f"{event.sender} gave back what cannot be")
@@ -188,10 +188,10 @@ class SourceMachine(Machine):
             n = self.neighbours.get(holder)
             if n is not None:
                 n.got_on()
-        ticket = Ticket(run.ticket.request, self._rng.getrandbits(64), 0)
-        item = Item(ticket, itinerary, tokens, old.deadline, None, self._now, old.tie_break, avoid=old.avoid)
+        transfer = TransferId(run.transfer.request, self._rng.getrandbits(64), 0)
+        item = Item(transfer, itinerary, tokens, old.deadline, None, self._now, old.tie_break, avoid=old.avoid)
         self._drop(old)
-        self.items[ticket] = request.item = item
+        self.items[transfer] = request.item = item
         request.before = request.holder = ""
         request.reason = run.returning
         if request.watch_returns:
@@ -200,9 +200,9 @@ class SourceMachine(Machine):
         self._wait(item, None)
         self._ready.append(item)
 
-    def _disbelieve(self, sender: str, why: str, request: _Request | None = None) -> None:
-        count = self.disbelieved[sender].count if sender in self.disbelieved else 0
-        self.disbelieved = {**self.disbelieved, sender: Disbelief(count + 1, why)}
+    def _reject(self, sender: str, why: str, request: _Request | None = None) -> None:
+        count = self.rejected[sender].count if sender in self.rejected else 0
+        self.rejected = {**self.rejected, sender: Rejection(count + 1, why)}
         self._out.append(Note("disbelieved", sender, None if request is None else request.item.request, why))
 
     def _pass_over(self, request: _Request, name: str) -> None:
@@ -241,7 +241,7 @@ class SourceMachine(Machine):
         self._end_request(request)
 
     def _take(self, item: Item, choice: Choice) -> None:
-        assert isinstance(choice, GiveBack)
+        assert isinstance(choice, ReturnToSource)
         request = self._by_id[item.request]
         if choice.reason == "done":
             self._answer(request)
@@ -383,7 +383,7 @@ def _what_cannot_be(asked: Itinerary, told: Itinerary) -> str:
     """
     if told.track is not None:
         return "a track of a wave, which belongs to a peer"
-    if told.skipped and (asked.late != "skip" or asked.policy != "parallel"):
+    if told.skipped and (asked.on_straggler != "skip" or asked.policy != "parallel"):
         return f"blocks {_listed(told.skipped)} left out, which only its source may do"
     if len(told.skipped) > asked.max_skips:
         return f"{len(told.skipped)} blocks left out where {asked.max_skips} may be"

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.block_assignment import deal
-from ls_edge.runtime.routing.candidates import Candidate, Costs, Own
+from ls_edge.runtime.routing.block_assignment import assign_blocks
+from ls_edge.runtime.routing.candidates import Candidate, OrderCostTables, Own
 
 GAIN = 0.95
 """A wave is split only where it is expected to take at most this part of the holder's own time for it."""
@@ -93,7 +93,7 @@ def plan_wave(itinerary: Itinerary, name: str, own: Own, candidates: Sequence[Ca
             lane.blocks.append(block)
         else:
             lane.end_us -= lane.block_us
-    _deal([lane for lane in lanes if lane.blocks], place, itinerary.blocks_done, own.costs)
+    _assign([lane for lane in lanes if lane.blocks], place, itinerary.blocks_done, own.costs)
     alone = own.wait_us + size * own.block_us if len(lanes[0].may) >= size else math.inf
     if not lanes[0].blocks or max(lane.end_us for lane in lanes if lane.blocks) > GAIN * alone:
         mine = [block for block in remaining if block in lanes[0].may][:size]
@@ -125,10 +125,10 @@ def _size(ends: Sequence[int], waves: int, lanes: int) -> int:
     return min(range(max(1, math.floor(even) - 1), min(blocks - others, math.ceil(even) + 1) + 1), key=until_all)
 
 
-def _deal(lanes: list[_Lane], place: dict[int, int], before: int, costs: Costs | None) -> None:
+def _assign(lanes: list[_Lane], place: dict[int, int], before: int, costs: OrderCostTables | None) -> None:
     """Decide which of the wave's blocks stand in which track, now that their numbers are settled."""
     blocks = sorted((block for lane in lanes for block in lane.blocks), key=place.__getitem__)
-    tracks = deal(
+    tracks = assign_blocks(
         blocks, [len(lane.blocks) for lane in lanes], [lane.may for lane in lanes], before=before, costs=costs
     )
     assert tracks is not None  # the lanes themselves are such a deal
@@ -136,7 +136,7 @@ def _deal(lanes: list[_Lane], place: dict[int, int], before: int, costs: Costs |
         lane.blocks = list(track)
 
 
-def best_joiner(itinerary: Itinerary, candidates: Sequence[Candidate], spread: int) -> Candidate | None:
+def best_joiner(itinerary: Itinerary, candidates: Sequence[Candidate], tie_break: int) -> Candidate | None:
     """Whom to hand tokens to that this process cannot run itself: who would be expected to be done with all first."""
     best: tuple[float, int] | None = None
     chosen: Candidate | None = None
@@ -148,7 +148,7 @@ def best_joiner(itinerary: Itinerary, candidates: Sequence[Candidate], spread: i
         if plan is None:
             continue
         expected = c.link_us + plan.expected_us * len(itinerary.remaining) / plan.blocks
-        rank = (expected, (index + spread) % len(candidates))
+        rank = (expected, (index + tie_break) % len(candidates))
         if best is None or rank < best:
             best, chosen = rank, c
     return chosen

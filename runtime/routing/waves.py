@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from ls_edge import arrangement
-from ls_edge.runtime.protocol.messages import Accept, Itinerary, Progress, Ran, Ticket, Track, TrackRow
+from ls_edge.runtime.protocol.messages import Accept, Itinerary, Progress, Ran, Track, TrackRow, TransferId
 from ls_edge.runtime.routing.candidates import Own
 from ls_edge.runtime.routing.custody import Item, Machine, Stage
 from ls_edge.runtime.routing.events import Arrived, Received, Send
@@ -66,7 +66,7 @@ class Joiner(Machine):
     def _split(self, item: Item, own: Own) -> bool:
         """Begin a wave of more than one track, if it pays and there is room; return whether one was begun."""
         it = item.itinerary
-        if it.policy != "parallel" or it.track is not None or it.via_source or item.came_from is None:
+        if it.policy != "parallel" or it.track is not None or it.via_source or item.upstream is None:
             return False
         avoid = item.avoid.keys() | set(it.avoid)
         plan = plan_wave(it, self.name, own, [c for c in self._reachable() if c.name not in avoid])
@@ -88,13 +88,13 @@ class Joiner(Machine):
         self._look_again(item)
         before = item.itinerary.blocks_done
         for index, planned in enumerate(plan.tracks):
-            ticket = Ticket(item.request, self._rng.getrandbits(64), item.ticket.hop)
+            transfer = TransferId(item.request, self._rng.getrandbits(64), item.transfer.hop)
             itinerary = Itinerary(
                 self.name, "parallel", planned.blocks, 0, track=Track(wave.ident, index, before, item.owner)
             )  # fmt: skip
-            part = Item(ticket, itinerary, item.tokens, item.deadline, None, self._now)
+            part = Item(transfer, itinerary, item.tokens, item.deadline, None, self._now)
             wave.tracks.append(OpenTrack(planned, part, self._now))
-            self.items[ticket] = part
+            self.items[transfer] = part
         for track in wave.tracks:
             if track.plan.holder == self.name:
                 self._take(track.item, RunHere(track.plan.blocks[0]))
@@ -126,10 +126,10 @@ class Joiner(Machine):
     def _on_track(self, event: Arrived) -> None:
         """Tokens came back; whatever does not fit an open track of ours is accepted and dropped."""
         run = event.run
-        self._out.append(Send(event.sender, Accept(run.ticket, self.limits.credits)))
+        self._out.append(Send(event.sender, Accept(run.transfer, self.limits.credits)))
         mark = run.itinerary.track
         wave = self.waves.get(mark.wave) if mark is not None else None
-        if mark is None or wave is None or mark.index >= len(wave.tracks) or wave.item.request != run.ticket.request:
+        if mark is None or wave is None or mark.index >= len(wave.tracks) or wave.item.request != run.transfer.request:
             return
         track = wave.tracks[mark.index]
         ran = tuple(step for one in run.itinerary.waves for line in one for step in line)
@@ -200,7 +200,7 @@ class Joiner(Machine):
 
     def _leave_out(self, item: Item, blocks: list[int]) -> None:
         it = item.itinerary
-        if blocks and it.late == "skip" and len(it.skipped) + len(blocks) <= it.max_skips:
+        if blocks and it.on_straggler == "skip" and len(it.skipped) + len(blocks) <= it.max_skips:
             remaining = tuple(block for block in it.remaining if block not in blocks)
             item.itinerary = msgspec.structs.replace(it, remaining=remaining, skipped=(*it.skipped, *blocks))
 
@@ -249,7 +249,7 @@ class Joiner(Machine):
     def _on_message(self, event: Received) -> None:
         super()._on_message(event)
         if isinstance(event.message, Progress):
-            part = self._sent.get(event.message.ticket)
+            part = self._sent.get(event.message.transfer)
             found = self._track_of(part) if part is not None else None
             if found is not None:
                 self._send_progress([found[0].item])

@@ -19,7 +19,7 @@ from typing import Any
 
 from ls_edge.arrangement import random_order
 from ls_edge.runtime.protocol.messages import Hello, Itinerary, Run
-from ls_edge.runtime.routing.candidates import Costs
+from ls_edge.runtime.routing.candidates import OrderCostTables
 from ls_edge.runtime.routing.custody import Machine
 from ls_edge.runtime.routing.events import (
     Answer,
@@ -80,7 +80,7 @@ class Simulation:
         block_seconds: float = 0.005,
         max_batch: int = 1,
         detection: float = 0.35,
-        costs: Costs | None = None,
+        costs: OrderCostTables | None = None,
     ) -> None:
         self.blocks = blocks
         self.now = 0.0
@@ -120,13 +120,22 @@ class Simulation:
         max_skips: int = 0,
         via: bool = False,
         waves: int = 2,
-        late: str = "later",
-        price: float = 1.0,
+        on_straggler: str = "later",
+        latency_weight: float = 1.0,
     ) -> int:
         """Submit an image; its outcome appears in :attr:`outcomes`."""
         request = next(self._requests)
         order = random_order(self.blocks, 0, request) if policy == "random" else tuple(range(self.blocks))
-        itinerary = Itinerary(SOURCE, policy, order, max_skips, via, waves_wanted=waves, late=late, price=price)
+        itinerary = Itinerary(
+            SOURCE,
+            policy,
+            order,
+            max_skips,
+            via,
+            waves_wanted=waves,
+            on_straggler=on_straggler,
+            latency_weight=latency_weight,
+        )
         self.outcomes[request] = []
         self._feed(SOURCE, Submit(request, itinerary, (), self.now + budget))
         return request
@@ -316,7 +325,7 @@ class Simulation:
     def _compute(self, process: Process, compute: Compute) -> None:
         seconds = self.block_seconds[process.name] * len(compute.blocks)
         outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)
-        done = Computed(compute.blocks, compute.tickets, outputs, round(seconds * 1e6))
+        done = Computed(compute.blocks, compute.transfers, outputs, round(seconds * 1e6))
 
         def finish() -> None:
             if self.processes[process.name] is not process:

@@ -34,7 +34,7 @@ def may_be_called(owner: str, name: str) -> bool:
     return name == owner or re.fullmatch(re.escape(owner[:_LONGEST_OWNER]) + r"\.[0-9a-f]{8}", name) is not None
 
 
-class Door:
+class Admission:
     """The checks of one process, called ``name``; ``role`` is ``peer`` or ``source``."""
 
     def __init__(self, name: str, role: str, peers: PeersFile, manifest: Manifest, *, strict_bundle: bool) -> None:

@@ -30,7 +30,7 @@ from ls_edge.errors import LinkError
 from ls_edge.peers_file import HeartbeatSettings
 from ls_edge.runtime.transport.host_names import Names, numeric
 from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.zap import Gate, is_worth_saying
+from ls_edge.runtime.transport.zap import ZapHandler, is_worth_saying
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -183,10 +183,10 @@ class Links:
         self._router_monitor: zmq.Socket[bytes] | None = None
         self._names: Names | None = None
         self._wakers: dict[int, Any] = {}
-        self.gate: Gate | None = None
+        self.gate: ZapHandler | None = None
         try:
             if curve is not None:
-                self.gate = Gate(self._context, curve.names_by_key)
+                self.gate = ZapHandler(self._context, curve.names_by_key)
                 self._poller.register(self.gate.socket, zmq.POLLIN)
             if bind is not None:
                 self._bind(bind, curve)

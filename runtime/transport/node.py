@@ -45,10 +45,10 @@ from ls_edge.runtime.routing.events import (
     Tick,
     Unsendable,
 )
-from ls_edge.runtime.transport.admission import Door, may_be_called
+from ls_edge.runtime.transport.admission import Admission, may_be_called
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.links import Curve, Incoming, Link, LinkDown, Links, LinkUp, NoLink
-from ls_edge.runtime.transport.problems import Troubles, one_line
+from ls_edge.runtime.transport.problems import PeerProblems, one_line
 from ls_edge.runtime.transport.zap import is_worth_saying
 
 log = logging.getLogger("ls_edge.runtime")
@@ -106,7 +106,7 @@ class Node:
         self.on_note: Callable[[Note], None] | None = None
         self._peers = peers
         self._manifest = manifest
-        self._door = Door(name, role, peers, manifest, strict_bundle=strict_bundle)
+        self._admission = Admission(name, role, peers, manifest, strict_bundle=strict_bundle)
         self._machine = machine
         self._carry_out = carry_out
         self._hello = hello
@@ -118,7 +118,7 @@ class Node:
         self._hello_again: dict[Link, tuple[float, float]] = {}
         self._complained: dict[Link, tuple[float, int]] = {}
         self._listed = {p.name for p in peers.peers}
-        self._troubles = Troubles(self._listed - {name})
+        self._problems = PeerProblems(self._listed - {name})
         self._codec_of: dict[str, str] = {}
         self._noted: dict[tuple[str, str], tuple[int, int]] = {}
         self._tell_at = 0.0
@@ -146,12 +146,12 @@ class Node:
         self._links.register(self._wake_in.fileno())
 
     @property
-    def troubles(self) -> Mapping[str, str]:
+    def problems(self) -> Mapping[str, str]:
         """Why peers of ``peers.yaml`` cannot be used, or complained: name of the peer to the latest reason.
 
         A snapshot that any thread may take; a peer that is well is not in it. Reasons are one line, printable.
         """
-        return self._troubles.reasons
+        return self._problems.reasons
 
     def wake(self) -> None:
         """Make :meth:`step` return soon; any thread may call it."""
@@ -176,7 +176,7 @@ class Node:
                 self._link_down(event)
             elif isinstance(event, NoLink):
                 if event.name not in self._links_of:  # it may have dialled us
-                    self._troubles.note(event.name, "link", event.why)
+                    self._problems.note(event.name, "link", event.why)
             else:
                 self._incoming(event)
         now = time.monotonic()
@@ -186,7 +186,7 @@ class Node:
         if now >= self._tell_at:
             self.feed(Tick())  # what it says of itself is of now
             self._tell_everybody()
-            self._troubles.forget_old(now)
+            self._problems.forget_old(now)
         if self._links.refused:
             self.counts["connections refused"] = self._links.refused
 
@@ -265,11 +265,11 @@ class Node:
             what = one_line(message.what, _EXPLAIN)
             self._count("complaints", name or event.user, what)
             if link in self._hello_again:
-                self._troubles.note(link.dialled, "greeting", f"it refused us: {what}")
+                self._problems.note(link.dialled, "greeting", f"it refused us: {what}")
                 if message.model_id not in ("", self._manifest.model_id):
                     self.mismatched[link.dialled] = what
             else:
-                self._troubles.note(name or event.user, "complaint", f"it dropped a message of ours: {what}")
+                self._problems.note(name or event.user, "complaint", f"it dropped a message of ours: {what}")
             return
         if name is None:
             self._complain_of(event, "before hello", f"{type(message).__name__.lower()} before hello; dropped")
@@ -277,7 +277,7 @@ class Node:
         if name in self._observers and not isinstance(message, Bye):
             raise WireError(f"{type(message).__name__.lower()} from an observer, which only listens; dropped")
         if isinstance(message, State):
-            self._door.check_state(message, name)
+            self._admission.check_state(message, name)
             self.feed(NeighbourState(name, message))
         elif isinstance(message, Bye):
             reason = one_line(message.reason, _EXPLAIN)
@@ -288,7 +288,7 @@ class Node:
             self.feed(Received(name, message))
 
     def _arrived(self, name: str, run: Run, frame: zmq.Frame) -> Arrived:
-        self._door.check_run(run, name)
+        self._admission.check_run(run, name)
         started = time.perf_counter_ns()
         tokens = codecs.decode(run.codec, frame.buffer, run.count, run.dim)
         finite = codecs.is_finite(tokens)
@@ -299,12 +299,14 @@ class Node:
         link, name = event.link, said.name
         if isinstance(said, Welcome):
             self._hello_again.pop(link, None)
-        reason = self._reason_to_refuse_link(link, said, event.user) or self._door.reason_to_refuse(said, event.user)
+        reason = self._reason_to_refuse_link(link, said, event.user) or self._admission.reason_to_refuse(
+            said, event.user
+        )
         if reason:
             self._refuse(event, said, reason)
             return
         self.mismatched.pop(name, None)
-        self._troubles.clear(name)
+        self._problems.clear(name)
         links = self._links_of.setdefault(name, [])
         first = link not in links
         if first:
@@ -348,7 +350,7 @@ class Node:
         reason = one_line(reason, _EXPLAIN)
         link, name = event.link, said.name
         whose = link.dialled or (name if event.user in ("", name) else "")
-        self._troubles.note(whose, "greeting", reason)
+        self._problems.note(whose, "greeting", reason)
         if said.model_id != self._manifest.model_id and name == whose and name in self._listed:
             self.mismatched[name] = reason
         if isinstance(said, Hello):
@@ -377,7 +379,7 @@ class Node:
             log.warning(_DROPPED[what], extra=extra)
 
     def _link_up(self, link: Link) -> None:
-        self._troubles.clear(link.dialled, "link")
+        self._problems.clear(link.dialled, "link")
         self._send_link(link, self._hello())
         if self.role == "peer":
             self._send_link(link, self._state(link.dialled))
@@ -397,7 +399,7 @@ class Node:
         name = self._name_of.pop(link, None)
         self._user_of.pop(link, None)
         if name is None:
-            self._troubles.note(link.dialled, "link", event.why)
+            self._problems.note(link.dialled, "link", event.why)
             return
         links = self._links_of.get(name, [])
         if link in links:
@@ -412,7 +414,7 @@ class Node:
             self._user_of.pop(link, None)
             if link.dialled:  # the link stands; unless it ends, as after a goodbye, we greet again
                 self._hello_again[link] = (time.monotonic() + HELLO_AGAIN_MOST, HELLO_AGAIN_MOST)
-        self._troubles.note(name, "link", why)
+        self._problems.note(name, "link", why)
         self.feed(NeighbourDown(name, why))
 
     # Outgoing.

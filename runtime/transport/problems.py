@@ -16,7 +16,7 @@ COMPLAINT_LASTS = 30.0
 """Seconds for which a complaint of a peer that is linked is shown."""
 
 
-class Troubles:
+class PeerProblems:
     """Reasons by name; :attr:`reasons` is a snapshot, replaced with every change."""
 
     def __init__(self, names: Iterable[str]) -> None:

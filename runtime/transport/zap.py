@@ -25,7 +25,7 @@ def is_worth_saying(count: int) -> bool:
     return count & (count - 1) == 0
 
 
-class Gate:
+class ZapHandler:
     """Answers ZAP requests on the caller's loop: poll :attr:`socket`, call :meth:`answer`."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], names_by_key: Mapping[bytes, str]) -> None:

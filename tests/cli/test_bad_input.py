@@ -321,8 +321,8 @@ CASES = r"""
 2 | RUN --budget-ms 1e999 | '--budget-ms': 1e999 is no finite number
 2 | RUN --max-skips -1 | '--max-skips': -1 is not in the range x>=0
 2 | RUN --max-skips 99 | max_skips 99 is more than the model has blocks; use 0 to 4
-2 | RUN --price nan | '--price': nan is no finite number
-2 | RUN --price -1 | '--price': -1.0 is not in the range 0<=x<=1000000.0
+2 | RUN --latency-weight nan | '--latency-weight': nan is no finite number
+2 | RUN --latency-weight -1 | '--latency-weight': -1.0 is not in the range 0<=x<=1000000.0
 2 | RUN --waves 0 | '--waves': 0 is not in the range x>=1
 2 | RUN --policy quality | bundle has no order_costs, which the policy quality goes by; export it again
 2 | RUN --audit 2 | '--audit': 2.0 is not in the range 0<=x<=1

@@ -9,15 +9,15 @@ from PIL import Image
 
 from ls_edge.bundle import Bundle
 from ls_edge.data.datasets import open_data
-from ls_edge.engines.pipeline import Chain
-from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.runtime.local_cluster import LocalCluster
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
 
 
 @pytest.fixture(scope="module")
 def peers(tmp_path_factory, tiny_bundle):
-    with LocalPeers(tmp_path_factory.mktemp("peers"), tiny_bundle, PLACEMENT) as local:
+    with LocalCluster(tmp_path_factory.mktemp("peers"), tiny_bundle, PLACEMENT) as local:
         local.wait_warm()
         yield local
 
@@ -45,7 +45,7 @@ def in_one_process(bundle, path):
     from ls_edge.data.preprocess import Preprocessor
 
     array = Preprocessor(opened.manifest.image)(path.read_bytes())
-    with Chain.open(opened, threads=1) as chain:
+    with Pipeline.open(opened, threads=1) as chain:
         logits = chain.forward(array[np.newaxis])[0].astype(np.float64)
     probabilities = np.exp(logits) / np.exp(logits).sum()
     order = np.argsort(-probabilities)
@@ -123,7 +123,7 @@ def test_nothing_that_can_be_read_needs_no_peers(ls_edge, complaints, write_peer
 
 
 def test_a_missing_block(ls_edge, complaints, tiny_bundle, photos, tmp_path):
-    with LocalPeers(tmp_path / "peers", tiny_bundle, {"a": [0, 1, 2, 3, 4], "b": [5]}) as local:
+    with LocalCluster(tmp_path / "peers", tiny_bundle, {"a": [0, 1, 2, 3, 4], "b": [5]}) as local:
         local.wait_warm("a")
         local.kill("b")
         command = ["predict", "--peers", local.path, "--bundle", tiny_bundle, photos / "03.png", "--wait", "0.5"]

@@ -15,7 +15,7 @@ from ls_edge.bundle import Bundle, bundle_id_of, write_manifest
 from ls_edge.peers_file import load_peers
 from ls_edge.records import read_trace
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.transport.keys import new_keys
 
@@ -25,7 +25,7 @@ SLOW = Faults(stall_ms=20.0, stall_part=1.0)
 
 @pytest.fixture(scope="module")
 def peers(tmp_path_factory, tiny_bundle):
-    with LocalPeers(tmp_path_factory.mktemp("peers"), tiny_bundle, PLACEMENT) as local:
+    with LocalCluster(tmp_path_factory.mktemp("peers"), tiny_bundle, PLACEMENT) as local:
         local.wait_warm()
         yield local
 
@@ -253,7 +253,7 @@ def test_some_answers_are_shown_with_their_names(ls_edge, command):
 
 
 def test_a_missing_block_ends_the_run_before_its_first_image(ls_edge, complaints, tiny_bundle, tmp_path):
-    with LocalPeers(tmp_path, tiny_bundle, {"a": [0, 1, 2, 3], "b": [4, 5]}) as local:
+    with LocalCluster(tmp_path, tiny_bundle, {"a": [0, 1, 2, 3], "b": [4, 5]}) as local:
         local.wait_warm()
         local.kill("b")
         command = ["run", "--peers", local.path, "--bundle", tiny_bundle, "--data", "digits", "--limit", "300"]
@@ -295,7 +295,7 @@ def test_a_run_in_which_nothing_was_answered_has_failed(ls_edge, slow, command):
 
 
 def test_a_block_that_loses_its_last_holder_is_shown_while_the_run_goes_on(ls_edge, tiny_bundle, tmp_path, wait_until):
-    with LocalPeers(tmp_path, tiny_bundle, {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}) as local:
+    with LocalCluster(tmp_path, tiny_bundle, {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}) as local:
         local.wait_warm()
         trace, said = tmp_path / "t.jsonl", tmp_path / "said"
         with said.open("w") as stream:

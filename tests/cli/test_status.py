@@ -11,7 +11,7 @@ import zmq
 
 from ls_edge.bundle import Bundle
 from ls_edge.peers_file import HeartbeatSettings, load_peers
-from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.observer import Observer
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
@@ -36,7 +36,7 @@ def has_ipv6():
 
 @pytest.fixture(scope="module")
 def peers(tmp_path_factory, tiny_bundle):
-    with LocalPeers(tmp_path_factory.mktemp("peers"), tiny_bundle, PLACEMENT) as local:
+    with LocalCluster(tmp_path_factory.mktemp("peers"), tiny_bundle, PLACEMENT) as local:
         local.wait_warm()
         yield local
 
@@ -98,7 +98,7 @@ def _log_of(peers, name):
 
 
 def test_peers_that_are_not_there(ls_edge, tiny_bundle, tmp_path, write_peers):
-    with LocalPeers(tmp_path / "local", tiny_bundle, PLACEMENT) as local:
+    with LocalCluster(tmp_path / "local", tiny_bundle, PLACEMENT) as local:
         local.wait_warm()
         local.kill("b")
         text = local.path.read_text()
@@ -194,7 +194,7 @@ def test_addresses_of_version_6(ls_edge, write_peers, serve, tiny_bundle, wait_u
 
 
 def test_watching(ls_edge, tiny_bundle, tmp_path, wait_until):
-    with LocalPeers(tmp_path / "local", tiny_bundle, PLACEMENT) as local:
+    with LocalCluster(tmp_path / "local", tiny_bundle, PLACEMENT) as local:
         local.wait_warm()
         out, err = tmp_path / "out", tmp_path / "err"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.local_cluster import LocalCluster
 
 HERE = Path(__file__).parent
 LEAST_NODE = 18
@@ -26,7 +26,7 @@ def node():
     return path
 
 
-class MixedPeers(LocalPeers):
+class MixedPeers(LocalCluster):
     """Local peers, of which those in ``javascript`` run ``minimal_peer.mjs``."""
 
     def __init__(self, folder, bundle, placement, *, node, javascript, **named):

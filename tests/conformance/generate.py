@@ -30,9 +30,9 @@ from ls_edge.runtime.protocol.messages import (
     Release,
     Run,
     State,
-    Ticket,
     Track,
     TrackRow,
+    TransferId,
     VisitRow,
     Welcome,
 )
@@ -49,10 +49,10 @@ MESSAGES = (
     "hello", "welcome", "state", "bye", "run", "accept", "refuse", "progress", "release", "moved", "cancel",
     "complaint",
 )  # fmt: skip
-ARRAYS = ("Ticket", "Itinerary", "Track", "VisitRow", "TrackRow")
+ARRAYS = ("TransferId", "Itinerary", "Track", "VisitRow", "TrackRow")
 _NUMBERS = {
     "0 to 2^16-1": "u16", "0 to 2^16-2": "hops", "0 to 2^32-1": "us", "0 to 2^64-1": "u64", "1 to 2^20": "size",
-    "0 to 600000000": "budget", "0 to 1000000": "price",
+    "0 to 600000000": "budget", "0 to 1000000": "latency_weight",
 }  # fmt: skip
 _RULES = """
 name    = tstr .regexp "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
@@ -65,7 +65,7 @@ us      = 0..4294967295
 u64     = 0..18446744073709551615
 size    = 1..1048576
 budget  = 0..600000000
-price   = 0.0..1000000.0 / 0..1000000
+latency_weight   = 0.0..1000000.0 / 0..1000000
 ran     = [block: u16, holder: name]
 waves   = [* [+ [+ ran]]]"""
 
@@ -92,7 +92,7 @@ def _rule(kind, bounds, heading, name):
     if kind == "str":
         return {"name": "name", "≤ 256": "text", "≤ 4096": "long"}[bounds]
     if kind == "float":
-        return "price"
+        return "latency_weight"
     return {"bool": "bool", "bytes": "id", "Track | None": "track / nil"}.get(kind) or _lower(kind)
 
 
@@ -109,7 +109,7 @@ def grammar(text):
         for name, kind, bounds, meaning in rows:
             optional = "? " if "Default" in meaning else ""
             lines.append(f"  {optional}{name}: {_rule(kind, bounds, heading, name)},")
-        lines += ["  * tstr => any", "}"] if is_map else ["]"] if heading == "Ticket" else ["  * any", "]"]
+        lines += ["  * tstr => any", "}"] if is_map else ["]"] if heading == "TransferId" else ["  * any", "]"]
         lines.append("")
     return fenced("cddl", "\n".join(lines) + _RULES)
 
@@ -124,7 +124,7 @@ LAPTOP = "laptop.5f3c9a10"
 REQUEST = bytes.fromhex("6f1d0b2c9a8e47f3b1c65d20e7fa4c18")
 BRANCH = 0x4B7A19C0D35E8F26
 MODEL, BUNDLE = "7a55ad5b68d823ca", "a62094a18cab24ed"
-FIRST, SECOND, HOME = (Ticket(REQUEST, BRANCH, hop) for hop in (1, 2, 3))
+FIRST, SECOND, HOME = (TransferId(REQUEST, BRANCH, hop) for hop in (1, 2, 3))
 BY_A = ((((0, "a"), (1, "a")),),)
 VISIT_A = VisitRow("a", (0, 1), 210, 3100, 40)
 ASKED = Itinerary(LAPTOP, "nearest", (0, 1, 2, 3), 1)
@@ -150,19 +150,19 @@ EXAMPLES = {
     "run": (
         Run(SECOND, 9_992_300, AT_B, "raw", 17, 192),
         {
-            "ticket": "second transfer of this branch: from a to b", "budget_us": "9.9923 s of 10 s are left",
+            "transfer": "second transfer of this branch: from a to b", "budget_us": "9.9923 s of 10 s are left",
             "codec": "as b's WELCOME wants it", "count": "the second frame has 4 * 17 * 192 bytes",
             "returning": "forward",
         },
     ),
-    "accept": (Accept(SECOND, 6), {"ticket": "b has it", "credits": "six more from a"}),
+    "accept": (Accept(SECOND, 6), {"transfer": "b has it", "credits": "six more from a"}),
     "refuse": (Refuse(SECOND, "busy"), {"reason": "a saw an older number of credits", "credits": "none, still"}),
-    "progress": (Progress(SECOND, 3), {"ticket": "to a, which keeps the copy", "blocks_done": "0, 1 and now 2"}),
+    "progress": (Progress(SECOND, 3), {"transfer": "to a, which keeps the copy", "blocks_done": "0, 1 and now 2"}),
     "release": (
         Release(FIRST, "b"),
-        {"ticket": "of the RUN from the source to a: a says so to the source", "holder": "b has accepted"},
+        {"transfer": "of the RUN from the source to a: a says so to the source", "holder": "b has accepted"},
     ),
-    "moved": (Moved(SECOND, "a"), {"ticket": "b says so to the source", "before": "a keeps the copy before"}),
+    "moved": (Moved(SECOND, "a"), {"transfer": "b says so to the source", "before": "a keeps the copy before"}),
     "cancel": (Cancel((REQUEST,), 9_984_000), {"requests": "of this source", "budget_us": "of the longest of them"}),
     "complaint": (
         Complaint("tokens frame of 12 bytes, 13056 expected for 17 x 192 as raw; dropped"),
@@ -252,10 +252,10 @@ class Transcript(Simulation):
 
 def _told(message):
     kind = type(message).__name__.upper()
-    ticket = getattr(message, "ticket", None)
+    transfer = getattr(message, "transfer", None)
     told = [f"{kind:<8}"]
-    if ticket is not None:
-        told.append(f"{ticket.request.hex()[:4]} {ticket.branch >> 48:04x} hop {ticket.hop}")
+    if transfer is not None:
+        told.append(f"{transfer.request.hex()[:4]} {transfer.branch >> 48:04x} hop {transfer.hop}")
     if isinstance(message, Run):
         it = message.itinerary
         mark = "" if it.track is None else f"track {it.track.index} of {it.source}, "
@@ -380,16 +380,16 @@ MORE = {
     "run after a wave": Run(
         HOME, 8_000_000,
         Itinerary(LAPTOP, "parallel", (), 2, False, _WAVE, (), (VisitRow("a", (0, 1, 2), 1, 2, 3, 4, (_ROW, _UNUSED)),),
-                  waves_wanted=2, late="skip"),
+                  waves_wanted=2, on_straggler="skip"),
         "raw", 17, 192, "done",
     ),
     "run with every value of an itinerary": Run(
-        Ticket(_ANOTHER, 0, 2**16 - 2), 600_000_000,
+        TransferId(_ANOTHER, 0, 2**16 - 2), 600_000_000,
         Itinerary("s", "quality", (5,), 2**16 - 1, True, BY_A, (2, 3), (VISIT_A,), ("c",), 2.5, 3, "skip",
                   Track(0, 0, 0, "t"), ("d", "e")),
         "raw", 2**20, 1, "via source",
     ),
-    "accept of the largest ticket": Accept(Ticket(b"\xff" * 16, 2**64 - 1, 2**16 - 2), 2**16 - 1),
+    "accept of the largest transfer": Accept(TransferId(b"\xff" * 16, 2**64 - 1, 2**16 - 2), 2**16 - 1),
     "refuse with credits": Refuse(SECOND, "draining", 3),
     "cancel of nothing": Cancel((), 0),
     "cancel of two": Cancel((REQUEST, _ANOTHER), 600_000_000),
@@ -413,7 +413,7 @@ def _itinerary(**changes):
 RUN = EXAMPLES["run"][0]
 ACCEPT = EXAMPLES["accept"][0]
 _WIDE = (
-    b"LS\x02\xdf\0\0\0\3\xd9\x07credits\xcf\0\0\0\0\0\0\0\6\xda\0\6ticket\xdc\0\3\xc5\0\x10" + REQUEST
+    b"LS\x02\xdf\0\0\0\3\xd9\x07credits\xcf\0\0\0\0\0\0\0\6\xda\0\x08transfer\xdc\0\3\xc5\0\x10" + REQUEST
     + b"\xcf" + struct.pack(">Q", BRANCH) + b"\xd3\0\0\0\0\0\0\0\2\xdb\0\0\0\1t\xa6accept"
 )  # fmt: skip
 # Not what the reference writes, but what everybody has to read.
@@ -427,9 +427,9 @@ READ_ONLY = {
         msgspec.structs.replace(RUN, itinerary=msgspec.structs.replace(AT_B, waves=(), visits=())),
     ),
     "itinerary with values that are not known": (_pack(_plain(RUN, itinerary=[*_itinerary(), "later", 1])), RUN),
-    "price as an integer": (
-        _pack(_plain(RUN, itinerary=_itinerary(price=3))),
-        msgspec.structs.replace(RUN, itinerary=msgspec.structs.replace(AT_B, price=3.0)),
+    "latency_weight as an integer": (
+        _pack(_plain(RUN, itinerary=_itinerary(latency_weight=3))),
+        msgspec.structs.replace(RUN, itinerary=msgspec.structs.replace(AT_B, latency_weight=3.0)),
     ),
 }
 MALFORMED = {
@@ -457,15 +457,15 @@ MALFORMED = {
     "nil for an integer": _pack(_plain(ACCEPT, credits=None)),
     "integer for a bool": _pack(_plain(EXAMPLES["state"][0], warm=1)),
     "bytes for text": _pack(_plain(Bye(), reason=b"why")),
-    "text for bytes": _pack(_plain(ACCEPT, ticket=["x" * 16, 1, 1])),
+    "text for bytes": _pack(_plain(ACCEPT, transfer=["x" * 16, 1, 1])),
     "nil for a default": _pack(_plain(Bye(), reason=None)),
     "negative credits": _pack(_plain(ACCEPT, credits=-1)),
     "credits of 2^16": _pack(_plain(ACCEPT, credits=2**16)),
-    "ticket of two values": _pack(_plain(ACCEPT, ticket=[REQUEST, 1])),
-    "ticket of four values": _pack(_plain(ACCEPT, ticket=[REQUEST, 1, 1, 1])),
-    "request of 15 bytes": _pack(_plain(ACCEPT, ticket=[REQUEST[:15], 1, 1])),
-    "branch below 0": _pack(_plain(ACCEPT, ticket=[REQUEST, -1, 1])),
-    "hop of 2^16-1": _pack(_plain(ACCEPT, ticket=[REQUEST, 1, 2**16 - 1])),
+    "transfer of two values": _pack(_plain(ACCEPT, transfer=[REQUEST, 1])),
+    "transfer of four values": _pack(_plain(ACCEPT, transfer=[REQUEST, 1, 1, 1])),
+    "request of 15 bytes": _pack(_plain(ACCEPT, transfer=[REQUEST[:15], 1, 1])),
+    "branch below 0": _pack(_plain(ACCEPT, transfer=[REQUEST, -1, 1])),
+    "hop of 2^16-1": _pack(_plain(ACCEPT, transfer=[REQUEST, 1, 2**16 - 1])),
     "name that is empty": _pack(_plain(Release(FIRST, "b"), holder="")),
     "name of 64 characters": _pack(_plain(Release(FIRST, "b"), holder="n" * 64)),
     "name that begins with a dot": _pack(_plain(Release(FIRST, "b"), holder=".b")),
@@ -491,8 +491,8 @@ MALFORMED = {
     "wave without a track": _pack(_plain(RUN, itinerary=_itinerary(waves=[[]]))),
     "track without a step": _pack(_plain(RUN, itinerary=_itinerary(waves=[[[]]]))),
     "step of three values": _pack(_plain(RUN, itinerary=_itinerary(waves=[[[[0, "a", 1]]]]))),
-    "price that is not a number": _pack(_plain(RUN, itinerary=_itinerary(price=math.nan))),
-    "price below 0": _pack(_plain(RUN, itinerary=_itinerary(price=-1.0))),
+    "latency_weight that is not a number": _pack(_plain(RUN, itinerary=_itinerary(latency_weight=math.nan))),
+    "latency_weight below 0": _pack(_plain(RUN, itinerary=_itinerary(latency_weight=-1.0))),
     "17 names to be avoided": _pack(_plain(RUN, itinerary=_itinerary(avoid=[f"p{i}" for i in range(17)]))),
     "itinerary of three values": _pack(_plain(RUN, itinerary=_itinerary()[:3])),
     "itinerary that is a map": _pack(_plain(RUN, itinerary={"source": "a"})),

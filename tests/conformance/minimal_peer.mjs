@@ -33,8 +33,8 @@ const served = new Set(own.blocks);
 const engines = new Map();
 const processes = new Map(); // name -> { role, links, codec, incarnation }
 const complained = new Map(); // link -> [since when, how many]
-const items = new Map(); // ticket of the RUN that brought it -> item
-const onTheirWay = new Map(); // ticket of our RUN -> item
+const items = new Map(); // transfer of the RUN that brought it -> item
+const onTheirWay = new Map(); // transfer of our RUN -> item
 const cancelled = new Map(); // owner and request -> until when
 const queue = [];
 const counts = { accepted: 0, refused: 0, blocks: 0, home: 0, complaints: 0 };
@@ -190,32 +190,32 @@ function check(sender, { itinerary: it, count: n, dim: d, returning }) {
 function onRun(sender, run, payload) {
   const arrived = performance.now();
   check(sender, run);
-  const { ticket, itinerary } = run;
+  const { transfer, itinerary } = run;
   const tokens = decodeTokens(run.codec, payload, count, dim);
   const codecUs = elapsedUs(arrived);
-  const key = keyOf(ticket);
-  if (items.has(key)) return send(sender, { t: "accept", ticket, credits: creditsFor(sender) });
+  const key = keyOf(transfer);
+  if (items.has(key)) return send(sender, { t: "accept", transfer, credits: creditsFor(sender) });
   const reason = reasonToRefuseRun(sender, run, tokens);
   if (reason) {
     counts.refused += 1;
-    return send(sender, { t: "refuse", ticket, reason, credits: creditsFor(sender) });
+    return send(sender, { t: "refuse", transfer, reason, credits: creditsFor(sender) });
   }
   const item = {
-    key, ticket, sender, itinerary, wanted: itinerary.remaining, tokens, arrived,
+    key, transfer, sender, itinerary, wanted: itinerary.remaining, tokens, arrived,
     deadline: arrived + run.budget_us / 1000, codecUs, engineUs: 0, ran: [], returning: run.returning, atHome: false, sent: null, progressAt: arrived, awaySince: null,
   };
   items.set(key, item);
   counts.accepted += 1;
-  send(sender, { t: "accept", ticket, credits: creditsFor(sender) });
+  send(sender, { t: "accept", transfer, credits: creditsFor(sender) });
   if (item.returning) return goHome(item);
-  if (itinerary.source !== sender) send(itinerary.source, { t: "moved", ticket, before: sender });
+  if (itinerary.source !== sender) send(itinerary.source, { t: "moved", transfer, before: sender });
   queue.push(item);
   if (queue.length === 1) setImmediate(compute);
   return undefined;
 }
 
-function reasonToRefuseRun(sender, { ticket, itinerary, returning }, tokens) {
-  if ((cancelled.get(cancelKey(ownerOf(itinerary), ticket.request)) ?? 0) > performance.now()) return "cancelled";
+function reasonToRefuseRun(sender, { transfer, itinerary, returning }, tokens) {
+  if ((cancelled.get(cancelKey(ownerOf(itinerary), transfer.request)) ?? 0) > performance.now()) return "cancelled";
   if (!finite(tokens)) return "not finite";
   if (!processes.has(itinerary.source)) return "busy";
   if (returning) return "";
@@ -278,7 +278,7 @@ function run(item, block) {
 function progress(item) {
   if (performance.now() - item.progressAt < PROGRESS_MS) return;
   item.progressAt = performance.now();
-  send(item.sender, { t: "progress", ticket: item.ticket, blocks_done: done(item.itinerary, steps(item.itinerary)) });
+  send(item.sender, { t: "progress", transfer: item.transfer, blocks_done: done(item.itinerary, steps(item.itinerary)) });
 }
 
 // And go home.
@@ -296,32 +296,32 @@ function goHome(item) {
     holder: ownName, blocks: item.ran, queue_us: Math.max(0, stay - item.engineUs), engine_us: item.engineUs,
     codec_us: item.codecUs, wait_us: 0, tracks: [],
   };
-  const ticket = {
-    request: item.ticket.request,
-    branch: again ? randomBytes(8).readBigUInt64BE() : item.ticket.branch,
-    hop: item.ticket.hop + 1,
+  const transfer = {
+    request: item.transfer.request,
+    branch: again ? randomBytes(8).readBigUInt64BE() : item.transfer.branch,
+    hop: item.transfer.hop + 1,
   };
   const message = {
-    t: "run", ticket, budget_us: Math.max(0, Math.round((item.deadline - now) * 1000)),
+    t: "run", transfer, budget_us: Math.max(0, Math.round((item.deadline - now) * 1000)),
     itinerary: { ...it, visits: [...it.visits, visit] }, codec, count, dim,
     returning: item.returning || (it.remaining.length ? "unreachable" : "done"),
   };
   if (send(it.source, message, encodeTokens(codec, item.tokens, count, dim))) {
-    Object.assign(item, { sent: ticket, offered: true, sentAt: now, awaySince: null });
-    onTheirWay.set(keyOf(ticket), item);
+    Object.assign(item, { sent: transfer, offered: true, sentAt: now, awaySince: null });
+    onTheirWay.set(keyOf(transfer), item);
   } else item.awaySince ??= now;
 }
 
-function onAccept(name, { ticket }) {
-  const item = onTheirWay.get(keyOf(ticket));
+function onAccept(name, { transfer }) {
+  const item = onTheirWay.get(keyOf(transfer));
   if (!item || item.itinerary.source !== name) return;
   counts.home += 1;
-  send(item.sender, { t: "release", ticket: item.ticket, holder: name });
+  send(item.sender, { t: "release", transfer: item.transfer, holder: name });
   drop(item);
 }
 
-function onRefuse(name, { ticket }) {
-  const item = onTheirWay.get(keyOf(ticket));
+function onRefuse(name, { transfer }) {
+  const item = onTheirWay.get(keyOf(transfer));
   if (!item || item.itinerary.source !== name) return;
   item.sentAt = performance.now() - HOME_AGAIN_MS + REFUSED_AGAIN_MS;
 }
@@ -331,7 +331,7 @@ function onCancel(name, { requests, budget_us: budget }) {
   for (const request of requests) cancelled.set(cancelKey(name, request), until);
   while (cancelled.size > MOST_CANCELLED) cancelled.delete(cancelled.keys().next().value);
   const gone = new Set(requests.map((request) => cancelKey(name, request)));
-  for (const item of items.values()) if (gone.has(cancelKey(ownerOf(item.itinerary), item.ticket.request))) drop(item);
+  for (const item of items.values()) if (gone.has(cancelKey(ownerOf(item.itinerary), item.transfer.request))) drop(item);
 }
 
 function drop(item) {

@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from ls_edge.bundle import Bundle
-from ls_edge.engines.pipeline import Chain
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.observer import Observer
 from ls_edge.runtime.protocol import codec
 from ls_edge.runtime.protocol import messages as wire
@@ -33,8 +33,8 @@ from ls_edge.runtime.protocol.messages import (
     Release,
     Run,
     State,
-    Ticket,
     Track,
+    TransferId,
     Welcome,
 )
 from ls_edge.runtime.routing.policy import POLICIES
@@ -228,12 +228,12 @@ def js(mixed, tiny_bundle):
 
         def run(self, itinerary, *, hop=1, branch=5, request=b"r" * 16, budget=20.0, returning=""):
             return Run(
-                Ticket(request, branch, hop), round(budget * 1e6), itinerary, "raw", *self.shape, returning
+                TransferId(request, branch, hop), round(budget * 1e6), itinerary, "raw", *self.shape, returning
             ), bytes(self.tokens.data.cast("B"))  # fmt: skip
 
         def computed(self, *blocks):
             tokens = self.tokens
-            with Chain.open(Bundle.open(tiny_bundle), threads=1) as chain:
+            with Pipeline.open(Bundle.open(tiny_bundle), threads=1) as chain:
                 for block in blocks:
                     tokens = chain.block(block, tokens)
             return tokens
@@ -296,29 +296,29 @@ def test_tokens_of_a_source_come_back_with_what_ran(js):
     source = js.caller("laptop")
     run, payload = js.run(plain(1, 2, 0, 3, 4, 5))
     source.send(run, payload)
-    assert source.next(Accept).ticket == run.ticket
+    assert source.next(Accept).transfer == run.transfer
     home, tokens = source.next(Run)
-    assert home.ticket == Ticket(run.ticket.request, run.ticket.branch, 2)
+    assert home.transfer == TransferId(run.transfer.request, run.transfer.branch, 2)
     assert home.itinerary.waves == ((((1, "js"), (2, "js")),),)
     assert (home.itinerary.remaining, home.returning) == ((0, 3, 4, 5), "unreachable")
     assert [visit.holder for visit in home.itinerary.visits] == ["js"]
     np.testing.assert_allclose(tokens, js.computed(1, 2), rtol=1e-4, atol=1e-4)
-    source.send(Accept(home.ticket, 1))
-    assert source.next(Release) == Release(run.ticket, "laptop")
+    source.send(Accept(home.transfer, 1))
+    assert source.next(Release) == Release(run.transfer, "laptop")
 
 
 def test_tokens_of_a_peer_are_reported_to_the_source_and_released(js):
     source, peer = js.caller("laptop"), js.caller("a", role="peer")
     run, payload = js.run(plain(1, 2, 3, 4, 5, waves=BY_A), hop=4)
     peer.send(run, payload)
-    assert peer.next(Accept).ticket == run.ticket
-    assert source.next(Moved) == Moved(run.ticket, "a")
+    assert peer.next(Accept).transfer == run.transfer
+    assert source.next(Moved) == Moved(run.transfer, "a")
     home, _ = source.next(Run)
-    assert home.ticket.hop == 5
+    assert home.transfer.hop == 5
     assert home.itinerary.waves == ((((0, "a"), (1, "js"), (2, "js"), (3, "js")),),)
-    peer.send(Release(run.ticket, "nobody"))  # about what it does not know
-    source.send(Accept(home.ticket, 1))
-    assert peer.next(Release) == Release(run.ticket, "laptop")
+    peer.send(Release(run.transfer, "nobody"))  # about what it does not know
+    source.send(Accept(home.transfer, 1))
+    assert peer.next(Release) == Release(run.transfer, "laptop")
 
 
 def test_a_track_goes_home_to_its_joiner(js):
@@ -327,7 +327,7 @@ def test_a_track_goes_home_to_its_joiner(js):
     itinerary = plain(3, 1, source="a", policy="parallel", track=Track(2**64 - 1, 1, 1, "laptop"))
     run, payload = js.run(itinerary, hop=2)
     joiner.send(run, payload)
-    assert joiner.next(Accept).ticket == run.ticket
+    assert joiner.next(Accept).transfer == run.transfer
     home, tokens = joiner.next(Run)
     assert (home.returning, home.itinerary.remaining) == ("done", ())
     assert home.itinerary.track == itinerary.track
@@ -350,9 +350,9 @@ def test_home_goes_on_until_the_source_accepts(js):
     source.next(Accept)
     first, _ = source.next(Run)
     again, _ = source.next(Run)
-    assert again.ticket.branch != first.ticket.branch
-    assert (again.ticket.hop, again.itinerary.waves) == (first.ticket.hop, first.itinerary.waves)
-    source.send(Cancel((run.ticket.request,), 5_000_000))
+    assert again.transfer.branch != first.transfer.branch
+    assert (again.transfer.hop, again.itinerary.waves) == (first.transfer.hop, first.itinerary.waves)
+    source.send(Cancel((run.transfer.request,), 5_000_000))
     source.send(*js.run(plain(1, 0, 2, 3, 4, 5), branch=6))
     assert source.next(Refuse).reason == "cancelled"
 
@@ -370,7 +370,7 @@ def test_what_it_refuses(js):
     source, peer = js.caller("laptop"), js.caller("a", role="peer")
     run, payload = js.run(plain())
     source.send(run, np.full(js.shape, np.nan, np.float32).tobytes())
-    assert source.next(Refuse) == Refuse(run.ticket, "not finite", 8)
+    assert source.next(Refuse) == Refuse(run.transfer, "not finite", 8)
     run, payload = js.run(plain(1, 2, 3, 4, 5, source="nowhere", waves=BY_A))
     peer.send(run, payload)
     assert peer.next(Refuse).reason == "busy"

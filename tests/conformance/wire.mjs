@@ -185,9 +185,9 @@ function id(value) {
   return value;
 }
 
-function price(value) {
+function latency_weight(value) {
   const number = value instanceof Float ? value.value : typeof value === "boolean" ? NaN : Number(value ?? NaN);
-  if (typeof value === "string" || !(number >= 0 && number <= 1e6)) throw new Malformed(`${show(value)} for a price`);
+  if (typeof value === "string" || !(number >= 0 && number <= 1e6)) throw new Malformed(`${show(value)} for a latency_weight`);
   return new Float(number);
 }
 
@@ -225,7 +225,7 @@ const us = int(2 ** 32);
 const u64 = int(U64);
 const short = text(256);
 
-const TICKET = [["request", id], ["branch", u64], ["hop", int(65535)]];
+const TRANSFER_ID = [["request", id], ["branch", u64], ["hop", int(65535)]];
 const TRACK_ROW = [
   ["wave", u16], ["holder", name], ["blocks", list(u16)], ["begin_us", us], ["end_us", us], ["expected_us", us],
   ["queue_us", us, 0], ["engine_us", us, 0], ["codec_us", us, 0], ["why", short, ""],
@@ -240,11 +240,11 @@ const orNil = (check) => (value) => (value === null ? null : check(value));
 const ITINERARY = [
   ["source", name], ["policy", short], ["remaining", list(u16)], ["max_skips", u16], ["via_source", bool, false],
   ["waves", list(list(list(row(RAN, { open: false }), { least: 1 }), { least: 1 })), []], ["skipped", list(u16), []],
-  ["visits", list(row(VISIT_ROW)), []], ["relays", list(name), []], ["price", price, new Float(1)],
-  ["waves_wanted", u16, 0], ["late", short, "later"], ["track", orNil(row(TRACK)), null],
+  ["visits", list(row(VISIT_ROW)), []], ["relays", list(name), []], ["latency_weight", latency_weight, new Float(1)],
+  ["waves_wanted", u16, 0], ["on_straggler", short, "later"], ["track", orNil(row(TRACK)), null],
   ["avoid", list(name, { most: 16 }), []],
 ];
-const ticket = row(TICKET, { open: false });
+const transfer = row(TRANSFER_ID, { open: false });
 const budget = int(600_000_001);
 const size = int(2 ** 20 + 1, 1);
 const DESCRIPTION = [
@@ -260,14 +260,14 @@ const MESSAGES = {
   ],
   bye: [["reason", short, ""]],
   run: [
-    ["ticket", ticket], ["budget_us", budget], ["itinerary", itinerary], ["codec", short], ["count", size],
+    ["transfer", transfer], ["budget_us", budget], ["itinerary", itinerary], ["codec", short], ["count", size],
     ["dim", size], ["returning", short, ""],
   ],
-  accept: [["ticket", ticket], ["credits", u16]],
-  refuse: [["ticket", ticket], ["reason", short], ["credits", u16, 0]],
-  progress: [["ticket", ticket], ["blocks_done", u16]],
-  release: [["ticket", ticket], ["holder", name]],
-  moved: [["ticket", ticket], ["before", name]],
+  accept: [["transfer", transfer], ["credits", u16]],
+  refuse: [["transfer", transfer], ["reason", short], ["credits", u16, 0]],
+  progress: [["transfer", transfer], ["blocks_done", u16]],
+  release: [["transfer", transfer], ["holder", name]],
+  moved: [["transfer", transfer], ["before", name]],
   cancel: [["requests", list(id, { most: 1024 })], ["budget_us", budget]],
   complaint: [["what", text(4096, false)], ["model_id", short, ""]],
 };

@@ -9,7 +9,7 @@ import torch
 
 from ls_edge.arrangement import Arrangement
 from ls_edge.bundle import Bundle
-from ls_edge.engines.pipeline import Chain, replay
+from ls_edge.engines.pipeline import Pipeline, replay
 from ls_edge.errors import EngineError, UsageError
 from ls_edge.records import RequestRecord
 from ls_edge.training.checkpoint import load_run
@@ -19,7 +19,7 @@ IMAGES = np.random.default_rng(3).standard_normal((3, 3, 16, 16), dtype=np.float
 
 @pytest.fixture(scope="module")
 def chain(tiny_bundle):
-    with Chain.open(Bundle.open(tiny_bundle), threads=1, provider="cpu") as opened:
+    with Pipeline.open(Bundle.open(tiny_bundle), threads=1, provider="cpu") as opened:
         yield opened
 
 

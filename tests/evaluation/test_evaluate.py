@@ -4,8 +4,16 @@ import pytest
 
 from ls_edge.arrangement import random_orders, random_subset_order
 from ls_edge.errors import DataError, UsageError
-from ls_edge.evaluation.evaluate import blocks_to_run, evaluate, logits_of, together
-from ls_edge.evaluation.orders import DRAWS, Plan, dealt, default_keep, default_shapes, graded_orders, kendall_tau
+from ls_edge.evaluation.evaluate import aggregate, blocks_to_run, evaluate, logits_of
+from ls_edge.evaluation.orders import (
+    DRAWS,
+    Plan,
+    default_keep,
+    default_shapes,
+    graded_orders,
+    in_equal_tracks,
+    kendall_tau,
+)
 
 
 class Digits:
@@ -118,7 +126,7 @@ def test_shapes_and_dealing():
     assert default_shapes(12) == [(2, 1), (2, 2), (2, 6), (4, 1), (12, 1)]
     assert default_shapes(1) == []
     assert default_shapes(3) == [(2, 1), (3, 1)]
-    assert dealt([4, 0, 2, 1, 3], 2, 2).to_json() == [[[4, 0], [2, 1]], [[3]]]
+    assert in_equal_tracks([4, 0, 2, 1, 3], 2, 2).to_json() == [[[4, 0], [2, 1]], [[3]]]
 
 
 def test_kendall_tau():
@@ -151,7 +159,7 @@ def test_blocks_that_name_their_slot():
 def test_several_models_as_one():
     plan = Plan.make(4, 10, kendall=True)
     good, bad = (evaluate(Digits(4, right), images(), plan) for right in (lambda o: True, lambda o: o == (0, 1, 2, 3)))
-    both = together([good, bad])
+    both = aggregate([good, bad])
     assert both.sequential.top1 == 1.0
     assert both.arbitrary.top1_mean == pytest.approx((1 + bad.arbitrary.top1_mean) / 2)
     values = [1.0] * 10 + [float(order == (0, 1, 2, 3)) for order in random_orders(4, 10, 0)]
@@ -162,4 +170,8 @@ def test_several_models_as_one():
     assert len(both.kendall) == len(good.kendall)
     assert both.arrangements is None
     tracks = evaluate(Sums(), images(), Plan.make(4, orders=2, arrangements=True))
-    assert [(item.tracks, item.trained) for item in together([tracks, tracks]).arrangements] == [(2, 0), (2, 0), (4, 1)]
+    assert [(item.tracks, item.trained) for item in aggregate([tracks, tracks]).arrangements] == [
+        (2, 0),
+        (2, 0),
+        (4, 1),
+    ]

@@ -15,8 +15,7 @@ from ls_edge.evaluation.run_summary import (
     summarise,
     wilson,
 )
-from ls_edge.records import PeerEvent, RequestRecord, TrackSpan, Visit
-from ls_edge.stays import hops_of
+from ls_edge.records import PeerEvent, RequestRecord, TrackSpan, Visit, hops_of
 
 
 def record(number, **changes):

@@ -10,7 +10,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from ls_edge.engines.pipeline import Chain
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import UsageError, VerificationError
 from ls_edge.export.calibration import activation_ranges, read_calibration
 from ls_edge.export.fp16 import to_half
@@ -150,7 +150,7 @@ def test_tract_runs_all_parts(make_run, tmp_path, precision):
     bundle = export_run(
         load_run(make_run(tmp_path / "run", change=lean)), tmp_path / "bundle", ExportSettings(precision)
     ).bundle
-    with Chain.open(bundle, threads=1, provider="cpu") as chain:
+    with Pipeline.open(bundle, threads=1, provider="cpu") as chain:
         now = IMAGES
         for name, engine in (
             ("stem", chain.stem_engine),
@@ -205,7 +205,7 @@ def test_export_verify_and_the_same_bytes_again(gentle, calibration, tmp_path, s
         assert once_more.manifest.bundle_id == manifest.bundle_id
         assert once_more.manifest.parts == manifest.parts
     if settings.whole:
-        with Chain.open(bundle, threads=1, provider="cpu") as chain:
+        with Pipeline.open(bundle, threads=1, provider="cpu") as chain:
             logits = chain.forward(IMAGES)
         whole = session_of(bundle.read("whole")).run(None, {"images": IMAGES})[0]
         np.testing.assert_allclose(whole, logits, rtol=0, atol=1e-2)

@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 from ls_edge.bundle import Bundle
 from ls_edge.engines.engine import OnnxEngine, signature_of
-from ls_edge.engines.pipeline import Chain
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import BundleError, DataError, VerificationError
 from ls_edge.export.calibration import read_calibration
 from ls_edge.export.file_checks import check_files, checked_with, raise_problems
@@ -48,13 +48,13 @@ def test_the_run_of_another_bundle_is_refused(exported, make_run, tmp_path):
 
 def test_a_part_that_is_slightly_off_is_named(exported, loaded):
     images = generated_images(loaded.image)
-    with Chain.open(exported, threads=1, provider="cpu") as chain:
+    with Pipeline.open(exported, threads=1, provider="cpu") as chain:
         model = onnx.load_model_from_string(exported.read("block 1"))
         bias = next(tensor for tensor in model.graph.initializer if tensor.name == "mlp.fc2.bias")
         bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) + np.float32(1e-3), bias.name))
         signature = signature_of(exported.manifest, "block 1")
         spoilt = OnnxEngine(model.SerializeToString(), "block 1", signature, provider=chain.provider, threads=1)
-        wrong = Chain(
+        wrong = Pipeline(
             exported, chain.stem_engine, [chain.block_engines[0], spoilt, chain.block_engines[2]], chain.head_engine
         )
         with pytest.raises(VerificationError, match=r"^block 1 differs from PyTorch by 0\.00"):
@@ -64,8 +64,8 @@ def test_a_part_that_is_slightly_off_is_named(exported, loaded):
 
 def test_blocks_in_each_others_place_are_named(exported, loaded):
     images = generated_images(loaded.image)
-    with Chain.open(exported, threads=1, provider="cpu") as chain:
-        swapped = Chain(exported, chain.stem_engine, chain.block_engines[::-1], chain.head_engine)
+    with Pipeline.open(exported, threads=1, provider="cpu") as chain:
+        swapped = Pipeline(exported, chain.stem_engine, chain.block_engines[::-1], chain.head_engine)
         with pytest.raises(VerificationError, match=r"^block 0 differs"):
             verify_numbers(PartsView(loaded.view), swapped, images, source="generated", precision="fp32")
 
@@ -130,7 +130,7 @@ def test_float32_may_be_as_inexact_as_it_is_in_pytorch_itself(tmp_path):
     assert 1e-5 < verified.max_rel_error < 4 * verified.notes["rounding"]
     bundle = Bundle.open(tmp_path / "bundle")
     assert bundle.manifest.verified["rounding"] == verified.notes["rounding"] < 1e-3
-    with Chain.open(bundle, threads=1, provider="cpu") as chain, torch.no_grad():
+    with Pipeline.open(bundle, threads=1, provider="cpu") as chain, torch.no_grad():
         run.view.model.patch_embed.proj.bias[3] += 0.5  # what rounding does not explain is still refused
         with pytest.raises(VerificationError, match=r"^stem differs from PyTorch by 0\.5"):
             verify_numbers(PartsView(run.view), chain, generated_images(run.image), source="x", precision="fp32")

@@ -12,7 +12,7 @@ import torch
 
 from ls_edge.arrangement import Arrangement
 from ls_edge.bundle import MANIFEST, Bundle, ImageSpec
-from ls_edge.engines.pipeline import Chain
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import DigestMismatch, EngineError, RunError, UsageError, VerificationError
 from ls_edge.export.writer import ExportSettings, check_target, export_run, steps_of
 from ls_edge.training.checkpoint import load_run
@@ -124,7 +124,7 @@ def test_blocks_that_take_a_slot(loaded, tmp_path):
     bundle = export_run(dataclasses.replace(loaded, view=view), tmp_path / "bundle", ExportSettings(whole=True)).bundle
     assert bundle.manifest.needs_slot
     tracks = Arrangement.from_json([[[2], [0, 1]]])
-    with torch.no_grad(), Chain.open(bundle, threads=1, provider="cpu") as chain:
+    with torch.no_grad(), Pipeline.open(bundle, threads=1, provider="cpu") as chain:
         for arrangement in (None, (2, 0, 1), (1,), tracks):
             expected = view(torch.from_numpy(IMAGES), arrangement).numpy()
             np.testing.assert_allclose(chain.forward(IMAGES, arrangement), expected, rtol=0, atol=1e-5)

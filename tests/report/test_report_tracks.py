@@ -170,8 +170,8 @@ def consistent(draw):
                             tuple(rows)))  # fmt: skip
     inside = 0.0
     for visit in visits:
-        stay = visit.queue_ms + visit.engine_ms + visit.codec_ms + visit.wait_ms
-        inside += max([stay, *(track.end_ms for track in visit.tracks)])
+        spent = visit.queue_ms + visit.engine_ms + visit.codec_ms + visit.wait_ms
+        inside += max([spent, *(track.end_ms for track in visit.tracks)])
     wire = draw(times)
     stem, head = draw(times), draw(times)
     latency = stem + head + inside + wire

@@ -8,7 +8,7 @@ from ls_edge.runtime.protocol.messages import (
     Itinerary,
     Run,
     State,
-    Ticket,
+    TransferId,
 )
 from ls_edge.runtime.routing.events import (
     Arrived,
@@ -34,8 +34,8 @@ def request_id(number):
     return number.to_bytes(16, "big")
 
 
-def ticket(request=0, branch=1, hop=1):
-    return Ticket(request_id(request), branch, hop)
+def transfer(request=0, branch=1, hop=1):
+    return TransferId(request_id(request), branch, hop)
 
 
 def cancel(*requests, seconds=1.0):
@@ -46,7 +46,7 @@ def run_of(
     one=None, *, remaining=(0, 1, 2, 3), policy="nearest", budget=5.0, skips=0, returning="", source="laptop", **more
 ):
     itinerary = Itinerary(source, policy, tuple(remaining), skips, **more)
-    return Run(one or ticket(), round(budget * 1e6), itinerary, "raw", 1, 1, returning)
+    return Run(one or transfer(), round(budget * 1e6), itinerary, "raw", 1, 1, returning)
 
 
 class Driver:
@@ -79,7 +79,7 @@ class Driver:
 
     def computes(self, compute, after=0.001):
         outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)
-        return self(Computed(compute.blocks, compute.tickets, outputs, 1000), after)
+        return self(Computed(compute.blocks, compute.transfers, outputs, 1000), after)
 
     def passes(self, seconds, step=0.01):
         """Let time pass in small steps; returns all that was said."""
@@ -118,4 +118,4 @@ def submits(source, request=0, *, budget=5.0, max_skips=0, policy="nearest", tok
 def handed_on(peer):
     """The peer has offered a request to ``b``; returns that transfer's ticket."""
     peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
-    return peer.sent(Run)[0].ticket
+    return peer.sent(Run)[0].transfer

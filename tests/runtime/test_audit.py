@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from ls_edge.bundle import Bundle
-from ls_edge.engines.pipeline import Chain
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import UsageError
 from ls_edge.evaluation.run_summary import AuditSummary, Suspect
 from ls_edge.peers_file import load_peers
 from ls_edge.runtime.audit import Audit, Auditor, Challenge
 from ls_edge.runtime.chaos.faults import Faults, write
-from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.events import Returned
@@ -191,12 +191,12 @@ class Hops:
     def __init__(self, bundle, image):
         self.bundle = bundle
         self.returns = []
-        with Chain.open(bundle, threads=1) as chain:
+        with Pipeline.open(bundle, threads=1) as chain:
             self.tokens = self.stem = chain.stem(image[np.newaxis])
         self.ran = ()
 
     def hop(self, holder, blocks, *, sender=None, spoil=False):
-        with Chain.open(self.bundle, threads=1) as chain:
+        with Pipeline.open(self.bundle, threads=1) as chain:
             for block in blocks:
                 self.tokens = chain.block(block, self.tokens, len(self.ran))
                 self.ran = (*self.ran, (block, holder))
@@ -271,7 +271,7 @@ def test_a_warning_says_who_and_how_often():
 
 
 def test_a_run_with_a_liar_names_it_in_json_and_in_a_warning(tmp_path, tiny_bundle):
-    with LocalPeers(tmp_path, tiny_bundle, CHAIN) as peers:
+    with LocalCluster(tmp_path, tiny_bundle, CHAIN) as peers:
         peers.wait_warm()
         peers.set_faults("c", Faults(lie=1.0))
         command = [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ls_edge.arrangement import Arrangement
 from ls_edge.order_costs import VERSION, Fit, Measured, OrderCosts
 from ls_edge.runtime.routing import block_assignment as dealing
-from ls_edge.runtime.routing.block_assignment import deal
+from ls_edge.runtime.routing.block_assignment import assign_blocks
 
 ALL = frozenset(range(24))
 FREE = st.floats(-1, 1, allow_nan=False)
@@ -48,50 +48,50 @@ def possible(blocks, lengths, may):
 
 
 def test_neighbours_run_side_by_side():
-    assert deal(range(6), [3, 3], [ALL, ALL], before=0, costs=None) == ((0, 2, 4), (1, 3, 5))
-    assert deal([3, 7, 0, 5], [2, 2], [ALL, ALL], before=4, costs=None) == ((3, 0), (7, 5))
-    assert deal(range(6), [2, 2, 2], [ALL] * 3, before=0, costs=None) == ((0, 3), (1, 4), (2, 5))
+    assert assign_blocks(range(6), [3, 3], [ALL, ALL], before=0, costs=None) == ((0, 2, 4), (1, 3, 5))
+    assert assign_blocks([3, 7, 0, 5], [2, 2], [ALL, ALL], before=4, costs=None) == ((3, 0), (7, 5))
+    assert assign_blocks(range(6), [2, 2, 2], [ALL] * 3, before=0, costs=None) == ((0, 3), (1, 4), (2, 5))
 
 
 def test_the_end_of_a_longer_track_runs_alone():
-    assert deal(range(6), [4, 2], [ALL, ALL], before=0, costs=None) == ((0, 2, 4, 5), (1, 3))
-    assert deal(range(3), [0, 3], [ALL, ALL], before=0, costs=None) == ((), (0, 1, 2))
+    assert assign_blocks(range(6), [4, 2], [ALL, ALL], before=0, costs=None) == ((0, 2, 4, 5), (1, 3))
+    assert assign_blocks(range(3), [0, 3], [ALL, ALL], before=0, costs=None) == ((), (0, 1, 2))
 
 
 def test_holders_run_only_what_they_have():
-    assert deal(range(4), [2, 2], [ALL, {2, 3}], before=0, costs=None) == ((0, 1), (2, 3))
-    assert deal(range(4), [2, 2], [ALL, {0, 1}], before=0, costs=None) == ((2, 3), (0, 1))
-    assert deal(range(4), [2, 2], [ALL, {1}], before=0, costs=None) is None
-    assert deal(range(4), [2, 1], [ALL, ALL], before=0, costs=None) is None
-    assert deal([], [], [], before=0, costs=None) == ()
+    assert assign_blocks(range(4), [2, 2], [ALL, {2, 3}], before=0, costs=None) == ((0, 1), (2, 3))
+    assert assign_blocks(range(4), [2, 2], [ALL, {0, 1}], before=0, costs=None) == ((2, 3), (0, 1))
+    assert assign_blocks(range(4), [2, 2], [ALL, {1}], before=0, costs=None) is None
+    assert assign_blocks(range(4), [2, 1], [ALL, ALL], before=0, costs=None) is None
+    assert assign_blocks([], [], [], before=0, costs=None) == ()
 
 
 def test_a_chain_of_moves_makes_room():
     """Each of the first three is first put where a later one has to go."""
     may = [{0, 1}, {1, 2}, {2, 3}, {0}]
-    assert deal([0, 1, 2, 3], [1, 1, 1, 1], may, before=0, costs=None) == ((1,), (2,), (3,), (0,))
+    assert assign_blocks([0, 1, 2, 3], [1, 1, 1, 1], may, before=0, costs=None) == ((1,), (2,), (3,), (0,))
 
 
 def test_what_costs_much_side_by_side_shares_a_track():
     bad = {(0, 1), (2, 3), (4, 5)}
     costs = costs_of(6, lambda name, a, b: 1.0 if name == "beside" and (a, b) in bad else 0.0)
-    one, _ = deal(range(6), [4, 2], [ALL, ALL], before=0, costs=costs)
+    one, _ = assign_blocks(range(6), [4, 2], [ALL, ALL], before=0, costs=costs)
     assert all((a in one) == (b in one) for a, b in bad)
 
 
 def test_a_block_goes_to_the_slot_where_it_costs_least():
     costs = costs_of(4, lambda name, block, slot: 1.0 if (name, block, slot) == ("slot", 3, 1) else 0.0)
-    tracks = deal(range(4), [1, 3], [ALL, ALL], before=0, costs=costs)
+    tracks = assign_blocks(range(4), [1, 3], [ALL, ALL], before=0, costs=costs)
     assert [3] not in [list(track[1:2]) for track in tracks]
     later = costs_of(8, lambda name, block, slot: 1.0 if (name, block, slot) == ("slot", 7, 5) else 0.0)
-    tracks = deal(range(4, 8), [2, 2], [ALL, ALL], before=4, costs=later)
+    tracks = assign_blocks(range(4, 8), [2, 2], [ALL, ALL], before=4, costs=later)
     assert cost_of(later, tracks, 4, range(4)) == 1, "both tracks end in slot 5, and block 7 is last wherever it goes"
 
 
 def test_costs_that_say_nothing_of_tracks_are_not_used():
     costs = costs_of(6, lambda name, a, b: float(a * b) if name == "slot" else 1.0)
     old = OrderCosts(1, "", 1, 1, costs.trained, costs.random, costs.slot, costs.inverted, costs.skip, costs.fit)
-    assert deal(range(6), [3, 3], [ALL, ALL], before=0, costs=old) == ((0, 2, 4), (1, 3, 5))
+    assert assign_blocks(range(6), [3, 3], [ALL, ALL], before=0, costs=old) == ((0, 2, 4), (1, 3, 5))
 
 
 @st.composite
@@ -116,15 +116,15 @@ def test_any_deal_is_valid_found_where_there_is_one_and_no_worse_than_without_co
     order, count, lengths, may, costs = wave
     ahead, blocks = order[count:], order[:count]
     before = len(ahead)
-    start = deal(blocks, lengths, may, before=before, costs=None)
-    found = deal(blocks, lengths, may, before=before, costs=costs)
+    start = assign_blocks(blocks, lengths, may, before=before, costs=None)
+    found = assign_blocks(blocks, lengths, may, before=before, costs=costs)
     everything = set(possible(blocks, lengths, may))
     assert (start is None) == (found is None) == (not everything)
     if start is None:
         return
     assert start in everything
     assert found in everything
-    assert found == deal(tuple(blocks), tuple(lengths), [tuple(m) for m in may], before=before, costs=costs)
+    assert found == assign_blocks(tuple(blocks), tuple(lengths), [tuple(m) for m in may], before=before, costs=costs)
     assert cost_of(costs, found, before, ahead) <= cost_of(costs, start, before, ahead) + 1e-9
 
 
@@ -135,7 +135,7 @@ def test_with_time_enough_no_swap_is_left_that_pays(wave):
     ahead, blocks = order[count:], order[:count]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dealing, "TRIES", 10**9)
-        found = deal(blocks, lengths, may, before=len(ahead), costs=costs)
+        found = assign_blocks(blocks, lengths, may, before=len(ahead), costs=costs)
     if found is not None:
         least = cost_of(costs, found, len(ahead), ahead) - 1e-6
         swaps = [other for other in possible(blocks, lengths, may) if _one_swap(found, other)]
@@ -151,6 +151,6 @@ def test_the_search_stops_however_many_blocks_there_are(tracks):
     """Costs under which every swap of the first pass pays."""
     costs = costs_of(24, lambda name, a, b: ((a * 7 + b * 13) % 11 - 5) / 10)
     lengths = [24 // tracks] * tracks
-    start, found = (deal(range(24), lengths, [ALL] * tracks, before=0, costs=c) for c in (None, costs))
+    start, found = (assign_blocks(range(24), lengths, [ALL] * tracks, before=0, costs=c) for c in (None, costs))
     assert sorted(itertools.chain(*found)) == list(range(24))
     assert cost_of(costs, found, 0, ()) < cost_of(costs, start, 0, ())

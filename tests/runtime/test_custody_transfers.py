@@ -24,7 +24,7 @@ from ls_edge.runtime.routing.events import (
 )
 from ls_edge.runtime.routing.neighbours import Limits
 
-from .driver import BY_X, cancel, handed_on, new_peer, request_id, run_of, ticket
+from .driver import BY_X, cancel, handed_on, new_peer, request_id, run_of, transfer
 
 
 @pytest.fixture
@@ -39,22 +39,22 @@ def peer():
 def test_a_peer_accepts_runs_all_its_blocks_hands_on_and_releases(peer):
     peer.meets("b", [2, 3])
     peer.gets("laptop", run_of())
-    assert peer.sent(Accept, "laptop") == [Accept(ticket(), 7)]
+    assert peer.sent(Accept, "laptop") == [Accept(transfer(), 7)]
     peer.computes(peer.only(Compute))
     assert peer.sent(Progress, "laptop") == [] or peer.sent(Progress)[0].blocks_done == 1
     peer.computes(peer.only(Compute), after=0.09)
-    assert peer.sent(Progress, "laptop") == [Progress(ticket(), 2)]
+    assert peer.sent(Progress, "laptop") == [Progress(transfer(), 2)]
     (onward,) = peer.sent(Run, "b")
-    assert onward.ticket == ticket(hop=2)
+    assert onward.transfer == transfer(hop=2)
     assert onward.itinerary.waves == ((((0, "a"), (1, "a")),),)
     assert onward.itinerary.remaining == (2, 3)
     assert onward.itinerary.visits[0].blocks == (0, 1)
     assert [s.tokens for s in peer.said if isinstance(s, Send) and s.message is onward] == [(0, 1)]
     assert not peer.sent(Release)
-    peer.hears("b", Accept(onward.ticket, 8))
-    assert peer.sent(Release, "laptop") == [Release(ticket(), "b")]
+    peer.hears("b", Accept(onward.transfer, 8))
+    assert peer.sent(Release, "laptop") == [Release(transfer(), "b")]
     assert [item.stage for item in peer.machine.items.values()] == [Stage.CUSTODY]
-    peer.hears("b", Release(onward.ticket, "b"))
+    peer.hears("b", Release(onward.transfer, "b"))
     assert peer.machine.idle
     assert not peer.machine._sent
 
@@ -64,7 +64,7 @@ def test_the_last_block_goes_home_with_what_is_done(peer):
     peer.computes(peer.only(Compute))
     (home,) = peer.sent(Run, "laptop")
     assert (home.returning, home.itinerary.remaining) == ("done", ())
-    peer.hears("laptop", Accept(home.ticket, 1))
+    peer.hears("laptop", Accept(home.transfer, 1))
     assert peer.machine.idle
 
 
@@ -76,7 +76,7 @@ def test_the_slot_is_how_many_blocks_have_run(peer):
 def test_the_source_is_told_who_holds_a_request_that_came_from_a_peer(peer):
     peer.meets("b", [2])
     peer.gets("b", run_of())
-    assert peer.sent(Moved, "laptop") == [Moved(ticket(), "b")]
+    assert peer.sent(Moved, "laptop") == [Moved(transfer(), "b")]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_source_is_told_who_holds_a_request_that_came_from_a_peer(peer):
         (lambda p: p(Drain()), "draining"),
         (lambda p: p.hears("laptop", cancel(0)), "cancelled"),
         (lambda p: setattr(p.machine, "warm", False), "cold"),
-        (lambda p: [p.gets("laptop", run_of(ticket(n + 1))) for n in range(16)], "busy"),
+        (lambda p: [p.gets("laptop", run_of(transfer(n + 1))) for n in range(16)], "busy"),
     ],
     ids=["draining", "cancelled", "cold", "busy"],
 )
@@ -109,12 +109,12 @@ def test_credits_count_what_is_held_and_custody_apart():
     peer = new_peer(limits=Limits(credits=2, custody=3))
     peer.meets("b", [2, 3])
     for number in range(3):
-        peer.gets("x", run_of(ticket(number), remaining=(2, 3), waves=BY_X))
+        peer.gets("x", run_of(transfer(number), remaining=(2, 3), waves=BY_X))
         (onward,) = peer.sent(Run, "b")
         assert peer.machine.credits == min(1, 3 - number)
-        peer.hears("b", Accept(onward.ticket, 5))
+        peer.hears("b", Accept(onward.transfer, 5))
     assert peer.machine.credits == 0
-    peer.gets("x", run_of(ticket(9), source="phone"))
+    peer.gets("x", run_of(transfer(9), source="phone"))
     assert peer.sent(Refuse)[0].reason == "busy"
     for sent in list(peer.machine._sent):
         peer.hears("b", Release(sent, "b"))
@@ -124,11 +124,11 @@ def test_credits_count_what_is_held_and_custody_apart():
 def test_half_of_the_credits_are_for_transfers_from_peers():
     peer = new_peer(limits=Limits(credits=4))
     for number in range(2):
-        peer.gets("laptop", run_of(ticket(number)))
+        peer.gets("laptop", run_of(transfer(number)))
         assert peer.sent(Accept, "laptop")[0].credits == 1 - number
-    peer.gets("laptop", run_of(ticket(2)))
+    peer.gets("laptop", run_of(transfer(2)))
     assert peer.sent(Refuse, "laptop")[0].reason == "busy"
-    peer.gets("x", run_of(ticket(3)))
+    peer.gets("x", run_of(transfer(3)))
     assert peer.sent(Accept, "x")[0].credits == 1
     assert (peer.machine.state("x").credits, peer.machine.state("laptop").credits) == (1, 0)
 
@@ -139,24 +139,24 @@ def test_the_end_of_credits_and_their_return_are_told_at_once():
     peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
     assert TellState() in peer.said
     (onward,) = peer.sent(Run, "b")
-    peer.hears("b", Accept(onward.ticket, 5))
+    peer.hears("b", Accept(onward.transfer, 5))
     assert TellState() in peer.said
 
 
 def test_requests_at_one_block_run_as_a_batch_whatever_their_slots():
     peer = new_peer(max_batch=3)
-    peer.gets("laptop", run_of(ticket(0), remaining=(0, 2, 3), waves=((((1, "x"),),),)), ("first",))
+    peer.gets("laptop", run_of(transfer(0), remaining=(0, 2, 3), waves=((((1, "x"),),),)), ("first",))
     first = peer.only(Compute)
     assert first.slots == (1,)
-    peer.gets("laptop", run_of(ticket(1)), ("second",))
-    peer.gets("laptop", run_of(ticket(2), remaining=(0, 3), waves=((((1, "x"), (2, "x")),),)), ("third",))
-    peer.gets("laptop", run_of(ticket(3), remaining=(1, 2, 3), waves=((((0, "x"),),),)), ("other block",))
+    peer.gets("laptop", run_of(transfer(1)), ("second",))
+    peer.gets("laptop", run_of(transfer(2), remaining=(0, 3), waves=((((1, "x"), (2, "x")),),)), ("third",))
+    peer.gets("laptop", run_of(transfer(3), remaining=(1, 2, 3), waves=((((0, "x"),),),)), ("other block",))
     peer.computes(first)
     batch = peer.only(Compute)
     assert (batch.blocks[0], batch.slots) == (0, (0, 2))
     assert batch.tokens == (("second",), ("third",))
     peer.computes(batch)
-    items = {item.ticket.request: item for item in peer.machine.items.values()}
+    items = {item.transfer.request: item for item in peer.machine.items.values()}
     assert items[request_id(1)].itinerary.remaining == (1, 2, 3)
     assert items[request_id(2)].itinerary.remaining == (3,)
     assert items[request_id(2)].tokens == ("third", 0)
@@ -180,16 +180,16 @@ def test_blocks_that_would_follow_anyway_run_in_one_engine_call():
 def test_sources_take_turns_at_the_engine():
     peer = new_peer()
     peer.meets("phone", role="source")
-    peer.gets("laptop", run_of(ticket(0)))
+    peer.gets("laptop", run_of(transfer(0)))
     current = peer.only(Compute)
     for number in range(1, 3):
-        peer.gets("laptop", run_of(ticket(number)))
-    peer.gets("phone", run_of(ticket(9), source="phone"))
-    ran = [current.tickets[0].request]
+        peer.gets("laptop", run_of(transfer(number)))
+    peer.gets("phone", run_of(transfer(9), source="phone"))
+    ran = [current.transfers[0].request]
     for _ in range(3):
         peer.computes(current)
         current = peer.only(Compute)
-        ran.append(current.tickets[0].request)
+        ran.append(current.transfers[0].request)
     assert ran[:2] == [request_id(0), request_id(9)]
 
 
@@ -210,8 +210,8 @@ def test_a_next_holder_that_is_lost_costs_a_new_branch_to_another(peer, accepted
     peer(NeighbourDown("b", "killed"))
     assert peer.notes() == ["lost", "rerouted"]
     (again,) = peer.sent(Run, "c")
-    assert again.ticket.request == sent.request
-    assert again.ticket.branch != sent.branch
+    assert again.transfer.request == sent.request
+    assert again.transfer.branch != sent.branch
     assert again.itinerary.remaining == (2, 3)
 
 
@@ -273,7 +273,7 @@ def test_a_refusal_because_it_is_cancelled_goes_home_since_it_may_be_a_lie(peer)
     peer.hears("b", Refuse(two_holders(peer), "cancelled"))
     (home,) = peer.sent(Run, "laptop")
     assert (home.returning, home.itinerary.remaining) == ("cancelled", (2, 3))
-    peer.hears("laptop", Accept(home.ticket, 1))
+    peer.hears("laptop", Accept(home.transfer, 1))
     assert peer.machine.idle
 
 

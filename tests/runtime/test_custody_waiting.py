@@ -17,7 +17,7 @@ from ls_edge.runtime.routing.events import (
 )
 from ls_edge.runtime.routing.neighbours import Limits
 
-from .driver import BY_X, cancel, handed_on, new_peer, request_id, run_of, ticket
+from .driver import BY_X, cancel, handed_on, new_peer, request_id, run_of, transfer
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_without_anybody_who_reaches_the_source_they_go_back_the_way_they_came(p
     peer.gets("b", run_of(remaining=(3,), waves=BY_X, visits=visits, skipped=(2,)))
     (home,) = peer.sent(Run, "b")
     assert (home.returning, home.itinerary.relays) == ("unreachable", ("a",))
-    peer.gets("b", run_of(ticket(1), remaining=(3,), visits=visits, relays=("b",), returning="unreachable"))
+    peer.gets("b", run_of(transfer(1), remaining=(3,), visits=visits, relays=("b",), returning="unreachable"))
     assert len(peer.sent(Run, "c")) == 1
 
 
@@ -111,12 +111,12 @@ def test_via_source_every_hop_goes_through_the_source(peer):
 
 def test_an_engine_that_hangs_gives_its_queue_to_others(peer):
     peer.meets("b", [0, 1, 2, 3], wait_us=10**6)
-    peer.gets("laptop", run_of(ticket(0)))
+    peer.gets("laptop", run_of(transfer(0)))
     hanging = peer.only(Compute)
-    peer.gets("laptop", run_of(ticket(1)))
+    peer.gets("laptop", run_of(transfer(1)))
     peer.passes(0.3)
     assert "engine is stuck" in peer.notes()
-    assert [message.ticket.request for message in peer.sent(Run, "b")] == [request_id(1)]
+    assert [message.transfer.request for message in peer.sent(Run, "b")] == [request_id(1)]
     assert peer.machine.state().stuck
     assert peer.machine.credits == 0
     peer.computes(hanging)
@@ -129,7 +129,7 @@ def test_a_block_that_fails_is_not_tried_again_here(peer):
     peer.meets("b", [0, 1, 2, 3], wait_us=10**6)
     peer.gets("laptop", run_of())
     failed = peer.only(Compute)
-    peer(ComputeFailed(failed.blocks[0], failed.tickets, "out of memory"))
+    peer(ComputeFailed(failed.blocks[0], failed.transfers, "out of memory"))
     assert "engine failed" in peer.notes()
     assert peer.machine.failed_blocks == {0: "out of memory"}
     (onward,) = peer.sent(Run, "b")
@@ -137,9 +137,9 @@ def test_a_block_that_fails_is_not_tried_again_here(peer):
 
 
 def test_draining_finishes_then_gives_back_then_leaves_nothing(peer):
-    peer.gets("laptop", run_of(ticket(0)))
+    peer.gets("laptop", run_of(transfer(0)))
     running = peer.only(Compute)
-    peer.gets("laptop", run_of(ticket(1)))
+    peer.gets("laptop", run_of(transfer(1)))
     peer(Drain())
     assert peer.machine.state().draining
     assert peer.machine.credits == 0
@@ -147,7 +147,7 @@ def test_draining_finishes_then_gives_back_then_leaves_nothing(peer):
         peer.computes(running)
         following = [s for s in peer.said if isinstance(s, Compute)]
         for message in peer.sent(Run, "laptop"):
-            peer.hears("laptop", Accept(message.ticket, 1))
+            peer.hears("laptop", Accept(message.transfer, 1))
         if not following:
             break
         (running,) = following
@@ -155,12 +155,12 @@ def test_draining_finishes_then_gives_back_then_leaves_nothing(peer):
 
 
 def test_a_drain_that_takes_too_long_gives_back_what_waits_for_the_engine(peer):
-    peer.gets("laptop", run_of(ticket(0), budget=60))
-    peer.gets("laptop", run_of(ticket(1), budget=60))
+    peer.gets("laptop", run_of(transfer(0), budget=60))
+    peer.gets("laptop", run_of(transfer(1), budget=60))
     peer.machine.limits = Limits(hop_floor=60)
     peer(Drain())
     peer.passes(2.1, step=0.05)
-    assert [(m.ticket.request, m.returning) for m in peer.sent(Run, "laptop")] == [(request_id(1), "unreachable")]
+    assert [(m.transfer.request, m.returning) for m in peer.sent(Run, "laptop")] == [(request_id(1), "unreachable")]
 
 
 # A peer: what nobody waits for any more.
@@ -171,7 +171,7 @@ def test_cancel_frees_what_is_held_wherever_it_stands(peer, stage):
     peer.meets("b", [2, 3])
     sent = None
     if stage == "queued":
-        peer.gets("laptop", run_of(ticket(9)))
+        peer.gets("laptop", run_of(transfer(9)))
     if stage in ("queued", "running"):
         peer.gets("laptop", run_of())
     else:
@@ -194,8 +194,8 @@ def test_the_result_of_a_cancelled_block_is_dropped(peer):
     peer.computes(running)
     assert not peer.sent(Run)
     assert peer.machine.idle
-    peer.gets("laptop", run_of(ticket(1)))
-    assert peer.only(Compute).tickets == (ticket(1),)
+    peer.gets("laptop", run_of(transfer(1)))
+    assert peer.only(Compute).transfers == (transfer(1),)
 
 
 def test_tombstones_are_bounded():
@@ -203,7 +203,7 @@ def test_tombstones_are_bounded():
     for request in range(1000):
         peer.hears("laptop", cancel(request, seconds=600))
     assert len(peer.machine._tombstones) <= 101
-    peer.gets("laptop", run_of(ticket(999)))
+    peer.gets("laptop", run_of(transfer(999)))
     assert peer.sent(Refuse)[0].reason == "cancelled"
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from ls_edge.bundle import Bundle
 from ls_edge.data.datasets import open_data
-from ls_edge.engines.pipeline import Chain
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import BudgetExceeded, ModelMismatch
 from ls_edge.evaluation.run_summary import summarise
-from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.protocol.codec import REPLAY_TOLERANCE
-from ls_edge.runtime.run_dataset import measure
+from ls_edge.runtime.run_dataset import run_dataset
 from ls_edge.runtime.source import Source
 
 
@@ -46,7 +46,7 @@ class Run:
         images = open_data("digits", "eval").take(count)
 
         def go():
-            self.result = measure(source, images, concurrency=concurrency, on_record=self.count)
+            self.result = run_dataset(source, images, concurrency=concurrency, on_record=self.count)
 
         self.thread = threading.Thread(target=go)
         self.thread.start()
@@ -74,7 +74,7 @@ def assert_replays(bundle, records, codec="raw"):
     from ls_edge.data.preprocess import Preprocessor
 
     preprocess = Preprocessor(opened.manifest.image)
-    with Chain.open(opened, threads=1) as chain:
+    with Pipeline.open(opened, threads=1) as chain:
         for record in records:
             array = preprocess(images[record.image].read(), record.image)
             logits = chain.forward(array[np.newaxis], record.arrangement)[0]
@@ -87,7 +87,7 @@ def assert_replays(bundle, records, codec="raw"):
 @pytest.fixture
 def peers(tmp_path, tiny_bundle):
     blocks = Bundle.open(tiny_bundle).blocks
-    with LocalPeers(tmp_path / "peers", tiny_bundle, thirds(blocks)) as local:
+    with LocalCluster(tmp_path / "peers", tiny_bundle, thirds(blocks)) as local:
         local.wait_warm()
         yield local
 
@@ -153,7 +153,7 @@ def test_all_peers_gone_and_back(peers, source):
 def test_the_only_holder_of_a_block_is_killed(tmp_path, tiny_bundle):
     blocks = Bundle.open(tiny_bundle).blocks
     placement = {"a": list(range(blocks - 1)), "b": list(range(blocks - 1)), "c": [blocks - 1]}
-    with LocalPeers(tmp_path / "peers", tiny_bundle, placement) as local:
+    with LocalCluster(tmp_path / "peers", tiny_bundle, placement) as local:
         local.wait_warm()
         with Source.open(local.path, tiny_bundle) as source:
             assert source.wait_ready() == ()
@@ -174,7 +174,7 @@ def test_the_only_holder_of_a_block_is_killed(tmp_path, tiny_bundle):
 
 def test_the_command_answers_writes_its_trace_and_says_that_it_was_degraded(tmp_path, tiny_bundle):
     blocks = Bundle.open(tiny_bundle).blocks
-    with LocalPeers(tmp_path / "peers", tiny_bundle, {"a": list(range(blocks - 1)), "b": [blocks - 1]}) as local:
+    with LocalCluster(tmp_path / "peers", tiny_bundle, {"a": list(range(blocks - 1)), "b": [blocks - 1]}) as local:
         local.wait_warm()
         trace, report = tmp_path / "t.jsonl", tmp_path / "r.html"
         command = [
@@ -228,7 +228,7 @@ def _replay_with_plain_onnxruntime(bundle, lines):
 def test_peers_of_another_model_are_refused_with_both_ids(tmp_path, tiny_bundle, other_bundle):
     ours, theirs = (Bundle.open(b).manifest.model_id[:12] for b in (tiny_bundle, other_bundle))
     blocks = Bundle.open(tiny_bundle).blocks
-    with LocalPeers(tmp_path / "peers", other_bundle, {"a": list(range(blocks))}) as local:
+    with LocalCluster(tmp_path / "peers", other_bundle, {"a": list(range(blocks))}) as local:
         local.wait_warm()
         with Source.open(local.path, tiny_bundle) as source:
             assert len(source.wait_ready(0.5)) == blocks
@@ -270,7 +270,7 @@ def test_cancelled_futures_and_closing(peers, tiny_bundle):
 @pytest.mark.parametrize("codec", ["fp16", "int8"])
 def test_codecs_through_real_peers(tmp_path, tiny_bundle, codec):
     blocks = Bundle.open(tiny_bundle).blocks
-    with LocalPeers(tmp_path / "peers", tiny_bundle, thirds(blocks), each={"codec": codec}) as local:
+    with LocalCluster(tmp_path / "peers", tiny_bundle, thirds(blocks), each={"codec": codec}) as local:
         local.wait_warm()
         with Source.open(local.path, tiny_bundle, policy="random") as source:
             assert source.wait_ready() == ()

@@ -171,14 +171,14 @@ def test_after_a_goodbye_of_one_that_stays_it_is_greeted_again(file, peer, socke
     wait_until(lambda: "b" in peer.machine.neighbours.by_name, what="b to be known")
     b.says(Bye("for a moment"))
     wait_until(lambda: "b" not in peer.machine.neighbours.by_name, what="b to be forgotten")
-    assert peer.node.troubles["b"] == "left (for a moment)"
+    assert peer.node.problems["b"] == "left (for a moment)"
     b.heard.clear()
     b.socket.setsockopt(zmq.RCVTIMEO, 15_000)
     while not b.count(Hello):
         b.take()
     b.says(Welcome(*msgspec.structs.astuple(hello_of("b"))))
     wait_until(lambda: "b" in peer.machine.neighbours.by_name, what="b to be known again")
-    assert "b" not in peer.node.troubles
+    assert "b" not in peer.node.problems
 
 
 def test_a_link_carries_one_name(peer, file, sockets, hello_of):
@@ -255,10 +255,10 @@ def test_blocks_that_the_file_does_not_give_are_refused(bundle, write_peers, ser
     listens.says(Welcome(*msgspec.structs.astuple(hello_of("b", blocks=(2,)))))
     assert listens.hears(Bye).reason == said[:200]
     assert not peer.machine.neighbours.by_name
-    assert peer.node.troubles["b"] == said
+    assert peer.node.problems["b"] == said
     caller.says(hello_of("b", blocks=(1,)))  # fewer than the file gives are fine: an engine failed, say
     caller.hears(Welcome)
-    wait_until(lambda: "b" not in peer.node.troubles, what="b to be well")
+    wait_until(lambda: "b" not in peer.node.problems, what="b to be well")
 
 
 def test_who_listens_at_the_address_of_another_is_refused(peer, file, sockets, hello_of, wait_until):
@@ -267,5 +267,5 @@ def test_who_listens_at_the_address_of_another_is_refused(peer, file, sockets, h
     b.says(Welcome(*msgspec.structs.astuple(hello_of("laptop", "source"))))
     said = f"the process that listens at the address of 'b' is 'laptop'; correct the addresses in {file.path}"
     assert b.hears(Bye).reason == said[:200]
-    assert peer.node.troubles["b"] == said
+    assert peer.node.problems["b"] == said
     assert not peer.machine.neighbours.by_name

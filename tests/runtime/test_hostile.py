@@ -16,7 +16,7 @@ from ls_edge.bundle import Bundle
 from ls_edge.errors import WireError
 from ls_edge.logs import set_up
 from ls_edge.peers_file import load_peers
-from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
@@ -32,8 +32,8 @@ from ls_edge.runtime.protocol.messages import (
     Release,
     Run,
     State,
-    Ticket,
     Track,
+    TransferId,
     VisitRow,
     Welcome,
 )
@@ -43,7 +43,7 @@ from ls_edge.runtime.transport.node import COMPLAINTS_A_SECOND
 FRAMES = int(os.environ.get("LS_EDGE_HOSTILE_FRAMES", "5000"))
 """Messages that each of the three gets."""
 REQUEST = b"hostile request!"
-TICKET = Ticket(REQUEST, 1, 0)
+TRANSFER = TransferId(REQUEST, 1, 0)
 ALL = tuple(range(6))
 
 
@@ -56,7 +56,7 @@ def hello_of(bundle, name="rogue", role="peer", **changes):
 def run_of(bundle, **changes):
     tokens = Bundle.open(bundle).manifest.tokens
     itinerary = Itinerary("laptop", "nearest", ALL, 0)
-    run = Run(TICKET, 200_000, itinerary, "raw", tokens.count, tokens.dim)
+    run = Run(TRANSFER, 200_000, itinerary, "raw", tokens.count, tokens.dim)
     return msgspec.structs.replace(run, **changes), bytes(tokens.count * tokens.dim * 4)
 
 
@@ -68,8 +68,8 @@ def some_of_each(bundle):
     back = msgspec.structs.replace(run, itinerary=halfway, returning="unreachable")
     state = State(True, False, False, 16, 0, 9, 400, reaches=("a", "laptop"), reach_blocks=ALL)
     plain = [
-        hello_of(bundle), hello_of(bundle, "visitor", "source"), state, Bye("x"), Accept(TICKET, 1),
-        Refuse(TICKET, "busy"), Progress(TICKET, 1), Release(TICKET, "b"), Moved(TICKET, "b"),
+        hello_of(bundle), hello_of(bundle, "visitor", "source"), state, Bye("x"), Accept(TRANSFER, 1),
+        Refuse(TRANSFER, "busy"), Progress(TRANSFER, 1), Release(TRANSFER, "b"), Moved(TRANSFER, "b"),
         Cancel((REQUEST,), 1000), Complaint("x"),
     ]  # fmt: skip
     return [(wire.encode(message),) for message in plain] + [(wire.encode(r), payload) for r in (run, back)]
@@ -176,7 +176,7 @@ def test_everybody_lives_and_answers_under_thousands_of_broken_frames(
     tiny_bundle, tmp_path, serve, raw, mutate, images, assert_replays
 ):
     bundle = Bundle.open(tiny_bundle)
-    local = LocalPeers(tmp_path / "peers", tiny_bundle, {"a": ALL[:4], "b": ALL[2:], "rogue": ALL})
+    local = LocalCluster(tmp_path / "peers", tiny_bundle, {"a": ALL[:4], "b": ALL[2:], "rogue": ALL})
     try:
         local.start("a")
         peer = serve(Peer(local.file, "b", bundle))
@@ -248,7 +248,12 @@ def caller(peer, raw):
 
 def test_before_hello_nothing_is_done(peer, caller, tiny_bundle):
     run, payload = run_of(tiny_bundle)
-    strangers = [Accept(TICKET, 1), Release(TICKET, "b"), Cancel((REQUEST,), 1), State(True, False, False, 1, 0, 0, 1)]
+    strangers = [
+        Accept(TRANSFER, 1),
+        Release(TRANSFER, "b"),
+        Cancel((REQUEST,), 1),
+        State(True, False, False, 1, 0, 0, 1),
+    ]
     for number, message in enumerate((run, *strangers), 1):
         caller.says(message, *([payload] if message is run else []))
         assert "before hello" in caller.hears(Complaint).what
@@ -319,7 +324,7 @@ def malformed(bundle):
 
 def test_a_state_that_names_a_block_that_the_model_lacks_is_malformed(peer):
     with pytest.raises(WireError, match="state names block 6"):
-        peer.node._door.check_state(State(True, False, False, 1, 0, 0, 1, reach_blocks=(6,)), "b")
+        peer.node._admission.check_state(State(True, False, False, 1, 0, 0, 1, reach_blocks=(6,)), "b")
 
 
 def test_a_neighbour_that_sends_nonsense_is_told_and_stays_a_neighbour(peer, raw, caller, tiny_bundle, wait_until):
@@ -337,10 +342,10 @@ def test_a_neighbour_that_sends_nonsense_is_told_and_stays_a_neighbour(peer, raw
     assert not peer.machine.items
     run, payload = run_of(tiny_bundle)
     caller.says(run, payload)
-    assert caller.hears(Accept).ticket == TICKET
+    assert caller.hears(Accept).transfer == TRANSFER
     answer = caller.hears(Run)
     assert answer.itinerary.remaining == ()
-    assert answer.ticket[:2] == TICKET[:2]
+    assert answer.transfer[:2] == TRANSFER[:2]
 
 
 def test_complaints_are_counted_and_never_answered(peer, caller, tiny_bundle, wait_until):

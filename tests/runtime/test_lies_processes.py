@@ -12,9 +12,9 @@ import pytest
 import zmq
 
 from ls_edge.bundle import Bundle
-from ls_edge.engines.pipeline import Chain
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.chaos.liar import LIES
-from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
 from ls_edge.runtime.source import Source
@@ -36,7 +36,7 @@ WAITS = {"silent", "mute", "slow", "progress", "growth", "releases", "hellos", "
 def peers(tiny_bundle, tmp_path_factory):
     """Two honest peers with every block, in processes of their own; a member and a source that may be captured."""
     blocks = range(Bundle.open(tiny_bundle).blocks)
-    with LocalPeers(
+    with LocalCluster(
         tmp_path_factory.mktemp("members"), tiny_bundle, dict.fromkeys(HONEST, blocks),
         members={LIAR: blocks}, sources=(LAPTOP, THIEF), keys=True,
     ) as local:  # fmt: skip
@@ -108,7 +108,7 @@ def test_who_is_disbelieved_all_the_time_fills_no_log(peers, lying, tiny_bundle,
     """Each message that was not believed was a line of its own."""
     lying("forges")
     with open_source(peers, tiny_bundle) as source:
-        wait_until(lambda: LIAR in source.disbelieved and source.disbelieved[LIAR].count > 200, what="forgeries")
+        wait_until(lambda: LIAR in source.rejected and source.rejected[LIAR].count > 200, what="forgeries")
     assert 0 < sum(record.message == "disbelieved" for record in caplog.records) <= 2 * NOTES_A_MINUTE
 
 
@@ -151,7 +151,7 @@ def audited(peers, bundle, pictures, wait_until):
 
 
 def wrong(bundle, pictures, answers):
-    with Chain.open(Bundle.open(bundle), threads=1) as chain:
+    with Pipeline.open(Bundle.open(bundle), threads=1) as chain:
         right = [chain.forward(p[np.newaxis], a.arrangement)[0] for p, a in zip(pictures, answers, strict=True)]
     return [np.abs(r - a.logits).max() > 1e-3 * np.abs(r).max() for r, a in zip(right, answers, strict=True)]
 

@@ -21,8 +21,8 @@ from ls_edge.runtime.protocol.messages import (
     Release,
     Run,
     State,
-    Ticket,
     Track,
+    TransferId,
 )
 from ls_edge.runtime.routing.custody import Stage
 from ls_edge.runtime.routing.events import (
@@ -41,7 +41,7 @@ from ls_edge.runtime.routing.peer_routing import PeerMachine
 from ls_edge.runtime.routing.source_routing import SourceMachine
 from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
 
-from .driver import ALL_BY_A, BY_X, Driver, cancel, new_peer, request_id, run_of, submits, ticket
+from .driver import ALL_BY_A, BY_X, Driver, cancel, new_peer, request_id, run_of, submits, transfer
 
 BLOCKS = 4
 ALL = tuple(range(BLOCKS))
@@ -80,12 +80,12 @@ class Liar(PeerMachine):
 
 
 def accepts(liar, event):
-    yield Send(event.sender, Accept(event.run.ticket, 16))
+    yield Send(event.sender, Accept(event.run.transfer, 16))
 
 
 def refuses(reason):
     def lie(liar, event):
-        yield Send(event.sender, Refuse(event.run.ticket, reason, 16))
+        yield Send(event.sender, Refuse(event.run.transfer, reason, 16))
 
     return lie
 
@@ -93,14 +93,17 @@ def refuses(reason):
 def home(event, why="done", **changes):
     itinerary = msgspec.structs.replace(event.run.itinerary, **changes)
     run = msgspec.structs.replace(
-        event.run, returning=why, itinerary=itinerary, ticket=event.run.ticket._replace(hop=event.run.ticket.hop + 1)
+        event.run,
+        returning=why,
+        itinerary=itinerary,
+        transfer=event.run.transfer._replace(hop=event.run.transfer.hop + 1),
     )
     return Send(event.run.itinerary.source, run, event.tokens)
 
 
 def returns(why, **changes):
     def lie(liar, event):
-        yield Send(event.sender, Accept(event.run.ticket, 16))
+        yield Send(event.sender, Accept(event.run.transfer, 16))
         yield home(event, why, **changes)
 
     return lie
@@ -114,17 +117,17 @@ class Keeps:
         self.growth = growth
 
     def __call__(self, liar, event):
-        yield Send(event.sender, Accept(event.run.ticket, 16))
+        yield Send(event.sender, Accept(event.run.transfer, 16))
         if self.release:
-            yield Send(event.sender, Release(event.run.ticket, "b"))
+            yield Send(event.sender, Release(event.run.transfer, "b"))
 
     def later(self, liar):
         for event in liar.given[-40:]:
             if self.release:
-                yield Send(SOURCE, Moved(event.run.ticket, "a"))
+                yield Send(SOURCE, Moved(event.run.transfer, "a"))
             else:
                 done = event.run.itinerary.blocks_done + min(self.growth, liar.ticks)
-                yield Send(event.sender, Progress(event.run.ticket, done))
+                yield Send(event.sender, Progress(event.run.transfer, done))
 
 
 SKIPPED = {"remaining": (), "skipped": tuple(range(BLOCKS))}
@@ -210,17 +213,17 @@ def given(source, name="a", **how):
     source.hears_state(other, wait_us=10**6)
     submits(source, **how)
     (run,) = source.sent(Run, name)
-    source.hears(name, Accept(run.ticket, 8))
+    source.hears(name, Accept(run.transfer, 8))
     return run
 
 
 def test_who_was_given_nothing_cannot_answer(source):
     run = given(source)
     for forged in (request_id(0), bytes(16), b"f" * 16):
-        source.gets("b", run_of(Ticket(forged, 0, 1), remaining=(), returning="done", waves=ALL_BY_A))
+        source.gets("b", run_of(TransferId(forged, 0, 1), remaining=(), returning="done", waves=ALL_BY_A))
         assert not [s for s in source.said if isinstance(s, Answer)]
-    assert {name: one.count for name, one in source.machine.disbelieved.items()} == {"b": 3}
-    source.gets("a", run_of(run.ticket, remaining=(), returning="done", waves=ALL_BY_A))
+    assert {name: one.count for name, one in source.machine.rejected.items()} == {"b": 3}
+    source.gets("a", run_of(run.transfer, remaining=(), returning="done", waves=ALL_BY_A))
     assert [s.request for s in source.said if isinstance(s, Answer)] == [0]
 
 
@@ -237,30 +240,30 @@ def test_request_ids_cannot_be_guessed_from_others(source):
 def test_moved_from_who_holds_nothing_changes_nothing(source):
     """It defeated recovery: the source watched a process that had nothing."""
     run = given(source)
-    source.hears("b", Moved(Ticket(b"g" * 16, 1, 3), "a"))
+    source.hears("b", Moved(TransferId(b"g" * 16, 1, 3), "a"))
     (item,) = source.machine.items.values()
     assert item.stage is Stage.CUSTODY
     source(NeighbourDown("a", "killed"))
     assert len(source.sent(Run, "b")) == 1
-    assert source.sent(Run, "b")[0].ticket.request == run.ticket.request
+    assert source.sent(Run, "b")[0].transfer.request == run.transfer.request
 
 
 def test_what_was_asked_for_is_not_taken_from_the_wire(source):
     run = given(source, policy="fastest", max_skips=0)
     told = run_of(
-        run.ticket, remaining=(3, 2), returning="credit", waves=((((0, "a"), (1, "a")),),), policy="random", skips=4,
-        late="skip", price=9.0,
+        run.transfer, remaining=(3, 2), returning="credit", waves=((((0, "a"), (1, "a")),),), policy="random", skips=4,
+        on_straggler="skip", latency_weight=9.0,
     )  # fmt: skip
     source.gets("a", told, ("far",))
     (item,) = source.machine.items.values()
     it = item.itinerary
-    assert (it.policy, it.max_skips, it.late, it.price) == ("fastest", 0, "later", 1.0)
+    assert (it.policy, it.max_skips, it.on_straggler, it.latency_weight) == ("fastest", 0, "later", 1.0)
     assert it.remaining == (2, 3)
 
 
 def test_a_source_that_is_told_cancelled_goes_on(source):
     run = given(source)
-    source.gets("a", run_of(run.ticket, returning="cancelled"))
+    source.gets("a", run_of(run.transfer, returning="cancelled"))
     assert len(source.sent(Run, "b")) == 1
 
 
@@ -268,23 +271,23 @@ def test_what_comes_back_as_it_was_is_not_taken_instead_of_what_was_sent(source)
     """A member could put other tokens under a request without a trace, and the honest who ran them were named."""
     submits(source, tokens=("mine",))
     (run,) = source.sent(Run, "a")
-    source.gets("a", run_of(run.ticket, returning="unreachable"), ("other",))
+    source.gets("a", run_of(run.transfer, returning="unreachable"), ("other",))
     assert [s.tokens for s in source.said if isinstance(s, Send) and isinstance(s.message, Run)] == [("mine",)]
 
 
 def test_an_answer_says_whose_hands_it_went_through_whatever_they_say(source):
     run = given(source)
-    source.hears("b", Moved(run.ticket._replace(hop=2), "far"))
-    source.gets("b", run_of(run.ticket, returning="done", remaining=(), waves=ALL_BY_A))
+    source.hears("b", Moved(run.transfer._replace(hop=2), "far"))
+    source.gets("b", run_of(run.transfer, returning="done", remaining=(), waves=ALL_BY_A))
     assert source.only(Answer).hands == ("a", "far", "b")
 
 
 def test_not_finite_from_two_holders_ends_the_request_and_names_them(source):
     run = given(source)
-    source.gets("a", run_of(run.ticket, returning="not finite"))
+    source.gets("a", run_of(run.transfer, returning="not finite"))
     (again,) = source.sent(Run, "b")
-    source.hears("b", Accept(again.ticket, 8))
-    source(Arrived("b", run_of(again.ticket, returning="done", remaining=(), waves=ALL_BY_A), (), finite=False))
+    source.hears("b", Accept(again.transfer, 8))
+    source(Arrived("b", run_of(again.transfer, returning="done", remaining=(), waves=ALL_BY_A), (), finite=False))
     fail = source.only(Fail)
     assert isinstance(fail.error, NotFinite)
     assert "a, b" in str(fail.error)
@@ -296,7 +299,7 @@ def test_not_finite_from_the_only_holder_ends_the_request_at_once():
     source.meets("a", range(BLOCKS))
     submits(source)
     (run,) = source.sent(Run)
-    source.gets("a", run_of(run.ticket, returning="not finite"))
+    source.gets("a", run_of(run.transfer, returning="not finite"))
     assert isinstance(source.only(Fail).error, NotFinite)
 
 
@@ -311,7 +314,7 @@ def test_nobody_cancels_the_requests_of_others():
     for stranger in ("phone", "b"):
         peer.hears(stranger, cancel(0, seconds=600))
     assert len(peer.machine.items) == 1
-    peer.gets("laptop", run_of(ticket(branch=7)))
+    peer.gets("laptop", run_of(transfer(branch=7)))
     assert peer.sent(Accept, "laptop")
     peer.hears("laptop", cancel(0))
     assert not peer.machine.items
@@ -321,8 +324,8 @@ def test_work_for_a_source_that_does_not_exist_is_forgotten_and_leaves_room():
     peer = new_peer()
     peer.meets("b", [2, 3])
     for number in range(40):
-        peer.gets("b", run_of(ticket(100 + number), source="ghost", budget=600, remaining=(2, 3), waves=BY_X))
-    peer.gets("laptop", run_of(ticket(1)))
+        peer.gets("b", run_of(transfer(100 + number), source="ghost", budget=600, remaining=(2, 3), waves=BY_X))
+    peer.gets("laptop", run_of(transfer(1)))
     assert peer.sent(Accept, "laptop")
     assert len(peer.machine.items) <= 17
     peer.passes(1.5)
@@ -333,7 +336,7 @@ def test_a_source_behind_a_relay_that_died_is_noticed_too():
     """Its work stayed until its budget ended, since only lost links were looked at."""
     peer = new_peer()
     peer.meets("r", [], reaches=("phone",))
-    peer.gets("r", run_of(ticket(5), source="phone", budget=600, remaining=(2, 3), waves=BY_X))
+    peer.gets("r", run_of(transfer(5), source="phone", budget=600, remaining=(2, 3), waves=BY_X))
     peer.passes(2.0)
     assert len(peer.machine.items) == 1
     peer.hears_state("r", reaches=())
@@ -348,9 +351,9 @@ def test_one_source_leaves_room_for_the_next_whatever_it_is_called():
     for number in range(20):
         alias = f"greedy.{number:08x}"
         peer.meets(alias, role="source")
-        peer.gets(alias, run_of(ticket(number), source=alias, budget=600, remaining=(2, 3), waves=BY_X))
-        peer.gets("b", run_of(ticket(100 + number), source=alias, budget=600, remaining=(2, 3), waves=BY_X))
-    peer.gets("laptop", run_of(ticket(999)))
+        peer.gets(alias, run_of(transfer(number), source=alias, budget=600, remaining=(2, 3), waves=BY_X))
+        peer.gets("b", run_of(transfer(100 + number), source=alias, budget=600, remaining=(2, 3), waves=BY_X))
+    peer.gets("laptop", run_of(transfer(999)))
     assert not peer.sent(Refuse)
     assert peer.sent(Accept, "laptop")
 
@@ -359,11 +362,11 @@ def test_nobody_takes_the_share_of_a_source_in_its_name():
     peer = new_peer()
     peer.meets("b", [])
     for number in range(200):
-        run = run_of(ticket(number), budget=600, remaining=(2, 3), waves=BY_X)
+        run = run_of(transfer(number), budget=600, remaining=(2, 3), waves=BY_X)
         peer.gets("b", run)
-        peer.gets("b", msgspec.structs.replace(run, ticket=ticket(1000 + number), returning="unreachable"))
+        peer.gets("b", msgspec.structs.replace(run, transfer=transfer(1000 + number), returning="unreachable"))
     assert len(peer.machine.items) <= 16 + 64
-    peer.gets("laptop", run_of(ticket(999)))
+    peer.gets("laptop", run_of(transfer(999)))
     assert peer.sent(Accept, "laptop")
 
 
@@ -371,9 +374,9 @@ def test_sources_share_the_credits_equally():
     peer = new_peer()
     peer.meets("b", [])
     peer.meets("phone", role="source")
-    peer.gets("phone", run_of(ticket(50), source="phone", budget=600))
+    peer.gets("phone", run_of(transfer(50), source="phone", budget=600))
     for number in range(16):
-        peer.gets("b", run_of(ticket(number), budget=600))
+        peer.gets("b", run_of(transfer(number), budget=600))
     held = [item.owner for item in peer.machine.items.values()]
     assert held.count("laptop") == 8
 
@@ -381,14 +384,14 @@ def test_sources_share_the_credits_equally():
 def test_a_pause_of_the_engine_does_not_turn_a_peer_into_a_black_hole():
     """One engine call of 15 s made it return everything for lack of time, and nothing ever corrected that."""
     peer = new_peer()
-    peer.gets("laptop", run_of(ticket(0), budget=60))
+    peer.gets("laptop", run_of(transfer(0), budget=60))
     peer.machine.block_us = 1000
     compute = peer.only(Compute)
     outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)
-    peer(Computed(compute.blocks, compute.tickets, outputs, 15_000_000), 15.0)
+    peer(Computed(compute.blocks, compute.transfers, outputs, 15_000_000), 15.0)
     assert peer.machine.block_us < 2000
     peer.machine.block_us = 1_500_000
-    peer.gets("laptop", run_of(ticket(1), budget=1.0))
+    peer.gets("laptop", run_of(transfer(1), budget=1.0))
     assert peer.sent(Accept, "laptop")
     assert not peer.sent(Run, "laptop")
 
@@ -406,29 +409,29 @@ def test_an_engine_time_that_somebody_announces_is_believed_within_bounds():
 def test_one_odd_image_does_not_take_a_block_out_of_service():
     peer = new_peer()
     for number in range(3):
-        peer.gets("laptop", run_of(ticket(number)))
+        peer.gets("laptop", run_of(transfer(number)))
         compute = peer.only(Compute)
-        peer(ComputeFailed(0, compute.tickets, "NaN", not_finite=True))
+        peer(ComputeFailed(0, compute.transfers, "NaN", not_finite=True))
         (back,) = peer.sent(Run, "laptop")
         assert back.returning == "not finite"
-        peer.hears("laptop", Accept(back.ticket, 1))
+        peer.hears("laptop", Accept(back.transfer, 1))
         assert (0 in peer.machine.failed_blocks) == (number == 2)
 
 
 def test_the_others_of_a_batch_go_on():
     peer = new_peer(max_batch=2)
     peer.meets("b", [2, 3])
-    peer.gets("laptop", run_of(ticket(0)))
+    peer.gets("laptop", run_of(transfer(0)))
     first = peer.only(Compute)
     for number in (1, 2):
-        peer.gets("laptop", run_of(ticket(number)))
+        peer.gets("laptop", run_of(transfer(number)))
     peer.computes(first)
     peer.computes(peer.only(Compute))
-    odd, other = peer.only(Compute).tickets
+    odd, other = peer.only(Compute).transfers
     blocks = peer.only(Compute).blocks
     rest = Computed(blocks, (other,), (blocks,), 1000)
     peer(ComputeFailed(0, (odd,), "NaN", not_finite=True, rest=rest))
-    assert [(m.ticket.request, m.returning) for m in peer.sent(Run, "laptop")] == [(odd.request, "not finite")]
+    assert [(m.transfer.request, m.returning) for m in peer.sent(Run, "laptop")] == [(odd.request, "not finite")]
     (item,) = [item for item in peer.machine.items.values() if item.request == other.request]
     assert item.tokens == blocks
     assert not peer.machine._not_finite
@@ -443,7 +446,7 @@ def test_tokens_that_are_not_finite_are_refused():
 def test_tokens_do_not_bounce_for_ever():
     peer = new_peer()
     peer.meets("b", [2, 3])
-    peer.gets("b", run_of(ticket(hop=64 + 16), remaining=(2, 3), waves=BY_X))
+    peer.gets("b", run_of(transfer(hop=64 + 16), remaining=(2, 3), waves=BY_X))
     assert [message.returning for message in peer.sent(Run, "laptop")] == ["hops"]
 
 
@@ -464,7 +467,7 @@ def test_a_slow_link_carries_a_few_transfers_at_a_time():
     peer = new_peer((0,))
     peer.meets("b", [1, 2, 3], credit=9)
     for number in range(6):
-        peer.gets("laptop", run_of(ticket(number), remaining=(1, 2, 3), waves=((((0, "x"),),),)))
+        peer.gets("laptop", run_of(transfer(number), remaining=(1, 2, 3), waves=((((0, "x"),),),)))
     assert sum(item.stage is Stage.OFFERED for item in peer.machine.items.values()) == 2
     first = next(iter(peer.machine._sent))
     peer.hears("b", Accept(first, 9), after=0.2)

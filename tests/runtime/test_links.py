@@ -225,10 +225,10 @@ def test_many_links_end_one_by_one(end, address):
     """Descriptors are used again by later connections; each end has to be that of the right link."""
     listener = end({}, bind=address)
     for number in range(12):
-        dialler, stays = end({"a": address}), end({"a": address})
-        end.until(lambda d=dialler, s=stays: d.of(LinkUp) and s.of(LinkUp), "two links")
+        dialler, holder_times = end({"a": address}), end({"a": address})
+        end.until(lambda d=dialler, s=holder_times: d.of(LinkUp) and s.of(LinkUp), "two links")
         dialler.links.send(Link("a"), [b"goes"])
-        stays.links.send(Link("a"), [b"stays"])
+        holder_times.links.send(Link("a"), [b"stays"])
         end.until(lambda n=number: len(listener.frames()) == 2 * n + 2, "two messages")
         dialler.links.close()
         end.until(lambda n=number: len(listener.of(LinkDown)) == n + 1, "one end")

@@ -9,7 +9,7 @@ import pytest
 
 from ls_edge.bundle import Bundle
 from ls_edge.errors import LinkError, UsageError
-from ls_edge.runtime.local_cluster import LocalPeers, free_ports
+from ls_edge.runtime.local_cluster import LocalCluster, free_ports
 from ls_edge.runtime.source import Source
 
 PLACEMENT = {"a": [0, 1, 2], "b": [3, 4, 5]}
@@ -30,7 +30,7 @@ def test_free_ports_are_different_and_none_that_is_in_use():
 
 
 def test_the_file_says_what_was_asked_for(tmp_path, tiny_bundle):
-    local = LocalPeers(
+    local = LocalCluster(
         tmp_path / "new" / "folder", tiny_bundle, PLACEMENT, top={"heartbeat": {"interval_ms": 50, "timeout_ms": 200}},
         each={"codec": "fp16", "credits": 3},
     )  # fmt: skip
@@ -44,7 +44,7 @@ def test_the_file_says_what_was_asked_for(tmp_path, tiny_bundle):
 
 
 def test_a_life_of_two_peers(tmp_path, tiny_bundle, images, assert_replays):
-    with LocalPeers(tmp_path, tiny_bundle, PLACEMENT) as local:
+    with LocalCluster(tmp_path, tiny_bundle, PLACEMENT) as local:
         local.wait_warm()
         assert local.alive("a")
         assert local.alive("b")
@@ -76,7 +76,7 @@ def test_an_error_inside_leaves_no_process_behind_not_even_a_stopped_one(tmp_pat
     pids = []
 
     def use():
-        with LocalPeers(tmp_path, tiny_bundle, PLACEMENT) as local:
+        with LocalCluster(tmp_path, tiny_bundle, PLACEMENT) as local:
             pids.extend(process.pid for process in local.processes.values())
             local.signal("b", signal.SIGSTOP)
             raise RuntimeError("in the middle")
@@ -91,7 +91,7 @@ def test_a_peer_that_does_not_come_up_says_why(tmp_path, tiny_bundle):
     broken = tmp_path / "broken"
     shutil.copytree(tiny_bundle, broken)
     (broken / "blocks" / "04.onnx").write_bytes(b"not what it was")
-    local = LocalPeers(tmp_path, tiny_bundle, PLACEMENT)
+    local = LocalCluster(tmp_path, tiny_bundle, PLACEMENT)
     local.bundles["b"] = broken
     port = int(local.file.peer("a").bind.rpartition(":")[2])
     try:
@@ -108,6 +108,6 @@ def test_a_peer_that_does_not_come_up_says_why(tmp_path, tiny_bundle):
 
 
 def test_waiting_for_a_peer_that_was_never_started_ends_at_once(tmp_path, tiny_bundle):
-    local = LocalPeers(tmp_path, tiny_bundle, PLACEMENT)
+    local = LocalCluster(tmp_path, tiny_bundle, PLACEMENT)
     with pytest.raises(LinkError, match="peer a did not become warm: it said nothing"):
         local.wait_warm("a")

@@ -23,9 +23,9 @@ from ls_edge.runtime.protocol.messages import (
     Release,
     Run,
     State,
-    Ticket,
     Track,
     TrackRow,
+    TransferId,
     VisitRow,
     Welcome,
 )
@@ -34,7 +34,7 @@ EXAMPLES = 3000
 """Mutated frames of each kind of message that are tried."""
 
 REQUEST = bytes(range(16))
-TICKET = Ticket(REQUEST, 2**63 + 1, 3)
+TRANSFER = TransferId(REQUEST, 2**63 + 1, 3)
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True)
 counts = st.integers(0, 2**16 - 1)
@@ -44,7 +44,7 @@ texts = st.text(max_size=20).filter(str.isprintable)
 flags = st.booleans()
 requests = st.binary(min_size=16, max_size=16)
 numbers = st.lists(counts, max_size=5).map(tuple)
-tickets = st.builds(Ticket, requests, st.integers(0, 2**64 - 1), st.integers(0, 2**16 - 2))
+transfers = st.builds(TransferId, requests, st.integers(0, 2**64 - 1), st.integers(0, 2**16 - 2))
 rows = st.builds(TrackRow, counts, names, numbers, times, times, times, times, times, times, texts)
 visits = st.lists(
     st.builds(VisitRow, names, numbers, times, times, times, times, st.lists(rows, max_size=2).map(tuple)), max_size=3
@@ -83,12 +83,14 @@ states = st.builds(
     wait_us=times, reaches=st.lists(names, max_size=3).map(tuple), reach_blocks=numbers,
 )  # fmt: skip
 sizes = st.integers(1, 2**20)
-runs = st.builds(Run, tickets, budgets, itineraries(), texts, sizes, sizes, texts)
+runs = st.builds(Run, transfers, budgets, itineraries(), texts, sizes, sizes, texts)
 cancelled = st.lists(requests, max_size=4).map(tuple)
 messages = st.one_of(
-    hellos, welcomes, states, runs, st.builds(Bye, texts), st.builds(Accept, tickets, counts),
-    st.builds(Release, tickets, names), st.builds(Refuse, tickets, texts, counts), st.builds(Progress, tickets, counts),
-    st.builds(Moved, tickets, names), st.builds(Cancel, cancelled, budgets), st.builds(Complaint, st.text(max_size=20)),
+    hellos, welcomes, states, runs, st.builds(Bye, texts), st.builds(Accept, transfers, counts),
+    st.builds(Release, transfers, names), st.builds(Refuse, transfers, texts, counts),
+    st.builds(Progress, transfers, counts),
+    st.builds(Moved, transfers, names), st.builds(Cancel, cancelled, budgets),
+    st.builds(Complaint, st.text(max_size=20)),
 )  # fmt: skip
 
 ITINERARY = Itinerary(
@@ -99,12 +101,12 @@ VALID = {
     "welcome": Welcome("b", "source", 5, 0, "m" * 64, "b" * 64),
     "state": State(True, False, False, 16, 0, 9, 400, 800, ("b", "laptop"), (2, 3)),
     "bye": Bye("draining"),
-    "run": Run(TICKET, 10_000, ITINERARY, "raw", 16, 32),
-    "accept": Accept(TICKET, 3),
-    "refuse": Refuse(TICKET, "busy"),
-    "progress": Progress(TICKET, 3),
-    "release": Release(TICKET, "b"),
-    "moved": Moved(TICKET, "b"),
+    "run": Run(TRANSFER, 10_000, ITINERARY, "raw", 16, 32),
+    "accept": Accept(TRANSFER, 3),
+    "refuse": Refuse(TRANSFER, "busy"),
+    "progress": Progress(TRANSFER, 3),
+    "release": Release(TRANSFER, "b"),
+    "moved": Moved(TRANSFER, "b"),
     "cancel": Cancel((REQUEST,), 10_000),
     "complaint": Complaint("what"),
 }
@@ -153,7 +155,7 @@ MALFORMED = {
     "deep nesting": (b"LS\x02\x82\xa1t\xa3bye\xa1x" + b"\x91" * 60_000 + b"\x90", "malformed header"),
     "length beyond the frame": (b"LS\x02\x82\xa1t\xa5hello\xa6blocks\xdd\xff\xff\xff\xff", "malformed header"),
     "text that is not UTF-8": (b"LS\x02\x82\xa1t\xa3bye\xa6reason\xa2\xff\xfe", "malformed header"),
-    "missing field": (b"LS\x02" + msgspec.msgpack.encode({"t": "accept", "credits": 1}), "malformed header .*ticket"),
+    "missing field": (b"LS\x02" + msgspec.msgpack.encode({"t": "accept", "credits": 1}), "malformed header .*transfer"),
     "wrong type": (raw("accept", credits="3"), "malformed header .*credits"),
     "fraction": (raw("accept", credits=1.5), "malformed header .*credits"),
     "null": (raw("progress", blocks_done=None), "malformed header"),
@@ -180,11 +182,11 @@ MALFORMED = {
     "cancelled request that is a number": (raw("cancel", requests=[7]), "malformed header"),
     "cancelled for ever": (raw("cancel", budget_us=600_000_001), "cancel with the number"),
     "cancel of very many": (raw("cancel", requests=[REQUEST] * 1025), "cancel of 1025 requests"),
-    "ticket too short": (raw("accept", ticket=[REQUEST, 1]), "malformed header"),
-    "ticket's request": (raw("accept", ticket=[b"x" * 17, 1, 2]), "request id of 17 bytes"),
-    "ticket's branch": (raw("accept", ticket=[REQUEST, -2, 3]), "ticket out of range"),
-    "ticket's hop": (raw("accept", ticket=[REQUEST, 2, -3]), "ticket out of range"),
-    "last hop there could be": (raw("run", ticket=[REQUEST, 2, 2**16 - 1]), "ticket out of range"),
+    "transfer too short": (raw("accept", transfer=[REQUEST, 1]), "malformed header"),
+    "transfer's request": (raw("accept", transfer=[b"x" * 17, 1, 2]), "request id of 17 bytes"),
+    "transfer's branch": (raw("accept", transfer=[REQUEST, -2, 3]), "transfer out of range"),
+    "transfer's hop": (raw("accept", transfer=[REQUEST, 2, -3]), "transfer out of range"),
+    "last hop there could be": (raw("run", transfer=[REQUEST, 2, 2**16 - 1]), "transfer out of range"),
     "moved from nobody": (raw("moved", before=""), "name ''"),
     "no tokens": (raw("run", count=0), "tokens 0 x 32"),
     "no width": (raw("run", dim=0), "tokens 16 x 0"),

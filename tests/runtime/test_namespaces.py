@@ -14,7 +14,7 @@ import pytest
 
 from ls_edge.errors import BudgetExceeded
 from ls_edge.runtime.chaos.namespaces import Cluster, Net, NetError, reason_to_skip
-from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.protocol.codec import REPLAY_TOLERANCE
 from ls_edge.runtime.source import Source
 
@@ -221,7 +221,7 @@ def test_a_board_with_a_tenth_of_a_core_holds_nobody_up(cluster, tiny_bundle, im
 
 @pytest.fixture
 def stormy(tmp_path, tiny_bundle):
-    with LocalPeers(tmp_path / "peers", tiny_bundle, {"a": range(4), "b": range(2, 6)}, proxied=True) as peers:
+    with LocalCluster(tmp_path / "peers", tiny_bundle, {"a": range(4), "b": range(2, 6)}, proxied=True) as peers:
         peers.wait_warm()
         yield peers
 

@@ -12,10 +12,10 @@ from ls_edge.errors import DataError, NotFinite
 from ls_edge.peers_file import load_peers
 from ls_edge.records import read_trace
 from ls_edge.runtime.chaos.faults import Faults, write
-from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.protocol.codec import is_finite
-from ls_edge.runtime.protocol.messages import Ticket
+from ls_edge.runtime.protocol.messages import TransferId
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed
 from ls_edge.runtime.source import Settings, Source
 
@@ -56,8 +56,8 @@ def peer(tiny_bundle, write_peers):
 
 
 def compute(blocks, rows):
-    tickets = tuple(Ticket(bytes([i] * 16), 1, 1) for i in range(len(rows)))
-    return Compute(blocks, tickets, tuple(rows), tuple(0 for _ in rows))
+    transfers = tuple(TransferId(bytes([i] * 16), 1, 1) for i in range(len(rows)))
+    return Compute(blocks, transfers, tuple(rows), tuple(0 for _ in rows))
 
 
 def test_a_batch_gives_outputs_for_all_images_but_the_odd_one(peer):
@@ -70,8 +70,8 @@ def test_a_batch_gives_outputs_for_all_images_but_the_odd_one(peer):
     failed = peer._compute(odd)
     assert isinstance(failed, ComputeFailed)
     assert failed.not_finite
-    assert (failed.block, failed.tickets) == (2, (odd.tickets[1],))
-    assert failed.rest.tickets == (odd.tickets[0], odd.tickets[2])
+    assert (failed.block, failed.transfers) == (2, (odd.transfers[1],))
+    assert failed.rest.transfers == (odd.transfers[0], odd.transfers[2])
     assert failed.rest.blocks == (2, 3)
     np.testing.assert_allclose(failed.rest.outputs, [fine.outputs[0], fine.outputs[2]], rtol=1e-5)
     alone = peer._compute(compute((2,), rows[1:2]))
@@ -177,7 +177,7 @@ def test_an_image_that_overflows_in_the_stem_is_an_error_of_its_own(faulty, imag
 
 
 def test_a_run_through_such_a_peer_ends_with_errors_and_a_trace_that_is_read_again(tmp_path, tiny_bundle):
-    with LocalPeers(tmp_path, tiny_bundle, {"a": range(3), "b": range(3, 6)}) as peers:
+    with LocalCluster(tmp_path, tiny_bundle, {"a": range(3), "b": range(3, 6)}) as peers:
         peers.wait_warm()
         peers.set_faults("b", Faults(not_finite=1.0))
         trace = tmp_path / "t.jsonl"

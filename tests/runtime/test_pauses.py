@@ -12,7 +12,7 @@ import yaml
 from ls_edge.bundle import Bundle
 from ls_edge.peers_file import load_peers
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.local_cluster import LocalPeers, free_ports
+from ls_edge.runtime.local_cluster import LocalCluster, free_ports
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.source import Source
 
@@ -23,7 +23,7 @@ BUDGET_MS = 500.0
 
 def test_a_peer_that_was_stopped_in_an_engine_call_runs_blocks_again(tiny_bundle, tmp_path, images):
     everything = range(Bundle.open(tiny_bundle).blocks)
-    with LocalPeers(tmp_path, tiny_bundle, {"a": everything}) as peers:
+    with LocalCluster(tmp_path, tiny_bundle, {"a": everything}) as peers:
         peers.set_faults("a", Faults(least_ms=20.0))
         peers.wait_warm()
         with Source.open(peers.path, tiny_bundle, max_skips=0, budget_ms=30_000) as source:

@@ -6,10 +6,10 @@ import random
 import pytest
 
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.policy import POLICIES, Candidate, GiveBack, Own, RunHere, SendTo, Wait, choose
+from ls_edge.runtime.routing.policy import POLICIES, Candidate, Own, ReturnToSource, RunHere, SendTo, Wait, choose
 
 HERE = RunHere
-UNREACHABLE, CREDIT = GiveBack("unreachable"), GiveBack("credit")
+UNREACHABLE, CREDIT = ReturnToSource("unreachable"), ReturnToSource("credit")
 
 
 def way(policy="nearest", remaining=(0, 1, 2, 3), **more):
@@ -109,7 +109,7 @@ def test_choice(itinerary, mine, others, patient, expected):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_equal_holders_share_the_work(policy):
     others = [peer(name, [0, 1]) for name in "abc"]
-    chosen = [choose(way(policy), own(), others, patient=True, spread=n).holder for n in range(30)]
+    chosen = [choose(way(policy), own(), others, patient=True, tie_break=n).holder for n in range(30)]
     assert sorted(chosen) == sorted("abc" * 10)
     assert chosen[:3] != chosen[:1] * 3
 
@@ -131,7 +131,7 @@ def test_whatever_is_chosen_can_be_done(policy):
             policy, remaining, via_source=rng.random() < 0.3, relays=tuple(rng.sample("abcd", rng.randint(0, 2)))
         )
         patient = rng.random() < 0.5
-        choice = choose(itinerary, mine, others, patient=patient, spread=rng.randint(0, 9))
+        choice = choose(itinerary, mine, others, patient=patient, tie_break=rng.randint(0, 9))
         kinds.add(type(choice))
         wanted = set(remaining[:1] if policy == "sequential" else remaining)
         by_name = {c.name: c for c in others}
@@ -145,10 +145,10 @@ def test_whatever_is_chosen_can_be_done(policy):
         else:
             assert not wanted & mine.blocks or isinstance(choice, Wait)
             holders = [c for c in others if wanted & c.blocks]
-            assert isinstance(choice, GiveBack) or (patient and holders)
+            assert isinstance(choice, ReturnToSource) or (patient and holders)
             assert choice != CREDIT or (holders and not any(c.credits for c in holders))
             assert choice != UNREACHABLE or not holders
-    assert kinds == {RunHere, SendTo, Wait, GiveBack}
+    assert kinds == {RunHere, SendTo, Wait, ReturnToSource}
 
 
 def test_the_order_of_candidates_never_matters():

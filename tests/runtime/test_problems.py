@@ -1,4 +1,4 @@
-"""Why a peer cannot be used: real peers and sources that do not get together, and what ``Node.troubles`` says of it."""
+"""Why a peer cannot be used: real peers and sources that do not get together, and what ``Node.problems`` says of it."""
 
 import dataclasses
 import socket
@@ -15,7 +15,7 @@ from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
 from ls_edge.runtime.source import Source
 from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.problems import Troubles
+from ls_edge.runtime.transport.problems import PeerProblems
 
 ALL = tuple(range(6))
 
@@ -45,8 +45,8 @@ def says(wait_until):
     """Wait until a source says something of the peer ``a``."""
 
     def look(source, what):
-        wait_until(lambda: what in source.node.troubles.get("a", ""), what=f"{what!r}; it says {source.node.troubles}")
-        return source.node.troubles["a"]
+        wait_until(lambda: what in source.node.problems.get("a", ""), what=f"{what!r}; it says {source.node.problems}")
+        return source.node.problems["a"]
 
     return look
 
@@ -56,7 +56,7 @@ def test_nobody_listens_and_then_somebody_does(file, bundle, serve, says):
         assert says(source, "nobody answers").startswith(f"nobody answers at {file.peer('a').address}; start it, or")
         peer = serve(Peer(file, "a", bundle))
         assert source.wait_ready(10) == ()
-        assert source.node.troubles == {}
+        assert source.node.problems == {}
         peer.stop()
         says(source, "nobody answers")
 
@@ -76,7 +76,7 @@ def test_a_name_that_is_known_is_dialled(file, bundle, serve):
     serve(Peer(file, "a", bundle))
     with Source(altered(file, address=address), bundle) as source:
         assert source.wait_ready(10) == ()
-        assert source.node.troubles == {}
+        assert source.node.problems == {}
 
 
 def test_one_that_speaks_something_else(file, bundle, says):
@@ -94,7 +94,7 @@ def test_another_model(file, bundle, other_bundle, serve, says):
     with Source(file, bundle) as source:
         assert bundle.manifest.model_id[:16] in says(source, "serves model")
         assert "a" in source.mismatched
-        assert "it refused us" in source.node.troubles["a"]
+        assert "it refused us" in source.node.problems["a"]
 
 
 def test_another_bundle_under_strict_bundle(file, bundle, serve, says):
@@ -143,25 +143,25 @@ def test_what_a_peer_dropped_and_why_without_escape_sequences(file, bundle, says
         assert isinstance(wire.decode(frames[0]), Hello)
         welcome = Welcome("a", "peer", 1, 0, manifest.model_id, manifest.bundle_id, ALL)
         router.send_multipart([caller, wire.encode(welcome)])
-        wait_until(lambda: source.node.troubles == {}, what="a link")
+        wait_until(lambda: source.node.problems == {}, what="a link")
         router.send_multipart([caller, wire.encode(Complaint("tokens of \x1b[31mnonsense\nfrom you"))])
         said = says(source, "it dropped a message of ours: tokens of ")
         assert said.isprintable()
         router.send_multipart([caller, wire.encode(welcome)])
-        wait_until(lambda: source.node.troubles == {}, what="a peer that is well")
+        wait_until(lambda: source.node.problems == {}, what="a peer that is well")
 
 
 def test_reasons_of_unknown_names_are_not_kept_and_old_complaints_end():
-    troubles = Troubles(["a", "b"])
-    assert dict(troubles.reasons) == {"a": "no link to it yet", "b": "no link to it yet"}
-    troubles.clear("a")
-    before = troubles.reasons
-    troubles.note("a", "complaint", "it dropped something")
-    troubles.note("stranger", "complaint", "x" * 10_000)
-    troubles.note("b", "complaint", "hidden behind the link")
-    assert dict(troubles.reasons) == {"a": "it dropped something", "b": "no link to it yet"}
+    problems = PeerProblems(["a", "b"])
+    assert dict(problems.reasons) == {"a": "no link to it yet", "b": "no link to it yet"}
+    problems.clear("a")
+    before = problems.reasons
+    problems.note("a", "complaint", "it dropped something")
+    problems.note("stranger", "complaint", "x" * 10_000)
+    problems.note("b", "complaint", "hidden behind the link")
+    assert dict(problems.reasons) == {"a": "it dropped something", "b": "no link to it yet"}
     assert "a" not in before  # a snapshot stays what it was
-    troubles.forget_old(float("inf"))
-    assert dict(troubles.reasons) == {"b": "no link to it yet"}
+    problems.forget_old(float("inf"))
+    assert dict(problems.reasons) == {"b": "no link to it yet"}
     with pytest.raises(TypeError):
-        troubles.reasons["a"] = "x"
+        problems.reasons["a"] = "x"

@@ -12,25 +12,25 @@ import pytest
 from ls_edge.errors import WireError
 from ls_edge.runtime.protocol import codec
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.protocol.messages import Itinerary, Run, Ticket, Track, TrackRow, VisitRow
+from ls_edge.runtime.protocol.messages import Itinerary, Run, Track, TrackRow, TransferId, VisitRow
 from ls_edge.runtime.routing import custody as machine
 from ls_edge.runtime.routing import neighbours
 from ls_edge.runtime.routing import source_routing as source
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.transport import admission as door
+from ls_edge.runtime.transport import admission as admission
 from ls_edge.runtime.transport import host_names as names
 from ls_edge.runtime.transport import links, node
 
 TEXT = (Path(__file__).parents[2] / "runtime" / "protocol" / "PROTOCOL.md").read_text(encoding="utf-8")
 MESSAGES = {kind.__struct_config__.tag: kind for kind in get_args(wire.Message)}
-PARTS = {"Ticket": Ticket, "Itinerary": Itinerary, "Track": Track, "VisitRow": VisitRow, "TrackRow": TrackRow}
+PARTS = {"TransferId": TransferId, "Itinerary": Itinerary, "Track": Track, "VisitRow": VisitRow, "TrackRow": TrackRow}
 
 HOMES = {
-    "wire": wire, "node": node, "links": links, "names": names, "door": door, "machine": machine,
+    "wire": wire, "node": node, "links": links, "names": names, "door": admission, "machine": machine,
     "neighbours": neighbours, "source": source,
 }  # fmt: skip
 
-TICKET = Ticket(b"s" * 16, 2, 3)
+TRANSFER = TransferId(b"s" * 16, 2, 3)
 ROW = TrackRow(0, "a", (), 0, 0, 0)
 VISIT = VisitRow("a", (), 0, 0, 0, tracks=(ROW,))
 ITINERARY = Itinerary("laptop", "nearest", (), 0, visits=(VISIT,), track=Track(1, 0, 0, "laptop"))
@@ -50,7 +50,7 @@ def fields(heading):
 
 def declared(kind):
     """Name, type and whether it has a default, of each field."""
-    if kind is Ticket:
+    if kind is TransferId:
         return {name: (kind.__annotations__[name].__forward_arg__, False) for name in kind._fields}
     names = kind.__struct_fields__
     needed = len(names) - len(kind.__struct_defaults__)
@@ -78,22 +78,26 @@ def test_fields_types_and_defaults_are_those_of_the_code(heading):
 def some(kind):
     """A valid message of a kind."""
     values = {
-        "str": "a", "int": 1, "bool": True, "bytes": b"s" * 16, "Ticket": TICKET, "Itinerary": ITINERARY,
+        "str": "a", "int": 1, "bool": True, "bytes": b"s" * 16, "TransferId": TRANSFER, "Itinerary": ITINERARY,
         "tuple[int, ...]": (), "tuple[str, ...]": (), "tuple[bytes, ...]": (),
     }  # fmt: skip
     return kind(**{name: values[annotation] for name, (annotation, _) in declared(kind).items()})
 
 
 def replaced(value, name, new):
-    return value._replace(**{name: new}) if isinstance(value, Ticket) else msgspec.structs.replace(value, **{name: new})
+    return (
+        value._replace(**{name: new})
+        if isinstance(value, TransferId)
+        else msgspec.structs.replace(value, **{name: new})
+    )
 
 
 def accepted(heading, name, new):
     """Whether a message with a field set to ``new`` is read."""
     if heading in MESSAGES:
         message = replaced(some(MESSAGES[heading]), name, new)
-    elif heading == "Ticket":
-        message = wire.Accept(replaced(TICKET, name, new), 1)
+    elif heading == "TransferId":
+        message = wire.Accept(replaced(TRANSFER, name, new), 1)
     else:
         part = replaced(
             {"Itinerary": ITINERARY, "Track": ITINERARY.track, "VisitRow": VISIT, "TrackRow": ROW}[heading], name, new
@@ -138,7 +142,7 @@ def test_ranges_are_those_that_the_code_checks(heading, name):
         bad = [b"x" * 15, b"x" * 17] + [b""] * (b"" not in good)
     else:
         assert bounds == ""
-        parts = ("bool", "Ticket", "Itinerary", "Track | None", "tuple[VisitRow, ...]", "tuple[TrackRow, ...]")
+        parts = ("bool", "TransferId", "Itinerary", "Track | None", "tuple[VisitRow, ...]", "tuple[TrackRow, ...]")
         assert kind in parts or "Ran" in kind
         return
     assert [value for value in good if not accepted(heading, name, wrap(value))] == []

@@ -7,7 +7,7 @@ import pytest
 from ls_edge.errors import UsageError
 from ls_edge.order_costs import VERSION, Fit, Measured, OrderCosts
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.policy import Candidate, GiveBack, Own, RunHere, SendTo, Wait, choose
+from ls_edge.runtime.routing.policy import Candidate, Own, ReturnToSource, RunHere, SendTo, Wait, choose
 from ls_edge.runtime.source import Source
 
 BLOCKS = 6
@@ -27,8 +27,8 @@ def candidate(name, blocks, credit=4, wait_us=0, link_us=1000, block_us=5000):
     return Candidate(name, frozenset(blocks), frozenset(), credit, wait_us, block_us, link_us)
 
 
-def itinerary(remaining=range(BLOCKS), waves=(), price=1.0):
-    return Itinerary("laptop", "quality", tuple(remaining), 2, waves=waves, price=price)
+def itinerary(remaining=range(BLOCKS), waves=(), latency_weight=1.0):
+    return Itinerary("laptop", "quality", tuple(remaining), 2, waves=waves, latency_weight=latency_weight)
 
 
 def own(blocks=(), wait_us=0, costs=None):
@@ -42,19 +42,19 @@ def test_the_block_with_the_least_loss_is_sent_for_even_where_another_runs_here(
 
 def test_time_is_traded_at_the_price():
     slow = [candidate("a", {0}, link_us=2_000_000)]
-    assert choose(itinerary(price=0.0), own({1}), slow, patient=True) == SendTo("a")
-    assert choose(itinerary(price=10.0), own({1}), slow, patient=True) == RunHere(1)
+    assert choose(itinerary(latency_weight=0.0), own({1}), slow, patient=True) == SendTo("a")
+    assert choose(itinerary(latency_weight=10.0), own({1}), slow, patient=True) == RunHere(1)
 
 
 def test_it_waits_for_a_credit_only_where_that_is_worth_it():
     busy = [candidate("a", {0}, credit=0)]
-    assert choose(itinerary(price=0.1), own({5}), busy, patient=True) == Wait()
-    assert choose(itinerary(price=100.0), own({5}), busy, patient=True) == RunHere(5)
-    assert choose(itinerary(price=0.1), own({5}), busy, patient=False) == RunHere(5)
+    assert choose(itinerary(latency_weight=0.1), own({5}), busy, patient=True) == Wait()
+    assert choose(itinerary(latency_weight=100.0), own({5}), busy, patient=True) == RunHere(5)
+    assert choose(itinerary(latency_weight=0.1), own({5}), busy, patient=False) == RunHere(5)
 
 
 def test_nobody_reachable_goes_back():
-    assert choose(itinerary(), own(), [], patient=True) == GiveBack("unreachable")
+    assert choose(itinerary(), own(), [], patient=True) == ReturnToSource("unreachable")
 
 
 def test_without_costs_it_is_nearest():
@@ -79,7 +79,7 @@ def test_on_random_reachable_subsets_it_costs_less_than_nearest_and_random():
         while remaining:
             there = set(reach.sample(remaining, max(1, len(remaining) // 2)))
             waves = (((*((b, "x") for b in done),),),) if done else ()
-            asked = Itinerary("laptop", policy, tuple(remaining), 0, waves=waves, price=0.0)
+            asked = Itinerary("laptop", policy, tuple(remaining), 0, waves=waves, latency_weight=0.0)
             choice = choose(asked, Own(frozenset(there), 0, 1, costs), [], patient=True)
             assert isinstance(choice, RunHere)
             block = choice.block if policy != "any" else reach.choice(sorted(there))

@@ -46,12 +46,17 @@ class Faults(RuleBasedStateMachine):
         skips=st.integers(0, 3),
         via=st.booleans(),
         waves=st.integers(1, 4),
-        late=st.sampled_from(["later", "skip"]),
+        on_straggler=st.sampled_from(["later", "skip"]),
     )
     def submit(self, policy, count, skips, via, waves, late):
         for _ in range(count):
             request = self.sim.submit(
-                policy=policy, budget=BUDGET, max_skips=skips, via=via and policy != "parallel", waves=waves, late=late
+                policy=policy,
+                budget=BUDGET,
+                max_skips=skips,
+                via=via and policy != "parallel",
+                waves=waves,
+                on_straggler=late,
             )
             self.asked[request] = (policy, skips)
 
@@ -96,7 +101,7 @@ class Faults(RuleBasedStateMachine):
             if isinstance(machine, PeerMachine):
                 limits = machine.limits
                 assert len(machine.items) <= 2 * limits.credits + limits.custody
-                assert all(item.ticket in machine.items for item in machine._sent.values())
+                assert all(item.transfer in machine.items for item in machine._sent.values())
 
     def teardown(self):
         if not hasattr(self, "sim"):

@@ -284,7 +284,7 @@ def test_a_callback_may_close_the_source(served, images):
 
 NONSENSE = [
     ("budget_ms", [float("nan"), float("inf"), 0, -1, 600_001, 10**400, "500", None, True], "at most 600000"),
-    ("price", [float("nan"), float("inf"), -0.1, 2e6, "1"], "from 0 to 1000000"),
+    ("latency_weight", [float("nan"), float("inf"), -0.1, 2e6, "1"], "from 0 to 1000000"),
     ("max_skips", [-1, 7, 1.5, float("nan"), "2", True], "use"),
     ("max_inflight", [0, -1, 1.5, float("inf"), "64", None], "from 1 to"),
     ("threads", [0, -2, 2.0, float("nan"), 10**9], "from 1 to"),
@@ -292,7 +292,7 @@ NONSENSE = [
     ("seed", [1.5, float("nan"), "0", 2**63, None], "whole number"),
     ("audit", [-0.1, 1.1, float("nan"), "0.5", True], "from 0 to 1"),
     ("via_source", ["yes", 1, None], "True or False"),
-    ("late_tracks", ["never", 3, None], "later or skip"),
+    ("on_straggler", ["never", 3, None], "later or skip"),
     ("policy", ["newest", 3, None, ["nearest"]], "use one of nearest"),
     ("concurrency", [4], "use policy, budget_ms, max_skips"),
     ("name", [3, "a b", ""], "name"),
@@ -324,9 +324,13 @@ def test_paths_that_are_none_are_a_usage_error(tiny_bundle, write_peers, what, v
 
 def test_numbers_of_numpy_are_numbers(alone):
     settings = alone(
-        budget_ms=np.float32(250), max_skips=np.int64(2), seed=np.int32(-5), price=np.float64(0.5), audit=np.float32(0)
+        budget_ms=np.float32(250),
+        max_skips=np.int64(2),
+        seed=np.int32(-5),
+        latency_weight=np.float64(0.5),
+        audit=np.float32(0),
     ).settings
-    assert [type(v) for v in (settings.budget_ms, settings.max_skips, settings.seed, settings.price)] == [
+    assert [type(v) for v in (settings.budget_ms, settings.max_skips, settings.seed, settings.latency_weight)] == [
         float, int, int, float,
     ]  # fmt: skip
 
@@ -350,8 +354,8 @@ def test_arguments_of_submit_that_make_no_sense_are_a_usage_error(alone, images,
 
 @pytest.mark.parametrize(
     ("flag", "value"),
-    [("--budget-ms", "nan"), ("--budget-ms", "600001"), ("--price", "nan"), ("--audit", "nan"), ("--max-skips", "7"),
-     ("--seed", str(2**63)), ("--waves", "2000")],
+    [("--budget-ms", "nan"), ("--budget-ms", "600001"), ("--latency-weight", "nan"), ("--audit", "nan"),
+     ("--max-skips", "7"), ("--seed", str(2**63)), ("--waves", "2000")],
 )  # fmt: skip
 def test_flags_of_run_that_make_no_sense_end_it_with_one_line(tiny_bundle, write_peers, capsys, flag, value):
     peers = str(write_peers({"a": range(6)}))

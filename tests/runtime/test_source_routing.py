@@ -12,7 +12,7 @@ from ls_edge.runtime.protocol.messages import (
     Moved,
     Release,
     Run,
-    Ticket,
+    TransferId,
 )
 from ls_edge.runtime.routing.custody import Stage
 from ls_edge.runtime.routing.events import (
@@ -44,11 +44,11 @@ def test_a_source_keeps_the_tokens_until_the_answer_and_cancels_everywhere(sourc
     source.meets("b", [0], wait_us=10)
     submits(source, tokens=("stem",))
     (run,) = source.sent(Run, "a")
-    source.hears("a", Accept(run.ticket, 8))
-    source.hears("a", Release(run.ticket, "b"))
+    source.hears("a", Accept(run.transfer, 8))
+    source.hears("a", Release(run.transfer, "b"))
     assert [item.stage for item in source.machine.items.values()] == [Stage.AWAY]
     done = run_of(
-        run.ticket._replace(hop=5), remaining=(), returning="done", waves=(((*((b, "a") for b in range(4)),),),)
+        run.transfer._replace(hop=5), remaining=(), returning="done", waves=(((*((b, "a") for b in range(4)),),),)
     )
     source.gets("a", done, ("last",))
     answer = source.only(Answer)
@@ -56,7 +56,7 @@ def test_a_source_keeps_the_tokens_until_the_answer_and_cancels_everywhere(sourc
     assert len(source.sent(Accept, "a")) == 1
     assert not any(isinstance(s, Send) and isinstance(s.message, Cancel) for s in source.said)
     said = source.passes(source.machine.limits.cancel_every)
-    assert {s.to for s in said if isinstance(s, Send) and s.message.requests == (run.ticket.request,)} == {"a", "b"}
+    assert {s.to for s in said if isinstance(s, Send) and s.message.requests == (run.transfer.request,)} == {"a", "b"}
     assert source.machine.next_check() is None
     assert not source.machine.items
     assert not source.machine.requests
@@ -68,7 +68,7 @@ def test_a_later_answer_is_accepted_counted_and_dropped(source):
     (run,) = source.sent(Run, "a")
     for branch in range(3):
         source.gets(
-            "a", run_of(run.ticket._replace(hop=5, branch=branch), remaining=(), returning="done", waves=ALL_BY_A)
+            "a", run_of(run.transfer._replace(hop=5, branch=branch), remaining=(), returning="done", waves=ALL_BY_A)
         )
     assert source.sent(Accept, "a")
     assert not [s for s in source.said if isinstance(s, Answer)]
@@ -78,7 +78,7 @@ def test_a_later_answer_is_accepted_counted_and_dropped(source):
 def test_an_answer_of_a_request_that_it_was_not_given_is_dropped(source):
     source.meets("a", [0, 1, 2, 3])
     submits(source)
-    source.gets("a", run_of(Ticket(b"x" * 16, 0, 0), remaining=(), returning="done", waves=ALL_BY_A))
+    source.gets("a", run_of(TransferId(b"x" * 16, 0, 0), remaining=(), returning="done", waves=ALL_BY_A))
     assert not [s for s in source.said if isinstance(s, Answer)]
     assert source.machine.requests
     assert not source.machine.duplicates
@@ -91,9 +91,9 @@ def away(source):
     source.meets("c", [0, 1, 2, 3], credit=0)
     submits(source, budget=60)
     (run,) = source.sent(Run, "a")
-    source.hears("a", Accept(run.ticket, 8))
-    source.hears("a", Release(run.ticket, "b"))
-    source.hears("b", Moved(run.ticket._replace(hop=2), "a"))
+    source.hears("a", Accept(run.transfer, 8))
+    source.hears("a", Release(run.transfer, "b"))
+    source.hears("b", Moved(run.transfer._replace(hop=2), "a"))
     source.hears_state("c")
     return run
 
@@ -115,7 +115,7 @@ def test_holder_and_keeper_both_lost_start_a_new_branch_from_the_stem(source, or
     assert source.notes() == ["lost", "rerouted"]
     (again,) = source.sent(Run, "c")
     assert again.itinerary.remaining == (0, 1, 2, 3)
-    assert again.ticket.branch != run.ticket.branch
+    assert again.transfer.branch != run.transfer.branch
     assert source.machine.requests[0].attempts == 2
 
 
@@ -123,9 +123,9 @@ def test_no_news_for_too_long_starts_a_new_branch(source):
     run = away(source)
     source.passes(0.9)
     assert not source.sent(Run)
-    source.hears("c", Moved(run.ticket, "b"))
+    source.hears("c", Moved(run.transfer, "b"))
     source.passes(0.5)
-    source.hears("c", Moved(run.ticket, "b"))  # no news
+    source.hears("c", Moved(run.transfer, "b"))  # no news
     source.passes(0.4)
     assert not source.sent(Run)
     source.passes(0.2)
@@ -137,8 +137,8 @@ def test_moved_that_overtakes_release_counts_as_one(source):
     source.meets("b", [2, 3])
     submits(source)
     (run,) = source.sent(Run, "a")
-    source.hears("a", Accept(run.ticket, 8))
-    source.hears("b", Moved(run.ticket._replace(hop=2), "a"))
+    source.hears("a", Accept(run.transfer, 8))
+    source.hears("b", Moved(run.transfer._replace(hop=2), "a"))
     assert [item.stage for item in source.machine.items.values()] == [Stage.AWAY]
 
 
@@ -146,12 +146,12 @@ def test_what_comes_back_further_goes_on_and_what_is_behind_is_dropped(source):
     source.meets("a", [0, 1])
     submits(source, budget=60)
     (run,) = source.sent(Run, "a")
-    source.hears("a", Accept(run.ticket, 8))
+    source.hears("a", Accept(run.transfer, 8))
     further = run_of(
-        run.ticket._replace(hop=4), remaining=(2, 3), returning="unreachable", waves=((((0, "a"), (1, "a")),),)
+        run.transfer._replace(hop=4), remaining=(2, 3), returning="unreachable", waves=((((0, "a"), (1, "a")),),)
     )
     source.gets("a", further, ("further",))
-    source.gets("a", run_of(run.ticket._replace(hop=9), remaining=(1, 2, 3), waves=((((0, "a"),),),)), ("behind",))
+    source.gets("a", run_of(run.transfer._replace(hop=9), remaining=(1, 2, 3), waves=((((0, "a"),),),)), ("behind",))
     assert [item.tokens for item in source.machine.items.values()] == [("further",)]
     source.meets("b", [2, 3])
     (onward,) = [s for s in source.said if isinstance(s, Send) and isinstance(s.message, Run)]
@@ -166,7 +166,7 @@ def test_a_skip_waits_a_moment_for_the_holder_to_come_back(source):
     submits(source, max_skips=1)
     (run,) = source.sent(Run, "a")
     waves = ((((0, "a"), (1, "a"), (2, "a")),),)
-    back = run_of(run.ticket._replace(hop=2), remaining=(3,), skips=1, returning="unreachable", waves=waves)
+    back = run_of(run.transfer._replace(hop=2), remaining=(3,), skips=1, returning="unreachable", waves=waves)
     source.gets("a", back, ("far",))
     assert not [s for s in source.said if isinstance(s, Answer)]
     source.passes(0.15)
@@ -216,9 +216,9 @@ def test_tokens_that_come_back_are_reported_for_a_watched_request_only(source, w
     itinerary = Itinerary("laptop", "nearest", (0, 1, 2, 3), 0, via_source=True)
     source(Submit(0, itinerary, ("stem",), source.now + 5.0, watch_returns=watched))
     (run,) = source.sent(Run, "a")
-    source.hears("a", Accept(run.ticket, 8))
+    source.hears("a", Accept(run.transfer, 8))
     waves = ((((0, "a"), (1, "a")),),)
-    half = run_of(run.ticket._replace(hop=2), remaining=(2, 3), returning="via source", waves=waves, via_source=True)
+    half = run_of(run.transfer._replace(hop=2), remaining=(2, 3), returning="via source", waves=waves, via_source=True)
     source.gets("a", half, ("half",))
     returned = [(s.request, s.sender, s.itinerary.waves, s.tokens) for s in source.said if isinstance(s, Returned)]
     assert returned == ([(0, "a", waves, ("half",))] if watched else [])

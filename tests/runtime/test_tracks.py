@@ -9,7 +9,7 @@ from ls_edge.bundle import Bundle
 from ls_edge.data.datasets import open_data
 from ls_edge.errors import UsageError
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.local_cluster import LocalPeers
+from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.source import Source
 
 SLOW = Faults(least_ms=8.0)
@@ -20,7 +20,7 @@ SLOW = Faults(least_ms=8.0)
 def peers(tmp_path, tiny_bundle):
     """Three peers with every block, slow as boards are."""
     blocks = list(range(Bundle.open(tiny_bundle).blocks))
-    with LocalPeers(tmp_path / "peers", tiny_bundle, dict.fromkeys("abc", blocks)) as local:
+    with LocalCluster(tmp_path / "peers", tiny_bundle, dict.fromkeys("abc", blocks)) as local:
         for name in "abc":
             local.set_faults(name, SLOW)
         local.wait_warm()
@@ -120,7 +120,7 @@ def test_harm_to_any_of_them_in_the_middle_of_waves_loses_nothing(
 
 
 def test_late_tracks_may_be_left_out(peers, pictures, tiny_bundle, assert_replays):
-    settings = {"policy": "parallel", "waves": 1, "late_tracks": "skip", "max_skips": 3, "budget_ms": 15_000}
+    settings = {"policy": "parallel", "waves": 1, "on_straggler": "skip", "max_skips": 3, "budget_ms": 15_000}
     with Source.open(peers.path, tiny_bundle, **settings) as source:
         assert source.wait_ready() == ()
         warmed_up(source, pictures)

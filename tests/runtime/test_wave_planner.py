@@ -69,7 +69,7 @@ def test_blocks_go_only_to_holders_and_to_those_with_a_credit():
 def test_the_joiner_is_whoever_is_done_first():
     assert best_joiner(asked(), [peer("a", block_us=9000), peer("b"), peer("c", range(3))], 0).name == "b"
     equal = [peer("a"), peer("b")]
-    assert {best_joiner(asked(), equal, spread).name for spread in range(2)} == {"a", "b"}
+    assert {best_joiner(asked(), equal, tie_break).name for tie_break in range(2)} == {"a", "b"}
     assert best_joiner(asked(), [peer("a", free=0)], 0) is None
     assert best_joiner(asked(remaining=(5,)), [peer("a", (1,))], 0) is None
 

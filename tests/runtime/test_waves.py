@@ -8,7 +8,7 @@ from ls_edge.runtime.routing.events import Arrived, Compute, ComputeFailed, Neig
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.simulation.simulator import _join
 
-from .driver import cancel, new_peer, request_id, run_of, ticket
+from .driver import cancel, new_peer, request_id, run_of, transfer
 
 ALL = range(4)
 
@@ -27,9 +27,11 @@ def peer():
     return joiner()
 
 
-def begins(peer, *, waves=1, late="later", skips=0, budget=5.0, **more):
+def begins(peer, *, waves=1, on_straggler="later", skips=0, budget=5.0, **more):
     peer.gets(
-        "laptop", run_of(policy="parallel", waves_wanted=waves, late=late, skips=skips, budget=budget, **more), ("t",)
+        "laptop",
+        run_of(policy="parallel", waves_wanted=waves, on_straggler=on_straggler, skips=skips, budget=budget, **more),
+        ("t",),
     )
     (sent,) = peer.sent(Run, "b")
     peer.compute = peer.only(Compute)
@@ -43,7 +45,7 @@ def back(sent, blocks=None, why="done", **changes):
     left = tuple(block for block in it.remaining if block not in dict(ran))
     visit = VisitRow("b", tuple(dict(ran)), 100, 20_000, 30)
     way = changed(it, waves=((ran,),) if ran else (), remaining=left, visits=(visit,), **changes)
-    run = changed(sent, itinerary=way, returning=why, ticket=sent.ticket._replace(hop=sent.ticket.hop + 1))
+    run = changed(sent, itinerary=way, returning=why, transfer=sent.transfer._replace(hop=sent.transfer.hop + 1))
     return run, ("t", *dict(ran))
 
 
@@ -56,18 +58,18 @@ def test_a_wave_is_begun_joined_and_goes_home(peer):
     sent = begins(peer)
     assert sent.itinerary.source == "a"
     assert sent.itinerary.track.before == 0
-    assert sent.ticket.request == request_id(0)
+    assert sent.transfer.request == request_id(0)
     assert sent.itinerary.remaining == (1, 3)
     compute = peer.compute
     assert compute.blocks == (0, 2)
     assert sorted(item.stage.value for item in peer.machine.items.values()) == ["joining", "offered", "running"]
-    peer.hears("b", Accept(sent.ticket, 8))
+    peer.hears("b", Accept(sent.transfer, 8))
     assert not peer.sent(Release)
     peer.computes(compute, after=0.02)
     assert not peer.sent(Run)
     run, tokens = back(sent)
     peer.gets("b", run, tokens)
-    assert peer.sent(Accept, "b") == [Accept(run.ticket, peer.machine.limits.credits)]
+    assert peer.sent(Accept, "b") == [Accept(run.transfer, peer.machine.limits.credits)]
     (home,) = peer.sent(Run, "laptop")
     assert home.returning == "done"
     assert home.itinerary.waves == ((((0, "a"), (2, "a")), ((1, "b"), (3, "b"))),)
@@ -84,7 +86,7 @@ def test_a_wave_is_begun_joined_and_goes_home(peer):
     )
     assert other.end_us > other.begin_us == 0
     assert not peer.machine.waves
-    peer.hears("laptop", Accept(home.ticket, 1))
+    peer.hears("laptop", Accept(home.transfer, 1))
     assert peer.machine.idle
 
 
@@ -109,12 +111,12 @@ def test_blocks_of_a_track_that_fails_run_later(peer, how):
     if how == "lost":
         peer(NeighbourDown("b", "killed"))
     elif how == "refused":
-        peer.hears("b", Refuse(sent.ticket, "busy"))
+        peer.hears("b", Refuse(sent.transfer, "busy"))
     elif how == "unsendable":
         peer(Unsendable("b", sent))
         peer.hears_state("b", credit=0)
     else:
-        peer.hears("b", Accept(sent.ticket, 8))
+        peer.hears("b", Accept(sent.transfer, 8))
         peer.passes(0.4)
         assert "suspect" in peer.notes()
     compute = peer.only(Compute)
@@ -131,7 +133,7 @@ def test_blocks_of_a_track_that_fails_run_later(peer, how):
 def test_they_are_left_out_where_the_request_says_so_and_skips_are_left(peer):
     for skips, remaining in ((2, ()), (1, (1, 3))):
         peer = joiner()
-        begins(peer, late="skip", skips=skips)
+        begins(peer, on_straggler="skip", skips=skips)
         peer.computes(peer.compute, after=0.02)
         peer(NeighbourDown("b", "killed"))
         if remaining:
@@ -143,7 +145,7 @@ def test_they_are_left_out_where_the_request_says_so_and_skips_are_left(peer):
 
 def test_what_a_track_ran_counts_and_the_rest_runs_later(peer):
     sent = begins(peer)
-    peer.hears("b", Accept(sent.ticket, 8))
+    peer.hears("b", Accept(sent.transfer, 8))
     run, tokens = back(sent, blocks=(1,), why="unreachable")
     peer.gets("b", run, tokens)
     peer.computes(peer.compute, after=0.02)
@@ -154,7 +156,7 @@ def test_what_a_track_ran_counts_and_the_rest_runs_later(peer):
 def test_a_track_that_is_not_finite_is_not_summed_and_its_blocks_run_later(peer):
     """It made the joiner's tokens NaN, so that the request failed and the joiner was named."""
     sent = begins(peer)
-    peer.hears("b", Accept(sent.ticket, 8))
+    peer.hears("b", Accept(sent.transfer, 8))
     run, tokens = back(sent)
     peer(Arrived("b", run, tokens, finite=False))
     peer.computes(peer.compute, after=0.02)
@@ -171,7 +173,7 @@ def test_a_track_that_is_not_finite_is_not_summed_and_its_blocks_run_later(peer)
 @pytest.mark.parametrize("wrong", ["wave", "index", "request", "blocks", "twice"])
 def test_tokens_that_fit_no_track_are_accepted_and_dropped(peer, wrong):
     sent = begins(peer)
-    peer.hears("b", Accept(sent.ticket, 8))
+    peer.hears("b", Accept(sent.transfer, 8))
     run, tokens = back(sent)
     mark = run.itinerary.track
     if wrong == "twice":
@@ -181,7 +183,7 @@ def test_tokens_that_fit_no_track_are_accepted_and_dropped(peer, wrong):
     elif wrong == "index":
         run = changed(run, itinerary=changed(run.itinerary, track=changed(mark, index=9)))
     elif wrong == "request":
-        run = changed(run, ticket=run.ticket._replace(request=request_id(5)))
+        run = changed(run, transfer=run.transfer._replace(request=request_id(5)))
     else:
         run, tokens = back(sent, blocks=(2,))
     before = dict(peer.machine.items)
@@ -193,11 +195,11 @@ def test_tokens_that_fit_no_track_are_accepted_and_dropped(peer, wrong):
 
 def test_the_holder_before_hears_that_all_is_well_while_tracks_are_away(peer):
     sent = begins(peer)
-    peer.hears("b", Accept(sent.ticket, 8))
+    peer.hears("b", Accept(sent.transfer, 8))
     peer.computes(peer.compute, after=0.02)
     said = peer.passes(0.2)
     assert [s.to for s in said if isinstance(s, Send) and isinstance(s.message, Progress)].count("laptop") >= 1
-    peer.hears("b", Progress(sent.ticket, 1), after=0.1)
+    peer.hears("b", Progress(sent.transfer, 1), after=0.1)
     assert peer.sent(Progress, "laptop")
 
 
@@ -211,10 +213,10 @@ def test_a_cancelled_request_takes_its_wave_along(peer):
 
 def test_a_track_that_is_kept_for_half_of_the_budget_is_run_here(peer):
     sent = begins(peer, budget=0.2)
-    peer.hears("b", Accept(sent.ticket, 8))
+    peer.hears("b", Accept(sent.transfer, 8))
     peer.computes(peer.compute, after=0.02)
     for _ in range(3):
-        peer.hears("b", Progress(sent.ticket, 0), after=0.02)
+        peer.hears("b", Progress(sent.transfer, 0), after=0.02)
     assert not [s for s in peer.passes(0.01) if isinstance(s, Compute)]
     (compute,) = [s for s in peer.passes(0.02) if isinstance(s, Compute)]
     assert compute.blocks == (1, 3)
@@ -227,7 +229,7 @@ def test_at_the_end_of_the_budget_what_came_is_given_back():
     peer = joiner()
     peer.machine.blocks = frozenset((0, 2))
     sent = begins(peer, budget=0.2)
-    peer.hears("b", Accept(sent.ticket, 8))
+    peer.hears("b", Accept(sent.transfer, 8))
     peer.computes(peer.compute, after=0.02)
     said = peer.passes(0.19)
     (home,) = [s.message for s in said if isinstance(s, Send) and s.to == "laptop" and isinstance(s.message, Run)]
@@ -238,7 +240,7 @@ def test_at_the_end_of_the_budget_what_came_is_given_back():
 
 def test_an_engine_that_hangs_does_not_keep_the_wave(peer):
     sent = begins(peer)
-    peer.hears("b", Accept(sent.ticket, 8))
+    peer.hears("b", Accept(sent.transfer, 8))
     run, tokens = back(sent)
     peer.gets("b", run, tokens)
     said = peer.passes(0.5)
@@ -250,9 +252,9 @@ def test_an_engine_that_hangs_does_not_keep_the_wave(peer):
 
 def test_an_engine_that_raises_gives_its_block_to_the_other(peer):
     sent = begins(peer)
-    peer.hears("b", Accept(sent.ticket, 8))
+    peer.hears("b", Accept(sent.transfer, 8))
     compute = peer.compute
-    peer(ComputeFailed(0, compute.tickets, "broken"))
+    peer(ComputeFailed(0, compute.transfers, "broken"))
     run, tokens = back(sent)
     peer.gets("b", run, tokens)
     assert 0 in {
@@ -291,7 +293,7 @@ def test_the_holder_of_a_track_runs_it_and_gives_back_what_it_cannot():
     peer = new_peer((0, 1))
     peer.meets("j", ALL)
 
-    run = run_of(ticket(), remaining=(1, 3), policy="parallel", track=Track(77, 1, 0, "laptop"))
+    run = run_of(transfer(), remaining=(1, 3), policy="parallel", track=Track(77, 1, 0, "laptop"))
     run = changed(run, itinerary=changed(run.itinerary, source="j"))
     peer.gets("j", run, ("t",))
     peer.computes(peer.only(Compute))
@@ -299,9 +301,9 @@ def test_the_holder_of_a_track_runs_it_and_gives_back_what_it_cannot():
     assert home.returning == "unreachable"
     assert home.itinerary.remaining == (3,)
     assert home.itinerary.track == Track(77, 1, 0, "laptop")
-    peer.hears("j", Accept(home.ticket, 9))
+    peer.hears("j", Accept(home.transfer, 9))
     assert peer.machine.idle
-    peer.gets("j", changed(run, ticket=ticket(branch=9)), ("t",))
+    peer.gets("j", changed(run, transfer=transfer(branch=9)), ("t",))
     peer(NeighbourDown("j", "killed"))
     peer.passes(1.5)
     assert not peer.machine.items

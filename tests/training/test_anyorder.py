@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ls_edge.errors import UsageError
-from ls_edge.evaluation.orders import dealt
+from ls_edge.evaluation.orders import in_equal_tracks
 from ls_edge.training.methods.base import make_method
 from ls_edge.training.methods.distillation import frozen, soft_loss
 from ls_edge.training.methods.step_plan import Plan, in_waves, thinned
@@ -58,7 +58,7 @@ def test_costs_are_counted_in_one_place():
     assert Plan.plain(range(8)).cost(8) == 3
     assert Plan.plain(range(4)).cost(8) == 1.5
     assert Plan.plain(range(8)).cost(8, teacher=True) == 4
-    arrangement = dealt(range(8), 2, 2)
+    arrangement = in_equal_tracks(range(8), 2, 2)
     assert Plan((arrangement, Plan.plain(range(4)).arrangement)).cost(8) == 2.25
     assert make_method("anyorder", {**PLAIN, "groups": 8}).cost(8) == pytest.approx(3)
 
@@ -69,8 +69,8 @@ def test_pieces_of_draws():
     for _ in range(200):
         order = rng.sample(range(9), 9)
         assert in_waves(order, rng).order == tuple(order)
-    assert dealt(range(5), 2, 2).to_json() == [[[0, 1], [2, 3]], [[4]]]
-    assert dealt([1, 0], 1, 1).to_json() == [1, 0]
+    assert in_equal_tracks(range(5), 2, 2).to_json() == [[[0, 1], [2, 3]], [[4]]]
+    assert in_equal_tracks([1, 0], 1, 1).to_json() == [1, 0]
 
 
 def test_groups_of_a_batch_have_an_order_each():

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from ls_edge.arrangement import Arrangement
-from ls_edge.evaluation.orders import dealt
+from ls_edge.evaluation.orders import in_equal_tracks
 from ls_edge.training.methods.step_plan import Plan, in_waves, thinned
 
 
@@ -76,4 +76,4 @@ def validation_arrangements(settings: AnyOrderSettings, blocks: int, orders: lis
     """``orders``, and the first of them in two tracks of half of the blocks where tracks are trained."""
     if not settings.tracks or blocks < 2:
         return orders
-    return [*orders, dealt(orders[0].order, 2, max(1, blocks // 4))]
+    return [*orders, in_equal_tracks(orders[0].order, 2, max(1, blocks // 4))]
