@@ -286,5 +286,5 @@ def challenge_itinerary(asked: Itinerary, answer: Itinerary) -> Itinerary:
     ran = tuple(block for wave in answer.waves for track in wave for block, _ in track)
     policy = "nearest" if asked.policy == "parallel" else asked.policy
     return msgspec.structs.replace(
-        asked, policy=policy, remaining=(*ran, *answer.skipped), via_source=True, waves_wanted=0, late="later"
+        asked, policy=policy, remaining=(*ran, *answer.skipped), via_source=True, waves_wanted=0, on_straggler="later"
     )
