@@ -21,7 +21,6 @@ import msgspec
 import torch
 from torch import nn
 
-from ls_edge import __version__
 from ls_edge.arrangement import apply
 from ls_edge.bundle import ImageSpec
 from ls_edge.errors import DataError, RunError, TrainingStopped, UsageError
@@ -47,6 +46,7 @@ from ls_edge.training.precision import (
 )
 from ls_edge.training.resume import RESUME, Progress, load_progress, save_progress
 from ls_edge.training.timm_data import open_images
+from ls_edge.version import __version__
 
 LUCK = 3.0
 """Standard deviations of a guess's accuracy above chance that a checkpoint has to reach to count as trained."""

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 
 import click
 
-from ls_edge import __version__
 from ls_edge.cli import interrupts
 from ls_edge.cli.command import describe
 from ls_edge.cli.streams import fit_streams
 from ls_edge.errors import LsEdgeError, printable
+from ls_edge.version import __version__
 
 COMMANDS = {
     "train": "Fine-tune a vision transformer with its block order shuffled.",

@@ -17,7 +17,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ls_edge import __version__
 from ls_edge.errors import UsageError
 from ls_edge.evaluation.run_summary import RunSummary
 from ls_edge.records import PeerEvent, RequestRecord
@@ -38,6 +37,7 @@ from ls_edge.report.sections import (
 from ls_edge.report.spans import has_tracks
 from ls_edge.report.svg import Svg, markup, show_ms
 from ls_edge.report.theme import CHART, PAGE, STAGES, VARIABLES, block_colour
+from ls_edge.version import __version__
 
 WIDE, NARROW = 880, 356
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 import pytest
 
-from ls_edge import __version__
 from ls_edge.cli.main import COMMANDS, cli
 from ls_edge.cli.reference import reference
+from ls_edge.version import __version__
 
 HEAVY = ("torch", "torchvision", "timm", "onnx", "onnxscript", "sklearn", "onnxruntime", "tensorrt", "safetensors")
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,44 @@
+"""What programs import from the top of the package, and that ``import ls_edge`` itself is light."""
+
+import subprocess
+import sys
+
+import pytest
+
+import ls_edge
+from ls_edge import errors
+
+NAMES = {"Answer", "Arrangement", "Bundle", "Peer", "Source"}
+ERRORS = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+
+
+def test_the_public_names():
+    assert set(ls_edge.__all__) == NAMES | ERRORS | {"__version__"}
+    assert set(ls_edge.__all__) <= set(dir(ls_edge))
+
+
+@pytest.mark.parametrize("name", sorted(NAMES | ERRORS))
+def test_a_name_is_the_class_of_that_name(name):
+    value = getattr(ls_edge, name)
+    assert isinstance(value, type)
+    assert value.__name__ == name
+    assert value is getattr(sys.modules[value.__module__], name)
+
+
+def test_another_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Sink'"):
+        _ = ls_edge.Sink
+
+
+def test_the_import_is_light_until_a_name_is_used():
+    code = (
+        "import sys, ls_edge\n"
+        "heavy = {'numpy', 'zmq', 'msgspec', 'yaml', 'click', 'rich', 'PIL', 'onnxruntime', 'torch'}\n"
+        "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
+        "ls_edge.UsageError\n"
+        "assert not heavy & sys.modules.keys()\n"
+        "assert ls_edge.Source.__name__ == 'Source' and 'zmq' in sys.modules\n"
+        "assert 'torch' not in sys.modules and 'onnxruntime' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
