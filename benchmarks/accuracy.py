@@ -73,8 +73,8 @@ def _in_one_process(bundle: Bundle, images: ImageSet, waves: Sequence[int]) -> d
 
 def split(bundle: Bundle, waves: int) -> Arrangement:
     """What the planner makes of a model on two equal devices with all blocks and no wire between them."""
-    blocks = frozenset(range(bundle.blocks))
-    costs = read_order_costs(bundle.manifest.order_costs, bundle.blocks)
+    blocks = frozenset(range(bundle.num_blocks))
+    costs = read_order_costs(bundle.manifest.order_costs, bundle.num_blocks)
     own = Own(blocks, 0, 1000, costs)
     other = Candidate(PEERS[1], blocks, frozenset(), credits=1, wait_us=0, block_us=1000)
     itinerary = Itinerary("source", "parallel", tuple(sorted(blocks)), 0, waves_wanted=waves)

@@ -43,13 +43,13 @@ def _audit(path: Path, *, quick: bool) -> dict[str, Any]:
     say(f"  audit, {bundle.manifest.model}")
     small = bundle.manifest.tokens.count < 100
     rounds, count = (2, 20) if quick else (16, 500) if small else (9, 60)
-    half = bundle.blocks // 2
+    half = bundle.num_blocks // 2
     pictures = images_for(bundle, 16)
     rate: dict[str, list[float]] = {str(share): [] for share in SHARES}
     latency: dict[str, list[float]] = {str(share): [] for share in SHARES}
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        placement = {"ann": range(half), "ben": range(half, bundle.blocks)}
+        placement = {"ann": range(half), "ben": range(half, bundle.num_blocks)}
         peers = stack.enter_context(LocalCluster(folder, path, placement))
         peers.wait_warm()
         sources = {

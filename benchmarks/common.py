@@ -131,7 +131,7 @@ def bundle_of(
                 parameter.normal_(0.0, 0.5 * parameter[0].numel() ** -0.5, generator=generator)
     settings = ExportSettings(precision=precision)
     record = RunRecord(
-        version=__version__, model=model, model_args=args, kept=tuple(range(view.blocks_count)),
+        version=__version__, model=model, model_args=args, kept=tuple(range(view.num_blocks)),
         classes=tuple(map(str, range(int(args["num_classes"])))), image=image_spec_of(view), trained_on="",
         method="shuffle",
     )  # fmt: skip

@@ -69,14 +69,14 @@ def _block(path: Path, model: str, args: dict[str, Any], seconds: float) -> dict
     with Pipeline.open(bundle, threads=1, provider="cpu") as chain, torch.inference_mode():
 
         def ours() -> None:
-            for index in range(bundle.blocks):
+            for index in range(bundle.num_blocks):
                 chain.block(index, tokens)
 
         def torchs() -> None:
-            for index in range(bundle.blocks):
+            for index in range(bundle.num_blocks):
                 view.block(index, tensor)
 
-        found = [_each(times, bundle.blocks) for times in _turns([ours, torchs], seconds)]
+        found = [_each(times, bundle.num_blocks) for times in _turns([ours, torchs], seconds)]
     ratio = round(found[0] / found[1], 3)
     bar = BLOCK_BARS[bundle.manifest.precision].get(model, 1.0)
     return {"ms": found[0], "pytorch_ms": found[1], "over_pytorch": ratio, "bar": bar, "holds": ratio <= bar}
@@ -102,7 +102,9 @@ def _turns(calls: list[Callable[[], None]], duration: float, runs: int = 4) -> l
 
 def _chain(path: Path, threads: int, quick: bool) -> dict[str, Any]:
     bundle = Bundle.open(path)
-    whole = merge(bundle.read("stem"), [bundle.read(f"block {i}") for i in range(bundle.blocks)], bundle.read("head"))
+    whole = merge(
+        bundle.read("stem"), [bundle.read(f"block {i}") for i in range(bundle.num_blocks)], bundle.read("head")
+    )
     chain = [
         bench(bundle, threads=threads, duration=0.1 if quick else 3.0, provider="cpu", monolith=whole, origin="merged")
         for _ in range(1 if quick else OPENINGS)

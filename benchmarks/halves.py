@@ -19,7 +19,7 @@ from ls_edge.engines.engine import open_block_engines
 def main() -> None:
     """Serve until standard input ends."""
     bundle = Bundle.open(sys.argv[1])
-    engines = open_block_engines(bundle, range(bundle.blocks), threads=1)
+    engines = open_block_engines(bundle, range(bundle.num_blocks), threads=1)
     for engine in engines.values():
         engine.warm_up(1)
     shape = (1, bundle.manifest.tokens.count, bundle.manifest.tokens.dim)

@@ -82,7 +82,7 @@ def local_ways(stack: contextlib.ExitStack, path: Path, cores: Sequence[int], wa
     """Ways over two peers on the loopback, each with all blocks and tied to a core of its own."""
     bundle = Bundle.open(path)
     folder = stack.enter_context(tempfile.TemporaryDirectory())
-    peers = stack.enter_context(LocalCluster(folder, path, dict.fromkeys(PEERS, range(bundle.blocks))))
+    peers = stack.enter_context(LocalCluster(folder, path, dict.fromkeys(PEERS, range(bundle.num_blocks))))
     peers.wait_warm(timeout=120.0)
     pin((process.pid for process in peers.processes.values()), cores)
 

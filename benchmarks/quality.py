@@ -70,14 +70,14 @@ def run(quick: bool, *, trained: Path | None, data: str) -> dict[str, Any]:
     if trained is None:
         raise BenchmarkError("quality needs --trained BUNDLE, one exported with --calibrate")
     bundle = Bundle.open(trained)
-    costs = read_order_costs(bundle.manifest.order_costs, bundle.blocks)
+    costs = read_order_costs(bundle.manifest.order_costs, bundle.num_blocks)
     if costs is None:
         raise BenchmarkError(f"{trained} has no order_costs; export it again with --calibrate DATA")
     images = open_data(data, "eval")
     images = match_classes(images.take(min(20 if quick else IMAGES, len(images))), bundle.manifest.classes)
     if not images.classes:
         raise BenchmarkError(f"{data} has no labels, which accuracy needs; name a folder of class folders or a tar")
-    placement = place(bundle.blocks, random.Random(0))
+    placement = place(bundle.num_blocks, random.Random(0))
     return {
         "bundle": trained.name, "model": bundle.manifest.model, "method": bundle.manifest.method, "data": data,
         "images": len(images), "placement": {name: list(held) for name, held in placement.items()},
@@ -109,7 +109,7 @@ def _reachable(
             )
             return top1(list(answers))
 
-        found: dict[str, Any] = {"trained order": {"top1": accuracy([range(bundle.blocks)])}}
+        found: dict[str, Any] = {"trained order": {"top1": accuracy([range(bundle.num_blocks)])}}
         for name, (policy, more) in WAYS.items():
             say(f"  {name}")
             orders, seconds = courses(
@@ -142,7 +142,7 @@ def courses(
 ) -> tuple[list[list[int]], list[float]]:
     """Orders and times of requests, one after the other, while links come and go; nothing is skipped."""
     simulation = Simulation(
-        placement, blocks=costs.blocks, seed=1, latency=HOP * block_s, block_seconds=block_s, costs=costs
+        placement, blocks=costs.num_blocks, seed=1, latency=HOP * block_s, block_seconds=block_s, costs=costs
     )
     simulation.run(1.0)
     rng = random.Random(2)

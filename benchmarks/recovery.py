@@ -51,7 +51,7 @@ def run(quick: bool, compare: bool = False) -> dict[str, Any]:
     path = bundle_of("vit_digits", {"depth": 6}) if quick else bundle_of(MODEL)
     always = Faults(slow=30.0) if quick else Faults()
     bundle = Bundle.open(path)
-    half, blocks = bundle.blocks // 2, range(bundle.blocks)
+    half, blocks = bundle.num_blocks // 2, range(bundle.num_blocks)
     placement = {"ann": blocks[:half], "ben": blocks[:half], "cleo": blocks[half:], "dan": blocks[half:]}
     with tempfile.TemporaryDirectory() as folder, LocalCluster(folder, path, placement) as peers:
         for name in placement:

@@ -160,7 +160,7 @@ def run(
     seconds, every = (20.0, 5.0) if quick else (minutes * 60.0, 60.0)
     with tempfile.TemporaryDirectory(prefix="ls-edge-soak-") as folder:
         opened = Bundle.open(bundle or _export(Path(folder)))
-        with LocalCluster(Path(folder) / "peers", opened.folder, _placement(opened.blocks)) as peers:
+        with LocalCluster(Path(folder) / "peers", opened.folder, _placement(opened.num_blocks)) as peers:
             peers.wait_warm()
             with Source.open(peers.path, opened, max_skips=0) as source:
                 missing = source.wait_ready(10.0)

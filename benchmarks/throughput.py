@@ -59,7 +59,7 @@ def run(quick: bool, trained: Path | None = None) -> dict[str, Any]:
 def _two_peers(path: Path, rounds: int, count: int, *, quick: bool) -> dict[str, Any]:
     say(f"  two peers, {path.name}")
     bundle = Bundle.open(path)
-    half, blocks = bundle.blocks // 2, range(bundle.blocks)
+    half, blocks = bundle.num_blocks // 2, range(bundle.num_blocks)
     names = ("two peers", "two peers, all blocks", "two threads", "two processes")
     with contextlib.ExitStack() as stack:
         stretches = {names[0]: stack.enter_context(_peers(path, {"ann": blocks[:half], "ben": blocks[half:]}, 8))}
@@ -101,7 +101,7 @@ def _slow_peer(path: Path, rounds: int, count: int, trained: Path | None) -> dic
 
 def _policies(stack: contextlib.ExitStack, path: Path) -> dict[str, Stretch]:
     """Two sources of the same peers, one of which is slow."""
-    peers = stack.enter_context(_local(path, _two_holders(Bundle.open(path).blocks)))
+    peers = stack.enter_context(_local(path, _two_holders(Bundle.open(path).num_blocks)))
     peers.set_faults("ben", SLOW)
     return {
         policy: _answering(stack.enter_context(_source(peers, path, policy=policy)), 8)
@@ -116,7 +116,7 @@ def _digits(path: Path, rounds: int) -> dict[str, Any]:
     top1: dict[str, list[float]] = {"fastest": [], "sequential": []}
     rates: dict[str, list[float]] = {"fastest": [], "sequential": []}
     with contextlib.ExitStack() as stack:
-        peers = stack.enter_context(_local(path, _two_holders(Bundle.open(path).blocks)))
+        peers = stack.enter_context(_local(path, _two_holders(Bundle.open(path).num_blocks)))
         peers.set_faults("ben", SLOW)
         sources = {name: stack.enter_context(_source(peers, path, policy=name)) for name in top1}
         for _, name in in_turn(tuple(sources), rounds):
@@ -144,8 +144,8 @@ def _accuracy(source: Source, images: ImageSet) -> tuple[float, float]:
 def _batches(path: Path, rounds: int, count: int, *, quick: bool) -> dict[str, Any]:
     say(f"  batches, {path.name}")
     bundle = Bundle.open(path)
-    blocks = range(bundle.blocks)
-    half = bundle.blocks // 2
+    blocks = range(bundle.num_blocks)
+    half = bundle.num_blocks // 2
     with contextlib.ExitStack() as stack:
         placement = {"ann": blocks} if quick else {"ann": blocks[:half], "ben": blocks[half:]}
         stretches = {

@@ -91,13 +91,13 @@ def _two_cores(path: Path, cores: Sequence[int], rounds: int) -> dict[str, Any]:
                 continue
             time.sleep(PAUSE_S)
             chosen = children[index // 2 % 2]
-            alone["all"] += _engines([chosen], bundle.blocks)
-            alone["half"].append(_engines(children, bundle.blocks // 2)[children.index(chosen)])
+            alone["all"] += _engines([chosen], bundle.num_blocks)
+            alone["half"].append(_engines(children, bundle.num_blocks // 2)[children.index(chosen)])
     leave_out = rounds // 6
     s = ratio(alone["half"], alone["all"], leave_out)
     figures = figures_of(ways, leave_out)
     return {
-        "model": bundle.manifest.model, "blocks": bundle.blocks, "rounds": rounds - leave_out,
+        "model": bundle.manifest.model, "blocks": bundle.num_blocks, "rounds": rounds - leave_out,
         "engines_ms": {name: ms(values[leave_out:]) for name, values in alone.items()},
         "s": s, "bar": round(s + BAR, 4), "ways": figures,
         "holds": {name: each["ratio"] <= s + BAR for name, each in figures.items() if name != SINGLE},
@@ -117,7 +117,7 @@ def _links(paths: Sequence[Path], rates: Sequence[int], cores: Sequence[int], ro
         for path in paths:
             bundle = Bundle.open(path)
             images = images_for(bundle, 8)
-            placement = dict.fromkeys(PEERS, range(bundle.blocks))
+            placement = dict.fromkeys(PEERS, range(bundle.num_blocks))
             with tempfile.TemporaryDirectory() as folder, Cluster(net, folder, path, placement) as cluster:
                 pin((process.pid for process in cluster.processes.values()), cores)
                 for mbit in rates:

@@ -80,7 +80,7 @@ def contenders(name: str, device: torch.device, dtype: torch.dtype, args: dict[s
     view = BlockView.of(create(name, **args).to(device).train())
 
     def shuffled(images: Tensor) -> Tensor:
-        order = list(range(view.blocks_count))
+        order = list(range(view.num_blocks))
         rng.shuffle(order)
         return view(images, order)
 
@@ -113,7 +113,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     args = {} if options.img_size is None else {"img_size": options.img_size}
     view, made = contenders(name, device, dtype, args, compiled=compiled)
     images = torch.randn(batch, 3, *view.image_size, device=device)
-    targets = torch.randint(0, view.classes_count, (batch,), device=device)
+    targets = torch.randint(0, view.num_classes, (batch,), device=device)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         view(images)
     flops = 3 * counter.get_total_flops()

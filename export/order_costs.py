@@ -220,7 +220,7 @@ class _Parts:
     device: torch.device
 
     @property
-    def blocks(self) -> int:
+    def num_blocks(self) -> int:
         return self.view.parts
 
     @torch.inference_mode()

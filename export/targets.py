@@ -116,14 +116,14 @@ class PartsView:
 
     def __init__(self, view: BlockView, per_part: int = 1) -> None:
         """Raises :class:`ModelError` where the blocks cannot be divided so."""
-        if per_part < 1 or view.blocks_count % per_part:
-            whole = [k for k in range(1, view.blocks_count + 1) if view.blocks_count % k == 0]
+        if per_part < 1 or view.num_blocks % per_part:
+            whole = [k for k in range(1, view.num_blocks + 1) if view.num_blocks % k == 0]
             raise ModelError(
-                f"{view.blocks_count} blocks cannot be grouped by {per_part}; use one of {', '.join(map(str, whole))}"
+                f"{view.num_blocks} blocks cannot be grouped by {per_part}; use one of {', '.join(map(str, whole))}"
             )
         self.view = view
         self.per_part = per_part
-        self.parts = view.blocks_count // per_part
+        self.parts = view.num_blocks // per_part
 
     def stem(self, images: Tensor) -> Tensor:
         """As the view's."""

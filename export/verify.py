@@ -161,7 +161,7 @@ def verify_numbers(
             taken = images[start : start + batch]
             start += batch
             trained = _parts(view, chain, taken, result, exact)
-            orders = [tuple(range(chain.blocks)), *random_orders(chain.blocks, SHUFFLED, seed=0)]
+            orders = [tuple(range(chain.num_blocks)), *random_orders(chain.num_blocks, SHUFFLED, seed=0)]
             for place, order in enumerate(orders):
                 ours, theirs = chain.forward(taken, order), trained
                 if place:
@@ -182,7 +182,7 @@ def verify_accuracy(view: PartsView, chain: Pipeline, samples: Samples, result: 
     Raises :class:`VerificationError` where the parts are more than a point below PyTorch.
     """
     right = {"pytorch": 0, "bundle": 0}
-    order = tuple(range(chain.blocks))
+    order = tuple(range(chain.num_blocks))
     with torch.no_grad():
         for images, labels in samples.batches(max(result.batches)):
             right["bundle"] += int((chain.forward(images, order).argmax(1) == labels).sum())
@@ -208,7 +208,7 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
             f"{bundle.folder} is of model {m.model_id[:16]}…, {run.folder} is {expected[:16]}…; name the run that it "
             "was exported from, or export again"
         )
-    view = PartsView(run.view, run.view.blocks_count // bundle.blocks)
+    view = PartsView(run.view, run.view.num_blocks // bundle.num_blocks)
     batches = batches_of(max(m.verified.get("batches", (MAX_BATCH,))))
     images = generated_images(m.image, sum(batches)) if samples is None else samples.images
     with Pipeline.open(bundle, threads=1, provider="cpu") as chain:
@@ -241,7 +241,7 @@ def _parts(view: PartsView, chain: Pipeline, images: np.ndarray, result: Verifie
 
     tokens = view.stem(torch.from_numpy(images))
     compare("stem", chain.stem(images), tokens, lambda: exact.view.stem(torch.from_numpy(images).double()))
-    for index in range(chain.blocks):
+    for index in range(chain.num_blocks):
         slot = torch.full((len(images),), index, dtype=torch.int64)
         after = view.block(index, tokens, slot)
         again = functools.partial(_double_block, exact, index, tokens, slot)

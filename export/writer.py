@@ -221,9 +221,9 @@ def _write_parts(
     view = portable(run.view)
     spec = run.view.token_spec
     tokens = (spec.count, spec.dim)
-    if run.view.classes_count != len(run.classes):
+    if run.view.num_classes != len(run.classes):
         raise RunError(
-            f"{run.folder}: the model has {run.view.classes_count} logits and the run {len(run.classes)} class names; "
+            f"{run.folder}: the model has {run.view.num_classes} logits and the run {len(run.classes)} class names; "
             "train it again"
         )
     interface = interface_of(run.image, spec, parts.parts, len(run.classes), needs_slot=view.needs_slot)

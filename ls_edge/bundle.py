@@ -185,7 +185,7 @@ class Bundle:
         return bundle
 
     @property
-    def blocks(self) -> int:
+    def num_blocks(self) -> int:
         """How many blocks the model has."""
         return len(self.manifest.parts.blocks)
 
@@ -193,14 +193,16 @@ class Bundle:
     def interface(self) -> dict[str, Any]:
         """See :func:`interface_of`."""
         m = self.manifest
-        return interface_of(m.image, m.tokens, self.blocks, len(m.classes), needs_slot=m.needs_slot)
+        return interface_of(m.image, m.tokens, self.num_blocks, len(m.classes), needs_slot=m.needs_slot)
 
     def part(self, name: str) -> Part:
         """The part called ``stem``, ``head``, ``whole`` or ``block 3``."""
         for candidate, part in self.manifest.part_names():
             if candidate == name:
                 return part
-        raise BundleError(f"{self.folder} has no part {name!r}; it has stem, head and blocks 0 to {self.blocks - 1}")
+        raise BundleError(
+            f"{self.folder} has no part {name!r}; it has stem, head and blocks 0 to {self.num_blocks - 1}"
+        )
 
     def read(self, name: str) -> bytes:
         """Return the bytes of a part, checked against the manifest; parse these and nothing else.

@@ -80,7 +80,7 @@ class OrderCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many of ``orders`` have tracks."""
 
     @property
-    def blocks(self) -> int:
+    def num_blocks(self) -> int:
         """How many blocks."""
         return len(self.skip)
 
@@ -90,7 +90,7 @@ class OrderCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises :class:`BundleError` for blocks side by side where that was never measured (``beside`` is None).
         """
         arrangement = order if isinstance(order, Arrangement) else Arrangement.plain(order)
-        missing = set(range(self.blocks)).difference(arrangement.order) if skipped is None else skipped
+        missing = set(range(self.num_blocks)).difference(arrangement.order) if skipped is None else skipped
         total = sum(self.skip[block] for block in missing)
         total += sum(self.slot[block][slot] for block, slot in arrangement.steps())
         done: list[int] = []

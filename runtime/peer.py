@@ -61,7 +61,7 @@ class Peer:
         :mod:`ls_edge.runtime.chaos`. Raises :class:`LinkError` where the port is in use.
         """
         self.entry = peers.peer(name)
-        peers.check_blocks(bundle.blocks)
+        peers.check_blocks(bundle.num_blocks)
         if not peers.uses_keys and not peers.insecure and not is_loopback(self.entry.bind):
             raise UsageError(f"{self.entry.bind} is not on the loopback and {peers.path} has no keys; add keys")
         self.bundle = bundle
@@ -87,7 +87,7 @@ class Peer:
             rng=random.SystemRandom(),
             max_batch=self.entry.max_batch,
             batch_wait=self.entry.batch_wait_ms / 1e3,
-            costs=read_order_costs(bundle.manifest.order_costs, bundle.blocks),
+            costs=read_order_costs(bundle.manifest.order_costs, bundle.num_blocks),
         )
         self.node = Node(
             name=name,

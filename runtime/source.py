@@ -116,7 +116,7 @@ class Source:
                 "policy parallel needs peers that reach one another, not every hop through the source; "
                 "use fastest, or leave --via source out"
             )
-        peers.check_blocks(bundle.blocks)
+        peers.check_blocks(bundle.num_blocks)
         if self.settings.audit:
             require_block_files(bundle)
         self.peers = peers
@@ -125,7 +125,7 @@ class Source:
             raise UsageError(f"name {name!r} is a {type(name).__name__}; give a text")
         self.name = _name_of(peers, keys) if name is None else name
         self._alias = new_alias(self.name)
-        self.max_skips = self.settings.skips_of(bundle.blocks)
+        self.max_skips = self.settings.skips_of(bundle.num_blocks)
         self.preprocess = Preprocessor(bundle.manifest.image)
         self.opened = time.monotonic()
         self.events: list[PeerEvent] = []
@@ -139,7 +139,7 @@ class Source:
             self._alias,
             limits=limits or Limits.for_frames(peers.heartbeat.transfer_s(bundle.manifest.tokens.bytes_per_image)),
             rng=random.SystemRandom(),
-            costs=read_order_costs(bundle.manifest.order_costs, bundle.blocks),
+            costs=read_order_costs(bundle.manifest.order_costs, bundle.num_blocks),
         )
         if self.settings.policy == "quality" and self.machine.costs is None:
             raise UsageError(
@@ -250,7 +250,7 @@ class Source:
         for n in list(self.machine.neighbours.by_name.values()):
             if n.state is not None and n.state.warm and not n.state.draining:
                 held |= {*n.hello.blocks, *n.state.reach_blocks}
-        return tuple(sorted(set(range(self.bundle.blocks)) - held))
+        return tuple(sorted(set(range(self.bundle.num_blocks)) - held))
 
     def wait_ready(self, timeout: float = 5.0) -> tuple[int, ...]:
         """Wait until each block has a warm holder; return those that have none after ``timeout`` seconds."""
@@ -431,9 +431,9 @@ class Source:
             inflight.state = RequestState.ROUTED
             if self._auditor is not None:
                 inflight.stem_tokens = result.tokens
-            order = tuple(range(self.bundle.blocks))
+            order = tuple(range(self.bundle.num_blocks))
             if self.settings.policy == "random":
-                order = random_order(self.bundle.blocks, self.settings.seed, inflight.request)
+                order = random_order(self.bundle.num_blocks, self.settings.seed, inflight.request)
             self.node.feed(Submit(inflight.request, self._itinerary(order), result.tokens, inflight.deadline))
 
     def _itinerary(self, order: tuple[int, ...]) -> Itinerary:

@@ -70,12 +70,12 @@ class Stepper:
             rate = learning_rate(config.optim, step, config.epochs * steps)
             for group in self.optimiser.param_groups:
                 group["lr"] = rate
-            plan = self.method.draw(view.blocks_count, config.seed, step)
+            plan = self.method.draw(view.num_blocks, config.seed, step)
             loss = self._step(batch, plan)
             if self.average is not None:
                 self.average.update(step, config.epochs * steps)
             images = len(batch[1]) * self.world.size
-            self.cost += images * plan.cost(view.blocks_count, teacher=self.method.has_teacher)
+            self.cost += images * plan.cost(view.num_blocks, teacher=self.method.has_teacher)
             seen += images
             pending.append((step, plan, rate, loss))
             if len(pending) == CHECK_EVERY or index == steps - 1:

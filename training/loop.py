@@ -154,7 +154,7 @@ class _Training:
             image=image, trained_on=images.digest() if config.epochs else "", method=self.method.name,
         )  # fmt: skip
         self.images = images
-        self.orders = self.method.validation(self.view.blocks_count, config.validation_orders, config.seed)
+        self.orders = self.method.validation(self.view.num_blocks, config.validation_orders, config.seed)
         world.same_weights(self.view)
         self.average = _average(self.view, config) if config.epochs else None
         self.optimiser = make_optimiser(self.view, config.optim)
@@ -196,7 +196,7 @@ class _Training:
         if self.world.leads:
             (self.out / RESUME).unlink(missing_ok=True)
         return Summary(
-            run=str(self.out), model=self.record.model, method=self.method.name, blocks=self.view.blocks_count,
+            run=str(self.out), model=self.record.model, method=self.method.name, blocks=self.view.num_blocks,
             parameters=sum(p.numel() for p in self.view.parameters()), images=images, validation_images=validation,
             skipped=len(self.skipped.reasons), epochs=self.config.epochs, best_epoch=self.progress.best_epoch,
             val_loss=self.progress.best_loss, device=str(self.device), precision=str(self.dtype).split(".")[-1],

@@ -19,9 +19,9 @@ class TorchBlocks:
         self._dtype = dtype
 
     @property
-    def blocks(self) -> int:
+    def num_blocks(self) -> int:
         """How many blocks."""
-        return self.view.blocks_count
+        return self.view.num_blocks
 
     @torch.inference_mode()
     def stem(self, images: np.ndarray) -> Tensor:

@@ -69,7 +69,7 @@ def _monolith(bundle: Bundle) -> tuple[bytes | None, str]:
         from ls_edge.export.merge import merge
     except ImportError:
         return None, "the bundle has no whole.onnx, and merging its parts needs onnx: pip install onnx"
-    blocks = [bundle.read(f"block {index}") for index in range(bundle.blocks)]
+    blocks = [bundle.read(f"block {index}") for index in range(bundle.num_blocks)]
     try:
         return merge(bundle.read("stem"), blocks, bundle.read("head")), "merged from the parts"
     except VerificationError as error:

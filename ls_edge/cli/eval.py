@@ -149,10 +149,10 @@ def command(
 
 def _check_bundle(path: Path, images: ImageSet, orders: int, keep: tuple[int, ...] | None) -> None:
     from ls_edge.bundle import Bundle
-    from ls_edge.evaluation.orders import Plan
+    from ls_edge.evaluation.orders import EvaluationOrders
 
     bundle = Bundle.open(path)
-    Plan.make(bundle.blocks, orders, keep)
+    EvaluationOrders.make(bundle.num_blocks, orders, keep)
     _labelled(images, bundle.manifest.classes)
 
 
@@ -192,20 +192,20 @@ def _evaluate(
     from rich.text import Text
 
     from ls_edge.evaluation.evaluate import blocks_to_run, evaluate
-    from ls_edge.evaluation.orders import Plan
+    from ls_edge.evaluation.orders import EvaluationOrders
     from ls_edge.report.formatting import counted
     from ls_edge.report.terminal import open_console
 
     console = open_console(stderr=True)
     bundle = (path / "manifest.json").is_file()
     model, spec, about = _open_bundle(path, threads) if bundle else _open_run(path, device, precision, threads)
-    if like is not None and like.settings["blocks"] != model.blocks:
+    if like is not None and like.settings["blocks"] != model.num_blocks:
         raise UsageError(
-            f"{path} has {counted(model.blocks, 'block')} and {like.settings['of']} has {like.settings['blocks']}, so "
+            f"{path} has {counted(model.num_blocks, 'block')} and {like.settings['of']} has {like.settings['blocks']}, so "
             "there are no means over them; name the runs themselves instead of their folder"
         )
     data = printable(images.source)
-    plan = Plan.make(model.blocks, orders, keep, seed, arrangements=arrangements, kendall=kendall)
+    plan = EvaluationOrders.make(model.num_blocks, orders, keep, seed, arrangements=arrangements, kendall=kendall)
     if images.part == "all" and about["trained_on"] == images.digest():
         console.print(Text.assemble(("warning: ", "yellow"), f"the model was trained on the images of {data}"))
     images = _labelled(images, about["classes"]).take(limit)
@@ -224,7 +224,7 @@ def _evaluate(
         )  # fmt: skip
     settings = {
         "of": printable(path), "data": data, "part": images.part, "model": about["model"],
-        "method": about["method"], "engine": about["engine"], "blocks": model.blocks, "orders": orders,
+        "method": about["method"], "engine": about["engine"], "blocks": model.num_blocks, "orders": orders,
         "keep": list(plan.keep), "limit": limit, "seed": seed, "batch_size": batch_size,
         "block_runs": blocks_to_run(plan.all_orders()),
     }  # fmt: skip

@@ -106,7 +106,7 @@ def command(
     if calibrate is not None:
         calibration = read_calibration(calibrate, loaded.image, loaded.classes, calibrate_images)
     with Progress(console=open_console(stderr=True), transient=True) as progress:
-        total = steps_of(loaded.view.blocks_count, settings, calibrated=calibration is not None)
+        total = steps_of(loaded.view.num_blocks, settings, calibrated=calibration is not None)
         task = progress.add_task("export", total=total)
 
         def step(what: str) -> None:

@@ -49,16 +49,16 @@ def check_holders(source: Source, missing: Sequence[int], waited: float) -> str:
     what = f"{blocks} {has} no holder after {waited:g} s ({'; '.join(reasons(source, missing))})"
     if may_skip(source, missing):
         return (
-            f"{what}; starting without: at most {source.max_skips} of {source.bundle.blocks} blocks may be skipped, "
+            f"{what}; starting without: at most {source.max_skips} of {source.bundle.num_blocks} blocks may be skipped, "
             "so answers will be degraded"
         )
     advice = "start a holder, and wait for it with --wait SECONDS"
     if source.settings.policy == "sequential":
         allowed, flags = "never skips a block", f"--policy nearest --max-skips {len(missing)}"
     else:
-        allowed = f"may skip at most {source.max_skips} of {source.bundle.blocks} blocks"
+        allowed = f"may skip at most {source.max_skips} of {source.bundle.num_blocks} blocks"
         flags = f"--max-skips {len(missing)}"
-    if len(missing) < source.bundle.blocks:
+    if len(missing) < source.bundle.num_blocks:
         advice += f", or answer without with {flags}"
     raise LinkError(f"{what}; the policy {source.settings.policy} {allowed}, so no image could be answered: {advice}")
 

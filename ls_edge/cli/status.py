@@ -62,7 +62,7 @@ def command(
     file = load_peers(peers)
     opened = None if bundle is None else Bundle.open(bundle)
     if opened is not None:
-        file.check_blocks(opened.blocks)
+        file.check_blocks(opened.num_blocks)
     if check:
         _print_check(file, opened, as_json=as_json)
         return 0
@@ -196,7 +196,7 @@ def _them(blocks: list[int]) -> str:
 def _print_check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> None:
     from ls_edge.report.formatting import block_ranges
 
-    count = bundle.blocks if bundle is not None else 1 + max(block for peer in file.peers for block in peer.blocks)
+    count = bundle.num_blocks if bundle is not None else 1 + max(block for peer in file.peers for block in peer.blocks)
     holders = {block: [peer.name for peer in file.peers if block in peer.blocks] for block in range(count)}
     if as_json:
         document = {

@@ -334,9 +334,9 @@ def open_block_engines(
     engines: dict[int, Engine] = {}
     wanted = list(blocks)
     for block in wanted:
-        if not 0 <= block < bundle.blocks:
+        if not 0 <= block < bundle.num_blocks:
             raise BundleError(
-                f"{bundle.folder} has no block {block}; it has blocks 0 to {bundle.blocks - 1}, serve some of those"
+                f"{bundle.folder} has no block {block}; it has blocks 0 to {bundle.num_blocks - 1}, serve some of those"
             )
         on_step(len(engines), len(wanted), f"block {block}")
         engine = open_engine(

@@ -58,10 +58,10 @@ class Pipeline:
 
         stem = part("stem", provider)
         chosen = stem.provider if used == "onnx" else None
-        return cls(bundle, stem, [part(f"block {i}", chosen) for i in range(bundle.blocks)], part("head", chosen))
+        return cls(bundle, stem, [part(f"block {i}", chosen) for i in range(bundle.num_blocks)], part("head", chosen))
 
     @property
-    def blocks(self) -> int:
+    def num_blocks(self) -> int:
         """How many blocks."""
         return len(self.block_engines)
 
@@ -88,7 +88,7 @@ class Pipeline:
     def forward(self, images: np.ndarray, arrangement: Arrangement | Sequence[int] | None = None) -> np.ndarray:
         """Images ``[B, 3, H, W]`` to logits ``[B, C]``; trained order where no arrangement is given."""
         if arrangement is None:
-            arrangement = range(self.blocks)
+            arrangement = range(self.num_blocks)
         if not isinstance(arrangement, Arrangement):
             arrangement = Arrangement.plain(arrangement)
         for index in arrangement.order:
@@ -103,11 +103,11 @@ class Pipeline:
         seconds: list[float] = []
         lane = self._lane(len(images))
         if lane is not None:
-            return lane.run(images, range(self.blocks), seconds), seconds
+            return lane.run(images, range(self.num_blocks), seconds), seconds
         marks = [time.perf_counter()]
         tokens = self.stem(images)
         marks.append(time.perf_counter())
-        for index in range(self.blocks):
+        for index in range(self.num_blocks):
             tokens = self.block(index, tokens, index)
             marks.append(time.perf_counter())
         logits = self.head(tokens)
@@ -129,15 +129,15 @@ class Pipeline:
         self.close()
 
     def _checked(self, index: int) -> int:
-        if not 0 <= index < self.blocks:
-            raise UsageError(f"block {index} is not there: the bundle has blocks 0 to {self.blocks - 1}")
+        if not 0 <= index < self.num_blocks:
+            raise UsageError(f"block {index} is not there: the bundle has blocks 0 to {self.num_blocks - 1}")
         return index
 
     def _lane(self, batch: int) -> _Lane | None:
         """Buffers for ONNX Runtime; None where another library runs a part, which has its own."""
         stem, head = self.stem_engine, self.head_engine
         blocks = [engine for engine in self.block_engines if isinstance(engine, OnnxEngine)]
-        if not isinstance(stem, OnnxEngine) or not isinstance(head, OnnxEngine) or len(blocks) < self.blocks:
+        if not isinstance(stem, OnnxEngine) or not isinstance(head, OnnxEngine) or len(blocks) < self.num_blocks:
             return None
         lane = self._lanes.pop(batch, None) or _Lane(stem, blocks, head, self.bundle.manifest.needs_slot, batch)
         self._lanes[batch] = lane

@@ -17,14 +17,14 @@ import numpy as np
 
 from ls_edge.arrangement import apply, random_orders
 from ls_edge.errors import DataError
-from ls_edge.evaluation.orders import Plan, kendall_tau
+from ls_edge.evaluation.orders import EvaluationOrders, kendall_tau
 
 
 class BlockModel(Protocol):
     """Stem, blocks and head of some model; tokens are whatever its parts hand to one another."""
 
     @property
-    def blocks(self) -> int:
+    def num_blocks(self) -> int:
         """How many blocks."""
         ...
 
@@ -129,7 +129,7 @@ class Evaluation(msgspec.Struct, frozen=True):
 def evaluate(
     model: BlockModel,
     batches: Iterable[tuple[np.ndarray, np.ndarray]],
-    plan: Plan,
+    plan: EvaluationOrders,
     *,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
@@ -139,7 +139,7 @@ def evaluate(
     are done. Raises :class:`DataError` where there are none.
     """
     orders = plan.all_orders()
-    uniform = random_orders(plan.blocks, plan.orders, plan.seed)
+    uniform = random_orders(plan.num_blocks, plan.orders, plan.seed)
     shaped = [plan.in_tracks(*shape) for shape in plan.shapes]
     arrangements = [item for trained, drawn in shaped for item in (trained, *drawn)]
     correct: dict[Any, int] = dict.fromkeys([*orders, *arrangements], 0)
@@ -159,7 +159,7 @@ def evaluate(
     top1 = {order: count / images for order, count in correct.items()}
     random = np.array([top1[order] for order in uniform])
     return Evaluation(
-        sequential=Sequential(top1[tuple(range(plan.blocks))]),
+        sequential=Sequential(top1[tuple(range(plan.num_blocks))]),
         arbitrary=Arbitrary(
             top1_mean=float(random.mean()), top1_std=float(random.std()), top1_p5=float(np.percentile(random, 5)),
             top1_worst=float(random.min()), orders=plan.orders,
@@ -232,9 +232,9 @@ def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
     )  # fmt: skip
 
 
-def _by_distance(plan: Plan, top1: dict[Any, float]) -> list[Distance]:
+def _by_distance(plan: EvaluationOrders, top1: dict[Any, float]) -> list[Distance]:
     bins: dict[int, list[tuple[float, float]]] = {}
-    for order in [*plan.graded(), *random_orders(plan.blocks, plan.orders, plan.seed)]:
+    for order in [*plan.graded(), *random_orders(plan.num_blocks, plan.orders, plan.seed)]:
         tau = kendall_tau(order)
         bins.setdefault(min(4, max(-4, round(4 * tau))), []).append((tau, top1[order]))
     return [

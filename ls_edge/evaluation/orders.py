@@ -15,10 +15,10 @@ DRAWS = 8
 """Random subsets over which the accuracy of a pruned model is averaged."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class EvaluationOrders(msgspec.Struct, frozen=True):
     """Which orders are evaluated."""
 
-    blocks: int
+    num_blocks: int
     orders: int
     keep: tuple[int, ...]
     seed: int
@@ -37,7 +37,7 @@ class Plan(msgspec.Struct, frozen=True):
         *,
         arrangements: bool = False,
         kendall: bool = False,
-    ) -> Plan:
+    ) -> EvaluationOrders:
         """``keep`` None is a quarter, a half and three quarters of the blocks; raises :class:`UsageError`.
 
         ``arrangements`` adds :func:`default_shapes`, ``kendall`` as many orders again at graded distances.
@@ -53,7 +53,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     def all_orders(self) -> list[tuple[int, ...]]:
         """Every order to run, each once."""
-        found = {tuple(range(self.blocks)), *random_orders(self.blocks, self.orders, self.seed)}
+        found = {tuple(range(self.num_blocks)), *random_orders(self.num_blocks, self.orders, self.seed)}
         for keep in self.keep:
             found.update(self.subsets(keep, shuffled=False), self.subsets(keep, shuffled=True))
         found.update(self.graded())
@@ -61,18 +61,18 @@ class Plan(msgspec.Struct, frozen=True):
 
     def graded(self) -> list[tuple[int, ...]]:
         """The orders at graded distances."""
-        return graded_orders(self.blocks, self.distances, self.seed)
+        return graded_orders(self.num_blocks, self.distances, self.seed)
 
     def in_tracks(self, tracks: int, length: int) -> tuple[Arrangement, list[Arrangement]]:
         """A shape filled in trained order, and in the random orders of :data:`DRAWS` draws."""
-        orders = random_orders(self.blocks, DRAWS, self.seed)
-        return in_equal_tracks(range(self.blocks), tracks, length), [
+        orders = random_orders(self.num_blocks, DRAWS, self.seed)
+        return in_equal_tracks(range(self.num_blocks), tracks, length), [
             in_equal_tracks(order, tracks, length) for order in orders
         ]
 
     def subsets(self, keep: int, *, shuffled: bool) -> list[tuple[int, ...]]:
         """The random subsets of ``keep`` blocks, in trained order or as drawn."""
-        return [random_subset_order(self.blocks, keep, self.seed, i, shuffled=shuffled) for i in range(DRAWS)]
+        return [random_subset_order(self.num_blocks, keep, self.seed, i, shuffled=shuffled) for i in range(DRAWS)]
 
 
 def default_keep(blocks: int) -> list[int]:

@@ -192,14 +192,14 @@ def run_chaos(
     everybody a key, and so CURVE.
     """
     opened = Bundle.open(bundle)
-    placement = _placement(opened.blocks)
+    placement = _placement(opened.num_blocks)
     chosen = tuple(kind for kind in kinds if kind != "other_bundle" or other_bundle is not None)
     course = plan(seed, faults, seconds, tuple(placement), chosen, tuple(lies))
     spoils = any(_spoils(fault.lie, policy) for fault in course)
     images = images.take(requests)
     with LocalCluster(
         folder, bundle, placement, proxied=True, keys=keys, sources=(_LAPTOP, _THIEF),
-        members={_LIAR: range(opened.blocks)} if "liar" in chosen else None,
+        members={_LIAR: range(opened.num_blocks)} if "liar" in chosen else None,
     ) as peers:  # fmt: skip
         usual = Faults(least_ms=block_ms)
         for name in placement:
@@ -539,6 +539,6 @@ def _replay(bundle: Bundle, images: ImageSet, records: list[RequestRecord], liar
                 continue
             worst = max(worst, error)
             ran: list[Any] = list(record.arrangement.order)
-            complete = sorted([*ran, *record.skipped]) == list(range(bundle.blocks))
+            complete = sorted([*ran, *record.skipped]) == list(range(bundle.num_blocks))
             bad += error > REPLAY_TOLERANCE["raw"] or not complete
     return bad, worst, spoilt

@@ -68,7 +68,7 @@ def test_round_trip(tmp_path):
     manifest = make(tmp_path / "b", whole=True)
     bundle = Bundle.open(tmp_path / "b")
     assert bundle.manifest == manifest
-    assert bundle.blocks == 3
+    assert bundle.num_blocks == 3
     names = [name for name, _ in manifest.part_names()]
     assert names == ["stem", "block 0", "block 1", "block 2", "head", "whole"]
     for name in names:
@@ -231,7 +231,7 @@ def test_what_is_no_bundle(tmp_path):
 
 def test_unknown_keys_of_later_versions_are_kept_out_of_the_way(folder):
     change(folder, lambda document: document.update(note="made on a Tuesday"))
-    assert Bundle.open(folder).blocks == 3
+    assert Bundle.open(folder).num_blocks == 3
     assert "note" not in msgspec.to_builtins(Bundle.open(folder).manifest)
 
 

@@ -19,7 +19,7 @@ COSTS = OrderCosts(
 
 
 def test_an_order_is_the_sum_of_what_it_does_differently():
-    assert COSTS.blocks == 3
+    assert COSTS.num_blocks == 3
     assert COSTS.cost([0, 1, 2]) == 0
     assert COSTS.cost([1, 0, 2]) == 3 + 1 + 10
     assert COSTS.cost([2, 1, 0]) == 5 + 2 + 10 + 20 + 40

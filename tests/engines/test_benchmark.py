@@ -18,7 +18,7 @@ def bundle(tiny_bundle):
 
 @pytest.fixture(scope="module")
 def whole(bundle):
-    blocks = [bundle.read(f"block {index}") for index in range(bundle.blocks)]
+    blocks = [bundle.read(f"block {index}") for index in range(bundle.num_blocks)]
     return merge(bundle.read("stem"), blocks, bundle.read("head"))
 
 

@@ -194,7 +194,7 @@ def test_export_verify_and_the_same_bytes_again(gentle, calibration, tmp_path, s
     manifest = bundle.manifest
     found = manifest.verified
     assert manifest.precision == settings.precision
-    assert bundle.blocks == 3 // settings.blocks_per_part
+    assert bundle.num_blocks == 3 // settings.blocks_per_part
     assert found["batches"] == [1, 2, settings.max_batch]
     assert found["measure"] == ("cosine" if settings.precision == "int8" else "relative error")
     assert (found["residual_1500"] is not None) == (settings.precision == "fp16")

@@ -119,7 +119,7 @@ def _with_classes(record, classes):
 def test_blocks_that_take_a_slot(loaded, tmp_path):
     torch.manual_seed(0)
     view = BlockView.of(loaded.view.model)
-    view.slots = Position(view.blocks_count, view.token_spec.dim)
+    view.slots = Position(view.num_blocks, view.token_spec.dim)
     view.eval()
     bundle = export_run(dataclasses.replace(loaded, view=view), tmp_path / "bundle", ExportSettings(whole=True)).bundle
     assert bundle.manifest.needs_slot

@@ -131,7 +131,7 @@ def test_by_parts_of_several_blocks(trained, calibration):
     found = measure_order_costs(
         PartsView(trained.view, 2), calibration.fit, "digits", orders=24, images=40, on_batch=told.append
     )
-    assert found.blocks == 3
+    assert found.num_blocks == 3
     assert found.cost([0, 1, 2]) == 0
     assert told[-1] == len(calibration.fit)
     assert told == sorted(set(told))

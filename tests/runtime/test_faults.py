@@ -81,12 +81,12 @@ def assert_replays(bundle, records, codec="raw"):
             error = np.abs(logits - np.array(record.logits)).max() / np.abs(logits).max()
             assert error <= REPLAY_TOLERANCE[codec]
             ran = [block for block, _ in record.order]
-            assert sorted([*ran, *record.skipped]) == list(range(opened.blocks))
+            assert sorted([*ran, *record.skipped]) == list(range(opened.num_blocks))
 
 
 @pytest.fixture
 def peers(tmp_path, tiny_bundle):
-    blocks = Bundle.open(tiny_bundle).blocks
+    blocks = Bundle.open(tiny_bundle).num_blocks
     with LocalCluster(tmp_path / "peers", tiny_bundle, thirds(blocks)) as local:
         local.wait_warm()
         yield local
@@ -151,7 +151,7 @@ def test_all_peers_gone_and_back(peers, source):
 
 
 def test_the_only_holder_of_a_block_is_killed(tmp_path, tiny_bundle):
-    blocks = Bundle.open(tiny_bundle).blocks
+    blocks = Bundle.open(tiny_bundle).num_blocks
     placement = {"a": list(range(blocks - 1)), "b": list(range(blocks - 1)), "c": [blocks - 1]}
     with LocalCluster(tmp_path / "peers", tiny_bundle, placement) as local:
         local.wait_warm()
@@ -173,7 +173,7 @@ def test_the_only_holder_of_a_block_is_killed(tmp_path, tiny_bundle):
 
 
 def test_the_command_answers_writes_its_trace_and_says_that_it_was_degraded(tmp_path, tiny_bundle):
-    blocks = Bundle.open(tiny_bundle).blocks
+    blocks = Bundle.open(tiny_bundle).num_blocks
     with LocalCluster(tmp_path / "peers", tiny_bundle, {"a": list(range(blocks - 1)), "b": [blocks - 1]}) as local:
         local.wait_warm()
         trace, report = tmp_path / "t.jsonl", tmp_path / "r.html"
@@ -227,7 +227,7 @@ def _replay_with_plain_onnxruntime(bundle, lines):
 
 def test_peers_of_another_model_are_refused_with_both_ids(tmp_path, tiny_bundle, other_bundle):
     ours, theirs = (Bundle.open(b).manifest.model_id[:12] for b in (tiny_bundle, other_bundle))
-    blocks = Bundle.open(tiny_bundle).blocks
+    blocks = Bundle.open(tiny_bundle).num_blocks
     with LocalCluster(tmp_path / "peers", other_bundle, {"a": list(range(blocks))}) as local:
         local.wait_warm()
         with Source.open(local.path, tiny_bundle) as source:
@@ -269,7 +269,7 @@ def test_cancelled_futures_and_closing(peers, tiny_bundle):
 
 @pytest.mark.parametrize("codec", ["fp16", "int8"])
 def test_codecs_through_real_peers(tmp_path, tiny_bundle, codec):
-    blocks = Bundle.open(tiny_bundle).blocks
+    blocks = Bundle.open(tiny_bundle).num_blocks
     with LocalCluster(tmp_path / "peers", tiny_bundle, thirds(blocks), each={"codec": codec}) as local:
         local.wait_warm()
         with Source.open(local.path, tiny_bundle, policy="random") as source:

@@ -35,7 +35,7 @@ WAITS = {"silent", "mute", "slow", "progress", "growth", "releases", "hellos", "
 @pytest.fixture(scope="module")
 def peers(tiny_bundle, tmp_path_factory):
     """Two honest peers with every block, in processes of their own; a member and a source that may be captured."""
-    blocks = range(Bundle.open(tiny_bundle).blocks)
+    blocks = range(Bundle.open(tiny_bundle).num_blocks)
     with LocalCluster(
         tmp_path_factory.mktemp("members"), tiny_bundle, dict.fromkeys(HONEST, blocks),
         members={LIAR: blocks}, sources=(LAPTOP, THIEF), keys=True,

@@ -22,7 +22,7 @@ BUDGET_MS = 500.0
 
 
 def test_a_peer_that_was_stopped_in_an_engine_call_runs_blocks_again(tiny_bundle, tmp_path, images):
-    everything = range(Bundle.open(tiny_bundle).blocks)
+    everything = range(Bundle.open(tiny_bundle).num_blocks)
     with LocalCluster(tmp_path, tiny_bundle, {"a": everything}) as peers:
         peers.set_faults("a", Faults(least_ms=20.0))
         peers.wait_warm()
@@ -63,7 +63,7 @@ def test_work_of_a_source_that_dies_behind_a_relay_is_forgotten(
     tiny_bundle, write_peers, serve, tmp_path, wait_until, how
 ):
     """``far`` has no link to the source; its work waits for a block that nobody serves, with minutes of budget."""
-    blocks = Bundle.open(tiny_bundle).blocks
+    blocks = Bundle.open(tiny_bundle).num_blocks
     path = write_peers({"relay": [0], "far": range(1, blocks - 1), "nobody": [blocks - 1]})
     far = serve(Peer(load_peers(path), "far", Bundle.open(tiny_bundle)))
     relay = serve(Peer(load_peers(path), "relay", Bundle.open(tiny_bundle)))

@@ -19,7 +19,7 @@ SLOW = Faults(least_ms=8.0)
 @pytest.fixture
 def peers(tmp_path, tiny_bundle):
     """Three peers with every block, slow as boards are."""
-    blocks = list(range(Bundle.open(tiny_bundle).blocks))
+    blocks = list(range(Bundle.open(tiny_bundle).num_blocks))
     with LocalCluster(tmp_path / "peers", tiny_bundle, dict.fromkeys("abc", blocks)) as local:
         for name in "abc":
             local.set_faults(name, SLOW)
@@ -64,7 +64,7 @@ def test_an_image_runs_on_several_devices_at_once_and_replays(source, peers, pic
     for record in waved:
         assert record.order is None
         assert not record.degraded
-        assert sorted(record.arrangement.order) == list(range(Bundle.open(tiny_bundle).blocks))
+        assert sorted(record.arrangement.order) == list(range(Bundle.open(tiny_bundle).num_blocks))
         joiners = [visit for visit in record.visits if visit.tracks]
         rows = [track for visit in joiners for track in visit.tracks if track.blocks]
         assert {track.holder for track in rows} >= {
@@ -80,7 +80,7 @@ def test_nobody_runs_more_than_a_share_of_the_blocks(source, pictures, tiny_bund
     """What makes it sooner, without a clock: no device has all of the work of an image."""
     warmed_up(source, pictures)
     _, answers = ask(source, pictures[:9])
-    blocks = Bundle.open(tiny_bundle).blocks
+    blocks = Bundle.open(tiny_bundle).num_blocks
     most = []
     for record in (answer.record for answer in answers if answer.record.waves is not None):
         ran = [holder for wave in record.waves for track in wave for _, holder in track]

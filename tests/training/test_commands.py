@@ -46,7 +46,7 @@ def test_train_writes_the_settings_in_force(folder):
     run = load_run(folder / "run")
     assert (run.config.seed, run.config.epochs, run.config.batch_size, run.method) == (3, 2, 128, "anyorder")
     assert run.config.data.source == "digits"
-    assert run.view.blocks_count == 4
+    assert run.view.num_blocks == 4
 
 
 def test_train_prints_a_summary_as_json(folder, capsys):

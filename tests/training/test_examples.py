@@ -27,7 +27,7 @@ def test_it_is_small_and_stored_in_half_precision():
 
 
 def test_it_is_what_its_configuration_says(run):
-    assert (run.model, run.method, run.view.blocks_count) == ("vit_cifar", "anyorder", 8)
+    assert (run.model, run.method, run.view.num_blocks) == ("vit_cifar", "anyorder", 8)
     assert run.classes == (
         "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
     )  # fmt: skip

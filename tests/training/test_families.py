@@ -58,7 +58,7 @@ def made(name, args):
 def test_a_family_runs_in_any_arrangement(name, args):
     view = made(name, args)
     images = torch.randn(2, 3, *view.image_size)
-    blocks = view.blocks_count
+    blocks = view.num_blocks
     with torch.no_grad():
         trained = view.model(images)
         assert trained.std() > 0
@@ -77,11 +77,11 @@ def test_a_family_runs_in_any_arrangement(name, args):
 def test_fewer_blocks_stay_themselves(name, args):
     view = made(name, args)
     images = torch.randn(1, 3, *view.image_size)
-    last = view.blocks_count - 1
+    last = view.num_blocks - 1
     with torch.no_grad():
         wanted = view(images, [last, 0])
         view.keep_blocks([0, last])
-        assert view.blocks_count == 2
+        assert view.num_blocks == 2
         assert torch.equal(view(images, [1, 0]), wanted)
         assert torch.equal(view(images), view.model(images))
 
@@ -141,7 +141,7 @@ def test_a_family_exports(tmp_path, which):
     name, args = MODELS[IDS.index(which)]
     view = made(name, args)
     built = {**without_patch(name, args), "num_classes": 5}
-    kept = (0, view.blocks_count - 1)
+    kept = (0, view.num_blocks - 1)
     view.keep_blocks(kept)
     record = RunRecord(
         version="0", model=name, model_args=built, kept=kept, classes=tuple("abcde"), image=image_spec_of(view),
@@ -149,4 +149,4 @@ def test_a_family_exports(tmp_path, which):
     )  # fmt: skip
     save_run(tmp_path / "run", view, TrainConfig(), record)
     exported = export_run(load_run(tmp_path / "run"), tmp_path / "bundle")
-    assert exported.bundle.blocks == 2
+    assert exported.bundle.num_blocks == 2

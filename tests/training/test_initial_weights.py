@@ -78,7 +78,7 @@ def test_other_classes_start_the_classifier_anew(tmp_path):
     run, told = save(tmp_path / "run", made), []
     again = start(init=str(run), classes=("x", "y"), warn=told.append)
     assert "classifier starts anew" in told[0]
-    assert again.view.classes_count == 2
+    assert again.view.num_classes == 2
     assert torch.equal(again.view.weights()["blocks.0.mlp.fc1.weight"], made.view.weights()["blocks.0.mlp.fc1.weight"])
 
 
@@ -224,7 +224,7 @@ def test_settings_that_a_model_lacks():
 
 def test_own_models():
     digits, cifar = build("vit_digits", {}), build("vit_cifar", {})
-    assert (digits.blocks_count, digits.image_size) == (8, (16, 16))
-    assert (cifar.blocks_count, cifar.token_spec.dim, cifar.image_size) == (8, 192, (32, 32))
+    assert (digits.num_blocks, digits.image_size) == (8, (16, 16))
+    assert (cifar.num_blocks, cifar.token_spec.dim, cifar.image_size) == (8, 192, (32, 32))
     assert 2.8e6 < sum(p.numel() for p in cifar.parameters()) < 2.9e6
     assert build("vit_cifar", {"img_size": 64}).image_size == (64, 64)

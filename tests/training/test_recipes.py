@@ -27,14 +27,14 @@ def test_a_recipe_parses_and_builds(name):
     assert config.model.pretrained
     method = make_method(config.method, config.method_args)
     view = build(config.model.name, {**config.model.args, "embed_dim": 24, "num_heads": 2, "img_size": 32})
-    assert view.blocks_count == 12
+    assert view.num_blocks == 12
     if config.model.depth:
         view.keep(config.model.depth)
-        assert view.blocks_count == config.model.depth
+        assert view.num_blocks == config.model.depth
     method.attach(view)
     optimiser = make_optimiser(view, config.optim)
     assert {group["weight_decay"] for group in optimiser.param_groups} == {0.0}
-    assert len(method.draw(view.blocks_count, 0, 0).order) <= view.blocks_count
+    assert len(method.draw(view.num_blocks, 0, 0).order) <= view.num_blocks
 
 
 def test_a_file_wins_over_a_recipe_and_unknown_names_are_told(tmp_path, monkeypatch):

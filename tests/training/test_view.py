@@ -43,7 +43,7 @@ def test_trained_order_is_timms_forward(kwargs):
         assert not torch.equal(view(images, [3, 2, 1, 0]), model(images))
         tokens = view.stem(images)
     assert tokens.shape == (3, view.token_spec.count, view.token_spec.dim)
-    assert (view.blocks_count, len(view.blocks), view.needs_slot, view.classes_count) == (4, 4, False, 5)
+    assert (view.num_blocks, len(view.blocks), view.needs_slot, view.num_classes) == (4, 4, False, 5)
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "deit3_small_patch16_224"])
@@ -78,7 +78,7 @@ def test_keep_spreads_evenly():
     view = BlockView.of(tiny())
     last = view.blocks[3]
     assert view.keep(2) == [0, 3]
-    assert view.blocks_count == 2
+    assert view.num_blocks == 2
     assert view.blocks[1] is last
     with pytest.raises(ModelError, match="depth 3 is not possible: the model has 2 blocks"):
         view.keep(3)

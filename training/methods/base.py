@@ -119,7 +119,7 @@ class PositionMethod(Shuffle):
         from ls_edge.training.methods.slots import Position
 
         spec = view.token_spec
-        slots = Position(view.blocks_count, spec.dim, self.settings.width, self.settings.dropout)
+        slots = Position(view.num_blocks, spec.dim, self.settings.width, self.settings.dropout)
         view.slots = slots.to(view.device).train(view.training)
 
 
@@ -132,7 +132,7 @@ class PredictMethod(Shuffle):
         """Add a readout a block."""
         from ls_edge.training.methods.slots import Readout
 
-        view.readout = Readout(view.blocks_count, view.token_spec.dim).to(view.device).train(view.training)
+        view.readout = Readout(view.num_blocks, view.token_spec.dim).to(view.device).train(view.training)
 
     def loss(self, view: BlockView, images: Tensor, targets: Tensor, plan: Plan, criterion: Criterion) -> Tensor:
         """The criterion, plus the cross-entropy of the slot averaged over the blocks."""

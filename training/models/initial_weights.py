@@ -69,7 +69,7 @@ def make_start(
         if Path(config.init).is_dir():
             raise RunError(f"{config.init} is no run: it has no {CONFIG}; give a run folder or a checkpoint file")
         trained = _take(view, view.fit_state(read_foreign(config.init)), config.init, warn)
-    kept = tuple(range(view.blocks_count)) if config.depth is None else tuple(view.keep(config.depth))
+    kept = tuple(range(view.num_blocks)) if config.depth is None else tuple(view.keep(config.depth))
     return Start(view, config.name, args, kept, image_spec_of(view), trained)
 
 
@@ -104,7 +104,7 @@ def _from_run(
     whole = _take(view, weights, str(run.folder), warn)
     kept = run.record.kept
     if config.depth is not None:
-        chosen = evenly_spaced(view.blocks_count, config.depth)
+        chosen = evenly_spaced(view.num_blocks, config.depth)
         view.keep_blocks(chosen)
         kept = tuple(kept[index] for index in chosen)
     trained = whole and (

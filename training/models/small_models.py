@@ -170,10 +170,10 @@ def _has_address(host: str) -> bool:
 def build(name: str, args: dict[str, Any], kept: Sequence[int] | None = None) -> BlockView:
     """An untrained model as a view, with the blocks ``kept`` of it; raises :class:`ModelError`."""
     view = BlockView.of(create(name, **args))
-    if kept is not None and list(kept) != list(range(view.blocks_count)):
-        bad = next((index for index in kept if not 0 <= index < view.blocks_count), None)
+    if kept is not None and list(kept) != list(range(view.num_blocks)):
+        bad = next((index for index in kept if not 0 <= index < view.num_blocks), None)
         if bad is not None or not kept:
-            raise ModelError(f"{name} has blocks 0 to {view.blocks_count - 1}, so {list(kept)} cannot be kept")
+            raise ModelError(f"{name} has blocks 0 to {view.num_blocks - 1}, so {list(kept)} cannot be kept")
         view.keep_blocks(kept)
     return view
 

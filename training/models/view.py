@@ -50,7 +50,7 @@ class BlockView(nn.Module):
         return cls(model, family, shape_of_tokens(family, model))
 
     @property
-    def blocks_count(self) -> int:
+    def num_blocks(self) -> int:
         """How many blocks."""
         return len(self._blocks)
 
@@ -75,7 +75,7 @@ class BlockView(nn.Module):
         return self._family.image_size(self.model)
 
     @property
-    def classes_count(self) -> int:
+    def num_classes(self) -> int:
         """Length of the logits."""
         return int(getattr(self.model, "num_classes", 0))
 
@@ -120,18 +120,18 @@ class BlockView(nn.Module):
     def arrangement(self, value: Arrangement | Sequence[int] | None) -> Arrangement:
         """Read ``forward``'s argument; raises :class:`ModelError` for a block that the model lacks."""
         if value is None:
-            return Arrangement.plain(range(self.blocks_count))
+            return Arrangement.plain(range(self.num_blocks))
         found = value if isinstance(value, Arrangement) else Arrangement.plain(value)
-        if found.order and max(found.order) >= self.blocks_count:
+        if found.order and max(found.order) >= self.num_blocks:
             raise ModelError(
-                f"block {max(found.order)} is not there: the model has blocks 0 to {self.blocks_count - 1}; "
+                f"block {max(found.order)} is not there: the model has blocks 0 to {self.num_blocks - 1}; "
                 "name only those"
             )
         return found
 
     def keep(self, depth: int) -> list[int]:
         """Keep ``depth`` of the blocks, evenly spaced (arXiv 2407.04513, refined models), and return which."""
-        kept = evenly_spaced(self.blocks_count, depth)
+        kept = evenly_spaced(self.num_blocks, depth)
         self.keep_blocks(kept)
         return kept
 
@@ -147,7 +147,7 @@ class BlockView(nn.Module):
         Raises torch's limit of graphs for one function: blocks whose settings differ (drop path) have one each.
         """
         dynamo: Any = torch._dynamo.config
-        dynamo.recompile_limit = max(dynamo.recompile_limit, self.blocks_count + 8)
+        dynamo.recompile_limit = max(dynamo.recompile_limit, self.num_blocks + 8)
         self._compiled = [torch.compile(block, dynamic=False, backend=backend) for block in self._blocks]
 
     def weights(self) -> dict[str, Tensor]:
