@@ -201,8 +201,8 @@ def _evaluate(
     model, spec, about = _open_bundle(path, threads) if bundle else _open_run(path, device, precision, threads)
     if like is not None and like.settings["blocks"] != model.num_blocks:
         raise UsageError(
-            f"{path} has {counted(model.num_blocks, 'block')} and {like.settings['of']} has {like.settings['blocks']}, so "
-            "there are no means over them; name the runs themselves instead of their folder"
+            f"{path} has {counted(model.num_blocks, 'block')} and {like.settings['of']} has {like.settings['blocks']}, "
+            "so there are no means over them; name the runs themselves instead of their folder"
         )
     data = printable(images.source)
     plan = EvaluationOrders.make(model.num_blocks, orders, keep, seed, arrangements=arrangements, kendall=kendall)

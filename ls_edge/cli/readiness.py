@@ -49,8 +49,8 @@ def check_holders(source: Source, missing: Sequence[int], waited: float) -> str:
     what = f"{blocks} {has} no holder after {waited:g} s ({'; '.join(reasons(source, missing))})"
     if may_skip(source, missing):
         return (
-            f"{what}; starting without: at most {source.max_skips} of {source.bundle.num_blocks} blocks may be skipped, "
-            "so answers will be degraded"
+            f"{what}; starting without: at most {source.max_skips} of {source.bundle.num_blocks} blocks may be "
+            "skipped, so answers will be degraded"
         )
     advice = "start a holder, and wait for it with --wait SECONDS"
     if source.settings.policy == "sequential":
