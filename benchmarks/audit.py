@@ -20,7 +20,7 @@ from rich.table import Table
 
 from benchmarks.common import BenchmarkError, bundle_of, images_for, in_turn, median, say
 from ls_edge.bundle import Bundle
-from ls_edge.engines.engine import open_engine
+from ls_edge.engines.opening import open_engine
 from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.protocol.codec import is_finite
 from ls_edge.runtime.source import Source

@@ -13,7 +13,8 @@ import time
 import numpy as np
 
 from ls_edge.bundle import Bundle
-from ls_edge.engines.engine import open_block_engines
+from ls_edge.engines.engine import warm_up
+from ls_edge.engines.opening import open_block_engines
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
     bundle = Bundle.open(sys.argv[1])
     engines = open_block_engines(bundle, range(bundle.num_blocks), threads=1)
     for engine in engines.values():
-        engine.warm_up(1)
+        warm_up(engine)
     shape = (1, bundle.manifest.tokens.count, bundle.manifest.tokens.dim)
     tokens = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     print("{}", flush=True)

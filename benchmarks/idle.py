@@ -69,9 +69,6 @@ class _Nothing:
         assert out is None
         return inputs["tokens"]
 
-    def warm_up(self, batch: int = 1) -> float:  # noqa: ARG002
-        return 0.001
-
     def close(self) -> None:
         pass
 

@@ -10,8 +10,8 @@ import importlib.util
 from dataclasses import dataclass
 
 from ls_edge.bundle import Bundle
-from ls_edge.engines.engine import OnnxEngine, signature_of
-from ls_edge.engines.onnxruntime import CPU, onnxruntime_module
+from ls_edge.engines.engine import signature_of
+from ls_edge.engines.onnxruntime import CPU, OnnxEngine, onnxruntime_module
 from ls_edge.errors import BundleError, EngineError, LsEdgeError
 
 

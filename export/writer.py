@@ -162,7 +162,7 @@ def _verify(
     return result
 
 
-def build_engines(bundle: Bundle, *, tell: Callable[[str], None] = lambda _: None) -> str | None:
+def build_engines(bundle: Bundle, *, on_status: Callable[[str], None] = lambda _: None) -> str | None:
     """Build this device's TensorRT engines of a bundle into the cache and compare them with the files.
 
     Returns what they run on; None where TensorRT is not installed here, since the devices build their own. Not run on
@@ -173,7 +173,7 @@ def build_engines(bundle: Bundle, *, tell: Callable[[str], None] = lambda _: Non
         return None
     images = generated_images(bundle.manifest.image, 3)
     with (
-        Pipeline.open(bundle, kind="tensorrt", tell=tell) as built,
+        Pipeline.open(bundle, kind="tensorrt", on_status=on_status) as built,
         Pipeline.open(bundle, kind="onnx", threads=1, provider="cpu") as files,
     ):
         found = cosine(built.forward(images), files.forward(images))

@@ -1,10 +1,11 @@
-"""Facts about this machine from /proc, /sys and the device tree: processor, cores, memory, board.
+"""The hardware that this process runs on, from /proc, /sys and the device tree: processor, cores, memory, board.
 
 Linux only; elsewhere, and where a file is missing, a fact is None or empty. Nothing here runs a program.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -18,15 +19,29 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def cpu_name() -> str:
     """Model name of the processor, or the architecture where it has none."""
-    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.M)
+    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _cpuinfo(), re.M)
     return found[1].strip() if found else platform.machine()
 
 
 def cpu_features(cpuinfo: str | None = None) -> list[str]:
-    """Vector and matrix instructions that matter for engines, of those that the processor has."""
-    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", _text("/proc/cpuinfo") if cpuinfo is None else cpuinfo, re.M)
+    """Vector and matrix instructions that matter for engines, of those that the processor has.
+
+    ``cpuinfo`` is the text of ``/proc/cpuinfo``, which is read where it is left out.
+    """
+    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", _cpuinfo() if cpuinfo is None else cpuinfo, re.M)
     flags = set(lines[0].split()) if lines else set()
     return [flag for flag in (*_X86, *_ARM) if flag in flags]
+
+
+def multiplies_bfloat16(cpuinfo: str | None = None) -> bool:
+    """Whether the processor multiplies bfloat16 itself (AVX512-BF16, AMX, Arm's BF16); emulated it would be slower."""
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(cpu_features(cpuinfo))
+
+
+def int8_products_saturate(cpuinfo: str | None = None) -> bool:
+    """Whether the processor is an x86 with AVX2 and without VNNI or AMX, whose fast int8 products saturate."""
+    features = set(cpu_features(cpuinfo))
+    return "avx2" in features and not features & {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 
 def cores() -> int:
@@ -71,6 +86,11 @@ def board() -> str | None:
 def has_nvidia() -> bool:
     """Whether the NVIDIA driver shows a GPU, on a card or in a Jetson."""
     return any(Path(device).exists() for device in ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu"))
+
+
+@functools.cache  # reading it takes milliseconds where there are many cores
+def _cpuinfo() -> str:
+    return _text("/proc/cpuinfo")
 
 
 def _add_quota(quotas: list[float], granted: str, period: str) -> None:

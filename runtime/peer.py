@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from ls_edge.bundle import Bundle
-from ls_edge.engines.engine import Engine, open_block_engines
+from ls_edge.engines.engine import Engine, warm_up
+from ls_edge.engines.opening import open_block_engines
 from ls_edge.errors import EngineError, LsEdgeError, UsageError
 from ls_edge.order_costs import read_order_costs
 from ls_edge.peers_file import EngineKind, PeersFile, is_loopback
@@ -187,7 +188,7 @@ class Peer:
                 control = Control(self._faults)
                 self._engines = {block: FaultyEngine(engine, control) for block, engine in self._engines.items()}
             for batch in {1, self.entry.max_batch}:
-                times = [engine.warm_up(batch) for engine in self._engines.values()]
+                times = [warm_up(engine, batch) for engine in self._engines.values()]
         except LsEdgeError as error:
             return error
         except Exception as error:  # noqa: BLE001  an engine library may raise anything

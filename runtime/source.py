@@ -34,7 +34,8 @@ import numpy as np
 from ls_edge.arrangement import random_order
 from ls_edge.bundle import Bundle
 from ls_edge.data.preprocess import Preprocessor
-from ls_edge.engines.engine import Engine, open_engine
+from ls_edge.engines.engine import Engine, warm_up
+from ls_edge.engines.opening import open_engine
 from ls_edge.errors import BudgetExceeded, DataError, NotFinite, Overloaded, RequestError, SourceClosed, UsageError
 from ls_edge.evaluation.run_summary import AuditSummary, Rejection
 from ls_edge.order_costs import read_order_costs
@@ -134,7 +135,7 @@ class Source:
         self._engines: Mapping[str, Engine] = {
             part: open_engine(bundle, part, threads=self.settings.threads) for part in ("stem", "head")
         }
-        warm_ms = [engine.warm_up() for engine in self._engines.values()]
+        warm_ms = [warm_up(engine) for engine in self._engines.values()]
         self.machine = SourceMachine(
             self._alias,
             limits=limits or Limits.for_frames(peers.heartbeat.transfer_s(bundle.manifest.tokens.bytes_per_image)),

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import nn
 
+from ls_edge import hardware
 from ls_edge.errors import UsageError
 
 
@@ -27,16 +27,6 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
     return torch.device(wanted)
 
 
-def cpu_has_bfloat16(cpuinfo: str | Path = "/proc/cpuinfo") -> bool:
-    """Whether the CPU multiplies bfloat16 itself (AVX512-BF16, AMX, Arm's BF16); emulated it would be slower."""
-    try:
-        text = Path(cpuinfo).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    flags = next((line for line in text.splitlines() if line.lower().startswith(("flags", "features"))), "")
-    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(flags.split()))
-
-
 def choose_precision(wanted: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device) -> torch.dtype:
     """The type of the matrix products; raises :class:`UsageError` where the device has it not."""
     if wanted == "fp16" and device.type == "cpu":
@@ -44,7 +34,7 @@ def choose_precision(wanted: Literal["auto", "fp32", "bf16", "fp16"], device: to
     if wanted == "auto":
         if device.type == "cuda":
             return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-        return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
+        return torch.bfloat16 if hardware.multiplies_bfloat16() else torch.float32
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted]
 
 

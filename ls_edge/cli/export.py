@@ -115,7 +115,7 @@ def command(
         exported = export_run(loaded, out, settings, calibration=calibration, step=step)
         built = None
         if engine == "tensorrt":
-            built = build_engines(exported.bundle, tell=lambda text: progress.update(task, description=text))
+            built = build_engines(exported.bundle, on_status=lambda text: progress.update(task, description=text))
             if built is None:
                 progress.console.print(
                     "TensorRT is not installed here; the devices build their engines from these files"

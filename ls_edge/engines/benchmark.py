@@ -1,11 +1,11 @@
-"""What running a model in parts costs on this machine: the chain of engines against one engine of the whole.
+"""Time a bundle on this machine: its parts one after the other (the chain), and one engine of the whole (the monolith).
 
 Chain and monolith run by the same library with the same options, in turns of a few runs each, so that whatever else
 the machine does falls on both; figures are medians. The monolith with ONNX Runtime's default options is timed
 afterwards, because its threads spin and would slow the others (ONNX Runtime only). Images are noise: the time does
 not depend on them.
 
-Left out: merging the parts (``ls_edge.export.merge``, which needs ``onnx``); the caller brings the bytes.
+The caller brings the bytes of the monolith; ``ls_edge.export.merge``, which needs ``onnx``, makes them from the parts.
 """
 
 from __future__ import annotations
@@ -18,21 +18,15 @@ import msgspec
 import numpy as np
 
 from ls_edge.bundle import Bundle
-from ls_edge.engines.engine import (
-    Engine,
-    EngineKind,
-    OnnxEngine,
-    choose_kind,
-    open_engine,
-    signature_of,
-    usable_threads,
-)
-from ls_edge.engines.onnxruntime import onnxruntime_module, open_session
+from ls_edge.engines.engine import Engine, signature_of
+from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module, open_session
+from ls_edge.engines.opening import choose_kind, open_engine, usable_threads
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import UsageError
+from ls_edge.peers_file import EngineKind
 
-_TURN = 6
-"""Most runs of a turn that count."""
+RUNS_A_TURN = 6
+"""Most runs of a turn that count: fewer leave cold caches in the figures, more let slow drifts fall on one side."""
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -91,8 +85,9 @@ def bench(
 ) -> Bench:
     """Time a bundle for about ``duration`` seconds and half as long again for parts and defaults.
 
-    ``monolith`` is the ONNX file of the whole model and ``origin`` where it came from; without it ``reason`` says
-    why. Raises :class:`UsageError` for a batch or duration that is not positive, else as :meth:`Pipeline.open`.
+    ``monolith`` is the ONNX file of the whole model and ``origin`` where it came from; without it ``reason`` is why
+    there is none. Raises :class:`UsageError` for a batch or duration that is not positive, else as
+    :meth:`Pipeline.open`.
     """
     if batch < 1 or not 0 < duration < float("inf"):
         raise UsageError(f"batch {batch} for {duration} seconds cannot be timed; both must be above 0")
@@ -102,14 +97,14 @@ def bench(
     used_kind = choose_kind(kind, bundle, provider)
     if used_kind == "tensorrt" and bundle.manifest.parts.whole is None:
         monolith, reason = None, "TensorRT times only a whole.onnx of the bundle; export it with --whole"
-    with Pipeline.open(bundle, threads=threads, provider=provider, kind=used_kind) as chain:
-        whole = _whole(bundle, chain, monolith, threads)
-        calls: list[Callable[[], Any]] = [lambda: chain.forward(images)]
+    with Pipeline.open(bundle, threads=threads, provider=provider, kind=used_kind) as pipeline:
+        whole = _whole(bundle, pipeline, monolith, threads)
+        calls: list[Callable[[], Any]] = [lambda: pipeline.forward(images)]
         if whole is not None:
             calls.append(lambda: whole.run({"images": images}))
         chain_s, *whole_s = _alternate(calls, duration)
-        parts = _profile(chain, images, duration / 4)
-        used = chain.provider
+        parts = _profile(pipeline, images, duration / 4)
+        used = pipeline.provider
         if whole is not None:
             whole.close()
     default = None
@@ -131,13 +126,13 @@ def bench(
     )  # fmt: skip
 
 
-def _whole(bundle: Bundle, chain: Pipeline, monolith: bytes | None, threads: int) -> Engine | None:
+def _whole(bundle: Bundle, pipeline: Pipeline, monolith: bytes | None, threads: int) -> Engine | None:
     if monolith is None:
         return None
-    if chain.stem_engine.kind == "tensorrt":
+    if pipeline.stem_engine.kind == "tensorrt":
         return open_engine(bundle, "whole", kind="tensorrt")
     signature = signature_of(bundle.manifest, "whole")
-    return OnnxEngine(monolith, "whole", signature, provider=chain.provider, threads=threads)
+    return OnnxEngine(monolith, "whole", signature, provider=pipeline.provider, threads=threads)
 
 
 def _alternate(calls: list[Callable[[], Any]], duration: float) -> list[list[float]]:
@@ -149,7 +144,7 @@ def _alternate(calls: list[Callable[[], Any]], duration: float) -> list[list[flo
     for call in calls:
         call()
     once = time.perf_counter() - started
-    runs = min(_TURN, max(1, int(duration / (4 * once))))
+    runs = min(RUNS_A_TURN, max(1, int(duration / (4 * once))))
     seconds: list[list[float]] = [[] for _ in calls]
     end = time.perf_counter() + duration
     turn = list(range(len(calls)))
@@ -164,10 +159,10 @@ def _alternate(calls: list[Callable[[], Any]], duration: float) -> list[list[flo
     return seconds
 
 
-def _profile(chain: Pipeline, images: np.ndarray, duration: float) -> list[list[float]]:
+def _profile(pipeline: Pipeline, images: np.ndarray, duration: float) -> list[list[float]]:
     """Seconds of stem, each block and head within whole runs."""
     runs: list[list[float]] = []
     end = time.perf_counter() + duration
     while time.perf_counter() < end or len(runs) < 3:
-        runs.append(chain.profile(images)[1])
+        runs.append(pipeline.profile(images)[1])
     return [list(part) for part in zip(*runs, strict=True)]

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions under options for many small models in one process.
+"""Engines of ONNX Runtime: sessions with options for many small models in one process, and their buffers.
 
 With its defaults every session has a thread pool that spins between runs, and a memory arena: fourteen sessions
 one after the other then cost many times what one costs. Here no pool spins and all sessions share one arena. A
@@ -9,19 +9,26 @@ count: a part that refers to weights in another file does not load.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-from pathlib import Path
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 
+from ls_edge import hardware
+from ls_edge.engines.engine import Signature, Tensor, check_inputs, check_out, first_line
 from ls_edge.engines.integrity import has_weights_elsewhere
 from ls_edge.errors import EngineError
 from ls_edge.requirements import engine_advice
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+KEPT_BATCH_SIZES = 4
+"""Batch sizes whose buffers an engine keeps; more take memory, fewer allocate again where sizes alternate."""
+
+_TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64"}
 _SHORT = {"cpu": CPU, "cuda": CUDA, "tensorrt": "TensorrtExecutionProvider"}
 
 
@@ -51,7 +58,7 @@ def open_session(raw: bytes, part: str, *, provider: str, threads: int | None, p
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-        if _int8_saturates():
+        if hardware.int8_products_saturate():  # asked to where they are exact, it would take three times the time
             options.add_session_config_entry("session.x64quantprecision", "1")
         if provider == CPU:
             options.add_session_config_entry("session.use_env_allocators", "1")
@@ -127,12 +134,123 @@ class Buffers:
         self._known: WeakValueDictionary[tuple[str, str, tuple[int, ...], str], Buffer] = WeakValueDictionary()
 
     def get(self, role: str, dtype: str, shape: tuple[int, ...], device: str) -> Buffer:
-        """The one for this role; what was in it is anybody's guess."""
+        """The one for this role; its contents are undefined."""
         key = (role, dtype, shape, device)
         buffer = self._known.get(key)
         if buffer is None:
             buffer = self._known[key] = Buffer(dtype, shape, device)
         return buffer
+
+
+@dataclass(frozen=True)
+class Binding:
+    """An engine at one batch size, bound to buffers."""
+
+    inputs: dict[str, Buffer]
+    output: Buffer
+    step: Callable[[], None]
+    """Run the engine on the buffers."""
+
+
+class OnnxEngine:
+    """A part in an ONNX Runtime session."""
+
+    kind = "onnx"
+
+    def __init__(
+        self,
+        raw: bytes,
+        part: str,
+        signature: Signature,
+        *,
+        provider: str,
+        threads: int,
+        buffers: Buffers | None = None,
+    ) -> None:
+        """Open ``raw``; raises :class:`EngineError` naming the part where it, or the provider, does not load."""
+        self.part = part
+        self.signature = signature
+        self.threads = threads
+        self._session: Any = open_session(raw, part, provider=provider, threads=threads)
+        self.provider = provider
+        self._check_signature()
+        self._buffers = buffers if buffers is not None else Buffers()
+        self._bindings: OrderedDict[int, Binding] = OrderedDict()
+
+    @property
+    def session(self) -> Any:
+        """The ``onnxruntime.InferenceSession``; raises :class:`EngineError` after :meth:`close`."""
+        if self._session is None:
+            raise EngineError(f"the engine of {self.part} was closed; open it again")
+        return self._session
+
+    @property
+    def device(self) -> str:
+        """``cpu`` or ``cuda``, as ONNX Runtime names the memory."""
+        return "cpu" if self.provider == CPU else "cuda"
+
+    def run(self, inputs: Mapping[str, np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
+        """Run on arrays that are checked against the manifest; raises :class:`EngineError`.
+
+        ``out`` must be of the output's type and shape.
+        """
+        batch = check_inputs(self.part, self.signature, inputs)
+        check_out(self.part, self.signature.output, batch, out)
+        binding = self._bound(batch)
+        for name, array in inputs.items():
+            binding.inputs[name].write(array)
+        binding.step()
+        return binding.output.read(out)
+
+    def bind(self, inputs: Mapping[str, Buffer], output: Buffer) -> Callable[[], None]:
+        """Return a call that runs on these very buffers, which are not checked, and allocates nothing."""
+        session, binding = self.session, self.session.io_binding()
+        for name, buffer in inputs.items():
+            binding.bind_ortvalue_input(name, buffer.value)
+        binding.bind_ortvalue_output(self.signature.output.name, output.value)
+
+        def step() -> None:
+            try:
+                session.run_with_iobinding(binding)
+            except Exception as error:
+                raise EngineError(f"{self.part} failed on {self.provider}: {first_line(error)}") from error
+
+        return step
+
+    def close(self) -> None:
+        """Free memory and threads; a second call does nothing."""
+        self._bindings.clear()
+        self._session = None
+
+    def _bound(self, batch: int) -> Binding:
+        """The binding for a batch size, from the cache of the most recently used ones."""
+        binding = self._bindings.pop(batch, None)
+        if binding is None:
+            get, output = self._buffers.get, self.signature.output
+            inputs = {t.name: get(t.name, t.dtype, t.shape(batch), self.device) for t in self.signature.inputs}
+            out = get("output", output.dtype, output.shape(batch), self.device)
+            binding = Binding(inputs, out, self.bind(inputs, out))
+        self._bindings[batch] = binding
+        while len(self._bindings) > KEPT_BATCH_SIZES:
+            self._bindings.popitem(last=False)
+        return binding
+
+    def _check_signature(self) -> None:
+        def found(args: Any) -> list[Tensor]:
+            return [
+                Tensor(a.name, _TYPES.get(a.type, a.type), tuple(d if isinstance(d, int) else -1 for d in a.shape[1:]))
+                for a in args
+            ]
+
+        for what, args, wanted in (
+            ("inputs", self._session.get_inputs(), self.signature.inputs),
+            ("outputs", self._session.get_outputs(), (self.signature.output,)),
+        ):
+            if found(args) != list(wanted):
+                theirs, ours = ", ".join(map(str, found(args))), ", ".join(map(str, wanted))
+                raise EngineError(
+                    f"{self.part}: the file's {what} are {theirs}, the manifest says {ours}; export the bundle again"
+                )
 
 
 def onnxruntime_module() -> Any:
@@ -150,21 +268,6 @@ def onnxruntime_module() -> Any:
     return onnxruntime
 
 
-@functools.cache
-def _int8_saturates() -> bool:
-    """Whether this is an x86 without VNNI and AMX, whose fast int8 products saturate.
-
-    ONNX Runtime can avoid them there. Asked to where they are exact it does so as well, at three times the time, so
-    this is decided here.
-    """
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return False
-    flags = set(next((line.split(":", 1)[1] for line in lines if line.startswith("flags")), "").split())
-    return "avx2" in flags and not flags & {"avx512_vnni", "avx_vnni", "amx_int8"}
-
-
 _allocator_shared = False
 
 
@@ -177,8 +280,3 @@ def _share_allocator(ort: Any) -> None:
     info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     with contextlib.suppress(Exception):  # registered already: that one is shared
         ort.create_and_register_allocator(info, None)
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, in one line of at most 300 characters."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

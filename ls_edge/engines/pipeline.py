@@ -3,7 +3,7 @@
 ``Pipeline.open(bundle)`` offers what a torch model view does, on numpy arrays: ``stem``, ``block``, ``head`` and
 ``forward`` in any arrangement. :func:`replay` checks a run's trace against it (guarantee R2).
 
-A chain is used by one thread at a time: a plain order runs between two buffers that belong to the chain.
+One thread at a time uses a pipeline: a plain order runs between two buffers that belong to it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ import numpy as np
 
 from ls_edge.arrangement import Arrangement, apply
 from ls_edge.bundle import Bundle
-from ls_edge.engines.engine import Engine, EngineKind, OnnxEngine, choose_kind, open_engine, usable_threads
-from ls_edge.engines.onnxruntime import Buffer, Buffers
+from ls_edge.engines.engine import Engine, check_inputs
+from ls_edge.engines.onnxruntime import Buffer, Buffers, OnnxEngine
+from ls_edge.engines.opening import choose_kind, open_engine, usable_threads
 from ls_edge.errors import EngineError, UsageError
+from ls_edge.peers_file import EngineKind
 from ls_edge.records import RequestRecord
 
-_LANES = 2
-"""Batch sizes whose buffers are kept."""
+BOUND_BATCH_SIZES = 2
+"""Batch sizes whose buffers a pipeline keeps: the usual one, and that of a last, smaller batch."""
 
 
 class Pipeline:
@@ -36,7 +38,7 @@ class Pipeline:
         self.stem_engine = stem
         self.block_engines = tuple(blocks)
         self.head_engine = head
-        self._lanes: OrderedDict[int, _Lane] = OrderedDict()
+        self._bound: OrderedDict[int, BoundPipeline] = OrderedDict()
 
     @classmethod
     def open(
@@ -46,15 +48,17 @@ class Pipeline:
         threads: int | None = None,
         provider: str | None = None,
         kind: EngineKind = "auto",
-        tell: Callable[[str], None] = lambda _: None,
+        on_status: Callable[[str], None] = lambda _: None,
     ) -> Pipeline:
-        """Open every part but ``whole``; ``tell`` and errors as :func:`ls_edge.engines.engine.open_engine`."""
+        """Open every part but ``whole``; ``on_status`` and errors as :func:`ls_edge.engines.opening.open_engine`."""
         threads = usable_threads(threads)
         used: EngineKind = choose_kind(kind, bundle, provider)
         buffers = Buffers()
 
         def part(name: str, chosen: str | None) -> Engine:
-            return open_engine(bundle, name, kind=used, provider=chosen, threads=threads, buffers=buffers, tell=tell)
+            return open_engine(
+                bundle, name, kind=used, provider=chosen, threads=threads, buffers=buffers, on_status=on_status
+            )
 
         stem = part("stem", provider)
         chosen = stem.provider if used == "onnx" else None
@@ -93,17 +97,17 @@ class Pipeline:
             arrangement = Arrangement.plain(arrangement)
         for index in arrangement.order:
             self._checked(index)
-        lane = self._lane(len(images)) if arrangement.is_plain else None
-        if lane is None:
+        bound = self._bind(len(images)) if arrangement.is_plain else None
+        if bound is None:
             return self.head(apply(arrangement, self.stem(images), self.block))
-        return lane.run(images, arrangement.order)
+        return bound.run(images, arrangement.order)
 
     def profile(self, images: np.ndarray) -> tuple[np.ndarray, list[float]]:
         """As :meth:`forward` in trained order, with the seconds of stem, each block and head."""
         seconds: list[float] = []
-        lane = self._lane(len(images))
-        if lane is not None:
-            return lane.run(images, range(self.num_blocks), seconds), seconds
+        bound = self._bind(len(images))
+        if bound is not None:
+            return bound.run(images, range(self.num_blocks), seconds), seconds
         marks = [time.perf_counter()]
         tokens = self.stem(images)
         marks.append(time.perf_counter())
@@ -116,7 +120,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Free the engines."""
-        self._lanes.clear()
+        self._bound.clear()
         for engine in (self.stem_engine, *self.block_engines, self.head_engine):
             engine.close()
 
@@ -133,24 +137,26 @@ class Pipeline:
             raise UsageError(f"block {index} is not there: the bundle has blocks 0 to {self.num_blocks - 1}")
         return index
 
-    def _lane(self, batch: int) -> _Lane | None:
+    def _bind(self, batch: int) -> BoundPipeline | None:
         """Buffers for ONNX Runtime; None where another library runs a part, which has its own."""
         stem, head = self.stem_engine, self.head_engine
         blocks = [engine for engine in self.block_engines if isinstance(engine, OnnxEngine)]
         if not isinstance(stem, OnnxEngine) or not isinstance(head, OnnxEngine) or len(blocks) < self.num_blocks:
             return None
-        lane = self._lanes.pop(batch, None) or _Lane(stem, blocks, head, self.bundle.manifest.needs_slot, batch)
-        self._lanes[batch] = lane
-        while len(self._lanes) > _LANES:
-            self._lanes.popitem(last=False)
-        return lane
+        bound = self._bound.pop(batch, None) or BoundPipeline(
+            stem, blocks, head, needs_slot=self.bundle.manifest.needs_slot, batch=batch
+        )
+        self._bound[batch] = bound
+        while len(self._bound) > BOUND_BATCH_SIZES:
+            self._bound.popitem(last=False)
+        return bound
 
 
-class _Lane:
-    """The way of one batch size through a chain: two token buffers in turn, each part bound to them once."""
+class BoundPipeline:
+    """A pipeline at one batch size: two token buffers used in turn, each part bound to them once."""
 
     def __init__(
-        self, stem: OnnxEngine, blocks: Sequence[OnnxEngine], head: OnnxEngine, needs_slot: bool, batch: int
+        self, stem: OnnxEngine, blocks: Sequence[OnnxEngine], head: OnnxEngine, *, needs_slot: bool, batch: int
     ) -> None:
         self.first, self.engines, self.needs_slot = stem, blocks, needs_slot
         signature, device = stem.signature, stem.device
@@ -165,7 +171,7 @@ class _Lane:
 
     def run(self, images: np.ndarray, order: Sequence[int], seconds: list[float] | None = None) -> np.ndarray:
         """Stem, the blocks of ``order``, head; the time of each is added to ``seconds``."""
-        self.first.check_inputs({"images": images})
+        check_inputs("stem", self.first.signature, {"images": images})
         current = 0
         marks = [time.perf_counter()]
         self.images.write(images)
@@ -204,7 +210,7 @@ class Replayed:
 
 
 def replay(
-    chain: Pipeline, records: Iterable[RequestRecord], image_of: Callable[[RequestRecord], np.ndarray]
+    pipeline: Pipeline, records: Iterable[RequestRecord], image_of: Callable[[RequestRecord], np.ndarray]
 ) -> Iterator[Replayed]:
     """Run each answered record's arrangement again (guarantee R2: float32 within 1e-4).
 
@@ -214,11 +220,11 @@ def replay(
     for record in records:
         if record.logits is None:
             continue
-        ours = chain.forward(image_of(record)[None], record.arrangement)[0]
+        ours = pipeline.forward(image_of(record)[None], record.arrangement)[0]
         theirs = np.asarray(record.logits, dtype=np.float32)
         if ours.shape != theirs.shape:
             raise EngineError(
-                f"request {record.id} has {len(theirs)} logits, {chain.bundle.folder} gives {len(ours)}; "
+                f"request {record.id} has {len(theirs)} logits, {pipeline.bundle.folder} gives {len(ours)}; "
                 "the trace is of another bundle"
             )
         error = float(np.abs(ours - theirs).max() / max(float(np.abs(ours).max()), 1e-30))

@@ -16,12 +16,12 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
-from ls_edge.engines.onnxruntime import first_line
+from ls_edge.engines.engine import first_line
 from ls_edge.engines.tensorrt_cache import EngineKey
 from ls_edge.errors import EngineError
 
 MAX_BATCH = 8
-"""Largest batch of an engine unless told otherwise; larger ones are run in turns."""
+"""Default of the largest batch of an engine; larger batches are run in turns."""
 WORKSPACE = 1 << 30
 """Bytes that kernels may use while they run."""
 
@@ -82,7 +82,7 @@ def this_device() -> Device:
 
 
 def flags_of(precision: str) -> tuple[str, ...]:
-    """What the builder is told besides the file."""
+    """What the builder is given besides the file."""
     return ("strongly typed", *(("no tf32",) if precision == "fp32" else ()))
 
 

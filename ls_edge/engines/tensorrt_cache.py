@@ -31,8 +31,8 @@ import msgspec
 from ls_edge.bundle import digest_of
 from ls_edge.errors import EngineError
 
-Tell = Callable[[str], None]
-"""Told in words why an engine is built, or what is waited for."""
+OnStatus = Callable[[str], None]
+"""Called with why an engine is built, or what is waited for."""
 
 
 class EngineKey(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class EngineKey(msgspec.Struct, frozen=True):
     profile: tuple[int, int, int]
     """Batch: least, best, largest."""
     flags: tuple[str, ...]
-    """What the builder was told besides."""
+    """What else the builder was given."""
     system: str = f"{platform.system()} {platform.machine()}"
 
     def digest(self) -> str:
@@ -92,21 +92,23 @@ class EngineCache:
             raise EngineError(f"{self.folder} is a link or no folder; set LS_EDGE_CACHE to a folder of yours")
         _check_owner(found, self.folder)
 
-    def get(self, key: EngineKey, build: Callable[[bytes], tuple[bytes, bytes]], tell: Tell = lambda _: None) -> bytes:
+    def get(
+        self, key: EngineKey, build: Callable[[bytes], tuple[bytes, bytes]], on_status: OnStatus = lambda _: None
+    ) -> bytes:
         """Return the engine of ``key``; where there is none that can be used, build it under the lock and keep it.
 
-        ``build`` takes the timing cache (empty at first) and returns engine and timing cache. ``tell`` is told why it
-        was called. Raises :class:`EngineError` where the folder's contents are somebody else's or nothing can be
+        ``build`` takes the timing cache (empty at first) and returns engine and timing cache; ``on_status`` is called
+        with the reason. Raises :class:`EngineError` where the folder's contents are somebody else's or nothing can be
         written.
         """
         engine, _ = self._find(key)
         if engine is not None:
             return engine
-        with self._locked(tell):
+        with self._locked(on_status):
             engine, reason = self._find(key)
             if engine is not None:
                 return engine
-            tell(f"building an engine: {reason}")
+            on_status(f"building an engine: {reason}")
             timing = self._read(self._timing(key)) or b""
             engine, timing = build(timing)
             entry = _Entry(key, hashlib.sha256(engine).hexdigest())
@@ -192,7 +194,7 @@ class EngineCache:
             ) from None
 
     @contextlib.contextmanager
-    def _locked(self, tell: Tell) -> Iterator[None]:
+    def _locked(self, on_status: OnStatus) -> Iterator[None]:
         """One process at a time; a process that dies lets go."""
         path = self.folder / "lock"
         try:
@@ -200,15 +202,15 @@ class EngineCache:
         except OSError as error:
             raise EngineError(f"cannot open {path}: {error.strerror}; remove it") from None
         try:
-            told = False
+            waiting = False
             while True:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if not told:
-                        tell("waiting for another process that builds engines")
-                    told = True
+                    if not waiting:
+                        on_status("waiting for another process that builds engines")
+                    waiting = True
                     time.sleep(_POLL_S)
             yield
         finally:

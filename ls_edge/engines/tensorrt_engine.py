@@ -10,20 +10,17 @@ of one process, and CUDA graphs.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ls_edge.bundle import Bundle
 from ls_edge.engines import tensorrt_build
+from ls_edge.engines.engine import Signature, Tensor, check_inputs, check_out
 from ls_edge.engines.tensorrt_build import MAX_BATCH, Device, checked, cuda_module, key_of, tensorrt_module, this_device
-from ls_edge.engines.tensorrt_cache import EngineCache, Tell
+from ls_edge.engines.tensorrt_cache import EngineCache, OnStatus
 from ls_edge.errors import EngineError
-
-if TYPE_CHECKING:
-    from ls_edge.engines.engine import Signature, Tensor
 
 
 class TensorRTEngine:
@@ -57,8 +54,6 @@ class TensorRTEngine:
 
     def run(self, inputs: Mapping[str, np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
         """Run on arrays that are checked against the manifest; raises :class:`EngineError`."""
-        from ls_edge.engines.engine import check_inputs, check_out
-
         batch = check_inputs(self.part, self.signature, inputs)
         output = self.signature.output
         check_out(self.part, output, batch, out)
@@ -75,14 +70,6 @@ class TensorRTEngine:
             np.copyto(out, result)
             return out
         return result
-
-    def warm_up(self, batch: int = 1) -> float:
-        """Run twice on zeros; return the milliseconds of the second run."""
-        inputs = {t.name: np.zeros(t.shape(batch), t.dtype) for t in self.signature.inputs}
-        self.run(inputs)
-        start = time.perf_counter()
-        self.run(inputs)
-        return (time.perf_counter() - start) * 1e3
 
     def close(self) -> None:
         """Free memory on the GPU; a second call does nothing."""
@@ -134,12 +121,12 @@ def open_tensorrt(
     *,
     max_batch: int = MAX_BATCH,
     cache: EngineCache | None = None,
-    tell: Tell = lambda _: None,
+    on_status: OnStatus = lambda _: None,
 ) -> TensorRTEngine:
     """Open a part from the cache of built engines, building it where it is not there.
 
-    ``tell`` is told why something is built. Raises :class:`EngineError` where TensorRT, CUDA or a GPU is not there or
-    the part cannot be built.
+    ``on_status`` is called with the reason where one is built. Raises :class:`EngineError` where TensorRT, CUDA or
+    a GPU is not there or the part cannot be built.
     """
     device = this_device()
     raw = bundle.read(part)
@@ -148,7 +135,7 @@ def open_tensorrt(
 
     def load() -> TensorRTEngine:
         plan = cache.get(
-            key, lambda timing: tensorrt_build.build(raw, part, key, timing), lambda why: tell(f"{part}: {why}")
+            key, lambda timing: tensorrt_build.build(raw, part, key, timing), lambda why: on_status(f"{part}: {why}")
         )
         return TensorRTEngine(plan, part, signature, device, max_batch=max_batch)
 
@@ -157,6 +144,6 @@ def open_tensorrt(
     except EngineError as error:
         if "does not load in" not in str(error):
             raise
-        tell(f"{error}; building it again")
+        on_status(f"{error}; building it again")
         cache.forget(key)
         return load()

@@ -123,10 +123,6 @@ class FaultyEngine:
             result.flat[0] = np.nan
         return result
 
-    def warm_up(self, batch: int = 1) -> float:
-        """See :class:`Engine`."""
-        return self._engine.warm_up(batch)
-
     def close(self) -> None:
         """See :class:`Engine`."""
         self._engine.close()

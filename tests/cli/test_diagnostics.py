@@ -1,7 +1,6 @@
 """Doctor: probes survive what they look for, and each fault has its line."""
 
 import importlib.metadata
-import os
 
 import numpy as np
 import pytest
@@ -161,15 +160,3 @@ def test_cores_that_the_control_group_does_not_grant(tmp_path, monkeypatch):
     found = pairs(diagnostics._machine())["cores"]
     assert found.status == "warn"
     assert "no more than 1 thread in all" in found.mend
-
-
-def test_features_of_processors():
-    assert hardware.cpu_features("processor: 0\nflags\t\t: fpu avx2 amx_int8 sse\n") == ["avx2", "amx_int8"]
-    assert hardware.cpu_features("Features\t: fp asimd asimddp sve2\n") == ["asimd", "asimddp"]
-    assert hardware.cpu_features("") == []
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="reads /proc")
-def test_memory():
-    total, free = hardware.memory_gib()
-    assert 0 < free <= total

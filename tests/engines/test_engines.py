@@ -7,9 +7,9 @@ import onnxruntime
 import pytest
 
 from ls_edge.bundle import Bundle
-from ls_edge.engines import engine as engines
-from ls_edge.engines import onnxruntime as sessions
-from ls_edge.engines.engine import OnnxEngine, open_block_engines, open_engine, signature_of
+from ls_edge.engines.engine import signature_of, warm_up
+from ls_edge.engines.onnxruntime import Buffers, OnnxEngine
+from ls_edge.engines.opening import open_block_engines, open_engine, usable_threads
 from ls_edge.errors import BundleError, DigestMismatch, EngineError, UsageError
 
 CPU = "CPUExecutionProvider"
@@ -37,7 +37,7 @@ def test_an_engine_computes_what_the_file_says(bundle):
         np.testing.assert_allclose(
             engine.run({"tokens": given}), plain(bundle, "block 3", {"tokens": given}), rtol=0, atol=2e-6
         )
-    assert engine.warm_up(2) > 0
+    assert warm_up(engine, 2) > 0
     engine.close()
     engine.close()
     with pytest.raises(EngineError, match=r"block 3 was closed"):
@@ -160,23 +160,24 @@ def test_engines_and_threads_that_do_not_exist(bundle):
         open_engine(bundle, "head", kind="paper")
     with pytest.raises(UsageError, match="0 threads are too few"):
         open_engine(bundle, "head", threads=0)
-    assert engines.usable_threads(None) >= 1
+    assert usable_threads(None) >= 1
 
 
 def test_engines_of_one_thread_share_their_buffers(bundle):
-    shared = open_block_engines(bundle, [0, 1], threads=1)
-    for engine in shared.values():
-        engine.run({"tokens": tokens()})
-    one, two = (engine._ways[2] for engine in shared.values())
-    assert one.inputs["tokens"] is two.inputs["tokens"]
-    assert one.output is two.output
-    alone = open_engine(bundle, "block 0", threads=1)
-    alone.run({"tokens": tokens()})
-    assert alone._ways[2].output is not one.output
+    buffers = Buffers()
+    engines = [open_engine(bundle, f"block {index}", threads=1, buffers=buffers) for index in (0, 1)]
+    places = [buffers.get(role, "float32", (2, 16, 32), "cpu") for role in ("tokens", "output")]
+    for number, engine in enumerate(engines):
+        given = tokens(seed=number)
+        result = engine.run({"tokens": given})
+        np.testing.assert_array_equal(places[0].read(), given)
+        np.testing.assert_array_equal(places[1].read(), result)
+    open_engine(bundle, "block 0", threads=1).run({"tokens": tokens(seed=2)})
+    np.testing.assert_array_equal(places[0].read(), given)
 
 
 def test_a_buffer_is_freed_with_its_last_user():
-    buffers = sessions.Buffers()
+    buffers = Buffers()
     first = buffers.get("tokens", "float32", (1, 2), "cpu")
     assert buffers.get("tokens", "float32", (1, 2), "cpu") is first
     assert buffers.get("tokens", "float32", (2, 2), "cpu") is not first

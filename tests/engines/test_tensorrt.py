@@ -18,7 +18,7 @@ import pytest
 
 from ls_edge.bundle import Bundle
 from ls_edge.engines import tensorrt_build, tensorrt_cache, tensorrt_engine
-from ls_edge.engines.engine import open_block_engines, open_engine
+from ls_edge.engines.opening import open_block_engines, open_engine
 from ls_edge.engines.tensorrt_cache import EngineCache, EngineKey, default_folder
 from ls_edge.errors import EngineError, UsageError
 
@@ -46,14 +46,14 @@ def never(timing):
 
 
 def test_an_engine_is_built_once_and_the_timing_is_shared(cache):
-    calls, told = [], []
-    assert cache.get(KEY, builder(calls), told.append) == b"engine"
+    calls, reported = [], []
+    assert cache.get(KEY, builder(calls), reported.append) == b"engine"
     assert EngineCache(cache.folder).get(KEY, never) == b"engine"
     other = msgspec.structs.replace(KEY, onnx_sha256="cd" * 32)
-    assert cache.get(other, builder(calls, b"other"), told.append) == b"other"
+    assert cache.get(other, builder(calls, b"other"), reported.append) == b"other"
     assert cache.get(KEY, never) == b"engine"
     assert calls == [b"", b"t"]
-    assert told == ["building an engine: there is none of this file yet"] * 2
+    assert reported == ["building an engine: there is none of this file yet"] * 2
     assert not [path for path in cache.folder.iterdir() if path.name.endswith(".part")]
     assert cache.folder.stat().st_mode & 0o777 == 0o700
     assert all(path.stat().st_mode & 0o077 == 0 for path in cache.folder.iterdir())
@@ -71,10 +71,10 @@ def test_an_engine_is_built_once_and_the_timing_is_shared(cache):
 )
 def test_whatever_an_engine_depends_on_builds_it_again_and_the_reason_is_told(cache, change, words):
     cache.get(KEY, builder([]))
-    told, calls = [], []
-    cache.get(msgspec.structs.replace(KEY, **change), builder(calls), told.append)
+    reported, calls = [], []
+    cache.get(msgspec.structs.replace(KEY, **change), builder(calls), reported.append)
     assert len(calls) == 1
-    assert words in told[0]
+    assert words in reported[0]
     assert cache.get(KEY, never) == b"engine"
 
 
@@ -91,10 +91,10 @@ def test_whatever_an_engine_depends_on_builds_it_again_and_the_reason_is_told(ca
 def test_a_spoilt_entry_is_built_again(cache, spoil, words):
     cache.get(KEY, builder([]))
     spoil(cache.folder / f"{KEY.digest()}.engine", cache.folder / f"{KEY.digest()}.json")
-    told, calls = [], []
-    assert cache.get(KEY, builder(calls), told.append) == b"engine"
+    reported, calls = [], []
+    assert cache.get(KEY, builder(calls), reported.append) == b"engine"
     assert len(calls) == 1
-    assert words in told[0]
+    assert words in reported[0]
     assert cache.get(KEY, never) == b"engine"
 
 
@@ -139,7 +139,7 @@ def test_what_others_could_have_written_is_not_loaded(cache, monkeypatch):
 
 
 def test_two_that_need_the_same_engine_build_it_once(cache):
-    calls, told, started, go = [], [], threading.Event(), threading.Event()
+    calls, reported, started, go = [], [], threading.Event(), threading.Event()
 
     def slow(timing):
         calls.append(1)
@@ -147,8 +147,8 @@ def test_two_that_need_the_same_engine_build_it_once(cache):
         assert go.wait(10)
         return b"engine", b""
 
-    def tell(text):
-        told.append(text)
+    def on_status(text):
+        reported.append(text)
         if "waiting" in text:
             go.set()
 
@@ -156,11 +156,11 @@ def test_two_that_need_the_same_engine_build_it_once(cache):
     first = threading.Thread(target=lambda: results.append(cache.get(KEY, slow)))
     first.start()
     assert started.wait(10)
-    results.append(EngineCache(cache.folder).get(KEY, never, tell))
+    results.append(EngineCache(cache.folder).get(KEY, never, on_status))
     first.join(10)
     assert results == [b"engine", b"engine"]
     assert len(calls) == 1
-    assert told == ["waiting for another process that builds engines"]
+    assert reported == ["waiting for another process that builds engines"]
 
 
 def test_a_builder_that_was_killed_lets_go_of_the_lock(cache):
@@ -210,9 +210,9 @@ def test_without_tensorrt_it_is_an_error_and_auto_is_onnx(tiny_bundle):
 
 
 def test_steps_of_opening_are_told(tiny_bundle):
-    told = []
-    open_block_engines(Bundle.open(tiny_bundle), [3, 1], threads=1, on_step=lambda *step: told.append(step))
-    assert told == [(0, 2, "block 3"), (1, 2, "block 1"), (2, 2, "ready")]
+    reported = []
+    open_block_engines(Bundle.open(tiny_bundle), [3, 1], threads=1, on_step=lambda *step: reported.append(step))
+    assert reported == [(0, 2, "block 3"), (1, 2, "block 1"), (2, 2, "ready")]
 
 
 _OBJECTS = {

@@ -9,7 +9,8 @@ import torch
 from onnx import numpy_helper
 
 from ls_edge.bundle import Bundle
-from ls_edge.engines.engine import OnnxEngine, signature_of
+from ls_edge.engines.engine import signature_of
+from ls_edge.engines.onnxruntime import OnnxEngine
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import BundleError, DataError, VerificationError
 from ls_edge.export.calibration import read_calibration

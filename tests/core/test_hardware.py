@@ -1,0 +1,36 @@
+"""Facts of the computer, read from texts as Linux writes them."""
+
+import os
+
+import pytest
+
+from ls_edge import hardware
+
+
+def test_features_of_processors():
+    assert hardware.cpu_features("processor: 0\nflags\t\t: fpu avx2 amx_int8 sse\n") == ["avx2", "amx_int8"]
+    assert hardware.cpu_features("Features\t: fp asimd asimddp sve2\n") == ["asimd", "asimddp"]
+    assert hardware.cpu_features("") == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "bfloat16", "saturates"),
+    [
+        ("fpu avx2 avx512f", False, True),
+        ("fpu avx2 avx512f avx512_bf16", True, True),
+        ("fpu avx2 avx512_vnni", False, False),
+        ("fpu avx2 amx_int8 amx_bf16", True, False),
+        ("fpu sse", False, False),
+    ],
+)
+def test_what_a_processor_multiplies(flags, bfloat16, saturates):
+    cpuinfo = f"processor : 0\nflags\t\t: {flags}\n"
+    assert hardware.multiplies_bfloat16(cpuinfo) == bfloat16
+    assert hardware.int8_products_saturate(cpuinfo) == saturates
+    assert not hardware.multiplies_bfloat16("")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="reads /proc")
+def test_memory():
+    total, free = hardware.memory_gib()
+    assert 0 < free <= total

@@ -1,0 +1,99 @@
+"""Which package may import which: the picture of ``docs/architecture.md``, held against the imports of every module."""
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {
+    "ls_edge": "ls_edge",
+    "training": "ls_edge.training",
+    "export": "ls_edge.export",
+    "runtime": "ls_edge.runtime",
+    "benchmarks": "benchmarks",
+}
+
+LINES = (
+    ("public",),  # ls_edge/__init__.py, __main__.py: the public names and the entry point
+    ("cli", "benchmarks"),
+    ("export",),
+    ("training", "runtime"),
+    ("report",),
+    ("evaluation", "engines", "data"),
+    ("base",),  # ls_edge/*.py
+)
+"""A package imports packages of lower lines only."""
+ALSO = {("engines", "data")}
+NOT = {("export", "runtime")}
+
+
+def modules():
+    found = {}
+    for folder, package in FOLDERS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            found[".".join((package, *(part for part in parts if part != "__init__")))] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports_of(source):
+    """Modules of this repository that a module imports, anywhere in it: in functions and for type checking too."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "a relative import"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in MODULES else node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & MODULES.keys()
+
+
+GRAPH = {name: imports_of(path.read_text(encoding="utf-8")) - {name} for name, path in MODULES.items()}
+
+
+def package_of(module):
+    first, *rest = module.split(".")
+    if first != "ls_edge":
+        return first
+    if rest in ([], ["__main__"]):
+        return "public"
+    return rest[0] if rest[0] in {name for line in LINES for name in line} else "base"
+
+
+def forbidden(importer, imported):
+    here, there = package_of(importer), package_of(imported)
+    line = {package: number for number, packages in enumerate(LINES) for package in packages}
+    if here == there or (here, there) in ALSO:
+        return False
+    return line[there] <= line[here] or (here, there) in NOT
+
+
+def test_each_import_follows_an_arrow_of_the_picture():
+    wrong = [f"{name} imports {other}" for name in sorted(GRAPH) for other in GRAPH[name] if forbidden(name, other)]
+    assert wrong == []
+
+
+def test_no_module_imports_itself_by_a_detour():
+    try:
+        tuple(TopologicalSorter(GRAPH).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_the_picture_is_checked():
+    assert {package_of(name) for name in MODULES} == {package for line in LINES for package in line}
+    assert imports_of("def f():\n    from ls_edge import bundle\n    import ls_edge.data.datasets\n") == {
+        "ls_edge.bundle", "ls_edge.data.datasets",
+    }  # fmt: skip
+    assert forbidden("ls_edge.bundle", "ls_edge.cli.run")
+    assert forbidden("ls_edge.data.datasets", "ls_edge.engines.engine")
+    assert forbidden("ls_edge.export.writer", "ls_edge.runtime.source")
+    assert forbidden("benchmarks.hop", "ls_edge.cli.run")
+    assert not forbidden("ls_edge.engines.pipeline", "ls_edge.data.datasets")
