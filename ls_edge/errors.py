@@ -29,11 +29,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ls_edge.records import RequestRecord
-
+from typing import Any
 
 _UNPRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
@@ -136,8 +132,8 @@ class WireError(LinkError):
 class RequestError(LsEdgeError):
     """What a request ends with instead of an answer (guarantee R1)."""
 
-    record: RequestRecord | None = None
-    """How far the request came."""
+    record: Any = None
+    """How far the request came: a :class:`ls_edge.records.RequestRecord`, None where nothing was recorded."""
 
 
 class BudgetExceeded(RequestError):
