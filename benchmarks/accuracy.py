@@ -25,7 +25,7 @@ from ls_edge.data.preprocess import Preprocessor, iterate
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.order_costs import read_order_costs
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.candidates import Candidate, Own
+from ls_edge.runtime.routing.candidates import Candidate, LocalNode
 from ls_edge.runtime.routing.wave_planner import plan_wave
 
 IMAGES = 2000
@@ -75,7 +75,7 @@ def split(bundle: Bundle, waves: int) -> Arrangement:
     """What the planner makes of a model on two equal devices with all blocks and no wire between them."""
     blocks = frozenset(range(bundle.num_blocks))
     costs = read_order_costs(bundle.manifest.order_costs, bundle.num_blocks)
-    own = Own(blocks, 0, 1000, costs)
+    own = LocalNode(blocks, 0, 1000, costs)
     other = Candidate(PEERS[1], blocks, frozenset(), credits=1, wait_us=0, block_us=1000)
     itinerary = Itinerary("source", "parallel", tuple(sorted(blocks)), 0, waves_wanted=waves)
     while itinerary.remaining:

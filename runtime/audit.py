@@ -36,6 +36,7 @@ from ls_edge.runtime.protocol.codec import REPLAY_TOLERANCE, decode, encode
 from ls_edge.runtime.protocol.messages import Itinerary, Ran
 from ls_edge.runtime.results import itinerary_holders
 from ls_edge.runtime.routing.events import Returned
+from ls_edge.runtime.routing.policies import policy_of
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -284,7 +285,7 @@ def _difference(theirs: np.ndarray, ours: np.ndarray) -> float:
 def challenge_itinerary(asked: Itinerary, answer: Itinerary) -> Itinerary:
     """The itinerary of a challenge: the blocks in the order of the answer, then what it skipped, all via the source."""
     ran = tuple(block for wave in answer.waves for track in wave for block, _ in track)
-    policy = "nearest" if asked.policy == "parallel" else asked.policy
+    policy = "nearest" if policy_of(asked.policy).runs_in_waves else asked.policy
     return msgspec.structs.replace(
         asked, policy=policy, remaining=(*ran, *answer.skipped), via_source=True, waves_wanted=0, on_straggler="later"
     )

@@ -23,6 +23,7 @@ from ls_edge.errors import DataError, RequestError
 from ls_edge.evaluation.run_summary import AuditSummary, PeerContext, RunContext
 from ls_edge.records import PeerEvent, RequestRecord
 from ls_edge.runtime.results import Answer
+from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.source import Source
 
 TICK_S = 0.1
@@ -121,7 +122,7 @@ def run_dataset(
                 "concurrency": concurrency,
                 "threads": source.settings.threads,
                 "via_source": source.settings.via_source,
-                "waves": source.settings.waves if source.settings.policy == "parallel" else 0,
+                "waves": source.settings.waves if POLICIES[source.settings.policy].runs_in_waves else 0,
                 "on_straggler": source.settings.on_straggler,
                 "audit": source.settings.audit,
                 "images": len(images),

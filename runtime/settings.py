@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ls_edge.errors import UsageError
 from ls_edge.runtime.protocol.messages import MAX_LATENCY_WEIGHT
-from ls_edge.runtime.routing.policy import POLICIES
+from ls_edge.runtime.routing.policies import POLICIES
 
 MAX_BUDGET_MS = 600_000.0
 """Longest budget of a request, which is also how long peers remember one that has ended."""
@@ -78,7 +78,7 @@ class Settings:
         """Most blocks that an answer of a model of ``blocks`` blocks may leave out."""
         if self.max_skips is not None and self.max_skips > blocks:
             raise UsageError(f"max_skips {self.max_skips} is more than the model has blocks; use 0 to {blocks}")
-        if self.policy == "sequential":
+        if not POLICIES[self.policy].may_skip:
             return 0
         return blocks // 4 if self.max_skips is None else self.max_skips
 

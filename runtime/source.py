@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 
-from ls_edge.arrangement import random_order
 from ls_edge.bundle import Bundle
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.engine import Engine, warm_up
@@ -48,6 +47,7 @@ from ls_edge.runtime.results import Answer, InFlightRequest, PeerView, RequestSt
 from ls_edge.runtime.routing.events import Abandon, Fail, Instruction, Note, Returned, Submit
 from ls_edge.runtime.routing.events import Answer as Answered
 from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.routing.source_routing import SourceMachine
 from ls_edge.runtime.settings import Settings, checked_budget, whole_number
 from ls_edge.runtime.transport.admission import new_alias
@@ -112,9 +112,10 @@ class Source:
     ) -> None:
         """Open stem and head and dial the peers; errors as those of bundle, engines, keys and addresses."""
         self.settings = settings or Settings()
-        if self.settings.policy == "parallel" and self.settings.via_source:
+        self.policy = POLICIES[self.settings.policy]
+        if self.policy.runs_in_waves and self.settings.via_source:
             raise UsageError(
-                "policy parallel needs peers that reach one another, not every hop through the source; "
+                f"policy {self.policy.name} needs peers that reach one another, not every hop through the source; "
                 "use fastest, or leave --via source out"
             )
         peers.check_blocks(bundle.num_blocks)
@@ -142,10 +143,10 @@ class Source:
             rng=random.SystemRandom(),
             costs=read_order_costs(bundle.manifest.order_costs, bundle.num_blocks),
         )
-        if self.settings.policy == "quality" and self.machine.costs is None:
+        if self.policy.needs_order_costs and self.machine.costs is None:
             raise UsageError(
-                f"{bundle.folder} has no order_costs, which the policy quality goes by; export it again with "
-                "--calibrate DATA, or use nearest"
+                f"{bundle.folder} has no order_costs, which the policy {self.policy.name} goes by; export it again "
+                "with --calibrate DATA, or use nearest"
             )
         self.machine.head_us = round(warm_ms[1] * 2e3)
         self._ids = itertools.count()
@@ -432,9 +433,7 @@ class Source:
             inflight.state = RequestState.ROUTED
             if self._auditor is not None:
                 inflight.stem_tokens = result.tokens
-            order = tuple(range(self.bundle.num_blocks))
-            if self.settings.policy == "random":
-                order = random_order(self.bundle.num_blocks, self.settings.seed, inflight.request)
+            order = self.policy.wanted_order(self.bundle.num_blocks, self.settings.seed, inflight.request)
             self.node.feed(Submit(inflight.request, self._itinerary(order), result.tokens, inflight.deadline))
 
     def _itinerary(self, order: tuple[int, ...]) -> Itinerary:
@@ -446,7 +445,7 @@ class Source:
             self.max_skips,
             settings.via_source,
             latency_weight=settings.latency_weight,
-            waves_wanted=settings.waves if settings.policy == "parallel" else 0,
+            waves_wanted=settings.waves if self.policy.runs_in_waves else 0,
             on_straggler=settings.on_straggler,
         )
 

@@ -10,6 +10,7 @@ import click
 
 from ls_edge.cli.command import Command
 from ls_edge.errors import UsageError
+from ls_edge.runtime.routing.policies import POLICIES
 
 if TYPE_CHECKING:
     from ls_edge.runtime.chaos.suite import ChaosResult, Fault
@@ -47,8 +48,8 @@ class _Chaos(Command):
 @click.option("--seed", type=int, default=0, show_default=True, help="The first seed.")
 @click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="How many seeds, one by one.")
 @click.option(
-    "--policy", type=click.Choice(["nearest", "fastest", "random", "parallel"]), default="nearest", show_default=True,
-    help="How the next block is chosen.",
+    "--policy", type=click.Choice([p.name for p in POLICIES.values() if p.may_skip and not p.needs_order_costs]),
+    default="nearest", show_default=True, help="How the next block is chosen.",
 )  # fmt: skip
 @click.option(
     "--block-ms", type=click.FloatRange(min=0), default=0.0, show_default=True,

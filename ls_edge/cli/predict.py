@@ -18,6 +18,7 @@ import click
 from ls_edge.cli.command import DEGRADED, Command
 from ls_edge.cli.readiness import WAIT_S
 from ls_edge.errors import DataError, LsEdgeError, UsageError, printable
+from ls_edge.runtime.routing.policies import POLICIES
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -51,7 +52,7 @@ MOST_BYTES = 1 << 28
     "--limit", type=click.IntRange(min=1), help="Stop after this many images.  [default: all; of a camera, none]"
 )
 @click.option(
-    "--policy", type=click.Choice(["nearest", "sequential", "fastest", "random", "quality", "parallel"]),
+    "--policy", type=click.Choice(list(POLICIES)),
     default="nearest", show_default=True, help="How the next block is chosen.",
 )  # fmt: skip
 @click.option("--concurrency", type=click.IntRange(min=1), default=4, show_default=True, help="Requests at once.")

@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ls_edge.runtime.routing.policies import POLICIES
+
 if TYPE_CHECKING:
     from ls_edge.cli.interrupts import StopRequest
     from ls_edge.runtime.source import Source
@@ -53,7 +55,7 @@ def check_holders(source: Source, missing: Sequence[int], waited: float) -> str:
             "skipped, so answers will be degraded"
         )
     advice = "start a holder, and wait for it with --wait SECONDS"
-    if source.settings.policy == "sequential":
+    if not POLICIES[source.settings.policy].may_skip:
         allowed, flags = "never skips a block", f"--policy nearest --max-skips {len(missing)}"
     else:
         allowed = f"may skip at most {source.max_skips} of {source.bundle.num_blocks} blocks"
@@ -65,7 +67,7 @@ def check_holders(source: Source, missing: Sequence[int], waited: float) -> str:
 
 def may_skip(source: Source, missing: Sequence[int]) -> bool:
     """Whether answers are possible without these blocks."""
-    return source.settings.policy != "sequential" and len(missing) <= source.max_skips
+    return POLICIES[source.settings.policy].may_skip and len(missing) <= source.max_skips
 
 
 def reasons(source: Source, missing: Sequence[int]) -> list[str]:

@@ -16,6 +16,7 @@ from ls_edge.cli import interrupts
 from ls_edge.cli.command import DEGRADED, Command, describe
 from ls_edge.cli.readiness import WAIT_S
 from ls_edge.errors import LsEdgeError, printable
+from ls_edge.runtime.routing.policies import POLICIES
 
 if TYPE_CHECKING:
     from ls_edge.data.datasets import ImageRef, ImageSet
@@ -47,7 +48,7 @@ _MOST_REMARKS = 10
 @click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Folder of the exported model.")
 @click.option("--data", required=True, help="Folder of class folders, a tar of one, or 'digits'.")
 @click.option(
-    "--policy", type=click.Choice(["nearest", "sequential", "fastest", "random", "quality", "parallel"]),
+    "--policy", type=click.Choice(list(POLICIES)),
     default="nearest", show_default=True, help="How the next block is chosen.",
 )  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), help="Images to answer; more than there are repeats them.")

@@ -39,7 +39,7 @@ from ls_edge.runtime.protocol.messages import (
     Release,
     Run,
     State,
-    Track,
+    TrackRef,
     TransferId,
 )
 from ls_edge.runtime.routing.events import Arrived, Event, Instruction, Received, Send
@@ -213,7 +213,7 @@ def _side_by_side(liar: Liar, event: Arrived) -> _Lies:
 
 def _as_track(liar: Liar, event: Arrived) -> _Lies:
     yield from _accept(liar, event)
-    yield _home(event, "done", remaining=(), track=Track(1, 0, 0, event.run.itinerary.owner))
+    yield _home(event, "done", remaining=(), track=TrackRef(1, 0, 0, event.run.itinerary.owner))
 
 
 def _bounce(liar: Liar, event: Arrived) -> _Lies:
@@ -355,7 +355,7 @@ def _malformed(liar: Liar) -> _Lies:
             Itinerary(name, "nearest", (), 0, waves=waves),
             Itinerary(name, "nearest", liar.all_blocks[1:], 2**20),
             Itinerary(name, "nearest", liar.all_blocks, 0, latency_weight=float("nan")),
-            Itinerary(name, "nearest", liar.all_blocks, 0, track=Track(2**63, 2**40, 0, name)),
+            Itinerary(name, "nearest", liar.all_blocks, 0, track=TrackRef(2**63, 2**40, 0, name)),
         ):
             yield Send(name, Run(good, 2**50, it, "raw", 1, 1, "done"), liar.tokens)
 

@@ -43,6 +43,7 @@ from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.codec import REPLAY_TOLERANCE
 from ls_edge.runtime.protocol.messages import MAJOR, Hello
 from ls_edge.runtime.results import Answer
+from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.source import Source
 
 _GIVE_UP = 60.0
@@ -254,7 +255,7 @@ def run_chaos(
 
 def _spoils(lie: str, policy: str) -> bool:
     """Whether answers may be wrong that a liar had a part in; made up waves show only where none are wanted."""
-    return lie in LIES and (LIES[lie].spoils or (lie == "waves" and policy == "parallel"))
+    return lie in LIES and (LIES[lie].spoils or (lie == "waves" and POLICIES[policy].runs_in_waves))
 
 
 def _placement(blocks: int) -> dict[str, list[int]]:

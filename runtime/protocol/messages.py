@@ -11,6 +11,7 @@ Left out: who sends what when (``routing``), sockets (``links``).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum
 from typing import NamedTuple
 
 import msgspec
@@ -36,6 +37,35 @@ class TransferId(NamedTuple):
     """64 random bits; a copy that is sent again starts a new branch."""
     hop: int
     """Transfers from the source to here, this one included; 0 in the source, whose own copy was never sent."""
+
+
+class _Text(str, Enum):
+    """A word of the wire; on Python 3.10 there is no ``enum.StrEnum``."""
+
+    __str__ = str.__str__
+
+
+class RefuseReason(_Text):
+    """Why a receiver does not take a Run; receivers of a Refuse accept other words too."""
+
+    BUSY = "busy"
+    DRAINING = "draining"
+    COLD = "cold"
+    CANCELLED = "cancelled"
+    NOT_FINITE = "not finite"
+
+
+class ReturnReason(_Text):
+    """Why tokens go back to the source; receivers of a Run accept other words too."""
+
+    DONE = "done"
+    UNREACHABLE = "unreachable"
+    CREDIT = "credit"
+    BUDGET = "budget"
+    VIA_SOURCE = "via source"
+    HOPS = "hops"
+    CANCELLED = "cancelled"
+    NOT_FINITE = "not finite"
 
 
 RequestId = bytes
@@ -77,7 +107,7 @@ class VisitRow(msgspec.Struct, frozen=True, array_like=True):
     """Of all waves that were joined here, its own included."""
 
 
-class Track(msgspec.Struct, frozen=True, array_like=True):
+class TrackRef(msgspec.Struct, frozen=True, array_like=True):
     """What makes tokens a track of a wave: its joiner is the itinerary's ``source``, and gets them back."""
 
     wave: int
@@ -112,7 +142,7 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
     """Waves in which the policy ``parallel`` runs a model; 0 for every other policy."""
     on_straggler: str = "later"
     """What becomes of blocks whose track did not come back: they run ``later``, or are left out (``skip``)."""
-    track: Track | None = None
+    track: TrackRef | None = None
     avoid: tuple[str, ...] = ()
     """Who gave this request back as it was, or never, as its source has seen it: holders hand it to somebody else."""
 
@@ -227,7 +257,7 @@ class Run(_Message, frozen=True, tag="run"):
     count: int
     dim: int
     returning: str = ""
-    """Why the tokens go back, empty where they go forward."""
+    """Why the tokens go back (:class:`ReturnReason`); empty where they go forward."""
 
 
 class Accept(_Message, frozen=True, tag="accept"):
@@ -240,7 +270,7 @@ class Accept(_Message, frozen=True, tag="accept"):
 class Refuse(_Message, frozen=True, tag="refuse"):
     """The receiver of a Run does not take it.
 
-    ``reason`` is ``busy``, ``draining``, ``cold`` (not warm yet), ``cancelled`` or ``not finite`` (the tokens).
+    ``reason`` is a word of :class:`RefuseReason`.
     """
 
     transfer: TransferId

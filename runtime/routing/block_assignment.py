@@ -12,31 +12,13 @@ Left out: how long the tracks are and who runs them, which is a matter of time, 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
+
+from ls_edge.order_costs import OrderCosts
 
 TRIES = 128
 """Swaps that are looked at; 12 blocks in two tracks have 36."""
 LEAST = 1e-9
 """Nats that a swap has to save; less is rounding."""
-
-
-class OrderCostTables(Protocol):
-    """What is asked of :class:`ls_edge.order_costs.OrderCosts`."""
-
-    @property
-    def slot(self) -> Sequence[Sequence[float]]:
-        """Nats of ``[block][slot]``."""
-        ...
-
-    @property
-    def inverted(self) -> Sequence[Sequence[float]]:
-        """Nats of ``[earlier block][later block]`` where the later one ran first."""
-        ...
-
-    @property
-    def beside(self) -> Sequence[Sequence[float]] | None:
-        """Nats of ``[earlier block][later block]`` in different tracks of a wave; None where not measured."""
-        ...
 
 
 def assign_blocks(
@@ -45,7 +27,7 @@ def assign_blocks(
     may: Sequence[Collection[int]],
     *,
     before: int,
-    costs: OrderCostTables | None,
+    costs: OrderCosts | None,
 ) -> tuple[tuple[int, ...], ...] | None:
     """Deal ``blocks``, in the wanted order, into tracks of ``lengths`` blocks; each track keeps that order.
 
@@ -116,7 +98,7 @@ def _improve(
     blocks: Sequence[int],
     allowed: Sequence[Collection[int]],
     before: int,
-    costs: OrderCostTables,
+    costs: OrderCosts,
     beside: Sequence[Sequence[float]],
 ) -> None:
     """Swap blocks of different tracks while that saves something, those that are close in the wanted order first."""

@@ -1,12 +1,10 @@
-"""What a decision goes by: this process, the others, and what orders cost; made from what was measured."""
+"""What a routing decision is based on: this process, and the processes that tokens could be handed to."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ls_edge.runtime.routing.block_assignment import OrderCostTables as OrderCostTables
-
-__all__ = ["Candidate", "OrderCostTables", "Own"]
+from ls_edge.order_costs import OrderCosts
 
 
 @dataclass(frozen=True)
@@ -16,29 +14,31 @@ class Candidate:
     name: str
     blocks: frozenset[int]
     reach_blocks: frozenset[int]
-    """Blocks of the processes that it reaches itself."""
+    """Blocks of the processes that it has links to."""
     credits: int
     """Transfers that it would accept now."""
     wait_us: int
     """Expected time until its engine would begin."""
     block_us: int = 0
-    """What one engine call usually takes it."""
+    """Usual time of one of its engine calls."""
     link_us: int = 0
-    """What handing tokens over to it usually takes."""
+    """Usual time of a transfer to it."""
     trip_us: int = 0
-    """What a track of it usually takes beyond queue and engine: the way there and back."""
+    """Usual time of a track beyond queue and engine: the transfers there and back."""
 
 
 @dataclass(frozen=True)
-class Own:
+class LocalNode:
     """What this process can run itself."""
 
     blocks: frozenset[int] = frozenset()
     wait_us: int = 0
+    """Expected time until its engine would begin."""
     block_us: int = 0
-    costs: OrderCostTables | None = None
-    """What orders cost this model, where it was measured."""
+    """Usual time of one engine call."""
+    costs: OrderCosts | None = None
+    """Measured order costs of the model; None where the bundle has none."""
     credit_wait: float = 0.25
     """Seconds that a wait for credit may take."""
     beside_us: int = 0
-    """What one engine call usually takes while tokens of other tracks are on their way; 0 where that is not known."""
+    """Usual time of one engine call while tokens of other tracks are transferred; 0 where not measured."""

@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from ls_edge.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import (
     MAX_BUDGET_US,
     Accept,
@@ -35,11 +36,12 @@ from ls_edge.runtime.protocol.messages import (
     Refuse,
     Release,
     RequestId,
+    ReturnReason,
     Run,
     TrackRow,
     TransferId,
 )
-from ls_edge.runtime.routing.candidates import Candidate, OrderCostTables, Own
+from ls_edge.runtime.routing.candidates import Candidate, LocalNode
 from ls_edge.runtime.routing.events import (
     Arrived,
     Event,
@@ -55,7 +57,8 @@ from ls_edge.runtime.routing.events import (
     Unsendable,
 )
 from ls_edge.runtime.routing.neighbours import Limits, Neighbour, Neighbours
-from ls_edge.runtime.routing.policy import Choice, ReturnToSource, SendTo, Wait, choose
+from ls_edge.runtime.routing.policies import policy_of
+from ls_edge.runtime.routing.policies.base import Choice, ReturnToSource, SendTo, Wait
 
 REFUSED_S = 0.1
 """Seconds for which a process that refuses as cold or draining is asked nothing: it tells when that changes."""
@@ -152,7 +155,7 @@ class Item:
 class Machine:
     """What :class:`~.peer.PeerMachine` and :class:`~.source.SourceMachine` have in common."""
 
-    def __init__(self, name: str, *, limits: Limits, rng: random.Random, costs: OrderCostTables | None = None) -> None:
+    def __init__(self, name: str, *, limits: Limits, rng: random.Random, costs: OrderCosts | None = None) -> None:
         """``rng`` draws branches; seed it in a test, never in a process. ``costs`` are for the policy ``quality``."""
         self.costs = costs
         self.name = name
@@ -206,8 +209,8 @@ class Machine:
     def _on_run(self, event: Arrived) -> None:
         raise NotImplementedError
 
-    def _own(self, item: Item) -> Own:  # noqa: ARG002
-        return Own(costs=self.costs, credit_wait=self.limits.credit_wait)
+    def _own(self, item: Item) -> LocalNode:  # noqa: ARG002
+        return LocalNode(costs=self.costs, credit_wait=self.limits.credit_wait)
 
     def _take(self, item: Item, choice: Choice) -> None:
         """Carry out a choice that is neither SendTo nor Wait."""
@@ -364,10 +367,10 @@ class Machine:
             self._send_home(item)
             return
         if not item.itinerary.remaining:
-            self._take(item, ReturnToSource("done"))
+            self._take(item, ReturnToSource(ReturnReason.DONE))
             return
         if item.upstream is not None and item.transfer.hop >= self.limits.most_hops(item.itinerary.blocks):
-            self._take(item, ReturnToSource("hops"))
+            self._take(item, ReturnToSource(ReturnReason.HOPS))
             return
         since = item.waiting_since
         patient = since is None or self._now - since < self.limits.credit_wait
@@ -378,7 +381,7 @@ class Machine:
             candidates = [c for c in candidates if c.name not in avoid]
         if since is not None and item.check_at > self._now and not own.blocks and not self._any_credit:
             return  # it was woken, its time has not come, and there is no credit anywhere
-        choice = choose(
+        choice = policy_of(item.itinerary.policy).next_step(
             item.itinerary,
             own,
             candidates,
@@ -387,7 +390,7 @@ class Machine:
         )
         if isinstance(choice, SendTo):
             if item.itinerary.via_source and item.upstream is not None:
-                self._take(item, ReturnToSource("via source"))
+                self._take(item, ReturnToSource(ReturnReason.VIA_SOURCE))
                 return
             itinerary = item.itinerary
             if choice.relay:

@@ -19,8 +19,9 @@ from dataclasses import replace
 
 import msgspec
 
+from ls_edge.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import Accept, Cancel, Itinerary, Refuse, Release, RequestId, State, VisitRow
-from ls_edge.runtime.routing.candidates import OrderCostTables, Own
+from ls_edge.runtime.routing.candidates import LocalNode
 from ls_edge.runtime.routing.custody import Item, Stage
 from ls_edge.runtime.routing.events import (
     Arrived,
@@ -41,7 +42,8 @@ from ls_edge.runtime.routing.events import (
     Warm,
 )
 from ls_edge.runtime.routing.neighbours import TRIP_HALVES, Limits, clamped
-from ls_edge.runtime.routing.policy import Choice, ReturnToSource, RunHere
+from ls_edge.runtime.routing.policies import policy_of
+from ls_edge.runtime.routing.policies.base import Choice, ReturnToSource, RunHere
 from ls_edge.runtime.routing.waves import Joiner
 
 _SOURCES = 1024
@@ -67,7 +69,7 @@ class PeerMachine(Joiner):
         rng: random.Random,
         max_batch: int = 1,
         batch_wait: float = 0.0,
-        costs: OrderCostTables | None = None,
+        costs: OrderCosts | None = None,
     ) -> None:
         """``batch_wait``: seconds that a request waits for others to share an engine call with."""
         super().__init__(name, limits=limits, rng=rng, costs=costs)
@@ -265,13 +267,13 @@ class PeerMachine(Joiner):
 
     # The engine.
 
-    def _own(self, item: Item) -> Own:
+    def _own(self, item: Item) -> LocalNode:
         if not self.warm or self.stuck or self._now >= self._drain_until:
             return super()._own(item)
         usable = self.blocks - self.failed_blocks.keys()
         # No wait: whoever sent the tokens here has counted our queue. Weighing it again against what the others said
         # a moment ago would send them to and fro.
-        return Own(usable, 0, self.block_us, self.costs, self.limits.credit_wait, self._expected_beside_us())
+        return LocalNode(usable, 0, self.block_us, self.costs, self.limits.credit_wait, self._expected_beside_us())
 
     def _expected_beside_us(self) -> int:
         """As :meth:`Neighbour.expected_trip_us`, belief fades, so that waves are tried again."""
@@ -339,7 +341,7 @@ class PeerMachine(Joiner):
 
     def _may_join(self, item: Item, block: int) -> bool:
         """Whether a request that waits for the engine may run ``block`` next; its slot may be any."""
-        free = item.itinerary.policy == "fastest"
+        free = policy_of(item.itinerary.policy).batches_freely
         return item.block == block or (free and block in item.itinerary.remaining)
 
     def _chain(self, batch: list[Item], first: int) -> tuple[int, ...]:
@@ -347,7 +349,7 @@ class PeerMachine(Joiner):
 
         Only what the policies would choose without looking at anybody else: the next wanted block, held here.
         """
-        if any(item.itinerary.policy == "quality" for item in batch):
+        if not all(policy_of(item.itinerary.policy).chains_blocks for item in batch):
             return (first,)
         most = max(1, int(self.limits.chain * 1e6 / max(1, self.block_us)))
         chain = [first]

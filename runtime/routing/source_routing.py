@@ -21,6 +21,7 @@ import msgspec
 
 from ls_edge.errors import BudgetExceeded, NotFinite, Overloaded, RequestError
 from ls_edge.evaluation.run_summary import Rejection
+from ls_edge.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import (
     MAX_AVOID,
     MAX_BUDGET_US,
@@ -31,7 +32,6 @@ from ls_edge.runtime.protocol.messages import (
     RequestId,
     TransferId,
 )
-from ls_edge.runtime.routing.candidates import OrderCostTables
 from ls_edge.runtime.routing.custody import Item, Machine, Stage
 from ls_edge.runtime.routing.events import (
     Abandon,
@@ -49,7 +49,8 @@ from ls_edge.runtime.routing.events import (
     Submit,
 )
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.policy import Choice, ReturnToSource
+from ls_edge.runtime.routing.policies import policy_of
+from ls_edge.runtime.routing.policies.base import Choice, ReturnToSource
 
 _MOST_ENDED = 256
 """Requests in one CANCEL."""
@@ -84,7 +85,7 @@ class _Request:
 class SourceMachine(Machine):
     """Routing of a process that has the images."""
 
-    def __init__(self, name: str, *, limits: Limits, rng: random.Random, costs: OrderCostTables | None = None) -> None:
+    def __init__(self, name: str, *, limits: Limits, rng: random.Random, costs: OrderCosts | None = None) -> None:
         """``rng`` draws what identifies requests too: in a process it has to be a source of secrets."""
         super().__init__(name, limits=limits, rng=rng, costs=costs)
         self.requests: dict[int, _Request] = {}
@@ -263,7 +264,7 @@ class SourceMachine(Machine):
 
     def _may_skip(self, item: Item) -> bool:
         it = item.itinerary
-        return it.policy != "sequential" and len(it.skipped) + len(it.remaining) <= it.max_skips
+        return policy_of(it.policy).may_skip and len(it.skipped) + len(it.remaining) <= it.max_skips
 
     def _answer(self, request: _Request) -> None:
         item = request.item
@@ -383,15 +384,16 @@ def _what_cannot_be(asked: Itinerary, told: Itinerary) -> str:
     """
     if told.track is not None:
         return "a track of a wave, which belongs to a peer"
-    if told.skipped and (asked.on_straggler != "skip" or asked.policy != "parallel"):
+    policy = policy_of(asked.policy)
+    if told.skipped and (asked.on_straggler != "skip" or not policy.runs_in_waves):
         return f"blocks {_listed(told.skipped)} left out, which only its source may do"
     if len(told.skipped) > asked.max_skips:
         return f"{len(told.skipped)} blocks left out where {asked.max_skips} may be"
-    if asked.policy != "parallel" and any(len(wave) != 1 for wave in told.waves):
+    if not policy.runs_in_waves and any(len(wave) != 1 for wave in told.waves):
         return f"blocks side by side under the policy {asked.policy}"
     ran = tuple(block for wave in told.waves for track in wave for block, _ in track)
-    if asked.policy == "sequential" and ran != asked.remaining[: len(ran)]:
-        return f"blocks in the order {_listed(ran)} under the policy sequential"
+    if not policy.may_reorder and ran != asked.remaining[: len(ran)]:
+        return f"blocks in the order {_listed(ran)} under the policy {asked.policy}"
     return ""
 
 

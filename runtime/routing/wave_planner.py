@@ -12,9 +12,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ls_edge.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.block_assignment import assign_blocks
-from ls_edge.runtime.routing.candidates import Candidate, OrderCostTables, Own
+from ls_edge.runtime.routing.candidates import Candidate, LocalNode
 
 GAIN = 0.95
 """A wave is split only where it is expected to take at most this part of the holder's own time for it."""
@@ -60,7 +61,7 @@ class _Lane:
     blocks: list[int] = field(default_factory=list)
 
 
-def plan_wave(itinerary: Itinerary, name: str, own: Own, candidates: Sequence[Candidate]) -> WavePlan | None:
+def plan_wave(itinerary: Itinerary, name: str, own: LocalNode, candidates: Sequence[Candidate]) -> WavePlan | None:
     """The next wave of a request whose tokens ``name`` holds; None where it can run nothing itself.
 
     A plan of one track says that splitting does not pay.
@@ -125,7 +126,7 @@ def _size(ends: Sequence[int], waves: int, lanes: int) -> int:
     return min(range(max(1, math.floor(even) - 1), min(blocks - others, math.ceil(even) + 1) + 1), key=until_all)
 
 
-def _assign(lanes: list[_Lane], place: dict[int, int], before: int, costs: OrderCostTables | None) -> None:
+def _assign(lanes: list[_Lane], place: dict[int, int], before: int, costs: OrderCosts | None) -> None:
     """Decide which of the wave's blocks stand in which track, now that their numbers are settled."""
     blocks = sorted((block for lane in lanes for block in lane.blocks), key=place.__getitem__)
     tracks = assign_blocks(
@@ -143,7 +144,7 @@ def best_joiner(itinerary: Itinerary, candidates: Sequence[Candidate], tie_break
     for index, c in enumerate(sorted(candidates, key=lambda c: c.name)):
         if c.credits <= 0:
             continue
-        own = Own(c.blocks, c.wait_us, c.block_us)
+        own = LocalNode(c.blocks, c.wait_us, c.block_us)
         plan = plan_wave(itinerary, c.name, own, candidates)
         if plan is None:
             continue

@@ -21,11 +21,12 @@ from typing import Any
 import msgspec
 
 from ls_edge import arrangement
-from ls_edge.runtime.protocol.messages import Accept, Itinerary, Progress, Ran, Track, TrackRow, TransferId
-from ls_edge.runtime.routing.candidates import Own
+from ls_edge.runtime.protocol.messages import Accept, Itinerary, Progress, Ran, TrackRef, TrackRow, TransferId
+from ls_edge.runtime.routing.candidates import LocalNode
 from ls_edge.runtime.routing.custody import Item, Machine, Stage
 from ls_edge.runtime.routing.events import Arrived, Received, Send
-from ls_edge.runtime.routing.policy import RunHere
+from ls_edge.runtime.routing.policies import policy_of
+from ls_edge.runtime.routing.policies.base import RunHere
 from ls_edge.runtime.routing.wave_planner import PlannedTrack, WavePlan, plan_wave
 
 
@@ -63,10 +64,10 @@ class Joiner(Machine):
         super().__init__(*args, **named)
         self.waves: dict[int, Wave] = {}
 
-    def _split(self, item: Item, own: Own) -> bool:
+    def _split(self, item: Item, own: LocalNode) -> bool:
         """Begin a wave of more than one track, if it pays and there is room; return whether one was begun."""
         it = item.itinerary
-        if it.policy != "parallel" or it.track is not None or it.via_source or item.upstream is None:
+        if not policy_of(it.policy).runs_in_waves or it.track is not None or it.via_source or item.upstream is None:
             return False
         avoid = item.avoid.keys() | set(it.avoid)
         plan = plan_wave(it, self.name, own, [c for c in self._reachable() if c.name not in avoid])
@@ -90,8 +91,12 @@ class Joiner(Machine):
         for index, planned in enumerate(plan.tracks):
             transfer = TransferId(item.request, self._rng.getrandbits(64), item.transfer.hop)
             itinerary = Itinerary(
-                self.name, "parallel", planned.blocks, 0, track=Track(wave.ident, index, before, item.owner)
-            )  # fmt: skip
+                self.name,
+                item.itinerary.policy,
+                planned.blocks,
+                0,
+                track=TrackRef(wave.ident, index, before, item.owner),
+            )
             part = Item(transfer, itinerary, item.tokens, item.deadline, None, self._now)
             wave.tracks.append(OpenTrack(planned, part, self._now))
             self.items[transfer] = part

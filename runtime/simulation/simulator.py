@@ -17,9 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ls_edge.arrangement import random_order
+from ls_edge.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import Hello, Itinerary, Run
-from ls_edge.runtime.routing.candidates import OrderCostTables
 from ls_edge.runtime.routing.custody import Machine
 from ls_edge.runtime.routing.events import (
     Answer,
@@ -43,6 +42,7 @@ from ls_edge.runtime.routing.events import (
 )
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.peer_routing import PeerMachine
+from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.routing.source_routing import SourceMachine
 
 SOURCE = "source"
@@ -80,7 +80,7 @@ class Simulation:
         block_seconds: float = 0.005,
         max_batch: int = 1,
         detection: float = 0.35,
-        costs: OrderCostTables | None = None,
+        costs: OrderCosts | None = None,
     ) -> None:
         self.blocks = blocks
         self.now = 0.0
@@ -125,7 +125,7 @@ class Simulation:
     ) -> int:
         """Submit an image; its outcome appears in :attr:`outcomes`."""
         request = next(self._requests)
-        order = random_order(self.blocks, 0, request) if policy == "random" else tuple(range(self.blocks))
+        order = POLICIES[policy].wanted_order(self.blocks, 0, request)
         itinerary = Itinerary(
             SOURCE,
             policy,

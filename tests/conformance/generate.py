@@ -30,7 +30,7 @@ from ls_edge.runtime.protocol.messages import (
     Release,
     Run,
     State,
-    Track,
+    TrackRef,
     TrackRow,
     TransferId,
     VisitRow,
@@ -49,7 +49,7 @@ MESSAGES = (
     "hello", "welcome", "state", "bye", "run", "accept", "refuse", "progress", "release", "moved", "cancel",
     "complaint",
 )  # fmt: skip
-ARRAYS = ("TransferId", "Itinerary", "Track", "VisitRow", "TrackRow")
+ARRAYS = ("TransferId", "Itinerary", "TrackRef", "VisitRow", "TrackRow")
 _NUMBERS = {
     "0 to 2^16-1": "u16", "0 to 2^16-2": "hops", "0 to 2^32-1": "us", "0 to 2^64-1": "u64", "1 to 2^20": "size",
     "0 to 600000000": "budget", "0 to 1000000": "latency_weight",
@@ -93,7 +93,7 @@ def _rule(kind, bounds, heading, name):
         return {"name": "name", "≤ 256": "text", "≤ 4096": "long"}[bounds]
     if kind == "float":
         return "latency_weight"
-    return {"bool": "bool", "bytes": "id", "Track | None": "track / nil"}.get(kind) or _lower(kind)
+    return {"bool": "bool", "bytes": "id", "TrackRef | None": "track-ref / nil"}.get(kind) or _lower(kind)
 
 
 def _lower(name):
@@ -200,7 +200,7 @@ _ITINERARY = {
 def _shown(value):
     if isinstance(value, bytes):
         return f"h'{value.hex()[:8]}…'"
-    if isinstance(value, (tuple, VisitRow, Track, TrackRow)):
+    if isinstance(value, (tuple, VisitRow, TrackRef, TrackRow)):
         items = value if isinstance(value, tuple) else msgspec.structs.astuple(value)
         return "[" + ", ".join(map(_shown, items)) + "]"
     return "nil" if value is None else json.dumps(value)
@@ -375,7 +375,7 @@ MORE = {
     "run home, unreachable": Run(SECOND, 9_980_000, AT_B, "int8", 17, 192, "unreachable"),
     "run of a track": Run(
         SECOND, 9_000_000,
-        Itinerary("a", "parallel", (3,), 0, track=Track(2**64 - 1, 1, 2, LAPTOP)), "raw", 17, 192,
+        Itinerary("a", "parallel", (3,), 0, track=TrackRef(2**64 - 1, 1, 2, LAPTOP)), "raw", 17, 192,
     ),
     "run after a wave": Run(
         HOME, 8_000_000,
@@ -386,7 +386,7 @@ MORE = {
     "run with every value of an itinerary": Run(
         TransferId(_ANOTHER, 0, 2**16 - 2), 600_000_000,
         Itinerary("s", "quality", (5,), 2**16 - 1, True, BY_A, (2, 3), (VISIT_A,), ("c",), 2.5, 3, "skip",
-                  Track(0, 0, 0, "t"), ("d", "e")),
+                  TrackRef(0, 0, 0, "t"), ("d", "e")),
         "raw", 2**20, 1, "via source",
     ),
     "accept of the largest transfer": Accept(TransferId(b"\xff" * 16, 2**64 - 1, 2**16 - 2), 2**16 - 1),

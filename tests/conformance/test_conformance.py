@@ -33,11 +33,11 @@ from ls_edge.runtime.protocol.messages import (
     Release,
     Run,
     State,
-    Track,
+    TrackRef,
     TransferId,
     Welcome,
 )
-from ls_edge.runtime.routing.policy import POLICIES
+from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.source import Source
 
 HERE = Path(__file__).parent
@@ -324,7 +324,7 @@ def test_tokens_of_a_peer_are_reported_to_the_source_and_released(js):
 def test_a_track_goes_home_to_its_joiner(js):
     js.caller("laptop")
     joiner = js.caller("a", role="peer")
-    itinerary = plain(3, 1, source="a", policy="parallel", track=Track(2**64 - 1, 1, 1, "laptop"))
+    itinerary = plain(3, 1, source="a", policy="parallel", track=TrackRef(2**64 - 1, 1, 1, "laptop"))
     run, payload = js.run(itinerary, hop=2)
     joiner.send(run, payload)
     assert joiner.next(Accept).transfer == run.transfer
@@ -379,7 +379,7 @@ def test_what_it_refuses(js):
         plain(1, 2, 3, 4, 5, waves=((((0, "js"),),),)),  # which peers.yaml does not give it
         plain(1, 2, 3, 4, 5, skipped=(0,)),
         plain(source="desk"),
-        plain(1, source="a", track=Track(1, 0, 0, "laptop")),
+        plain(1, source="a", track=TrackRef(1, 0, 0, "laptop")),
     ):
         source.send(*js.run(itinerary))
         source.next(Complaint)

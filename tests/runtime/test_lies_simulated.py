@@ -21,7 +21,7 @@ from ls_edge.runtime.protocol.messages import (
     Release,
     Run,
     State,
-    Track,
+    TrackRef,
     TransferId,
 )
 from ls_edge.runtime.routing.custody import Stage
@@ -147,7 +147,7 @@ LIES = {
     "returns everything for lack of credit": (returns("credit"), {}),
     "finds nothing finite": (returns("not finite"), {}),
     "leaves all blocks out": (returns("done", **SKIPPED, max_skips=BLOCKS), {}),
-    "makes a track of it": (returns("done", remaining=(), track=Track(1, 0, 4, SOURCE)), {}),
+    "makes a track of it": (returns("done", remaining=(), track=TrackRef(1, 0, 4, SOURCE)), {}),
     "makes two tracks of it": (
         returns("done", remaining=(), waves=SIDE_BY_SIDE),
         {},
@@ -493,4 +493,4 @@ def test_tombstones_cost_the_same_however_many_there_are():
 def test_itineraries_know_to_whom_they_belong():
     plain = Itinerary("laptop", "nearest", (0,), 0)
     assert plain.owner == "laptop"
-    assert msgspec.structs.replace(plain, source="a", track=Track(1, 0, 0, "laptop")).owner == "laptop"
+    assert msgspec.structs.replace(plain, source="a", track=TrackRef(1, 0, 0, "laptop")).owner == "laptop"

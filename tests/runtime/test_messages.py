@@ -23,7 +23,7 @@ from ls_edge.runtime.protocol.messages import (
     Release,
     Run,
     State,
-    Track,
+    TrackRef,
     TrackRow,
     TransferId,
     VisitRow,
@@ -49,7 +49,7 @@ rows = st.builds(TrackRow, counts, names, numbers, times, times, times, times, t
 visits = st.lists(
     st.builds(VisitRow, names, numbers, times, times, times, times, st.lists(rows, max_size=2).map(tuple)), max_size=3
 ).map(tuple)
-track_marks = st.none() | st.builds(Track, st.integers(0, 2**64 - 1), counts, counts, names)
+track_marks = st.none() | st.builds(TrackRef, st.integers(0, 2**64 - 1), counts, counts, names)
 
 
 @st.composite

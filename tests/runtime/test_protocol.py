@@ -12,7 +12,7 @@ import pytest
 from ls_edge.errors import WireError
 from ls_edge.runtime.protocol import codec
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.protocol.messages import Itinerary, Run, Track, TrackRow, TransferId, VisitRow
+from ls_edge.runtime.protocol.messages import Itinerary, Run, TrackRef, TrackRow, TransferId, VisitRow
 from ls_edge.runtime.routing import custody as machine
 from ls_edge.runtime.routing import neighbours
 from ls_edge.runtime.routing import source_routing as source
@@ -23,7 +23,13 @@ from ls_edge.runtime.transport import links, node
 
 TEXT = (Path(__file__).parents[2] / "runtime" / "protocol" / "PROTOCOL.md").read_text(encoding="utf-8")
 MESSAGES = {kind.__struct_config__.tag: kind for kind in get_args(wire.Message)}
-PARTS = {"TransferId": TransferId, "Itinerary": Itinerary, "Track": Track, "VisitRow": VisitRow, "TrackRow": TrackRow}
+PARTS = {
+    "TransferId": TransferId,
+    "Itinerary": Itinerary,
+    "TrackRef": TrackRef,
+    "VisitRow": VisitRow,
+    "TrackRow": TrackRow,
+}
 
 HOMES = {
     "wire": wire, "node": node, "links": links, "names": names, "door": admission, "machine": machine,
@@ -33,7 +39,7 @@ HOMES = {
 TRANSFER = TransferId(b"s" * 16, 2, 3)
 ROW = TrackRow(0, "a", (), 0, 0, 0)
 VISIT = VisitRow("a", (), 0, 0, 0, tracks=(ROW,))
-ITINERARY = Itinerary("laptop", "nearest", (), 0, visits=(VISIT,), track=Track(1, 0, 0, "laptop"))
+ITINERARY = Itinerary("laptop", "nearest", (), 0, visits=(VISIT,), track=TrackRef(1, 0, 0, "laptop"))
 
 
 def rows(heading):
@@ -100,10 +106,12 @@ def accepted(heading, name, new):
         message = wire.Accept(replaced(TRANSFER, name, new), 1)
     else:
         part = replaced(
-            {"Itinerary": ITINERARY, "Track": ITINERARY.track, "VisitRow": VISIT, "TrackRow": ROW}[heading], name, new
+            {"Itinerary": ITINERARY, "TrackRef": ITINERARY.track, "VisitRow": VISIT, "TrackRow": ROW}[heading],
+            name,
+            new,
         )
         part = replaced(VISIT, "tracks", (part,)) if heading == "TrackRow" else part
-        way = {"Itinerary": part, "Track": replaced(ITINERARY, "track", part)}.get(heading)
+        way = {"Itinerary": part, "TrackRef": replaced(ITINERARY, "track", part)}.get(heading)
         way = replaced(ITINERARY, "visits", (part,)) if way is None else way
         message = replaced(some(Run), "itinerary", way)
     # Written by hand, since the code itself refuses to write some numbers.
@@ -142,7 +150,7 @@ def test_ranges_are_those_that_the_code_checks(heading, name):
         bad = [b"x" * 15, b"x" * 17] + [b""] * (b"" not in good)
     else:
         assert bounds == ""
-        parts = ("bool", "TransferId", "Itinerary", "Track | None", "tuple[VisitRow, ...]", "tuple[TrackRow, ...]")
+        parts = ("bool", "TransferId", "Itinerary", "TrackRef | None", "tuple[VisitRow, ...]", "tuple[TrackRow, ...]")
         assert kind in parts or "Ran" in kind
         return
     assert [value for value in good if not accepted(heading, name, wrap(value))] == []

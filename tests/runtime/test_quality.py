@@ -7,10 +7,16 @@ import pytest
 from ls_edge.errors import UsageError
 from ls_edge.order_costs import VERSION, Fit, Measured, OrderCosts
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.policy import Candidate, Own, ReturnToSource, RunHere, SendTo, Wait, choose
+from ls_edge.runtime.routing.candidates import Candidate, LocalNode
+from ls_edge.runtime.routing.policies import policy_of
+from ls_edge.runtime.routing.policies.base import ReturnToSource, RunHere, SendTo, Wait
 from ls_edge.runtime.source import Source
 
 BLOCKS = 6
+
+
+def choose(itinerary, *situation, **more):
+    return policy_of(itinerary.policy).next_step(itinerary, *situation, **more)
 
 
 def costs_of(slot=None, inverted=None):
@@ -32,7 +38,7 @@ def itinerary(remaining=range(BLOCKS), waves=(), latency_weight=1.0):
 
 
 def own(blocks=(), wait_us=0, costs=None):
-    return Own(frozenset(blocks), wait_us, 5000, costs or costs_of())
+    return LocalNode(frozenset(blocks), wait_us, 5000, costs or costs_of())
 
 
 def test_the_block_with_the_least_loss_is_sent_for_even_where_another_runs_here():
@@ -58,7 +64,7 @@ def test_nobody_reachable_goes_back():
 
 
 def test_without_costs_it_is_nearest():
-    here = Own(frozenset({2}), 0, 5000, None)
+    here = LocalNode(frozenset({2}), 0, 5000, None)
     assert choose(itinerary(), here, [candidate("a", {1})], patient=True) == SendTo("a")
 
 
@@ -80,7 +86,7 @@ def test_on_random_reachable_subsets_it_costs_less_than_nearest_and_random():
             there = set(reach.sample(remaining, max(1, len(remaining) // 2)))
             waves = (((*((b, "x") for b in done),),),) if done else ()
             asked = Itinerary("laptop", policy, tuple(remaining), 0, waves=waves, latency_weight=0.0)
-            choice = choose(asked, Own(frozenset(there), 0, 1, costs), [], patient=True)
+            choice = choose(asked, LocalNode(frozenset(there), 0, 1, costs), [], patient=True)
             assert isinstance(choice, RunHere)
             block = choice.block if policy != "any" else reach.choice(sorted(there))
             remaining.remove(block)

@@ -48,7 +48,7 @@ class Faults(RuleBasedStateMachine):
         waves=st.integers(1, 4),
         on_straggler=st.sampled_from(["later", "skip"]),
     )
-    def submit(self, policy, count, skips, via, waves, late):
+    def submit(self, policy, count, skips, via, waves, on_straggler):
         for _ in range(count):
             request = self.sim.submit(
                 policy=policy,
@@ -56,7 +56,7 @@ class Faults(RuleBasedStateMachine):
                 max_skips=skips,
                 via=via and policy != "parallel",
                 waves=waves,
-                on_straggler=late,
+                on_straggler=on_straggler,
             )
             self.asked[request] = (policy, skips)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.candidates import Candidate, Own
+from ls_edge.runtime.routing.candidates import Candidate, LocalNode
 from ls_edge.runtime.routing.wave_planner import GAIN, best_joiner, plan_wave
 
 ALL = frozenset(range(12))
@@ -20,7 +20,7 @@ def peer(name, blocks=ALL, block_us=5000, trip_us=1000, wait_us=0, free=4):
 
 
 def own(blocks=ALL, block_us=5000, wait_us=0):
-    return Own(frozenset(blocks), wait_us, block_us)
+    return LocalNode(frozenset(blocks), wait_us, block_us)
 
 
 def lengths(plan):

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, Release, Run, Track, TrackRow, VisitRow
+from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, Release, Run, TrackRef, TrackRow, VisitRow
 from ls_edge.runtime.routing.events import Arrived, Compute, ComputeFailed, NeighbourDown, Send, Unsendable
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.simulation.simulator import _join
@@ -293,14 +293,14 @@ def test_the_holder_of_a_track_runs_it_and_gives_back_what_it_cannot():
     peer = new_peer((0, 1))
     peer.meets("j", ALL)
 
-    run = run_of(transfer(), remaining=(1, 3), policy="parallel", track=Track(77, 1, 0, "laptop"))
+    run = run_of(transfer(), remaining=(1, 3), policy="parallel", track=TrackRef(77, 1, 0, "laptop"))
     run = changed(run, itinerary=changed(run.itinerary, source="j"))
     peer.gets("j", run, ("t",))
     peer.computes(peer.only(Compute))
     (home,) = peer.sent(Run, "j")
     assert home.returning == "unreachable"
     assert home.itinerary.remaining == (3,)
-    assert home.itinerary.track == Track(77, 1, 0, "laptop")
+    assert home.itinerary.track == TrackRef(77, 1, 0, "laptop")
     peer.hears("j", Accept(home.transfer, 9))
     assert peer.machine.idle
     peer.gets("j", changed(run, transfer=transfer(branch=9)), ("t",))

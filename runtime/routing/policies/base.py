@@ -1,0 +1,160 @@
+"""Base class of the policies: which block of a request runs next, and who runs it.
+
+A policy is a pure function of the itinerary and of what can be reached. Where a block cannot be reached it prefers
+another holder of it, then to run it later (running out of order beats skipping: arXiv 2407.09298). A policy never
+skips: the source does, when nothing else remains and :attr:`Policy.may_skip` allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ls_edge.runtime.protocol.messages import Itinerary, ReturnReason
+from ls_edge.runtime.routing.candidates import Candidate, LocalNode
+
+
+@dataclass(frozen=True)
+class RunHere:
+    """Run the block on the engine of this process."""
+
+    block: int
+
+
+@dataclass(frozen=True)
+class SendTo:
+    """Hand the tokens to ``holder``; ``relay`` where it only passes them on."""
+
+    holder: str
+    relay: bool = False
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A holder can be reached, but has no credit at the moment."""
+
+
+@dataclass(frozen=True)
+class ReturnToSource:
+    """The request cannot go on from here."""
+
+    reason: ReturnReason
+
+
+Choice = RunHere | SendTo | Wait | ReturnToSource
+
+
+class Policy:
+    """A way to choose the next step of a request; one instance of each subclass stands in ``POLICIES``.
+
+    The base class is complete: the first remaining block that can be reached, at the holder with the least wait.
+    """
+
+    name: ClassVar[str]
+    needs_order_costs: ClassVar[bool] = False
+    """Whether a source refuses a bundle without measured order costs."""
+    may_skip: ClassVar[bool] = True
+    """Whether an answer may leave blocks out."""
+    may_reorder: ClassVar[bool] = True
+    """Whether blocks may run in another order than the one that was asked for."""
+    runs_in_waves: ClassVar[bool] = False
+    """Whether a holder may run tracks of blocks side by side."""
+    batches_freely: ClassVar[bool] = False
+    """Whether a queued request may join an engine call for any of its remaining blocks."""
+    chains_blocks: ClassVar[bool] = True
+    """Whether one engine call may run consecutive blocks without a new decision between them."""
+
+    def wanted_order(self, num_blocks: int, seed: int, request: int) -> tuple[int, ...]:  # noqa: ARG002
+        """Return the order that a request asks for, most wanted block first; by default the trained order."""
+        return tuple(range(num_blocks))
+
+    def next_step(
+        self,
+        itinerary: Itinerary,
+        local: LocalNode,
+        candidates: Sequence[Candidate],
+        *,
+        patient: bool,
+        tie_break: int = 0,
+    ) -> Choice:
+        """Decide the next step of a request that has blocks remaining.
+
+        ``patient``: whether waiting for credit is still better than another order. ``tie_break`` (any number, the same
+        for a request) chooses between equal holders, so that they share the work.
+        """
+        wanted = itinerary.remaining if self.may_reorder else itinerary.remaining[:1]
+        if itinerary.track is not None:  # the holder of a track runs it, or returns what it has
+            return RunHere(wanted[0]) if wanted[0] in local.blocks else ReturnToSource(ReturnReason.UNREACHABLE)
+        choice = self.preferred_step(itinerary, local, candidates, patient=patient, tie_break=tie_break)
+        if choice is not None:
+            return choice
+        return _first_reachable(itinerary, wanted, local, candidates, patient=patient, tie_break=tie_break)
+
+    def preferred_step(
+        self,
+        itinerary: Itinerary,  # noqa: ARG002
+        local: LocalNode,  # noqa: ARG002
+        candidates: Sequence[Candidate],  # noqa: ARG002
+        *,
+        patient: bool,  # noqa: ARG002
+        tie_break: int,  # noqa: ARG002
+    ) -> Choice | None:
+        """Return what this policy prefers to the first reachable block; None for that block."""
+        return None
+
+
+def in_turn(candidates: Sequence[Candidate], tie_break: int) -> list[tuple[int, Candidate]]:
+    """Return the candidates with a rank each that ``tie_break`` rotates: the least rank wins between equals."""
+    ordered = sorted(candidates, key=lambda c: c.name)
+    return [((index + tie_break) % len(ordered), c) for index, c in enumerate(ordered)]
+
+
+def _first_reachable(
+    itinerary: Itinerary,
+    wanted: Sequence[int],
+    local: LocalNode,
+    candidates: Sequence[Candidate],
+    *,
+    patient: bool,
+    tie_break: int,
+) -> Choice:
+    """The first of the wanted blocks that runs here or has a holder with a credit; else a relay; else nothing."""
+    saturated = False
+    for block in wanted:
+        if block in local.blocks:
+            return RunHere(block)
+        holders = [c for c in candidates if block in c.blocks]
+        free = [c for c in holders if c.credits > 0]
+        if free:
+            return SendTo(_least_wait(free, itinerary, tie_break).name)
+        if holders:
+            saturated = True
+            if patient:
+                return Wait()
+    if saturated:
+        return ReturnToSource(ReturnReason.CREDIT)
+    if not itinerary.via_source:
+        for block in wanted:
+            relays = [
+                c for c in candidates if block in c.reach_blocks and c.credits > 0 and c.name not in itinerary.relays
+            ]
+            if relays:
+                return SendTo(min(relays, key=lambda c: (c.wait_us, c.name)).name, relay=True)
+    return ReturnToSource(ReturnReason.UNREACHABLE)
+
+
+def _least_wait(candidates: Sequence[Candidate], itinerary: Itinerary, tie_break: int) -> Candidate:
+    """Least wait; among equals the longest run of next blocks (fewest hops), then by ``tie_break``."""
+    ranked = in_turn(candidates, tie_break)
+    return min(ranked, key=lambda one: (one[1].wait_us, -_run_length(one[1].blocks, itinerary.remaining), one[0]))[1]
+
+
+def _run_length(blocks: frozenset[int], remaining: Sequence[int]) -> int:
+    length = 0
+    for block in remaining:
+        if block in blocks:
+            length += 1
+        elif length:
+            break
+    return length

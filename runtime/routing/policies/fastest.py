@@ -1,0 +1,53 @@
+"""The policy ``fastest``: whoever is expected to have run a next block first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ls_edge.runtime.protocol.messages import Itinerary
+from ls_edge.runtime.routing.candidates import Candidate, LocalNode
+from ls_edge.runtime.routing.policies.base import Choice, Policy, RunHere, SendTo, in_turn
+
+
+class Fastest(Policy):
+    """Least expected time of queue, link and engine, shared over the blocks that could run there in one go.
+
+    At the holder the block closest to the trained order runs. It never waits for the credit of one holder while
+    another has some.
+    """
+
+    name = "fastest"
+    batches_freely = True
+
+    def preferred_step(
+        self,
+        itinerary: Itinerary,
+        local: LocalNode,
+        candidates: Sequence[Candidate],
+        *,
+        patient: bool,  # noqa: ARG002
+        tie_break: int,
+    ) -> Choice | None:
+        """Return the least expected time for each block that could run there; None where nobody has a credit."""
+        return least_time_step(itinerary, local, candidates, tie_break)
+
+
+def least_time_step(
+    itinerary: Itinerary, local: LocalNode, candidates: Sequence[Candidate], tie_break: int
+) -> Choice | None:
+    """Return the step with the least expected time a block; None where nobody has a credit."""
+    remaining = frozenset(itinerary.remaining)
+    best: tuple[float, int] | None = None
+    choice: Choice | None = None
+    here = local.blocks & remaining
+    if here:
+        best = (local.wait_us / len(here) + local.block_us, -1)
+        choice = RunHere(next(block for block in itinerary.remaining if block in here))
+    for rank, c in in_turn(candidates, tie_break):
+        there = len(c.blocks & remaining)
+        if not there or c.credits <= 0:
+            continue
+        expected = ((c.wait_us + c.link_us) / there + c.block_us, rank)
+        if best is None or expected < best:
+            best, choice = expected, SendTo(c.name)
+    return choice

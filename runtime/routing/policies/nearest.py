@@ -1,0 +1,11 @@
+"""The policy ``nearest``: the reachable block that is closest to the trained order."""
+
+from __future__ import annotations
+
+from ls_edge.runtime.routing.policies.base import Policy
+
+
+class Nearest(Policy):
+    """Run the first remaining block that can be reached."""
+
+    name = "nearest"

@@ -1,0 +1,73 @@
+"""The policy ``quality``: the block and holder with the least expected loss, plus their time at a given weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ls_edge.order_costs import OrderCosts
+from ls_edge.runtime.protocol.messages import Itinerary
+from ls_edge.runtime.routing.candidates import Candidate, LocalNode
+from ls_edge.runtime.routing.policies.base import Choice, Policy, RunHere, SendTo, Wait, in_turn
+
+
+class Quality(Policy):
+    """Minimise ``loss + latency_weight * seconds`` over blocks and holders.
+
+    The loss is that of the bundle's measured order costs (``ls_edge.order_costs``), ``latency_weight`` the
+    itinerary's. It waits for a holder's credit where that is worth more than the wait. A process without measured
+    costs goes by ``nearest``.
+    """
+
+    name = "quality"
+    needs_order_costs = True
+    chains_blocks = False
+
+    def preferred_step(
+        self,
+        itinerary: Itinerary,
+        local: LocalNode,
+        candidates: Sequence[Candidate],
+        *,
+        patient: bool,
+        tie_break: int,
+    ) -> Choice | None:
+        """Return the step of least cost; None without costs, or where nobody with a credit has a remaining block."""
+        if local.costs is None:
+            return None
+        remaining = frozenset(itinerary.remaining)
+        slot, weight = itinerary.blocks_done, itinerary.latency_weight
+        loss = {block: _regret(local.costs, block, itinerary.remaining, slot) for block in itinerary.remaining}
+        here = local.blocks & remaining
+        seconds = (local.wait_us / max(1, len(here)) + local.block_us) / 1e6
+        # Cost, rank among equals, block: the least of them is chosen.
+        options: list[tuple[float, int, int, Choice]] = [
+            (loss[block] + weight * seconds, -1, block, RunHere(block)) for block in here
+        ]
+        waiting: list[float] = []
+        for rank, c in in_turn(candidates, tie_break):
+            there = c.blocks & remaining
+            if not there:
+                continue
+            least = min(loss[block] for block in there)
+            seconds = ((c.wait_us + c.link_us) / len(there) + c.block_us) / 1e6
+            if c.credits > 0:
+                options.append((least + weight * seconds, rank, 0, SendTo(c.name)))
+            else:
+                waiting.append(least + weight * (seconds + local.credit_wait))
+        best = min(options, key=lambda option: option[:3], default=None)
+        if patient and waiting and (best is None or min(waiting) < best[0]):
+            return Wait()
+        return None if best is None else best[3]
+
+
+def _regret(costs: OrderCosts, block: int, remaining: Sequence[int], slot: int) -> float:
+    """Nats that running ``block`` now costs, beyond what it would cost at a later time drawn at random.
+
+    Only this difference distinguishes blocks, since each of them has to run at some time.
+    """
+    row = costs.slot[block]
+    later = range(slot + 1, slot + len(remaining))
+    regret = row[slot] - (sum(row[s] for s in later) / len(later) if later else 0.0)
+    before = sum(costs.inverted[other][block] for other in remaining if other < block)
+    after = sum(costs.inverted[block][other] for other in remaining if other > block)
+    return regret + (before - after) / 2

@@ -1,0 +1,13 @@
+"""The policy ``sequential``: the trained order, or no answer."""
+
+from __future__ import annotations
+
+from ls_edge.runtime.routing.policies.base import Policy
+
+
+class Sequential(Policy):
+    """Never reorder and never skip."""
+
+    name = "sequential"
+    may_skip = False
+    may_reorder = False
