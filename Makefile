@@ -14,8 +14,8 @@ help: ## list the targets
 setup: $(STAMP) ## make the environment .venv
 
 $(STAMP): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer, or say 'make PYTHON=/path/to/python3.11 ...'" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"this needs Python 3.11 or newer and $(PYTHON) is {v[0]}.{v[1]}: install one, or say \"make PYTHON=/path/to/python3.11 ...\"")'
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer, or use 'make PYTHON=/path/to/python3.11 ...'" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"this needs Python 3.11 or newer and $(PYTHON) is {v[0]}.{v[1]}: install one, or use \"make PYTHON=/path/to/python3.11 ...\"")'
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module: install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	@echo "setting up $(VENV): torch is several GB, this takes some minutes the first time" >&2
 	$(PYTHON) -m venv $(VENV)
@@ -56,7 +56,7 @@ types: $(STAMP) ## types alone
 	@ln -sfn $(CURDIR)/ls_edge/* $(CURDIR)/training $(CURDIR)/export $(CURDIR)/runtime $(VENV)/types/ls_edge/
 	cd $(VENV)/types && ../bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p ls_edge
 
-format: $(STAMP) ## mend formatting and what lint can mend
+format: $(STAMP) ## fix formatting and what lint can fix
 	-$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

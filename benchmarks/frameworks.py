@@ -30,7 +30,7 @@ import numpy as np
 
 GIVE_UP_S = 120.0
 """Seconds after which a request counts as not answered."""
-MEND_S = 20.0
+RESTORE_S = 20.0
 """Seconds that the replacement of a worker may take; after that the tool is started anew."""
 Ask = Callable[[Any, str, float], Any]
 
@@ -68,14 +68,14 @@ def dask() -> Iterator[tuple[Ask, Callable[[], bool], str]]:
                 future = client.submit(stage, future, log, index, seconds, pure=False)
             return future.result(GIVE_UP_S)
 
-        def mend() -> bool:
+        def restore() -> bool:
             try:
-                client.wait_for_workers(3, timeout=MEND_S)
+                client.wait_for_workers(3, timeout=RESTORE_S)
             except TimeoutError:  # now and then a nanny does not restart its worker
                 return False
             return True
 
-        yield ask, mend, distributed.__version__
+        yield ask, restore, distributed.__version__
 
 
 @contextlib.contextmanager
@@ -92,19 +92,19 @@ def ipyparallel() -> Iterator[tuple[Ask, Callable[[], bool], str]]:
                 array = view.apply_async(stage, array, log, index, seconds).get(GIVE_UP_S)
             return array
 
-        def mend() -> bool:
-            end = time.monotonic() + MEND_S
+        def restore() -> bool:
+            end = time.monotonic() + RESTORE_S
             while len(client.ids) == 3 and time.monotonic() < end:
                 time.sleep(0.05)
             missing = 3 - len(client.ids)
             try:
                 client.cluster.start_engines_sync(n=missing)
-                client.wait_for_engines(3, timeout=MEND_S)
+                client.wait_for_engines(3, timeout=RESTORE_S)
             except TimeoutError:
                 return False
             return True
 
-        yield ask, mend, ipp.__version__
+        yield ask, restore, ipp.__version__
 
 
 def lines(log: Path) -> list[tuple[str, int, int, float]]:
@@ -165,7 +165,7 @@ def main() -> None:
     version = ""
     with tempfile.TemporaryDirectory() as folder:
         while trial < trials:
-            with {"dask": dask, "ipyparallel": ipyparallel}[name]() as (ask, mend, version):
+            with {"dask": dask, "ipyparallel": ipyparallel}[name]() as (ask, restore, version):
                 whole = True
                 while whole and trial < trials:
                     for again in range(4):
@@ -181,7 +181,7 @@ def main() -> None:
                     else:
                         added.append(value - statistics.median(usual))
                         print(f"    {trial} of {trials}: {added[-1] * 1e3:.0f} ms added", file=sys.stderr)
-                    whole = mend()
+                    whole = restore()
     print(json.dumps({"version": version, "added_s": added, "usual_s": usual, "unanswered": unanswered}), flush=True)
 
 

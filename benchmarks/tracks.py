@@ -81,7 +81,7 @@ def _two_cores(path: Path, cores: Sequence[int], rounds: int) -> dict[str, Any]:
     alone: dict[str, list[float]] = {"all": [], "half": []}
     with contextlib.ExitStack() as stack:
         ways = local_ways(stack, path, cores, parallel(WAVES))
-        children = [stack.enter_context(Child("benchmarks.halves", str(path))) for _ in PEERS]
+        children = [stack.enter_context(Child("benchmarks.block_workers", str(path))) for _ in PEERS]
         for child in children:
             child.read()
         pin((child.process.pid for child in children), cores)

@@ -1,4 +1,4 @@
-"""In which order blocks run, and which of them run side by side.
+"""Arrangements: in which order blocks run, and which of them run side by side.
 
 An arrangement is a sequence of waves; a wave is one or more tracks that start from the same tokens; a track
 is a sequence of block indices. The additions of a wave's tracks are summed, in track order:
@@ -12,7 +12,7 @@ list for a plain order.
 Slot of a block: how many blocks have run ahead of it on its own path, all those of earlier waves included
 (the "position" of LayerShuffle, arXiv 2407.04513, section 3).
 
-This module knows nothing of tensors: :func:`apply` works on whatever adds and subtracts.
+:func:`apply` takes any tensors that add and subtract.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@
     │   └── DigestMismatch           a file that is not the one the manifest names
     ├── VerificationError            numbers that differ from PyTorch's
     ├── EngineError                  an engine that is not there, does not load or failed on a block
-    ├── LinkError                    an address in use, a key refused, a peer that is not who it says
-    │   └── WireError                a frame that is not well formed
+    ├── LinkError                    an address in use, a key refused, a peer under a wrong name
+    │   └── WireError                a malformed frame
     └── RequestError                 what a request can end with instead of an answer
         ├── BudgetExceeded           its time is over and it may not skip what remains
         ├── Overloaded               no credit anywhere within its time
@@ -126,7 +126,7 @@ class LinkError(LsEdgeError):
 
 
 class WireError(LinkError):
-    """A message that is not well formed; the receiver counts and drops it (guarantee R5)."""
+    """A malformed message; the receiver counts and drops it (guarantee R5)."""
 
 
 class RequestError(LsEdgeError):
@@ -149,7 +149,7 @@ class NotFinite(RequestError):
 
 
 class ModelMismatch(RequestError):
-    """The peers serve another model than the source; the message says both ids (guarantee R7)."""
+    """The peers serve another model than the source; the message has both ids (guarantee R7)."""
 
 
 class SourceClosed(RequestError):

@@ -106,7 +106,7 @@ class OrderCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _side_by_side(self, wave: Sequence[Sequence[int]]) -> float:
         if self.beside is None:
             raise BundleError(
-                "order_costs does not tell what blocks cost side by side, as version 1 does not; export the run again "
+                "order_costs has no costs of blocks side by side, as version 1 does not; export the run again "
                 "with --calibrate DATA"
             )
         pairs = (

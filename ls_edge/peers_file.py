@@ -87,7 +87,9 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         return self.timeout_ms + math.ceil(self.transfer_s(frame_bytes) * 1e3)
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PeersDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The document of ``peers.yaml`` as it is written."""
+
     peers: list[PeerEntry]
     sources: list[SourceEntry] = []
     insecure: bool = False
@@ -95,7 +97,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerConfig:
     """A peer of the file, checked, its blocks as numbers."""
 
     name: str
@@ -117,19 +119,19 @@ class PeersFile:
     """A ``peers.yaml`` that was read and checked."""
 
     path: Path
-    peers: tuple[Peer, ...]
+    peers: tuple[PeerConfig, ...]
     sources: tuple[SourceEntry, ...]
     insecure: bool
     """Whether the user switched CURVE off by name."""
     heartbeat: HeartbeatSettings
-    _places: yaml_source.SourceMap
+    _source_map: yaml_source.SourceMap
 
     @property
     def uses_keys(self) -> bool:
         """Whether links are CURVE links: any key in the file switches them on, on the loopback too."""
         return any(p.public_key for p in self.peers) or any(s.public_key for s in self.sources)
 
-    def peer(self, name: str) -> Peer:
+    def peer(self, name: str) -> PeerConfig:
         """The peer called ``name``."""
         for peer in self.peers:
             if peer.name == name:
@@ -141,7 +143,7 @@ class PeersFile:
         for index, peer in enumerate(self.peers):
             for block in peer.blocks:
                 if block >= blocks:
-                    raise self._places.error(
+                    raise self._source_map.error(
                         f"peer {peer.name!r} lists block {block}, but the bundle has blocks 0 to {blocks - 1}",
                         "peers", index, "blocks",
                     )  # fmt: skip
@@ -149,25 +151,25 @@ class PeersFile:
 
 def load_peers(path: str | Path) -> PeersFile:
     """Read and check a ``peers.yaml``; raises :class:`ConfigError` with file, line and column."""
-    file, places = yaml_source.load(path, _File)
+    file, source_map = yaml_source.load(path, PeersDocument)
     if not file.peers:
-        raise places.error("no peers are listed; add at least one", "peers")
-    peers = tuple(_check_peer(entry, index, places) for index, entry in enumerate(file.peers))
-    _check_unique(file, places)
-    _check_keys(file, places)
+        raise source_map.error("no peers are listed; add at least one", "peers")
+    peers = tuple(_check_peer(entry, index, source_map) for index, entry in enumerate(file.peers))
+    _check_unique(file, source_map)
+    _check_keys(file, source_map)
     heartbeat = file.heartbeat
     if heartbeat.interval_ms < 5 or not 2 * heartbeat.interval_ms <= heartbeat.timeout_ms <= _MOST_SILENCE_MS:
-        raise places.error(
+        raise source_map.error(
             f"heartbeat interval {heartbeat.interval_ms} ms and timeout {heartbeat.timeout_ms} ms: the interval must "
             f"be at least 5 and the timeout at least twice the interval, and at most {_MOST_SILENCE_MS}",
             "heartbeat",
         )
     if not 0.01 <= heartbeat.slowest_mbit <= 1e6:
-        raise places.error(
+        raise source_map.error(
             f"heartbeat slowest_mbit is {heartbeat.slowest_mbit}: give megabits a second from 0.01 to 1000000",
             "heartbeat", "slowest_mbit",
         )  # fmt: skip
-    return PeersFile(Path(path), peers, tuple(file.sources), file.insecure, heartbeat, places)
+    return PeersFile(Path(path), peers, tuple(file.sources), file.insecure, heartbeat, source_map)
 
 
 def parse_blocks(text: str) -> tuple[int, ...]:
@@ -211,17 +213,19 @@ def _is_host(host: str) -> bool:
         return False
 
 
-def _check_peer(entry: PeerEntry, index: int, places: yaml_source.SourceMap) -> Peer:
+def _check_peer(entry: PeerEntry, index: int, source_map: yaml_source.SourceMap) -> PeerConfig:
     at = ("peers", index)
-    _check_name(entry.name, places, *at, "name")
+    _check_name(entry.name, source_map, *at, "name")
     for key, value in (("address", entry.address), ("bind", entry.bind)):
         match = _ADDRESS.match(value) if value is not None else None
         if value is not None and (match is None or not 0 < int(match[2]) < 65536):
-            raise places.error(f"{key} {value!r} is not tcp://host:port with a port from 1 to 65535", *at, key)
+            raise source_map.error(f"{key} {value!r} is not tcp://host:port with a port from 1 to 65535", *at, key)
         if match is not None and not _is_host(match[1]):
-            raise places.error(f"{key} {value!r}: {match[1]} is no address of IPv6; write for example [::1]", *at, key)
+            raise source_map.error(
+                f"{key} {value!r}: {match[1]} is no address of IPv6; write for example [::1]", *at, key
+            )
         if match is not None and key == "address" and match[1] in _ANY:
-            raise places.error(
+            raise source_map.error(
                 f"address {value!r} is where the others dial, and {match[1]} is no machine; write the name or address "
                 f"of this one, and 'bind: {value}' below it",
                 *at, key,
@@ -230,14 +234,14 @@ def _check_peer(entry: PeerEntry, index: int, places: yaml_source.SourceMap) -> 
         try:
             blocks = parse_blocks(entry.blocks)
         except ValueError as error:
-            raise places.error(
+            raise source_map.error(
                 f"blocks {entry.blocks!r}: cannot read {str(error)!r}; write for example [0, 1, 2] or \"0-2,7\"",
                 *at, "blocks",
             ) from None  # fmt: skip
     else:
         blocks = tuple(entry.blocks)
     if not blocks or min(blocks) < 0 or len(set(blocks)) != len(blocks):
-        raise places.error(
+        raise source_map.error(
             f"blocks {entry.blocks!r}: list at least one block, each once, counted from 0", *at, "blocks"
         )
     for key, number, least, most in (
@@ -245,81 +249,83 @@ def _check_peer(entry: PeerEntry, index: int, places: yaml_source.SourceMap) -> 
         ("credits", entry.credits, 1, 65535), ("batch_wait_ms", entry.batch_wait_ms, 0, 60_000),
     ):  # fmt: skip
         if number is not None and number < least:
-            raise places.error(f"{key} is {number}, the least is {least}", *at, key)
+            raise source_map.error(f"{key} is {number}, the least is {least}", *at, key)
         if number is not None and number > most:
-            raise places.error(f"{key} is {number}, the most is {most}", *at, key)
-    _check_key(entry.public_key, places, *at, "public_key")
-    return Peer(
+            raise source_map.error(f"{key} is {number}, the most is {most}", *at, key)
+    _check_key(entry.public_key, source_map, *at, "public_key")
+    return PeerConfig(
         name=entry.name, address=entry.address, bind=entry.bind or entry.address, blocks=tuple(sorted(blocks)),
         public_key=entry.public_key, engine=entry.engine, provider=entry.provider, threads=entry.threads,
         max_batch=entry.max_batch, batch_wait_ms=entry.batch_wait_ms, codec=entry.codec, credits=entry.credits,
     )  # fmt: skip
 
 
-def _check_unique(file: _File, places: yaml_source.SourceMap) -> None:
+def _check_unique(file: PeersDocument, source_map: yaml_source.SourceMap) -> None:
     seen: dict[str, str] = {}
     entries = [("sources", i, s.name) for i, s in enumerate(file.sources)]
     entries += [("peers", i, p.name) for i, p in enumerate(file.peers)]
     for kind, index, name in entries:
         if kind == "sources":
-            _check_name(name, places, kind, index, "name")
-            _check_key(file.sources[index].public_key, places, kind, index, "public_key")
+            _check_name(name, source_map, kind, index, "name")
+            _check_key(file.sources[index].public_key, source_map, kind, index, "public_key")
         if name in seen:
-            raise places.error(f"the name {name!r} stands twice; names tell processes apart", kind, index, "name")
+            raise source_map.error(f"the name {name!r} stands twice; names tell processes apart", kind, index, "name")
         seen[name] = kind
     addresses: dict[str, str] = {}
     for index, peer in enumerate(file.peers):
         if peer.address in addresses:
-            raise places.error(
+            raise source_map.error(
                 f"{peer.name!r} has the address of {addresses[peer.address]!r}, {peer.address}; give each its own port",
                 "peers", index, "address",
             )  # fmt: skip
         addresses[peer.address] = peer.name
 
 
-def _check_keys(file: _File, places: yaml_source.SourceMap) -> None:
+def _check_keys(file: PeersDocument, source_map: yaml_source.SourceMap) -> None:
     keyed = [p for p in file.peers if p.public_key]
     if keyed and len(keyed) < len(file.peers):
         index = next(i for i, p in enumerate(file.peers) if not p.public_key)
-        raise places.error(
+        raise source_map.error(
             f"peer {file.peers[index].name!r} has no public_key while others have; make one with "
             f"'ls-edge keys new {file.peers[index].name}'",
             "peers", index,
         )  # fmt: skip
     if any(s.public_key for s in file.sources) and not keyed:
-        raise places.error("sources have keys but peers have none; CURVE needs both", "sources")
+        raise source_map.error("sources have keys but peers have none; CURVE needs both", "sources")
     if keyed:
         if file.insecure:
-            raise places.error("'insecure: true' and public keys contradict each other; remove one", "insecure")
+            raise source_map.error("'insecure: true' and public keys contradict each other; remove one", "insecure")
         for index, source in enumerate(file.sources):
             if not source.public_key:
-                raise places.error(
+                raise source_map.error(
                     f"source {source.name!r} has no public_key while the peers have; make one with "
                     f"'ls-edge keys new {source.name}'",
                     "sources", index,
                 )  # fmt: skip
         if not file.sources:
-            raise places.error("the peers have keys but no source is listed, so nobody may send images; add 'sources'")
+            raise source_map.error(
+                "the peers have keys but no source is listed, so nobody may send images; add 'sources'"
+            )
     elif not file.insecure:
         for index, peer in enumerate(file.peers):
             for key, address in (("address", peer.address), ("bind", peer.bind)):
                 if address is not None and not is_loopback(address):
-                    raise places.error(
+                    raise source_map.error(
                         f"{key} {address!r} of peer {peer.name!r} is not on the loopback and has no public_key; make "
                         f"keys with 'ls-edge keys new {peer.name}', or write 'insecure: true' at the top",
                         "peers", index, key,
                     )  # fmt: skip
 
 
-def _check_name(name: str, places: yaml_source.SourceMap, *where: str | int) -> None:
+def _check_name(name: str, source_map: yaml_source.SourceMap, *where: str | int) -> None:
     if not is_name(name):
-        raise places.error(
+        raise source_map.error(
             f"name {name!r}: use 1 to 63 letters, digits, dots, hyphens or underscores, a letter or digit first", *where
         )
 
 
-def _check_key(key: str | None, places: yaml_source.SourceMap, *where: str | int) -> None:
+def _check_key(key: str | None, source_map: yaml_source.SourceMap, *where: str | int) -> None:
     if key is not None and not _Z85_KEY.match(key):
-        raise places.error(
+        raise source_map.error(
             "public_key is not 40 characters of Z85; copy what 'ls-edge keys new' printed, in quotes", *where
         )

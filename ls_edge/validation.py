@@ -1,4 +1,4 @@
-"""What is wrong with a value of a file, in plain words, from what :mod:`msgspec` says of it.
+"""Explain in plain words what is wrong with a value of a file, from the error of :mod:`msgspec`.
 
 ``Expected `str | array`, got `int` - at `$.peers[0].blocks` `` becomes "blocks is 7; it has to be a list of whole
 numbers or text". What is allowed is read from the type, what is there from the value itself.
@@ -20,8 +20,8 @@ SHOWN = 60
 """Longest value that is shown, in characters."""
 
 
-class Fault(NamedTuple):
-    """One complaint about a value."""
+class InvalidValue(NamedTuple):
+    """Why a value is invalid."""
 
     where: Path_
     """Keys and positions that lead to it, such as ``("peers", 0, "blocks")``."""
@@ -30,7 +30,7 @@ class Fault(NamedTuple):
     """Whether the key is wrong, not what it holds."""
 
 
-def fault(message: str, value: Any, type_: Any, *, written: str | None = None) -> Fault:
+def explain(message: str, value: Any, type_: Any, *, written: str | None = None) -> InvalidValue:
     """Explain msgspec's ``message`` about ``value`` (plain lists and dictionaries), which was to become a ``type_``.
 
     ``written`` is how the user wrote the value at fault, where a reader such as YAML's may have made something else.
@@ -40,12 +40,12 @@ def fault(message: str, value: Any, type_: Any, *, written: str | None = None) -
     unknown = re.search(r"unknown field `(.+)`", text)
     if unknown:
         known = _keys(type_at(type_, where))
-        return Fault((*where, unknown[1]), unknown_name("key", unknown[1], known), is_key=True)
+        return InvalidValue((*where, unknown[1]), unknown_name("key", unknown[1], known), is_key=True)
     missing = re.search(r"missing required field `(.+)`", text)
     if missing:
-        return Fault(where, f"the key {missing[1]!r} is missing here; add it")
+        return InvalidValue(where, f"the key {missing[1]!r} is missing here; add it")
     if not text.startswith(("Expected ", "Invalid enum value")):
-        return Fault(where, text)  # of the struct's own checks
+        return InvalidValue(where, text)  # of the struct's own checks
     found = at_path(value, where)
     expected = type_at(type_, where)
     name = next((step for step in reversed(where) if isinstance(step, str)), "")
@@ -56,7 +56,7 @@ def fault(message: str, value: Any, type_: Any, *, written: str | None = None) -
     texts = any(isinstance(member, inspect.StrType) for member in _members(expected))
     if texts and written is not None and not isinstance(found, (str, type(None))):
         hint = f"; put it in quotes: {json.dumps(written)}"
-    return Fault(where, f"{name or 'the file'} is {shown}; it has to be {words(expected)}{hint}")
+    return InvalidValue(where, f"{name or 'the file'} is {shown}; it has to be {describe_type(expected)}{hint}")
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
@@ -103,23 +103,25 @@ _SIMPLE: dict[type, str] = {
 }  # fmt: skip
 
 
-def words(info: inspect.Type) -> str:
+def describe_type(info: inspect.Type) -> str:
     """What a type allows: ``a whole number``, ``a list of text``, ``one of raw, fp16, int8``, joined by "or"."""
-    found = dict.fromkeys(_words(member) for member in _members(info) if not isinstance(member, inspect.NoneType))
+    found = dict.fromkeys(
+        _describe_member(member) for member in _members(info) if not isinstance(member, inspect.NoneType)
+    )
     listed = list(found)
     if len(listed) > 1 and "a number" in listed and "a whole number" in listed:
         listed.remove("a whole number")
     return " or ".join(listed) or "left out"
 
 
-def _words(info: inspect.Type) -> str:
+def _describe_member(info: inspect.Type) -> str:
     if isinstance(info, inspect.LiteralType):
         return f"{'one of ' if len(info.values) > 1 else ''}{', '.join(map(str, info.values))}"
     if isinstance(info, (inspect.ListType, inspect.VarTupleType)):
-        inner = words(info.item_type)
+        inner = describe_type(info.item_type)
         return "a list" if isinstance(info.item_type, inspect.AnyType) else f"a list of {_plural(inner)}"
     if isinstance(info, inspect.TupleType):
-        return f"a list of {len(info.item_types)}: {', '.join(words(item) for item in info.item_types)}"
+        return f"a list of {len(info.item_types)}: {', '.join(describe_type(item) for item in info.item_types)}"
     if isinstance(info, inspect.StructType):
         keys = ", ".join(_keys(info)[:6])
         return f"a group of keys ({keys}{', …' if len(_keys(info)) > 6 else ''})"
@@ -178,12 +180,12 @@ def json_fault(raw: bytes, type_: Any, error: Exception) -> tuple[str, str]:
         return f":{wrong.lineno}:{wrong.colno}", f"not JSON, {wrong.msg[:1].lower()}{wrong.msg[1:]}"
     except (UnicodeDecodeError, RecursionError):
         return "", "not JSON"
-    found = fault(str(error), value, type_)
+    found = explain(str(error), value, type_)
     inside = f" (at {_dotted(found.where)})" if len(found.where) > 1 else ""
     return _json_place(raw, found), found.text + inside
 
 
-def _json_place(raw: bytes, found: Fault) -> str:
+def _json_place(raw: bytes, found: InvalidValue) -> str:
     """Line and column of the key at fault, by its name where that stands only once."""
     name = next((step for step in reversed(found.where) if isinstance(step, str)), None)
     if name is None:

@@ -63,7 +63,7 @@ def load(path: str | Path, type_: type[T]) -> tuple[T, SourceMap]:
     except OSError as error:
         what = "that is a folder, not a file; check the path" if path.is_dir() else f"cannot be read: {error.strerror}"
         raise ConfigError(what, path=path) from None
-    places = SourceMap(path)
+    source_map = SourceMap(path)
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -76,19 +76,21 @@ def load(path: str | Path, type_: type[T]) -> tuple[T, SourceMap]:
         raise ConfigError(f"not YAML: {str(error).splitlines()[0]}", path=path) from None
     except RecursionError:
         raise ConfigError(f"deeper than {MAX_DEPTH} levels; write it plainly", path=path) from None
-    plain = None if node is None else _plain(node, (), places)
+    plain = None if node is None else _plain(node, (), source_map)
     empty = plain is None
     plain = {} if empty else plain
     try:
-        return msgspec.convert(plain, type_), places
+        return msgspec.convert(plain, type_), source_map
     except msgspec.ValidationError as error:
         if empty:
-            raise ConfigError(f"the file is empty: {validation.fault(str(error), {}, type_).text}", path=path) from None
-        raise _explain(str(error), plain, places, type_) from None
+            raise ConfigError(
+                f"the file is empty: {validation.explain(str(error), {}, type_).text}", path=path
+            ) from None
+        raise _explain(str(error), plain, source_map, type_) from None
 
 
 def _plainly(problem: str) -> str:
-    """What the parser says, with names of its tokens in words and the commonest cause."""
+    """The parser's error, with names of its tokens in words and the commonest cause."""
     if r"'\t'" in problem:
         return "a line is indented with a tab; use spaces"
     for token, words in (("<stream end>", "the end of the file"), ("<block end>", "a line further left"),
@@ -97,58 +99,58 @@ def _plainly(problem: str) -> str:
     return problem
 
 
-def _plain(node: yaml.Node, where: Path_, places: SourceMap) -> Any:
-    if len(where) > MAX_DEPTH or len(places.marks) > MAX_VALUES:  # aliases make small files endless
-        raise places.error(
+def _plain(node: yaml.Node, where: Path_, source_map: SourceMap) -> Any:
+    if len(where) > MAX_DEPTH or len(source_map.marks) > MAX_VALUES:  # aliases make small files endless
+        raise source_map.error(
             f"nested deeper than {MAX_DEPTH} levels or of more than {MAX_VALUES} values; write it plainly"
         )
-    places.marks[where] = (node.start_mark.line + 1, node.start_mark.column + 1)
+    source_map.marks[where] = (node.start_mark.line + 1, node.start_mark.column + 1)
     if isinstance(node, yaml.MappingNode):
         result: dict[Any, Any] = {}
         for key_node, value_node in node.value:
             mark = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
-            key = _scalar(key_node, where, places, is_key=True) if isinstance(key_node, yaml.ScalarNode) else None
+            key = _scalar(key_node, where, source_map, is_key=True) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str):
                 shown = repr(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a list or group of keys"
                 raise ConfigError(
-                    f"{shown} as a key is no text; put it in quotes, or correct it", path=places.path, line=mark[0],
+                    f"{shown} as a key is no text; put it in quotes, or correct it", path=source_map.path, line=mark[0],
                     column=mark[1],
                 )  # fmt: skip
             here = (*where, key)
             if key in result:
-                raise ConfigError(f"{key!r} stands twice; keep one", path=places.path, line=mark[0], column=mark[1])
-            places.key_marks[here] = mark
-            result[key] = _plain(value_node, here, places)
+                raise ConfigError(f"{key!r} stands twice; keep one", path=source_map.path, line=mark[0], column=mark[1])
+            source_map.key_marks[here] = mark
+            result[key] = _plain(value_node, here, source_map)
         return result
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(item, (*where, index), places) for index, item in enumerate(node.value)]
-    return _scalar(node, where, places)
+        return [_plain(item, (*where, index), source_map) for index, item in enumerate(node.value)]
+    return _scalar(node, where, source_map)
 
 
 _EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 """Numbers such as ``1e-3``, which YAML 1.1 takes for text."""
 
 
-def _scalar(node: yaml.Node, where: Path_, places: SourceMap, *, is_key: bool = False) -> Any:
+def _scalar(node: yaml.Node, where: Path_, source_map: SourceMap, *, is_key: bool = False) -> Any:
     unquoted = isinstance(node, yaml.ScalarNode) and node.style is None
     if unquoted and not is_key:
-        places.written[where] = node.value
+        source_map.written[where] = node.value
     try:
         value = yaml.SafeLoader("").construct_object(node)
     except (yaml.YAMLError, ValueError):
-        raise places.error(f"{node.value!r} cannot be read as a value; put it in quotes", *where) from None
+        raise source_map.error(f"{node.value!r} cannot be read as a value; put it in quotes", *where) from None
     if unquoted and isinstance(value, str) and _EXPONENT.fullmatch(value):
         value = float(value)
     if isinstance(value, float) and not math.isfinite(value):
         name = next((step for step in reversed(where) if isinstance(step, str)), "the value")
-        raise places.error(f"{name} is {node.value}; it has to be a finite number", *where)
+        raise source_map.error(f"{name} is {node.value}; it has to be a finite number", *where)
     if isinstance(value, int) and abs(value) >= 2**63:
         name = next((step for step in reversed(where) if isinstance(step, str)), "the value")
-        raise places.error(f"{name} is {node.value}, which is too large; check it", *where)
+        raise source_map.error(f"{name} is {node.value}, which is too large; check it", *where)
     return value
 
 
-def _explain(message: str, plain: Any, places: SourceMap, type_: type[Any]) -> ConfigError:
-    where = validation.fault(message, plain, type_).where
-    found = validation.fault(message, plain, type_, written=places.written.get(where))
-    return places.error(found.text, *found.where, key=found.is_key)
+def _explain(message: str, plain: Any, source_map: SourceMap, type_: type[Any]) -> ConfigError:
+    where = validation.explain(message, plain, type_).where
+    found = validation.explain(message, plain, type_, written=source_map.written.get(where))
+    return source_map.error(found.text, *found.where, key=found.is_key)

@@ -14,7 +14,7 @@ from types import TracebackType
 import msgspec
 
 from ls_edge.errors import UsageError, WireError
-from ls_edge.peers_file import Peer, PeersFile
+from ls_edge.peers_file import PeerConfig, PeersFile
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, State, Welcome
 from ls_edge.runtime.transport.admission import new_alias
@@ -68,7 +68,7 @@ class PeerStatus(msgspec.Struct, frozen=True):
 class _Seen:
     """What is known of one peer."""
 
-    peer: Peer
+    peer: PeerConfig
     up: bool = False
     refused: bool = False
     why: str = ""

@@ -175,10 +175,10 @@ def read_config(path: str | Path | None, flags: dict[str, Any]) -> tuple[TrainCo
     """
     plain: dict[str, Any] = {}
     if path is not None:
-        parsed, places = yaml_source.load(path, RunFile)
-        plain = {key: _named(parsed, key, places) for key in _keys(places, ()) if key != "run"}
+        parsed, source_map = yaml_source.load(path, RunFile)
+        plain = {key: _named(parsed, key, source_map) for key in _keys(source_map, ()) if key != "run"}
         config: TrainConfig = msgspec.convert(plain, TrainConfig)
-        check(config, places)
+        check(config, source_map)
     for name, value in flags.items():
         if value is None:
             continue
@@ -190,7 +190,7 @@ def read_config(path: str | Path | None, flags: dict[str, Any]) -> tuple[TrainCo
     try:
         config = msgspec.convert(plain, TrainConfig)
     except msgspec.ValidationError as error:
-        text = validation.fault(str(error), plain, TrainConfig).text
+        text = validation.explain(str(error), plain, TrainConfig).text
         raise UsageError(f"{text}; see 'ls-edge train --help'") from None
     check(config, None)
     return config, frozenset(_dotted(plain))
@@ -207,15 +207,15 @@ def find_recipe(path: Path) -> Path:
     return recipe
 
 
-def _keys(places: yaml_source.SourceMap, where: tuple[str | int, ...]) -> list[str]:
-    return [str(path[-1]) for path in places.key_marks if path[:-1] == where]
+def _keys(source_map: yaml_source.SourceMap, where: tuple[str | int, ...]) -> list[str]:
+    return [str(path[-1]) for path in source_map.key_marks if path[:-1] == where]
 
 
-def _named(parsed: RunFile, key: str, places: yaml_source.SourceMap) -> Any:
+def _named(parsed: RunFile, key: str, source_map: yaml_source.SourceMap) -> Any:
     """The value of a key, without what the file did not say."""
     value = msgspec.to_builtins(getattr(parsed, key))
     if isinstance(getattr(parsed, key), msgspec.Struct):
-        named = _keys(places, (key,))
+        named = _keys(source_map, (key,))
         return {name: item for name, item in value.items() if name in named}
     return value
 
@@ -228,7 +228,7 @@ def _dotted(plain: dict[str, Any]) -> list[str]:
     return names
 
 
-def check(config: TrainConfig, places: yaml_source.SourceMap | None) -> None:
+def check(config: TrainConfig, source_map: yaml_source.SourceMap | None) -> None:
     """Refuse values that no run can have; raises :class:`ConfigError` (with its place) or :class:`UsageError`."""
     c, o = config, config.optim
     rules: list[tuple[bool, tuple[str, ...], str]] = [
@@ -260,7 +260,7 @@ def check(config: TrainConfig, places: yaml_source.SourceMap | None) -> None:
             for step in where:
                 value = value[step] if isinstance(value, dict) else getattr(value, step)
             message = f"{where[-1]} is {value!r}; it has to be {wanted}"
-            raise places.error(message, *where) if places is not None else UsageError(message)
+            raise source_map.error(message, *where) if source_map is not None else UsageError(message)
 
 
 def _argument_rules(args: dict[str, Any]) -> list[tuple[bool, tuple[str, ...], str]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ls_edge.cli.numbers import sensible
+from ls_edge.cli.number_types import limit_number
 
 DEGRADED = 3
 """Exit code of a run that finished, but with an answer that skipped blocks or with a failed request."""
@@ -28,7 +28,7 @@ class Command(click.Command):
             )
         )  # fmt: skip
         for param in self.params:
-            sensible(param)
+            limit_number(param)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples, a line each, never wrapped: they are there to be copied."""

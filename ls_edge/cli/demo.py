@@ -1,4 +1,4 @@
-"""``ls-edge demo``: the whole story on the embedded digits, as the commands that a user would type.
+"""``ls-edge demo``: train, export, serve and measure on the embedded digits, by the commands that a user would type.
 
 Training, evaluation and export are run as the real commands and shown; the peers are real processes on the loopback,
 and one of them is really killed while images are on their way. No process is left behind, also after Ctrl-C.
@@ -61,7 +61,7 @@ SCENES = (
 
 @click.command(
     cls=Command,
-    short_help="The whole story on embedded data.",
+    short_help="Train, export, serve and measure on embedded data, with a peer killed on the way.",
     examples=(
         "ls-edge demo",
         "ls-edge demo --out /tmp/demo --limit 100",
@@ -89,11 +89,11 @@ def command(out: Path, limit: int, fresh: bool) -> int:
     started = time.monotonic()
     _make_folder(out)
     accuracy = _models(out, console, fresh=fresh)
-    runs = [_play(scene, out, limit, console) for scene in SCENES]
-    _pictures(out / "pictures", runs)
+    runs = [_run_scene(scene, out, limit, console) for scene in SCENES]
+    _write_charts(out / "pictures", runs)
     report = out / "report.html"
     write_comparison(
-        report, runs, title="ls-edge demo: one vision transformer on three peers", lede=_lede(accuracy)
+        report, runs, title="ls-edge demo: one vision transformer on three peers", lede=_headline(accuracy)
     )  # fmt: skip
     document = {
         "accuracy": accuracy,
@@ -118,7 +118,7 @@ def _heading(console: Console, text: str) -> None:
     console.print(f"\n{text}", style="bold cyan", soft_wrap=True)
 
 
-def _pictures(folder: Path, runs: list[Run]) -> None:
+def _write_charts(folder: Path, runs: list[Run]) -> None:
     """The charts of the report that the README shows, as files."""
     from ls_edge.report.svg_export import write_comparison_picture, write_picture
 
@@ -182,13 +182,13 @@ def _ls_edge(console: Console, *arguments: str, quiet: bool = False) -> str:
         check=False,
     )
     if done.returncode:
-        raise LsEdgeError(f"'ls-edge {arguments[0]}' ended with exit code {done.returncode}; what it said stands above")
+        raise LsEdgeError(f"'ls-edge {arguments[0]}' ended with exit code {done.returncode}; its messages are above")
     if not quiet and done.stdout.strip():
         console.print(done.stdout.rstrip(), soft_wrap=True)
     return done.stdout
 
 
-def _play(scene: Scene, out: Path, limit: int, console: Console) -> Run:
+def _run_scene(scene: Scene, out: Path, limit: int, console: Console) -> Run:
     """Serve the scene's model and answer ``limit`` images."""
     from ls_edge.data.datasets import open_data
     from ls_edge.evaluation.run_summary import summarise
@@ -210,11 +210,11 @@ def _play(scene: Scene, out: Path, limit: int, console: Console) -> Run:
                 peers.kill(name)
             images = open_data("digits", "eval").take(limit * scene.rounds)
             progress = RunProgress(len(images), PLACEMENT, console=console, label=scene.name)
-            harm = _harm(scene, peers, len(images), progress.note)
+            on_answer = _fault_schedule(scene, peers, len(images), progress.note)
 
             def on_record(record: Any) -> None:
                 progress.record(record)
-                harm()
+                on_answer()
 
             with progress:
                 measured = run_dataset(source, images, concurrency=2, on_record=on_record, on_event=progress.event)
@@ -224,8 +224,8 @@ def _play(scene: Scene, out: Path, limit: int, console: Console) -> Run:
     return scene.name, summary, measured.records, measured.events
 
 
-def _harm(scene: Scene, peers: LocalCluster, limit: int, note: Callable[[str], None]) -> Callable[[], None]:
-    """What happens to the scene's peer, called after each answer."""
+def _fault_schedule(scene: Scene, peers: LocalCluster, limit: int, note: Callable[[str], None]) -> Callable[[], None]:
+    """Return what is called after each answer; it kills the scene's peer and starts it again."""
     answers = 0
 
     def step() -> None:
@@ -242,7 +242,7 @@ def _harm(scene: Scene, peers: LocalCluster, limit: int, note: Callable[[str], N
     return step
 
 
-def _lede(accuracy: dict[str, Any]) -> str:
+def _headline(accuracy: dict[str, Any]) -> str:
     shuffled, unshuffled = accuracy["shuffled"], accuracy["unshuffled"]
     return (
         f"In random block order the model fine-tuned with shuffling keeps {shuffled['arbitrary']['top1_mean']:.1%} of "

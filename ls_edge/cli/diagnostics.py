@@ -1,9 +1,8 @@
-"""What this machine has for ls-edge, what is missing or mixed up, and the line that mends it.
+"""Diagnose this machine: what ls-edge needs and is there, what is missing or conflicts, and what fixes it.
 
-Whatever could crash or hang (engine libraries, execution providers, CUDA) is tried in a process of its own with a
-time limit, by what it has to do later: a provider counts as loading when it multiplied two matrices. So this
-module needs none of them. It reads the requirements from the installed package, changes nothing on the machine
-and does not look at peers; whether those can be reached is seen by ``ls-edge run``.
+Whatever could crash or hang (engine libraries, execution providers, CUDA) is checked in a subprocess with a time limit,
+by what it has to do later: a provider counts as loading when it multiplied two matrices. Requirements are read from the
+installed package. Nothing on the machine is changed; peers are checked by ``ls-edge status``.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ _PURPOSE = {"train": "to train and eval", "export": "to export and verify"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     status: Status
     """``bad`` where ls-edge cannot work, ``warn`` where something is not as good as it could be."""
     what: str
     detail: str
-    mend: str | None = None
-    """A command or a change that mends it, or that adds what is not there; None where there is nothing to do."""
+    fix: str | None = None
+    """A command or a change that fixes it, or that adds what is missing; None where there is nothing to do."""
 
 
 def examine() -> list[Finding]:
-    """Look at everything; takes from a second to a minute, by what is installed."""
-    return [*_python(), *_packages(), *_engines(), *_zmq(), *_torch(), *_machine()]
+    """Check everything; takes from a second to a minute, by what is installed."""
+    return [*_python(), *_packages(), *_engines(), *_zmq(), *_torch(), *_hardware()]
 
 
 def worst(findings: list[Finding]) -> Status:
@@ -97,16 +96,16 @@ def _build_line(build: str) -> str:
 
 
 def _extra(extra: str, wanted: list[Requirement]) -> Iterator[Finding]:
-    """The packages of an extra; its first one says whether it was meant to be here."""
+    """The packages of an extra, which counts as wanted where its first package is installed."""
     absent = [item for item in wanted if installed(item.name) is None]
-    meant = wanted and wanted[0] not in absent
-    if meant:
+    is_wanted = wanted and wanted[0] not in absent
+    if is_wanted:
         for item in wanted:
             if item not in absent:
                 yield _package(item, needed=False)
-    if absent and (meant or extra in _PURPOSE):
+    if absent and (is_wanted or extra in _PURPOSE):
         detail = f"{', '.join(item.name for item in absent)} not installed; needed {_PURPOSE.get(extra, 'with it')}"
-        yield Finding("warn" if meant else "ok", extra, detail, f"pip install {' '.join(map(str, absent))}")
+        yield Finding("warn" if is_wanted else "ok", extra, detail, f"pip install {' '.join(map(str, absent))}")
 
 
 def _package(item: Requirement, *, needed: bool) -> Finding:
@@ -119,17 +118,20 @@ def _package(item: Requirement, *, needed: bool) -> Finding:
     return Finding("ok", item.name, version)
 
 
-# --- what is tried in a process of its own ----------------------------------------------------------------------
+# --- checks in a process of their own ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Probe:
+class ProbeResult:
+    """What a subprocess found."""
+
     found: dict[str, Any] | None
-    """What it printed, None where it failed."""
+    """The JSON object that it printed, None where it failed."""
     why: str = ""
+    """Why it failed."""
 
 
-def probe(code: str, *arguments: str, limit_s: float = PROBE_LIMIT_S) -> _Probe:
+def probe(code: str, *arguments: str, limit_s: float = PROBE_LIMIT_S) -> ProbeResult:
     """Run Python code that prints one JSON object as its last line; a crash, hang or error becomes a reason."""
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter, code of this module
@@ -137,18 +139,18 @@ def probe(code: str, *arguments: str, limit_s: float = PROBE_LIMIT_S) -> _Probe:
             stdin=subprocess.DEVNULL, errors="replace", env={**os.environ, "ORT_DISABLE_TELEMETRY": "1"},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return _Probe(None, f"did not end within {limit_s:.0f} s")
+        return ProbeResult(None, f"did not end within {limit_s:.0f} s")
     except OSError as error:
-        return _Probe(None, f"could not be started: {error.strerror}")
+        return ProbeResult(None, f"could not be started: {error.strerror}")
     if done.returncode < 0:
-        return _Probe(None, f"crashed with {signal.Signals(-done.returncode).name}")
+        return ProbeResult(None, f"crashed with {signal.Signals(-done.returncode).name}")
     last = (done.stdout.strip().splitlines() or [""])[-1]
     try:
         found = json.loads(last)
     except ValueError:
         lines = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
-        return _Probe(None, lines[-1][:300])
-    return _Probe(found)
+        return ProbeResult(None, lines[-1][:300])
+    return ProbeResult(found)
 
 
 _NO_CWD = "import sys; sys.path[:] = [entry for entry in sys.path if entry]\n"
@@ -199,8 +201,8 @@ def _engines() -> Iterator[Finding]:
         yield from _onnxruntime(builds[0] if builds else "onnxruntime")
     outside = sorted(Path("/usr/lib").glob("python3*/dist-packages/tensorrt"))
     if not has_tensorrt and outside:
-        mend = "make the environment again with: python3 -m venv --system-site-packages .venv"
-        yield Finding("warn", "engine TensorRT", f"is at {outside[0]}, which this environment does not see", mend)
+        fix = "make the environment again with: python3 -m venv --system-site-packages .venv"
+        yield Finding("warn", "engine TensorRT", f"is at {outside[0]}, which this environment does not see", fix)
     if has_tensorrt:
         tried = probe(_TENSORRT_CODE)
         if tried.found is not None:
@@ -234,8 +236,8 @@ def _onnxruntime(build: str) -> Iterator[Finding]:
         if provider == "CPUExecutionProvider":
             yield Finding("bad", what, why, _reinstall(build))
         else:
-            mend = "install the libraries that it needs, or leave it: peers with 'engine: auto' pass over it"
-            yield Finding("warn", what, f"is listed, but {why}", mend)
+            fix = "install the libraries that it needs, or leave it: peers with 'engine: auto' pass over it"
+            yield Finding("warn", what, f"is listed, but {why}", fix)
 
 
 def _zmq() -> Iterator[Finding]:
@@ -289,10 +291,10 @@ def tiny_model() -> bytes:
     return number(1, 8) + graph + nested(8, number(2, 13))
 
 
-# --- the machine ------------------------------------------------------------------------------------------------
+# --- the hardware ------------------------------------------------------------------------------------------------
 
 
-def _machine() -> Iterator[Finding]:
+def _hardware() -> Iterator[Finding]:
     board = hardware.board()
     if board is not None:
         yield Finding("ok", "board", board)
@@ -310,8 +312,8 @@ def _machine() -> Iterator[Finding]:
     memory = hardware.memory_gib()
     if memory is not None:
         scarce = memory[1] < 0.5
-        mend = "end other programs: a peer needs room for its blocks and some 100 MiB" if scarce else None
-        yield Finding("warn" if scarce else "ok", "memory", f"{memory[0]:.1f} GiB, {memory[1]:.1f} GiB free", mend)
+        fix = "end other programs: a peer needs room for its blocks and some 100 MiB" if scarce else None
+        yield Finding("warn" if scarce else "ok", "memory", f"{memory[0]:.1f} GiB, {memory[1]:.1f} GiB free", fix)
     disk = shutil.disk_usage(".").free / 2**30
-    mend = None if disk >= 1 else "make room: runs and bundles take up to some GiB"
-    yield Finding("ok" if disk >= 1 else "warn", "disk", f"{disk:.1f} GiB free here", mend)
+    fix = None if disk >= 1 else "make room: runs and bundles take up to some GiB"
+    yield Finding("ok" if disk >= 1 else "warn", "disk", f"{disk:.1f} GiB free here", fix)

@@ -1,4 +1,4 @@
-"""``ls-edge doctor``: what is missing or mixed up on this machine."""
+"""``ls-edge doctor``: check what this machine needs to run ls-edge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ls_edge.cli.command import Command
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(*, as_json: bool) -> int:
-    """Look at Python, packages, engines, links and the machine, and say what mends what is wrong.
+    """Check Python, packages, engines, links and hardware, and name what fixes each problem.
 
     Ends with 1 where ls-edge cannot work here, else with 0.
     """
@@ -28,7 +28,7 @@ def command(*, as_json: bool) -> int:
     from ls_edge.cli.diagnostics import examine, worst
     from ls_edge.report.terminal import PlainTable, open_console, print_table
 
-    with open_console(stderr=True).status("looking at this machine", spinner="line"):
+    with open_console(stderr=True).status("checking this machine", spinner="line"):
         findings = examine()
     status = worst(findings)
     if as_json:
@@ -37,10 +37,10 @@ def command(*, as_json: bool) -> int:
         return 1 if status == "bad" else 0
     colours = {"ok": "green", "warn": "yellow", "bad": "red"}
     table = PlainTable(box=None)
-    for column in ("", "what", "found", "what mends it"):
+    for column in ("", "what", "found", "fix"):
         table.add_column(column)
     for finding in findings:
         mark = Text(finding.status, style=colours[finding.status])
-        table.add_row(mark, finding.what, finding.detail, finding.mend or "")
+        table.add_row(mark, finding.what, finding.detail, finding.fix or "")
     print_table(table)
     return 1 if status == "bad" else 0

@@ -89,8 +89,7 @@ def command(
     A folder of runs, such as 'train --seeds' makes, is evaluated as one: means over its models, and the deviation
     over models and orders. Several RUN_OR_BUNDLE are evaluated one after the other, and then stand in one table.
     """
-    from ls_edge.cli.arguments import check_data
-    from ls_edge.cli.output_files import check_output
+    from ls_edge.cli.argument_checks import check_data, check_output
 
     members = [_members(given) for given in run_or_bundle]
     check_data(data)

@@ -73,7 +73,7 @@ def command(
         raise UsageError(f"--per-block and --blocks-per-part {blocks_per_part} contradict each other; leave one out")
     if precision == "int8" and engine == "tensorrt" and calibrate is None:
         raise UsageError("int8 for TensorRT needs ranges of activations; give images with --calibrate DATA")
-    from ls_edge.cli.arguments import check_data, check_run
+    from ls_edge.cli.argument_checks import check_data, check_run
 
     check_run(run)
     if out.is_symlink() or (out.exists() and not out.is_dir()):

@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
-"""What is said when a signal ends a command."""
+"""The message when a signal ends a command."""
 
 received = 0
 """The signal that came, 0 if none did."""
@@ -47,7 +47,7 @@ def leave(number: int) -> NoReturn:
 class StopRequest:
     """A context in which the first signal only sets :attr:`number`, and the second ends the process.
 
-    For a command that stops in an orderly way and still has something to say. Outside of :func:`install` (in a program
+    For a command that stops in an orderly way and still prints results. Outside of :func:`install` (in a program
     that imports this package) signals are left alone.
     """
 
@@ -106,5 +106,5 @@ def exit_code() -> int:
 
 
 def word() -> str:
-    """What to say after a signal."""
+    """The message after a signal."""
     return WORDS[signal.Signals(received or signal.SIGINT)]

@@ -11,7 +11,7 @@ from ls_edge.cli.command import Command
 
 @click.group()
 def command() -> None:
-    """Make CURVE keys, which encrypt links and say who may join."""
+    """Make CURVE keys, which encrypt links and decide who may join."""
 
 
 @command.command("new", cls=Command, examples=("ls-edge keys new orin-0", "ls-edge keys new laptop --out keys"))

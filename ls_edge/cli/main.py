@@ -18,7 +18,7 @@ import click
 
 from ls_edge.cli import interrupts
 from ls_edge.cli.command import describe
-from ls_edge.cli.streams import fit_streams
+from ls_edge.cli.readable_streams import fit_streams
 from ls_edge.errors import LsEdgeError, printable
 from ls_edge.version import __version__
 

@@ -1,4 +1,4 @@
-"""``ls-edge peer``: serve blocks of a bundle until told to leave."""
+"""``ls-edge peer``: serve blocks of a bundle until a signal stops it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def command(
     SIGTERM or Ctrl-C: no new work, finish or hand on what is held, leave within five seconds with exit code 0; a second
     one leaves at once.
     """
-    from ls_edge.cli.open_files import require_descriptors
+    from ls_edge.cli.descriptor_limit import require_descriptors
     from ls_edge.logs import set_up
     from ls_edge.peers_file import load_peers
     from ls_edge.runtime.peer import open_peer

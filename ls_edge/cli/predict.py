@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ls_edge.cli.command import DEGRADED, Command
-from ls_edge.cli.readiness import WAIT_S
+from ls_edge.cli.holder_check import WAIT_S
 from ls_edge.errors import DataError, LsEdgeError, UsageError, printable
 from ls_edge.runtime.routing.policies import POLICIES
 
@@ -78,7 +78,7 @@ def command(
     1 where nothing was answered.
     """  # noqa: D205
     from ls_edge.bundle import Bundle
-    from ls_edge.cli.open_files import require_descriptors
+    from ls_edge.cli.descriptor_limit import require_descriptors
     from ls_edge.logs import set_up
     from ls_edge.peers_file import load_peers
 
@@ -92,7 +92,7 @@ def command(
         for item in inputs:
             report.failed(item.name, str(item.error))
         return report.exit_code()
-    from ls_edge.cli.readiness import check_holders, wait_for_holders
+    from ls_edge.cli.holder_check import check_holders, wait_for_holders
     from ls_edge.runtime.source import Source
 
     with contextlib.ExitStack() as stack:

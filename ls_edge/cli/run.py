@@ -14,7 +14,7 @@ import click
 
 from ls_edge.cli import interrupts
 from ls_edge.cli.command import DEGRADED, Command, describe
-from ls_edge.cli.readiness import WAIT_S
+from ls_edge.cli.holder_check import WAIT_S
 from ls_edge.errors import LsEdgeError, printable
 from ls_edge.runtime.routing.policies import POLICIES
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from ls_edge.runtime.run_dataset import DatasetRun
     from ls_edge.runtime.source import Source
 
-_LOST_FOR_S, _TROUBLED_FOR_S = 0.5, 1.0
-"""How long a block has no holder, or a peer cannot be used, until the display says so: a restart is not worth it."""
+LOST_FOR_S, UNUSABLE_FOR_S = 0.5, 1.0
+"""How long a block has no holder, or a peer cannot be used, until that is displayed; a restart takes less."""
 
-_MOST_REMARKS = 10
+MAX_REMARKS = 10
 """Peers that took no part and are named at the end of a run."""
 
 
@@ -100,9 +100,9 @@ def command(
     Exit code 3 where an answer skipped blocks or a request failed, 1 where none was answered.
     """
     from ls_edge.bundle import Bundle
-    from ls_edge.cli.open_files import require_descriptors
-    from ls_edge.cli.output_files import check_output
-    from ls_edge.cli.readiness import check_holders, wait_for_holders
+    from ls_edge.cli.argument_checks import check_output
+    from ls_edge.cli.descriptor_limit import require_descriptors
+    from ls_edge.cli.holder_check import check_holders, wait_for_holders
     from ls_edge.logs import set_up
     from ls_edge.peers_file import load_peers
     from ls_edge.report.progress import RunProgress
@@ -162,7 +162,7 @@ def command(
             writer.close()
             problems += [writer.problem] if writer.problem else []
         summary = summarise(measured.records, measured.events, measured.context)
-        remarks = _idle(source.problems, summary, warning)
+        remarks = _unused_peers(source.problems, summary, warning)
         return _finish(
             measured, summary, problems, remarks, stop.number, report, opened.manifest.classes, as_json=as_json
         )
@@ -186,7 +186,7 @@ def _finish(
             print_typical(measured.records)
     except OSError as error:
         problems.append(f"the summary could not be printed: {describe(error)}")
-    for remark in remarks[:_MOST_REMARKS]:
+    for remark in remarks[:MAX_REMARKS]:
         _warn(remark)
     if measured.skipped_images:
         name, why = measured.skipped_images[0]
@@ -219,25 +219,25 @@ def _exit_code(summary: RunSummary) -> int:
 
 
 def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
-    """Make what is called about ten times a second: it shows blocks that lost their last holder and cannot be skipped.
+    """Return what is called ten times a second to show blocks that lost their last holder and cannot be skipped.
 
     Peers that cannot be used for a while are shown with the reason, each time once.
     """
-    from ls_edge.cli.readiness import blocks_text, may_skip
+    from ls_edge.cli.holder_check import blocks_text, may_skip
 
     missing_since: float | None = None
-    troubled_since: dict[str, float] = {}
+    unusable_since: dict[str, float] = {}
     shown: set[str] = set()
 
     def look() -> None:
         nonlocal missing_since
         now = time.monotonic()
         problems = source.problems
-        for name in troubled_since.keys() - problems.keys():
-            del troubled_since[name]
+        for name in unusable_since.keys() - problems.keys():
+            del unusable_since[name]
             shown.discard(name)
         for name, why in problems.items():
-            if now - troubled_since.setdefault(name, now) >= _TROUBLED_FOR_S and name not in shown:
+            if now - unusable_since.setdefault(name, now) >= UNUSABLE_FOR_S and name not in shown:
                 shown.add(name)
                 progress.note(f"{name} is not used: {why}")
         missing = source.missing_blocks()
@@ -246,7 +246,7 @@ def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
             progress.warn("")
             return
         missing_since = now if missing_since is None else missing_since
-        if now - missing_since >= _LOST_FOR_S:
+        if now - missing_since >= LOST_FOR_S:
             progress.warn(
                 f"{blocks_text(missing)} lost the last holder; requests wait for one until their budget of "
                 f"{source.settings.budget_ms / 1e3:g} s ends (at most {source.max_skips} blocks may be skipped)"
@@ -255,12 +255,12 @@ def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
     return look
 
 
-def _idle(problems: Mapping[str, str], summary: RunSummary, said: str) -> list[str]:
-    """Peers that had no part in any answer, with the reason, unless ``said`` names them already."""
+def _unused_peers(problems: Mapping[str, str], summary: RunSummary, reported: str) -> list[str]:
+    """Peers that had no part in any answer, with the reason, unless ``reported`` names them already."""
     return [
         f"{name} took no part: {why}"
         for name, why in problems.items()
-        if (name not in summary.peers or not summary.peers[name].requests) and f"{name}: {why}" not in said
+        if (name not in summary.peers or not summary.peers[name].requests) and f"{name}: {why}" not in reported
     ]
 
 

@@ -37,7 +37,7 @@ _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim
 @click.option("--peers", required=True, type=click.Path(path_type=Path), help="The peers.yaml of all machines.")
 @click.option("--secret-key", type=click.Path(path_type=Path), help="Of a source, where peers.yaml has keys.")
 @click.option("--bundle", type=click.Path(path_type=Path), help="Compare with this bundle; not needed otherwise.")
-@click.option("--check", is_flag=True, help="Only read peers.yaml, and say what it describes; no network.")
+@click.option("--check", is_flag=True, help="Only read and describe peers.yaml; no network.")
 @click.option("--watch", is_flag=True, help="Go on until Ctrl-C.")
 @click.option(
     "--wait", type=click.FloatRange(min=0.1, max=600), default=3.0, show_default=True, metavar="SECONDS",
@@ -47,13 +47,13 @@ _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim
 def command(
     peers: Path, secret_key: Path | None, bundle: Path | None, check: bool, watch: bool, wait: float, as_json: bool
 ) -> int:
-    """Ask every peer of peers.yaml whether it can be reached, accepts our key, and is warm; what it serves and how long
-    its queue is; and say of each that cannot be used why not. Sends no images.
+    """Show of every peer of peers.yaml whether it can be reached, accepts our key and is warm, what it serves, how long
+    its queue is, and why it cannot be used. Sends no images.
 
     Exit code 3 where some peer is not alive, 1 where none is. With --check: 0, or 2 and the first mistake in the file.
     """  # noqa: D205
     from ls_edge.bundle import Bundle
-    from ls_edge.cli.open_files import require_descriptors
+    from ls_edge.cli.descriptor_limit import require_descriptors
     from ls_edge.logs import set_up
     from ls_edge.peers_file import load_peers
 
@@ -66,7 +66,7 @@ def command(
     if check:
         _print_check(file, opened, as_json=as_json)
         return 0
-    set_up(as_json=False, level=50)  # what peers say stands in the table
+    set_up(as_json=False, level=50)  # the table shows what peers report
     require_descriptors(file)
     from ls_edge.runtime.observer import Observer
     from ls_edge.runtime.transport.keys import load_secret
@@ -172,7 +172,7 @@ def _table(found: Mapping[str, PeerStatus]) -> Table:
 
 def _gaps(blocks_of: Mapping[str, tuple[int, ...]], file: PeersFile, blocks: int | None = None) -> list[str]:
     """Lines on blocks without a holder and blocks with one only; ``blocks`` as the file has them where it is None."""
-    from ls_edge.cli.readiness import blocks_text
+    from ls_edge.cli.holder_check import blocks_text
 
     count = 1 + max(block for peer in file.peers for block in peer.blocks) if blocks is None else blocks
     holders: dict[int, list[str]] = {block: [] for block in range(count)}

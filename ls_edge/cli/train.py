@@ -79,7 +79,7 @@ def command(
     The checkpoint with the lowest cross-entropy on a seeded tenth of DATA is kept. A run that was stopped goes on
     with --resume, to the same result. Several GPUs: torchrun --nproc-per-node N -m ls_edge train ...
     """
-    from ls_edge.cli.arguments import check_data, check_training
+    from ls_edge.cli.argument_checks import check_data, check_training
     from ls_edge.training.config import find_recipe, read_config
 
     if resume and overwrite:
@@ -87,7 +87,7 @@ def command(
     settings, named = read_config(None if config is None else find_recipe(config), flags)
     if not resume:
         if not settings.data.source:
-            raise UsageError("no data: say --data DATA, or name data.source in the --config file")
+            raise UsageError("no data: give --data DATA, or name data.source in the --config file")
         check_data(settings.data.source)
     if seeds is None:
         check_training(

@@ -32,7 +32,7 @@ def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> 
     Every file that was changed, is missing or belongs to another bundle is named; exit code 1 then.
     """
     from ls_edge.bundle import Bundle
-    from ls_edge.cli.arguments import check_data, check_run
+    from ls_edge.cli.argument_checks import check_data, check_run
     from ls_edge.errors import UsageError, printable
     from ls_edge.export.file_checks import check_files, checked_with, raise_problems
 

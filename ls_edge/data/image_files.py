@@ -53,7 +53,7 @@ def read_folder(top: Path) -> ImageTree:
         below = PurePosixPath(Path(folder).relative_to(top).as_posix())
         for file in files:
             if _is_image(file):
-                tree[str(below / file)] = _File(os.path.join(folder, file))
+                tree[str(below / file)] = _FileReader(os.path.join(folder, file))
     return tree
 
 
@@ -65,10 +65,10 @@ def read_tar(path: Path) -> ImageTree:
             decompress = next((call for magic, call in _COMPRESSIONS.items() if start.startswith(magic)), None)
             stream.seek(0)
             if decompress is None:
-                return {name: _Slice(str(path), offset, size) for name, offset, size in _images_of(stream)}
+                return {name: _TarSliceReader(str(path), offset, size) for name, offset, size in _images_of(stream)}
             content = decompress(stream.read())
         members = _images_of(io.BytesIO(content))
-        return {name: _Memory(content, offset, size) for name, offset, size in members}
+        return {name: _MemoryReader(content, offset, size) for name, offset, size in members}
     except (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is neither a folder nor a whole tar ({error}); check it or copy it again") from None
     except OSError as error:
@@ -100,7 +100,7 @@ def _is_image(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _File:
+class _FileReader:
     path: str
 
     def __call__(self) -> bytes:
@@ -111,7 +111,7 @@ class _File:
 
 
 @dataclass(frozen=True)
-class _Slice:
+class _TarSliceReader:
     path: str
     offset: int
     size: int
@@ -126,7 +126,7 @@ class _Slice:
 
 
 @dataclass(frozen=True)
-class _Memory:
+class _MemoryReader:
     archive: bytes = field(repr=False)
     """All of an unpacked tar, shared by its images."""
     offset: int

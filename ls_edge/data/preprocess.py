@@ -3,7 +3,7 @@
 The same steps as timm's transform for evaluation with a centre crop (``timm.data.create_transform``, which the
 model was trained and measured with): RGB, the shorter side scaled to ``size / crop_pct``, a centre crop, scaled to
 0..1, normalised. Transparency is dropped, and of an animation the first frame is taken, because timm does so too; the
-EXIF orientation is applied only where :attr:`ls_edge.bundle.ImageSpec.exif_orientation` says so. timm's crop modes
+EXIF orientation is applied only where :attr:`ls_edge.bundle.ImageSpec.exif_orientation` is set. timm's crop modes
 ``squash`` and ``border`` are left out. Unlike timm, 16-bit and float images keep their range (:func:`to_rgb`), in
 training as well, which decodes with this module.
 
@@ -115,7 +115,7 @@ class Preprocessor:
 
 
 def decode(image: PixelSource, name: str = "image", *, exif_orientation: bool = False) -> Image.Image:
-    """Decode to RGB, upright by its EXIF orientation where ``exif_orientation`` says so (pixels have none).
+    """Decode to RGB, upright by its EXIF orientation where ``exif_orientation`` is set (pixels have none).
 
     Raises :class:`DataError` with ``name`` where it is no image, is cut off, has more than ``MAX_PIXELS``, or has
     pixels whose range is not known (:func:`to_rgb`).
@@ -139,15 +139,15 @@ def decode(image: PixelSource, name: str = "image", *, exif_orientation: bool = 
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         size = "far more"
     except Exception as error:  # noqa: BLE001 - decoders raise all kinds of errors on files that are broken
-        reason = "no decoder knows it" if isinstance(error, UnidentifiedImageError) else str(error).strip(". ")
+        reason = "its format is not supported" if isinstance(error, UnidentifiedImageError) else str(error).strip(". ")
         raise DataError(f"{name} is no image that can be read ({reason}); replace it or take it away") from None
     raise DataError(f"{name} has {size} pixels, the most is {MAX_PIXELS}; scale it down")
 
 
 def to_rgb(image: Image.Image, name: str = "image") -> Image.Image:
-    """Convert an image of any mode to 8-bit RGB; what it says about transparency is taken off ``image``.
+    """Convert an image of any mode to 8-bit RGB; metadata about transparency is removed from ``image``.
 
-    Integers of 16 bits (of 12 in a TIFF that says so) are scaled to 8, floats from 0..1; Pillow's own conversion
+    Integers of 16 bits (of 12 in a TIFF that declares it) are scaled to 8, floats from 0..1; Pillow's own conversion
     clips both at 255. Raises :class:`DataError` for floats outside 0..1 and integers of 32 bits, whose white is not
     known.
     """
@@ -182,7 +182,7 @@ def _from_wide(image: Image.Image, name: str) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """The image turned and mirrored as its EXIF orientation says; as it is where that cannot be read."""
+    """The image turned and mirrored by its EXIF orientation; as it is where that cannot be read."""
     try:
         orientation = image.getexif().get(_ORIENTATION)
     except Exception:  # noqa: BLE001 - whatever the readers of broken metadata raise, the pixels are good
@@ -206,8 +206,8 @@ def iterate(
 ) -> Iterator[tuple[int, ImageRef, np.ndarray]]:
     """Yield ``(index, image, float32 [3, H, W])`` in the set's order, up to ``ahead`` images decoded beforehand.
 
-    An image that cannot be used is left out and told to ``on_skip``, each time that the set repeats it;
-    ``on_time`` is told the milliseconds that each of the others took. Both are called by the consumer's thread.
+    An image that cannot be used is left out, and ``on_skip`` is called with it each time that the set repeats it;
+    ``on_time`` is called with the milliseconds that each of the others took. Both run in the consumer's thread.
     Raises :class:`DataError` at the end where not one image could be used.
     """
 

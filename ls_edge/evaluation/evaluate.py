@@ -68,7 +68,7 @@ class Kept(msgspec.Struct, frozen=True):
     """The subset in random order."""
 
 
-class Tracks(msgspec.Struct, frozen=True):
+class TrackAccuracy(msgspec.Struct, frozen=True):
     """All blocks in waves of tracks, means over ``orders.DRAWS`` draws where the order is random."""
 
     tracks: int
@@ -112,7 +112,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     position_accuracy: float | None
     """How often a block names its own slot; None where the method does not predict it."""
     images: int
-    arrangements: list[Tracks] | None = None
+    arrangements: list[TrackAccuracy] | None = None
     """By shape of the waves, where asked for."""
     kendall: list[Distance] | None = None
     """By distance from the trained order, nearest last, where asked for."""
@@ -174,7 +174,7 @@ def evaluate(
         position_accuracy=slots.accuracy(),
         images=images,
         arrangements=[
-            Tracks(
+            TrackAccuracy(
                 tracks=shape[0], blocks=shape[1], trained=top1[trained],
                 arbitrary=float(np.mean([top1[item] for item in drawn])),
                 arbitrary_std=float(np.std([top1[item] for item in drawn])),

@@ -11,18 +11,18 @@ from ls_edge.cli.diagnostics import Finding
 from ls_edge.cli.main import main
 
 
-def test_this_machine():
+def test_this_hardware():
     done = subprocess.run(
         [sys.executable, "-m", "ls_edge", "doctor", "--json"], capture_output=True, text=True, timeout=170, check=False
     )
     document = json.loads(done.stdout)
     assert set(document) == {"status", "findings"}
-    assert all(set(finding) == {"status", "what", "detail", "mend"} for finding in document["findings"])
+    assert all(set(finding) == {"status", "what", "detail", "fix"} for finding in document["findings"])
     seen = {finding["what"]: finding["status"] for finding in document["findings"]}
     assert {"Python", "msgspec", "pyzmq", "libzmq", "CPU", "cores", "disk"} <= set(seen)
     assert seen["Python"] == "ok"
     assert done.returncode == (1 if "bad" in seen.values() else 0)
-    assert all(finding["mend"] for finding in document["findings"] if finding["status"] != "ok")
+    assert all(finding["fix"] for finding in document["findings"] if finding["status"] != "ok")
 
 
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("warn", 0), ("bad", 1)])

@@ -70,15 +70,15 @@ def test_engines_that_load_are_found():
 def test_providers_that_are_listed_but_do_not_load(monkeypatch):
     def fake(code, *arguments, **kwargs):
         if "get_available_providers" in code:
-            return diagnostics._Probe({"version": "9", "all": ["CUDAExecutionProvider", "CPUExecutionProvider"]})
-        return diagnostics._Probe(None, "crashed with SIGSEGV")
+            return diagnostics.ProbeResult({"version": "9", "all": ["CUDAExecutionProvider", "CPUExecutionProvider"]})
+        return diagnostics.ProbeResult(None, "crashed with SIGSEGV")
 
     monkeypatch.setattr(diagnostics, "probe", fake)
     found = pairs(diagnostics._onnxruntime("onnxruntime-gpu"))
     assert found["engine CUDAExecutionProvider"].status == "warn"
     assert "SIGSEGV" in found["engine CUDAExecutionProvider"].detail
     assert found["engine CPUExecutionProvider"].status == "bad"
-    assert found["engine CPUExecutionProvider"].mend == "pip install --force-reinstall onnxruntime-gpu"
+    assert found["engine CPUExecutionProvider"].fix == "pip install --force-reinstall onnxruntime-gpu"
 
 
 def test_nothing_to_run_engines_with(monkeypatch):
@@ -99,7 +99,7 @@ def test_a_board_without_extras_is_well(monkeypatch):
     found = pairs(diagnostics._packages())
     assert {finding.status for finding in found.values()} == {"ok"}
     assert "needed to train" in found["train"].detail
-    assert found["train"].mend.startswith("pip install 'torch>=")
+    assert found["train"].fix.startswith("pip install 'torch>=")
     assert found["onnxruntime"].detail == "1.20.1"
 
 
@@ -109,9 +109,9 @@ def test_two_builds_of_onnxruntime(monkeypatch):
     found = pairs(diagnostics._packages())["ONNX Runtime"]
     assert found.status == "bad"
     assert found.detail == "onnxruntime and onnxruntime-gpu are installed and overwrite each other's files"
-    assert found.mend == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
+    assert found.fix == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
     monkeypatch.setattr(hardware, "has_nvidia", lambda: False)
-    assert pairs(diagnostics._packages())["ONNX Runtime"].mend.endswith("&& pip install onnxruntime")
+    assert pairs(diagnostics._packages())["ONNX Runtime"].fix.endswith("&& pip install onnxruntime")
 
 
 def test_packages_that_are_missing_or_old(monkeypatch):
@@ -121,7 +121,7 @@ def test_packages_that_are_missing_or_old(monkeypatch):
     assert (found["torch"].status, found["torch"].detail) == ("ok", "2.15.0+cu130")
     assert found["timm"].status == "warn"
     assert found["train"].status == "warn"
-    assert "safetensors" in found["train"].mend
+    assert "safetensors" in found["train"].fix
     monkeypatch.setattr(diagnostics, "installed", lambda name: None)
     assert worst(list(diagnostics._packages())) == "bad"
 
@@ -138,7 +138,9 @@ def test_worst():
 
 
 def test_libzmq_without_curve(monkeypatch):
-    monkeypatch.setattr(diagnostics, "probe", lambda code: diagnostics._Probe({"version": "4.3.5", "curve": False}))
+    monkeypatch.setattr(
+        diagnostics, "probe", lambda code: diagnostics.ProbeResult({"version": "4.3.5", "curve": False})
+    )
     (found,) = diagnostics._zmq()
     assert found.status == "warn"
     assert "without CURVE" in found.detail
@@ -157,6 +159,6 @@ def test_cores_that_the_control_group_does_not_grant(tmp_path, monkeypatch):
     (tmp_path / "root/cpu/cpu.cfs_period_us").write_text("100000\n")
     assert hardware.cpu_quota(tmp_path / "root", own) == 0.5
     monkeypatch.setattr(hardware, "cpu_quota", lambda: 0.5)
-    found = pairs(diagnostics._machine())["cores"]
+    found = pairs(diagnostics._hardware())["cores"]
     assert found.status == "warn"
-    assert "no more than 1 thread in all" in found.mend
+    assert "no more than 1 thread in all" in found.fix

@@ -148,7 +148,7 @@ main()
 @pytest.mark.parametrize(
     ("arguments", "what", "code"),
     [
-        (["train", "--out", "new"], "no data: say --data DATA", 2),
+        (["train", "--out", "new"], "no data: give --data DATA", 2),
         (["train", "--out", "new", "--data", "nowhere"], "nowhere: no such folder or tar", 1),
         (["train", "--out", "new", "--data", "digits", "--config", "nowhere.yaml"], "no such file and no recipe", 2),
         (["train", "--out", "new", "--data", "digits", "--init", "nowhere"], "neither a run folder nor a file", 1),

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from ls_edge.cli.main import COMMANDS
-from ls_edge.cli.streams import stand_in
+from ls_edge.cli.readable_streams import stand_in
 from ls_edge.evaluation.run_summary import RunContext, summarise
 from ls_edge.records import PeerEvent, RequestRecord, Visit
 from ls_edge.report.formatting import counted

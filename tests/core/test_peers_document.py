@@ -14,7 +14,7 @@ from ls_edge.peers_file import HeartbeatSettings, PeerEntry, SourceEntry, load_p
 
 TEXT = (Path(__file__).parents[2] / "docs" / "peers.md").read_text(encoding="utf-8")
 SECTIONS = {
-    "At the top": peers_file._File,
+    "At the top": peers_file.PeersDocument,
     "A source": SourceEntry,
     "A peer": PeerEntry,
     "Heartbeat": HeartbeatSettings,

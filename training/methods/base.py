@@ -249,6 +249,6 @@ def make_method(name: str, args: dict[str, Any]) -> Method:
     try:
         return kind(msgspec.convert(args, kind.settings_type))
     except msgspec.ValidationError as error:
-        text = validation.fault(str(error), args, kind.settings_type).text
+        text = validation.explain(str(error), args, kind.settings_type).text
         known = ", ".join(kind.settings_type.__struct_fields__) or "none"
         raise UsageError(f"method {name} with settings {args}: {text}; it has {known}") from None

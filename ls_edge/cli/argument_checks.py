@@ -1,15 +1,17 @@
-"""Checks of a command's arguments that need no heavy package, made before torch takes its ten seconds to load.
+"""Checks of a command's arguments that need no heavy package, made before torch is loaded or an hour is spent.
 
-What they find is also found later, where it is used; the messages are the same.
+Inputs are checked again where they are used, with the same messages.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ls_edge.errors import DataError, RunError, UsageError
 
 _CONFIG, _WEIGHTS = "config.yaml", "model.safetensors"
+_EXAMPLES = {"--trace": "trace.jsonl", "--report": "report.html"}
 
 
 def check_data(source: str) -> None:
@@ -52,3 +54,27 @@ def check_training(out: Path, init: str | None, *, pretrained: bool, resume: boo
         raise RunError(f"{init} is neither a run folder nor a file; check --init")
     if Path(init).is_dir() and not (Path(init) / _CONFIG).is_file():
         raise RunError(f"{init} is no run: it has no {_CONFIG}; give a run folder or a checkpoint file")
+
+
+def check_output(flag: str, path: Path) -> None:
+    """Raise :class:`UsageError` where ``path``, given with ``flag``, cannot be written; leaves what is there as it is.
+
+    A device or a pipe is left to the writing itself, since opening a pipe waits for its reader.
+    """
+    if path.is_dir() or not path.name:
+        raise UsageError(f"{flag} {path} is a folder; name a file, for example {path / _EXAMPLES.get(flag, 'out')}")
+    if not path.parent.is_dir():
+        raise UsageError(f"{flag} {path}: there is no folder {path.parent}; make it first")
+    if path.exists() and not path.is_file():
+        return
+    try:
+        if path.exists():
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
+            if flag != "--report":
+                return
+        # A report is written beside its place and then moved there, so that it is never half of one.
+        trial = path.with_name(f".{path.name}.{os.getpid()}.part")
+        os.close(os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        trial.unlink()
+    except OSError as error:
+        raise UsageError(f"{flag} {path} cannot be written: {error.strerror}; give another path") from None

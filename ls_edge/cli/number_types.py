@@ -1,7 +1,7 @@
-"""Numbers of the command line: finite, no larger than makes sense, and refused in plain words.
+"""click types for numbers that are finite and within a sensible limit.
 
-click takes ``nan`` for a number above any least one, and ``2**70`` for a count of threads; what comes of it later is a
-traceback or an endless run. :func:`sensible` makes an option's type one of those below.
+click accepts ``nan`` as a number above any minimum, and ``2**70`` as a count of threads, which later end in a traceback
+or an endless run. :func:`limit_number` replaces the type of an option by one of these.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Finite(click.FloatRange):
         return super().convert(number, param, ctx)
 
 
-def sensible(param: click.Parameter) -> None:
+def limit_number(param: click.Parameter) -> None:
     """Replace the type of an option that takes a number."""
     kind = param.type
     name = param.name or ""

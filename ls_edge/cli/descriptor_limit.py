@@ -1,6 +1,6 @@
 """Whether this process may open as many sockets as its peers need, checked before the first one.
 
-libzmq has no way to say it in the middle of a run: its sockets then fail one by one, at whatever line opens the next.
+In the middle of a run libzmq's sockets would fail one by one, at whatever line opens the next.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 from ls_edge.errors import UsageError
 from ls_edge.peers_file import PeersFile
 
-_PER_PEER = 5
+DESCRIPTORS_PER_PEER = 5
 """Of a link to a peer: its connection, the socket itself, two of its monitor; and the link of that peer to us."""
-_ALWAYS = 24
+OTHER_DESCRIPTORS = 24
 """Standard streams, libzmq's threads, key checks, and files that are open for a moment."""
 
 
@@ -23,7 +23,7 @@ def require_descriptors(peers: PeersFile) -> None:
         import resource
     except ImportError:  # not on every system
         return
-    needed = _ALWAYS + _PER_PEER * len(peers.peers)
+    needed = OTHER_DESCRIPTORS + DESCRIPTORS_PER_PEER * len(peers.peers)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return

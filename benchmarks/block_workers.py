@@ -1,4 +1,4 @@
-"""Engines by themselves, for ``tracks``: ``python -m benchmarks.halves BUNDLE``.
+"""Engines by themselves, for ``tracks``: ``python -m benchmarks.block_workers BUNDLE``.
 
 Reads how many blocks to run, as a JSON line, runs that many one after the other on the same kind of engines and in the
 same way as a peer, and says how many seconds they took; leaves when its input ends.

@@ -1,4 +1,4 @@
-"""What ``run`` and ``predict`` do before the first image: wait for holders of all blocks, and say what is missing."""
+"""Wait until every block has a warm holder, and report the blocks without one; before the first image of a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def wait_for_holders(source: Source, seconds: float, stop: StopRequest | None = 
 
 
 def check_holders(source: Source, missing: Sequence[int], waited: float) -> str:
-    """Say what it means that ``missing`` have no holder: a warning where answers are possible without them.
+    """Return a warning about blocks without a holder, where answers are possible without them.
 
     Empty where nothing is missing. Raises :class:`ModelMismatch` where every peer serves another model, else
     :class:`LinkError`, where the policy may not skip that many blocks.
