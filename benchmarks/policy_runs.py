@@ -117,7 +117,7 @@ def _linked(source: Source) -> bool:
 
 def figures_of(ways: Mapping[str, Way], leave_out: int, base: str = SINGLE) -> dict[str, dict[str, Any]]:
     """Of each way: latency, its ratio to that of ``base``, what was split how, and what was not and why."""
-    basis = [record.latency_ms for record in ways[base].records]
+    basis = [record.latency_us / 1e3 for record in ways[base].records]
     result = {}
     for name, way in ways.items():
         records = way.records[leave_out:]
@@ -126,35 +126,36 @@ def figures_of(ways: Mapping[str, Way], leave_out: int, base: str = SINGLE) -> d
         away = [t for record in records for v in record.visits for t in v.tracks if t.blocks and t.holder != v.holder]
         whys = Counter(t.why for t in rows if t.why)
         result[name] = {
-            "ms": ms([record.latency_ms / 1e3 for record in records]),
-            "ratio": ratio([record.latency_ms for record in way.records], basis, leave_out),
+            "ms": ms([record.latency_us / 1e6 for record in records]),
+            "ratio": ratio([record.latency_us / 1e3 for record in way.records], basis, leave_out),
             "shapes": dict(shapes.most_common(5)),
             "why_not": {
                 why: {
                     "times": times,
-                    "expected_ms": p50([t.expected_ms for t in rows if t.why == why]),
+                    "expected_ms": p50([t.expected_us / 1e3 for t in rows if t.why == why]),
                 }
                 for why, times in whys.items()
             },
             "away": {
-                "expected_ms": p50([t.expected_ms for t in away]),
-                "took_ms": p50([t.end_ms - t.begin_ms for t in away]),
-                "trip_ms": p50([t.end_ms - t.begin_ms - t.queue_ms - t.engine_ms for t in away]),
-                "queue_ms": p50([t.queue_ms for t in away]),
-                "engine_ms": p50([t.engine_ms for t in away]),
+                "expected_ms": p50([t.expected_us / 1e3 for t in away]),
+                "took_ms": p50([(t.end_us - t.begin_us) / 1e3 for t in away]),
+                "trip_ms": p50([(t.end_us - t.begin_us - t.queue_us - t.engine_us) / 1e3 for t in away]),
+                "queue_ms": p50([t.queue_us / 1e3 for t in away]),
+                "engine_ms": p50([t.engine_us / 1e3 for t in away]),
             },
             "sum_ms": {
-                key: p50([sum(getattr(v, f"{key}_ms") for v in r.visits) for r in records])
+                key: p50([sum(getattr(v, f"{key}_us") for v in r.visits) / 1e3 for r in records])
                 for key in ("queue", "engine", "wait", "codec")
             }
-            | {key: p50([getattr(r, f"{key}_ms") for r in records]) for key in ("stem", "head", "return_wire")},
+            | {key: p50([getattr(r, f"{key}_us") / 1e3 for r in records]) for key in ("stem", "head", "hop")},
         }
     return result
 
 
 def shape(record: RequestRecord) -> str:
     """Blocks of each track, ``6+6`` of one wave, ``3+3 3+3`` of two; a track by itself is a number by itself."""
-    return " ".join("+".join(str(len(track)) for track in wave) for wave in record.waves or ()) or "one track"
+    waves = () if record.is_plain else record.waves
+    return " ".join("+".join(str(len(track)) for track in wave) for wave in waves) or "one track"
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float], leave_out: int) -> float:

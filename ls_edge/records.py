@@ -1,67 +1,112 @@
-"""What is known about each request of a run: the lines of ``ls-edge run --trace`` and the input of every report.
+"""Records of the requests of a run: a holder's visit on the wire, a line of ``ls-edge run --trace``, input of reports.
+
+Durations are microseconds, whole numbers where they are recorded. Milliseconds are made where they are shown: in the
+JSON of a trace, in tables and in charts.
 
 Clocks of different devices are never compared. A holder reports durations only; what remains of a request's
-latency after stem, head and its holders' own times is the wire's, shared out over its hops by equal parts.
+latency after stem, head and its holders' own times is the wire's, shared out over its hops in equal parts
+(:attr:`RequestRecord.hop_us`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
 from ls_edge.arrangement import Arrangement
 from ls_edge.errors import DataError, UsageError
-from ls_edge.validation import json_fault
 
 BlockAt = tuple[int, str]
 """A block and the process that ran it."""
 
+NO_GAIN = "no gain"
+"""Why a holder was given no track: it was not worth its transfer."""
 
-class TrackSpan(msgspec.Struct, frozen=True):
-    """A track of a wave as the holder that joined it saw it; times on that holder's clock, in milliseconds."""
+
+class PeerState(str, Enum):
+    """State of a peer as a source or an observer sees it; its value is what JSON holds."""
+
+    ALIVE = "alive"
+    COLD = "cold"
+    """Its engines are still being loaded."""
+    SUSPECT = "suspect"
+    """It made no progress within a hop's deadline."""
+    STUCK = "stuck"
+    """Its engine has not answered for longer than it should."""
+    DRAINING = "draining"
+    """It finishes what it holds and takes nothing new."""
+    LOST = "lost"
+    """It cannot be reached."""
+    REFUSED = "refused"
+    """It does not accept the link, or serves something else than expected."""
+    SILENT = "silent"
+    """It accepts the link and does not answer the greeting."""
+    UNKNOWN = "unknown"
+    """Nothing was heard of it."""
+
+    __str__ = str.__str__
+
+
+class TrackSpan(msgspec.Struct, frozen=True, array_like=True):
+    """A track of a wave as the holder that joined it measured it, in microseconds of that holder's clock."""
 
     wave: int
     """Counts the waves of this visit."""
     holder: str
     blocks: tuple[int, ...]
     """What ran and was summed, in order; empty for a track that did not come back, or a holder that was given none."""
-    begin_ms: float
+    begin_us: int
     """Since the tokens arrived at the joiner."""
-    end_ms: float
-    expected_ms: float
-    """As it was planned; of a holder that was given no track, what a single block would have taken there."""
-    queue_ms: float = 0.0
+    end_us: int
+    expected_us: int
+    """Planned duration; of a holder that was given no track, what a single block would have taken there."""
+    queue_us: int = 0
     """Waiting for the engine, at the track's holder; so too the next two."""
-    engine_ms: float = 0.0
-    codec_ms: float = 0.0
+    engine_us: int = 0
+    codec_us: int = 0
     why: str = ""
     """Why nothing of it was summed: ``no gain`` (it was not worth its transfer), ``lost``, ``late``, ``refused``."""
 
+    @property
+    def transfer_us(self) -> int:
+        """What remains of its duration after its holder's own times: the way there and back."""
+        return max(0, self.end_us - self.begin_us - self.queue_us - self.engine_us - self.codec_us)
 
-class Visit(msgspec.Struct, frozen=True):
-    """The time that a request spent with one holder, in milliseconds."""
+
+class Visit(msgspec.Struct, frozen=True, array_like=True):
+    """The time that a request spent with one holder, in microseconds of that holder's clock."""
 
     holder: str
     blocks: tuple[int, ...]
     """What it ran there, in order."""
-    queue_ms: float = 0.0
+    queue_us: int
     """Waiting for the engine."""
-    engine_ms: float = 0.0
-    codec_ms: float = 0.0
+    engine_us: int
+    codec_us: int
     """Encoding and decoding tokens."""
-    wire_ms: float = 0.0
-    """The hop to this holder: its share of what remains of the latency."""
-    wait_ms: float = 0.0
+    wait_us: int = 0
     """Waiting for the tracks of others (policy ``parallel``)."""
     tracks: tuple[TrackSpan, ...] = ()
     """All tracks of the waves that were joined here, its own included."""
+
+    @property
+    def total_us(self) -> int:
+        """All of its durations."""
+        return self.queue_us + self.engine_us + self.codec_us + self.wait_us
+
+    @property
+    def tracks_of_others(self) -> list[TrackSpan]:
+        """Tracks that came back to this joiner from other holders."""
+        return [track for track in self.tracks if track.blocks and track.holder != self.holder]
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
@@ -72,24 +117,21 @@ class RequestRecord(msgspec.Struct, frozen=True):
     label: int | None
     prediction: int | None
     """None where the request failed."""
-    latency_ms: float
+    latency_us: int
     """From the submission of the preprocessed image to the answer, or to the error."""
     degraded: bool
     error: str | None
     """Type and message, such as ``BudgetExceeded: ...``."""
-    order: tuple[BlockAt, ...] | None
-    """Blocks in the order in which they ran; None where some ran side by side (then ``waves`` is set)."""
     skipped: tuple[int, ...]
     attempts: int
     """Branches that the source started."""
     logits: tuple[float, ...] | None
-    waves: tuple[tuple[tuple[BlockAt, ...], ...], ...] | None = None
-    submitted_ms: float = 0.0
+    waves: tuple[tuple[tuple[BlockAt, ...], ...], ...] = ()
+    """What ran: waves of tracks of (block, holder)."""
+    submitted_us: int = 0
     """Since the start of the run."""
-    stem_ms: float = 0.0
-    head_ms: float = 0.0
-    return_wire_ms: float = 0.0
-    """The last hop, back to the source."""
+    stem_us: int = 0
+    head_us: int = 0
     visits: tuple[Visit, ...] = ()
     duplicates: int = 0
     """Later answers to the same request, dropped."""
@@ -97,40 +139,127 @@ class RequestRecord(msgspec.Struct, frozen=True):
     @property
     def arrangement(self) -> Arrangement:
         """What ran, without the holders; the input of a replay."""
-        if self.waves is not None:
-            return Arrangement(tuple(tuple(tuple(b for b, _ in track) for track in wave) for wave in self.waves))
-        return Arrangement.plain([block for block, _ in self.order or ()])
+        return Arrangement(tuple(tuple(tuple(b for b, _ in track) for track in wave) for wave in self.waves))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no two blocks ran side by side."""
+        return all(len(wave) == 1 for wave in self.waves)
+
+    @property
+    def steps(self) -> tuple[BlockAt, ...]:
+        """Every block that ran for the answer with its holder; if nothing ran side by side, in the order of the run."""
+        return tuple(step for wave in self.waves for track in wave for step in track)
+
+    @property
+    def holders(self) -> set[str]:
+        """Every process that ran a block of the answer."""
+        return {holder for _, holder in self.steps}
+
+    @property
+    def tracks_of_others(self) -> list[TrackSpan]:
+        """Tracks that came back to a joiner from other holders."""
+        return [track for visit in self.visits for track in visit.tracks_of_others]
+
+    @property
+    def hop_us(self) -> float:
+        """Time on the wire of each hop, the one back to the source included; 0 where the visits are not known."""
+        if not self.visits:
+            return 0.0
+        inside = self.stem_us + self.head_us + sum(visit.total_us for visit in self.visits)
+        return max(0, self.latency_us - inside) / (len(self.visits) + 1)
+
+    @property
+    def hops(self) -> int:
+        """Transfers of tokens that the answer took: the one back to the source, and two a track of others, included."""
+        if self.visits:
+            return len(self.visits) + 1 + 2 * len(self.tracks_of_others)
+        holders = [holder for _, holder in self.steps]
+        return 1 + sum(a != b for a, b in zip([None, *holders], holders, strict=False)) if holders else 0
 
 
 class PeerEvent(msgspec.Struct, frozen=True):
-    """Something that happened to a peer during a run, as the source saw it."""
+    """A change of a peer's state during a run, as the source saw it."""
 
-    at_ms: float
+    at_us: int
     """Since the start of the run."""
     peer: str
-    what: str
-    """``alive``, ``lost``, ``suspect``, ``draining``."""
+    state: PeerState
     why: str = ""
 
 
 def encode_record(record: RequestRecord) -> bytes:
     """The line of a record, without its end, which :func:`read_trace` reads again.
 
-    Bytes of an image's name that are not UTF-8 are written as visible escapes. Raises :class:`DataError` where a
-    number is NaN or infinity, which JSON does not have.
+    Durations are milliseconds, and ``order`` is None where blocks ran side by side; then ``waves`` is set. Bytes of an
+    image's name that are not UTF-8 are written as visible escapes. Raises :class:`DataError` where a logit is NaN or
+    infinity, which JSON does not have.
     """
+    if record.logits is not None and not all(map(math.isfinite, record.logits)):
+        raise DataError(f"request {record.id} cannot stand in a trace: a logit is NaN or infinity")
+    ran = {"order": record.steps, "waves": None} if record.is_plain else {"order": None, "waves": record.waves}
+    document = {**_in_ms(record), **ran}
+    line = {name: document[name] for name in _LINE}
     try:
-        line = msgspec.json.encode(record)
+        return msgspec.json.encode(line)
     except UnicodeEncodeError:
         error = None if record.error is None else _escaped(record.error)
-        line = msgspec.json.encode(msgspec.structs.replace(record, image=_escaped(record.image), error=error))
-    try:
-        msgspec.json.decode(line, type=RequestRecord)
-    except msgspec.MsgspecError as error:
-        raise DataError(
-            f"request {record.id} cannot stand in a trace ({error}): is a number NaN or infinity?"
-        ) from None
-    return line
+        return msgspec.json.encode({**line, "image": _escaped(record.image), "error": error})
+
+
+_LINE = (
+    "id", "image", "label", "prediction", "latency_ms", "degraded", "error", "order", "skipped", "attempts", "logits",
+    "waves", "submitted_ms", "stem_ms", "head_ms", "visits", "duplicates",
+)  # fmt: skip
+"""Keys of a trace's line, in their order."""
+
+
+def decode_record(line: bytes | str) -> RequestRecord:
+    """Read a line of :func:`encode_record`; raises :class:`msgspec.MsgspecError` where it is not one."""
+    values = _in_us(msgspec.json.decode(line))
+    if isinstance(values, dict):
+        order = values.pop("order", None)
+        if values.get("waves") is None:
+            values["waves"] = [[order]] if order else []
+        if isinstance(values.get("visits"), list):
+            values["visits"] = [_row(Visit, visit) for visit in values["visits"]]
+    return msgspec.convert(values, RequestRecord)
+
+
+def _in_ms(value: Any) -> Any:
+    """Structs as dictionaries, whose durations are milliseconds."""
+    if isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        return {
+            f"{name[:-3]}_ms" if name.endswith("_us") else name: each / 1e3 if name.endswith("_us") else _in_ms(each)
+            for name, each in fields.items()
+        }
+    return [_in_ms(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _in_us(value: Any) -> Any:
+    """The contents of a JSON object with its durations in microseconds."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        f"{name[:-3]}_us" if name.endswith("_ms") else name: round(each * 1e3)
+        if name.endswith("_ms") and isinstance(each, (int, float))
+        else each
+        for name, each in value.items()
+    }
+
+
+def _row(kind: type[msgspec.Struct], shown: Any) -> Any:
+    """The fields of a visit or track of a trace's line, in the order of ``kind``."""
+    values = _in_us(shown)
+    if not isinstance(values, dict):
+        return values
+    if isinstance(values.get("tracks"), list):
+        values["tracks"] = [_row(TrackSpan, track) for track in values["tracks"]]
+    return [
+        values.get(field.name, None if field.default is msgspec.NODEFAULT else field.default)
+        for field in msgspec.structs.fields(kind)
+    ]
 
 
 def _escaped(text: str) -> str:
@@ -225,59 +354,22 @@ def read_trace(path: str | Path) -> Iterator[RequestRecord]:
     with Path(path).open("rb") as stream:
         for number, line in enumerate(stream, 1):
             try:
-                yield msgspec.json.decode(line, type=RequestRecord)
+                yield decode_record(line)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                _, why = json_fault(line, RequestRecord, error)
-                raise DataError(f"{path}:{number} is no line of a trace ({why}); was the run interrupted?") from None
-
-
-NO_GAIN = "no gain"
-"""Why a holder was given no track: it was not worth its transfer."""
+                raise DataError(f"{path}:{number} is no line of a trace ({error}); was the run interrupted?") from None
 
 
 class HolderTimes(NamedTuple):
-    """What an answer cost one holder: a visit, or a track that it ran for another's wave; in milliseconds."""
+    """What an answer cost one holder: a visit, or a track that it ran for another's wave; in microseconds."""
 
     holder: str
-    queue_ms: float
-    engine_ms: float
-    codec_ms: float
+    queue_us: int
+    engine_us: int
+    codec_us: int
 
 
 def holder_times(record: RequestRecord) -> Iterator[HolderTimes]:
     """Each visit, then each track that another holder ran for it; a joiner's own tracks are part of its visit."""
-    for visit in record.visits:
-        yield HolderTimes(visit.holder, visit.queue_ms, visit.engine_ms, visit.codec_ms)
-    for track in tracks_of_others(record):
-        yield HolderTimes(track.holder, track.queue_ms, track.engine_ms, track.codec_ms)
-
-
-def tracks_of_others(record: RequestRecord) -> list[TrackSpan]:
-    """Tracks that came back to a joiner from other holders."""
-    return [track for visit in record.visits for track in visit.tracks if track.blocks and track.holder != visit.holder]
-
-
-def transfer_ms(track: TrackSpan) -> float:
-    """What remains of a track's duration after its holder's own times: the way there and back."""
-    return max(0.0, track.end_ms - track.begin_ms - track.queue_ms - track.engine_ms - track.codec_ms)
-
-
-def steps_of(record: RequestRecord) -> Iterator[BlockAt]:
-    """Every block that ran for the answer, with its holder."""
-    if record.waves is not None:
-        yield from (step for wave in record.waves for track in wave for step in track)
-    else:
-        yield from record.order or ()
-
-
-def holders_of(record: RequestRecord) -> set[str]:
-    """Every process that ran a block of the answer."""
-    return {holder for _, holder in steps_of(record)}
-
-
-def hops_of(record: RequestRecord) -> int:
-    """Transfers of tokens that the answer took: the one back to the source, and two a track of others, included."""
-    if record.visits:
-        return len(record.visits) + 1 + 2 * len(tracks_of_others(record))
-    holders = [holder for _, holder in record.order or ()]
-    return 1 + sum(a != b for a, b in zip([None, *holders], holders, strict=False)) if holders else 0
+    parts: list[Visit | TrackSpan] = [*record.visits, *record.tracks_of_others]
+    for one in parts:
+        yield HolderTimes(one.holder, one.queue_us, one.engine_us, one.codec_us)

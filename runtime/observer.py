@@ -15,6 +15,7 @@ import msgspec
 
 from ls_edge.errors import UsageError, WireError
 from ls_edge.peers_file import PeerConfig, PeersFile
+from ls_edge.records import PeerState
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, State, Welcome
 from ls_edge.runtime.transport.admission import new_alias
@@ -40,9 +41,7 @@ class PeerStatus(msgspec.Struct, frozen=True):
     """Whether a process answers at its address and the handshake succeeded."""
     key: str
     """``accepted``, ``refused``, ``none`` (the file has no keys) or ``unknown`` (nobody answers)."""
-    state: str
-    """``alive``, ``cold`` (not warm yet), ``stuck``, ``draining``, ``refused`` (it does not let us in), ``silent`` (it
-    takes the link and says nothing) or ``lost``."""
+    state: PeerState
     bundle_id: str | None
     model_id: str | None
     blocks: tuple[int, ...]
@@ -208,26 +207,31 @@ class Observer:
         )
 
 
-def _judge(seen: _Seen) -> tuple[str, str | None]:
+def _judge(seen: _Seen) -> tuple[PeerState, str | None]:
     """The state of a peer, and why it cannot be used."""
     peer, welcome, state = seen.peer, seen.welcome, seen.state
     if not seen.up:
-        return ("refused" if seen.refused else "lost"), seen.why or f"nobody has answered at {peer.address} yet"
+        return (
+            PeerState.REFUSED if seen.refused else PeerState.LOST
+        ), seen.why or f"nobody has answered at {peer.address} yet"
     if seen.complaint:
-        return "refused", seen.complaint
+        return PeerState.REFUSED, seen.complaint
     if welcome is None or state is None:
-        return "silent", "it takes the link and does not answer the greeting; is it another version of ls-edge?"
+        return PeerState.SILENT, "it takes the link and does not answer the greeting; is it another version of ls-edge?"
     if welcome.name != peer.name:
-        return "refused", f"the process at {peer.address} is {welcome.name!r}; correct the addresses in peers.yaml"
+        return (
+            PeerState.REFUSED,
+            f"the process at {peer.address} is {welcome.name!r}; correct the addresses in peers.yaml",
+        )
     if set(welcome.blocks) - set(peer.blocks):
-        return "refused", f"it serves blocks {list(welcome.blocks)}, peers.yaml gives it {list(peer.blocks)}"
+        return PeerState.REFUSED, f"it serves blocks {list(welcome.blocks)}, peers.yaml gives it {list(peer.blocks)}"
     if not state.warm:
-        return "cold", "its engines are still being loaded"
+        return PeerState.COLD, "its engines are still being loaded"
     if state.stuck:
-        return "stuck", "its engine has not answered for longer than it should"
+        return PeerState.STUCK, "its engine has not answered for longer than it should"
     if state.draining:
-        return "draining", "it was told to leave and takes nothing new"
-    return "alive", None
+        return PeerState.DRAINING, "it was told to leave and takes nothing new"
+    return PeerState.ALIVE, None
 
 
 def _name_of(peers: PeersFile, keys: KeyPair | None) -> str:

@@ -21,7 +21,7 @@ from ls_edge.data.datasets import ImageRef, ImageSet, match_classes
 from ls_edge.data.preprocess import iterate
 from ls_edge.errors import DataError, RequestError
 from ls_edge.evaluation.run_summary import AuditSummary, PeerContext, RunContext
-from ls_edge.records import PeerEvent, RequestRecord
+from ls_edge.records import PeerEvent, PeerState, RequestRecord
 from ls_edge.runtime.results import Answer
 from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.source import Source
@@ -68,7 +68,7 @@ def run_dataset(
     up. Raises :class:`DataError` where not one image could be used.
     """
     run = _Run(source, on_record, on_event, on_tick, stop)
-    started, since = time.monotonic(), (time.monotonic() - source.opened) * 1e3
+    started, since = time.monotonic(), round((time.monotonic() - source.opened) * 1e6)
     run.since = since
     images = match_classes(images, source.bundle.manifest.classes)
     skipped: list[tuple[str, str]] = []
@@ -104,9 +104,9 @@ def run_dataset(
             msgspec.structs.replace(r, duplicates=duplicates.get(r.id, 0)) for r in sorted(records, key=lambda r: r.id)
         ],
         events=[
-            PeerEvent(max(0.0, e.at_ms - since), e.peer, e.what, e.why)
+            PeerEvent(max(0, e.at_us - since), e.peer, e.state, e.why)
             for e in events
-            if e.at_ms >= since or e.what == "alive"
+            if e.at_us >= since or e.state == PeerState.ALIVE
         ],
         context=RunContext(
             bundle_id=source.bundle.manifest.bundle_id,
@@ -163,8 +163,8 @@ class _Run:
         on_tick: Callable[[], None] | None,
         stop: Callable[[], bool],
     ) -> None:
-        self.since = 0.0
-        """Milliseconds from the opening of the source to the start of the run."""
+        self.since = 0
+        """Microseconds from the opening of the source to the start of the run."""
         self.records: list[RequestRecord] = []
         self.error: Exception | None = None
         self.on_their_way: set[Future[Answer]] = set()
@@ -223,7 +223,7 @@ class _Run:
         if record is None:
             self.error = self.error or (error if isinstance(error, Exception) else None)
             return
-        record = msgspec.structs.replace(record, submitted_ms=record.submitted_ms - self.since)
+        record = msgspec.structs.replace(record, submitted_us=record.submitted_us - self.since)
         self.records.append(record)
         if self._on_record is not None:
             self._on_record(record)

@@ -39,7 +39,7 @@ from ls_edge.errors import BudgetExceeded, DataError, NotFinite, Overloaded, Req
 from ls_edge.evaluation.run_summary import AuditSummary, Rejection
 from ls_edge.order_costs import read_order_costs
 from ls_edge.peers_file import PeersFile, load_peers
-from ls_edge.records import PeerEvent
+from ls_edge.records import PeerEvent, PeerState
 from ls_edge.runtime.audit import Audit, Auditor, Challenge, challenge_itinerary, require_block_files
 from ls_edge.runtime.protocol.codec import is_finite
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
@@ -83,7 +83,7 @@ class _Headed:
     inflight: InFlightRequest
     logits: np.ndarray | None
     """As the tokens of :class:`_Stemmed`."""
-    head_ms: float = 0.0
+    head_us: int = 0
     error: RequestError | None = None
 
 
@@ -267,14 +267,14 @@ class Source:
         now = time.monotonic()
         for peer in self.peers.peers:
             n = self.machine.neighbours.get(peer.name)
-            state = "lost"
+            state = PeerState.LOST
             if n is not None:
                 s = n.state
-                state = "cold" if s is None or not s.warm else "alive"
+                state = PeerState.COLD if s is None or not s.warm else PeerState.ALIVE
                 if s is not None and s.warm:
                     if now < n.suspected_until:
-                        state = "suspect"
-                    state = "stuck" if s.stuck else "draining" if s.draining else state
+                        state = PeerState.SUSPECT
+                    state = PeerState.STUCK if s.stuck else PeerState.DRAINING if s.draining else state
             views[peer.name] = PeerView(
                 peer.name, peer.blocks, state, n.hello.engine if n else "", bool(n and n.state and n.state.warm)
             )
@@ -427,7 +427,7 @@ class Source:
             self._end(inflight, result.error, inflight.answered)
         elif isinstance(result, _Headed):
             if result.logits is not None:
-                self.machine.head_us = max(round(result.head_ms * 1e3), self.machine.head_us * 9 // 10)
+                self.machine.head_us = max(result.head_us, self.machine.head_us * 9 // 10)
                 self._answer(inflight, result)
         elif result.tokens is not None:
             inflight.state = RequestState.ROUTED
@@ -468,7 +468,7 @@ class Source:
     def _answer(self, inflight: InFlightRequest, headed: _Headed) -> None:
         assert headed.logits is not None
         logits = headed.logits[0]
-        record = record_of(inflight, inflight.answered, time.monotonic(), logits, headed.head_ms, self.opened)
+        record = record_of(inflight, inflight.answered, time.monotonic(), logits, headed.head_us, self.opened)
         answered, stem_tokens = inflight.answered, inflight.stem_tokens
         self._forget(inflight)
         assert record.prediction is not None
@@ -491,7 +491,7 @@ class Source:
         if inflight.state is RequestState.ENDED:
             return
         self._forget(inflight)
-        error.record = record_of(inflight, end, time.monotonic(), None, 0.0, self.opened, error)
+        error.record = record_of(inflight, end, time.monotonic(), None, 0, self.opened, error)
         if inflight.future.set_running_or_notify_cancel():
             inflight.future.set_exception(error)
 
@@ -552,7 +552,7 @@ class Source:
             )
             return _Stemmed(inflight, None, failed)
         inflight.image = None
-        inflight.stem_ms = (time.perf_counter() - started) * 1e3
+        inflight.stem_us = round((time.perf_counter() - started) * 1e6)
         return _Stemmed(inflight, tokens)
 
     def _run_head(self, inflight: InFlightRequest, answered: Answered) -> _Headed:
@@ -566,7 +566,7 @@ class Source:
             return _Headed(inflight, None, error=failed)
         if not is_finite(logits):
             return _Headed(inflight, None, error=_not_finite(answered))
-        return _Headed(inflight, logits, (time.perf_counter() - started) * 1e3)
+        return _Headed(inflight, logits, round((time.perf_counter() - started) * 1e6))
 
     # Small things.
 
@@ -590,22 +590,22 @@ class Source:
 
     def _on_note(self, note: Note) -> None:
         if note.what in ("lost", "suspect") and any(p.name == note.peer for p in self.peers.peers):
-            self._event(note.peer, note.what, note.why)
+            self._event(note.peer, PeerState(note.what), note.why)
 
     def _watch_peers(self) -> None:
         for name, view in self.view().items():
-            state = "lost" if view.state == "cold" else view.state
+            state = PeerState.LOST if view.state == PeerState.COLD else view.state
             n = self.machine.neighbours.get(name)
             if n is not None:
                 self._bundle_ids[name] = n.hello.bundle_id
-            if state != self._states.get(name, "lost"):
-                if state not in ("lost", "suspect"):
+            if state != self._states.get(name, PeerState.LOST):
+                if state not in (PeerState.LOST, PeerState.SUSPECT):
                     self._event(name, state, "")
                 self._states[name] = state
 
-    def _event(self, peer: str, what: str, why: str) -> None:
+    def _event(self, peer: str, state: PeerState, why: str) -> None:
         if len(self.events) < _MOST_EVENTS:
-            self.events.append(PeerEvent((time.monotonic() - self.opened) * 1e3, peer, what, why))
+            self.events.append(PeerEvent(round((time.monotonic() - self.opened) * 1e6), peer, state, why))
 
 
 def _is_over(inflight: InFlightRequest) -> bool:

@@ -72,6 +72,8 @@ def may_skip(source: Source, missing: Sequence[int]) -> bool:
 
 def reasons(source: Source, missing: Sequence[int]) -> list[str]:
     """Why these blocks have no holder: a line a peer that should hold some, and the blocks that none should."""
+    from ls_edge.records import PeerState
+
     states, problems = source.view(), source.problems
     texts = []
     for peer in source.peers.peers:
@@ -80,10 +82,10 @@ def reasons(source: Source, missing: Sequence[int]) -> list[str]:
         state = states[peer.name].state
         if peer.name in problems:
             texts.append(f"{peer.name}: {problems[peer.name]}")
-        elif state == "lost":
+        elif state == PeerState.LOST:
             texts.append(f"{peer.name} cannot be reached at {peer.address}")
         else:
-            texts.append(f"{peer.name} is {'not warm yet' if state == 'cold' else state}")
+            texts.append(f"{peer.name} is {'not warm yet' if state == PeerState.COLD else state}")
     listed = {block for peer in source.peers.peers for block in peer.blocks}
     nowhere = [block for block in missing if block not in listed]
     if nowhere:

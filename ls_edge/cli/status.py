@@ -11,6 +11,7 @@ import click
 
 from ls_edge.cli.command import DEGRADED, Command
 from ls_edge.errors import UsageError, printable
+from ls_edge.records import PeerState
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -79,7 +80,7 @@ def command(
         click.echo(json.dumps(_document(found), indent=2))
     else:
         _print(found, file)
-    alive = sum(status.state == "alive" for status in found.values())
+    alive = sum(status.state == PeerState.ALIVE for status in found.values())
     return 0 if alive == len(found) else DEGRADED if alive else 1
 
 
@@ -94,7 +95,7 @@ def _compared(found: Mapping[str, PeerStatus], bundle: Bundle | None) -> dict[st
         manifest = bundle.manifest
         if status.model_id != manifest.model_id:
             reason = f"it serves model {status.model_id[:16]}, --bundle is {manifest.model_id[:16]}"
-            result[name] = msgspec.structs.replace(status, state="refused", reason=reason)
+            result[name] = msgspec.structs.replace(status, state=PeerState.REFUSED, reason=reason)
         elif status.bundle_id != manifest.bundle_id:
             reason = f"another bundle of the same model: {str(status.bundle_id)[:16]}, not {manifest.bundle_id[:16]}"
             result[name] = msgspec.structs.replace(status, reason=reason)
@@ -137,7 +138,7 @@ def _print(found: Mapping[str, PeerStatus], file: PeersFile) -> None:
     models = {status.model_id for status in found.values() if status.model_id}
     if len(models) > 1:
         console.print(f"peers serve {len(models)} different models, which do not work together", soft_wrap=True)
-    for line in _gaps({name: s.blocks if s.state == "alive" else () for name, s in found.items()}, file):
+    for line in _gaps({name: s.blocks if s.state == PeerState.ALIVE else () for name, s in found.items()}, file):
         console.print(line, soft_wrap=True)
 
 
@@ -158,7 +159,7 @@ def _table(found: Mapping[str, PeerStatus]) -> Table:
     for name, status in found.items():
         table.add_row(
             Text(printable(name)),
-            Text(status.state, style=STATE_STYLES.get(status.state, "red" if status.state != "cold" else "yellow")),
+            Text(status.state, style=STATE_STYLES[status.state]),
             Text(status.key, style=_BY_KEY[status.key]),
             block_ranges(status.blocks),
             "" if status.queue is None else f"{status.queue}",

@@ -19,16 +19,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ls_edge.records import (
-    PeerEvent,
-    RequestRecord,
-    holder_times,
-    holders_of,
-    hops_of,
-    steps_of,
-    tracks_of_others,
-    transfer_ms,
-)
+from ls_edge.evaluation.orders import kendall_tau
+from ls_edge.records import PeerEvent, PeerState, RequestRecord, holder_times
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,8 +29,8 @@ class PeerContext(msgspec.Struct, frozen=True):
     """A peer as the source knew it when the run ended."""
 
     blocks: tuple[int, ...] = ()
-    state: str = "unknown"
-    """``alive``, ``lost``, ``suspect``, ``draining``, ``unknown``: the last one known."""
+    state: PeerState = PeerState.UNKNOWN
+    """The last one known."""
     engine: str = ""
     """What its blocks ran on, such as ``onnx CPUExecutionProvider``; empty if it never said."""
 
@@ -155,7 +147,7 @@ class PeerSummary(msgspec.Struct, frozen=True):
     """Answers that it had a part in."""
     busy: float
     """Share of the run, first submission to last answer or error, that its engine worked for these answers."""
-    state: str
+    state: PeerState
     blocks_run: int = 0
     lost: int = 0
     """How often it was lost during the run."""
@@ -231,10 +223,10 @@ class RunSummary(msgspec.Struct, frozen=True):
 def summarise(records: Sequence[RequestRecord], events: Sequence[PeerEvent], context: RunContext) -> RunSummary:
     """Work out the summary of a run; an empty one and one without any answer are fine."""
     answers = [record for record in records if record.error is None]
-    latency = np.array([record.latency_ms for record in answers], dtype=np.float64)
-    first = min((record.submitted_ms for record in records), default=0.0)
-    last_answer = max((record.submitted_ms + record.latency_ms for record in answers), default=first)
-    last = max((record.submitted_ms + record.latency_ms for record in records), default=first)
+    latency = np.array([record.latency_us / 1e3 for record in answers], dtype=np.float64)
+    first = min((record.submitted_us for record in records), default=0)
+    last_answer = max((record.submitted_us + record.latency_us for record in answers), default=first)
+    last = max((record.submitted_us + record.latency_us for record in records), default=first)
     labelled = [record for record in answers if record.label is not None]
     correct = sum(record.prediction == record.label for record in labelled)
     skipped = [len(record.skipped) for record in answers]
@@ -246,7 +238,7 @@ def summarise(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
         failed=len(records) - len(answers),
         degraded=sum(record.degraded for record in answers),
         top1=correct / len(labelled) if labelled else None,
-        throughput=1000 * len(answers) / (last_answer - first) if last_answer > first else None,
+        throughput=1e6 * len(answers) / (last_answer - first) if last_answer > first else None,
         latency_ms=quantiles(latency),
         skips=Skips(mean=sum(skipped) / len(skipped), max=max(skipped)) if skipped else Skips(),
         retries=sum(max(0, record.attempts - 1) for record in records),
@@ -254,11 +246,11 @@ def summarise(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
         hops=_hops(answers),
         peers=_peers(answers, events, context, last - first),
         preprocess_ms=quantiles(np.asarray(context.preprocess_ms, dtype=np.float64)),
-        duration_s=(last - first) / 1000 if records else None,
+        duration_s=(last - first) / 1e6 if records else None,
         wall_s=context.wall_s,
         top1_interval=wilson(correct, len(labelled)),
         chance=1 / context.classes if context.classes else None,
-        order_tau=kendall_tau([tuple(block for block, _ in record.order) for record in answers if record.order]),
+        order_tau=_order_tau(answers),
         accuracy_by_skips=_by_skips(answers),
         errors=dict(Counter(error_type(record.error) for record in records if record.error is not None).most_common()),
         model=context.model,
@@ -292,70 +284,60 @@ def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, flo
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
-def kendall_tau(orders: Sequence[Sequence[int]]) -> float | None:
-    """Mean of Kendall's rank correlation of each order with the ascending one, 1 to -1.
-
-    Orders of fewer than two blocks say nothing and are left out; None where no others remain.
-    """
-    by_length: dict[int, list[Sequence[int]]] = defaultdict(list)
-    for order in orders:
-        if len(order) > 1:
-            by_length[len(order)].append(order)
-    total = 0.0
-    for length, group in by_length.items():
-        blocks = np.array(group)
-        inversions = sum(int((blocks[:, i : i + 1] > blocks[:, i + 1 :]).sum()) for i in range(length - 1))
-        total += len(group) - 2 * inversions / (length * (length - 1) / 2)
-    return total / sum(map(len, by_length.values())) if by_length else None
-
-
 def error_type(error: str) -> str:
     """``BudgetExceeded`` of ``BudgetExceeded: 500 ms are over``."""
     return error.partition(":")[0].strip() or "unknown"
+
+
+def _order_tau(answers: Sequence[RequestRecord]) -> float | None:
+    """Mean Kendall tau; answers of fewer than two blocks, or of blocks side by side, have none."""
+    orders = Counter(tuple(block for block, _ in record.steps) for record in answers if record.is_plain)
+    taus = {order: kendall_tau(order) for order in orders if len(order) > 1}
+    count = sum(orders[order] for order in taus)
+    return sum(tau * orders[order] for order, tau in taus.items()) / count if count else None
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _median(values: Sequence[float]) -> float | None:
-    return float(np.median(values)) if values else None
+def _median_ms(values_us: Sequence[float]) -> float | None:
+    return float(np.median(values_us)) / 1e3 if values_us else None
 
 
 def _hops(answers: Sequence[RequestRecord]) -> Hops:
     visited = [record for record in answers if record.visits]
     spent = [times for record in visited for times in holder_times(record)]
-    wires = [visit.wire_ms for record in visited for visit in record.visits]
-    wires += [record.return_wire_ms for record in visited]
-    wires += [transfer_ms(track) / 2 for record in visited for track in tracks_of_others(record) for _ in range(2)]
+    wires = [record.hop_us for record in visited for _ in range(len(record.visits) + 1)]
+    wires += [track.transfer_us / 2 for record in visited for track in record.tracks_of_others for _ in range(2)]
     return Hops(
-        mean=_mean([hops_of(record) for record in answers]),
-        wire_ms_p50=_median(wires),
-        queue_ms_p50=_median([times.queue_ms for times in spent]),
-        engine_ms_p50=_median([times.engine_ms for times in spent]),
-        codec_ms_p50=_median([times.codec_ms for times in spent]),
+        mean=_mean([record.hops for record in answers]),
+        wire_ms_p50=_median_ms(wires),
+        queue_ms_p50=_median_ms([times.queue_us for times in spent]),
+        engine_ms_p50=_median_ms([times.engine_us for times in spent]),
+        codec_ms_p50=_median_ms([times.codec_us for times in spent]),
     )
 
 
 def _peers(
-    answers: Sequence[RequestRecord], events: Sequence[PeerEvent], context: RunContext, span_ms: float
+    answers: Sequence[RequestRecord], events: Sequence[PeerEvent], context: RunContext, span_us: float
 ) -> dict[str, PeerSummary]:
     requests: Counter[str] = Counter()
     blocks: dict[str, set[int]] = defaultdict(set)
     blocks_run: Counter[str] = Counter()
-    engine_ms: dict[str, float] = defaultdict(float)
+    engine_us: dict[str, int] = defaultdict(int)
     for record in answers:
-        requests.update(holders_of(record) | {visit.holder for visit in record.visits})
+        requests.update(record.holders | {visit.holder for visit in record.visits})
         for times in holder_times(record):
-            engine_ms[times.holder] += times.engine_ms
-        for block, holder in steps_of(record):
+            engine_us[times.holder] += times.engine_us
+        for block, holder in record.steps:
             blocks[holder].add(block)
             blocks_run[holder] += 1
-    state: dict[str, str] = {}
+    state: dict[str, PeerState] = {}
     lost: Counter[str] = Counter()
-    for event in sorted(events, key=lambda event: event.at_ms):
-        state[event.peer] = event.what
-        lost[event.peer] += event.what == "lost"
+    for event in sorted(events, key=lambda event: event.at_us):
+        state[event.peer] = event.state
+        lost[event.peer] += event.state == PeerState.LOST
     unknown = PeerContext()
     result = {}
     for name in dict.fromkeys([*context.peers, *sorted(requests | state.keys())]):
@@ -363,8 +345,8 @@ def _peers(
         result[name] = PeerSummary(
             blocks=known.blocks or tuple(sorted(blocks[name])),
             requests=requests[name],
-            busy=min(1.0, engine_ms[name] / span_ms) if span_ms > 0 else 0.0,
-            state=known.state if known.state != "unknown" else state.get(name, "unknown"),
+            busy=min(1.0, engine_us[name] / span_us) if span_us > 0 else 0.0,
+            state=known.state if known.state != PeerState.UNKNOWN else state.get(name, PeerState.UNKNOWN),
             blocks_run=blocks_run[name],
             lost=lost[name],
             engine=known.engine,

@@ -102,12 +102,8 @@ def slot_counts(data: RunData) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
     counts = np.zeros((size, size), dtype=np.int64)
     skipped = np.zeros(size, dtype=np.int64)
     for record in data.answers:
-        if record.waves is None:
-            for slot, (block, _) in enumerate(record.order or ()):
-                counts[block, slot] += 1
-        else:
-            for block, slot in record.arrangement.steps():
-                counts[block, slot] += 1
+        for block, slot in record.arrangement.steps():
+            counts[block, slot] += 1
         for block in record.skipped:
             skipped[block] += 1
     return counts, skipped

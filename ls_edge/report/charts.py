@@ -10,7 +10,7 @@ import numpy as np
 
 from ls_edge.errors import printable
 from ls_edge.evaluation.run_summary import Floats, Quantiles
-from ls_edge.records import PeerEvent, RequestRecord
+from ls_edge.records import PeerEvent, PeerState, RequestRecord
 from ls_edge.report.axes import time_axis, value_axis
 from ls_edge.report.data import RunData
 from ls_edge.report.formatting import counted
@@ -102,7 +102,7 @@ def latency_over_time(data: RunData, width: int = 880) -> Svg | None:
         height,
         "Latency over the run",
         f"{counted(len(data.answers), 'answer')}, {len(degraded)} degraded, {len(failed)} failed. "
-        + (" ".join(f"{_say(event)} at {event.at_ms / 1000:.2f} s." for event in marks[:20]) or "No peer changed."),
+        + (" ".join(f"{_say(event)} at {event.at_us / 1e6:.2f} s." for event in marks[:20]) or "No peer changed."),
     )
     for spell in data.away:
         svg.rect(x(spell.start / 1000), top, x(spell.end / 1000) - x(spell.start / 1000), height - bottom - top, "gone")
@@ -110,11 +110,11 @@ def latency_over_time(data: RunData, width: int = 880) -> Svg | None:
     most = 600 if len(data.answers) <= MOST_POINTS else 160
     if len(data.answers) <= MOST_POINTS:
         whole = [record for record in data.answers if not record.degraded]
-        svg.dots([(x(r.submitted_ms / 1000), y(r.latency_ms)) for r in whole], "dot")
+        svg.dots([(x(r.submitted_us / 1e6), y(r.latency_us / 1e3)) for r in whole], "dot")
     else:
         _bands(svg, data, x, y, 180 if width > 500 else 80)
-    svg.path("".join(_triangle(x(r.submitted_ms / 1000), y(r.latency_ms)) for r in _some(degraded, most)), "dotw")
-    svg.path("".join(_cross(x(r.submitted_ms / 1000), y(r.latency_ms)) for r in _some(failed, most)), "dotx")
+    svg.path("".join(_triangle(x(r.submitted_us / 1e6), y(r.latency_us / 1e3)) for r in _some(degraded, most)), "dotw")
+    svg.path("".join(_cross(x(r.submitted_us / 1e6), y(r.latency_us / 1e3)) for r in _some(failed, most)), "dotx")
     _event_lines(svg, marks, x, top, height - bottom, rows)
     time_axis(svg, x, height - bottom, "s", width)
     return svg
@@ -143,20 +143,25 @@ def _event_lines(svg: Svg, marks: list[PeerEvent], x: Scale, top: float, bottom:
     """Vertical lines, labelled in up to ``rows`` rows where labels do not run into each other."""
     taken = [-1e9] * rows
     for event in marks[:200]:
-        at = x(event.at_ms / 1000)
-        css = {"lost": "evl", "alive": "evb"}.get(event.what, "evo")
+        at = x(event.at_us / 1e6)
+        css = {PeerState.LOST: "evl", PeerState.ALIVE: "evb"}.get(event.state, "evo")
         label = _say(event)
         width = text_width(label, 11.5)
         left = min(at + 4, svg.width - width)
         row = next((i for i in range(rows) if taken[i] < left), None)
         svg.line(at, top if row is None else 8 + 15 * row, at, bottom, css)
         if row is not None:
-            svg.text(left, 15 + 15 * row, label, {"lost": "tx halo", "alive": "tg halo"}.get(event.what, "t halo"))
+            svg.text(
+                left,
+                15 + 15 * row,
+                label,
+                {PeerState.LOST: "tx halo", PeerState.ALIVE: "tg halo"}.get(event.state, "t halo"),
+            )
             taken[row] = left + width + 8
 
 
 def _say(event: PeerEvent) -> str:
-    return f"{shorten(event.peer, 18)} {'back' if event.what == 'alive' else shorten(event.what, 12)}"
+    return f"{shorten(event.peer, 18)} {'back' if event.state == PeerState.ALIVE else event.state}"
 
 
 def stage_breakdown(data: RunData, width: int = 880) -> Svg | None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ls_edge.evaluation.run_summary import Floats, RunSummary
-from ls_edge.records import PeerEvent, RequestRecord, tracks_of_others, transfer_ms
+from ls_edge.records import PeerEvent, PeerState, RequestRecord
 from ls_edge.report.spans import Span, spans_of, way_of
 from ls_edge.report.theme import STAGES
 
@@ -36,7 +36,11 @@ class _Sums(dict[str, float]):
 
 
 def _critical(spans: Iterable[Span]) -> Iterator[tuple[str, float]]:
-    return ((span.stage, span.end - span.start) for span in spans if span.critical)
+    return ((span.stage, (span.end - span.start) / 1e3) for span in spans if span.critical)
+
+
+def _ms_of(stages: Iterable[str], us: Iterable[float]) -> Iterator[tuple[str, float]]:
+    return ((stage, value / 1e3) for stage, value in zip(stages, us, strict=True))
 
 
 class Away(NamedTuple):
@@ -77,23 +81,23 @@ class RunData:
     @cached_property
     def latency(self) -> Floats:
         """Milliseconds, ``[answers]``."""
-        return np.array([record.latency_ms for record in self.answers], dtype=np.float64)
+        return np.array([record.latency_us / 1e3 for record in self.answers], dtype=np.float64)
 
     @cached_property
     def submitted(self) -> Floats:
         """Milliseconds since the start of the run, ``[answers]``."""
-        return np.array([record.submitted_ms for record in self.answers], dtype=np.float64)
+        return np.array([record.submitted_us / 1e3 for record in self.answers], dtype=np.float64)
 
     @cached_property
     def start_ms(self) -> float:
         """The first submission."""
-        return min((record.submitted_ms for record in self.records), default=0.0)
+        return min((record.submitted_us for record in self.records), default=0) / 1e3
 
     @cached_property
     def end_ms(self) -> float:
         """The last answer or error, and at least a millisecond after the start."""
-        ends = (record.submitted_ms + record.latency_ms for record in self.records)
-        return max(max(ends, default=0.0), self.start_ms + 1.0)
+        ends = (record.submitted_us + record.latency_us for record in self.records)
+        return max(max(ends, default=0) / 1e3, self.start_ms + 1.0)
 
     @cached_property
     def blocks(self) -> int:
@@ -101,10 +105,7 @@ class RunData:
         seen = {block for peer in self.summary.peers.values() for block in peer.blocks}
         for record in self.records:
             seen.update(record.skipped)
-            if record.order:
-                seen.update(block for block, _ in record.order)
-            if record.waves:
-                seen.update(block for wave in record.waves for track in wave for block, _ in track)
+            seen.update(block for block, _ in record.steps)
         return max(seen, default=-1) + 1
 
     @cached_property
@@ -117,7 +118,7 @@ class RunData:
         """Every block that ran for an answer."""
         lane = {name: index for index, name in enumerate(self.lanes)}
         rows = [
-            (lane[span.holder], span.block, span.start, span.end, number)
+            (lane[span.holder], span.block, span.start / 1e3, span.end / 1e3, number)
             for number, record in enumerate(self.answers)
             for span in spans_of(record)
             if span.stage == "engine" and span.block is not None and span.holder in lane
@@ -151,13 +152,13 @@ class RunData:
             whole.add(_critical(way.spans))
             for number, (visit, spans) in enumerate(zip(record.visits, way.visits, strict=True)):
                 hops[number].add(_critical(spans))
-                own = (visit.wire_ms, visit.queue_ms, visit.codec_ms, visit.engine_ms, visit.wait_ms)
-                holders[visit.holder].add(zip(("wire", "queue", "codec", "engine", "wait"), own, strict=True))
-            for track in tracks_of_others(record):
-                there = (transfer_ms(track), track.queue_ms, track.codec_ms, track.engine_ms)
-                tracks[track.holder].add(zip(("wire", "queue", "codec", "engine"), there, strict=True))
+                own = (record.hop_us, visit.queue_us, visit.codec_us, visit.engine_us, visit.wait_us)
+                holders[visit.holder].add(_ms_of(("wire", "queue", "codec", "engine", "wait"), own))
+            for track in record.tracks_of_others:
+                there = (track.transfer_us, track.queue_us, track.codec_us, track.engine_us)
+                tracks[track.holder].add(_ms_of(("wire", "queue", "codec", "engine"), there))
         count = len(answers)
-        back = sum(record.return_wire_ms for record in answers) / count
+        back = sum(record.hop_us for record in answers) / 1e3 / count
         rows = [("All answers", "one request", count, whole.means)]
         rows += [("By hop", f"hop {n + 1}", hops[n].count, hops[n].means) for n in sorted(hops)[:MOST_HOPS]]
         rows.append(("By hop", "back to the source", count, {"wire": back}))
@@ -170,12 +171,12 @@ class RunData:
     @cached_property
     def changes(self) -> list[PeerEvent]:
         """Events after the start, in their order; the greeting of each peer is none."""
-        known: dict[str, str] = {}
+        known: dict[str, PeerState] = {}
         found = []
-        for event in sorted(self.events, key=lambda event: event.at_ms):
+        for event in sorted(self.events, key=lambda event: event.at_us):
             before = known.get(event.peer)
-            known[event.peer] = event.what
-            if before != event.what and (before is not None or event.what != "alive"):
+            known[event.peer] = event.state
+            if before != event.state and (before is not None or event.state != PeerState.ALIVE):
                 found.append(event)
         return found
 
@@ -184,10 +185,10 @@ class RunData:
         """When peers were lost, until they were alive again or the run ended."""
         since: dict[str, float] = {}
         spells = []
-        for event in sorted(self.events, key=lambda event: event.at_ms):
-            if event.what == "lost":
-                since.setdefault(event.peer, event.at_ms)
-            elif event.what == "alive" and event.peer in since:
-                spells.append(Away(event.peer, since.pop(event.peer), event.at_ms))
+        for event in sorted(self.events, key=lambda event: event.at_us):
+            if event.state == PeerState.LOST:
+                since.setdefault(event.peer, event.at_us / 1e3)
+            elif event.state == PeerState.ALIVE and event.peer in since:
+                spells.append(Away(event.peer, since.pop(event.peer), event.at_us / 1e3))
         spells += [Away(peer, start, max(self.end_ms, start)) for peer, start in since.items()]
         return sorted(spells, key=lambda spell: spell.start)

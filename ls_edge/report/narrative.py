@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ls_edge.records import PeerState
 from ls_edge.report.data import RunData
 from ls_edge.report.formatting import counted
 from ls_edge.report.svg import shorten, show, show_ms, show_percent
@@ -40,7 +41,7 @@ def _images(count: int) -> str:
 
 
 def _tracks(data: RunData) -> list[str]:
-    waves = [record.waves for record in data.answers if record.waves]
+    waves = [record.waves for record in data.answers if not record.is_plain]
     if not waves:
         return []
     most = max(len(wave) for each in waves for wave in each)
@@ -56,8 +57,9 @@ def _losses(data: RunData) -> list[str]:
         shown = ", ".join(shorten(name, 40) for name in names[:4])
         return [f"Peers were lost {len(spells)} times ({shown})"]
     told = []
+    returns = {(event.peer, event.at_us / 1e3) for event in data.events if event.state == PeerState.ALIVE}
     for spell in spells:
-        came_back = any(e.what == "alive" and e.peer == spell.peer and e.at_ms == spell.end for e in data.events)
+        came_back = (spell.peer, spell.end) in returns
         after = f" and was back {show_ms(spell.end - spell.start)} later" if came_back else " and did not come back"
         told.append(f"{shorten(spell.peer, 40)} was lost at {spell.start / 1000:.2f} s{after}")
     return told

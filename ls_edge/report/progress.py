@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ls_edge.errors import printable
-from ls_edge.records import PeerEvent, RequestRecord
+from ls_edge.records import PeerEvent, PeerState, RequestRecord
 from ls_edge.report.formatting import counted
 from ls_edge.report.svg import shorten, show, show_ms
 from ls_edge.report.tables import STATE_STYLES
@@ -54,7 +54,7 @@ class RunProgress:
         self._label = printable(label)
         self._line_every_s = line_every_s
         self._lock = threading.Lock()
-        self._states = dict.fromkeys((printable(name) for name in peers), "unknown")
+        self._states = dict.fromkeys((printable(name) for name in peers), PeerState.UNKNOWN)
         self._answered = self._failed = self._degraded = 0
         self._latencies: deque[float] = deque(maxlen=RECENT)
         self._finished: deque[float] = deque(maxlen=RECENT)
@@ -95,7 +95,7 @@ class RunProgress:
             if record.error is None:
                 self._answered += 1
                 self._degraded += record.degraded
-                self._latencies.append(record.latency_ms)
+                self._latencies.append(record.latency_us / 1e3)
             else:
                 self._failed += 1
             self._finished.append(now)
@@ -107,14 +107,17 @@ class RunProgress:
 
     def event(self, event: PeerEvent) -> None:
         """Note a change of a peer's state."""
-        name, what = printable(event.peer), printable(event.what)
+        name, state = printable(event.peer), event.state
         with self._lock:
-            changed = self._states.get(name) != what
-            greeting = what == "alive" and self._states.get(name, "unknown") == "unknown"
-            self._states[name] = what
+            before = self._states.get(name, PeerState.UNKNOWN)
+            changed = before != state
+            greeting = state == PeerState.ALIVE and before == PeerState.UNKNOWN
+            self._states[name] = state
             if changed and not greeting:
                 why = f" ({printable(event.why)})" if event.why else ""
-                self._note = f"{event.at_ms / 1000:.2f} s: {name} {'is back' if what == 'alive' else what}{why}"
+                self._note = (
+                    f"{event.at_us / 1e6:.2f} s: {name} {'is back' if state == PeerState.ALIVE else state}{why}"
+                )
             text = self._note if changed and not greeting else ""
         if text and self._live is None:
             self._say(text)
@@ -156,8 +159,8 @@ class RunProgress:
         peers = Text()
         peers.append("peers ", style="dim")
         for name, state in states[:MOST_NAMES]:
-            peers.append(f"{shorten(name, 24)} ", style=STATE_STYLES.get(state, "dim"))
-            if state not in ("alive", "unknown"):
+            peers.append(f"{shorten(name, 24)} ", style=STATE_STYLES[state])
+            if state not in (PeerState.ALIVE, PeerState.UNKNOWN):
                 peers.append(f"({state}) ", style="dim")
         if len(states) > MOST_NAMES:
             peers.append(f"and {len(states) - MOST_NAMES} more", style="dim")
@@ -176,7 +179,7 @@ class RunProgress:
             recent = sorted(self._latencies)
             finished = list(self._finished)
             answered, failed, degraded = self._answered, self._failed, self._degraded
-            alive = sum(state == "alive" for state in self._states.values())
+            alive = sum(state == PeerState.ALIVE for state in self._states.values())
             peers = len(self._states)
         span = max(time.monotonic() - (finished[0] if len(finished) == RECENT else self._begun), 1e-3)
         text = Text(f"{answered:,}/{self._total:,}")

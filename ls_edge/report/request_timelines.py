@@ -30,20 +30,20 @@ def request_ways(data: RunData, width: int = 880) -> Svg | None:
     label_height, gap = 20, 22
     laid = [(why, record, way_of(record)) for why, record in chosen]
     heights = [_height(way) for _, _, way in laid]
-    longest = max(record.latency_ms for _, record, _ in laid) or 1.0
+    longest = max(record.latency_us for _, record, _ in laid) or 1.0
     shared = shared_scale(data)
     svg = Svg(width, sum(heights) + (label_height + 14 + gap) * len(laid), "The way of single requests", _said(laid))
     left = 0 if all(len(way.rows) == 1 for _, _, way in laid) else 110 if width > 500 else 66
     y = 0.0
     for (why, record, way), height in zip(laid, heights, strict=True):
-        x = Scale(0, longest if shared else record.latency_ms or 1.0, left, width - 2)
+        x = Scale(0, longest if shared else record.latency_us or 1.0, left, width - 2)
         svg.text(0, y + 13, why, "tb")
         svg.text(text_width(why, 12.5) + 10, y + 13, _about(record, width))
         y += label_height
         _way(svg, data, record, way, x, y)
         y += height + 14 + gap
     if shared:
-        time_axis(svg, Scale(0, longest, left, width - 2), y - 10, "ms", width)
+        time_axis(svg, Scale(0, longest / 1e3, left, width - 2), y - 10, "ms", width)
         svg.height = y + 14
     return svg
 
@@ -51,7 +51,7 @@ def request_ways(data: RunData, width: int = 880) -> Svg | None:
 def _said(laid: Sequence[tuple[str, RequestRecord, Way]]) -> str:
     parts = []
     for why, record, way in laid:
-        parts.append(f"{why}: request {record.id}, {show_ms(record.latency_ms)}")
+        parts.append(f"{why}: request {record.id}, {show_ms(record.latency_us / 1e3)}")
         if len(way.rows) > 1:
             path = dict.fromkeys(span.holder for span in way.spans if span.critical and span.block is not None)
             parts[-1] += f", waited for {', then '.join(list(path)[:MOST_ROWS])}"
@@ -60,13 +60,13 @@ def _said(laid: Sequence[tuple[str, RequestRecord, Way]]) -> str:
 
 def shared_scale(data: RunData) -> bool:
     """Whether the requests of :func:`request_ways` are near enough to each other for one scale."""
-    times = [record.latency_ms for _, record in pick_requests(data)]
+    times = [record.latency_us for _, record in pick_requests(data)]
     return bool(times) and max(times) <= 4 * min(times)
 
 
 def _about(record: RequestRecord, width: int) -> str:
-    parts = [show_ms(record.latency_ms), shorten(record.image, 26 if width > 500 else 14)]
-    if record.waves:
+    parts = [show_ms(record.latency_us / 1e3), shorten(record.image, 26 if width > 500 else 14)]
+    if not record.is_plain:
         parts.append(counted(len(record.waves), "wave"))
     if record.skipped:
         parts.append(f"skipped {', '.join(map(str, record.skipped[:8]))}")
@@ -83,7 +83,7 @@ def _height(way: Way) -> int:
 def _way(svg: Svg, data: RunData, record: RequestRecord, way: Way, x: Scale, y: float) -> None:
     several = len(way.rows) > 1
     for row, holder in enumerate(way.rows[:MOST_ROWS] or [""]):
-        svg.rect(x.start, y + (BAR + ROOM) * row, x(record.latency_ms) - x.start, BAR, "lane")
+        svg.rect(x.start, y + (BAR + ROOM) * row, x(record.latency_us) - x.start, BAR, "lane")
         if several and holder not in way.rows[:row]:
             limit = int((x.start - 8) / 7)
             svg.text(0, y + (BAR + ROOM) * row + 17, shorten(holder, limit), "ti")
@@ -100,14 +100,14 @@ def _way(svg: Svg, data: RunData, record: RequestRecord, way: Way, x: Scale, y: 
 
 
 def _span(svg: Svg, data: RunData, record: RequestRecord, way: Way, span: Span, x: Scale, y: float) -> None:
-    begin, end = x(span.start - record.submitted_ms), x(span.end - record.submitted_ms)
+    begin, end = x(span.start - record.submitted_us), x(span.end - record.submitted_us)
     everywhere = len(way.rows) > 1 and span.stage in ("stem", "head")
     top = y if everywhere else y + (BAR + ROOM) * span.row
     beside = "" if span.critical else " beside"
-    tip = f"{show_ms(span.end - span.start)}" + (f", {span.holder}" if span.holder else "")
+    tip = f"{show_ms((span.end - span.start) / 1e3)}" + (f", {span.holder}" if span.holder else "")
     if span.block is not None:
         colour = block_colour(span.block, data.blocks)
-        tip = f"block {span.block} on {span.holder}, {show_ms(span.end - span.start)}"
+        tip = f"block {span.block} on {span.holder}, {show_ms((span.end - span.start) / 1e3)}"
         svg.rect(
             begin, top + 1, max(end - begin, 0.5), BAR - 2, edge(end - begin) + beside,
             fill=colour, tip=tip + (" (not on the critical path)" if beside else ""),
@@ -136,8 +136,8 @@ def _critical_path(svg: Svg, record: RequestRecord, way: Way, x: Scale, y: float
         if points and points[-1][1] == below:
             points.pop()
         else:
-            points.append((x(span.start - record.submitted_ms), below))
-        points.append((x(span.end - record.submitted_ms), below))
+            points.append((x(span.start - record.submitted_us), below))
+        points.append((x(span.end - record.submitted_us), below))
     svg.polyline(points, "crit")
 
 
@@ -147,7 +147,7 @@ def _holders_below(svg: Svg, record: RequestRecord, spans: list[Span], x: Scale,
     for span in spans:
         if span.block is not None and (before is None or before.end != span.start or before.holder != span.holder):
             name = shorten(span.holder, 16)
-            at = x(span.start - record.submitted_ms)
+            at = x(span.start - record.submitted_us)
             if at > free and at + text_width(name, 11) <= svg.width:
                 svg.text(at, y, name, "ts")
                 free = at + text_width(name, 11) + 6
@@ -160,7 +160,7 @@ def pick_requests(data: RunData) -> list[tuple[str, RequestRecord]]:
     drawable = [record for record in data.answers if record.visits]
     if not drawable:
         return []
-    ordered = sorted(drawable, key=lambda record: record.latency_ms)
+    ordered = sorted(drawable, key=lambda record: record.latency_us)
     last = len(ordered) - 1
     wanted = [("Median", ordered[last // 2])]
     parallel = typical(drawable)
@@ -189,5 +189,5 @@ def _lost_a_track(record: RequestRecord) -> bool:
 def typical(records: Sequence[RequestRecord]) -> RequestRecord | None:
     """The answer of median latency among those that holders worked on side by side; None where there are none."""
     parallel = [record for record in records if record.error is None and has_tracks(record)]
-    parallel.sort(key=lambda record: record.latency_ms)
+    parallel.sort(key=lambda record: record.latency_us)
     return parallel[(len(parallel) - 1) // 2] if parallel else None

@@ -141,7 +141,7 @@ def tracks_table(data: RunData) -> str:
 def happened(data: RunData) -> str:
     """Changes of the peers' state, the first of them."""
     rows = [
-        (f"{event.at_ms / 1000:.3f} s", shorten(event.peer, 60), event.what, shorten(event.why, 200))
+        (f"{event.at_us / 1e6:.3f} s", shorten(event.peer, 60), event.state, shorten(event.why, 200))
         for event in data.changes[:MOST_ROWS]
     ]
     return _table(("At", "Peer", "State", "Why"), rows, css="scroll long") + _more(len(data.changes))

@@ -1,15 +1,15 @@
 """A request laid out on a clock: what happened when, who did it, and which of it the answer waited for.
 
-The clock is the source's. A holder reports durations, not times, so a visit starts where the one before it ends, with
-wire, queue, codec, engine. Blocks of one visit or track share its engine time by equal parts. Time that no duration
-explains (a branch that was lost with its peer) stands ahead of the first hop, as ``other``.
+The clock is the source's; times are microseconds since the start of the run. A holder reports durations, not times, so
+a visit starts where the one before it ends, with wire, queue, codec, engine. Blocks of one visit or track share its
+engine time in equal parts.
 
 A visit that joined tracks of others is laid out by the times of its tracks, which are its joiner's. In each wave the
 track that ended last is critical; where that did not come back, the time is ``wait``. Between the critical tracks the
 joiner queues, encodes and runs blocks on its own, and what remains there is ``other``. So the critical spans of a
 request follow each other and add up to its latency, however much ran beside them. What a track's holder does not
-account for is its way there and back, in equal parts. Where the times of tracks say more than the durations of the
-visit, the wire has that much less.
+account for is its way there and back, in equal parts. Where the times of tracks add up to more than the durations of
+the visit, the wire has that much less.
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ from typing import NamedTuple
 
 from ls_edge.records import NO_GAIN, RequestRecord, TrackSpan, Visit
 
-NOTABLE = 0.005
-"""Share of a latency below which unexplained time is rounding."""
-
 _Part = tuple[str, int | None, float]
 """A stage, a block where it is ``engine``, and a duration."""
 
 
 class Span(NamedTuple):
-    """Some milliseconds of a request, since the start of the run."""
+    """Some microseconds of a request, since the start of the run."""
 
     stage: str
     """A name of :data:`ls_edge.report.theme.STAGES`."""
@@ -46,7 +43,7 @@ class Span(NamedTuple):
 
 
 class _Gap(NamedTuple):
-    """Between critical tracks of a visit, in milliseconds since its tokens arrived."""
+    """Between critical tracks of a visit, in microseconds since its tokens arrived."""
 
     begin: float
     end: float
@@ -82,39 +79,27 @@ def spans_of(record: RequestRecord) -> list[Span]:
 def way_of(record: RequestRecord) -> Way:
     """Lay a request out, with a row for each holder where some worked side by side."""
     rows = _Rows() if has_tracks(record) else None
-    stretch = 1.0 if rows is None else _stretch(record)
-    begin = record.submitted_ms + record.stem_ms
-    wire = stretch * (sum(visit.wire_ms for visit in record.visits) + record.return_wire_ms)
-    missing = record.latency_ms - record.stem_ms - sum(map(_length, record.visits)) - wire - record.head_ms
-    clock = begin + (missing if missing > NOTABLE * record.latency_ms and record.visits else 0.0)
-    spans = [Span("stem", record.submitted_ms, begin), Span("other", begin, clock)]
+    lengths = [_length(visit) for visit in record.visits]
+    hop = max(0.0, record.latency_us - record.stem_us - record.head_us - sum(lengths)) / (len(lengths) + 1)
+    clock = float(record.submitted_us + record.stem_us)
+    spans = [Span("stem", float(record.submitted_us), clock)]
     visits = []
-    for visit in record.visits:
-        came = clock + visit.wire_ms * stretch
-        if rows is None:
-            laid = _lay([("wire", None, came - clock), *_alone(visit)], clock, visit.holder)
+    for visit, length in zip(record.visits, lengths, strict=True):
+        came = clock + hop
+        row = 0 if rows is None else rows.take(visit.holder, clock, came + length)
+        laid = _lay([("wire", None, hop)], clock, visit.holder, row)
+        if rows is not None and joins(visit):
+            laid += _joined(record, visit, came, rows, row)
         else:
-            row = rows.take(visit.holder, clock, came + _length(visit))
-            laid = _lay([("wire", None, came - clock)], clock, visit.holder, row)
-            if joins(visit):
-                laid += _joined(record, visit, came, rows, row)
-            else:
-                laid += _lay(_alone(visit), came, visit.holder, row)
-        clock = came + _length(visit)
+            laid += _lay(_alone(visit), came, visit.holder, row)
+        clock = came + length
         visits.append(laid)
-    back = clock + record.return_wire_ms * stretch
+    back = clock + (hop if visits else 0.0)
     row = visits[-1][0].row if visits else 0
-    after = [Span("wire", clock, back, row=row), Span("head", back, back + record.head_ms, row=row)]
+    after = [Span("wire", clock, back, row=row), Span("head", back, back + record.head_us, row=row)]
     names = [""] if rows is None else rows.sort(visits, after)
     spans += [span for each in visits for span in each] + after
     return Way([span for span in spans if span.end > span.start], names, visits)
-
-
-def _stretch(record: RequestRecord) -> float:
-    """What remains of the wire's share where the times of tracks say more than the durations of the visits."""
-    more = sum(_length(visit) - _inside(visit) for visit in record.visits)
-    wire = sum(visit.wire_ms for visit in record.visits) + record.return_wire_ms
-    return max(0.0, 1.0 - more / wire) if wire > 0 else 1.0
 
 
 class _Rows:
@@ -143,14 +128,10 @@ class _Rows:
         return [self._holders[row] for row in order]
 
 
-def _inside(visit: Visit) -> float:
-    return visit.queue_ms + visit.codec_ms + visit.engine_ms + visit.wait_ms
-
-
-def _length(visit: Visit) -> float:
+def _length(visit: Visit) -> int:
     if not joins(visit):
-        return _inside(visit)
-    return max(_inside(visit), *(track.end_ms for track in visit.tracks if track.why != NO_GAIN))
+        return visit.total_us
+    return max(visit.total_us, *(track.end_us for track in visit.tracks if track.why != NO_GAIN))
 
 
 def _lay(parts: Sequence[_Part], start: float, holder: str, row: int = 0, critical: bool = True) -> list[Span]:
@@ -166,8 +147,8 @@ def _engine(blocks: Sequence[int], duration: float) -> list[_Part]:
 
 
 def _alone(visit: Visit) -> list[_Part]:
-    engine = _engine(visit.blocks, visit.engine_ms) or [("other", None, visit.engine_ms)]
-    return [("queue", None, visit.queue_ms), ("codec", None, visit.codec_ms), *engine, ("wait", None, visit.wait_ms)]
+    engine = _engine(visit.blocks, visit.engine_us) or [("other", None, visit.engine_us)]
+    return [("queue", None, visit.queue_us), ("codec", None, visit.codec_us), *engine, ("wait", None, visit.wait_us)]
 
 
 def _joined(record: RequestRecord, visit: Visit, start: float, rows: _Rows, home: int) -> list[Span]:
@@ -179,7 +160,7 @@ def _joined(record: RequestRecord, visit: Visit, start: float, rows: _Rows, home
     for wave, blocks in zip(waves_of(visit), ahead, strict=True):
         path = _critical(wave, cursor, visit.holder)
         for track in wave:
-            begin, end = path.get(id(track), (min(track.begin_ms, track.end_ms), track.end_ms))
+            begin, end = path.get(id(track), (min(track.begin_us, track.end_us), track.end_us))
             own = track.holder == visit.holder
             row = home if own else rows.take(track.holder, start + begin, start + end)
             parts = _parts(track, own, end - begin)
@@ -188,7 +169,7 @@ def _joined(record: RequestRecord, visit: Visit, start: float, rows: _Rows, home
         for begin, end in sorted(path.values()):
             gaps.append(_Gap(cursor, begin, blocks))
             cursor, blocks = end, []
-        idle = max((track.end_ms for track in wave if track.holder == visit.holder), default=cursor)
+        idle = max((track.end_us for track in wave if track.holder == visit.holder), default=cursor)
         if idle < cursor:
             spans.append(Span("wait", start + idle, start + cursor, visit.holder, None, home, critical=False))
     gaps.append(_Gap(cursor, _length(visit), after))
@@ -202,14 +183,14 @@ def _critical(wave: Sequence[TrackSpan], cursor: float, joiner: str) -> dict[int
     The joiner had nothing else before ``cursor``.
     """
     path: dict[int, tuple[float, float]] = {}
-    limit = max(cursor, *(track.end_ms for track in wave))
+    limit = max(cursor, *(track.end_us for track in wave))
     left = list(wave)
     while left:
-        last = max(left, key=lambda track: (track.end_ms, bool(track.blocks), track.holder != joiner))
-        end = last.end_ms if path else limit
-        limit = min(max(cursor, last.begin_ms), end)
+        last = max(left, key=lambda track: (track.end_us, bool(track.blocks), track.holder != joiner))
+        end = last.end_us if path else limit
+        limit = min(max(cursor, last.begin_us), end)
         path[id(last)] = limit, end
-        left = [track for track in wave if cursor < track.end_ms <= limit and id(track) not in path]
+        left = [track for track in wave if cursor < track.end_us <= limit and id(track) not in path]
     return path
 
 
@@ -226,11 +207,11 @@ def _parts(track: TrackSpan, own: bool, length: float) -> list[_Part]:
     """What a track's ``length`` was made of."""
     if not track.blocks:
         return [("wait", None, length)]
-    known = track.queue_ms + track.codec_ms + track.engine_ms
+    known = track.queue_us + track.codec_us + track.engine_us
     scale = min(1.0, length / known) if known > 0 else 0.0
     rest = max(0.0, length - known * scale)
-    inside: list[_Part] = [("queue", None, track.queue_ms * scale), ("codec", None, track.codec_ms * scale)]
-    inside += _engine(track.blocks, track.engine_ms * scale)
+    inside: list[_Part] = [("queue", None, track.queue_us * scale), ("codec", None, track.codec_us * scale)]
+    inside += _engine(track.blocks, track.engine_us * scale)
     way: _Part = ("wire", None, rest / 2)
     return [*inside, ("other", None, rest)] if own else [way, *inside, way]
 
@@ -238,9 +219,9 @@ def _parts(track: TrackSpan, own: bool, length: float) -> list[_Part]:
 def _fill(gaps: Sequence[_Gap], visit: Visit) -> Iterator[list[_Part]]:
     """What the joiner did between critical tracks: the rest of its durations, and its blocks that are in no track."""
     own = [track for track in visit.tracks if track.holder == visit.holder]
-    queue = max(0.0, visit.queue_ms - sum(track.queue_ms for track in own))
-    codec = max(0.0, visit.codec_ms - sum(track.codec_ms for track in own))
-    engine = max(0.0, visit.engine_ms - sum(track.engine_ms for track in own))
+    queue = max(0.0, visit.queue_us - sum(track.queue_us for track in own))
+    codec = max(0.0, visit.codec_us - sum(track.codec_us for track in own))
+    engine = max(0.0, visit.engine_us - sum(track.engine_us for track in own))
     count = sum(len(gap.blocks) for gap in gaps) or 1
     for gap in gaps:
         room = gap.end - gap.begin

@@ -8,14 +8,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ls_edge.errors import printable
 from ls_edge.evaluation.run_summary import RunSummary
-from ls_edge.records import RequestRecord
+from ls_edge.records import PeerState, RequestRecord
 from ls_edge.report.formatting import block_ranges, counted
 from ls_edge.report.svg import shorten, show, show_ms, show_percent
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 
-STATE_STYLES = {"alive": "green", "lost": "red", "suspect": "yellow", "draining": "cyan"}
+STATE_STYLES = {
+    PeerState.ALIVE: "green",
+    PeerState.COLD: "yellow",
+    PeerState.SUSPECT: "yellow",
+    PeerState.STUCK: "red",
+    PeerState.DRAINING: "cyan",
+    PeerState.LOST: "red",
+    PeerState.REFUSED: "red",
+    PeerState.SILENT: "red",
+    PeerState.UNKNOWN: "dim",
+}
 SHOWN_ANSWERS = 5
 """Answers with class names at the end of a run."""
 
@@ -97,7 +106,7 @@ def peers_table(summary: RunSummary) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     for name, peer in summary.peers.items():
-        state = Text(printable(peer.state), style=STATE_STYLES.get(peer.state, "dim"))
+        state = Text(peer.state, style=STATE_STYLES[peer.state])
         if peer.lost:
             state.append(", lost once" if peer.lost == 1 else f", lost {peer.lost} times", style="red")
         table.add_row(

@@ -65,17 +65,17 @@ def sketch(
         lines.append(_line(holder, column, _row(spans, record, cells, glyphs)))
     if len(holders) > len(shown):
         lines.append(Text(f"and {len(holders) - len(shown)} more", style="dim"))
-    lines.append(_line("", column, _axis(record.latency_ms, cells)))
+    lines.append(_line("", column, _axis(record.latency_us / 1e3, cells)))
     lines += _legend(way, width, glyphs)
     return [Text(line.plain.encode("ascii", "replace").decode()) if ascii_only else line for line in lines]
 
 
 def _title(title: str, record: RequestRecord, width: int) -> Text:
-    waves = len(record.waves or ())
-    text = f"{title}: {show_ms(record.latency_ms)}"
+    waves = 0 if record.is_plain else len(record.waves)
+    text = f"{title}: {show_ms(record.latency_us / 1e3)}"
     if waves:
         text += f", {counted(waves, 'wave')}"
-    return Text(text if len(text) <= width else f"request: {show_ms(record.latency_ms)}", style="bold")
+    return Text(text if len(text) <= width else f"request: {show_ms(record.latency_us / 1e3)}", style="bold")
 
 
 def _line(name: str, column: int, row: Text) -> Text:
@@ -84,12 +84,12 @@ def _line(name: str, column: int, row: Text) -> Text:
 
 def _row(spans: Sequence[Span], record: RequestRecord, cells: int, glyphs: tuple[str, ...]) -> Text:
     """The cells of one line, with the numbers of the blocks of each track that has room for them."""
-    step = record.latency_ms / cells or 1.0
+    step = record.latency_us / cells or 1.0
     chars, styles = [" "] * cells, [""] * cells
     best = [0.0] * cells
     owner: list[Span | None] = [None] * cells
     for span in spans:
-        begin, end = (span.start - record.submitted_ms) / step, (span.end - record.submitted_ms) / step
+        begin, end = (span.start - record.submitted_us) / step, (span.end - record.submitted_us) / step
         for cell in range(max(0, int(begin)), min(cells, int(end) + 1)):
             share = min(end, cell + 1) - max(begin, cell)
             # What is critical wins against what is not, as in a tie of rounding.
@@ -147,7 +147,7 @@ def _legend(way: Way, width: int, glyphs: tuple[str, ...]) -> list[Text]:
     sums = {stage.name: 0.0 for stage in STAGES}
     for span in way.spans:
         if span.critical:
-            sums[span.stage] += span.end - span.start
+            sums[span.stage] += (span.end - span.start) / 1e3
     parts = [f"{stage} {show(ms)}" for stage, ms in sums.items() if ms > 0]
     return [
         *_wrapped([*meaning, "(first of each pair: critical path)"], width),

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ls_edge.evaluation.run_summary import Floats
+from ls_edge.records import PeerState
 from ls_edge.report.axes import time_axis
 from ls_edge.report.data import Engines, RunData
 from ls_edge.report.formatting import block_ranges, counted
@@ -92,7 +93,7 @@ def pick_window(data: RunData, most: int) -> Window:
     whole = Window(data.start_ms, data.end_ms)
     if len(engines) <= most:
         return whole
-    anchor = next((e.at_ms for e in data.changes if e.what == "lost"), (data.start_ms + data.end_ms) / 2)
+    anchor = next((e.at_us / 1e3 for e in data.changes if e.state == PeerState.LOST), (data.start_ms + data.end_ms) / 2)
     starts = np.sort(engines.start)
     low, high = 0.0, data.end_ms - data.start_ms
     for _ in range(40):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ls_edge.records import NO_GAIN, RequestRecord, TrackSpan, Visit, steps_of
+from ls_edge.records import NO_GAIN, RequestRecord, TrackSpan, Visit
 from ls_edge.report.svg import shorten, show, show_ms
 
 
@@ -44,7 +44,7 @@ def tracks_by_peer(records: Iterable[RequestRecord], waves: int = 1) -> dict[str
     """
     found: dict[str, Tracks] = {}
     for record in records:
-        size = math.ceil((sum(1 for _ in steps_of(record)) + len(record.skipped)) / max(1, waves))
+        size = math.ceil((len(record.steps) + len(record.skipped)) / max(1, waves))
         for visit in record.visits:
             for track in visit.tracks:
                 _count(found.setdefault(track.holder, Tracks()), track, visit, size)
@@ -53,14 +53,14 @@ def tracks_by_peer(records: Iterable[RequestRecord], waves: int = 1) -> dict[str
 
 def _count(tracks: Tracks, track: TrackSpan, visit: Visit, size: int) -> None:
     if track.why == NO_GAIN:
-        tracks.single.append(track.expected_ms)
+        tracks.single.append(track.expected_us / 1e3)
         tracks.without.append(_wave_ms(visit, track, size))
     elif track.blocks:
         tracks.joined += 1
         tracks.own += track.holder == visit.holder
         tracks.blocks += len(track.blocks)
-        tracks.expected.append(track.expected_ms)
-        tracks.took.append(track.end_ms - track.begin_ms)
+        tracks.expected.append(track.expected_us / 1e3)
+        tracks.took.append((track.end_us - track.begin_us) / 1e3)
     else:
         tracks.left_out[track.why or "lost"] += 1
 
@@ -73,10 +73,10 @@ def _wave_ms(visit: Visit, unused: TrackSpan, size: int) -> float:
     """
     wave = [track for track in visit.tracks if track.wave == unused.wave and track.why != NO_GAIN]
     if wave:
-        return max(track.end_ms for track in wave) - min(track.begin_ms for track in wave)
+        return (max(track.end_us for track in wave) - min(track.begin_us for track in wave)) / 1e3
     own = [track for track in visit.tracks if track.holder == visit.holder]
     blocks = len(visit.blocks) - sum(len(track.blocks) for track in own)
-    engine = visit.engine_ms - sum(track.engine_ms for track in own)
+    engine = (visit.engine_us - sum(track.engine_us for track in own)) / 1e3
     return max(0.0, engine / blocks * min(size, blocks)) if blocks > 0 else 0.0
 
 

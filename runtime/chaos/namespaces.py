@@ -146,7 +146,7 @@ class Net:
 
 
 class Cluster:
-    """Peers in the namespaces of a :class:`Net`, one in each, with CURVE keys; a context manager like LocalPeers."""
+    """Peers in the namespaces of a :class:`Net`, one in each, with CURVE keys; a context manager like LocalCluster."""
 
     def __init__(
         self,

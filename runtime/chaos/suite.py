@@ -227,7 +227,7 @@ def run_chaos(
             audits = source.finish_audits(_GIVE_UP)
             rejected = {name: one.count for name, one in source.rejected.items()}
     bad, worst, spoilt = _replay(opened, images, watch.records, _LIAR if spoils else "")
-    latencies = [record.latency_ms for record in watch.records if record.error is None] or [0.0]
+    latencies = [record.latency_us / 1e3 for record in watch.records if record.error is None] or [0.0]
     return ChaosResult(
         seed=seed,
         requests=requests,
@@ -240,7 +240,7 @@ def run_chaos(
         duplicates_dropped=duplicates,
         reroutes=reroutes,
         degraded=sum(r.degraded for r in watch.records),
-        in_waves=sum(r.waves is not None for r in watch.records),
+        in_waves=sum(not r.is_plain for r in watch.records),
         latency_ms={f"p{q}": round(float(np.percentile(latencies, q)), 2) for q in (50, 95, 99, 100)},
         seconds=round(spent, 2),
         faults=course,
@@ -534,8 +534,7 @@ def _replay(bundle: Bundle, images: ImageSet, records: list[RequestRecord], liar
                 continue
             logits = chain.forward(arrays[record.image][np.newaxis], record.arrangement)[0]
             error = float(np.abs(logits - np.array(record.logits)).max() / np.abs(logits).max())
-            waves = record.waves if record.waves is not None else ((record.order or (),),)
-            if error > REPLAY_TOLERANCE["raw"] and liar in {h for wave in waves for track in wave for _, h in track}:
+            if error > REPLAY_TOLERANCE["raw"] and liar in record.holders:
                 spoilt += 1
                 continue
             worst = max(worst, error)

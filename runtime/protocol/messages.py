@@ -18,6 +18,7 @@ import msgspec
 
 from ls_edge.errors import WireError
 from ls_edge.peers_file import is_name
+from ls_edge.records import TrackSpan, Visit
 
 MAJOR, MINOR = 2, 0
 _MAGIC = b"LS"
@@ -73,40 +74,6 @@ Ran = tuple[int, str]
 """A block, and who ran it."""
 
 
-class TrackRow(msgspec.Struct, frozen=True, array_like=True):
-    """A track of a wave as its joiner saw it, in microseconds since the tokens arrived there (its clock)."""
-
-    wave: int
-    """Counts the waves of this visit."""
-    holder: str
-    blocks: tuple[int, ...]
-    """What ran and was summed; empty for a track that did not come, or a holder that was given none."""
-    begin_us: int
-    end_us: int
-    expected_us: int
-    """Planned duration; of a holder that was given nothing, what one block would have taken there."""
-    queue_us: int = 0
-    engine_us: int = 0
-    codec_us: int = 0
-    """These three are of the track's holder."""
-    why: str = ""
-    """Why nothing of it was summed."""
-
-
-class VisitRow(msgspec.Struct, frozen=True, array_like=True):
-    """The time that a request spent with one holder, in microseconds of that holder's clock."""
-
-    holder: str
-    blocks: tuple[int, ...]
-    queue_us: int
-    engine_us: int
-    codec_us: int
-    wait_us: int = 0
-    """Waiting for the tracks of others."""
-    tracks: tuple[TrackRow, ...] = ()
-    """Of all waves that were joined here, its own included."""
-
-
 class TrackRef(msgspec.Struct, frozen=True, array_like=True):
     """What makes tokens a track of a wave: its joiner is the itinerary's ``source``, and gets them back."""
 
@@ -133,7 +100,7 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
     waves: tuple[tuple[tuple[Ran, ...], ...], ...] = ()
     """What ran: waves of tracks of (block, holder)."""
     skipped: tuple[int, ...] = ()
-    visits: tuple[VisitRow, ...] = ()
+    visits: tuple[Visit, ...] = ()
     relays: tuple[str, ...] = ()
     """Holders that passed the tokens on without running a block, since the last block that ran."""
     latency_weight: float = 1.0
@@ -439,7 +406,7 @@ def _check_run(run: Run) -> None:
     _check_texts(run.codec, run.returning, it.policy, it.on_straggler)
 
 
-def _check_track_row(row: TrackRow) -> None:
+def _check_track_row(row: TrackSpan) -> None:
     _check_names("track", (row.holder,))
     _check_numbers("track", COUNT, row.wave, *row.blocks)
     times = (row.begin_us, row.end_us, row.expected_us, row.queue_us, row.engine_us, row.codec_us)

@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 
 from ls_edge.order_costs import OrderCosts
+from ls_edge.records import TrackSpan
 from ls_edge.runtime.protocol.messages import (
     MAX_BUDGET_US,
     Accept,
@@ -38,7 +39,6 @@ from ls_edge.runtime.protocol.messages import (
     RequestId,
     ReturnReason,
     Run,
-    TrackRow,
     TransferId,
 )
 from ls_edge.runtime.routing.candidates import Candidate, LocalNode
@@ -136,7 +136,7 @@ class Item:
     """Why the last holder of a track did not run it."""
     waves: int = 0
     """Waves that were begun here."""
-    tracks: list[TrackRow] = field(default_factory=list)
+    tracks: list[TrackSpan] = field(default_factory=list)
     """Tracks of these waves, for the trace."""
     wait_us: int = 0
     """Time for which tracks of others were waited for."""

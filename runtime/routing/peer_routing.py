@@ -20,7 +20,8 @@ from dataclasses import replace
 import msgspec
 
 from ls_edge.order_costs import OrderCosts
-from ls_edge.runtime.protocol.messages import Accept, Cancel, Itinerary, Refuse, Release, RequestId, State, VisitRow
+from ls_edge.records import Visit
+from ls_edge.runtime.protocol.messages import Accept, Cancel, Itinerary, Refuse, Release, RequestId, State
 from ls_edge.runtime.routing.candidates import LocalNode
 from ls_edge.runtime.routing.custody import Item, Stage
 from ls_edge.runtime.routing.events import (
@@ -467,7 +468,7 @@ class PeerMachine(Joiner):
     def _with_visit(self, item: Item, itinerary: Itinerary) -> Itinerary:
         stay = round((self._now - item.arrived) * 1e6)
         queue = max(0, stay - item.engine_us - item.wait_us)
-        visit = VisitRow(
+        visit = Visit(
             self.name, tuple(item.ran), queue, item.engine_us, item.codec_us, item.wait_us, tuple(item.tracks)
         )
         return msgspec.structs.replace(itinerary, visits=(*itinerary.visits, visit))

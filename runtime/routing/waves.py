@@ -21,7 +21,8 @@ from typing import Any
 import msgspec
 
 from ls_edge import arrangement
-from ls_edge.runtime.protocol.messages import Accept, Itinerary, Progress, Ran, TrackRef, TrackRow, TransferId
+from ls_edge.records import TrackSpan
+from ls_edge.runtime.protocol.messages import Accept, Itinerary, Progress, Ran, TrackRef, TransferId
 from ls_edge.runtime.routing.candidates import LocalNode
 from ls_edge.runtime.routing.custody import Item, Machine, Stage
 from ls_edge.runtime.routing.events import Arrived, Received, Send
@@ -39,7 +40,7 @@ class OpenTrack:
     began: float
     out: Any = field(default=None, repr=False)
     ran: tuple[Ran, ...] = ()
-    row: TrackRow | None = None
+    row: TrackSpan | None = None
     """Set when it has ended."""
 
 
@@ -112,7 +113,7 @@ class Joiner(Machine):
         number = item.waves if number is None else number
         known = {(row.wave, row.holder) for row in item.tracks if not row.blocks}
         item.tracks += [
-            TrackRow(number, lane.holder, (), at, at, lane.expected_us, why="no gain")
+            TrackSpan(number, lane.holder, (), at, at, lane.expected_us, why="no gain")
             for lane in plan.unused
             if (number, lane.holder) not in known
         ]
@@ -180,7 +181,7 @@ class Joiner(Machine):
     ) -> None:
         track.out, track.ran = out, ran
         begin, end = (round((at - wave.item.arrived) * 1e6) for at in (track.began, self._now))
-        track.row = TrackRow(
+        track.row = TrackSpan(
             wave.number, track.plan.holder, tuple(block for block, _ in ran), begin, end, track.plan.expected_us,
             *times, "" if ran else why,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from rich.console import Console
 from ls_edge.cli.main import COMMANDS
 from ls_edge.cli.readable_streams import stand_in
 from ls_edge.evaluation.run_summary import RunContext, summarise
-from ls_edge.records import PeerEvent, RequestRecord, Visit
+from ls_edge.records import PeerEvent, PeerState, RequestRecord, Visit
 from ls_edge.report.formatting import counted
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import print_comparison, print_summary
@@ -129,7 +129,7 @@ def test_a_live_run_on_twenty_columns():
 def test_a_live_run_on_a_terminal_without_a_cursor(monkeypatch):
     out = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={"TERM": "dumb"})
     with RunProgress(2, ["a"], console=out) as progress:
-        progress.event(PeerEvent(1.0, "a", "lost"))
+        progress.event(PeerEvent(1000, "a", PeerState.LOST))
         progress.record(record(0, 7.25))
     lines = out.file.getvalue().splitlines()
     assert [line.split(":")[0] for line in lines] == ["run", "run"]
@@ -137,17 +137,19 @@ def test_a_live_run_on_a_terminal_without_a_cursor(monkeypatch):
 
 
 def record(number, latency):
-    visit = Visit("a", (0, 1), 0.1, 1.0, 0.1, 0.5)
+    visit = Visit("a", (0, 1), 100, 1000, 100)
     return RequestRecord(
-        id=number, image="a.png", label=1, prediction=1, latency_ms=latency, degraded=False, error=None,
-        order=((0, "a"), (1, "a")), skipped=(), attempts=1, logits=None, stem_ms=0.5, head_ms=0.1, visits=(visit,),
-        return_wire_ms=0.5,
+        id=number, image="a.png", label=1, prediction=1, latency_us=round(1e3 * latency), degraded=False, error=None,
+        waves=((((0, "a"), (1, "a")),),), skipped=(), attempts=1, logits=None,
+        stem_us=500, head_us=100, visits=(visit,),
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [1, 7, 20, 39])
 def test_tables_of_a_run_at_any_width(width):
-    summary = summarise([record(n, 7.25) for n in range(3)], [PeerEvent(0, "a", "alive")], RunContext(classes=10))
+    summary = summarise(
+        [record(n, 7.25) for n in range(3)], [PeerEvent(0, "a", PeerState.ALIVE)], RunContext(classes=10)
+    )
     for terminal in (True, False):
         out = Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None)
         print_summary(summary, out, title="[/odd]")

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from ls_edge.records import TrackSpan, Visit
 from ls_edge.runtime.protocol import codec
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
@@ -31,9 +32,7 @@ from ls_edge.runtime.protocol.messages import (
     Run,
     State,
     TrackRef,
-    TrackRow,
     TransferId,
-    VisitRow,
     Welcome,
 )
 from ls_edge.runtime.routing.events import Answer, Compute, Note, Send, TellState
@@ -49,7 +48,7 @@ MESSAGES = (
     "hello", "welcome", "state", "bye", "run", "accept", "refuse", "progress", "release", "moved", "cancel",
     "complaint",
 )  # fmt: skip
-ARRAYS = ("TransferId", "Itinerary", "TrackRef", "VisitRow", "TrackRow")
+ARRAYS = ("TransferId", "Itinerary", "TrackRef", "Visit", "TrackSpan")
 _NUMBERS = {
     "0 to 2^16-1": "u16", "0 to 2^16-2": "hops", "0 to 2^32-1": "us", "0 to 2^64-1": "u64", "1 to 2^20": "size",
     "0 to 600000000": "budget", "0 to 1000000": "latency_weight",
@@ -126,7 +125,7 @@ BRANCH = 0x4B7A19C0D35E8F26
 MODEL, BUNDLE = "7a55ad5b68d823ca", "a62094a18cab24ed"
 FIRST, SECOND, HOME = (TransferId(REQUEST, BRANCH, hop) for hop in (1, 2, 3))
 BY_A = ((((0, "a"), (1, "a")),),)
-VISIT_A = VisitRow("a", (0, 1), 210, 3100, 40)
+VISIT_A = Visit("a", (0, 1), 210, 3100, 40)
 ASKED = Itinerary(LAPTOP, "nearest", (0, 1, 2, 3), 1)
 AT_B = Itinerary(LAPTOP, "nearest", (2, 3), 1, False, BY_A, (), (VISIT_A,))
 EXAMPLES = {
@@ -200,7 +199,7 @@ _ITINERARY = {
 def _shown(value):
     if isinstance(value, bytes):
         return f"h'{value.hex()[:8]}…'"
-    if isinstance(value, (tuple, VisitRow, TrackRef, TrackRow)):
+    if isinstance(value, (tuple, Visit, TrackRef, TrackSpan)):
         items = value if isinstance(value, tuple) else msgspec.structs.astuple(value)
         return "[" + ", ".join(map(_shown, items)) + "]"
     return "nil" if value is None else json.dumps(value)
@@ -354,8 +353,8 @@ def document(text):
 # Vectors.
 
 _WAVE = ((((0, "a"), (1, "a")),), (((2, "a"),), ((3, "b"),)))
-_ROW = TrackRow(0, "b", (3,), 5000, 9200, 4100, 20, 1500, 30)
-_UNUSED = TrackRow(1, "c", (), 9300, 9300, 80000, why="no gain")
+_ROW = TrackSpan(0, "b", (3,), 5000, 9200, 4100, 20, 1500, 30)
+_UNUSED = TrackSpan(1, "c", (), 9300, 9300, 80000, why="no gain")
 _ANOTHER = bytes(range(16))
 MORE = {
     "hello of a peer": Hello("b", "peer", 2**64 - 1, 2**16 - 1, MODEL, BUNDLE, (2, 3), "onnx", "int8"),
@@ -369,7 +368,7 @@ MORE = {
     "run home, done": Run(
         HOME, 9_980_000,
         Itinerary(LAPTOP, "nearest", (), 1, False, ((((0, "a"), (1, "a"), (2, "b"), (3, "b")),),), (),
-                  (VISIT_A, VisitRow("b", (2, 3), 5, 3000, 0))),
+                  (VISIT_A, Visit("b", (2, 3), 5, 3000, 0))),
         "fp16", 17, 192, "done",
     ),
     "run home, unreachable": Run(SECOND, 9_980_000, AT_B, "int8", 17, 192, "unreachable"),
@@ -379,7 +378,7 @@ MORE = {
     ),
     "run after a wave": Run(
         HOME, 8_000_000,
-        Itinerary(LAPTOP, "parallel", (), 2, False, _WAVE, (), (VisitRow("a", (0, 1, 2), 1, 2, 3, 4, (_ROW, _UNUSED)),),
+        Itinerary(LAPTOP, "parallel", (), 2, False, _WAVE, (), (Visit("a", (0, 1, 2), 1, 2, 3, 4, (_ROW, _UNUSED)),),
                   waves_wanted=2, on_straggler="skip"),
         "raw", 17, 192, "done",
     ),

@@ -85,7 +85,7 @@ def test_tokens_are_read_and_written_as_the_vectors_say(report):
 
 def holders(answers):
     """Who ran blocks of each answer."""
-    waves = [answer.record.waves or ((answer.record.order,),) for answer in answers]
+    waves = [answer.record.waves for answer in answers]
     return [{holder for wave in one for track in wave for _, holder in track} for one in waves]
 
 
@@ -116,7 +116,7 @@ def test_two_of_them_answer_without_any_other_peer(mixed, tiny_bundle, images, a
             assert source.wait_ready(30) == ()
             answers = [future.result(40) for future in [source.submit(picture) for picture in pictures]]
         order = tuple((block, f"js-{block % 2}") for block in range(BLOCKS))
-        assert [answer.record.order for answer in answers] == [order] * len(answers)
+        assert [answer.record.steps for answer in answers] == [order] * len(answers)
         assert_replays(tiny_bundle, pictures, answers, tolerance=codec.REPLAY_TOLERANCE["fp16"])
 
 

@@ -95,9 +95,9 @@ def test_what_does_not_fit_is_refused(chain):
         chain.forward(IMAGES[:0])
 
 
-def record(number, logits, order=None, waves=None):
+def record(number, logits, waves=()):
     return RequestRecord(
-        id=number, image=str(number), label=None, prediction=0, latency_ms=1.0, degraded=False, error=None, order=order,
+        id=number, image=str(number), label=None, prediction=0, latency_us=1000, degraded=False, error=None,
         skipped=(), attempts=1, logits=logits, waves=waves,
     )  # fmt: skip
 
@@ -107,11 +107,11 @@ def test_replay_finds_the_answer_that_was_not_computed_so(chain):
         return tuple(chain.forward(IMAGES[number][None], Arrangement.from_json(arrangement))[0].tolist())
 
     records = [
-        record(0, answer(0, [1, 0]), order=((1, "a"), (0, "b"))),
-        record(1, answer(1, [0, 1]), order=((1, "a"), (0, "b"))),
+        record(0, answer(0, [1, 0]), waves=((((1, "a"), (0, "b")),),)),
+        record(1, answer(1, [0, 1]), waves=((((1, "a"), (0, "b")),),)),
         record(2, answer(2, [[[0], [1]]]), waves=((((0, "a"),), ((1, "b"),)),)),
-        record(3, None, order=()),
-        record(4, (float("nan"),) * 10, order=()),
+        record(3, None),
+        record(4, (float("nan"),) * 10),
     ]
     errors = {found.id: found.error for found in replay(chain, records, lambda r: IMAGES[r.id % 3])}
     assert errors.keys() == {0, 1, 2, 4}
@@ -120,4 +120,4 @@ def test_replay_finds_the_answer_that_was_not_computed_so(chain):
     assert errors[2] < 1e-6
     assert errors[4] == float("inf")
     with pytest.raises(EngineError, match="2 logits"):
-        list(replay(chain, [record(0, (0.0, 1.0), order=())], lambda r: IMAGES[r.id]))
+        list(replay(chain, [record(0, (0.0, 1.0))], lambda r: IMAGES[r.id]))

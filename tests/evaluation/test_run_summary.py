@@ -10,12 +10,15 @@ from ls_edge.evaluation.run_summary import (
     PeerContext,
     RunContext,
     error_type,
-    kendall_tau,
     quantiles,
     summarise,
     wilson,
 )
-from ls_edge.records import PeerEvent, RequestRecord, TrackSpan, Visit, hops_of
+from ls_edge.records import PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
+
+
+def plain(*steps):
+    return ((steps,),) if steps else ()
 
 
 def record(number, **changes):
@@ -24,24 +27,23 @@ def record(number, **changes):
         image=f"{number}.png",
         label=1,
         prediction=1,
-        latency_ms=10.0,
+        latency_us=10_000,
         degraded=False,
         error=None,
-        order=((0, "a"), (1, "b")),
+        waves=plain((0, "a"), (1, "b")),
         skipped=(),
         attempts=1,
         logits=None,
-        submitted_ms=10.0 * number,
-        stem_ms=1.0,
-        head_ms=1.0,
-        return_wire_ms=1.0,
-        visits=(Visit("a", (0,), 0.5, 2.0, 0.1, 1.0), Visit("b", (1,), 1.5, 2.0, 0.1, 0.8)),
+        submitted_us=10_000 * number,
+        stem_us=1000,
+        head_us=1000,
+        visits=(Visit("a", (0,), 500, 2000, 100), Visit("b", (1,), 1500, 2000, 100)),
     )
     return msgspec.structs.replace(base, **changes)
 
 
 def failed(number, error="BudgetExceeded: 10 ms are over"):
-    return record(number, error=error, prediction=None, order=None, visits=(), latency_ms=50.0)
+    return record(number, error=error, prediction=None, waves=(), visits=(), latency_us=50_000)
 
 
 def test_the_documents_keys_are_those_of_the_contract():
@@ -59,8 +61,8 @@ def test_the_documents_keys_are_those_of_the_contract():
 def test_figures_of_a_small_run():
     records = [
         record(0),
-        record(1, latency_ms=20.0, prediction=2, attempts=3, duplicates=2),
-        record(2, latency_ms=30.0, degraded=True, skipped=(1,), order=((0, "a"),)),
+        record(1, latency_us=20_000, prediction=2, attempts=3, duplicates=2),
+        record(2, latency_us=30_000, degraded=True, skipped=(1,), waves=plain((0, "a"))),
         failed(3),
     ]
     context = RunContext(
@@ -68,11 +70,11 @@ def test_figures_of_a_small_run():
         policy="nearest",
         classes=4,
         seed=7,
-        peers={"a": PeerContext((0, 1)), "b": PeerContext((1,), "lost"), "c": PeerContext((0,))},
+        peers={"a": PeerContext((0, 1)), "b": PeerContext((1,), PeerState.LOST), "c": PeerContext((0,))},
         preprocess_ms=[1.0, 3.0],
         settings={"max_skips": 1},
     )
-    summary = summarise(records, [PeerEvent(5.0, "b", "lost"), PeerEvent(0.0, "a", "alive")], context)
+    summary = summarise(records, [PeerEvent(5000, "b", PeerState.LOST), PeerEvent(0, "a", PeerState.ALIVE)], context)
     assert (summary.requests, summary.answered, summary.failed, summary.degraded) == (4, 3, 1, 1)
     assert summary.top1 == pytest.approx(2 / 3)
     assert summary.latency_ms.mean == 20.0
@@ -84,7 +86,8 @@ def test_figures_of_a_small_run():
     assert (summary.skips.mean, summary.skips.max) == (pytest.approx(1 / 3), 1)
     assert (summary.retries, summary.duplicates_dropped) == (2, 2)
     assert summary.hops.mean == 3.0
-    assert summary.hops.wire_ms_p50 == 1.0
+    # What remains of 10, 20 and 30 ms after 8.2 ms, over 3 hops.
+    assert summary.hops.wire_ms_p50 == pytest.approx((20 - 8.2) / 3)
     assert summary.hops.queue_ms_p50 == 1.0
     assert summary.hops.engine_ms_p50 == 2.0
     assert summary.hops.codec_ms_p50 == pytest.approx(0.1)
@@ -135,7 +138,7 @@ def test_no_labels_gives_no_accuracy():
 
 
 def test_an_answer_that_took_no_time_has_no_throughput():
-    assert summarise([record(0, latency_ms=0.0)], [], RunContext()).throughput is None
+    assert summarise([record(0, latency_us=0)], [], RunContext()).throughput is None
 
 
 @pytest.mark.parametrize(
@@ -151,8 +154,9 @@ def test_an_answer_that_took_no_time_has_no_throughput():
         ([], None),
     ],
 )
-def test_kendall_tau(orders, expected):
-    assert kendall_tau(orders) == expected
+def test_order_tau_is_the_mean_over_answers(orders, expected):
+    records = [record(n, waves=plain(*((block, "a") for block in order))) for n, order in enumerate(orders)]
+    assert summarise(records, [], RunContext()).order_tau == expected
 
 
 def test_wilson_interval_against_published_values():
@@ -166,14 +170,14 @@ def test_wilson_interval_against_published_values():
 
 
 def test_hops_from_the_order_where_there_are_no_visits():
-    assert hops_of(record(0, visits=(), order=((0, "a"), (1, "a"), (2, "b"), (3, "a")))) == 4
-    assert hops_of(record(0, visits=(), order=())) == 0
-    assert hops_of(record(0)) == 3
+    assert record(0, visits=(), waves=plain((0, "a"), (1, "a"), (2, "b"), (3, "a"))).hops == 4
+    assert record(0, visits=(), waves=()).hops == 0
+    assert record(0).hops == 3
 
 
 def test_blocks_side_by_side_count_for_all_their_holders():
     waves = ((((0, "a"), (1, "a")), ((2, "b"),)), (((3, "c"),),))
-    summary = summarise([record(0, order=None, waves=waves, visits=())], [], RunContext())
+    summary = summarise([record(0, waves=waves, visits=())], [], RunContext())
     assert {name: peer.requests for name, peer in summary.peers.items()} == {"a": 1, "b": 1, "c": 1}
     assert summary.order_tau is None
 
@@ -181,14 +185,14 @@ def test_blocks_side_by_side_count_for_all_their_holders():
 def wave_record():
     """One visit to ``a``, which joined a wave of three tracks; that of ``c`` was lost and ``d`` was given none."""
     tracks = (
-        TrackSpan(0, "a", (0, 1), 0.0, 4.0, 4.0, 0.2, 3.0, 0.1),
-        TrackSpan(0, "b", (2, 3), 0.0, 6.0, 5.0, 0.4, 3.5, 0.1),
-        TrackSpan(0, "c", (), 0.0, 5.0, 4.5, why="lost"),
-        TrackSpan(0, "d", (), 0.0, 0.0, 9.0, why="no gain"),
+        TrackSpan(0, "a", (0, 1), 0, 4000, 4000, 200, 3000, 100),
+        TrackSpan(0, "b", (2, 3), 0, 6000, 5000, 400, 3500, 100),
+        TrackSpan(0, "c", (), 0, 5000, 4500, why="lost"),
+        TrackSpan(0, "d", (), 0, 0, 9000, why="no gain"),
     )
-    visit = Visit("a", (0, 1, 4), 0.2, 4.5, 0.3, 1.0, 2.0, tracks)
+    visit = Visit("a", (0, 1, 4), 200, 4500, 300, 2000, tracks)
     waves = ((((0, "a"), (1, "a")), ((2, "b"), (3, "b"))), (((4, "a"),),))
-    return record(0, order=None, waves=waves, visits=(visit,), latency_ms=11.0)
+    return record(0, waves=waves, visits=(visit,), latency_us=11_000)
 
 
 def test_work_of_a_wave_counts_once_and_for_whoever_did_it():

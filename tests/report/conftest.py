@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from ls_edge.evaluation.run_summary import PeerContext, RunContext, summarise
-from ls_edge.records import PeerEvent, RequestRecord, TrackSpan, Visit
+from ls_edge.records import PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
 
 HOLDINGS = {"board-a": (0, 1, 2, 3), "board-b": (3, 4, 5), "laptop": (5, 6, 7, 0)}
 SPEED = {"board-a": 0.62, "board-b": 0.75, "laptop": 0.4}
@@ -21,6 +21,10 @@ class Run:
     @property
     def summary(self):
         return summarise(self.records, self.events, self.context)
+
+
+def us(ms):
+    return round(1000 * ms)
 
 
 def simulate(
@@ -67,7 +71,7 @@ def simulate(
                 clock = down[0] + late
                 continue
             free[holder] = start + engine
-            visits.append(Visit(holder, tuple(run), queue, engine, 0.06 * rng.uniform(0.8, 1.2), wire))
+            visits.append(Visit(holder, tuple(run), us(queue), us(engine), us(0.06)))
             clock = start + engine + 0.06
             order += [(b, holder) for b in run]
         skipped = tuple(sorted(remaining))
@@ -84,26 +88,25 @@ def simulate(
                 image=f"{label}/{number:04d}.png",
                 label=label,
                 prediction=None if failed else label if right else (label + 1) % 10,
-                latency_ms=clock - submitted,
+                latency_us=us(clock - submitted),
                 degraded=bool(skipped) and not failed,
                 error="BudgetExceeded: no holder of blocks" if failed else None,
-                order=tuple(order),
+                waves=((tuple(order),),) if order else (),
                 skipped=skipped,
                 attempts=attempts,
                 logits=None,
-                submitted_ms=submitted,
-                stem_ms=stem,
-                head_ms=head,
-                return_wire_ms=back,
+                submitted_us=us(submitted),
+                stem_us=us(stem),
+                head_us=us(head),
                 visits=tuple(visits),
                 duplicates=int(attempts > 1 and rng.random() < 0.3),
             )
         )
-    events = [PeerEvent(0.0, name, "alive") for name in holdings]
+    events = [PeerEvent(0, name, PeerState.ALIVE) for name in holdings]
     if lost and victim:
         events += [
-            PeerEvent(down[0] + 1.3, victim, "lost", "the connection was closed"),
-            PeerEvent(down[1], victim, "alive", "warm again"),
+            PeerEvent(us(down[0] + 1.3), victim, PeerState.LOST, "the connection was closed"),
+            PeerEvent(us(down[1]), victim, PeerState.ALIVE, "warm again"),
         ]
     context = RunContext(
         bundle_id="6f1c8a52" * 8,
@@ -112,7 +115,9 @@ def simulate(
         policy=policy,
         seed=seed,
         classes=10,
-        peers={name: PeerContext(held, "alive", "onnx CPUExecutionProvider") for name, held in holdings.items()},
+        peers={
+            name: PeerContext(held, PeerState.ALIVE, "onnx CPUExecutionProvider") for name, held in holdings.items()
+        },
         settings={"concurrency": concurrency, "budget_ms": 2000, "max_skips": len(blocks) // 4, "data": "digits"},
         preprocess_ms=[rng.uniform(0.3, 0.5) for _ in range(min(requests, 1000))],
         wall_s=length / 1000 + 1.2,
@@ -131,14 +136,14 @@ def wave_of(number, joiner, shares, begin, rng, blocks, trouble):
         end = begin + engine + queue + codec + way
         why = trouble.get(holder, "")
         if why == "no gain" or not mine:
-            tracks.append(TrackSpan(number, holder, (), begin, begin, 2.4, why="no gain"))
+            tracks.append(TrackSpan(number, holder, (), us(begin), us(begin), 2400, why="no gain"))
             left = [*mine, *left]
         elif why:
-            tracks.append(TrackSpan(number, holder, (), begin, begin + 5.0, 2.0, why=why))
+            tracks.append(TrackSpan(number, holder, (), us(begin), us(begin) + 5000, 2000, why=why))
             left = [*left, *mine]
         else:
             expected = len(mine) * SPEED[holder] + (0.4 if holder != joiner else 0.0)
-            tracks.append(TrackSpan(number, holder, mine, begin, end, expected, queue, engine, codec))
+            tracks.append(TrackSpan(number, holder, mine, *map(us, (begin, end, expected, queue, engine, codec))))
             joined.append(tuple((block, holder) for block in mine))
     return tracks, tuple(joined), left
 
@@ -164,44 +169,41 @@ def simulate_waves(requests=120, *, seed=0, wave_blocks=4, gain=True):
             left = rest + left[wave_blocks:]
             tracks += made
             waves.append(joined)
-            now = max(track.end_ms for track in made) + 0.05
+            now = max(track.end_us for track in made) / 1000 + 0.05
             number += 1
         own = [track for track in tracks if track.holder == "board-a"]
-        engine, queue = sum(track.engine_ms for track in own), sum(track.queue_ms for track in own) + 0.05
-        codec = sum(track.codec_ms for track in own) + 0.05 * (number + 1)
+        engine, queue = sum(track.engine_us for track in own), sum(track.queue_us for track in own) + 50
+        codec = sum(track.codec_us for track in own) + 50 * (number + 1)
         visit = Visit(
-            "board-a", tuple(block for track in own for block in track.blocks), queue, engine, codec, wire / 2,
-            max(0.0, now - engine - queue - codec), tuple(tracks),
+            "board-a", tuple(block for track in own for block in track.blocks), queue, engine, codec,
+            max(0, us(now) - engine - queue - codec), tuple(tracks),
         )  # fmt: skip
-        latency = stem + head + wire + queue + engine + codec + visit.wait_ms
+        latency = us(stem + head + wire) + visit.total_us
         label = rng.randrange(10)
-        plain = all(len(wave) == 1 for wave in waves)
         records.append(
             RequestRecord(
                 id=request,
                 image=f"{label}/{request:04d}.png",
                 label=label,
                 prediction=label,
-                latency_ms=latency,
+                latency_us=latency,
                 degraded=False,
                 error=None,
                 skipped=(),
                 attempts=1,
                 logits=None,
-                submitted_ms=clock,
-                stem_ms=stem,
-                order=tuple(step for wave in waves for step in wave[0]) if plain else None,
-                waves=None if plain else tuple(waves),
-                head_ms=head,
-                return_wire_ms=wire / 2,
+                submitted_us=us(clock),
+                stem_us=us(stem),
+                waves=tuple(waves),
+                head_us=us(head),
                 visits=(visit,),
             )
         )
-        clock += latency + 0.3
+        clock += latency / 1000 + 0.3
     held = tuple(range(8))
-    peers = {name: PeerContext(held, "alive", "onnx CPUExecutionProvider") for name in SPEED}
+    peers = {name: PeerContext(held, PeerState.ALIVE, "onnx CPUExecutionProvider") for name in SPEED}
     context = RunContext(model="vit_digits", policy="parallel", classes=10, peers=peers, settings={"concurrency": 1})
-    return Run(records, [PeerEvent(0.0, name, "alive") for name in SPEED], context)
+    return Run(records, [PeerEvent(0, name, PeerState.ALIVE) for name in SPEED], context)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 
 from ls_edge.errors import UsageError
 from ls_edge.evaluation.run_summary import PeerContext, RunContext, summarise
-from ls_edge.records import PeerEvent, RequestRecord, TrackSpan, Visit
+from ls_edge.records import PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
 from ls_edge.report.html import write_comparison, write_report
 from ls_edge.report.svg_export import PICTURES, write_comparison_picture, write_picture
 
@@ -109,10 +109,10 @@ def test_the_policy_knows_the_style_sheet_and_nothing_else(tmp_path, run_with_lo
 
 def hostile_tracks():
     return (
-        TrackSpan(0, HOSTILE, (0,), 0.0, 2.0, 1.0, 0.1, 1.0),
-        TrackSpan(0, HOSTILE + "2", (1,), 0.0, 2.5, 1.0, 0.1, 1.0),
-        TrackSpan(0, HOSTILE + "3", (), 0.0, 2.4, 1.0, why=HOSTILE),
-        TrackSpan(0, HOSTILE + "4", (), 0.0, 0.0, 1.0, why="no gain"),
+        TrackSpan(0, HOSTILE, (0,), 0, 2000, 1000, 100, 1000),
+        TrackSpan(0, HOSTILE + "2", (1,), 0, 2500, 1000, 100, 1000),
+        TrackSpan(0, HOSTILE + "3", (), 0, 2400, 1000, why=HOSTILE),
+        TrackSpan(0, HOSTILE + "4", (), 0, 0, 1000, why="no gain"),
     )
 
 
@@ -123,26 +123,25 @@ def hostile_run():
             image=HOSTILE,
             label=0,
             prediction=0 if n else None,
-            latency_ms=3.0 + n,
+            latency_us=3000 + 1000 * n,
             degraded=n == 1,
             error=None if n else f"{HOSTILE}: {HOSTILE}",
-            order=((0, HOSTILE),) if n else None,
             skipped=(1,) if n == 1 else (),
             attempts=1 + (n == 2),
             logits=None,
-            submitted_ms=float(n),
-            waves=((((0, HOSTILE),), ((1, HOSTILE + "2"),)),) if n == 3 else None,
-            visits=(Visit(HOSTILE, (0,), 1.0, 1.0, 0.1, 0.5, 0.0, hostile_tracks() if n == 3 else ()),) if n else (),
+            submitted_us=1000 * n,
+            waves=((((0, HOSTILE),), ((1, HOSTILE + "2"),)),) if n == 3 else ((((0, HOSTILE),),),) if n else (),
+            visits=(Visit(HOSTILE, (0,), 1000, 1000, 100, 0, hostile_tracks() if n == 3 else ()),) if n else (),
         )
         for n in range(4)
     ]
-    events = [PeerEvent(1.0, HOSTILE, "lost", HOSTILE), PeerEvent(2.0, HOSTILE, HOSTILE, HOSTILE)]
+    events = [PeerEvent(1000, HOSTILE, PeerState.LOST, HOSTILE), PeerEvent(2000, HOSTILE, PeerState.STUCK, HOSTILE)]
     context = RunContext(
         bundle_id=HOSTILE,
         model=HOSTILE,
         method=HOSTILE,
         policy=HOSTILE,
-        peers={HOSTILE: PeerContext((0, 1), HOSTILE)},
+        peers={HOSTILE: PeerContext((0, 1), engine=HOSTILE)},
         settings={HOSTILE: HOSTILE},
     )
     return summarise(records, events, context), records, events
@@ -184,7 +183,7 @@ def test_small_and_empty_runs(tmp_path, simulated, count):
 
 def test_a_run_in_which_everything_failed(tmp_path, simulated):
     records = [
-        msgspec.structs.replace(r, error="Overloaded: no credit", prediction=None, visits=(), order=None)
+        msgspec.structs.replace(r, error="Overloaded: no credit", prediction=None, visits=(), waves=())
         for r in simulated(20).records
     ]
     path = tmp_path / "r.html"
@@ -198,13 +197,13 @@ def test_long_runs_make_no_larger_files(tmp_path, simulated):
     sizes = []
     for times in (1, 12):
         run = simulated(1500, seed=1)
-        length = max(r.submitted_ms + r.latency_ms for r in run.records)
+        length = max(r.submitted_us + r.latency_us for r in run.records)
         records = [
-            msgspec.structs.replace(r, id=r.id + len(run.records) * n, submitted_ms=r.submitted_ms + n * length)
+            msgspec.structs.replace(r, id=r.id + len(run.records) * n, submitted_us=r.submitted_us + n * length)
             for n in range(times)
             for r in run.records
         ]
-        events = [msgspec.structs.replace(e, at_ms=e.at_ms + n * length) for n in range(times) for e in run.events]
+        events = [msgspec.structs.replace(e, at_us=e.at_us + n * length) for n in range(times) for e in run.events]
         path = tmp_path / f"{times}.html"
         write_report(path, summarise(records, events, run.context), records, events)
         sizes.append(path.stat().st_size)
@@ -216,7 +215,7 @@ def test_many_peers_blocks_and_events_stay_bounded(tmp_path, simulated):
     holdings = {f"peer-{n:02d}": (n % 24, (n + 1) % 24) for n in range(48)}
     run = simulated(300, holdings=holdings, policy="random")
     events = run.events + [
-        PeerEvent(float(n), f"peer-{n % 48:02d}", "lost" if n // 48 % 2 else "alive") for n in range(5000)
+        PeerEvent(float(n), f"peer-{n % 48:02d}", PeerState.LOST if n // 48 % 2 else "alive") for n in range(5000)
     ]
     path = tmp_path / "r.html"
     write_report(path, summarise(run.records, events, run.context), run.records, events)

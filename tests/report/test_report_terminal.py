@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from ls_edge.evaluation.run_summary import RunContext, summarise
-from ls_edge.records import PeerEvent, RequestRecord, TrackSpan, Visit
+from ls_edge.records import PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
 from ls_edge.report.formatting import block_ranges
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import comparison_table, peers_table, print_comparison, print_summary
@@ -126,7 +126,7 @@ def test_progress_on_a_terminal(run_with_loss):
 def test_a_peers_name_cannot_write_to_the_terminal():
     out = console(terminal=False)
     with RunProgress(1, ["[bold]x"], console=out) as progress:
-        progress.event(PeerEvent(0.0, "\x1b]0;title\x07[bold]x", "lost", "\x1b[2J"))
+        progress.event(PeerEvent(0, "\x1b]0;title\x07[bold]x", PeerState.LOST, "\x1b[2J"))
     assert "\x1b" not in written(out)
     assert "[bold]x lost" in written(out)
 
@@ -146,11 +146,11 @@ def test_many_threads_may_record(run_with_loss):
 
 def test_a_sketch_cannot_write_to_the_terminal():
     name = "\x1b]0;title\x07[bold]x"
-    tracks = (TrackSpan(0, "a", (0,), 0.0, 1.0, 1.0), TrackSpan(0, name, (), 0.0, 2.0, 1.0, why="\x1b[2J"))
-    visit = Visit("a", (0,), 0.0, 1.0, 0.0, 0.5, 1.0, tracks)
+    tracks = (TrackSpan(0, "a", (0,), 0, 1000, 1000), TrackSpan(0, name, (), 0, 2000, 1000, why="\x1b[2J"))
+    visit = Visit("a", (0,), 0, 1000, 0, 1000, tracks)
     record = RequestRecord(
-        id=0, image="a.png", label=None, prediction=1, latency_ms=3.0, degraded=False, error=None, order=((0, "a"),),
-        skipped=(), attempts=1, logits=None, return_wire_ms=0.5, visits=(visit,),
+        id=0, image="a.png", label=None, prediction=1, latency_us=3000, degraded=False, error=None,
+        waves=((((0, "a"),),),), skipped=(), attempts=1, logits=None, visits=(visit,),
     )  # fmt: skip
     out = console(terminal=False)
     print_typical([record], out)

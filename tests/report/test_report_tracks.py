@@ -22,18 +22,18 @@ from ls_edge.report.svg import NOTHING
 from ls_edge.report.terminal_timeline import WIDTH, print_typical, sketch
 from ls_edge.report.track_statistics import table_of, tracks_by_peer
 
-OWN = TrackSpan(0, "a", (0, 1), 1.0, 4.0, 3.5, 0.5, 2.5)
-OTHER = TrackSpan(0, "b", (2, 3), 1.0, 8.0, 5.0, 0.5, 4.0, 0.5)
-UNUSED = TrackSpan(0, "c", (), 1.0, 1.0, 9.0, why="no gain")
+OWN = TrackSpan(0, "a", (0, 1), 1000, 4000, 3500, 500, 2500)
+OTHER = TrackSpan(0, "b", (2, 3), 1000, 8000, 5000, 500, 4000, 500)
+UNUSED = TrackSpan(0, "c", (), 1000, 1000, 9000, why="no gain")
 
 
-def record(*tracks, visit=None, waves=None, latency_ms=13.0, **changes):
-    visit = visit or Visit("a", (0, 1), 1.5, 2.5, 0.5, 1.5, 4.0, tracks)
+def record(*tracks, visit=None, waves=None, latency_us=13_000, **changes):
+    visit = visit or Visit("a", (0, 1), 1500, 2500, 500, 4000, tracks)
     waves = waves or ((((0, "a"), (1, "a")), ((2, "b"), (3, "b"))),)
     base = RequestRecord(
-        id=0, image="a.png", label=1, prediction=1, latency_ms=latency_ms, degraded=False, error=None, order=None,
-        skipped=(), attempts=1, logits=None, waves=waves, submitted_ms=100.0, stem_ms=1.0, head_ms=0.5,
-        return_wire_ms=1.5, visits=(visit,),
+        id=0, image="a.png", label=1, prediction=1, latency_us=latency_us, degraded=False, error=None,
+        skipped=(), attempts=1, logits=None, waves=waves, submitted_us=100_000, stem_us=1000, head_us=500,
+        visits=(visit,),
     )  # fmt: skip
     return msgspec.structs.replace(base, **changes)
 
@@ -51,24 +51,24 @@ def test_a_wave_is_laid_out_by_its_joiners_clock():
     assert way.rows == ["a", "b"]
     # Arrival at 102.5; its clock counts from there.
     assert critical(way) == [
-        Span("stem", 100.0, 101.0),
-        Span("wire", 101.0, 102.5, "a"),
-        Span("queue", 102.5, 103.5, "a"),
-        Span("wire", 103.5, 104.5, "b", None, 1),
-        Span("queue", 104.5, 105.0, "b", None, 1),
-        Span("codec", 105.0, 105.5, "b", None, 1),
-        Span("engine", 105.5, 107.5, "b", 2, 1),
-        Span("engine", 107.5, 109.5, "b", 3, 1),
-        Span("wire", 109.5, 110.5, "b", None, 1),
-        Span("codec", 110.5, 111.0, "a"),
-        Span("wire", 111.0, 112.5),
-        Span("head", 112.5, 113.0),
+        Span("stem", 100000, 101000),
+        Span("wire", 101000, 102500, "a"),
+        Span("queue", 102500, 103500, "a"),
+        Span("wire", 103500, 104500, "b", None, 1),
+        Span("queue", 104500, 105000, "b", None, 1),
+        Span("codec", 105000, 105500, "b", None, 1),
+        Span("engine", 105500, 107500, "b", 2, 1),
+        Span("engine", 107500, 109500, "b", 3, 1),
+        Span("wire", 109500, 110500, "b", None, 1),
+        Span("codec", 110500, 111000, "a"),
+        Span("wire", 111000, 112500),
+        Span("head", 112500, 113000),
     ]
     assert [span for span in way.spans if not span.critical] == [
-        Span("queue", 103.5, 104.0, "a", critical=False),
-        Span("engine", 104.0, 105.25, "a", 0, critical=False),
-        Span("engine", 105.25, 106.5, "a", 1, critical=False),
-        Span("wait", 106.5, 110.5, "a", critical=False),
+        Span("queue", 103500, 104000, "a", critical=False),
+        Span("engine", 104000, 105250, "a", 0, critical=False),
+        Span("engine", 105250, 106500, "a", 1, critical=False),
+        Span("wait", 106500, 110500, "a", critical=False),
     ]
 
 
@@ -88,8 +88,8 @@ def test_an_answer_counts_its_critical_path_and_each_holder_its_own_times():
 
 
 def test_the_joiners_own_track_may_be_the_critical_one():
-    own = msgspec.structs.replace(OWN, end_ms=8.5, engine_ms=7.0)
-    visit = Visit("a", (0, 1), 1.5, 7.0, 0.5, 1.0, 0.0, (own, OTHER))
+    own = msgspec.structs.replace(OWN, end_us=8500, engine_us=7000)
+    visit = Visit("a", (0, 1), 1500, 7000, 500, 0, (own, OTHER))
     way = way_of(record(visit=visit))
     assert [span.block for span in critical(way) if span.block is not None] == [0, 1]
     assert not any(span.stage == "wait" for span in way.spans)
@@ -97,57 +97,57 @@ def test_the_joiners_own_track_may_be_the_critical_one():
 
 @pytest.mark.parametrize("why", ["lost", "late", "refused"])
 def test_waiting_for_a_track_that_does_not_come_is_waiting(why):
-    gone = TrackSpan(0, "b", (), 1.0, 8.0, 5.0, why=why)
+    gone = TrackSpan(0, "b", (), 1000, 8000, 5000, why=why)
     way = way_of(record(OWN, gone, waves=((((0, "a"), (1, "a")),),)))
     assert [span for span in critical(way) if span.stage == "wait"] == [
-        Span("wait", 103.5, 110.5, "b", None, 1, True, why)
+        Span("wait", 103500, 110500, "b", None, 1, True, why)
     ]
-    assert Span("wait", 106.5, 110.5, "a", critical=False) in way.spans
+    assert Span("wait", 106500, 110500, "a", critical=False) in way.spans
 
 
 def test_a_track_that_others_run_after_it_was_lost_follows_it_on_the_path():
-    gone = TrackSpan(0, "b", (), 1.0, 5.0, 5.0, why="lost")
-    again = TrackSpan(0, "c", (2, 3), 5.0, 8.0, 3.0, 0.0, 3.0)
+    gone = TrackSpan(0, "b", (), 1000, 5000, 5000, why="lost")
+    again = TrackSpan(0, "c", (2, 3), 5000, 8000, 3000, 0, 3000)
     path = critical(way_of(record(OWN, gone, again)))
     assert [(span.stage, span.holder) for span in path if span.row] == [("wait", "b"), ("engine", "c"), ("engine", "c")]
 
 
 def test_blocks_outside_of_tracks_stand_between_the_waves():
     tracks = (
-        TrackSpan(0, "a", (0,), 1.0, 3.0, 2.0, 0.0, 2.0),
-        TrackSpan(0, "b", (1,), 1.0, 4.0, 2.0, 0.0, 2.0),
-        TrackSpan(1, "a", (3,), 6.0, 8.0, 2.0, 0.0, 2.0),
-        TrackSpan(1, "b", (4,), 6.0, 9.0, 2.0, 0.0, 2.0),
+        TrackSpan(0, "a", (0,), 1000, 3000, 2000, 0, 2000),
+        TrackSpan(0, "b", (1,), 1000, 4000, 2000, 0, 2000),
+        TrackSpan(1, "a", (3,), 6000, 8000, 2000, 0, 2000),
+        TrackSpan(1, "b", (4,), 6000, 9000, 2000, 0, 2000),
     )
     waves = (
         (((0, "a"),), ((1, "b"),)), (((2, "a"),),), (((3, "a"),), ((4, "b"),)), (((5, "a"), (6, "a")),)
     )  # fmt: skip
-    visit = Visit("a", (0, 2, 3, 5, 6), 1.0, 10.0, 0.0, 1.0, 2.0, tracks)
-    way = way_of(record(visit=visit, waves=waves, latency_ms=17.0))
+    visit = Visit("a", (0, 2, 3, 5, 6), 1000, 10000, 0, 2000, tracks)
+    way = way_of(record(visit=visit, waves=waves, latency_us=16_500))
     engines = [(span.block, span.start, span.end) for span in critical(way) if span.block is not None]
     assert engines == [
-        (1, 103.5, 105.5), (2, 106.0, 108.0), (4, 108.5, 110.5), (5, 111.0, 113.0), (6, 113.0, 115.0)
+        (1, 103500, 105500), (2, 106000, 108000), (4, 108500, 110500), (5, 111000, 113000), (6, 113000, 115000)
     ]  # fmt: skip
 
 
 def test_a_holder_that_does_two_things_at_once_has_two_rows_that_stand_together():
     both = [
-        TrackSpan(0, holder, (block,), 1.0, end, 2.0, 0.0, 1.0)
-        for holder, block, end in [("b", 2, 8.0), ("c", 3, 7.0), ("b", 4, 6.0)]
+        TrackSpan(0, holder, (block,), 1000, end, 2000, 0, 1000)
+        for holder, block, end in [("b", 2, 8000), ("c", 3, 7000), ("b", 4, 6000)]
     ]
     way = way_of(record(OWN, *both))
     assert way.rows == ["a", "b", "b", "c"]
     assert {span.block: span.row for span in way.spans if span.block is not None} == {0: 0, 1: 0, 2: 1, 4: 2, 3: 3}
 
 
-def test_what_tracks_say_more_than_durations_is_taken_from_the_wire():
-    visit = Visit("a", (0, 1), 1.0, 2.5, 0.0, 2.0, 3.5, (OWN, OTHER))
-    path = critical(way_of(record(visit=visit, return_wire_ms=2.5)))
-    assert sum(span.end - span.start for span in path) == pytest.approx(13.0)
-    assert (path[1].stage, path[1].end - path[1].start) == ("wire", pytest.approx(2.0 - 2.0 / 4.5))
+def test_where_tracks_add_up_to_more_than_durations_the_wire_has_less():
+    visit = Visit("a", (0, 1), 1000, 2500, 0, 3500, (OWN, OTHER))
+    path = critical(way_of(record(visit=visit)))
+    assert sum(span.end - span.start for span in path) == 13_000
+    assert (path[1].stage, path[1].end - path[1].start) == ("wire", (13_000 - 1500 - 8000) / 2)
 
 
-times = st.floats(0, 1000, allow_subnormal=False)
+times = st.integers(0, 1_000_000)
 
 
 @st.composite
@@ -164,39 +164,27 @@ def consistent(draw):
                 blocks = () if why else tuple(draw(st.lists(st.integers(0, 11), min_size=1, max_size=3)))
                 inside = [draw(times) for _ in range(3)]
                 end = begin + sum(inside) + draw(times)
-                rows.append(TrackSpan(wave, draw(st.sampled_from("abc")), blocks, begin, end, 1.0, *inside, why))
+                rows.append(TrackSpan(wave, draw(st.sampled_from("abc")), blocks, begin, end, 1000, *inside, why))
         parts = [draw(times) for _ in range(4)]
-        visits.append(Visit(joiner, tuple(draw(st.lists(st.integers(0, 11), max_size=4))), *parts[:3], 0, parts[3],
+        visits.append(Visit(joiner, tuple(draw(st.lists(st.integers(0, 11), max_size=4))), *parts,
                             tuple(rows)))  # fmt: skip
-    inside = 0.0
-    for visit in visits:
-        spent = visit.queue_ms + visit.engine_ms + visit.codec_ms + visit.wait_ms
-        inside += max([spent, *(track.end_ms for track in visit.tracks)])
-    wire = draw(times)
-    stem, head = draw(times), draw(times)
-    latency = stem + head + inside + wire
-    measured = latency - stem - head
-    measured -= sum(visit.queue_ms + visit.engine_ms + visit.codec_ms + visit.wait_ms for visit in visits)
-    share = measured / (len(visits) + 1)
-    return record(
-        latency_ms=latency, stem_ms=stem, head_ms=head, return_wire_ms=share,
-        visits=tuple(msgspec.structs.replace(visit, wire_ms=share) for visit in visits),
-    )  # fmt: skip
+    inside = sum(max([visit.total_us, *(track.end_us for track in visit.tracks)]) for visit in visits)
+    wire, stem, head = (draw(times) for _ in range(3))
+    return record(latency_us=stem + head + inside + wire, stem_us=stem, head_us=head, visits=tuple(visits))
 
 
 @given(consistent())
 @settings(max_examples=120, deadline=None)
 def test_critical_spans_follow_each_other_and_add_up_to_the_latency(one):
     way = way_of(one)
-    clock = one.submitted_ms
+    clock = one.submitted_us
     for span in critical(way):
-        assert span.start == pytest.approx(clock, abs=1e-6)
+        assert span.start == pytest.approx(clock, abs=1e-3)
         clock = span.end
-    # Less than a notable share of the latency may stay unexplained.
-    assert clock == pytest.approx(one.submitted_ms + one.latency_ms, rel=1e-9, abs=0.006 * one.latency_ms)
+    assert clock == pytest.approx(one.submitted_us + one.latency_us, rel=1e-9)
     for span in way.spans:
         assert way.rows[span.row] == span.holder or (span.holder == "" or way.rows == [""])
-        assert one.submitted_ms - 1e-6 <= span.start <= span.end
+        assert one.submitted_us - 1e-3 <= span.start <= span.end
 
 
 def test_the_picture_marks_the_path_by_a_line_and_not_by_colour_alone(run_in_waves):
@@ -232,7 +220,7 @@ def test_a_run_of_plain_orders_has_none_of_it(tmp_path, run_with_loss):
 
 
 def test_how_tracks_fared():
-    late = TrackSpan(0, "b", (), 1.0, 8.0, 5.0, why="late")
+    late = TrackSpan(0, "b", (), 1000, 8000, 5000, why="late")
     records = [record(OWN, OTHER, UNUSED), record(OWN, OTHER, UNUSED), record(OWN, late)]
     head, rows = table_of(tracks_by_peer(records), ["b", "nobody"])
     assert head == ("Peer", "Tracks", "Own", "Blocks", "Expected", "Took", "Not summed", "Given none")
@@ -245,9 +233,8 @@ def test_how_tracks_fared():
 
 @pytest.mark.parametrize(("waves", "took"), [(1, "12.0 ms"), (2, "6.0 ms"), (3, "4.0 ms")])
 def test_where_nothing_was_split_the_wave_took_what_its_blocks_took(waves, took):
-    visit = Visit("a", (0, 1, 2, 3, 4, 5), 0.5, 12.0, 0.0, 0.5, 0.0, (UNUSED,))
-    one = record(visit=visit, latency_ms=15.0, waves=None, order=tuple((block, "a") for block in range(6)))
-    one = msgspec.structs.replace(one, waves=None)
+    visit = Visit("a", (0, 1, 2, 3, 4, 5), 500, 12000, 0, 0, (UNUSED,))
+    one = record(visit=visit, latency_us=15_000, waves=((tuple((block, "a") for block in range(6)),),))
     assert way_of(one).rows == [""]
     _, rows = table_of(tracks_by_peer([one], waves), [])
     assert [row[-1] for row in rows] == [f"no gain once: a block there 9.0 ms, the wave took {took}"]
@@ -284,7 +271,7 @@ def test_the_sketch_shows_a_line_a_holder_within_eighty_columns(run_in_waves):
         name, row = line.split()[0], line[12:]
         held = [span for span in way.spans if span.holder == name and span.block is not None]
         for span in held:
-            cell = int(((span.start + span.end) / 2 - one.submitted_ms) / one.latency_ms * len(row))
+            cell = int(((span.start + span.end) / 2 - one.submitted_us) / one.latency_us * len(row))
             assert row[cell] in ("█ " if span.critical else "▒ ") + str(span.block)
         assert all(str(span.block) in row for span in held)
     assert any("on the critical path, in ms:" in line for line in lines)
@@ -301,7 +288,7 @@ def test_the_sketch_of_a_lost_track_names_it(run_in_waves):
 
 
 def test_a_sketch_of_many_holders_stays_short():
-    tracks = [TrackSpan(0, f"holder-number-{n:02d}", (n,), 1.0, 8.0, 5.0, 0.0, 4.0) for n in range(40)]
+    tracks = [TrackSpan(0, f"holder-number-{n:02d}", (n,), 1000, 8000, 5000, 0, 4000) for n in range(40)]
     lines = [line.plain for line in sketch(record(OWN, *tracks))]
     assert len(lines) < 26
     assert "and 25 more" in lines

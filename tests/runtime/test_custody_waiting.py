@@ -2,12 +2,12 @@
 
 import pytest
 
+from ls_edge.records import Visit
 from ls_edge.runtime.protocol.messages import (
     Accept,
     Refuse,
     Release,
     Run,
-    VisitRow,
 )
 from ls_edge.runtime.routing.events import (
     Compute,
@@ -73,7 +73,7 @@ def test_without_anybody_who_reaches_the_source_they_go_back_the_way_they_came(p
     peer.meets("b", [2])
     peer.meets("c", [2])
     peer(NeighbourDown("laptop", "cut"))
-    visits = tuple(VisitRow(name, (), 0, 0, 0) for name in ("x", "c", "b"))
+    visits = tuple(Visit(name, (), 0, 0, 0) for name in ("x", "c", "b"))
     peer.gets("b", run_of(remaining=(3,), waves=BY_X, visits=visits, skipped=(2,)))
     (home,) = peer.sent(Run, "b")
     assert (home.returning, home.itinerary.relays) == ("unreachable", ("a",))

@@ -80,7 +80,7 @@ def assert_replays(bundle, records, codec="raw"):
             logits = chain.forward(array[np.newaxis], record.arrangement)[0]
             error = np.abs(logits - np.array(record.logits)).max() / np.abs(logits).max()
             assert error <= REPLAY_TOLERANCE[codec]
-            ran = [block for block, _ in record.order]
+            ran = [block for block, _ in record.steps]
             assert sorted([*ran, *record.skipped]) == list(range(opened.num_blocks))
 
 
@@ -109,11 +109,11 @@ def test_one_of_two_holders_is_killed_and_comes_back(peers, source, tiny_bundle)
     until(lambda: source.view()["b"].state == "alive")
     records, summary = run.finish()
     assert (summary.answered, summary.failed, summary.degraded) == (400, 0, 0)
-    assert [e.what for e in run.result.events if e.peer == "b"][:2] == ["alive", "lost"]
+    assert [e.state for e in run.result.events if e.peer == "b"][:2] == ["alive", "lost"]
     assert_replays(tiny_bundle, records[::7])
     again, summary = Run(source, 60).finish()
     assert summary.failed == 0
-    assert "b" in {holder for record in again for _, holder in record.order}
+    assert "b" in {holder for record in again for _, holder in record.steps}
 
 
 def test_a_stopped_peer_is_found_by_heartbeats_and_used_again(peers, source, tiny_bundle):
@@ -292,8 +292,8 @@ def test_a_port_in_use_is_one_line(peers, tiny_bundle):
 def test_peers_do_not_outlive_who_started_them(tmp_path, tiny_bundle):
     program = (
         "import os, signal, sys\n"
-        "from ls_edge.runtime.local_cluster import LocalPeers\n"
-        "with LocalPeers(sys.argv[1], sys.argv[2], {'a': [0, 1], 'b': [2, 3]}) as peers:\n"
+        "from ls_edge.runtime.local_cluster import LocalCluster\n"
+        "with LocalCluster(sys.argv[1], sys.argv[2], {'a': [0, 1], 'b': [2, 3]}) as peers:\n"
         "    peers.wait_warm()\n"
         "    print(*(process.pid for process in peers.processes.values()), flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -16,6 +16,7 @@ from ls_edge.bundle import Bundle
 from ls_edge.errors import WireError
 from ls_edge.logs import set_up
 from ls_edge.peers_file import load_peers
+from ls_edge.records import Visit
 from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
@@ -34,7 +35,6 @@ from ls_edge.runtime.protocol.messages import (
     State,
     TrackRef,
     TransferId,
-    VisitRow,
     Welcome,
 )
 from ls_edge.runtime.source import Source
@@ -63,7 +63,7 @@ def run_of(bundle, **changes):
 def some_of_each(bundle):
     run, payload = run_of(bundle)
     halfway = Itinerary(
-        "laptop", "nearest", ALL[2:], 3, True, ((((0, "a"), (1, "b")),),), (), (VisitRow("a", (0,), 1, 2, 3),)
+        "laptop", "nearest", ALL[2:], 3, True, ((((0, "a"), (1, "b")),),), (), (Visit("a", (0,), 1, 2, 3),)
     )
     back = msgspec.structs.replace(run, itinerary=halfway, returning="unreachable")
     state = State(True, False, False, 16, 0, 9, 400, reaches=("a", "laptop"), reach_blocks=ALL)
@@ -203,7 +203,7 @@ def test_everybody_lives_and_answers_under_thousands_of_broken_frames(
             assert resident_mib(local.processes["a"].pid) < early + 16
         assert_replays(tiny_bundle, batch, answers)
         assert not any(answer.degraded for answer in answers)
-        assert all(name != "rogue" for answer in answers for _, name in answer.record.order)
+        assert all(name != "rogue" for answer in answers for _, name in answer.record.steps)
         assert counts["malformed"] > FRAMES // 4
         assert peer.node.counts["malformed"] > FRAMES // 4
         assert peer.node.counts["before hello"] > 0

@@ -94,7 +94,7 @@ def test_all_is_answered_and_right_whatever_a_member_does(
         answers = answers_of(source, pictures, count)
         assert_replays(tiny_bundle, pictures, answers)
         assert not any(answer.degraded for answer in answers)
-        done = [step for answer in answers for step in answer.record.order]
+        done = [step for answer in answers for step in answer.record.steps]
         assert {holder for _, holder in done} <= set(HONEST)
         if LIES[lie].turn is not None:
             wait_until(lambda: told().said > 0, what="the lie")
@@ -163,7 +163,7 @@ def test_wrong_tokens_are_noticed_by_an_audit_alone_which_names_who_sent_them(
     pictures = images(12)
     answers, audit = audited(peers, tiny_bundle, pictures, wait_until)
     assert told().given > 0
-    by_liar = [LIAR in {holder for _, holder in answer.record.order} for answer in answers]
+    by_liar = [LIAR in answer.record.holders for answer in answers]
     assert any(by_liar)
     assert wrong(tiny_bundle, pictures, answers) == by_liar
     assert audit.mismatched == sum(by_liar)

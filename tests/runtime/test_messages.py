@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from ls_edge.errors import WireError
+from ls_edge.records import TrackSpan, Visit
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
     Accept,
@@ -24,9 +25,7 @@ from ls_edge.runtime.protocol.messages import (
     Run,
     State,
     TrackRef,
-    TrackRow,
     TransferId,
-    VisitRow,
     Welcome,
 )
 
@@ -45,9 +44,9 @@ flags = st.booleans()
 requests = st.binary(min_size=16, max_size=16)
 numbers = st.lists(counts, max_size=5).map(tuple)
 transfers = st.builds(TransferId, requests, st.integers(0, 2**64 - 1), st.integers(0, 2**16 - 2))
-rows = st.builds(TrackRow, counts, names, numbers, times, times, times, times, times, times, texts)
+rows = st.builds(TrackSpan, counts, names, numbers, times, times, times, times, times, times, texts)
 visits = st.lists(
-    st.builds(VisitRow, names, numbers, times, times, times, times, st.lists(rows, max_size=2).map(tuple)), max_size=3
+    st.builds(Visit, names, numbers, times, times, times, times, st.lists(rows, max_size=2).map(tuple)), max_size=3
 ).map(tuple)
 track_marks = st.none() | st.builds(TrackRef, st.integers(0, 2**64 - 1), counts, counts, names)
 
@@ -94,7 +93,7 @@ messages = st.one_of(
 )  # fmt: skip
 
 ITINERARY = Itinerary(
-    "laptop", "nearest", (2, 3), 1, False, ((((0, "a"), (1, "b")),),), (), (VisitRow("a", (0,), 1, 2, 3),)
+    "laptop", "nearest", (2, 3), 1, False, ((((0, "a"), (1, "b")),),), (), (Visit("a", (0,), 1, 2, 3),)
 )
 VALID = {
     "hello": Hello("a", "peer", 5, 0, "m" * 64, "b" * 64, (0, 1), "onnx CPUExecutionProvider"),

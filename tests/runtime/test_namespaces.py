@@ -50,7 +50,7 @@ def state_of(source, peer):
 
 
 def holders(answers):
-    return {holder for answer in answers for _, holder in answer.record.order}
+    return {holder for answer in answers for holder in answer.record.holders}
 
 
 def answers_of(source, images, seconds=10.0):
@@ -96,7 +96,7 @@ def test_a_partition_of_one_peer_costs_no_request_and_ends(
                 net.mute("b", on=False)
         wait_until(lambda: state_of(source, "b") == "alive", 15.0, "b to be back")
         wait_until(lambda: "b" in holders(answers_of(source, pictures)), 15.0, "b to be used again")
-        assert [e.what for e in source.events if e.peer == "b"] == ["alive", "lost", "alive"]
+        assert [e.state for e in source.events if e.peer == "b"] == ["alive", "lost", "alive"]
     assert not any(answer.degraded for answer in (*before, *during))
     assert_replays(tiny_bundle, [*pictures] * 3, [*before, *during])
 
@@ -126,7 +126,7 @@ def test_a_peer_that_the_source_does_not_reach_is_reached_through_another(
         assert source.wait_ready() == ()
         assert state_of(source, "c") == "lost"
         answers = answers_of(source, pictures)
-        assert {holder for a in answers for block, holder in a.record.order if block in (4, 5)} == {"c"}
+        assert {holder for a in answers for block, holder in a.record.steps if block in (4, 5)} == {"c"}
         assert state_of(source, "c") == "lost"
     assert_replays(tiny_bundle, pictures, answers)
 
@@ -140,7 +140,7 @@ def test_a_chain_in_which_each_reaches_only_its_neighbour(cluster, tiny_bundle, 
         wait_until(lambda: state_of(source, "a") == "alive", 15.0, "a link to a")
         wait_until(lambda: "lost  peer=c" in cluster.log_path("a").read_text(), 15.0, "a to lose c")
         answers = answers_of(source, pictures)
-    assert {holder for a in answers for block, holder in a.record.order if block in (4, 5)} == {"c"}
+    assert {holder for a in answers for block, holder in a.record.steps if block in (4, 5)} == {"c"}
     assert_replays(tiny_bundle, pictures, answers)
 
 
@@ -214,7 +214,7 @@ def test_a_board_with_a_tenth_of_a_core_holds_nobody_up(cluster, tiny_bundle, im
             if throttled:
                 break
     assert throttled > 0
-    ran = [holder for answer in answers for block, holder in answer.record.order if block in PLACEMENT["b"]]
+    ran = [holder for answer in answers for block, holder in answer.record.steps if block in PLACEMENT["b"]]
     assert ran.count("b") < ran.count("a")
     assert_replays(tiny_bundle, pictures, answers)
 

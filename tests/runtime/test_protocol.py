@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from ls_edge.errors import WireError
+from ls_edge.records import TrackSpan, Visit
 from ls_edge.runtime.protocol import codec
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.protocol.messages import Itinerary, Run, TrackRef, TrackRow, TransferId, VisitRow
+from ls_edge.runtime.protocol.messages import Itinerary, Run, TrackRef, TransferId
 from ls_edge.runtime.routing import custody as machine
 from ls_edge.runtime.routing import neighbours
 from ls_edge.runtime.routing import source_routing as source
@@ -27,8 +28,8 @@ PARTS = {
     "TransferId": TransferId,
     "Itinerary": Itinerary,
     "TrackRef": TrackRef,
-    "VisitRow": VisitRow,
-    "TrackRow": TrackRow,
+    "Visit": Visit,
+    "TrackSpan": TrackSpan,
 }
 
 HOMES = {
@@ -37,8 +38,8 @@ HOMES = {
 }  # fmt: skip
 
 TRANSFER = TransferId(b"s" * 16, 2, 3)
-ROW = TrackRow(0, "a", (), 0, 0, 0)
-VISIT = VisitRow("a", (), 0, 0, 0, tracks=(ROW,))
+ROW = TrackSpan(0, "a", (), 0, 0, 0)
+VISIT = Visit("a", (), 0, 0, 0, tracks=(ROW,))
 ITINERARY = Itinerary("laptop", "nearest", (), 0, visits=(VISIT,), track=TrackRef(1, 0, 0, "laptop"))
 
 
@@ -106,11 +107,11 @@ def accepted(heading, name, new):
         message = wire.Accept(replaced(TRANSFER, name, new), 1)
     else:
         part = replaced(
-            {"Itinerary": ITINERARY, "TrackRef": ITINERARY.track, "VisitRow": VISIT, "TrackRow": ROW}[heading],
+            {"Itinerary": ITINERARY, "TrackRef": ITINERARY.track, "Visit": VISIT, "TrackSpan": ROW}[heading],
             name,
             new,
         )
-        part = replaced(VISIT, "tracks", (part,)) if heading == "TrackRow" else part
+        part = replaced(VISIT, "tracks", (part,)) if heading == "TrackSpan" else part
         way = {"Itinerary": part, "TrackRef": replaced(ITINERARY, "track", part)}.get(heading)
         way = replaced(ITINERARY, "visits", (part,)) if way is None else way
         message = replaced(some(Run), "itinerary", way)
@@ -150,7 +151,7 @@ def test_ranges_are_those_that_the_code_checks(heading, name):
         bad = [b"x" * 15, b"x" * 17] + [b""] * (b"" not in good)
     else:
         assert bounds == ""
-        parts = ("bool", "TransferId", "Itinerary", "TrackRef | None", "tuple[VisitRow, ...]", "tuple[TrackRow, ...]")
+        parts = ("bool", "TransferId", "Itinerary", "TrackRef | None", "tuple[Visit, ...]", "tuple[TrackSpan, ...]")
         assert kind in parts or "Ran" in kind
         return
     assert [value for value in good if not accepted(heading, name, wrap(value))] == []

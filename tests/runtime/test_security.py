@@ -82,7 +82,7 @@ def test_right_keys_work_from_image_to_answer(secured, tiny_bundle, keys, images
         batch = images(6)
         answers = [future.result(10) for future in [source.submit(image) for image in batch]]
     assert_replays(tiny_bundle, batch, answers)
-    assert {holder for answer in answers for _, holder in answer.record.order} == {"a", "b"}
+    assert {holder for answer in answers for holder in answer.record.holders} == {"a", "b"}
     assert not any(peer.node.counts["connections refused"] for peer in peers.values())
 
 

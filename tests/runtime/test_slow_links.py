@@ -23,4 +23,4 @@ def test_little_is_done_twice_on_slow_links(wide_bundle, tmp_path, images, polic
             assert not wait(futures, 60).not_done
             records = [future.result().record for future in futures]
             assert sum(record.attempts - 1 for record in records) <= 6
-            assert not [event for event in source.events if event.what == "lost"]
+            assert not [event for event in source.events if event.state == "lost"]

@@ -119,7 +119,7 @@ def test_a_request_ends_although_the_head_hangs_and_its_record_says_how_far_it_c
     with pytest.raises(BudgetExceeded, match="at the head"):
         late.result(20)
     assert head.calls == 1
-    assert sorted(late.exception().record.order) == [(block, "a") for block in range(6)]
+    assert sorted(late.exception().record.steps) == [(block, "a") for block in range(6)]
     assert late.exception().record.prediction is None
     head.may_run.set()
     answer = source.submit(image).result(20)

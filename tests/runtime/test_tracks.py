@@ -50,7 +50,7 @@ def warmed_up(source, pictures):
     """Until the peers have learnt how long their blocks take."""
     for _ in range(6):
         _, answers = ask(source, pictures[:8])
-        if sum(answer.record.waves is not None for answer in answers) >= 6:
+        if sum(not answer.record.is_plain for answer in answers) >= 6:
             return
     pytest.fail("nothing ever ran side by side")
 
@@ -59,10 +59,9 @@ def test_an_image_runs_on_several_devices_at_once_and_replays(source, peers, pic
     warmed_up(source, pictures)
     arrays, answers = ask(source, pictures[:20])
     assert_replays(tiny_bundle, arrays, answers)
-    waved = [answer.record for answer in answers if answer.record.waves is not None]
+    waved = [answer.record for answer in answers if not answer.record.is_plain]
     assert len(waved) >= 15
     for record in waved:
-        assert record.order is None
         assert not record.degraded
         assert sorted(record.arrangement.order) == list(range(Bundle.open(tiny_bundle).num_blocks))
         joiners = [visit for visit in record.visits if visit.tracks]
@@ -70,10 +69,10 @@ def test_an_image_runs_on_several_devices_at_once_and_replays(source, peers, pic
         assert {track.holder for track in rows} >= {
             holder for w in record.waves if len(w) > 1 for t in w for _, holder in t
         }
-        assert all(0 <= track.begin_ms < track.end_ms for track in rows)
-        inside = sum(v.queue_ms + v.engine_ms + v.codec_ms + v.wait_ms + v.wire_ms for v in record.visits)
-        whole = inside + record.stem_ms + record.head_ms + record.return_wire_ms
-        assert whole == pytest.approx(record.latency_ms, rel=0.02, abs=0.2)
+        assert all(0 <= track.begin_us < track.end_us for track in rows)
+        inside = sum(v.queue_us + v.engine_us + v.codec_us + v.wait_us + record.hop_us for v in record.visits)
+        whole = inside + record.stem_us + record.head_us + record.hop_us
+        assert whole == pytest.approx(record.latency_us, rel=0.02, abs=200)
 
 
 def test_nobody_runs_more_than_a_share_of_the_blocks(source, pictures, tiny_bundle):
@@ -82,7 +81,7 @@ def test_nobody_runs_more_than_a_share_of_the_blocks(source, pictures, tiny_bund
     _, answers = ask(source, pictures[:9])
     blocks = Bundle.open(tiny_bundle).num_blocks
     most = []
-    for record in (answer.record for answer in answers if answer.record.waves is not None):
+    for record in (answer.record for answer in answers if not answer.record.is_plain):
         ran = [holder for wave in record.waves for track in wave for _, holder in track]
         most.append(max(map(ran.count, ran)))
     assert len(most) >= 6
@@ -114,7 +113,7 @@ def test_harm_to_any_of_them_in_the_middle_of_waves_loses_nothing(
             }[harm]()
     answers = [future.result(20) for future in futures]
     assert not any(answer.degraded for answer in answers)
-    assert any(answer.record.waves is not None for answer in answers)
+    assert any(not answer.record.is_plain for answer in answers)
     assert_replays(tiny_bundle, arrays, answers)
     assert not source.duplicates or max(source.duplicates.values()) <= 1
 

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, Release, Run, TrackRef, TrackRow, VisitRow
+from ls_edge.records import TrackSpan, Visit
+from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, Release, Run, TrackRef
 from ls_edge.runtime.routing.events import Arrived, Compute, ComputeFailed, NeighbourDown, Send, Unsendable
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.simulation.simulator import _join
@@ -43,7 +44,7 @@ def back(sent, blocks=None, why="done", **changes):
     it = sent.itinerary
     ran = tuple((block, "b") for block in (it.remaining if blocks is None else blocks))
     left = tuple(block for block in it.remaining if block not in dict(ran))
-    visit = VisitRow("b", tuple(dict(ran)), 100, 20_000, 30)
+    visit = Visit("b", tuple(dict(ran)), 100, 20_000, 30)
     way = changed(it, waves=((ran,),) if ran else (), remaining=left, visits=(visit,), **changes)
     run = changed(sent, itinerary=way, returning=why, transfer=sent.transfer._replace(hop=sent.transfer.hop + 1))
     return run, ("t", *dict(ran))
@@ -286,7 +287,7 @@ def test_a_neighbour_that_is_not_worth_it_stands_in_the_trace(peer):
     rows = home[0].itinerary.visits[0].tracks
     assert [(row.holder, row.blocks, row.why) for row in rows] == [("b", (), "no gain")]
     assert rows[0].expected_us >= 90_000
-    assert isinstance(rows[0], TrackRow)
+    assert isinstance(rows[0], TrackSpan)
 
 
 def test_the_holder_of_a_track_runs_it_and_gives_back_what_it_cannot():
