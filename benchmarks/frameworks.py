@@ -1,9 +1,9 @@
 """What a killed worker costs on ipyparallel and Dask; run by ``recovery`` in an environment of its own.
 
-``python others.py ipyparallel|dask TRIALS SHAPE STAGE_MS``. A request is a chain of three stages, each a function that
-computes for ``STAGE_MS`` and gives back an array of the same float32 shape. Three worker processes of one thread. The
-worker that runs the second stage is killed (SIGKILL) at a random moment of it, and the request is answered after the
-tool itself has noticed and submitted the lost stages again: Dask's scheduler does so by default, ipyparallel with
+``python frameworks.py ipyparallel|dask TRIALS SHAPE STAGE_MS``. A request is a chain of three stages, each a function
+that computes for ``STAGE_MS`` and gives back an array of the same float32 shape. Three worker processes of one thread.
+The worker that runs the second stage is killed (SIGKILL) at a random moment of it, and the request is answered after
+the tool itself has noticed and submitted the lost stages again: Dask's scheduler does so by default, ipyparallel with
 ``retries`` set. Everything else is left at the tools' defaults; killed workers are replaced before the next trial.
 
 What it *added* is the time to the answer, less the median without faults, less the time for which stages ran beyond the

@@ -100,10 +100,10 @@ class Caller:
         state = State(True, False, False, 0, 0, 0, 0)
         self.node = Node(
             name="caller", role="source", peers=peers, manifest=manifest, machine=self._machine,
-            carry_out=self._carry_out, hello=lambda: hello, state=lambda *_: state, keys=keys,
+            execute=self._execute, hello=lambda: hello, state=lambda *_: state, keys=keys,
         )  # fmt: skip
 
-    def _carry_out(self, instruction: Instruction) -> None:
+    def _execute(self, instruction: Instruction) -> None:
         if not isinstance(instruction, Answer):
             raise BenchmarkError(f"a request failed: {instruction}")
         self._answer, self._back = instruction, time.perf_counter()

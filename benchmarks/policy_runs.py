@@ -110,9 +110,7 @@ def ways_of(stack: contextlib.ExitStack, file: PeersFile, opened: Open, wanted: 
 def _linked(source: Source) -> bool:
     """Whether all of a source's peers are warm and reach one another."""
     names = {peer.name for peer in source.peers.peers}
-    found = list(source.machine.neighbours.by_name.values())
-    reached = [n.name for n in found if n.state and n.state.warm and names - {n.name} <= set(n.state.reaches)]
-    return set(reached) == names
+    return all(view.warm and names - {view.name} <= set(view.reaches) for view in source.view().values())
 
 
 def figures_of(ways: Mapping[str, Way], leave_out: int, base: str = SINGLE) -> dict[str, dict[str, Any]]:

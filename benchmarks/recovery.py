@@ -202,7 +202,14 @@ def _other(name: str, wanted: int, shape: tuple[int, ...], stage_ms: float) -> d
             raise BenchmarkError(f"ipyparallel and Dask could not be installed into {folder}; leave --compare out")
         (folder / ".complete").touch()
     say(f"  {name}")
-    command = [str(python), str(ROOT / "benchmarks" / "others.py"), name, str(wanted), json.dumps(shape), str(stage_ms)]
+    command = [
+        str(python),
+        str(ROOT / "benchmarks" / "frameworks.py"),
+        name,
+        str(wanted),
+        json.dumps(shape),
+        str(stage_ms),
+    ]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=60 * wanted)
     except subprocess.TimeoutExpired:

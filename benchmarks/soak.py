@@ -216,7 +216,7 @@ def _soak(
         "lost": load.submitted - load.outcomes,
         "degraded": load.degraded,
         "duplicates_dropped": sum(source.duplicates.values()),
-        "reroutes": source.machine.reroutes,
+        "reroutes": source.snapshot.reroutes,
         "held_back_s": round(load.held_back_s, 1),
         "latency_ms": load.latency_ms(),
         "restarts": restarts,

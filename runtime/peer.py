@@ -96,7 +96,7 @@ class Peer:
             peers=peers,
             manifest=bundle.manifest,
             machine=self.machine,
-            carry_out=self._carry_out,
+            execute=self._execute,
             hello=self._hello,
             state=self.machine.state,
             keys=keys,
@@ -153,7 +153,7 @@ class Peer:
             codec=self.entry.codec,
         )
 
-    def _carry_out(self, instruction: Instruction) -> None:
+    def _execute(self, instruction: Instruction) -> None:
         assert isinstance(instruction, Compute)
         self._worker.submit(lambda: self._compute(instruction))
 

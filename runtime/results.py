@@ -1,4 +1,4 @@
-"""What a source gives back for an image, and how the record of a request is made."""
+"""Answers of a source, its requests in flight, and the record of a request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ls_edge.arrangement import Arrangement
 from ls_edge.errors import RequestError
-from ls_edge.records import PeerState, RequestRecord
+from ls_edge.records import RequestRecord
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.events import Answer as Answered
 from ls_edge.runtime.routing.events import Fail
@@ -40,17 +40,6 @@ class Answer:
     def arrangement(self) -> Arrangement:
         """The order in which blocks ran."""
         return self.record.arrangement
-
-
-@dataclass
-class PeerView:
-    """A peer as the source sees it now."""
-
-    name: str
-    blocks: tuple[int, ...]
-    state: PeerState
-    engine: str = ""
-    warm: bool = False
 
 
 class RequestState(Enum):

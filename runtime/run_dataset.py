@@ -1,9 +1,9 @@
-"""A run over a data set: submit images, collect a record for each request, and say what the run was.
+"""Answer a data set: submit images, collect a record for each request, and describe the run.
 
 What ``ls-edge run`` and the demo do between opening a source and printing a summary. At most ``concurrency`` requests
-are on their way at once; images are decoded ahead, so decoding is in no latency.
+are in flight at once; images are decoded ahead, so decoding is in no latency.
 
-A run that is told to stop, or that an error ends, still returns the records of what was answered.
+A run that is stopped, or that an error ends, still returns the records of its answers.
 """
 
 from __future__ import annotations
@@ -30,14 +30,12 @@ TICK_S = 0.1
 """Seconds between two calls of ``on_tick``; also how late a request to stop may be noticed."""
 
 AUDITS_S = 30.0
-"""How long the audits of the last answers are waited for."""
-
-Watch = Callable[[RequestRecord], None]
+"""Longest wait for the audits of the last answers."""
 
 
 @dataclass
 class DatasetRun:
-    """What a run left."""
+    """The result of :func:`run_dataset`."""
 
     records: list[RequestRecord]
     events: list[PeerEvent]
@@ -45,9 +43,9 @@ class DatasetRun:
     skipped_images: list[tuple[str, str]] = field(default_factory=list)
     """Images that could not be used: name and reason."""
     given_up: int = 0
-    """Requests that were on their way when the run was told to stop; they have no record."""
+    """Requests that were in flight when the run was stopped; they have no record."""
     error: Exception | None = None
-    """What ended the run before its last image: the source was closed, the images cannot be read any more."""
+    """What ended the run before its last image: the source was closed, or the images cannot be read any more."""
 
 
 def run_dataset(
@@ -55,8 +53,7 @@ def run_dataset(
     images: ImageSet,
     *,
     concurrency: int = 4,
-    on_record: Watch | None = None,
-    on_event: Callable[[PeerEvent], None] | None = None,
+    on_record: Callable[[RequestRecord], None] | None = None,
     on_skip: Callable[[ImageRef, DataError], None] | None = None,
     on_tick: Callable[[], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -64,10 +61,11 @@ def run_dataset(
     """Submit each image of the set once and wait for all answers; errors of requests become records.
 
     All callbacks are called by the calling thread: ``on_record`` with each record as it comes, ``on_tick`` about every
-    :data:`TICK_S` seconds. Once ``stop`` returns true no further image is submitted and those on their way are given
-    up. Raises :class:`DataError` where not one image could be used.
+    :data:`TICK_S` seconds. Events of peers come from the source, see ``on_event`` of :class:`Source`. Once ``stop``
+    returns true no further image is submitted and the requests in flight are given up. Raises :class:`DataError` where
+    not one image could be used.
     """
-    run = _Run(source, on_record, on_event, on_tick, stop)
+    run = _Requests(source, on_record, on_tick, stop)
     started, since = time.monotonic(), round((time.monotonic() - source.opened) * 1e6)
     run.since = since
     images = match_classes(images, source.bundle.manifest.classes)
@@ -92,12 +90,12 @@ def run_dataset(
         pass
     except Exception as caught:
         # What was answered so far must not be lost with what ended the run.
-        if not run.records and not run.on_their_way:
+        if not run.records and not run.in_flight:
             raise
         error = caught
     run.wait_for(0)
     given_up = run.give_up()
-    records, events = run.records, source.events
+    records = run.records
     duplicates = source.duplicates
     return DatasetRun(
         records=[
@@ -105,8 +103,8 @@ def run_dataset(
         ],
         events=[
             PeerEvent(max(0, e.at_us - since), e.peer, e.state, e.why)
-            for e in events
-            if e.at_us >= since or e.state == PeerState.ALIVE
+            for e in source.events
+            if e.at_us >= since or e.state is PeerState.ALIVE
         ],
         context=RunContext(
             bundle_id=source.bundle.manifest.bundle_id,
@@ -140,7 +138,7 @@ def run_dataset(
 
 
 def _finish_audits(source: Source, stop: Callable[[], bool]) -> AuditSummary | None:
-    """Wait for the audits of the last answers, for a while or until the run is told to stop."""
+    """Wait for the audits of the last answers, at most :data:`AUDITS_S` or until the run is stopped."""
     end = time.monotonic() + AUDITS_S
     audits = source.audits
     while audits is not None and audits.waiting and time.monotonic() < end and not stop():
@@ -149,17 +147,16 @@ def _finish_audits(source: Source, stop: Callable[[], bool]) -> AuditSummary | N
 
 
 class _Stopped(Exception):
-    """The run was told to stop while it passed over images that cannot be used."""
+    """The run was stopped while it skipped images that cannot be used."""
 
 
-class _Run:
-    """Requests on their way and the records of those that ended."""
+class _Requests:
+    """The requests in flight and the records of those that ended."""
 
     def __init__(
         self,
         source: Source,
-        on_record: Watch | None,
-        on_event: Callable[[PeerEvent], None] | None,
+        on_record: Callable[[RequestRecord], None] | None,
         on_tick: Callable[[], None] | None,
         stop: Callable[[], bool],
     ) -> None:
@@ -167,37 +164,35 @@ class _Run:
         """Microseconds from the opening of the source to the start of the run."""
         self.records: list[RequestRecord] = []
         self.error: Exception | None = None
-        self.on_their_way: set[Future[Answer]] = set()
+        self.in_flight: set[Future[Answer]] = set()
         self._source = source
         self._on_record = on_record
-        self._on_event = on_event
         self._on_tick = on_tick
         self._stop = stop
         self._ended: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()
-        self._announced = 0
         self._tick_at = time.monotonic() + TICK_S
 
     def submit(self, array: np.ndarray, image: ImageRef) -> None:
         future = self._source.submit(array, name=image.name, label=image.label)
-        self.on_their_way.add(future)
+        self.in_flight.add(future)
         future.add_done_callback(self._ended.put)
 
     def wait_for(self, most: int) -> None:
-        """Wait until at most ``most`` requests are on their way, or until the run is told to stop."""
+        """Wait until at most ``most`` requests are in flight, or until the run is stopped."""
         self._take_ended(wait=False)
-        while len(self.on_their_way) > most and not self._stop():
+        while len(self.in_flight) > most and not self._stop():
             self._take_ended(wait=True)
 
     def give_up(self) -> int:
-        """Cancel what is on its way; return how many requests that was."""
+        """Cancel the requests in flight; return how many there were."""
         self._take_ended(wait=False)
-        given_up = sum(future.cancel() for future in self.on_their_way)
-        while self.on_their_way:  # a future that cannot be cancelled has just ended
+        given_up = sum(future.cancel() for future in self.in_flight)
+        while self.in_flight:  # a future that cannot be cancelled has just ended
             self._take_ended(wait=True)
         return given_up
 
     def _take_ended(self, *, wait: bool) -> None:
-        """Take in requests that ended; with ``wait``, wait for one, but no longer than until the next tick."""
+        """Collect requests that ended; with ``wait``, wait for one, but no longer than until the next tick."""
         try:
             if wait:
                 self._take(self._ended.get(timeout=max(0.0, self._tick_at - time.monotonic())))
@@ -205,17 +200,13 @@ class _Run:
                 self._take(self._ended.get_nowait())
         except queue.Empty:
             pass
-        events = self._source.events
-        while self._on_event is not None and self._announced < len(events):
-            self._on_event(events[self._announced])
-            self._announced += 1
         if time.monotonic() >= self._tick_at:
             self._tick_at = time.monotonic() + TICK_S
             if self._on_tick is not None:
                 self._on_tick()
 
     def _take(self, future: Future[Answer]) -> None:
-        self.on_their_way.discard(future)
+        self.in_flight.discard(future)
         if future.cancelled():
             return
         error = future.exception()

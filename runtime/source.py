@@ -1,6 +1,4 @@
-"""A source: the process that has the images.
-
-What ``ls-edge run`` does, a program can do:
+"""A source: the process that submits images and gets the answers.
 
     with Source.open("peers.yaml", "bundle", policy="nearest") as source:
         source.wait_ready()
@@ -8,13 +6,14 @@ What ``ls-edge run`` does, a program can do:
         print(answer.label, answer.latency_ms, answer.degraded)
 
 Every submitted image gets exactly one :class:`Answer` or one error of :class:`ls_edge.errors.RequestError`, within its
-budget (guarantee R1). Stem and head run in this process, on a thread of their own; a second thread speaks to the peers.
-Any thread may submit; callbacks of the futures run on one of those two threads and should be short.
+budget (guarantee R1). Stem and head run in this process, on a thread of their own; a second one, the *source thread*,
+runs the links and the routing machine. Any thread may call the methods of :class:`Source`: they put work into queues of
+the source thread and read the snapshot that it publishes (:mod:`ls_edge.runtime.peer_monitor`). Callbacks of the
+futures run on one of those two threads and should be short.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import logging
 import random
@@ -24,7 +23,8 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -39,12 +39,14 @@ from ls_edge.errors import BudgetExceeded, DataError, NotFinite, Overloaded, Req
 from ls_edge.evaluation.run_summary import AuditSummary, Rejection
 from ls_edge.order_costs import read_order_costs
 from ls_edge.peers_file import PeersFile, load_peers
-from ls_edge.records import PeerEvent, PeerState
+from ls_edge.records import PeerEvent
 from ls_edge.runtime.audit import Audit, Auditor, Challenge, challenge_itinerary, require_block_files
+from ls_edge.runtime.deadlines import Deadlines
+from ls_edge.runtime.peer_monitor import PeerMonitor, PeerView, SourceSnapshot
 from ls_edge.runtime.protocol.codec import is_finite
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
-from ls_edge.runtime.results import Answer, InFlightRequest, PeerView, RequestState, itinerary_holders, record_of
-from ls_edge.runtime.routing.events import Abandon, Fail, Instruction, Note, Returned, Submit
+from ls_edge.runtime.results import Answer, InFlightRequest, RequestState, itinerary_holders, record_of
+from ls_edge.runtime.routing.events import Abandon, Fail, Instruction, Returned, Submit
 from ls_edge.runtime.routing.events import Answer as Answered
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.policies import POLICIES
@@ -57,43 +59,30 @@ from ls_edge.runtime.worker import Worker
 
 log = logging.getLogger("ls_edge.runtime")
 
-_WATCH_EVERY = 0.02
-"""Seconds between two looks at how the peers are."""
 _FIRST_CHALLENGE = 1 << 62
-"""Numbers of challenges, apart from those of requests, which have records."""
-_MOST_EVENTS = 100_000
-"""Events that are kept: a peer that comes and goes all the time must not fill the memory."""
-_SPARE_DEADLINES = 256
-"""Deadlines of ended requests that are kept before they are swept out; more means rarer and longer sweeps."""
+"""First number of a challenge, above those of all requests."""
+_POLL_S = 0.1
+"""Longest wait for links, in seconds."""
 
 Image = np.ndarray | bytes
 """Preprocessed float32 ``[3, H, W]``, or an encoded file or uint8 ``[H, W, 3]`` that the source preprocesses itself."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Stemmed:
+class _StemResult:
     inflight: InFlightRequest
     tokens: np.ndarray | None
-    """None where the stem failed, or was not run because nobody waited for it any more."""
+    """None where the stem failed, or did not run because the request had ended."""
     error: RequestError | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class _Headed:
+class _HeadResult:
     inflight: InFlightRequest
     logits: np.ndarray | None
-    """As the tokens of :class:`_Stemmed`."""
+    """As the tokens of :class:`_StemResult`."""
     head_us: int = 0
     error: RequestError | None = None
-
-
-@dataclass(eq=False)
-class _Inbox:
-    """What other threads have for the thread that speaks."""
-
-    new: deque[InFlightRequest] = field(default_factory=deque)
-    abandoned: deque[InFlightRequest] = field(default_factory=deque)
-    challenges: deque[Challenge] = field(default_factory=deque)
 
 
 class Source:
@@ -109,8 +98,13 @@ class Source:
         name: str | None = None,
         strict_bundle: bool = False,
         limits: Limits | None = None,
+        on_event: Callable[[PeerEvent], None] | None = None,
     ) -> None:
-        """Open stem and head and dial the peers; errors as those of bundle, engines, keys and addresses."""
+        """Open stem and head and dial the peers; raises the errors of bundle, engines, keys and addresses.
+
+        ``on_event`` is called with each :class:`~ls_edge.records.PeerEvent` when it happens, on the source thread: it
+        should return soon. An exception that it raises is logged and has no other effect.
+        """
         self.settings = settings or Settings()
         self.policy = POLICIES[self.settings.policy]
         if self.policy.runs_in_waves and self.settings.via_source:
@@ -130,61 +124,61 @@ class Source:
         self.max_skips = self.settings.skips_of(bundle.num_blocks)
         self.preprocess = Preprocessor(bundle.manifest.image)
         self.opened = time.monotonic()
-        self.events: list[PeerEvent] = []
-        """What happened to peers since the source was opened."""
+        """Origin of the times of :attr:`events`, on the clock of :func:`time.monotonic`."""
         self._incarnation = new_incarnation()
         self._engines: Mapping[str, Engine] = {
             part: open_engine(bundle, part, threads=self.settings.threads) for part in ("stem", "head")
         }
         warm_ms = [warm_up(engine) for engine in self._engines.values()]
-        self.machine = SourceMachine(
+        self._machine = SourceMachine(
             self._alias,
             limits=limits or Limits.for_frames(peers.heartbeat.transfer_s(bundle.manifest.tokens.bytes_per_image)),
             rng=random.SystemRandom(),
             costs=read_order_costs(bundle.manifest.order_costs, bundle.num_blocks),
         )
-        if self.policy.needs_order_costs and self.machine.costs is None:
+        if self.policy.needs_order_costs and self._machine.costs is None:
             raise UsageError(
                 f"{bundle.folder} has no order_costs, which the policy {self.policy.name} goes by; export it again "
                 "with --calibrate DATA, or use nearest"
             )
-        self.machine.head_us = round(warm_ms[1] * 2e3)
+        self._machine.head_us = round(warm_ms[1] * 2e3)
         self._ids = itertools.count()
-        self._inbox = _Inbox()
+        # Filled by other threads, emptied by the source thread.
+        self._submitted: deque[InFlightRequest] = deque()
+        self._cancelled: deque[InFlightRequest] = deque()
+        self._wanted_challenges: deque[Challenge] = deque()
         self._waiting: OrderedDict[int, InFlightRequest] = OrderedDict()
         self._open: dict[int, InFlightRequest] = {}
         self._inflight: set[int] = set()
-        """Requests whose turn has come, and that have not ended or of which this process's engines still have a job."""
-        self._deadlines: list[tuple[float, int]] = []
-        """A heap of all open requests, with some that have ended since."""
-        self._states: dict[str, str] = {}
+        """Requests that were started and have not ended, or whose job this process's engines still have."""
+        self._deadlines = Deadlines()
+        """Of the open requests that this process would have to end: not those that the routing machine has."""
         self._closing = False
-        """Whether the thread that speaks ends, or has; nothing is admitted any more."""
+        """Whether the source thread ends or has ended; nothing is accepted any more."""
         self._closed = False
         self._lock = threading.Lock()
-        self.node = Node(
+        self._node = Node(
             name=self._alias,
             role="source",
             peers=peers,
             manifest=bundle.manifest,
-            machine=self.machine,
-            carry_out=self._carry_out,
+            machine=self._machine,
+            execute=self._execute,
             hello=self._hello,
             state=lambda _name: State(True, False, False, 0, 0, 0, 0),
             keys=keys,
             strict_bundle=strict_bundle,
         )
-        self.node.on_note = self._on_note
+        self._monitor = PeerMonitor(peers, bundle.num_blocks, self._machine, self._node, self.opened, on_event)
+        self._node.on_note = self._monitor.on_note
         self._strict_bundle = strict_bundle
-        self._bundle_ids: dict[str, str] = {}
-        """What each peer said last that it serves."""
         self._challenges: dict[int, Challenge] = {}
         self._challenge_ids = itertools.count(_FIRST_CHALLENGE)
         self._auditor: Auditor | None = None
         if self.settings.audit:
             codecs = {peer.name: str(peer.codec) for peer in peers.peers}
-            self._auditor = Auditor(bundle, self.settings.audit, codecs, self._bundle_of, self._ask_for_challenge)
-        self._worker: Worker[_Stemmed | _Headed] = Worker("stem and head", self.node.wake)
+            self._auditor = Auditor(bundle, self.settings.audit, codecs, self._bundle_of, self._request_challenge)
+        self._worker: Worker[_StemResult | _HeadResult] = Worker("stem and head", self._node.wake)
         self._thread = threading.Thread(target=self._loop, name="source", daemon=True)
         self._thread.start()
 
@@ -198,9 +192,13 @@ class Source:
         secret_key: str | Path | None = None,
         name: str | None = None,
         strict_bundle: bool = False,
+        on_event: Callable[[PeerEvent], None] | None = None,
         **settings: Any,
     ) -> Source:
-        """Read ``peers.yaml`` and the bundle and open a source; ``settings`` are fields of :class:`Settings`."""
+        """Read ``peers.yaml`` and the bundle and open a source.
+
+        ``settings`` are fields of :class:`Settings`; ``on_event`` as in :class:`Source`.
+        """
         for what, value in (("peers", peers), ("bundle", bundle)):
             if not isinstance(value, (str, Path, PeersFile, Bundle)):
                 raise UsageError(f"{what} is a {type(value).__name__}; give its path")
@@ -211,6 +209,7 @@ class Source:
             keys=load_secret(secret_key) if secret_key is not None else None,
             name=name,
             strict_bundle=strict_bundle,
+            on_event=on_event,
         )
 
     def __enter__(self) -> Source:
@@ -224,7 +223,7 @@ class Source:
     def submit(
         self, image: Image, *, name: str = "", label: int | None = None, budget_ms: float | None = None
     ) -> Future[Answer]:
-        """Ask for the answer to an image; returns at once. Cancelling the future stops the work on it.
+        """Submit an image and return the future of its answer at once. Cancelling the future stops the work on it.
 
         ``name`` and ``label`` (the true class) only go into the record. An image that is not preprocessed yet is
         preprocessed here, in the caller's thread, before its time starts. Raises :class:`DataError` for an image that
@@ -241,84 +240,72 @@ class Source:
         with self._lock:
             if self._closing:
                 raise SourceClosed("the source was closed; open a new one")
-            self._inbox.new.append(inflight)
-        inflight.future.add_done_callback(lambda future: self._abandon(inflight) if future.cancelled() else None)
-        self.node.wake()
+            self._submitted.append(inflight)
+        inflight.future.add_done_callback(lambda future: self._on_done(inflight, future))
+        self._node.wake()
         return inflight.future
+
+    @property
+    def snapshot(self) -> SourceSnapshot:
+        """Peers and counts as the source thread last published them; immutable."""
+        return self._monitor.snapshot
+
+    @property
+    def events(self) -> tuple[PeerEvent, ...]:
+        """What happened to peers since the source was opened."""
+        return self._monitor.events
 
     def missing_blocks(self) -> tuple[int, ...]:
         """Blocks that no warm peer serves which this process reaches, directly or through another."""
-        held: set[int] = set()
-        for n in list(self.machine.neighbours.by_name.values()):
-            if n.state is not None and n.state.warm and not n.state.draining:
-                held |= {*n.hello.blocks, *n.state.reach_blocks}
-        return tuple(sorted(set(range(self.bundle.num_blocks)) - held))
+        return self.snapshot.missing_blocks
 
     def wait_ready(self, timeout: float = 5.0) -> tuple[int, ...]:
         """Wait until each block has a warm holder; return those that have none after ``timeout`` seconds."""
-        end = time.monotonic() + timeout
-        while (missing := self.missing_blocks()) and time.monotonic() < end and self._thread.is_alive():
-            time.sleep(0.01)
-        return missing
+        return self._monitor.wait_for(lambda snapshot: not snapshot.missing_blocks, timeout).missing_blocks
 
-    def view(self) -> dict[str, PeerView]:
-        """How each peer of ``peers.yaml`` is."""
-        views = {}
-        now = time.monotonic()
-        for peer in self.peers.peers:
-            n = self.machine.neighbours.get(peer.name)
-            state = PeerState.LOST
-            if n is not None:
-                s = n.state
-                state = PeerState.COLD if s is None or not s.warm else PeerState.ALIVE
-                if s is not None and s.warm:
-                    if now < n.suspected_until:
-                        state = PeerState.SUSPECT
-                    state = PeerState.STUCK if s.stuck else PeerState.DRAINING if s.draining else state
-            views[peer.name] = PeerView(
-                peer.name, peer.blocks, state, n.hello.engine if n else "", bool(n and n.state and n.state.warm)
-            )
-        return views
+    def view(self) -> Mapping[str, PeerView]:
+        """Each peer of ``peers.yaml`` as the source finds it."""
+        return self.snapshot.peers
 
     @property
     def duplicates(self) -> Mapping[int, int]:
-        """Answers that came after the first one to their request, and were dropped: how many, by request."""
-        return dict(self.machine.duplicates)
+        """Answers that came after the first one to their request and were dropped: count by request."""
+        return self.snapshot.duplicates
 
     @property
     def audits(self) -> AuditSummary | None:
-        """What audits found so far; None where the setting ``audit`` is 0."""
+        """The result of the audits so far; None where the setting ``audit`` is 0."""
         return None if self._auditor is None else self._auditor.snapshot()
 
     def finish_audits(self, timeout: float = 5.0) -> AuditSummary | None:
-        """Wait for the audits of what was answered, at most ``timeout`` seconds, and return what they found."""
+        """Wait for the audits of the answers so far, at most ``timeout`` seconds, and return their result."""
         if self._auditor is not None:
             self._auditor.finish(timeout)
         return self.audits
 
     @property
     def rejected(self) -> Mapping[str, Rejection]:
-        """What peers sent that cannot be true, by peer: how often, and why the last was not believed."""
-        return self.machine.rejected
+        """Answers and returns that were dropped because they cannot be true, by sender: count and last reason."""
+        return self.snapshot.rejected
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """Why peers cannot be used, or complained of us: name to the latest reason; who is well is not in it."""
-        return self.node.problems
+        """Why peers cannot be used, or complained of this process: latest reason by name, of those with a problem."""
+        return self.snapshot.problems
 
     @property
     def mismatched(self) -> Mapping[str, str]:
-        """Peers that serve another model, with the message that says both ids."""
-        return dict(self.node.mismatched)
+        """Peers that serve another model, with the message that names both ids."""
+        return self.snapshot.mismatched
 
     def close(self) -> None:
-        """Say goodbye, end what is open with :class:`SourceClosed`; a second call does nothing."""
+        """Send BYE, end open requests with :class:`SourceClosed` and join the threads; a second call does nothing."""
         with self._lock:
             closed, self._closed, self._closing = self._closed, True, True
         if closed:
             return
-        self.node.wake()
-        if threading.current_thread() is not self._thread:  # it is where a callback of a future closes the source
+        self._node.wake()
+        if threading.current_thread() is not self._thread:  # a callback may close the source
             self._thread.join(5.0)
         self._worker.close()
         if self._auditor is not None:
@@ -326,83 +313,72 @@ class Source:
         for engine in self._engines.values():
             engine.close()
 
-    def _abandon(self, inflight: InFlightRequest) -> None:
-        self._inbox.abandoned.append(inflight)
-        self.node.wake()
+    def _on_done(self, inflight: InFlightRequest, future: Future[Answer]) -> None:
+        if future.cancelled():
+            self._cancelled.append(inflight)
+            self._node.wake()
 
-    # The thread that speaks.
+    # On the source thread.
 
     def _loop(self) -> None:
         try:
-            watch_at = 0.0
             while not self._closing:
-                self.node.step(self._next_wait())
+                self._node.step(self._next_wait())
                 for result in self._worker.results():
-                    self._take(result)
-                self._admit()
-                if time.monotonic() >= watch_at:
-                    watch_at = time.monotonic() + _WATCH_EVERY
-                    self._watch_peers()
-            self.node.leave("done")
+                    self._on_result(result)
+                self._accept_submitted()
+                self._monitor.update()
+            self._node.leave("done")
         except Exception:
             log.exception("the source failed")
-            self.node.close()
+            self._node.close()
             raise
         finally:
-            with self._lock:  # what was submitted before is in the inbox, and nothing comes after
+            with self._lock:  # nothing is submitted after this
                 self._closing = True
-            self._fail_open()
-
-    def _fail_open(self) -> None:
-        for inflight in [*self._open.values(), *self._inbox.new]:
-            self._end(inflight, SourceClosed(f"request {inflight.request}: the source was closed before its answer"))
+            for inflight in [*self._open.values(), *self._submitted]:
+                self._end(
+                    inflight, SourceClosed(f"request {inflight.request}: the source was closed before its answer")
+                )
+            self._monitor.close()
 
     def _next_wait(self) -> float:
-        if not self._deadlines:
-            return 0.1
-        return max(0.0, min(0.1, self._deadlines[0][0] - time.monotonic()))
+        return max(0.0, min(_POLL_S, self._deadlines.next - time.monotonic()))
 
-    def _admit(self) -> None:
-        """Take in what other threads asked for, end what is over, and begin with whatever has its turn."""
-        while self._inbox.new:
-            inflight = self._inbox.new.popleft()
-            if inflight.state is RequestState.ENDED:  # cancelled between this look at what is new and the last
+    def _accept_submitted(self) -> None:
+        """Take over submissions, cancellations and challenges, end overdue requests, and start those that are next."""
+        while self._submitted:
+            inflight = self._submitted.popleft()
+            if inflight.state is RequestState.ENDED:  # cancelled before it was taken over
                 continue
             self._open[inflight.request] = self._waiting[inflight.request] = inflight
-            self._watch_deadline(inflight)
-        while self._inbox.abandoned:
-            self._cancel(self._inbox.abandoned.popleft())
-        while self._inbox.challenges:
-            self._begin_challenge(self._inbox.challenges.popleft())
+            self._deadlines.add(inflight.request, inflight.deadline)
+        while self._cancelled:
+            self._cancel(self._cancelled.popleft())
+        while self._wanted_challenges:
+            self._start_challenge(self._wanted_challenges.popleft())
         self._end_overdue(time.monotonic())
         while self._waiting and len(self._inflight) < self.settings.max_inflight:
             _, inflight = self._waiting.popitem(last=False)
             self._inflight.add(inflight.request)
             inflight.state, inflight.at_worker = RequestState.STEM, True
-            self._worker.submit(_job(self._run_stem, inflight))
+            self._worker.submit(partial(self._run_stem, inflight))
 
     def _cancel(self, inflight: InFlightRequest) -> None:
         if inflight.state is RequestState.ENDED:
             return
         if inflight.state is RequestState.ROUTED:
-            self.node.feed(Abandon(inflight.request))
+            self._node.feed(Abandon(inflight.request))
         self._forget(inflight)
         inflight.future.set_running_or_notify_cancel()  # for those who wait with concurrent.futures.wait
 
-    def _watch_deadline(self, inflight: InFlightRequest) -> None:
-        if len(self._deadlines) > 2 * len(self._open) + _SPARE_DEADLINES:
-            self._deadlines = [(other.deadline, other.request) for other in self._open.values()]
-            heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (inflight.deadline, inflight.request))
-
     def _end_overdue(self, now: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            inflight = self._open.get(heapq.heappop(self._deadlines)[1])
-            if inflight is not None and inflight.state is not RequestState.ROUTED:
-                self._end(inflight, self._overdue(inflight), inflight.answered)
+        for request in self._deadlines.pop_due(now):
+            inflight = self._open[request]
+            self._end(inflight, self._overdue(inflight), inflight.answered)
 
     def _overdue(self, inflight: InFlightRequest) -> RequestError:
-        """Why a request that is not with the peers has no answer at its deadline."""
+        """Return the error of a request that reached its deadline in this process."""
         if inflight.state is RequestState.WAITING:
             return Overloaded(
                 f"request {inflight.request} waited for its turn until its budget was over; send more slowly, "
@@ -418,23 +394,24 @@ class Source:
             "raise the budget, or see what else this machine does"
         )
 
-    def _take(self, result: _Stemmed | _Headed) -> None:
+    def _on_result(self, result: _StemResult | _HeadResult) -> None:
         inflight = result.inflight
         inflight.at_worker = False
         if inflight.state is RequestState.ENDED:
             self._inflight.discard(inflight.request)
         elif result.error is not None:
             self._end(inflight, result.error, inflight.answered)
-        elif isinstance(result, _Headed):
+        elif isinstance(result, _HeadResult):
             if result.logits is not None:
-                self.machine.head_us = max(result.head_us, self.machine.head_us * 9 // 10)
+                self._machine.head_us = max(result.head_us, self._machine.head_us * 9 // 10)
                 self._answer(inflight, result)
         elif result.tokens is not None:
             inflight.state = RequestState.ROUTED
+            self._deadlines.remove(inflight.request)
             if self._auditor is not None:
                 inflight.stem_tokens = result.tokens
             order = self.policy.wanted_order(self.bundle.num_blocks, self.settings.seed, inflight.request)
-            self.node.feed(Submit(inflight.request, self._itinerary(order), result.tokens, inflight.deadline))
+            self._node.feed(Submit(inflight.request, self._itinerary(order), result.tokens, inflight.deadline))
 
     def _itinerary(self, order: tuple[int, ...]) -> Itinerary:
         settings = self.settings
@@ -449,9 +426,9 @@ class Source:
             on_straggler=settings.on_straggler,
         )
 
-    def _carry_out(self, instruction: Instruction) -> None:
+    def _execute(self, instruction: Instruction) -> None:
         if not isinstance(instruction, (Answered, Fail, Returned)):
-            raise TypeError(f"a source does not carry out {instruction!r}")
+            raise TypeError(f"a source does not execute {instruction!r}")
         if instruction.request in self._challenges:
             self._on_challenge(instruction)
             return
@@ -460,12 +437,12 @@ class Source:
             return
         if isinstance(instruction, Answered):
             inflight.state, inflight.at_worker, inflight.answered = RequestState.HEAD, True, instruction
-            self._watch_deadline(inflight)
-            self._worker.submit(_job(self._run_head, inflight, instruction), priority=0)
+            self._deadlines.add(inflight.request, inflight.deadline)
+            self._worker.submit(partial(self._run_head, inflight, instruction), priority=0)
         elif isinstance(instruction, Fail):
             self._end(inflight, instruction.error, instruction)
 
-    def _answer(self, inflight: InFlightRequest, headed: _Headed) -> None:
+    def _answer(self, inflight: InFlightRequest, headed: _HeadResult) -> None:
         assert headed.logits is not None
         logits = headed.logits[0]
         record = record_of(inflight, inflight.answered, time.monotonic(), logits, headed.head_us, self.opened)
@@ -496,29 +473,30 @@ class Source:
             inflight.future.set_exception(error)
 
     def _forget(self, inflight: InFlightRequest) -> None:
-        """A request has ended; it counts as on its way as long as an engine of this process is on it."""
+        """Mark a request as ended; it stays in flight while an engine of this process has its job."""
         inflight.state = RequestState.ENDED
-        inflight.image = inflight.stem_tokens = inflight.answered = None  # its future may be kept for long
+        inflight.image = inflight.stem_tokens = inflight.answered = None  # users may keep its future
         self._open.pop(inflight.request, None)
         self._waiting.pop(inflight.request, None)
+        self._deadlines.remove(inflight.request)
         if not inflight.at_worker:
             self._inflight.discard(inflight.request)
 
     # Audits.
 
-    def _ask_for_challenge(self, challenge: Challenge) -> None:
-        """Called on the auditor's thread."""
-        self._inbox.challenges.append(challenge)
-        self.node.wake()
+    def _request_challenge(self, challenge: Challenge) -> None:
+        """Queue a challenge; called on the auditor's thread."""
+        self._wanted_challenges.append(challenge)
+        self._node.wake()
 
-    def _begin_challenge(self, challenge: Challenge) -> None:
-        """Send the image of an answer that does not match once more, watched, beside what was submitted."""
+    def _start_challenge(self, challenge: Challenge) -> None:
+        """Send the stem tokens of an answer that does not match once more and collect each return."""
         number = next(self._challenge_ids)
         self._challenges[number] = challenge
         answer = challenge.audit.itinerary
         itinerary = challenge_itinerary(self._itinerary(answer.remaining), answer)
         deadline = time.monotonic() + self.settings.budget_ms / 1e3
-        self.node.feed(Submit(number, itinerary, challenge.audit.stem_tokens, deadline, watch_returns=True))
+        self._node.feed(Submit(number, itinerary, challenge.audit.stem_tokens, deadline, watch_returns=True))
 
     def _on_challenge(self, instruction: Answered | Fail | Returned) -> None:
         challenge = self._challenges[instruction.request]
@@ -530,45 +508,44 @@ class Source:
             self._auditor.challenged(challenge)
 
     def _bundle_of(self, name: str) -> str:
-        """The bundle that a peer serves; empty where it never said so to this process."""
-        return self.bundle.manifest.bundle_id if self._strict_bundle else self._bundle_ids.get(name, "")
+        """Return the id of the bundle that a peer serves, empty where it never announced one; on any thread."""
+        view = self.snapshot.peers.get(name)
+        return self.bundle.manifest.bundle_id if self._strict_bundle else "" if view is None else view.bundle_id
 
     # On the worker's thread.
 
-    def _run_stem(self, inflight: InFlightRequest) -> _Stemmed:
+    def _run_stem(self, inflight: InFlightRequest) -> _StemResult:
         image = inflight.image
         if image is None or _is_over(inflight):
-            return _Stemmed(inflight, None)
+            return _StemResult(inflight, None)
         inflight.begun = True
         started = time.perf_counter()
         try:
             tokens = self._engines["stem"].run({"images": image[np.newaxis]})
         except Exception as error:  # noqa: BLE001  an engine library may raise anything
-            return _Stemmed(inflight, None, RequestError(f"request {inflight.request}: the stem failed: {error}"))
+            return _StemResult(inflight, None, RequestError(f"request {inflight.request}: the stem failed: {error}"))
         if not is_finite(tokens):
             failed = NotFinite(
                 f"request {inflight.request}: the stem made NaN or infinity of {inflight.name or 'the image'}; "
                 "look at the image's values"
             )
-            return _Stemmed(inflight, None, failed)
+            return _StemResult(inflight, None, failed)
         inflight.image = None
         inflight.stem_us = round((time.perf_counter() - started) * 1e6)
-        return _Stemmed(inflight, tokens)
+        return _StemResult(inflight, tokens)
 
-    def _run_head(self, inflight: InFlightRequest, answered: Answered) -> _Headed:
+    def _run_head(self, inflight: InFlightRequest, answered: Answered) -> _HeadResult:
         if _is_over(inflight):
-            return _Headed(inflight, None)
+            return _HeadResult(inflight, None)
         started = time.perf_counter()
         try:
             logits = self._engines["head"].run({"tokens": answered.tokens})
         except Exception as error:  # noqa: BLE001  an engine library may raise anything
             failed = RequestError(f"request {inflight.request}: the head failed: {error}")
-            return _Headed(inflight, None, error=failed)
+            return _HeadResult(inflight, None, error=failed)
         if not is_finite(logits):
-            return _Headed(inflight, None, error=_not_finite(answered))
-        return _Headed(inflight, logits, round((time.perf_counter() - started) * 1e6))
-
-    # Small things.
+            return _HeadResult(inflight, None, error=_not_finite(answered))
+        return _HeadResult(inflight, logits, round((time.perf_counter() - started) * 1e6))
 
     def _as_input(self, image: Image, name: str) -> np.ndarray:
         if isinstance(image, np.ndarray) and image.dtype == np.float32:
@@ -588,43 +565,20 @@ class Source:
         m = self.bundle.manifest
         return Hello(self._alias, "source", self._incarnation, MINOR, m.model_id, m.bundle_id)
 
-    def _on_note(self, note: Note) -> None:
-        if note.what in ("lost", "suspect") and any(p.name == note.peer for p in self.peers.peers):
-            self._event(note.peer, PeerState(note.what), note.why)
-
-    def _watch_peers(self) -> None:
-        for name, view in self.view().items():
-            state = PeerState.LOST if view.state == PeerState.COLD else view.state
-            n = self.machine.neighbours.get(name)
-            if n is not None:
-                self._bundle_ids[name] = n.hello.bundle_id
-            if state != self._states.get(name, PeerState.LOST):
-                if state not in (PeerState.LOST, PeerState.SUSPECT):
-                    self._event(name, state, "")
-                self._states[name] = state
-
-    def _event(self, peer: str, state: PeerState, why: str) -> None:
-        if len(self.events) < _MOST_EVENTS:
-            self.events.append(PeerEvent(round((time.monotonic() - self.opened) * 1e6), peer, state, why))
-
 
 def _is_over(inflight: InFlightRequest) -> bool:
-    """Whether no engine needs to run for a request any more; asked just before one would."""
+    """Whether a request needs no engine any more; asked just before one would run."""
     ended = inflight.state is RequestState.ENDED or inflight.future.cancelled()
     return ended or time.monotonic() >= inflight.deadline
 
 
 def _not_finite(answered: Answered) -> NotFinite:
-    """The error of a request whose logits are not finite, though its tokens were when they came back."""
+    """Return the error of a request whose logits are not finite although its tokens were."""
     holders = ", ".join(itinerary_holders(answered.itinerary)) or "nobody"
     return NotFinite(
         f"request {answered.request}: the head made NaN or infinity of what {holders} computed; check these peers, and "
         "the bundle with 'ls-edge verify'"
     )
-
-
-def _job(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
-    return lambda: function(*arguments)
 
 
 def _name_of(peers: PeersFile, keys: KeyPair | None) -> str:

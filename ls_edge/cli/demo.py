@@ -202,14 +202,15 @@ def _run_scene(scene: Scene, out: Path, limit: int, console: Console) -> Run:
     console.print(f"\n{scene.name}", style="bold")
     with LocalCluster(folder, bundle, PLACEMENT) as peers:
         peers.wait_warm()
+        images = open_data("digits", "eval").take(limit * scene.rounds)
+        progress = RunProgress(len(images), PLACEMENT, console=console, label=scene.name)
         with Source.open(
-            peers.path, bundle, policy=scene.policy, max_skips=scene.max_skips, budget_ms=10_000
+            peers.path, bundle, policy=scene.policy, max_skips=scene.max_skips, budget_ms=10_000,
+            on_event=progress.event,
         ) as source:  # fmt: skip
             source.wait_ready()
             for name in scene.lost:
                 peers.kill(name)
-            images = open_data("digits", "eval").take(limit * scene.rounds)
-            progress = RunProgress(len(images), PLACEMENT, console=console, label=scene.name)
             on_answer = _fault_schedule(scene, peers, len(images), progress.note)
 
             def on_record(record: Any) -> None:
@@ -217,7 +218,7 @@ def _run_scene(scene: Scene, out: Path, limit: int, console: Console) -> Run:
                 on_answer()
 
             with progress:
-                measured = run_dataset(source, images, concurrency=2, on_record=on_record, on_event=progress.event)
+                measured = run_dataset(source, images, concurrency=2, on_record=on_record)
     if measured.error is not None:
         raise measured.error
     summary = summarise(measured.records, measured.events, measured.context)

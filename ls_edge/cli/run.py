@@ -122,12 +122,14 @@ def command(
     from ls_edge.runtime.run_dataset import run_dataset
     from ls_edge.runtime.source import Source
 
+    progress = RunProgress(len(images), [peer.name for peer in file.peers])
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(
             Source.open(
                 file, opened, policy=policy, secret_key=secret_key, strict_bundle=strict_bundle, budget_ms=budget_ms,
                 max_skips=max_skips, seed=seed, max_inflight=max(concurrency, 1), via_source=via == "source",
                 threads=threads, latency_weight=latency_weight, waves=waves, on_straggler=on_straggler, audit=audit,
+                on_event=progress.event,
             )
         )  # fmt: skip
         stop = stack.enter_context(interrupts.StopRequest())
@@ -138,7 +140,6 @@ def command(
         if warning:
             _warn(warning)
         writer = stack.enter_context(TraceWriter(trace)) if trace is not None else None
-        progress = RunProgress(len(images), [peer.name for peer in file.peers])
 
         def on_record(record: RequestRecord) -> None:
             progress.record(record)
@@ -153,7 +154,7 @@ def command(
 
         with progress:
             measured = run_dataset(
-                source, images, concurrency=concurrency, on_record=on_record, on_event=progress.event, on_skip=skip,
+                source, images, concurrency=concurrency, on_record=on_record, on_skip=skip,
                 on_tick=_watch_holders(source, progress), stop=lambda: bool(stop),
             )  # fmt: skip
         problems = [] if measured.error is None else [str(measured.error)]

@@ -431,7 +431,7 @@ def start_node(peers: PeersFile, bundle: Bundle, name: str, lie: Lie, key: Path 
         peers=peers,
         manifest=manifest,
         machine=liar,
-        carry_out=lambda _: None,
+        execute=lambda _: None,
         hello=lambda: hello(called, lie.role, blocks),
         state=liar.state,
         keys=None if key is None else load_secret(key),

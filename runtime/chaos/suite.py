@@ -222,10 +222,8 @@ def run_chaos(
                 mischief.finish()
             watch.wait(budget_ms / 1e3 + _GIVE_UP)
             spent = time.monotonic() - started
-            duplicates = sum(source.duplicates.values())
-            reroutes, dropped = source.machine.reroutes, dict(source.node.counts)
             audits = source.finish_audits(_GIVE_UP)
-            rejected = {name: one.count for name, one in source.rejected.items()}
+            counts = source.snapshot
     bad, worst, spoilt = _replay(opened, images, watch.records, _LIAR if spoils else "")
     latencies = [record.latency_us / 1e3 for record in watch.records if record.error is None] or [0.0]
     return ChaosResult(
@@ -237,17 +235,17 @@ def run_chaos(
         twice=len(watch.records) - len({r.id for r in watch.records}),
         not_replayed=bad,
         worst_replay=worst,
-        duplicates_dropped=duplicates,
-        reroutes=reroutes,
+        duplicates_dropped=sum(counts.duplicates.values()),
+        reroutes=counts.reroutes,
         degraded=sum(r.degraded for r in watch.records),
         in_waves=sum(not r.is_plain for r in watch.records),
         latency_ms={f"p{q}": round(float(np.percentile(latencies, q)), 2) for q in (50, 95, 99, 100)},
         seconds=round(spent, 2),
         faults=course,
-        dropped=dropped,
+        dropped=dict(counts.dropped),
         ended=mischief.ended,
         spoilt=spoilt,
-        rejected=rejected,
+        rejected={name: one.count for name, one in counts.rejected.items()},
         suspects={} if audits is None else dict(audits.suspects),
         liar_was_given=dict(mischief.given),
     )

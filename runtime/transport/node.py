@@ -1,6 +1,6 @@
 """What a peer process and a source process have in common: links, greetings, and a routing machine in between.
 
-Frames from the links are checked, turned into events and given to the machine; its instructions are carried out. A
+Frames from the links are checked, turned into events and given to the machine; its instructions are executed. A
 process is introduced by HELLO or WELCOME, which must name the same model (guarantee R7), come from somebody who stands
 in ``peers.yaml`` and, on a CURVE link, carry the name that the key belongs to. What is malformed or not allowed is
 counted, dropped and answered with a COMPLAINT (guarantee R5); it never raises.
@@ -90,13 +90,13 @@ class Node:
         peers: PeersFile,
         manifest: Manifest,
         machine: Machine,
-        carry_out: Callable[[Instruction], None],
+        execute: Callable[[Instruction], None],
         hello: Callable[[], Hello],
         state: Callable[[str], State],
         keys: KeyPair | None,
         strict_bundle: bool = False,
     ) -> None:
-        """``carry_out`` gets the instructions that are not about links (Compute, Answer, Fail)."""
+        """``execute`` is called with the instructions that are not about links (Compute, Answer, Fail)."""
         self.name = name
         self.role = role
         self.counts: Counter[str] = Counter()
@@ -104,11 +104,13 @@ class Node:
         self.mismatched: dict[str, str] = {}
         """Peers that serve another model: name to the message that says both ids."""
         self.on_note: Callable[[Note], None] | None = None
+        self.neighbour_events = 0
+        """Times that a neighbour came, went or sent its STATE."""
         self._peers = peers
         self._manifest = manifest
         self._admission = Admission(name, role, peers, manifest, strict_bundle=strict_bundle)
         self._machine = machine
-        self._carry_out = carry_out
+        self._execute_other = execute
         self._hello = hello
         self._state = state
         self._links_of: dict[str, list[Link]] = {}
@@ -201,8 +203,10 @@ class Node:
         self._executing = True
         try:
             while self._events:
-                for instruction in self._machine.handle(self._events.popleft(), time.monotonic()):
+                event = self._events.popleft()
+                for instruction in self._machine.handle(event, time.monotonic()):
                     self._execute(instruction)
+                self.neighbour_events += isinstance(event, (NeighbourUp, NeighbourDown, NeighbourState))
         finally:
             self._executing = False
 
@@ -214,7 +218,7 @@ class Node:
         elif isinstance(instruction, Note):
             self._note(instruction)
         else:
-            self._carry_out(instruction)
+            self._execute_other(instruction)
 
     def say_hello_again(self) -> None:
         """Tell everybody what HELLO says now (the engine is warm, say)."""

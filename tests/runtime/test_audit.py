@@ -15,7 +15,7 @@ from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import UsageError
 from ls_edge.evaluation.run_summary import AuditSummary, Suspect
 from ls_edge.peers_file import load_peers
-from ls_edge.runtime.audit import Audit, Auditor, Challenge
+from ls_edge.runtime.audit import Audit, Auditor
 from ls_edge.runtime.chaos.faults import Faults, write
 from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.peer import Peer
@@ -31,13 +31,13 @@ def audited(tiny_bundle, write_peers, serve, tmp_path):
     """Serve peers, some of which lie, and open a source that audits."""
     opened = []
 
-    def start(placement, faults=(), *, audit=1.0, each=None, **settings):
+    def start(placement, faults=(), *, audit=1.0, each=None, of=tiny_bundle, **settings):
         file, bundle = load_peers(write_peers(placement, **(each or {}))), Bundle.open(tiny_bundle)
         for name in placement:
             path = tmp_path / f"{name}.faults"
             write(path, dict(faults).get(name, Faults()))
             serve(Peer(file, name, bundle, faults=path))
-        opened.append(Source(file, bundle, Settings(audit=audit, **settings)))
+        opened.append(Source(file, Bundle.open(of), Settings(audit=audit, **settings)))
         assert opened[-1].wait_ready() == ()
         return opened[-1]
 
@@ -110,17 +110,19 @@ def test_a_source_without_audits_says_none(audited, images):
     assert not [thread for thread in threading.enumerate() if thread.name == "audit"]
 
 
-def test_answers_do_not_wait_for_audits_and_those_that_are_too_many_are_counted(audited, images, wait_until):
+def test_answers_do_not_wait_for_audits_and_those_that_are_too_many_are_counted(
+    audited, images, wait_until, monkeypatch
+):
     source = audited({"a": range(6)})
     held, entered = threading.Event(), threading.Event()
-    check = source._auditor._check
+    head = Pipeline.head
 
-    def slow(audit):
+    def slow(chain, tokens):
         entered.set()
         assert held.wait(60)
-        check(audit)
+        return head(chain, tokens)
 
-    source._auditor._check = slow
+    monkeypatch.setattr(Pipeline, "head", slow)
     pictures = images(40)
     answers = [future.result(20) for future in [source.submit(image) for image in pictures]]
     assert len(answers) == 40
@@ -135,22 +137,20 @@ def test_requests_and_their_numbers_are_the_same_with_audits_of_a_liar(audited, 
     source = audited(CHAIN, {"a": Faults(lie=1.0)}, max_skips=0)
     answers = answer_all(source, images(8))
     assert [answer.request for answer in answers] == list(range(8))
-    assert not source._challenges
-    assert not source._open
-    assert not source.machine.requests
+    assert source.finish_audits(60).waiting == 0
 
 
-def test_closing_does_not_wait_for_audits_that_have_not_begun(audited, images):
+def test_closing_does_not_wait_for_audits_that_have_not_begun(audited, images, monkeypatch):
     source = audited({"a": range(6)})
     held = threading.Event()
-    check, begun = source._auditor._check, Counter()
+    head, begun = Pipeline.head, Counter()
 
-    def slow(audit):
+    def slow(chain, tokens):
         begun.update(["audit"])
         assert held.wait(60)
-        check(audit)
+        return head(chain, tokens)
 
-    source._auditor._check = slow
+    monkeypatch.setattr(Pipeline, "head", slow)
     for future in [source.submit(image) for image in images(10)]:
         future.result(20)
     closer = threading.Thread(target=source.close)
@@ -158,7 +158,9 @@ def test_closing_does_not_wait_for_audits_that_have_not_begun(audited, images):
     closer.join(20)
     assert not closer.is_alive()
     held.set()
-    source._auditor._thread.join(60)
+    for thread in threading.enumerate():
+        if thread.name == "audit":
+            thread.join(60)
     assert begun["audit"] == 1
     assert source.audits.dropped == 9
 
@@ -174,11 +176,10 @@ def test_a_bundle_without_its_blocks_cannot_audit_and_says_so(tiny_bundle, tmp_p
 
 
 def test_a_block_file_that_was_damaged_later_is_said_and_blames_nobody(tiny_bundle, audited, images, tmp_path, caplog):
-    source = audited({"a": range(6)})
     folder = tmp_path / "damaged"
     shutil.copytree(tiny_bundle, folder)
+    source = audited({"a": range(6)}, of=folder)
     (folder / source.bundle.part("block 0").file).write_bytes(b"x")
-    source._auditor._bundle = Bundle.open(folder)
     source.submit(images(1)[0]).result(20)
     found = source.finish_audits(60)
     assert (found.audited, found.dropped, found.suspects) == (0, 1, {})
@@ -207,12 +208,16 @@ class Hops:
         self.returns.append(Returned(0, sender or holder, itinerary, self.tokens))
 
     def judged(self, codec="raw"):
-        """What an auditor makes of it, if the answer had come from x and y."""
+        """The result of an auditor that is given an answer of x and y which does not match."""
         same = self.bundle.manifest.bundle_id
-        auditor = Auditor(self.bundle, 1.0, dict.fromkeys("abcxy", codec), lambda _: same, lambda _: None)
+
+        def challenge(started):
+            started.returns += self.returns
+            auditor.challenged(started)
+
+        auditor = Auditor(self.bundle, 1.0, dict.fromkeys("abcxy", codec), lambda _: same, challenge)
         answer = Itinerary("laptop", "nearest", (), 0, waves=((((0, "x"), (1, "y")),),))
-        auditor.challenged(Challenge(Audit(0, self.stem, answer, np.zeros(10, np.float32)), 0.5, self.returns))
-        auditor._open = 1
+        auditor.offer(Audit(0, self.stem, answer, np.zeros(10, np.float32)))
         auditor.finish(60)
         auditor.close()
         return {name: (one.named, one.one_of) for name, one in auditor.snapshot().suspects.items()}

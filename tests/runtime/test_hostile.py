@@ -38,6 +38,7 @@ from ls_edge.runtime.protocol.messages import (
     Welcome,
 )
 from ls_edge.runtime.source import Source
+from ls_edge.runtime.transport.admission import Admission
 from ls_edge.runtime.transport.node import COMPLAINTS_A_SECOND
 
 FRAMES = int(os.environ.get("LS_EDGE_HOSTILE_FRAMES", "5000"))
@@ -197,7 +198,7 @@ def test_everybody_lives_and_answers_under_thousands_of_broken_frames(
             finally:
                 flood.halt.set()
                 flood.join()
-            counts = source.node.counts
+            counts = source.snapshot.dropped
             assert local.alive("a")
             assert min(flood.sent.values()) == FRAMES
             assert resident_mib(local.processes["a"].pid) < early + 16
@@ -322,9 +323,11 @@ def malformed(bundle):
     }  # fmt: skip
 
 
-def test_a_state_that_names_a_block_that_the_model_lacks_is_malformed(peer):
+def test_a_state_that_names_a_block_that_the_model_lacks_is_malformed(tiny_bundle, write_peers):
+    peers = load_peers(write_peers({"a": ALL, "b": ALL}))
+    admission = Admission("a", "peer", peers, Bundle.open(tiny_bundle).manifest, strict_bundle=False)
     with pytest.raises(WireError, match="state names block 6"):
-        peer.node._admission.check_state(State(True, False, False, 1, 0, 0, 1, reach_blocks=(6,)), "b")
+        admission.check_state(State(True, False, False, 1, 0, 0, 1, reach_blocks=(6,)), "b")
 
 
 def test_a_neighbour_that_sends_nonsense_is_told_and_stays_a_neighbour(peer, raw, caller, tiny_bundle, wait_until):
@@ -383,12 +386,18 @@ def test_a_frame_beyond_the_models_size_ends_the_connection_alone(peer, raw, cal
     caller.hears(Complaint)
 
 
-def test_processes_that_greet_and_vanish_leave_nothing_behind(peer, tiny_bundle, wait_until):
+def test_processes_that_greet_and_vanish_leave_room_for_others(peer, raw, tiny_bundle, wait_until, monkeypatch):
+    monkeypatch.setattr("ls_edge.runtime.transport.node.MOST_OTHERS", 10)
     for number in range(10):
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.linger = 5000
             dealer.connect(peer.entry.address)
             dealer.send(wire.encode(hello_of(tiny_bundle, f"visitor-{number}", "source")))
-    wait_until(lambda: not peer.machine.neighbours.by_name, what="all to be forgotten")
-    assert not peer.node._links_of
-    assert not peer.node._name_of
+
+    def admitted():
+        other = Caller(raw(zmq.DEALER, dial=peer.entry.address))
+        other.says(hello_of(tiny_bundle, "visitor-10", "source"))
+        assert other.socket.poll(10_000)
+        return isinstance(wire.decode(other.socket.recv_multipart()[0]), Welcome)
+
+    wait_until(admitted, what="room for another")

@@ -67,8 +67,12 @@ def open_source(peers, bundle, **settings):
 
 
 def credits_of(source):
-    known = [source.machine.neighbours.get(name) for name in HONEST]
-    return [0 if n is None or n.state is None else n.state.credits for n in known]
+    return [source.view()[name].credits for name in HONEST]
+
+
+def linked(source):
+    """Names of the peers that the source has a link to."""
+    return {name for name, view in source.view().items() if view.state != "lost"}
 
 
 def answers_of(source, images, count):
@@ -88,9 +92,9 @@ def test_all_is_answered_and_right_whatever_a_member_does(
     count = REQUESTS // 2 if lie in WAITS else REQUESTS
     pictures = images(count)
     with open_source(peers, tiny_bundle, budget_ms=5_000) as source:
-        wait_until(lambda: set(HONEST) <= set(source.machine.neighbours.by_name), what="the honest")
+        wait_until(lambda: set(HONEST) <= linked(source), what="the honest")
         if LIES[lie].role == "peer":
-            wait_until(lambda: LIAR in source.machine.neighbours.by_name, what="the liar")
+            wait_until(lambda: LIAR in linked(source), what="the liar")
         answers = answers_of(source, pictures, count)
         assert_replays(tiny_bundle, pictures, answers)
         assert not any(answer.degraded for answer in answers)
@@ -139,13 +143,13 @@ def test_one_key_does_not_take_the_room_of_all_sources(peers, tiny_bundle, image
         with open_source(peers, tiny_bundle) as source:
             assert source.wait_ready(10) == ()
             assert len(answers_of(source, images(4), 4)) == 4
-            wait_until(lambda: set(HONEST) <= set(source.machine.neighbours.by_name), what="the honest")
+            wait_until(lambda: set(HONEST) <= linked(source), what="the honest")
 
 
 def audited(peers, bundle, pictures, wait_until):
     """Answers to all pictures, audited, and what the audit says."""
     with open_source(peers, bundle, audit=1.0) as source:
-        wait_until(lambda: {LIAR, *HONEST} <= set(source.machine.neighbours.by_name), what="all three")
+        wait_until(lambda: {LIAR, *HONEST} <= linked(source), what="all three")
         answers = answers_of(source, pictures, len(pictures))
         return answers, source.finish_audits(30.0)
 

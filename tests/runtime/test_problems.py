@@ -45,8 +45,8 @@ def says(wait_until):
     """Wait until a source says something of the peer ``a``."""
 
     def look(source, what):
-        wait_until(lambda: what in source.node.problems.get("a", ""), what=f"{what!r}; it says {source.node.problems}")
-        return source.node.problems["a"]
+        wait_until(lambda: what in source.problems.get("a", ""), what=f"{what!r}; it says {source.problems}")
+        return source.problems["a"]
 
     return look
 
@@ -56,7 +56,7 @@ def test_nobody_listens_and_then_somebody_does(file, bundle, serve, says):
         assert says(source, "nobody answers").startswith(f"nobody answers at {file.peer('a').address}; start it, or")
         peer = serve(Peer(file, "a", bundle))
         assert source.wait_ready(10) == ()
-        assert source.node.problems == {}
+        assert source.problems == {}
         peer.stop()
         says(source, "nobody answers")
 
@@ -76,7 +76,7 @@ def test_a_name_that_is_known_is_dialled(file, bundle, serve):
     serve(Peer(file, "a", bundle))
     with Source(altered(file, address=address), bundle) as source:
         assert source.wait_ready(10) == ()
-        assert source.node.problems == {}
+        assert source.problems == {}
 
 
 def test_one_that_speaks_something_else(file, bundle, says):
@@ -94,7 +94,7 @@ def test_another_model(file, bundle, other_bundle, serve, says):
     with Source(file, bundle) as source:
         assert bundle.manifest.model_id[:16] in says(source, "serves model")
         assert "a" in source.mismatched
-        assert "it refused us" in source.node.problems["a"]
+        assert "it refused us" in source.problems["a"]
 
 
 def test_another_bundle_under_strict_bundle(file, bundle, serve, says):
@@ -143,12 +143,12 @@ def test_what_a_peer_dropped_and_why_without_escape_sequences(file, bundle, says
         assert isinstance(wire.decode(frames[0]), Hello)
         welcome = Welcome("a", "peer", 1, 0, manifest.model_id, manifest.bundle_id, ALL)
         router.send_multipart([caller, wire.encode(welcome)])
-        wait_until(lambda: source.node.problems == {}, what="a link")
+        wait_until(lambda: source.problems == {}, what="a link")
         router.send_multipart([caller, wire.encode(Complaint("tokens of \x1b[31mnonsense\nfrom you"))])
         said = says(source, "it dropped a message of ours: tokens of ")
         assert said.isprintable()
         router.send_multipart([caller, wire.encode(welcome)])
-        wait_until(lambda: source.node.problems == {}, what="a peer that is well")
+        wait_until(lambda: source.problems == {}, what="a peer that is well")
 
 
 def test_reasons_of_unknown_names_are_not_kept_and_old_complaints_end():

@@ -1,7 +1,6 @@
 """Each request of a source ends once, at its deadline at the latest, wherever in this process it stands."""
 
 import threading
-import time
 from collections import Counter
 from concurrent.futures import wait
 
@@ -10,18 +9,23 @@ import pytest
 
 from ls_edge.bundle import Bundle
 from ls_edge.cli.main import main
+from ls_edge.engines.opening import open_engine
 from ls_edge.errors import BudgetExceeded, Overloaded, SourceClosed, UsageError
 from ls_edge.peers_file import load_peers
+from ls_edge.runtime.deadlines import Deadlines
 from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.results import InFlightRequest
 from ls_edge.runtime.source import Settings, Source
+from ls_edge.runtime.transport.node import Node
 
 
 class Held:
-    """An engine of the source whose calls wait until the test lets them go."""
+    """An engine of the source; after :meth:`hold` its calls wait for ``may_run``."""
 
     def __init__(self, engine):
         self._engine = engine
         self.may_run = threading.Event()
+        self.may_run.set()
         self.entered = threading.Event()
         self.calls = 0
 
@@ -34,15 +38,28 @@ class Held:
         assert self.may_run.wait(60)
         return self._engine.run(inputs, out)
 
-
-def hold(source, part):
-    held = Held(source._engines[part])
-    source._engines = {**source._engines, part: held}
-    return held
+    def hold(self):
+        self.calls = 0
+        self.entered.clear()
+        self.may_run.clear()
+        return self
 
 
 @pytest.fixture
-def alone(tiny_bundle, write_peers):
+def engines(monkeypatch):
+    """Stem and head of the source that is opened next, by part."""
+    found = {}
+
+    def opened(bundle, part, **options):
+        found[part] = Held(open_engine(bundle, part, **options))
+        return found[part]
+
+    monkeypatch.setattr("ls_edge.runtime.source.open_engine", opened)
+    return found
+
+
+@pytest.fixture
+def alone(tiny_bundle, write_peers, engines):
     """Open a source whose peers are not there."""
     file = load_peers(write_peers({"a": range(6)}))
     opened = []
@@ -57,7 +74,7 @@ def alone(tiny_bundle, write_peers):
 
 
 @pytest.fixture
-def served(tiny_bundle, write_peers, serve):
+def served(tiny_bundle, write_peers, serve, engines):
     """Open a source with one peer that holds everything."""
     file, bundle = load_peers(write_peers({"a": range(6)})), Bundle.open(tiny_bundle)
     serve(Peer(file, "a", bundle))
@@ -74,18 +91,14 @@ def served(tiny_bundle, write_peers, serve):
 
 
 def settled(source):
-    """Wait until the thread that speaks has taken in all that was asked of it before."""
-    source.submit(np.zeros((3, 16, 16), np.float32), budget_ms=600_000).cancel()
-    end = time.monotonic() + 10
-    while source._inbox.new or source._inbox.abandoned:
-        assert time.monotonic() < end
-        time.sleep(0.005)
-    time.sleep(0.05)
+    """Wait until the source has taken over all submissions and cancellations before, none of which left it a turn."""
+    error = source.submit(np.zeros((3, 16, 16), np.float32), budget_ms=20).exception(20)
+    assert "waited for its turn" in str(error)
 
 
-def test_a_later_request_with_a_shorter_budget_ends_first(alone, images):
+def test_a_later_request_with_a_shorter_budget_ends_first(alone, engines, images):
     source = alone(max_inflight=1)
-    stem = hold(source, "stem")
+    stem = engines["stem"].hold()
     (image,) = images(1)
     long = [source.submit(image, budget_ms=600_000) for _ in range(2)]
     short = source.submit(image, budget_ms=50)
@@ -95,9 +108,9 @@ def test_a_later_request_with_a_shorter_budget_ends_first(alone, images):
     stem.may_run.set()
 
 
-def test_requests_end_although_the_stem_hangs(alone, images):
+def test_requests_end_although_the_stem_hangs(alone, engines, images):
     source = alone()
-    stem = hold(source, "stem")
+    stem = engines["stem"].hold()
     (image,) = images(1)
     running = source.submit(image, budget_ms=300)
     assert stem.entered.wait(20)
@@ -111,9 +124,9 @@ def test_requests_end_although_the_stem_hangs(alone, images):
     stem.may_run.set()
 
 
-def test_a_request_ends_although_the_head_hangs_and_its_record_says_how_far_it_came(served, images):
+def test_a_request_ends_although_the_head_hangs_and_its_record_says_how_far_it_came(served, engines, images):
     source = served()
-    head = hold(source, "head")
+    head = engines["head"].hold()
     (image,) = images(1)
     late = source.submit(image, budget_ms=1000)
     with pytest.raises(BudgetExceeded, match="at the head"):
@@ -126,9 +139,9 @@ def test_a_request_ends_although_the_head_hangs_and_its_record_says_how_far_it_c
     assert answer.request == 1
 
 
-def test_what_is_over_before_its_turn_never_reaches_the_stem(served, images):
+def test_what_is_over_before_its_turn_never_reaches_the_stem(served, engines, images):
     source = served()
-    stem = hold(source, "stem")
+    stem = engines["stem"].hold()
     (image,) = images(1)
     first = source.submit(image)
     assert stem.entered.wait(20)
@@ -142,68 +155,58 @@ def test_what_is_over_before_its_turn_never_reaches_the_stem(served, images):
     assert stem.calls == 2
 
 
-def test_what_was_cancelled_counts_as_on_its_way_until_its_stem_has_ended(served, images):
+def test_what_was_cancelled_counts_as_on_its_way_until_its_stem_has_ended(served, engines, images):
     source = served(max_inflight=2)
-    stem = hold(source, "stem")
+    stem = engines["stem"].hold()
     (image,) = images(1)
-    most = 0
     for _ in range(10):
         futures = [source.submit(image, budget_ms=600_000) for _ in range(4)]
         settled(source)
-        most = max(most, source._worker._jobs.qsize() + 1)
         assert all(future.cancel() for future in futures)
-        settled(source)
-    # One that runs and one that waits for the stem, although all forty are cancelled.
-    assert most == 2
-    assert len(source._inflight) == 2
+        settled(source)  # one runs and one waits for the stem, although all forty are cancelled
     stem.may_run.set()
     assert source.submit(image).result(20).prediction in range(10)
     assert stem.calls == 2
-    assert not source._inflight
+    assert {future.result(20).degraded for future in [source.submit(image) for _ in range(4)]} == {False}
 
 
-def test_cancelling_what_waits_does_not_look_at_all_the_others(alone, images):
+def test_cancelling_what_waits_does_not_look_at_all_the_others(alone, engines, images, monkeypatch):
     source = alone(max_inflight=1)
-    stem = hold(source, "stem")
+    stem = engines["stem"].hold()
     (image,) = images(1)
     futures = [source.submit(image, budget_ms=600_000) for _ in range(2000)]
     compared = Counter()
     settled(source)
-    waiting = list(source._waiting.values())
-    kind = type(waiting[0])
 
     def counting(self, other):
         compared["equal"] += 1
         return self is other
 
-    original, kind.__eq__ = kind.__eq__, counting
-    try:
-        for future in reversed(futures):
-            future.cancel()
-        settled(source)
-    finally:
-        kind.__eq__ = original
-    assert not source._waiting
-    assert not source._open
+    monkeypatch.setattr(InFlightRequest, "__eq__", counting)
+    for future in reversed(futures):
+        future.cancel()
+    settled(source)
     assert compared["equal"] == 0
     stem.may_run.set()
+    late = source.submit(image, budget_ms=500).exception(20)
+    assert "waited for its turn" not in str(late)
 
 
-def test_deadlines_of_what_has_ended_do_not_pile_up(alone, images):
-    source = alone(max_inflight=1)
-    stem = hold(source, "stem")
-    (image,) = images(1)
-    for _ in range(20):
-        for future in [source.submit(image, budget_ms=600_000) for _ in range(100)]:
-            future.cancel()
-        settled(source)
-    assert len(source._deadlines) < 1000
-    stem.may_run.set()
+def test_deadlines_of_what_has_ended_do_not_pile_up():
+    deadlines = Deadlines()
+    deadlines.add(0, 600.0)
+    for number in range(1, 2001):
+        deadlines.add(number, 600.0 - number / 1e4)
+        deadlines.remove(number)
+    assert len(deadlines) < 1000
+    assert deadlines.pop_due(599.99) == []
+    assert deadlines.pop_due(600.0) == [0]
+    assert deadlines.next == float("inf")
 
 
-def test_every_request_ends_once_wherever_it_stands_when_the_source_is_closed(served, images):
+def test_every_request_ends_once_wherever_it_stands_when_the_source_is_closed(served, engines, images):
     source = served(max_inflight=8)
-    head = hold(source, "head")
+    head = engines["head"].hold()
     pictures = images(40)
     outcomes = Counter()
     futures = []
@@ -236,13 +239,13 @@ def test_cancelled_futures_are_done_for_those_who_wait_for_many(alone, images):
     assert not wait(futures, 20).not_done
 
 
-def test_what_is_submitted_while_the_source_fails_ends_too(alone, images, monkeypatch):
+def test_what_is_submitted_while_the_source_fails_ends_too(alone, images, monkeypatch, wait_until):
     source = alone()
     raised = []
     monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(str(args.exc_value)))
     (image,) = images(1)
 
-    def broken(_at_most):
+    def broken(_node, _at_most):
         raise RuntimeError("a bug")
 
     futures, stop = [], threading.Event()
@@ -256,14 +259,13 @@ def test_what_is_submitted_while_the_source_fails_ends_too(alone, images, monkey
 
     submitter = threading.Thread(target=submit)
     submitter.start()
-    source.node.step = broken
+    monkeypatch.setattr(Node, "step", broken)
     submitter.join(20)
     stop.set()
     assert not submitter.is_alive()
     assert not wait(futures, 20).not_done
     assert {type(future.exception()) for future in futures} == {SourceClosed}
-    source._thread.join(20)
-    assert raised == ["a bug"]
+    wait_until(lambda: raised == ["a bug"], what="the error")
 
 
 def test_a_callback_may_close_the_source(served, images):
@@ -278,8 +280,6 @@ def test_a_callback_may_close_the_source(served, images):
     future.add_done_callback(close)
     assert future.result(20).prediction in range(10)
     assert closed.wait(20)
-    source._thread.join(20)
-    assert not source._thread.is_alive()
 
 
 NONSENSE = [
@@ -349,7 +349,7 @@ def test_arguments_of_submit_that_make_no_sense_are_a_usage_error(alone, images,
         source.submit(images(1)[0], **arguments)
     assert key in str(raised.value)
     assert repr(value) in str(raised.value)
-    assert not source._open
+    assert source.submit(images(1)[0], budget_ms=20).exception(20).record.id == 0
 
 
 @pytest.mark.parametrize(

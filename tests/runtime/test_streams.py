@@ -43,7 +43,6 @@ with Source.open(path, bundle, secret_key=key or None, name="laptop", budget_ms=
         answers = [future.result(40) for future in [source.submit(image) for image in images]]
         answered += len(answers)
         degraded += sum(answer.degraded for answer in answers)
-        source.events.clear()
     print(json.dumps({"answered": answered, "degraded": degraded}), flush=True)
 """
 

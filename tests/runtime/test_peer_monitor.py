@@ -1,0 +1,106 @@
+"""What a source reports of its peers: events when they happen, snapshots that only change when something did."""
+
+import dataclasses
+import threading
+import time
+
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.peers_file import load_peers
+from ls_edge.records import PeerState
+from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.source import Source
+
+
+@pytest.fixture
+def file(write_peers):
+    return load_peers(write_peers({"a": range(6), "b": range(3)}))
+
+
+def test_events_arrive_without_a_request_and_before_the_source_is_asked(file, tiny_bundle, serve):
+    bundle, seen, arrived = Bundle.open(tiny_bundle), [], threading.Event()
+
+    def on_event(event):
+        seen.append((event.peer, event.state, threading.current_thread().name))
+        arrived.set()
+
+    with Source.open(file, bundle, on_event=on_event) as source:
+        peer = serve(Peer(file, "a", bundle))
+        assert arrived.wait(10)
+        assert seen == [("a", PeerState.ALIVE, "source")]
+        arrived.clear()
+        peer.stop()
+        peer.stop()
+        assert arrived.wait(10)
+        while seen[-1][1] is PeerState.DRAINING:
+            assert arrived.wait(10)
+        assert seen[-1] == ("a", PeerState.LOST, "source")
+        assert [(event.peer, event.state) for event in source.events] == [event[:2] for event in seen]
+        assert "left" in source.events[-1].why
+
+
+def test_an_event_is_reported_after_the_snapshot_that_holds_it(file, tiny_bundle, serve):
+    bundle, states, opened = Bundle.open(tiny_bundle), [], threading.Event()
+
+    def on_event(event):
+        assert opened.wait(10)
+        states.append((event.state, source.view()[event.peer].state, source.missing_blocks()))
+
+    with Source.open(file, bundle, on_event=on_event) as source:
+        opened.set()
+        serve(Peer(file, "a", bundle))
+        assert source.wait_ready(10) == ()
+    assert states == [(PeerState.ALIVE, PeerState.ALIVE, ())]
+
+
+def test_a_callback_that_fails_is_logged_and_harms_nothing(file, tiny_bundle, serve, images, caplog):
+    bundle = Bundle.open(tiny_bundle)
+
+    def on_event(event):
+        raise ValueError(f"no {event.peer}")
+
+    with Source.open(file, bundle, on_event=on_event) as source:
+        serve(Peer(file, "a", bundle))
+        assert source.wait_ready(10) == ()
+        assert not source.submit(images(1)[0]).result(10).degraded
+    assert "a callback for peer events failed" in caplog.text
+    assert "no a" in caplog.text
+
+
+def test_a_snapshot_stays_the_same_object_while_nothing_changes(file, tiny_bundle, serve, wait_until):
+    bundle = Bundle.open(tiny_bundle)
+    with Source.open(file, bundle) as source:
+        serve(Peer(file, "a", bundle))
+        serve(Peer(file, "b", bundle))
+        wait_until(lambda: all("source" in " ".join(v.reaches) for v in source.view().values()), what="both")
+        wait_until(lambda: all(len(v.reaches) == 2 for v in source.view().values()), what="links")
+        time.sleep(0.2)
+        before = source.snapshot
+        time.sleep(0.5)
+        assert source.snapshot is before
+        assert {view.state for view in before.peers.values()} == {PeerState.ALIVE}
+        assert {view.bundle_id for view in before.peers.values()} == {bundle.manifest.bundle_id}
+
+
+def test_a_snapshot_cannot_be_changed(file, tiny_bundle):
+    with Source.open(file, tiny_bundle) as source:
+        found = source.snapshot
+        assert found.missing_blocks == tuple(range(6))
+        assert set(found.problems) == {"a", "b"}
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            found.reroutes = 1
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            found.peers["a"].warm = True
+        with pytest.raises(TypeError):
+            found.peers["a"] = None
+
+
+def test_waiting_for_holders_ends_when_the_source_is_closed(file, tiny_bundle):
+    source = Source.open(file, tiny_bundle)
+    closer = threading.Timer(0.2, source.close)
+    closer.start()
+    started = time.monotonic()
+    assert source.wait_ready(30) == tuple(range(6))
+    assert time.monotonic() - started < 5
+    closer.join()
