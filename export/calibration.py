@@ -14,7 +14,7 @@ import onnx
 
 from ls_edge.arrangement import random_orders
 from ls_edge.bundle import ImageSpec
-from ls_edge.data.datasets import match_classes
+from ls_edge.data.datasets import match_classes, open_data
 from ls_edge.data.preprocess import Preprocessor, iterate
 from ls_edge.engines.onnxruntime import CPU, open_session
 from ls_edge.errors import DataError
@@ -64,9 +64,7 @@ def read_calibration(data: str, image: ImageSpec, classes: Sequence[str], limit:
 
     Raises :class:`DataError` where fewer than :data:`LEAST` remain or the classes are not the model's.
     """
-    from ls_edge.training.timm_data import open_images
-
-    found = open_images(data, "eval")
+    found = open_data(data, "eval")
     matched = match_classes(found, classes) if found.classes else found
     images, labels = [], []
     for _, ref, array in iterate(matched.take(min(limit, len(matched))), Preprocessor(image)):

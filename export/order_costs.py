@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ls_edge.arrangement import Arrangement, Wave, apply
+from ls_edge.arrangement import Arrangement, apply, random_waves
 from ls_edge.evaluation.evaluate import logits_of
 from ls_edge.export.calibration import Samples
 from ls_edge.export.targets import PartsView
@@ -44,6 +44,8 @@ _KINDS = (
     "near", "uniform", "near fewer tracks", "near fewer", "fewer", "tracks",
 )  # fmt: skip
 """In turns; as many uniform orders as such near the trained one, tracks mostly near it."""
+TRACKS = (2, 2, 3)
+"""Numbers of tracks of a wave: two, as most sets of devices would run it, and half as often three."""
 _STRENGTHS = np.logspace(-3, 3, 25)
 
 
@@ -136,25 +138,10 @@ def draw_orders(blocks: int, count: int) -> list[tuple[Arrangement, str]]:
         if "fewer" in kind:
             gone = generator.sample(range(blocks), generator.randint(1, max(1, blocks // 4)))
             order = [block for block in order if block not in gone]
-        found.append((in_tracks(order, generator) if dealt else Arrangement.plain(order), kind))
+        found.append(
+            (random_waves(order, generator, TRACKS, interleaved=True) if dealt else Arrangement.plain(order), kind)
+        )
     return found
-
-
-def in_tracks(order: Sequence[int], generator: random.Random) -> Arrangement:
-    """``order`` cut into waves of which at least one has two or three tracks of random lengths.
-
-    Which of a wave's blocks go into which track is drawn too; each track keeps the order.
-    """
-    rest, waves = list(order), list[Wave]()
-    tracks = generator.choice((2, 2, 3)) if len(rest) > 2 else 2
-    while rest:
-        size = generator.randint(min(tracks, len(rest)), len(rest))
-        count = min(tracks, size)
-        owners = [*range(count), *(generator.randrange(count) for _ in range(size - count))]
-        generator.shuffle(owners)
-        waves.append(tuple(tuple(rest[at] for at in range(size) if owners[at] == k) for k in range(count)))
-        del rest[:size]
-    return Arrangement(tuple(waves))
 
 
 def features_of(order: Arrangement | Sequence[int], blocks: int) -> np.ndarray:

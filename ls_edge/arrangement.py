@@ -147,3 +147,34 @@ def random_subset_order(blocks: int, keep: int, seed: int, index: int, *, shuffl
     """A random subset of ``keep`` blocks, in trained order or (``shuffled``) in the order drawn."""
     order = random_order(blocks, seed, index)[:keep]
     return order if shuffled else tuple(sorted(order))
+
+
+def equal_waves(order: Sequence[int], tracks: int, length: int) -> Arrangement:
+    """Cut ``order`` into waves of ``tracks`` tracks of ``length`` blocks; the last wave may be smaller."""
+    pieces = [tuple(order[at : at + length]) for at in range(0, len(order), length)]
+    return Arrangement(tuple(tuple(pieces[at : at + tracks]) for at in range(0, len(pieces), tracks)))
+
+
+def random_waves(
+    order: Sequence[int],
+    rng: random.Random,
+    tracks: Sequence[int] = (1, 2, 2, 2, 3, 4),
+    *,
+    interleaved: bool = False,
+) -> Arrangement:
+    """Cut ``order`` into waves with a number of tracks drawn from ``tracks``, all of a wave of one random length.
+
+    A track has consecutive blocks of ``order`` or (``interleaved``) a random part of the wave's blocks, in order.
+    """
+    rest = list(order)
+    waves: list[Wave] = []
+    while rest:
+        count = min(rng.choice(tracks), len(rest))
+        length = rng.randint(1, len(rest) // count)
+        taken = rest[: count * length]
+        del rest[: count * length]
+        owners = [track for track in range(count) for _ in range(length)]
+        if interleaved:
+            rng.shuffle(owners)
+        waves.append(tuple(tuple(taken[at] for at in range(len(taken)) if owners[at] == t) for t in range(count)))
+    return Arrangement(tuple(waves))

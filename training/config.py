@@ -1,7 +1,7 @@
-"""What a training run was told: frozen, nested, each field with its meaning.
+"""The configuration of a training run: frozen, nested structs.
 
 The same structure is the user's ``--config`` file and the ``config.yaml`` of a run, where the section ``run``
-stands below it with what training found out (:class:`RunRecord`), so a run's own file repeats it. Flags win over
+is added with the results of training (:class:`RunRecord`), so a run's own file repeats it. Flags win over
 the file, the file over these defaults; the defaults in force are written out.
 """
 
@@ -71,7 +71,7 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     smoothing: float = 0.1
     """Label smoothing of the training loss; validation is plain cross-entropy."""
     average: Literal["auto", "none", "ema", "swa"] = "auto"
-    """Keep averaged weights (``ls_edge.training.averaged_weights``); ``auto`` is the method's own choice."""
+    """Keep averaged weights (``ls_edge.training.optim``); ``auto`` is the method's own choice."""
     average_decay: float = 0.999
     """Of ``ema``, a step."""
     average_from: float = 0.75
@@ -79,7 +79,7 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that training is told."""
+    """The whole configuration of a run."""
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -113,7 +113,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """What training found out; with the configuration enough to build the model."""
+    """Results of training that, with the configuration, are enough to build the model."""
 
     version: str
     """Of ls-edge."""
@@ -133,11 +133,11 @@ class RunRecord(msgspec.Struct, frozen=True):
     val_loss: float | None = None
     """Its validation cross-entropy."""
     remark: str = ""
-    """What is wrong with the weights, in words; empty where nothing is known to be."""
+    """A known problem of the weights in words; empty if there is none."""
 
     @property
     def problem(self) -> str:
-        """Why these weights are not what training was to give, and what to do; empty where they are."""
+        """Why these weights are not the result of a full training; empty if they are."""
         if self.trained_on and self.best_epoch is None:
             return "training did not finish one epoch, so the weights are those that it started with"
         return self.remark

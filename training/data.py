@@ -1,10 +1,10 @@
-"""Images for training: decoded to pixels, split, batched, augmented; all of it settled by the seed and the epoch.
+"""Images for training: decoded to pixels, split, batched, augmented, all determined by the seed and the epoch.
 
 Batches are uint8 ``[B, 3, H, W]``, normalised where the model is. Small sets are decoded once and kept in memory;
 larger ones, and those with timm's augmentation, are decoded every epoch, by worker processes if asked for. Images
 for validation go through the very preprocessing that a board uses (``ls_edge.data.preprocess``).
 
-An image that cannot be decoded is named, left out and counted. Left out: datasets that cannot be indexed.
+An image that cannot be decoded is reported, left out and counted. Datasets that cannot be indexed are not supported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ls_edge.data.datasets import ImageRef, ImageSet
 from ls_edge.data.preprocess import Preprocessor, decode
 from ls_edge.errors import DataError
 from ls_edge.training.config import DataConfig
-from ls_edge.training.distributed import World
+from ls_edge.training.distributed import DistributedContext
 
 _timm_data: Any = timm.data
 Batch = tuple[Tensor, Tensor]
@@ -61,14 +61,14 @@ def split(images: ImageSet, part: float, seed: int) -> tuple[list[int], list[int
 
 @dataclass
 class Skipped:
-    """Images that could not be decoded, each told once."""
+    """Images that could not be decoded; each is reported once."""
 
     warn: Callable[[str], None]
     reasons: set[str] = field(default_factory=set)
     """One an image; a reason names its image."""
 
     def add(self, why: str) -> None:
-        """Count and tell one."""
+        """Count one and warn."""
         if why not in self.reasons:
             self.reasons.add(why)
             self.warn(f"left out: {why}")
@@ -112,12 +112,12 @@ class Batches:
         augment: str,
         skipped: Skipped,
         on_decoded: Callable[[int], None] = lambda _: None,
-        world: World = World(),  # noqa: B008 - frozen
+        context: DistributedContext = DistributedContext(),  # noqa: B008 - frozen
         pin: bool = False,
     ) -> None:
         self.batch_size = batch_size
-        self._own = world.share(batch_size) if world.size > 1 else batch_size
-        self._world = world
+        self._local = context.local_batch_size(batch_size)
+        self._context = context
         self._pin = pin
         self._seed = seed
         self._augment = augment
@@ -148,7 +148,7 @@ class Batches:
         generator = torch.Generator().manual_seed((self._seed << 20) ^ epoch)
         order = torch.randperm(len(self), generator=generator).tolist()
         batches = [order[i * self.batch_size : (i + 1) * self.batch_size] for i in range(self.steps())]
-        share = slice(self._world.rank * self._own, (self._world.rank + 1) * self._own)
+        share = slice(self._context.rank * self._local, (self._context.rank + 1) * self._local)
         if self.cached:  # moved as a whole, so that every process draws for all images alike
             for pixels, labels in self._load(batches, generator):
                 yield augment(pixels, self._augment, generator)[share], labels[share]
@@ -160,7 +160,7 @@ class Batches:
         """All images in the set's order, as they are; several processes divide the batches among themselves."""
         rows = list(range(len(self)))
         batches = [rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
-        yield from self._load(batches[self._world.rank :: self._world.size], torch.Generator().manual_seed(0))
+        yield from self._load(batches[self._context.rank :: self._context.world_size], torch.Generator().manual_seed(0))
 
     def _keep(self, on_decoded: Callable[[int], None]) -> None:
         pixels: list[Tensor] = []

@@ -1,122 +1,91 @@
-"""Several processes that train one model: what ``torchrun`` started, or this process alone.
+"""The processes that ``torchrun`` started: rank, world size, process group and collectives.
 
-Gradients are summed by hand after the backward pass, in a few large pieces, and not by
-``DistributedDataParallel``: a step runs stem, blocks and head in an order of its own and may leave blocks out, which
-its hooks on one forward do not fit. All processes draw the same plan, so the same gradients are missing in all
-of them. What that costs is the overlap of communication and computation.
-
-``nccl`` on CUDA, ``gloo`` on the CPU. A process that is gone ends the others after :data:`TIMEOUT`.
+Gradients are averaged by ``torch.nn.parallel.DistributedDataParallel`` (``ls_edge.training.epoch_trainer``); here is
+what data, validation and checkpoints need besides. The backend is ``nccl`` on CUDA (not run on several GPUs yet) and
+``gloo`` on the CPU. If a process is gone the others fail after :data:`TIMEOUT` at the latest.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
-from ls_edge.errors import TrainingStopped, UsageError
+from ls_edge.errors import LsEdgeError, TrainingStopped, UsageError
 
 TIMEOUT = timedelta(minutes=10)
-PIECE_BYTES = 32 << 20
+"""Longest wait in a collective: long enough for one process to decode a data set, short enough to notice a dead one."""
 
 
 @dataclass(frozen=True)
-class World:
-    """Which of how many processes this one is."""
+class DistributedContext:
+    """The process among those that train one model, in the terms of ``torch.distributed``."""
 
     rank: int = 0
-    size: int = 1
-    local: int = 0
-    """Which of those on this machine; its CUDA device."""
+    world_size: int = 1
+    local_rank: int = 0
+    """Rank among the processes on this machine; the index of its CUDA device."""
 
     @property
-    def leads(self) -> bool:
-        """Whether it writes the run."""
+    def is_main(self) -> bool:
+        """Whether this process writes the run folder."""
         return self.rank == 0
 
-    def share(self, batch: int) -> int:
-        """Images of a batch for each process; raises :class:`UsageError` where they do not divide."""
-        if batch % self.size:
+    def local_batch_size(self, batch_size: int) -> int:
+        """Images of a batch for each process; raises :class:`UsageError` if they do not divide evenly."""
+        if batch_size % self.world_size:
             raise UsageError(
-                f"batch size {batch} does not divide among {self.size} processes; use a multiple of {self.size}"
+                f"batch size {batch_size} does not divide among {self.world_size} processes; use a multiple of "
+                f"{self.world_size}"
             )
-        return batch // self.size
+        return batch_size // self.world_size
 
-    def average(self, tensors: Iterable[Tensor]) -> None:
-        """Replace tensors by their mean over the processes."""
-        if self.size == 1:
-            return
-        piece: list[Tensor] = []
-        held = 0
-        for tensor in tensors:
-            piece.append(tensor)
-            held += tensor.numel() * tensor.element_size()
-            if held >= PIECE_BYTES:
-                self._mean(piece)
-                piece, held = [], 0
-        if piece:
-            self._mean(piece)
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum a tensor over the processes, in place, and return it."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
 
-    def _mean(self, piece: list[Tensor]) -> None:
-        flat = torch.cat([tensor.reshape(-1) for tensor in piece])
-        dist.all_reduce(flat)
-        flat /= self.size
-        at = 0
-        for tensor in piece:
-            tensor.copy_(flat[at : at + tensor.numel()].view_as(tensor))
-            at += tensor.numel()
-
-    def total(self, values: list[float], device: torch.device) -> list[float]:
-        """Sum numbers over the processes."""
-        if self.size == 1:
-            return values
-        tensor = torch.tensor(values, dtype=torch.float64, device=device if device.type == "cuda" else "cpu")
-        dist.all_reduce(tensor)
-        return [float(value) for value in tensor.tolist()]
-
-    def same_weights(self, module: nn.Module) -> None:
-        """Give all processes those of the first."""
-        if self.size > 1:
-            with torch.no_grad():
-                for tensor in module.state_dict().values():
-                    dist.broadcast(tensor, 0)
-
-    def wait(self) -> None:
-        """Wait for the others."""
-        if self.size > 1:
+    def barrier(self) -> None:
+        """Wait until every process is here."""
+        if self.world_size > 1:
             dist.barrier()
 
 
 @contextlib.contextmanager
-def joined(wanted: str) -> Iterator[World]:
-    """The processes that ``torchrun`` started, joined while the context is open; otherwise this one alone.
+def process_group(device: str) -> Iterator[DistributedContext]:
+    """Join the process group of ``torchrun`` while the context is open; without ``torchrun`` there is no group.
 
-    ``wanted`` is the configuration's device. Raises :class:`UsageError` for a CUDA device that is not there and
-    :class:`TrainingStopped` where another process is gone.
+    ``device`` is the configuration's. Raises :class:`UsageError` for a CUDA device that does not exist and
+    :class:`TrainingStopped` if another process is gone.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1 or "RANK" not in os.environ:
-        yield World()
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size == 1 or "RANK" not in os.environ:
+        yield DistributedContext()
         return
-    world = World(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")))
-    cuda = wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available())
+    context = DistributedContext(int(os.environ["RANK"]), world_size, int(os.environ.get("LOCAL_RANK", "0")))
+    cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     if cuda:
-        if world.local >= torch.cuda.device_count():
+        if context.local_rank >= torch.cuda.device_count():
             raise UsageError(
-                f"process {world.local} has no GPU: {torch.cuda.device_count()} are there; start fewer processes"
+                f"process {context.local_rank} has no GPU: this machine has {torch.cuda.device_count()}; start fewer "
+                "processes"
             )
-        torch.cuda.set_device(world.local)
+        torch.cuda.set_device(context.local_rank)
     dist.init_process_group("nccl" if cuda else "gloo", timeout=TIMEOUT)
     try:
-        yield world
-    except dist.DistError as error:
+        yield context
+    except LsEdgeError:
+        raise
+    except RuntimeError as error:  # DistError, and what the reducer of DistributedDataParallel raises
         first = str(error).splitlines()[0]
+        if not isinstance(error, dist.DistError) and "gloo" not in first and "nccl" not in first.lower():
+            raise
         raise TrainingStopped(f"another process is gone ({first[:200]}); start all of them again") from None
     finally:
         dist.destroy_process_group()

@@ -1,108 +1,144 @@
-"""An epoch of training steps: plan, loss, gradients, update.
+"""Training for an epoch: plan, loss, gradients, update. Owns the loss module, DDP, the optimiser and the average.
 
-Nothing here waits for a CUDA device but the look at the loss every :data:`CHECK_EVERY` steps: orders are Python
-ints, rates are numbers, losses stay where they are.
+With several processes the loss runs inside ``DistributedDataParallel``, whose hooks average the gradients during the
+backward pass. The only waits for a CUDA device are the checks of the loss every :data:`CHECK_EVERY` steps: orders
+are Python ints, rates are numbers, losses stay on the device.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ls_edge.errors import TrainingStopped
-from ls_edge.training.averaged_weights import Average
 from ls_edge.training.config import TrainConfig
 from ls_edge.training.data import Batch, Batches
-from ls_edge.training.distributed import World
+from ls_edge.training.distributed import DistributedContext
 from ls_edge.training.methods.base import Method
-from ls_edge.training.methods.step_plan import Plan
+from ls_edge.training.methods.step_plan import StepPlan
 from ls_edge.training.models.view import BlockView
-from ls_edge.training.optim import learning_rate
+from ls_edge.training.optim import averages_step, make_averaged_model, make_optimiser, make_schedule
 from ls_edge.training.precision import autocast
 
 CHECK_EVERY = 16
-"""Steps between looks at the loss, each of which waits for the device."""
-Pending = list[tuple[int, Plan, float, Tensor]]
+"""Steps between checks of the loss, each of which waits for the device; more notice a loss that is NaN later."""
 
 
-class Stepper:
-    """Trains a view for an epoch at a time; its parts are the caller's to save."""
+class PlanLoss(nn.Module):
+    """The loss of a batch as a module, so that ``DistributedDataParallel`` sees one forward pass a step."""
+
+    def __init__(self, view: BlockView, method: Method, label_smoothing: float) -> None:
+        super().__init__()
+        self.view = view
+        self.method = method
+        self.criterion = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
+
+    def forward(self, images: Tensor, targets: Tensor, plan: StepPlan) -> Tensor:
+        """The method's loss of images ``[B, 3, H, W]`` with targets int64 ``[B]``."""
+        return self.method.loss(self.view, images, targets, plan, self.criterion)
+
+
+class EpochTrainer:
+    """Trains a view for an epoch at a time; the parts that a checkpoint needs are attributes.
+
+    ``normalise`` makes the model's input from pixels (``ls_edge.training.data.normaliser``). The initial weights of all
+    processes become those of rank 0.
+    """
 
     def __init__(
         self,
         view: BlockView,
         method: Method,
-        optimiser: torch.optim.Optimizer,
         config: TrainConfig,
-        out: Path,
         *,
         device: torch.device,
         dtype: torch.dtype,
         normalise: Callable[[Tensor], Tensor],
-        world: World,
-        average: Average | None,
+        context: DistributedContext,
     ) -> None:
-        self.view, self.method, self.optimiser, self.config, self.out = view, method, optimiser, config, out
-        self.device, self.dtype, self.normalise, self.world, self.average = device, dtype, normalise, world, average
+        self.view, self.method, self.config = view, method, config
+        self.device, self.dtype, self.normalise, self.context = device, dtype, normalise, context
+        self.optimiser = make_optimiser(view, config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
-        self.criterion = nn.CrossEntropyLoss(label_smoothing=config.optim.smoothing)
-        self.kept = "the model as it started"
-        """What the run folder holds if training stops now."""
         self.cost = 0.0
-        """So far, in forward passes of the whole model for one image (:meth:`Plan.cost`)."""
+        """Cost so far, in forward passes of the whole model for one image (:meth:`StepPlan.cost`)."""
+        self._schedule: Any = None
+        self._loss: PlanLoss | DistributedDataParallel = PlanLoss(view, method, config.optim.smoothing)
+        if context.world_size > 1:
+            self._loss = DistributedDataParallel(
+                self._loss,
+                device_ids=[context.local_rank] if device.type == "cuda" else None,
+                find_unused_parameters=True,  # plans may leave blocks out, other ones in each step
+            )
+        self.averaged = make_averaged_model(view, config.optim)
+        if config.compile == "on" or (config.compile == "auto" and device.type == "cuda"):
+            view.compile_blocks()
+
+    @property
+    def evaluated(self) -> BlockView:
+        """The view to validate and to save: the average once there is one, else the view that is trained."""
+        if self.averaged is None or not int(self.averaged.n_averaged):
+            return self.view
+        return cast(BlockView, self.averaged.module)
 
     def epoch(self, epoch: int, batches: Batches, on_step: Callable[[float | None], None]) -> tuple[float, float, int]:
-        """Train; mean loss, last learning rate and images seen by all processes.
+        """Train; return the mean loss, the last learning rate and the images seen by all processes.
 
-        Raises :class:`TrainingStopped` for a loss that is no number.
+        ``on_step`` is called after each step, with the mean loss so far if it was checked. Raises
+        :class:`TrainingStopped` for a loss that is not finite.
         """
         config, view = self.config, self.view
         steps = batches.steps()
-        pending: Pending = []
+        all_steps = config.epochs * steps
+        if self._schedule is None:
+            self._schedule = make_schedule(self.optimiser, config.optim, all_steps)
+        unchecked: list[tuple[int, StepPlan, float, Tensor]] = []
         total, seen, count, rate = 0.0, 0, 0, 0.0
         view.train()
         for index, batch in enumerate(batches.epoch(epoch)):
             step = (epoch - 1) * steps + index
-            rate = learning_rate(config.optim, step, config.epochs * steps)
-            for group in self.optimiser.param_groups:
-                group["lr"] = rate
+            self._schedule.step_update(step)
+            rate = float(self.optimiser.param_groups[0]["lr"])
             plan = self.method.draw(view.num_blocks, config.seed, step)
             loss = self._step(batch, plan)
-            if self.average is not None:
-                self.average.update(step, config.epochs * steps)
-            images = len(batch[1]) * self.world.size
+            if self.averaged is not None and averages_step(config.optim, step, all_steps):
+                self.averaged.update_parameters(view)
+            images = len(batch[1]) * self.context.world_size
             self.cost += images * plan.cost(view.num_blocks, teacher=self.method.has_teacher)
             seen += images
-            pending.append((step, plan, rate, loss))
-            if len(pending) == CHECK_EVERY or index == steps - 1:
-                total += self._look(pending)
-                count += len(pending)
-                pending.clear()
+            unchecked.append((step, plan, rate, loss))
+            if len(unchecked) == CHECK_EVERY or index == steps - 1:
+                total += self._check(unchecked)
+                count += len(unchecked)
+                unchecked.clear()
                 on_step(total / count)
             else:
                 on_step(None)
-        if pending:  # fewer batches came than there should be: some had no image that could be read
-            total += self._look(pending)
-            count += len(pending)
+        if unchecked:  # fewer batches than steps: some had no image that could be decoded
+            total += self._check(unchecked)
+            count += len(unchecked)
         return total / max(1, count), rate, seen
 
-    def _step(self, batch: Batch, plan: Plan) -> Tensor:
+    def _step(self, batch: Batch, plan: StepPlan) -> Tensor:
         pixels, labels = batch
         parts = min(self.config.accumulate, len(labels))
         losses: list[Tensor] = []
         self.optimiser.zero_grad(set_to_none=True)
-        for some, wanted in zip(pixels.chunk(parts), labels.chunk(parts), strict=True):
-            targets = wanted.to(self.device, non_blocking=True)
-            with autocast(self.device, self.dtype):
-                loss = self.method.loss(self.view, self.normalise(some), targets, plan, self.criterion)
-            loss = loss * (len(wanted) / len(labels)) if parts > 1 else loss
-            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        chunks = list(zip(pixels.chunk(parts), labels.chunk(parts), strict=True))
+        for index, (some, some_labels) in enumerate(chunks):
+            targets = some_labels.to(self.device, non_blocking=True)
+            with self._no_sync() if index < len(chunks) - 1 else contextlib.nullcontext():
+                with autocast(self.device, self.dtype):
+                    loss = self._loss(self.normalise(some), targets, plan)
+                loss = loss * (len(some_labels) / len(labels)) if parts > 1 else loss
+                self.scaler.scale(loss).backward()
             losses.append(loss.detach())
-        self.world.average(p.grad for p in self.view.parameters() if p.grad is not None)
         if self.config.optim.clip is not None:
             self.scaler.unscale_(self.optimiser)
             nn.utils.clip_grad_norm_(self.view.parameters(), self.config.optim.clip)
@@ -110,15 +146,17 @@ class Stepper:
         self.scaler.update()
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
-    def _look(self, pending: Pending) -> float:
-        """Sum of the losses since the last look, meant over the processes, so that all of them stop together."""
-        losses = torch.stack([loss.float() for *_, loss in pending])
-        self.world.average([losses])
-        found = losses.tolist()
-        for (step, plan, rate, _), loss in zip(pending, found, strict=True):
+    def _no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Leave the gradients of this part of a batch to be averaged with those of the last part."""
+        return self._loss.no_sync() if isinstance(self._loss, DistributedDataParallel) else contextlib.nullcontext()
+
+    def _check(self, unchecked: list[tuple[int, StepPlan, float, Tensor]]) -> float:
+        """Sum of the losses, averaged over the processes, so that all of them stop together."""
+        losses = self.context.sum(torch.stack([loss.float() for *_, loss in unchecked])) / self.context.world_size
+        values = losses.tolist()
+        for (step, plan, rate, _), loss in zip(unchecked, values, strict=True):
             if not math.isfinite(loss):
                 raise TrainingStopped(
-                    f"the loss is {loss} at step {step}, order {plan.to_json()}, learning rate {rate:.3g}; lower --lr; "
-                    f"{self.out} keeps {self.kept}"
+                    f"the loss is {loss} at step {step}, order {plan.to_json()}, learning rate {rate:.3g}; lower --lr"
                 )
-        return float(sum(found))
+        return float(sum(values))

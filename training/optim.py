@@ -1,45 +1,96 @@
-"""AdamW and its learning rate."""
+"""Optimiser, learning rate schedule and averaged weights: AdamW, a cosine with warm-up, and torch's AveragedModel."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import timm.optim
+import timm.scheduler
 import torch
-from torch import nn
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
 
 from ls_edge.training.config import OptimConfig
 from ls_edge.training.models.view import BlockView
 
-OWN_RATES = {"vit_digits": (2e-3, 3e-3), "vit_cifar": (1.5e-3, 5e-4)}
-"""Highest learning rate of a model of ours, from scratch and from weights; by trial, at 64 and 128 images a step."""
+_optim: Any = timm.optim  # both re-export their functions without a declaration
+_scheduler: Any = timm.scheduler
+Tensors = tuple[Tensor, ...] | list[Tensor]
+
+SMALL_MODEL_RATES = {"vit_digits": (2e-3, 3e-3), "vit_cifar": (1.5e-3, 5e-4)}
+"""Highest learning rate of a small model, from scratch and from weights; by trial, at 64 and 128 images a step."""
+TIMM_RATES = (5e-4, 1e-4)
+"""The same for every model of timm: higher rates diverge on some, lower ones take more epochs."""
+EMA_WARMUP = 10
+"""Steps over which the memory of an exponential average grows; longer keeps more of the initial weights."""
 
 
-def default_rate(model: str, *, started: bool) -> float:
-    """The rate where none is given: of our own small models from scratch and from weights, and of timm's likewise."""
-    fresh, further = OWN_RATES.get(model, (5e-4, 1e-4))
-    return further if started else fresh
+def default_rate(model: str, *, from_weights: bool) -> float:
+    """The highest learning rate if the configuration has none."""
+    return SMALL_MODEL_RATES.get(model, TIMM_RATES)[from_weights]
 
 
 def make_optimiser(view: BlockView, config: OptimConfig) -> torch.optim.Optimizer:
     """AdamW; no decay of vectors (biases, norms) and of what timm exempts (position embedding, prefix tokens)."""
-    named: Any = getattr(view.model, "no_weight_decay", set)
-    exempt: set[str] = set(named())
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
-    for name, parameter in view.named_parameters():
-        bare = parameter.ndim <= 1 or name.removeprefix("model.") in exempt
-        (plain if bare else decayed).append(parameter)
+    exempt: Callable[[], Any] = getattr(view.model, "no_weight_decay", set)
+    groups = _optim.param_groups_weight_decay(
+        view, config.weight_decay, no_weight_decay_list=[f"model.{name}" for name in exempt()]
+    )
     assert config.lr is not None
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
 
 
-def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
-    """Rate of ``step`` (from 0) of ``steps``: linear warm-up, then a cosine down to ``final`` of the highest."""
+def make_schedule(optimiser: torch.optim.Optimizer, config: OptimConfig, steps: int) -> Any:
+    """Timm's cosine schedule: ``step_update(step)``, from 0, sets the rate of each of ``steps`` steps.
+
+    Linear warm-up over ``config.warmup`` of the steps, then a cosine down to ``config.final`` of the highest rate.
+    """
     assert config.lr is not None
-    warm = config.warmup * steps
-    if step < warm:
-        return config.lr * (step + 1) / (math.floor(warm) + 1)
-    part = (step - warm) / max(1.0, steps - warm)
-    return config.lr * (config.final + (1 - config.final) * 0.5 * (1 + math.cos(math.pi * part)))
+    warmup = math.floor(config.warmup * steps)
+    return _scheduler.CosineLRScheduler(
+        optimiser,
+        t_initial=max(2, steps - warmup),  # timm warns of a cosine of one step
+        lr_min=config.lr * config.final,
+        warmup_t=warmup,
+        warmup_lr_init=config.lr / (warmup + 1),
+        warmup_prefix=True,
+        t_in_epochs=False,
+    )
+
+
+def make_averaged_model(view: BlockView, config: OptimConfig) -> AveragedModel | None:
+    """A copy of ``view`` for averaged weights; None if the configuration asks for none.
+
+    ``ema``: an exponential average whose memory grows with the steps up to ``average_decay``. ``swa`` (arXiv
+    1803.05407): the plain average over the last part of training.
+    """
+    if config.average not in ("ema", "swa"):
+        return None
+    average = exponential_average(config.average_decay) if config.average == "ema" else None
+    return AveragedModel(view, multi_avg_fn=average, use_buffers=True)
+
+
+def averages_step(config: OptimConfig, step: int, steps: int) -> bool:
+    """Whether the weights after step ``step`` (from 0) of ``steps`` belong to the average."""
+    return config.average != "swa" or step >= int(config.average_from * steps)
+
+
+def exponential_average(decay: float) -> Callable[[Tensors, Tensors, Tensor | int], None]:
+    """Return the update ``a += w * (p - a)``, ``w = max(1 - decay, 9 / (10 + n))``, for ``AveragedModel``.
+
+    Without the warm-up of ``w``, which torch's own function lacks, short trainings would keep the first random
+    weights in the average. The count ``n`` stays on the device, so that no step waits for it.
+    """
+
+    @torch.no_grad()
+    def update(averaged: Tensors, current: Tensors, count: Tensor | int) -> None:
+        weight = ((EMA_WARMUP - 1) / (EMA_WARMUP + torch.as_tensor(count))).clamp(min=1 - decay)
+        for mean, value in zip(averaged, current, strict=True):
+            if mean.is_floating_point():
+                mean.lerp_(value, weight.to(mean.dtype))
+            else:
+                mean.copy_(value)
+
+    return update

@@ -17,6 +17,9 @@ from torch import nn
 from ls_edge import hardware
 from ls_edge.errors import UsageError
 
+SMALL_MODEL = 1_000_000
+"""Parameters below which a batch is too little work to share among threads."""
+
 
 def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
     """The device; raises :class:`UsageError` where CUDA is asked for and not there."""
@@ -40,7 +43,7 @@ def choose_precision(wanted: Literal["auto", "fp32", "bf16", "fp16"], device: to
 
 def choose_threads(wanted: int | None, model: nn.Module) -> int:
     """Torch's threads on the CPU: one for a small model, where more gain little."""
-    small = sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
+    small = sum(parameter.numel() for parameter in model.parameters()) < SMALL_MODEL
     return wanted or (1 if small else torch.get_num_threads())
 
 
@@ -63,8 +66,8 @@ def plain_attention(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def settled() -> Iterator[None]:
-    """Give the caller back the global random states and torch's number of threads afterwards."""
+def preserve_rng_state() -> Iterator[None]:
+    """Restore the global random states and torch's number of threads afterwards."""
     states = random.getstate(), np.random.get_state(), torch.get_num_threads()
     with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
         try:

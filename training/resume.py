@@ -1,4 +1,4 @@
-"""What a run needs to go on after a kill, besides its configuration: one ``resume.safetensors``.
+"""The state from which training resumes after a kill: one file, ``resume.safetensors``, beside the configuration.
 
 Weights, the optimiser's moments and, in the file's metadata as JSON, the counters. One file, replaced in one
 step, so it is of one epoch whenever the process dies. All random draws depend on seed, epoch and step alone and
@@ -14,9 +14,9 @@ import msgspec
 import safetensors
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
 
 from ls_edge.errors import RunError
-from ls_edge.training.averaged_weights import Average
 from ls_edge.training.checkpoint import write_tensors
 from ls_edge.training.models.view import BlockView
 
@@ -25,7 +25,7 @@ _OPTIMISER = "optimiser."
 _AVERAGE = "average."
 
 
-class Progress(msgspec.Struct, frozen=True):
+class TrainingProgress(msgspec.Struct, frozen=True):
     """How far a run is."""
 
     epochs_done: int = 0
@@ -34,32 +34,36 @@ class Progress(msgspec.Struct, frozen=True):
     scaler: dict[str, Any] = {}
     """State of the gradient scaler (float16 on CUDA only)."""
     cost: float = 0.0
-    """Of the training so far."""
+    """Cost of the training so far, in forward passes of the model."""
 
 
 def save_progress(
-    folder: Path, view: BlockView, optimiser: torch.optim.Optimizer, progress: Progress, average: Average | None = None
+    folder: Path,
+    view: BlockView,
+    optimiser: torch.optim.Optimizer,
+    progress: TrainingProgress,
+    averaged: AveragedModel | None = None,
 ) -> None:
     """Write the state at the end of an epoch."""
     tensors = {f"model.{name}": value for name, value in view.weights().items()}
     for index, state in optimiser.state_dict()["state"].items():
         tensors |= {f"{_OPTIMISER}{index}.{key}": value for key, value in state.items()}
-    if average is not None:
-        tensors |= {f"{_AVERAGE}{name}": value for name, value in average.tensors.items()}
+    if averaged is not None:
+        tensors |= {f"{_AVERAGE}{name}": value for name, value in averaged.state_dict().items()}
     write_tensors(folder / RESUME, tensors, {"progress": msgspec.json.encode(progress).decode()})
 
 
 def load_progress(
-    folder: Path, view: BlockView, optimiser: torch.optim.Optimizer, average: Average | None = None
-) -> Progress:
-    """Take up the state; raises :class:`RunError` where the file is of another model or broken."""
+    folder: Path, view: BlockView, optimiser: torch.optim.Optimizer, averaged: AveragedModel | None = None
+) -> TrainingProgress:
+    """Load the state; raises :class:`RunError` if the file belongs to another model or is broken."""
     path = folder / RESUME
     model: dict[str, Tensor] = {}
     state: dict[int, dict[str, Tensor]] = {}
     mean: dict[str, Tensor] = {}
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            progress = msgspec.json.decode((file.metadata() or {})["progress"], type=Progress)
+            progress = msgspec.json.decode((file.metadata() or {})["progress"], type=TrainingProgress)
             for name in file.keys():  # noqa: SIM118 - no mapping
                 if name.startswith(_OPTIMISER):
                     index, _, key = name.removeprefix(_OPTIMISER).partition(".")
@@ -69,8 +73,8 @@ def load_progress(
                 else:
                     model[name.removeprefix("model.")] = file.get_tensor(name)
         view.load_weights(model)
-        if average is not None:
-            average.load(mean)
+        if averaged is not None:
+            averaged.load_state_dict(mean)
         if state:
             optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
     except FileNotFoundError:

@@ -44,8 +44,8 @@ class TorchBlocks:
 
     @torch.inference_mode()
     def slots_of(self, index: int, tokens: Tensor) -> np.ndarray | None:
-        """The slot that block ``index`` believes to have had, int64 ``[B]``; None where the model was not taught."""
-        if self.view.readout is None:
+        """The slot that block ``index`` predicts for itself, int64 ``[B]``; None if the model has no predictor."""
+        if self.view.predictor is None:
             return None
-        named: np.ndarray = self.view.readout(index, tokens).argmax(dim=1).cpu().numpy()
-        return named
+        slots: np.ndarray = self.view.predictor(index, tokens).argmax(dim=1).cpu().numpy()
+        return slots

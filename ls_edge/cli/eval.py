@@ -93,6 +93,7 @@ def command(
 
     members = [_members(given) for given in run_or_bundle]
     check_data(data)
+    from ls_edge.data.datasets import open_data
     from ls_edge.evaluation.evaluate import aggregate
     from ls_edge.report.formatting import distinct_names
 
@@ -103,7 +104,7 @@ def command(
         if figure.absolute().parent.is_dir():
             check_output("--figure", figure)
     names = [printable(name) for name in distinct_names(run_or_bundle)]
-    images = _open_images(data)
+    images = open_data(data, "eval")
     for path in (path for paths in members for path in paths if (path / "manifest.json").is_file()):
         _check_bundle(path, images, orders, keep)  # a fault of the last one is not found after an hour
     found: list[Evaluation] = []
@@ -261,21 +262,6 @@ def _open_run(
     about = {"classes": run.classes, "trained_on": run.trained_on, "model": run.model, "method": run.method}
     engine = f"torch {torch.__version__} {chosen} {precision}"
     return TorchBlocks(run.view, dtype), run.image, {**about, "engine": engine}
-
-
-def _open_images(data: str) -> ImageSet:
-    from ls_edge.data.datasets import is_timm_name, open_data
-
-    if not is_timm_name(data):
-        return open_data(data, "eval")
-    try:
-        from ls_edge.training.timm_data import open_images
-    except ImportError as error:
-        raise UsageError(
-            f"{data!r} is a data set of timm's factory, which needs {error.name}; to install it: "
-            f"{install_command('train')}; or give a folder"
-        ) from None
-    return open_images(data, "eval")
 
 
 def _labelled(images: ImageSet, classes: tuple[str, ...]) -> ImageSet:

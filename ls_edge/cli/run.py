@@ -270,17 +270,6 @@ def _warn(text: str) -> None:
 
 
 def _images(data: str, limit: int | None) -> ImageSet:
-    from ls_edge.data.datasets import is_timm_name, open_data
-    from ls_edge.errors import UsageError
-    from ls_edge.requirements import install_command
+    from ls_edge.data.datasets import open_data
 
-    if not is_timm_name(data):
-        return open_data(data, "eval").take(limit)
-    try:
-        from ls_edge.training.timm_data import open_images
-    except ImportError:
-        raise UsageError(
-            f"{data!r} is a data set of timm's factory, which needs torch and timm: {install_command('train')}; or "
-            "give a folder of class folders"
-        ) from None
-    return open_images(data, "eval").take(limit)
+    return open_data(data, "eval").take(limit)

@@ -8,10 +8,10 @@ An :class:`ImageSet` lists images; reading one gives encoded bytes or raw pixels
 - the same in parts: a folder or tar with ``train`` and one of ``val``, ``validation``, ``test`` (in a folder each
   may be a folder or a tar); without both, what is there is used whole;
 - a flat folder or tar of images without labels, to be answered only;
-- ``digits``, which is embedded (``assets/digits.md``).
+- ``digits``, which is embedded (``assets/digits.md``);
+- the names of timm's dataset factory, which need torch and timm (``ls_edge.data.timm_data``).
 
-``ls_edge.data.image_files`` reads the files. Names that timm's dataset factory knows need torch and are left to
-``ls_edge.training``.
+``ls_edge.data.image_files`` reads the files.
 """
 
 from __future__ import annotations
@@ -118,16 +118,13 @@ def is_timm_name(source: str) -> bool:
 def open_data(source: str, part: Literal["train", "eval"]) -> ImageSet:
     """List the images of ``source`` that ``part`` uses; see the module's docstring.
 
-    Raises :class:`DataError` where there is nothing to be used, :class:`UsageError` for a name that only
-    ``ls_edge.training`` can open.
+    Raises :class:`DataError` if there is nothing to be used, :class:`UsageError` for a name of timm's factory if timm
+    is not installed.
     """
     if source == "digits":
         return _digits(part)
     if is_timm_name(source):
-        raise UsageError(
-            f"{source!r} is a data set of timm's factory, which needs torch and timm: {install_command('train')}; "
-            "or give a folder of class folders, a tar of one, or 'digits'"
-        )
+        return _of_timm(source, part)
     path = Path(source)
     if not path.exists():
         raise DataError(f"{source}: no such folder or tar; check the path, or write 'digits' for the embedded images")
@@ -195,6 +192,20 @@ def _image_set(
     index = {name: position for position, name in enumerate(classes)}
     images = (ImageRef(name, index[name.split("/", 1)[0]], labelled[name]) for name in sorted(labelled))
     return ImageSet(source, which, tuple(classes), tuple(images))
+
+
+def _of_timm(source: str, part: Literal["train", "eval"]) -> ImageSet:
+    try:
+        from ls_edge.data.timm_data import read_timm
+    except ImportError:
+        raise UsageError(
+            f"{source!r} is a data set of timm's factory, which needs torch and timm: {install_command('train')}; "
+            "or give a folder of class folders, a tar of one, or 'digits'"
+        ) from None
+    classes, images = read_timm(source, part)
+    which: Part = "train" if part == "train" else "val"
+    refs = (ImageRef(name, label, read) for name, label, read in images)
+    return ImageSet(source, which, tuple(classes), tuple(sorted(refs, key=lambda ref: ref.name)))
 
 
 @functools.cache

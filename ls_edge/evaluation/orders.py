@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ls_edge.arrangement import Arrangement, random_orders, random_subset_order
+from ls_edge.arrangement import Arrangement, equal_waves, random_orders, random_subset_order
 from ls_edge.errors import UsageError
 
 DRAWS = 8
@@ -66,8 +66,8 @@ class EvaluationOrders(msgspec.Struct, frozen=True):
     def in_tracks(self, tracks: int, length: int) -> tuple[Arrangement, list[Arrangement]]:
         """A shape filled in trained order, and in the random orders of :data:`DRAWS` draws."""
         orders = random_orders(self.num_blocks, DRAWS, self.seed)
-        return in_equal_tracks(range(self.num_blocks), tracks, length), [
-            in_equal_tracks(order, tracks, length) for order in orders
+        return equal_waves(range(self.num_blocks), tracks, length), [
+            equal_waves(order, tracks, length) for order in orders
         ]
 
     def subsets(self, keep: int, *, shuffled: bool) -> list[tuple[int, ...]]:
@@ -84,12 +84,6 @@ def default_shapes(blocks: int) -> list[tuple[int, int]]:
     """Two, four and all blocks at a time, and two tracks of two blocks or of half of all."""
     found = [(2, 1), (4, 1), (blocks, 1), (2, 2), (2, blocks // 2)]
     return sorted({(tracks, length) for tracks, length in found if length >= 1 and 2 <= tracks <= blocks // length})
-
-
-def in_equal_tracks(order: Sequence[int], tracks: int, length: int) -> Arrangement:
-    """``order`` dealt into waves of ``tracks`` tracks of ``length`` blocks; the last wave may be smaller."""
-    pieces = [tuple(order[at : at + length]) for at in range(0, len(order), length)]
-    return Arrangement(tuple(tuple(pieces[at : at + tracks]) for at in range(0, len(pieces), tracks)))
 
 
 def kendall_tau(order: Sequence[int]) -> float:

@@ -2,13 +2,22 @@
 
 import itertools
 import json
+import random
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ls_edge.arrangement import Arrangement, apply, random_order, random_orders, random_subset_order
+from ls_edge.arrangement import (
+    Arrangement,
+    apply,
+    equal_waves,
+    random_order,
+    random_orders,
+    random_subset_order,
+    random_waves,
+)
 from ls_edge.errors import UsageError
 
 
@@ -156,3 +165,18 @@ def test_random_subsets():
         assert kept == tuple(sorted(shuffled))
         assert len(set(kept)) == 5
     assert len({random_subset_order(12, 5, 9, index, shuffled=False) for index in range(20)}) > 10
+
+
+def test_orders_are_cut_into_waves():
+    assert equal_waves(range(5), 2, 2).to_json() == [[[0, 1], [2, 3]], [[4]]]
+    assert equal_waves([1, 0], 1, 1).to_json() == [1, 0]
+    rng = random.Random(0)
+    for _ in range(200):
+        order = rng.sample(range(9), 9)
+        assert random_waves(order, rng).order == tuple(order)
+        found = random_waves(order, rng, (2, 3), interleaved=True)
+        assert sorted(found.order) == sorted(order)
+        assert {len(found.waves[0])} <= {2, 3}
+        assert all(list(track) == sorted(track, key=order.index) for wave in found.waves for track in wave)
+        assert all(len({len(track) for track in wave}) == 1 for wave in found.waves)
+    assert random_waves([], rng).to_json() == []

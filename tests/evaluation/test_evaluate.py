@@ -2,7 +2,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ls_edge.arrangement import random_orders, random_subset_order
+from ls_edge.arrangement import equal_waves, random_orders, random_subset_order
 from ls_edge.errors import DataError, UsageError
 from ls_edge.evaluation.evaluate import aggregate, blocks_to_run, evaluate, logits_of
 from ls_edge.evaluation.orders import (
@@ -11,7 +11,6 @@ from ls_edge.evaluation.orders import (
     default_keep,
     default_shapes,
     graded_orders,
-    in_equal_tracks,
     kendall_tau,
 )
 
@@ -128,7 +127,7 @@ def test_shapes_and_dealing():
     assert default_shapes(12) == [(2, 1), (2, 2), (2, 6), (4, 1), (12, 1)]
     assert default_shapes(1) == []
     assert default_shapes(3) == [(2, 1), (3, 1)]
-    assert in_equal_tracks([4, 0, 2, 1, 3], 2, 2).to_json() == [[[4, 0], [2, 1]], [[3]]]
+    assert equal_waves([4, 0, 2, 1, 3], 2, 2).to_json() == [[[4, 0], [2, 1]], [[3]]]
 
 
 def test_kendall_tau():

@@ -40,15 +40,15 @@ def trained(make_run, tmp_path_factory):
     """A run that learned the digits in trained order for some seconds: right there, at a loss in any other order."""
     import torch
 
+    from ls_edge.data.datasets import open_data
     from ls_edge.export.calibration import Preprocessor
     from ls_edge.training.checkpoint import load_run
-    from ls_edge.training.timm_data import open_images
 
     def learn(view):
         from ls_edge.training.models.small_models import image_spec_of
 
         preprocess = Preprocessor(image_spec_of(view))
-        refs = open_images("digits", "train").images
+        refs = open_data("digits", "train").images
         images = torch.stack([torch.from_numpy(preprocess(ref.read(), ref.name)) for ref in refs])
         labels = torch.tensor([ref.label for ref in refs])
         generator = torch.Generator().manual_seed(0)

@@ -16,7 +16,7 @@ from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import DigestMismatch, EngineError, RunError, UsageError, VerificationError
 from ls_edge.export.writer import ExportSettings, check_target, export_run, steps_of
 from ls_edge.training.checkpoint import load_run
-from ls_edge.training.methods.slots import Position
+from ls_edge.training.methods.slots import SlotEmbedding
 from ls_edge.training.models.view import BlockView
 
 IMAGES = np.random.default_rng(1).standard_normal((2, 3, 16, 16), dtype=np.float32)
@@ -119,7 +119,7 @@ def _with_classes(record, classes):
 def test_blocks_that_take_a_slot(loaded, tmp_path):
     torch.manual_seed(0)
     view = BlockView.of(loaded.view.model)
-    view.slots = Position(view.num_blocks, view.token_spec.dim)
+    view.slots = SlotEmbedding(view.num_blocks, view.token_spec.dim)
     view.eval()
     bundle = export_run(dataclasses.replace(loaded, view=view), tmp_path / "bundle", ExportSettings(whole=True)).bundle
     assert bundle.manifest.needs_slot

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from ls_edge.arrangement import Arrangement, random_orders
+from ls_edge.arrangement import Arrangement, random_orders, random_waves
 from ls_edge.bundle import Bundle
 from ls_edge.export.calibration import Samples, read_calibration
 from ls_edge.export.order_costs import (
+    TRACKS,
     doubts,
     draw_orders,
     features_of,
-    in_tracks,
     measure_order_costs,
     ridge,
     spearman,
@@ -83,7 +83,7 @@ def test_costs_that_rank_no_better_than_chance_are_remarked(make_run, calibratio
 
 def test_estimates_rank_what_runs_side_by_side(trained, calibration, costs):
     generator = random.Random(5)
-    dealt = [in_tracks(order, generator) for order in random_orders(BLOCKS, 40, seed=98)]
+    dealt = [random_waves(order, generator, TRACKS, interleaved=True) for order in random_orders(BLOCKS, 40, seed=98)]
     measured = np.array([loss_of(trained.view, calibration.held_out, item) for item in dealt])
     estimated = np.array([costs.cost(item) for item in dealt])
     assert spearman(estimated, measured) > 0.5
@@ -148,19 +148,6 @@ def test_orders_are_of_all_kinds_and_always_the_same():
     assert all(item.is_plain != kind.endswith("tracks") for item, kind in orders)
 
 
-def test_waves_are_of_all_shapes_and_their_tracks_keep_the_order():
-    generator = random.Random(0)
-    dealt = [in_tracks([3, 1, 4, 0, 5, 2], generator) for _ in range(200)]
-    for item in dealt:
-        assert not item.is_plain
-        assert sorted(item.order) == list(range(BLOCKS))
-        place = [3, 1, 4, 0, 5, 2].index
-        assert all(list(map(place, track)) == sorted(map(place, track)) for wave in item.waves for track in wave)
-    assert {len(wave) for item in dealt for wave in item.waves} == {1, 2, 3}
-    assert {len(item.waves) for item in dealt} >= {1, 2, 3}
-    assert all(len(in_tracks([0, 1], generator).waves[0]) == 2 for _ in range(9))
-
-
 @pytest.mark.parametrize("count", [1, 4, 9])
 def test_few_orders_are_no_error(trained, calibration, count):
     found = measure_order_costs(PartsView(trained.view), calibration.fit, "digits", orders=count, images=32)
@@ -188,7 +175,9 @@ def test_a_linear_truth_is_found():
     fresh = np.stack([features_of(order, 6) for order in random_orders(6, 50, seed=5)])
     assert spearman(fresh @ found, fresh @ truth) > 0.99
     drawn = random.Random(1)
-    dealt = np.stack([features_of(in_tracks(order, drawn), 6) for order in random_orders(6, 50, seed=6)])
+    dealt = np.stack(
+        [features_of(random_waves(order, drawn, TRACKS, interleaved=True), 6) for order in random_orders(6, 50, seed=6)]
+    )
     assert spearman(dealt @ found, dealt @ truth) > 0.98
 
 

@@ -5,11 +5,11 @@ import random
 import pytest
 import torch
 
+from ls_edge.arrangement import equal_waves
 from ls_edge.errors import UsageError
-from ls_edge.evaluation.orders import in_equal_tracks
-from ls_edge.training.methods.base import make_method
-from ls_edge.training.methods.distillation import frozen, soft_loss
-from ls_edge.training.methods.step_plan import Plan, in_waves, thinned
+from ls_edge.training.methods.base import expected_cost, make_method
+from ls_edge.training.methods.distillation import frozen_copy, soft_cross_entropy
+from ls_edge.training.methods.step_plan import StepPlan, drop_blocks
 from ls_edge.training.models.small_models import build
 
 torch.set_num_threads(1)
@@ -41,7 +41,7 @@ def test_the_default_draws_orders_most_often_and_tracks_and_the_trained_order():
     whole = sum(len(item.order) == 8 for item in found) / len(found)
     assert 0.18 < whole < 0.26
     assert {len(item.order) for item in found} == set(range(1, 9))
-    assert 2.2 < make_method("anyorder", {}).cost(8) < 2.3
+    assert 2.2 < expected_cost(make_method("anyorder", {}), 8) < 2.3
     assert {len(wave) for item in found for wave in item.waves} == {1, 2, 3, 4}
     assert make_method("anyorder", {}).draw(8, 3, 17) == make_method("anyorder", {}).draw(8, 3, 17)
 
@@ -55,22 +55,18 @@ def test_parts_are_switches():
 
 
 def test_costs_are_counted_in_one_place():
-    assert Plan.plain(range(8)).cost(8) == 3
-    assert Plan.plain(range(4)).cost(8) == 1.5
-    assert Plan.plain(range(8)).cost(8, teacher=True) == 4
-    arrangement = in_equal_tracks(range(8), 2, 2)
-    assert Plan((arrangement, Plan.plain(range(4)).arrangement)).cost(8) == 2.25
-    assert make_method("anyorder", {**PLAIN, "groups": 8}).cost(8) == pytest.approx(3)
+    assert StepPlan.plain(range(8)).cost(8) == 3
+    assert StepPlan.plain(range(4)).cost(8) == 1.5
+    assert StepPlan.plain(range(8)).cost(8, teacher=True) == 4
+    arrangement = equal_waves(range(8), 2, 2)
+    assert StepPlan((arrangement, StepPlan.plain(range(4)).arrangement)).cost(8) == 2.25
+    assert expected_cost(make_method("anyorder", {**PLAIN, "groups": 8}), 8) == pytest.approx(3)
 
 
 def test_pieces_of_draws():
     rng = random.Random(0)
-    assert thinned(range(6), 0.0, rng) == list(range(6))
-    for _ in range(200):
-        order = rng.sample(range(9), 9)
-        assert in_waves(order, rng).order == tuple(order)
-    assert in_equal_tracks(range(5), 2, 2).to_json() == [[[0, 1], [2, 3]], [[4]]]
-    assert in_equal_tracks([1, 0], 1, 1).to_json() == [1, 0]
+    assert drop_blocks(range(6), 0.0, rng) == list(range(6))
+    assert all(drop_blocks(range(6), 0.99, rng) for _ in range(200))
 
 
 def test_groups_of_a_batch_have_an_order_each():
@@ -90,40 +86,40 @@ def test_groups_of_a_batch_have_an_order_each():
 def test_the_teacher_is_the_start_and_does_not_change():
     view = viewed()
     method = make_method("anyorder", {**PLAIN, "groups": 1, "teacher": {"use": "auto", "logits": 0.5}})
-    assert method.cost(4) == 3
+    assert expected_cost(method, 4) == 3
     method.begin(view, trained=True)
     assert method.has_teacher
-    assert method.cost(4) == 4
+    assert expected_cost(method, 4) == 4
     with torch.no_grad():
         wanted = view(IMAGES)
         for parameter in view.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-    plan = Plan.plain([2, 0, 3, 1])
+    plan = StepPlan.plain([2, 0, 3, 1])
     found = method.loss(view, IMAGES, TARGETS, plan, criterion)
     tokens = view.stem(IMAGES)
     for index in plan.order:
         tokens = view.block(index, tokens)
     logits = view.head(tokens)
-    expected = 0.5 * criterion(logits, TARGETS) + 0.5 * soft_loss(logits, wanted, 2.0)
+    expected = 0.5 * criterion(logits, TARGETS) + 0.5 * soft_cross_entropy(logits, wanted, 2.0)
     torch.testing.assert_close(found, expected)
-    assert soft_loss(wanted, wanted, 2.0) == pytest.approx(0, abs=1e-6)
+    assert soft_cross_entropy(wanted, wanted, 2.0) == pytest.approx(0, abs=1e-6)
 
 
 def test_an_untrained_start_has_no_teacher():
     method = make_method("anyorder", {"teacher": {"use": "auto"}})
     method.begin(viewed(), trained=False)
     assert not method.has_teacher
-    assert method.untaught
+    assert method.lacks_teacher
     with pytest.raises(UsageError, match=r"teacher\.use on needs a trained start"):
         make_method("anyorder", {"teacher": {"use": "on"}}).begin(viewed(), trained=False)
     off = make_method("anyorder", PLAIN)
     off.begin(viewed(), trained=True)
     assert not off.has_teacher
-    assert not off.untaught
+    assert not off.lacks_teacher
 
 
 def test_a_frozen_copy_does_not_train():
-    twin = frozen(viewed().train())
+    twin = frozen_copy(viewed().train())
     assert not twin.training
     assert not any(parameter.requires_grad for parameter in twin.parameters())
 

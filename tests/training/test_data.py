@@ -12,7 +12,6 @@ from ls_edge.data.preprocess import Preprocessor, decode
 from ls_edge.errors import DataError, UsageError
 from ls_edge.training.config import DataConfig
 from ls_edge.training.data import Batches, Skipped, augment, choose_augment, normaliser, split
-from ls_edge.training.timm_data import open_images
 
 SPEC = ImageSpec(size=(16, 16), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), crop_pct=0.9)
 
@@ -177,9 +176,9 @@ def test_names_of_timms_factory(tmp_path, monkeypatch):
     folder(tmp_path / "cache" / "train", 3)
     folder(tmp_path / "cache" / "validation", 2)
     with pytest.raises(DataError, match="torch/no_such: timm's factory could not open it"):
-        open_images("torch/no_such", "train")
+        open_data("torch/no_such", "train")
     with pytest.raises(UsageError, match="can only be streamed"):
-        open_images("wds/some", "train")
+        open_data("wds/some", "train")
 
 
 @pytest.mark.parametrize("upright", [False, True])
@@ -191,7 +190,7 @@ def test_a_folder_of_torchvisions_is_read_as_boards_read_it(tmp_path, monkeypatc
     monkeypatch.setenv("LS_EDGE_DATA", str(tmp_path / "cache"))
     monkeypatch.setattr(timm.data, "create_dataset", lambda name, **_: ImageFolder(str(odd_folder(tmp_path / "x"))))
     spec = msgspec.structs.replace(SPEC, exif_orientation=upright)
-    found = open_images("torch/some", "train")
+    found = open_data("torch/some", "train")
     assert found.classes == ("cat", "dog")
     assert [image.label for image in found.images] == [0] * 12 + [1] * 12
     plain = open_data(str(tmp_path / "x"), "train")
@@ -216,30 +215,35 @@ def test_a_set_of_hugging_face_is_asked_for_files(tmp_path, monkeypatch):
         timm.data, "create_dataset",
         lambda name, load_bytes=False, **_: timm.data.ImageDataset("", reader=Reader(), load_bytes=load_bytes),
     )  # fmt: skip
-    found = open_images("hfds/some", "train").images
+    found = open_data("hfds/some", "train").images
     spec = msgspec.structs.replace(SPEC, exif_orientation=True)
     for image, file in zip(found, files, strict=True):
         assert np.array_equal(Preprocessor(spec)(image.read()), Preprocessor(spec)(file.read_bytes()))
 
 
-def test_pictures_of_a_set_that_has_no_files(tmp_path):
-    from ls_edge.training.timm_data import _image_set
+def test_pictures_of_a_set_that_has_no_files(tmp_path, monkeypatch):
+    import timm.data
 
+    monkeypatch.setenv("LS_EDGE_DATA", str(tmp_path / "cache"))
     picture = Image.fromarray(np.arange(400, dtype=np.uint8).reshape(20, 20) % 251)
-    found = _image_set("torch/some", "eval", [(picture, 0), (picture.convert("RGB"), 1)])
+    items = [(picture, 0), (picture.convert("RGB"), 1)]
+    monkeypatch.setattr(timm.data, "create_dataset", lambda name, **_: items)
+    found = open_data("torch/some", "eval")
     assert found.classes == ("0", "1")
     grey, colours = (Preprocessor(SPEC)(image.read()) for image in found.images)
     assert np.array_equal(grey, colours)
 
 
-def test_an_indexed_set_becomes_images(tmp_path):
+def test_an_indexed_set_becomes_images(tmp_path, monkeypatch):
+    import timm.data
     from torchvision.datasets import ImageFolder
 
-    from ls_edge.training.timm_data import _image_set
-
-    found = _image_set("torch/some", "eval", ImageFolder(str(folder(tmp_path, 2))))
+    monkeypatch.setenv("LS_EDGE_DATA", str(tmp_path / "cache"))
+    root = tmp_path / "x"
+    monkeypatch.setattr(timm.data, "create_dataset", lambda name, **_: ImageFolder(str(folder(root, 2))))
+    found = open_data("torch/some", "eval")
     assert found.classes == ("cat", "dog")
     assert [(image.name, image.label) for image in found.images] == [
         ("cat/0000000", 0), ("cat/0000001", 0), ("dog/0000002", 1), ("dog/0000003", 1),
     ]  # fmt: skip
-    assert np.array_equal(found.images[2].read(), np.asarray(Image.open(tmp_path / "dog" / "0.png")))
+    assert found.images[2].read() == (root / "dog" / "0.png").read_bytes()

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from ls_edge.errors import UsageError
-from ls_edge.training.averaged_weights import Average
 from ls_edge.training.checkpoint import load_run
-from ls_edge.training.config import read_config, to_yaml
-from ls_edge.training.distributed import World
+from ls_edge.training.config import OptimConfig, read_config, to_yaml
+from ls_edge.training.distributed import DistributedContext
 from ls_edge.training.loop import train
-from ls_edge.training.methods.base import make_method
+from ls_edge.training.methods.base import expected_cost, make_method
 from ls_edge.training.models.small_models import build
+from ls_edge.training.optim import averages_step, make_averaged_model
 
 torch.set_num_threads(1)
 SMALL = {"embed_dim": 16, "depth": 3, "num_heads": 2, "mlp_ratio": 2.0}
@@ -70,14 +70,14 @@ def test_two_processes_match_one(tmp_path, method):
         for rank in range(2)
     ]  # fmt: skip
     try:
-        told = [process.communicate(timeout=150) for process in processes]
+        outputs = [process.communicate(timeout=150) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.communicate()
-    assert [process.returncode for process in processes] == [0, 0], told
-    assert '"seconds"' in told[0][0]
-    assert told[1][0] == ""
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert '"seconds"' in outputs[0][0]
+    assert outputs[1][0] == ""
     one, two = load_run(tmp_path / "one"), load_run(tmp_path / "two")
     assert one.record.val_loss == pytest.approx(two.record.val_loss, rel=1e-5)
     torch.testing.assert_close(logits(tmp_path / "two"), logits(tmp_path / "one"), rtol=1e-5, atol=1e-5)
@@ -87,9 +87,9 @@ def test_two_processes_match_one(tmp_path, method):
 
 
 def test_a_batch_has_to_divide():
-    assert World(1, 4).share(128) == 32
+    assert DistributedContext(1, 4).local_batch_size(128) == 32
     with pytest.raises(UsageError, match="batch size 10 does not divide among 4 processes"):
-        World(0, 4).share(10)
+        DistributedContext(0, 4).local_batch_size(10)
 
 
 @pytest.mark.parametrize("method", ["shuffle", "anyorder"])
@@ -120,22 +120,23 @@ def test_checkpointing_gives_the_same_gradients_and_runs_blocks_twice():
 
 
 def test_an_exponential_mean_and_a_plain_one():
-    module = torch.nn.Linear(1, 1, bias=False)
+    view = build("vit_digits", {**SMALL, "depth": 1})
+    ema, swa = (
+        make_averaged_model(view, OptimConfig(average=kind, average_decay=0.5, average_from=0.5))
+        for kind in ("ema", "swa")
+    )
     values = [1.0, 2.0, 4.0, 8.0]
-    ema, swa = Average(module, "ema", 0.5, 0.0), Average(module, "swa", 0.0, 0.5)
-    mean = module.weight.item()
+    mean = values[0]
     for step, value in enumerate(values):
         with torch.no_grad():
-            module.weight.fill_(value)
-        ema.update(step, 4)
-        swa.update(step, 4)
-        weight = 1 - min(0.5, (1 + step) / (10 + step))
-        mean += weight * (value - mean)
-    assert float(ema.tensors["weight"]) == pytest.approx(mean)
-    assert float(swa.tensors["weight"]) == pytest.approx(6.0)
-    with swa.in_place():
-        assert module.weight.item() == pytest.approx(6.0)
-    assert module.weight.item() == 8.0
+            view.model.head.bias.fill_(value)
+        ema.update_parameters(view)
+        if averages_step(OptimConfig(average="swa", average_from=0.5), step, 4):
+            swa.update_parameters(view)
+        mean += max(1 - 0.5, 9 / (10 + step)) * (value - mean)
+    assert ema.module.model.head.bias[0].item() == pytest.approx(mean)
+    assert swa.module.model.head.bias[0].item() == pytest.approx(6.0)
+    assert view.model.head.bias[0].item() == 8.0
 
 
 def test_averaged_weights_are_kept_and_resumed(tmp_path, monkeypatch):
@@ -167,7 +168,7 @@ def test_every_method_trains_and_is_read_again(tmp_path, method):
     assert run.method == method
     assert run.config.method_args.keys() == set(make_method(method, {}).settings.__struct_fields__)
     assert run.view.needs_slot == (method == "position")
-    per_image = make_method(method, {}).cost(3) + (1 if method == "anyorder" else 0)
+    per_image = expected_cost(make_method(method, {}), 3) + (1 if method == "anyorder" else 0)
     assert summary.cost / (summary.images // 128 * 128) == pytest.approx(per_image, rel=0.25)
     again = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, init=str(tmp_path / "run")),
                                     epochs=0)  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 from ls_edge.errors import ConfigError, ModelError, RunError, UsageError
 from ls_edge.training.checkpoint import WEIGHTS, load_run, read_foreign, save_run, write_tensors
 from ls_edge.training.config import ModelConfig, RunRecord, TrainConfig, read_config
-from ls_edge.training.models.initial_weights import make_start
+from ls_edge.training.models.initial_weights import make_initial_weights
 from ls_edge.training.models.small_models import build, create, image_spec_of
 
 SMALL = {"embed_dim": 16, "depth": 4, "num_heads": 2, "mlp_ratio": 2.0}
@@ -20,7 +20,7 @@ CLASSES = ("a", "b", "c")
 
 def start(seed=0, classes=CLASSES, model_named=True, warn=lambda text: pytest.fail(text), **kwargs):
     config = ModelConfig(**{"name": "vit_digits", "args": SMALL, **kwargs})
-    return make_start(config, classes, seed=seed, model_named=model_named, warn=warn)
+    return make_initial_weights(config, classes, seed=seed, model_named=model_named, warn=warn)
 
 
 def save(folder, made, classes=CLASSES):
@@ -60,7 +60,7 @@ def test_saving_twice_gives_the_same_bytes(tmp_path):
     assert sorted(path.name for path in one.iterdir()) == ["config.yaml", "model.safetensors"]
 
 
-def test_init_from_a_run_brings_its_model_and_can_be_thinned(tmp_path):
+def test_init_from_a_run_brings_its_model_and_can_be_shortened(tmp_path):
     made = start()
     run = save(tmp_path / "run", made)
     again = start(seed=5, init=str(run), name="vit_cifar", model_named=False, args={})

@@ -17,9 +17,10 @@ from ls_edge.training.checkpoint import load_run
 from ls_edge.training.config import read_config, to_yaml
 from ls_edge.training.folder_lock import LOCK, folder_lock
 from ls_edge.training.loop import train
-from ls_edge.training.methods.base import METHODS, Shuffle, make_method
+from ls_edge.training.methods.base import METHODS, make_method
+from ls_edge.training.methods.paper import Shuffle
 from ls_edge.training.models.view import BlockView
-from ls_edge.training.optim import learning_rate, make_optimiser
+from ls_edge.training.optim import make_optimiser, make_schedule
 from ls_edge.training.precision import choose_device, choose_precision, plain_attention
 
 SMALL = {"embed_dim": 16, "depth": 3, "num_heads": 2, "mlp_ratio": 2.0, "drop_rate": 0.1}
@@ -237,23 +238,33 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         train(settings(epochs=0), tmp_path / "file" / "run", listener=Silent())
 
 
+def learning_rates(config, steps):
+    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=config.lr)
+    schedule = make_schedule(optimiser, config, steps)
+    rates = []
+    for step in range(steps):
+        schedule.step_update(step)
+        rates.append(optimiser.param_groups[0]["lr"])
+    return rates
+
+
 def test_learning_rate_rises_and_falls():
     config = settings(lr=1.0).optim
-    rates = [learning_rate(config, step, 100) for step in range(100)]
+    rates = learning_rates(config, 100)
     top = rates.index(max(rates))
     assert 9 <= top <= 11
     assert rates[:top] == sorted(rates[:top])
     assert rates[top:] == sorted(rates[top:], reverse=True)
     assert 0 < rates[0] < 0.15
     assert rates[-1] < 0.012
-    assert 0 < learning_rate(config, 0, 1) <= 1.0
+    assert learning_rates(config, 1) == [1.0]
 
 
 def test_decay_spares_vectors_and_positions():
     from ls_edge.training.models.small_models import create
 
     view = BlockView.of(create("vit_cifar", embed_dim=24, depth=2, num_heads=2, class_token=True))
-    decayed, spared = make_optimiser(view, settings(lr=1e-3).optim).param_groups
+    spared, decayed = make_optimiser(view, settings(lr=1e-3).optim).param_groups
     names = {id(parameter): name for name, parameter in view.model.named_parameters()}
     assert {"pos_embed", "cls_token"} <= {names[id(p)] for p in spared["params"]}
     assert all(parameter.ndim > 1 for parameter in decayed["params"])

@@ -3,8 +3,8 @@ import torch
 
 from ls_edge.arrangement import random_orders
 from ls_edge.errors import UsageError
-from ls_edge.training.methods.base import METHODS, make_method
-from ls_edge.training.methods.step_plan import Plan
+from ls_edge.training.methods.base import METHODS, expected_cost, make_method
+from ls_edge.training.methods.step_plan import StepPlan
 from ls_edge.training.models.small_models import build
 
 torch.set_num_threads(1)
@@ -52,7 +52,7 @@ def test_layerdrop_drops_a_fifth_and_never_all():
         assert 7.9 < sum(map(len, orders)) / 2000 < 8.1
         assert all(list(order) == sorted(order) for order in orders) is sorted_
         assert min(len(make_method(name, {"p": 0.99}).draw(3, 0, step).order) for step in range(100)) == 1
-        assert method.cost(10) == pytest.approx(2.4, abs=0.05)
+        assert expected_cost(method, 10) == pytest.approx(2.4, abs=0.05)
 
 
 def test_unknown_names_and_settings():
@@ -83,8 +83,8 @@ def test_position_tells_each_block_its_slot():
         torch.testing.assert_close(mixed[0], view.block(2, tokens, 0)[0])
         # Ahead of the block stands x + GELU(Linear(LN([x; e]))).
         joined = torch.cat((tokens, view.slots.embed.weight[3].expand(*tokens.shape[:2], -1)), -1)
-        told = tokens + torch.nn.functional.gelu(view.slots.project[2][:2](joined))
-        torch.testing.assert_close(view.block(2, tokens, 3), view.blocks[2](told))
+        embedded = tokens + torch.nn.functional.gelu(view.slots.project[2][:2](joined))
+        torch.testing.assert_close(view.block(2, tokens, 3), view.blocks[2](embedded))
         assert not torch.equal(view(IMAGES, [3, 1]), plain)
 
 
@@ -96,16 +96,16 @@ def test_predict_learns_the_slot_and_changes_no_answer():
     method.attach(view)
     assert torch.equal(view(IMAGES, [2, 0]), before)
     assert not view.needs_slot
-    plan = Plan.plain([2, 0, 3, 1])
+    plan = StepPlan.plain([2, 0, 3, 1])
     both = method.loss(view, IMAGES, TARGETS, plan, criterion)
     answer = criterion(view(IMAGES, [2, 0, 3, 1]), TARGETS)
     tokens, slots = view.stem(IMAGES), []
     for slot, block in enumerate(plan.order):
         tokens = view.block(block, tokens)
-        slots.append(torch.nn.functional.cross_entropy(view.readout(block, tokens), torch.full((6,), slot)))
+        slots.append(torch.nn.functional.cross_entropy(view.predictor(block, tokens), torch.full((6,), slot)))
     torch.testing.assert_close(both, answer + torch.stack(slots).mean())
     both.backward()
-    assert view.readout.guess[0][1].weight.grad.abs().sum() > 0
+    assert view.predictor.guess[0][1].weight.grad.abs().sum() > 0
 
 
 def test_a_methods_weights_are_part_of_the_runs():

@@ -1,32 +1,37 @@
-"""``anyorder``, a recipe for models that run in any arrangement: its settings and its draws.
+"""``anyorder``, the project's recipe for models that run in any arrangement.
 
 The plain method spends each step on one order of one batch. Here a batch is split into groups with an arrangement
 each (less variance between steps for the same cost), some of them in tracks or in trained order, and the weights are
-averaged. Parts that are off by default are there to be compared, a frozen copy of the model as it starts for one,
-which shows in trained order what to answer in every other: docs/training.md says what was found.
-
-No torch here; the losses are in ``ls_edge.training.methods.distillation``.
+averaged. Parts that are off by default are there to be compared, such as distillation from a frozen copy of the
+initial model in trained order; docs/training.md has the results. The losses are in ``distillation``.
 """
 
 from __future__ import annotations
 
 import random
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
-from ls_edge.arrangement import Arrangement
-from ls_edge.evaluation.orders import in_equal_tracks
-from ls_edge.training.methods.step_plan import Plan, in_waves, thinned
+from ls_edge.arrangement import Arrangement, equal_waves, random_waves
+from ls_edge.errors import UsageError
+from ls_edge.training.methods.paper import Shuffle
+from ls_edge.training.methods.step_plan import StepPlan, drop_blocks, step_rng
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ls_edge.training.methods.base import Criterion
+    from ls_edge.training.models.view import BlockView
 
 
 class TeacherSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The frozen copy of the model as it starts, run in trained order."""
+    """Distillation from the initial model, frozen and run in trained order."""
 
     use: Literal["auto", "on", "off"] = "off"
-    """``auto``: where training starts from trained weights (``--init``, ``--pretrained``); ``on``: only from such."""
+    """``auto``: if training starts from trained weights (``--init``, ``--pretrained``); ``on``: only from such."""
     logits: float = 0.5
-    """Weight of its soft answers, 0 to 1; the labels have the rest."""
+    """Weight of the teacher's soft targets, 0 to 1; the labels have the rest."""
     temperature: float = 2.0
 
     def __post_init__(self) -> None:
@@ -35,7 +40,7 @@ class TeacherSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AnyOrderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Every part of the recipe; costs are counted by :meth:`ls_edge.training.methods.step_plan.Plan.cost`."""
+    """Settings of ``anyorder``; costs are counted by :meth:`ls_edge.training.methods.step_plan.StepPlan.cost`."""
 
     groups: int = 4
     """Parts of a batch that have an arrangement each."""
@@ -44,7 +49,7 @@ class AnyOrderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trained: float = 0.1
     """Probability of the trained order."""
     subset: float = 0.25
-    """Probability of leaving blocks out: a random number of them up to three quarters."""
+    """Probability of a random subset of the blocks, at least a quarter of them."""
     drop: float = 0.2
     """LayerDrop's probability for each block, on top."""
     teacher: TeacherSettings = TeacherSettings()
@@ -55,25 +60,64 @@ class AnyOrderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("groups is 1 or more; tracks, trained and subset are 0 to 1; drop is 0 to below 1")
 
 
-def draw_plan(settings: AnyOrderSettings, blocks: int, rng: random.Random) -> Plan:
-    """An arrangement for each group of a step."""
-    return Plan(tuple(_draw(settings, blocks, rng) for _ in range(settings.groups)))
+class AnyOrder(Shuffle):
+    """The recipe; every part of it is a setting (:class:`AnyOrderSettings`)."""
+
+    name = "anyorder"
+    settings_type: ClassVar[type[msgspec.Struct]] = AnyOrderSettings
+    average = "ema"
+
+    def __init__(self, settings: msgspec.Struct | None = None) -> None:
+        super().__init__(settings)
+        self._teacher: BlockView | None = None
+
+    def begin(self, view: BlockView, *, trained: bool) -> None:
+        """Freeze a copy of the initial model as teacher, if the settings ask for one and it is trained."""
+        use = self.settings.teacher.use
+        if use == "on" and not trained:
+            raise UsageError("method anyorder with teacher.use on needs a trained start: give --init or --pretrained")
+        if use == "off" or not trained:
+            return
+        from ls_edge.training.methods.distillation import frozen_copy
+
+        self._teacher = frozen_copy(view)
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether :meth:`begin` froze one."""
+        return self._teacher is not None
+
+    @property
+    def lacks_teacher(self) -> bool:
+        """Whether the settings ask for a teacher and there is none."""
+        return self._teacher is None and self.settings.teacher.use != "off"
+
+    def draw(self, num_blocks: int, seed: int, step: int) -> StepPlan:
+        """An arrangement for each group."""
+        rng = step_rng(seed, step)
+        return StepPlan(tuple(_draw_arrangement(self.settings, num_blocks, rng) for _ in range(self.settings.groups)))
+
+    def loss(self, view: BlockView, images: Tensor, targets: Tensor, plan: StepPlan, criterion: Criterion) -> Tensor:
+        """The mean over the groups, with soft targets if there is a teacher."""
+        from ls_edge.training.methods.distillation import distillation_loss
+
+        return distillation_loss(self.settings.teacher, view, self._teacher, images, targets, plan, criterion)
+
+    def validation(self, num_blocks: int, count: int, seed: int) -> list[Arrangement]:
+        """Random orders and, if tracks are trained, the first of them in two tracks of a quarter of the blocks."""
+        orders = super().validation(num_blocks, count, seed)
+        if not self.settings.tracks or num_blocks < 2:
+            return orders
+        return [*orders, equal_waves(orders[0].order, 2, max(1, num_blocks // 4))]
 
 
-def _draw(s: AnyOrderSettings, blocks: int, rng: random.Random) -> Arrangement:
-    order = list(range(blocks))
+def _draw_arrangement(s: AnyOrderSettings, num_blocks: int, rng: random.Random) -> Arrangement:
+    order = list(range(num_blocks))
     if rng.random() < s.trained:
         return Arrangement.plain(order)
     if rng.random() < s.subset:
-        order = sorted(rng.sample(order, rng.randint(max(1, blocks // 4), blocks)))
+        order = sorted(rng.sample(order, rng.randint(max(1, num_blocks // 4), num_blocks)))
     if s.drop:
-        order = thinned(order, s.drop, rng)
+        order = drop_blocks(order, s.drop, rng)
     rng.shuffle(order)
-    return in_waves(order, rng) if rng.random() < s.tracks else Arrangement.plain(order)
-
-
-def validation_arrangements(settings: AnyOrderSettings, blocks: int, orders: list[Arrangement]) -> list[Arrangement]:
-    """``orders``, and the first of them in two tracks of half of the blocks where tracks are trained."""
-    if not settings.tracks or blocks < 2:
-        return orders
-    return [*orders, in_equal_tracks(orders[0].order, 2, max(1, blocks // 4))]
+    return random_waves(order, rng) if rng.random() < s.tracks else Arrangement.plain(order)

@@ -1,44 +1,45 @@
-"""The loss of a batch whose parts run in arrangements of their own, with or without a frozen model as teacher."""
+"""The loss of a batch whose groups run in arrangements of their own, with or without a frozen model as teacher."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ls_edge.arrangement import apply
-from ls_edge.training.methods.anyorder import AnyOrderSettings
-from ls_edge.training.methods.step_plan import Plan
+from ls_edge.training.methods.step_plan import StepPlan
 from ls_edge.training.models.view import BlockView
 
-Criterion = Callable[[Tensor, Tensor], Tensor]
+if TYPE_CHECKING:
+    from ls_edge.training.methods.anyorder import TeacherSettings
+    from ls_edge.training.methods.base import Criterion
 
 
-def frozen(view: BlockView) -> BlockView:
-    """A copy that does not train and knows no slots: the model as it starts, in trained order."""
+def frozen_copy(view: BlockView) -> BlockView:
+    """Copy a view without its slot modules, in evaluation mode and without gradients."""
     twin = copy.deepcopy(view)
     twin.slots = None
-    twin.readout = None
+    twin.predictor = None
     return twin.eval().requires_grad_(False)
 
 
-def soft_loss(logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
-    """Divergence of the answers from those ``wanted``, times the temperature's square (arXiv 1503.02531)."""
+def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
+    """Kullback-Leibler divergence from the teacher, times the squared temperature (arXiv 1503.02531)."""
     scaled = functional.log_softmax(logits.float() / temperature, dim=-1)
-    target = functional.log_softmax(wanted.float() / temperature, dim=-1)
+    target = functional.log_softmax(teacher_logits.float() / temperature, dim=-1)
     return functional.kl_div(scaled, target, log_target=True, reduction="batchmean") * temperature**2
 
 
-def taught_loss(
-    settings: AnyOrderSettings,
+def distillation_loss(
+    settings: TeacherSettings,
     view: BlockView,
     teacher: BlockView | None,
     images: Tensor,
     targets: Tensor,
-    plan: Plan,
+    plan: StepPlan,
     criterion: Criterion,
 ) -> Tensor:
     """The mean loss of the plan's groups; images ``[B, 3, H, W]``, targets int64 ``[B]``.
@@ -46,22 +47,22 @@ def taught_loss(
     The stem runs once. Of ``n`` groups each has every ``n``-th image, so that a process's share of a batch is split as
     the whole batch would be.
     """
-    t = settings.teacher
-    wanted: Tensor | None = None
+    soft_targets: Tensor | None = None
     if teacher is not None:
         with torch.no_grad():
-            wanted = teacher(images)
+            soft_targets = teacher(images)
     count = len(images)
     tokens = view.stem(images)
     losses: list[Tensor] = []
     for group, arrangement in enumerate(plan.groups):
         rows = slice(group, count, len(plan.groups))
-        part = len(range(count)[rows])
-        if not part:
+        size = len(range(count)[rows])
+        if not size:
             continue
         logits = view.head(apply(arrangement, tokens[rows], view.block)).float()
         loss = criterion(logits, targets[rows])
-        if wanted is not None:
-            loss = (1 - t.logits) * loss + t.logits * soft_loss(logits, wanted[rows], t.temperature)
-        losses.append(loss * part / count)
+        if soft_targets is not None:
+            soft = soft_cross_entropy(logits, soft_targets[rows], settings.temperature)
+            loss = (1 - settings.logits) * loss + settings.logits * soft
+        losses.append(loss * size / count)
     return torch.stack(losses).sum()

@@ -1,7 +1,8 @@
-"""What some methods add to the blocks: knowledge of the slot, or a guess at it.
+"""Modules that methods add to the blocks: a slot embedding, and a predictor of the slot.
 
-Slots count the blocks that ran before (``ls_edge.arrangement``). A :class:`SlotModule` runs with the block wherever
-the model goes, and is exported with it; a :class:`Readout` only trains and measures, and is dropped at export.
+The slot of a block is the number of blocks that ran before it (``ls_edge.arrangement``). A :class:`SlotModule` runs
+with the block wherever the model goes and is exported with it; a :class:`PositionPredictor` is only used in training
+and evaluation and dropped at export.
 """
 
 from __future__ import annotations
@@ -11,47 +12,47 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-Run = Callable[[Tensor], Tensor]
-
 
 class SlotModule(nn.Module):
-    """Tells a block its slot: called with the block instead of it."""
+    """Runs a block together with its slot."""
 
-    def forward(self, index: int, tokens: Tensor, slot: int | Tensor, run: Run) -> Tensor:
-        """Tokens ``[B, N, D]`` after block ``index``, which ``run`` runs; ``slot`` is an int or int64 ``[B]``."""
+    def forward(self, index: int, tokens: Tensor, slot: int | Tensor, run_block: Callable[[Tensor], Tensor]) -> Tensor:
+        """Tokens ``[B, N, D]`` after block ``index``, run by ``run_block``; ``slot`` is an int or int64 ``[B]``."""
         raise NotImplementedError
 
 
-class Position(SlotModule):
-    """LayerShuffle-position (arXiv 2407.04513, section 3.2): a slot embedding joined to each token ahead of a block.
+class SlotEmbedding(SlotModule):
+    """LayerShuffle-position (arXiv 2407.04513, section 3.2): a slot embedding joined to each token before a block.
 
-    ``x + Dropout(GELU(Linear(LN([x; e_slot]))))``, the embedding shared by all blocks, the rest a block's own.
+    ``x + Dropout(GELU(Linear(LN([x; e_slot]))))``; the embedding is shared by all blocks, the rest is per block.
     """
 
-    def __init__(self, blocks: int, dim: int, width: int = 32, dropout: float = 0.1) -> None:
+    def __init__(self, num_blocks: int, dim: int, width: int = 32, dropout: float = 0.1) -> None:
         super().__init__()
         self.project = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(dim + width), nn.Linear(dim + width, dim), nn.GELU(), nn.Dropout(dropout))
-            for _ in range(blocks)
+            for _ in range(num_blocks)
         )
-        self.embed = nn.Embedding(blocks, width)
+        self.embed = nn.Embedding(num_blocks, width)
 
-    def forward(self, index: int, tokens: Tensor, slot: int | Tensor, run: Run) -> Tensor:
+    def forward(self, index: int, tokens: Tensor, slot: int | Tensor, run_block: Callable[[Tensor], Tensor]) -> Tensor:
         """See the class."""
         if isinstance(slot, Tensor):
-            known = self.embed(slot)[:, None, :]
+            embedding = self.embed(slot)[:, None, :]
         else:
-            known = self.embed.weight[slot][None, None, :]
-        joined = torch.cat((tokens, known.to(tokens.dtype).expand(tokens.shape[0], tokens.shape[1], -1)), dim=-1)
-        return run(tokens + self.project[index](joined))
+            embedding = self.embed.weight[slot][None, None, :]
+        joined = torch.cat((tokens, embedding.to(tokens.dtype).expand(tokens.shape[0], tokens.shape[1], -1)), dim=-1)
+        return run_block(tokens + self.project[index](joined))
 
 
-class Readout(nn.Module):
-    """LayerShuffle-predict (arXiv 2407.04513, section 3.3): each block guesses its slot from its mean output token."""
+class PositionPredictor(nn.Module):
+    """LayerShuffle-predict (arXiv 2407.04513, section 3.3): each block's slot from its mean output token."""
 
-    def __init__(self, blocks: int, dim: int) -> None:
+    def __init__(self, num_blocks: int, dim: int) -> None:
         super().__init__()
-        self.guess = nn.ModuleList(nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, blocks)) for _ in range(blocks))
+        self.guess = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, num_blocks)) for _ in range(num_blocks)
+        )
 
     def forward(self, index: int, tokens: Tensor) -> Tensor:
         """Tokens ``[B, N, D]`` after block ``index`` to logits ``[B, L]`` over slots."""

@@ -1,4 +1,4 @@
-"""What training starts from: the model with its weights, built from the configuration.
+"""The model and the weights that training starts from, built from the configuration.
 
 Weights come from a run or a file (``--init``), from timm (``--pretrained``), or from the seed. A run given as
 ``--init`` also says which model it is, unless one is named.
@@ -24,8 +24,8 @@ from ls_edge.training.models.view import METHOD, BlockView
 
 
 @dataclass(frozen=True)
-class Start:
-    """A model as training begins, with all that is needed to build it again."""
+class InitialWeights:
+    """The model as training begins, with everything that is needed to build it again."""
 
     view: BlockView
     model: str
@@ -33,22 +33,22 @@ class Start:
     kept: tuple[int, ...]
     image: ImageSpec
     trained: bool
-    """Whether its weights, the classifier's among them, come from somewhere and not from the seed."""
+    """Whether all weights, the classifier's included, were loaded and not drawn from the seed."""
     method_weights: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What a method added to the run that it starts from."""
+    """Weights of the method's own modules in the run that is given as ``init``."""
 
 
-def make_start(
+def make_initial_weights(
     config: ModelConfig,
     classes: Sequence[str],
     *,
     seed: int,
     model_named: bool,
     warn: Callable[[str], None] = lambda _: None,
-) -> Start:
+) -> InitialWeights:
     """Build the model for these classes; raises :class:`ModelError`, :class:`RunError` or :class:`UsageError`.
 
-    ``model_named`` says whether the user chose ``config.name``. The global random state is set from ``seed``.
+    ``model_named``: the user chose ``config.name``. The global random state is set from ``seed``.
     """
     if config.init is not None and config.pretrained:
         raise UsageError("--init and --pretrained exclude each other; leave one out")
@@ -70,7 +70,7 @@ def make_start(
             raise RunError(f"{config.init} is no run: it has no {CONFIG}; give a run folder or a checkpoint file")
         trained = _take(view, view.fit_state(read_foreign(config.init)), config.init, warn)
     kept = tuple(range(view.num_blocks)) if config.depth is None else tuple(view.keep(config.depth))
-    return Start(view, config.name, args, kept, image_spec_of(view), trained)
+    return InitialWeights(view, config.name, args, kept, image_spec_of(view), trained)
 
 
 def image_classes(view: BlockView) -> int:
@@ -81,7 +81,7 @@ def image_classes(view: BlockView) -> int:
 
 def _from_run(
     run: LoadedRun, config: ModelConfig, classes: Sequence[str], *, model_named: bool, warn: Callable[[str], None]
-) -> Start:
+) -> InitialWeights:
     if model_named and config.name != run.model:
         raise UsageError(
             f"--init {run.folder} is a {run.model}, --model says {config.name}; leave --model out, or give a "
@@ -110,13 +110,13 @@ def _from_run(
     trained = whole and (
         run.record.best_epoch is not None or run.config.model.pretrained or bool(run.config.model.init)
     )
-    return Start(view, run.model, args, kept, image, trained, added)
+    return InitialWeights(view, run.model, args, kept, image, trained, added)
 
 
 def _take(view: BlockView, found: dict[str, torch.Tensor], source: str, warn: Callable[[str], None]) -> bool:
     """Load weights; a classifier that is missing or of other classes starts anew, with a warning.
 
-    Says whether the classifier was taken too.
+    Return whether the classifier was loaded too.
     """
     own = view.weights()
     fresh = [name for name in view.classifier if name not in found or found[name].shape != own[name].shape]

@@ -1,9 +1,9 @@
 """One view over a timm model: ``stem``, ``block(i)``, ``head``, and ``forward`` in any arrangement.
 
-The view owns no numbers of its own for a plain model: in trained order it computes exactly what timm's forward
-computes, with the same operations. Parameters keep timm's names (:meth:`BlockView.weights`), so a checkpoint
+A view of a plain model has no parameters of its own: in trained order it computes exactly what timm's forward computes,
+with the same operations. Parameters keep timm's names (:meth:`BlockView.weights`), so a checkpoint
 can be read by timm. A training method may add modules: :attr:`BlockView.slots`, which runs with each block, and
-:attr:`BlockView.readout`, which only looks; their parameters are named ``method....``.
+:attr:`BlockView.predictor`, which reads tokens; their parameters are named ``method....``.
 
 Orders are Python ints on purpose: an order in a CUDA tensor costs a synchronisation a block. :meth:`compile_blocks`
 compiles each block by itself, one graph for every order; compiling the whole would make a graph an order.
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from ls_edge.arrangement import Arrangement, apply
 from ls_edge.bundle import TokenSpec
 from ls_edge.errors import ModelError
-from ls_edge.training.methods.slots import Readout, SlotModule
+from ls_edge.training.methods.slots import PositionPredictor, SlotModule
 from ls_edge.training.models.families import Family, evenly_spaced, family_of, shape_of_tokens
 
 METHOD = "method."
@@ -38,14 +38,14 @@ class BlockView(nn.Module):
         self._tokens = tokens
         self._blocks: list[nn.Module] = list(family.blocks(model))
         self.slots: SlotModule | None = None
-        self.readout: Readout | None = None
+        self.predictor: PositionPredictor | None = None
         self.checkpointing = False
         """Whether training computes a block again for its gradients instead of keeping what is inside."""
         self._compiled: list[Callable[..., Tensor]] | None = None
 
     @classmethod
     def of(cls, model: nn.Module) -> BlockView:
-        """Look at ``model`` as stem, blocks and head; raises :class:`ModelError` where it is no such model."""
+        """Wrap ``model``; raises :class:`ModelError` if it is not made of a stem, equal blocks and a head."""
         family = family_of(model)
         return cls(model, family, shape_of_tokens(family, model))
 
@@ -61,7 +61,7 @@ class BlockView(nn.Module):
 
     @property
     def needs_slot(self) -> bool:
-        """Whether a block has to be told how many blocks ran before it."""
+        """Whether a block takes the number of blocks that ran before it as an input."""
         return self.slots is not None
 
     @property
@@ -106,8 +106,8 @@ class BlockView(nn.Module):
         if self.slots is None:
             out: Tensor = block(tokens, **extras)
             return out
-        told: Tensor = self.slots(index, tokens, slot, lambda before: block(before, **extras))
-        return told
+        after: Tensor = self.slots(index, tokens, slot, lambda before: block(before, **extras))
+        return after
 
     def head(self, tokens: Tensor) -> Tensor:
         """Tokens ``[B, N, D]`` to logits ``[B, C]``."""
@@ -148,6 +148,7 @@ class BlockView(nn.Module):
         """
         dynamo: Any = torch._dynamo.config
         dynamo.recompile_limit = max(dynamo.recompile_limit, self.num_blocks + 8)
+        dynamo.optimize_ddp = False  # would split a block's graph at DDP's buckets, which are larger than a block
         self._compiled = [torch.compile(block, dynamic=False, backend=backend) for block in self._blocks]
 
     def weights(self) -> dict[str, Tensor]:
@@ -156,14 +157,14 @@ class BlockView(nn.Module):
 
     def _method_weights(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for name in ("slots", "readout"):
-            module: nn.Module | None = getattr(self, name)
+        modules: dict[str, nn.Module | None] = {"slots": self.slots, "readout": self.predictor}  # names in checkpoints
+        for name, module in modules.items():
             if module is not None:
                 found |= {f"{METHOD}{name}.{key}": value for key, value in module.state_dict().items()}
         return found
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
-        """Take exactly these; raises :class:`ModelError` naming the first that does not fit."""
+        """Load exactly these weights; raises :class:`ModelError` naming the first that does not fit."""
         own = self.weights()
         for name, value in own.items():
             if name not in weights:
@@ -180,7 +181,7 @@ class BlockView(nn.Module):
         self.take_method(weights)
 
     def take_method(self, weights: dict[str, Tensor]) -> bool:
-        """Take a method's weights where they are all there and fit; says whether it did."""
+        """Take a method's weights if all of them are there and fit; return whether they were taken."""
         own = self._method_weights()
         if not own or any(name not in weights or weights[name].shape != value.shape for name, value in own.items()):
             return False
