@@ -129,18 +129,17 @@ def draw_orders(blocks: int, count: int) -> list[tuple[Arrangement, str]]:
     for number in range(count):
         kind = _KINDS[number % len(_KINDS)]
         order = list(range(blocks))
-        dealt = kind.endswith("tracks") and blocks > 1
+        in_tracks = kind.endswith("tracks") and blocks > 1
         if "near" not in kind:
             generator.shuffle(order)
         else:
-            for _ in range(generator.randint(0 if dealt else 1, 3)):
+            for _ in range(generator.randint(0 if in_tracks else 1, 3)):
                 order.insert(generator.randrange(blocks), order.pop(generator.randrange(blocks)))
         if "fewer" in kind:
             gone = generator.sample(range(blocks), generator.randint(1, max(1, blocks // 4)))
             order = [block for block in order if block not in gone]
-        found.append(
-            (random_waves(order, generator, TRACKS, interleaved=True) if dealt else Arrangement.plain(order), kind)
-        )
+        item = random_waves(order, generator, TRACKS, interleaved=True) if in_tracks else Arrangement.plain(order)
+        found.append((item, kind))
     return found
 
 

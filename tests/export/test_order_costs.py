@@ -175,9 +175,8 @@ def test_a_linear_truth_is_found():
     fresh = np.stack([features_of(order, 6) for order in random_orders(6, 50, seed=5)])
     assert spearman(fresh @ found, fresh @ truth) > 0.99
     drawn = random.Random(1)
-    dealt = np.stack(
-        [features_of(random_waves(order, drawn, TRACKS, interleaved=True), 6) for order in random_orders(6, 50, seed=6)]
-    )
+    waves = [random_waves(order, drawn, TRACKS, interleaved=True) for order in random_orders(6, 50, seed=6)]
+    dealt = np.stack([features_of(item, 6) for item in waves])
     assert spearman(dealt @ found, dealt @ truth) > 0.98
 
 
