@@ -1,5 +1,9 @@
 """What is built holds everything: every module of the four folders, types marker and assets, in wheel and sdist."""
 
+import importlib.metadata
+import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,17 +14,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = {"ls_edge": "ls_edge", "training": "ls_edge/training", "export": "ls_edge/export", "runtime": "ls_edge/runtime"}
+FOLDERS = {
+    "ls_edge": "ls_edge",
+    "training": "ls_edge/training",
+    "export": "ls_edge/export",
+    "runtime": "ls_edge/runtime",
+}
 
 
 def expected():
     """Path in the wheel of every file that has to be there, by its path in the repository."""
     found = {}
-    for room, inside in ROOMS.items():
-        for path in (ROOT / room).rglob("*"):
-            below = path.relative_to(ROOT / room)
+    for folder, inside in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*"):
+            below = path.relative_to(ROOT / folder)
             if path.is_file() and "__pycache__" not in below.parts:
-                found[f"{room}/{below.as_posix()}"] = f"{inside}/{below.as_posix()}"
+                found[f"{folder}/{below.as_posix()}"] = f"{inside}/{below.as_posix()}"
     return found
 
 
@@ -29,8 +38,8 @@ def built(tmp_path_factory):
     """The sdist, and the wheel made from it."""
     source = tmp_path_factory.mktemp("source") / "clone"
     source.mkdir()
-    for room in ROOMS:
-        shutil.copytree(ROOT / room, source / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     done = subprocess.run(
@@ -85,3 +94,68 @@ def test_the_wheel_works_without_the_clone(built, tmp_path):
     assert done.stdout.splitlines() == [
         str(tmp_path / "ls_edge" / "__init__.py"), str(tmp_path / "ls_edge" / "data" / "preprocess.py"), "359",
     ]  # fmt: skip
+
+
+def needed_distributions(names):
+    """The named distributions and everything that they need without an extra, as installed here."""
+    found, waiting = {}, list(names)
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        try:
+            if name not in found:
+                found[name] = importlib.metadata.distribution(name)
+                lines = [line for line in found[name].requires or () if "extra ==" not in line]
+                waiting += [re.match(r"[A-Za-z0-9._-]+", line)[0] for line in lines]
+        except importlib.metadata.PackageNotFoundError:  # of another system, or of another Python
+            continue
+    return found
+
+
+@pytest.fixture
+def board(built, tmp_path):
+    """A folder with the wheel and what a board installs with it; with ``python -S`` nothing else can be imported."""
+    folder = tmp_path / "board"
+    with zipfile.ZipFile(built[0]) as wheel:
+        wheel.extractall(folder)
+        (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+        lines = [
+            line.removeprefix("Requires-Dist: ")
+            for line in wheel.read(metadata).decode().splitlines()
+            if line.startswith("Requires-Dist: ") and ("extra ==" not in line or re.search(r"extra == .cpu.", line))
+        ]
+    for distribution in needed_distributions(re.match(r"[A-Za-z0-9._-]+", line)[0] for line in lines).values():
+        for top in {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}:
+            if not (folder / top).exists():
+                (folder / top).symlink_to(distribution.locate_file(top))
+    return folder
+
+
+def test_a_board_without_what_training_and_reports_need_serves_and_answers(board, tiny_bundle, write_peers, tmp_path):
+    def python(*arguments):
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(board), "HOME": str(tmp_path)}
+        return subprocess.Popen(
+            [sys.executable, "-S", *map(str, arguments)], cwd=tmp_path, env=environment, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    heavy = ("torch", "torchvision", "timm", "onnx", "safetensors", "sklearn", "altair", "vl_convert", "jinja2")
+    code = "import importlib.util, sys; print([name for name in sys.argv[1:] if importlib.util.find_spec(name)])"
+    with python("-c", code, *heavy, "onnxruntime") as there:
+        assert there.communicate(timeout=60)[0] == "['onnxruntime']\n"
+    path = write_peers({"a": range(4), "b": range(2, 6)})
+    common = ("--peers", path, "--bundle", tiny_bundle)
+    peers = [python("-m", "ls_edge", "peer", *common, "--name", name) for name in ("a", "b")]
+    try:
+        with python(
+            "-m", "ls_edge", "run", *common, "--data", "digits", "--limit", "20", "--wait", "60", "--json"
+        ) as run:
+            out, err = run.communicate(timeout=120)
+    finally:
+        for peer in peers:
+            peer.terminate()
+        ended = [peer.communicate(timeout=30) for peer in peers]
+    assert run.returncode == 0, err + "".join(text for pair in ended for text in pair)
+    document = json.loads(out)
+    assert (document["answered"], document["degraded"], document["failed"]) == (20, 0, 0)
+    assert all(document["peers"][name]["requests"] for name in ("a", "b"))
+    assert [peer.returncode for peer in peers] == [0, 0], ended
