@@ -36,6 +36,7 @@ GRACE_S = 3.0
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "leaks_ok(reason): what the test starts lives on for good")
+    config.addinivalue_line("markers", "benchmark: starts benchmarks as processes; left out with -m 'not benchmark'")
 
 
 @pytest.fixture(autouse=True)

@@ -56,3 +56,14 @@ def test_linked_files_are_there(path):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text):
         if not target.startswith(("http://", "https://")):
             assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("name", ["architecture.md", "glossary.md"])
+def test_files_named_in_tables_are_there(name):
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    paths = {
+        path for row in rows for path in re.findall(r"`((?:ls_edge|runtime|training|export|docs|tests)/[\w/.]*)`", row)
+    }
+    assert len(paths) > 8
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []

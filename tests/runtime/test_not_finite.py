@@ -126,7 +126,7 @@ def faulty(tiny_bundle, write_peers, serve, tmp_path):
 def test_the_only_holder_of_a_block_that_makes_nan_is_named(faulty, images):
     source = faulty({"a": [0, 1], "b": [2, 3], "c": [4, 5]}, {"b": Faults(not_finite=1.0)}, max_skips=0)
     for image in images(2):
-        error = source.submit(image, budget_ms=8000).exception(20)
+        error = source.submit(image, budget_ms=3000).exception(20)
         assert isinstance(error, NotFinite)
         assert "b" in str(error).partition("in what")[2].partition("computed")[0].replace(",", " ").split()
         assert error.record.logits is None

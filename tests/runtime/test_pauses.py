@@ -49,7 +49,10 @@ import sys, time
 from ls_edge.runtime.source import Source
 import numpy as np
 source = Source.open(sys.argv[1], sys.argv[2], name="hidden", max_skips=0, budget_ms=300_000)
-assert source.wait_ready(20) == ()
+end = time.monotonic() + 20
+while 0 in source.missing_blocks():  # of the others none is in sight
+    assert time.monotonic() < end
+    time.sleep(0.02)
 shape = (3, *source.bundle.manifest.image.size)
 for _ in range(6):
     source.submit(np.zeros(shape, np.float32))
@@ -77,7 +80,7 @@ def test_work_of_a_source_that_dies_behind_a_relay_is_forgotten(
     source_path = tmp_path / "seen.yaml"
     source_path.write_text(yaml.safe_dump(seen))
     process = subprocess.Popen(
-        [sys.executable, "-c", SOURCE.replace("== ()", "!= (0,)"), str(source_path), str(tiny_bundle)],
+        [sys.executable, "-c", SOURCE, str(source_path), str(tiny_bundle)],
         stdout=subprocess.PIPE,
     )
     try:
