@@ -29,7 +29,7 @@ import numpy as np
 
 from ls_edge.arrangement import Arrangement, apply
 from ls_edge.bundle import Bundle
-from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.pipeline import Pipeline, relative_error
 from ls_edge.errors import LsEdgeError, UsageError
 from ls_edge.evaluation.run_summary import AuditSummary, Suspect
 from ls_edge.runtime.protocol.codec import REPLAY_TOLERANCE, decode, encode
@@ -192,7 +192,7 @@ class Auditor:
         chain, itinerary = self._opened(), audit.itinerary
         waves = tuple(tuple(tuple(block for block, _ in track) for track in wave) for wave in itinerary.waves)
         logits = chain.head(apply(Arrangement(waves), audit.stem_tokens, chain.block))[0]
-        difference = _difference(audit.logits, logits)
+        difference = relative_error(audit.logits, logits)
         holders = itinerary_holders(itinerary)
         if difference <= self._tolerance(holders):
             self._ended("_matched")
@@ -234,7 +234,7 @@ class Auditor:
             tokens = self._as_received(names[0], known[before])
             for slot, (block, _) in enumerate(steps[len(before) :], len(before)):
                 tokens = self._opened().block(block, tokens, slot)
-            difference = _difference(returned.tokens, tokens)
+            difference = relative_error(returned.tokens, tokens)
             if not difference <= self._tolerance(names):
                 return names, difference
             known[steps] = returned.tokens
@@ -274,12 +274,6 @@ class Auditor:
                 setattr(self, count, getattr(self, count) + 1)
             self._open -= 1
             self._change.notify_all()
-
-
-def _difference(theirs: np.ndarray, ours: np.ndarray) -> float:
-    """Largest difference of a value, over the largest of ``ours``; infinite where one is not finite."""
-    error = float(np.abs(ours - theirs).max() / max(float(np.abs(ours).max()), 1e-30))
-    return error if np.isfinite(error) else float("inf")
 
 
 def challenge_itinerary(asked: Itinerary, answer: Itinerary) -> Itinerary:

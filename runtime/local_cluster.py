@@ -22,7 +22,7 @@ import yaml
 from ls_edge.errors import LinkError, UsageError
 from ls_edge.peers_file import PeersFile, load_peers
 from ls_edge.runtime.chaos.faults import Faults, write
-from ls_edge.runtime.chaos.liar import Told, read_told
+from ls_edge.runtime.chaos.liar import LiarCounts, read_counts
 from ls_edge.runtime.chaos.proxy import Proxy
 from ls_edge.runtime.transport.keys import new_keys
 
@@ -52,7 +52,7 @@ class LocalCluster:
         ``top`` are further keys at the top of the file, ``each`` of every peer (threads are 1 unless it says
         otherwise), ``arguments`` more of ``ls-edge peer``. ``proxied`` puts a :class:`~.chaos.proxy.Proxy` in front of
         each peer (:attr:`proxies`), for links with faults. ``members`` stand in the file too, with their blocks, and
-        do not run before :meth:`lie`; ``sources`` are names in it. ``keys`` gives everybody a key, and so CURVE.
+        do not run before :meth:`start_liar`; ``sources`` are names in it. ``keys`` gives everybody a key, and so CURVE.
         """
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ class LocalCluster:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._arguments = list(arguments)
         self._bundle = Path(bundle)
-        self._lies: dict[str, subprocess.Popen[bytes]] = {}
+        self._liars: dict[str, subprocess.Popen[bytes]] = {}
         self._log_from: dict[str, int] = {}
         self.proxies: dict[str, Proxy] = {}
         members = members or {}
@@ -123,38 +123,45 @@ class LocalCluster:
         """The file with the secret key of a member or source; None where there are no keys."""
         return self.folder / f"{name}.key_secret" if self._keys else None
 
-    def lie(self, name: str, lie: str, *, seed: int = 0) -> None:
+    def start_liar(self, name: str, lie: str, *, seed: int = 0) -> None:
         """Start a member, or a source, as a liar (:mod:`ls_edge.runtime.chaos.liar`); it is not waited for."""
-        self.stop_lying(name)
-        self.told_path(name).unlink(missing_ok=True)
-        command = [sys.executable, "-m", "ls_edge.runtime.chaos.liar", str(self.path), str(self._bundle), name, lie]
-        command += ["--seed", str(seed), "--told", str(self.told_path(name))]
+        self.stop_liar(name)
+        self._counts_path(name).unlink(missing_ok=True)
+        command = [
+            sys.executable,
+            "-m",
+            "ls_edge.runtime.chaos.liar_process",
+            str(self.path),
+            str(self._bundle),
+            name,
+            lie,
+        ]
+        command += ["--seed", str(seed), "--counts", str(self._counts_path(name))]
         if self._keys:
             command += ["--secret-key", str(self.secret_key(name))]
         with self.log_path(name).open("ab") as log:
-            self._lies[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
+            self._liars[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log
             )
 
-    def told(self, name: str) -> Told:
-        """What a liar has counted so far; raises :class:`LinkError` where it has ended by itself."""
-        process = self._lies.get(name)
+    def liar_counts(self, name: str) -> LiarCounts:
+        """Return the counts of a liar; raises :class:`LinkError` where it has ended by itself."""
+        process = self._liars.get(name)
         if process is not None and process.poll() is not None:
             raise LinkError(f"the liar {name} ended with {process.returncode}: {self.last_words(name)}")
-        return read_told(self.told_path(name))
+        return read_counts(self._counts_path(name))
 
-    def stop_lying(self, name: str) -> None:
+    def stop_liar(self, name: str) -> None:
         """End a liar, if it runs."""
-        process = self._lies.pop(name, None)
+        process = self._liars.pop(name, None)
         if process is not None:
             process.kill()
             process.wait()
             if process.stdin is not None:
                 process.stdin.close()
 
-    def told_path(self, name: str) -> Path:
-        """Where a liar counts."""
-        return self.folder / f"{name}.told"
+    def _counts_path(self, name: str) -> Path:
+        return self.folder / f"{name}.counts"
 
     def _close_input(self, name: str) -> None:
         stdin = self.processes[name].stdin if name in self.processes else None
@@ -216,8 +223,8 @@ class LocalCluster:
 
     def close(self) -> None:
         """End all peers: SIGTERM to all, SIGKILL to whoever is left after two seconds."""
-        for name in list(self._lies):
-            self.stop_lying(name)
+        for name in list(self._liars):
+            self.stop_liar(name)
         for process in self.processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)

@@ -13,7 +13,8 @@ from ls_edge.errors import UsageError
 from ls_edge.runtime.routing.policies import POLICIES
 
 if TYPE_CHECKING:
-    from ls_edge.runtime.chaos.suite import ChaosResult, Fault
+    from ls_edge.runtime.chaos.plan import Fault
+    from ls_edge.runtime.chaos.suite import ChaosResult
 
 
 class _Chaos(Command):

@@ -227,5 +227,10 @@ def replay(
                 f"request {record.id} has {len(theirs)} logits, {pipeline.bundle.folder} gives {len(ours)}; "
                 "the trace is of another bundle"
             )
-        error = float(np.abs(ours - theirs).max() / max(float(np.abs(ours).max()), 1e-30))
-        yield Replayed(record.id, error if np.isfinite(error) else float("inf"))
+        yield Replayed(record.id, relative_error(theirs, ours))
+
+
+def relative_error(values: np.ndarray, reference: np.ndarray) -> float:
+    """``max |values - reference| / max |reference|``; infinite where a value is not finite."""
+    error = float(np.abs(reference - values).max() / max(float(np.abs(reference).max()), 1e-30))
+    return error if np.isfinite(error) else float("inf")

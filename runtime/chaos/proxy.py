@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Weather:
-    """How the link is; set the fields at any time."""
+class LinkConditions:
+    """The conditions of a link; the fields may be set at any time."""
 
     delay_ms: float = 0.0
     """One way, for each direction."""
@@ -24,7 +24,7 @@ class Weather:
     """Megabits a second for each direction and connection; 0 is no limit."""
     stall_ms: float = 0.0
     stall_part: float = 0.0
-    hole: bool = False
+    blackhole: bool = False
     """Connections stay open and nothing passes: as after a cable was pulled."""
     refuse: bool = False
     """New connections are closed at once."""
@@ -34,7 +34,7 @@ class Proxy:
     """Listens on ``port`` of the loopback and connects to ``target``; runs on a thread until :meth:`close`."""
 
     def __init__(self, port: int, target: tuple[str, int], *, seed: int = 0) -> None:
-        self.weather = Weather()
+        self.conditions = LinkConditions()
         self._port = port
         self._target = target
         self._random = random.Random(seed)
@@ -86,7 +86,7 @@ class Proxy:
         self._tasks.add(task)
         pumps: list[asyncio.Task[None]] = []
         try:
-            if self.weather.refuse:
+            if self.conditions.refuse:
                 return
             there_reader, there_writer = await asyncio.open_connection(*self._target)
             self._writers |= {writer, there_writer}
@@ -114,15 +114,15 @@ class Proxy:
         free_at = time.monotonic()
         try:
             while data := await reader.read(65536):
-                weather = self.weather
+                conditions = self.conditions
                 now = time.monotonic()
-                if weather.rate_mbit:
-                    free_at = max(free_at, now) + len(data) * 8e-6 / weather.rate_mbit
-                stalled = weather.stall_part and self._random.random() < weather.stall_part
-                due = max(free_at if weather.rate_mbit else now, now)
-                due += (weather.delay_ms + (weather.stall_ms if stalled else 0.0)) / 1e3
+                if conditions.rate_mbit:
+                    free_at = max(free_at, now) + len(data) * 8e-6 / conditions.rate_mbit
+                stalled = conditions.stall_part and self._random.random() < conditions.stall_part
+                due = max(free_at if conditions.rate_mbit else now, now)
+                due += (conditions.delay_ms + (conditions.stall_ms if stalled else 0.0)) / 1e3
                 await chunks.put((due, data))
-                if weather.rate_mbit and free_at > now:
+                if conditions.rate_mbit and free_at > now:
                     await asyncio.sleep(free_at - now)
         except (OSError, asyncio.CancelledError):
             pass
@@ -137,7 +137,7 @@ class Proxy:
                 wait = due - time.monotonic()
                 if wait > 0:
                     await asyncio.sleep(wait)
-                while self.weather.hole:
+                while self.conditions.blackhole:
                     await asyncio.sleep(0.005)
                 writer.write(data)
                 await writer.drain()

@@ -10,8 +10,9 @@ import zmq
 from ls_edge.data.datasets import open_data
 from ls_edge.evaluation.run_summary import Suspect
 from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS, LIE_TEXTS
-from ls_edge.runtime.chaos.liar import LIES
-from ls_edge.runtime.chaos.suite import ChaosResult, plan, run_chaos
+from ls_edge.runtime.chaos.lies import LIES
+from ls_edge.runtime.chaos.plan import plan
+from ls_edge.runtime.chaos.suite import ChaosResult, run_chaos
 
 PEERS = ("anna", "ben", "cleo", "dan")
 

@@ -1,4 +1,4 @@
-"""Captured members against real processes: each lie of ``ls_edge.runtime.chaos.liar`` once, with keys.
+"""Captured members against real processes: each lie of ``ls_edge.runtime.chaos.lies`` once, with keys.
 
 Two honest peers hold every block, and so does the liar, which has a key and a place in ``peers.yaml``. Whatever it
 does, every request is answered, in full and right, and when it is gone nothing of it is left at the honest.
@@ -13,7 +13,7 @@ import zmq
 
 from ls_edge.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.runtime.chaos.liar import LIES
+from ls_edge.runtime.chaos.lies import LIES
 from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
@@ -52,12 +52,12 @@ def lying(peers, wait_until):
     def start(lie):
         name = THIEF if LIES[lie].role == "source" else LIAR
         started.append(name)
-        peers.lie(name, lie)
-        return lambda: peers.told(name)
+        peers.start_liar(name, lie)
+        return lambda: peers.liar_counts(name)
 
     yield start
     for name in started:
-        peers.stop_lying(name)
+        peers.stop_liar(name)
     assert all(peers.alive(name) for name in HONEST)
 
 
@@ -88,7 +88,7 @@ def answers_of(source, images, count):
 def test_all_is_answered_and_right_whatever_a_member_does(
     lie, peers, lying, tiny_bundle, images, assert_replays, wait_until
 ):
-    told = lying(lie)
+    counts = lying(lie)
     count = REQUESTS // 2 if lie in WAITS else REQUESTS
     pictures = images(count)
     with open_source(peers, tiny_bundle, budget_ms=5_000) as source:
@@ -101,10 +101,10 @@ def test_all_is_answered_and_right_whatever_a_member_does(
         done = [step for answer in answers for step in answer.record.steps]
         assert {holder for _, holder in done} <= set(HONEST)
         if LIES[lie].turn is not None:
-            wait_until(lambda: told().said > 0, what="the lie")
+            wait_until(lambda: counts().sent > 0, what="the lie")
         if LIES[lie].tempts:
-            wait_until(lambda: told().given > 0, what="work for the liar")
-        peers.stop_lying(THIEF if LIES[lie].role == "source" else LIAR)
+            wait_until(lambda: counts().received > 0, what="work for the liar")
+        peers.stop_liar(THIEF if LIES[lie].role == "source" else LIAR)
         wait_until(lambda: credits_of(source) == [CREDITS, CREDITS], 15.0, "all credits to be free again")
 
 
@@ -163,10 +163,10 @@ def wrong(bundle, pictures, answers):
 def test_wrong_tokens_are_noticed_by_an_audit_alone_which_names_who_sent_them(
     peers, lying, tiny_bundle, images, wait_until
 ):
-    told = lying("wrong")
+    counts = lying("wrong")
     pictures = images(12)
     answers, audit = audited(peers, tiny_bundle, pictures, wait_until)
-    assert told().given > 0
+    assert counts().received > 0
     by_liar = [LIAR in answer.record.holders for answer in answers]
     assert any(by_liar)
     assert wrong(tiny_bundle, pictures, answers) == by_liar

@@ -417,7 +417,7 @@ def test_a_slow_link_lives_while_tokens_fill_it_in_both_directions(wait_until):
     one = End({"a": f"tcp://127.0.0.1:{front}"}, max_frame=size, tokens_frame=size)
     try:
         wait_until(lambda: one.poll() or one.of(LinkUp), 30.0, "a link")
-        proxy.weather.rate_mbit = 1.0
+        proxy.conditions.rate_mbit = 1.0
         assert one.links.send(Link("a"), [b"go"])
         for _ in range(count):
             assert one.links.send(Link("a"), [b"tokens", bytes(size)])

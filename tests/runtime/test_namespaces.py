@@ -231,11 +231,11 @@ def test_delay_and_stalls_on_every_link(stormy, tiny_bundle, images, assert_repl
     with Source.open(stormy.path, tiny_bundle, max_skips=0) as source:
         assert source.wait_ready() == ()
         for proxy in stormy.proxies.values():
-            proxy.weather.delay_ms = 20.0
+            proxy.conditions.delay_ms = 20.0
         delayed = [source.submit(image).result(10) for image in pictures[:10]]
         assert min(answer.latency_ms for answer in delayed) >= 40
         for proxy in stormy.proxies.values():
-            proxy.weather.stall_ms, proxy.weather.stall_part = 200.0, 0.05
+            proxy.conditions.stall_ms, proxy.conditions.stall_part = 200.0, 0.05
         stalled = answers_of(source, pictures[10:])
         assert all(source.missing_blocks() == () for _ in stalled)
     assert not any(answer.degraded for answer in (*delayed, *stalled))

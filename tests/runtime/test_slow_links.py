@@ -14,8 +14,8 @@ def test_little_is_done_twice_on_slow_links(wide_bundle, tmp_path, images, polic
     with LocalCluster(tmp_path, wide_bundle, {"a": [0, 1], "b": [0, 1]}, proxied=True) as peers:
         peers.wait_warm()
         for proxy in peers.proxies.values():
-            proxy.weather.rate_mbit = 4.0
-            proxy.weather.delay_ms = 2.0
+            proxy.conditions.rate_mbit = 4.0
+            proxy.conditions.delay_ms = 2.0
         with Source.open(peers.path, wide_bundle, max_skips=0, policy=policy, budget_ms=60_000) as source:
             assert source.wait_ready() == ()
             pictures = images(20)

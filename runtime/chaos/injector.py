@@ -1,0 +1,245 @@
+"""Injects the faults of a course into a :class:`~ls_edge.runtime.local_cluster.LocalCluster` and undoes each."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from ls_edge.bundle import Bundle
+from ls_edge.runtime.chaos.faults import Faults
+from ls_edge.runtime.chaos.lies import LIES
+from ls_edge.runtime.chaos.plan import LAPTOP, Fault
+from ls_edge.runtime.chaos.streams import Attack
+from ls_edge.runtime.local_cluster import LocalCluster
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import MAJOR, Hello
+
+START_S = 90.0
+"""Longest start of a peer; it may be paused meanwhile."""
+LINK_S = 4.0
+"""Longest wait until a liar is linked to all others, of which some may be gone at the moment."""
+_BACKGROUND = ("pause", "liar")
+"""Kinds that last while other faults come."""
+_GARBAGE_EVERY_S = 0.01
+"""Seconds between two broken streams of an attack."""
+
+
+class FaultInjector:
+    """A thread that injects each fault at its time, or when the one before is undone, and undoes it."""
+
+    def __init__(
+        self,
+        peers: LocalCluster,
+        bundle: Bundle,
+        other: Path | None,
+        course: list[Fault],
+        seconds: float,
+        on_fault: Callable[[Fault], None] | None,
+        usual: Faults,
+    ) -> None:
+        self._peers = peers
+        self._usual = usual
+        self._bundle = bundle
+        self._other = other
+        self._course = course
+        self._on_fault = on_fault
+        self._seconds = seconds
+        self.ended: list[str] = []
+        self.given: Counter[str] = Counter()
+        self._background: dict[str, threading.Thread] = {}
+        self._begun = 0
+        self._started = 0.0
+        self._over = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="injector", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._started = time.monotonic()
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until the last fault is undone; raises what went wrong with the faults themselves."""
+        self._over.set()
+        self._thread.join()
+        for thread in self._background.values():
+            thread.join()
+        self._restart_ended()
+        if self._failure is not None:
+            raise self._failure
+
+    def pace(self, part: float) -> None:
+        """Wait until ``part`` of the time and of the faults is over, so that requests meet all of them."""
+        time.sleep(max(0.0, self._started + part * self._seconds - time.monotonic()))
+        while self._begun < int(part * len(self._course)) and self._thread.is_alive():
+            time.sleep(0.002)
+
+    def _run(self) -> None:
+        try:
+            for fault in self._course:
+                self._over.wait(max(0.0, self._started + fault.at_s - time.monotonic()))
+                self._restart_ended()
+                if fault.kind in _BACKGROUND:
+                    before = self._background.get(fault.kind)
+                    if before is not None:
+                        before.join()
+                if fault.kind == "liar":
+                    self._start_liar(fault)
+                self._begun += 1
+                if self._on_fault is not None:
+                    self._on_fault(fault)
+                if fault.kind in _BACKGROUND:
+                    thread = threading.Thread(target=self._do, args=(fault,), name=fault.kind, daemon=True)
+                    self._background[fault.kind] = thread
+                    thread.start()
+                else:
+                    self._do(fault)
+                if self._failure is not None:
+                    return
+        except BaseException as error:  # noqa: BLE001  handed to the caller of finish
+            self._failure = error
+
+    def _do(self, fault: Fault) -> None:
+        try:
+            getattr(self, f"_{fault.kind}")(fault)
+        except BaseException as error:  # noqa: BLE001  handed to the caller of finish
+            self._failure = error
+
+    def _restart_ended(self) -> None:
+        """Between two faults all peers run; who does not has ended by itself, and is started again."""
+        gone = [name for name in self._peers.bundles if not self._peers.alive(name)]
+        self.ended += gone
+        if gone:
+            self._restart(*gone)
+
+    def _wait_out(self, fault: Fault) -> None:
+        time.sleep(fault.lasts_s)
+
+    def _kill(self, fault: Fault) -> None:
+        self._peers.kill(fault.peer)
+        self._wait_out(fault)
+        self._restart(fault.peer)
+
+    def _restart(self, *names: str) -> None:
+        self._peers.start(*names)
+        self._peers.wait_warm(*names, timeout=START_S)
+
+    def _stop(self, fault: Fault) -> None:
+        self._peers.signal(fault.peer, signal.SIGSTOP)
+        self._wait_out(fault)
+        self._peers.signal(fault.peer, signal.SIGCONT)
+
+    def _pause(self, fault: Fault) -> None:
+        self._peers.set_faults(fault.peer, msgspec.structs.replace(self._usual, hang=True))
+        time.sleep(0.2)  # so that an engine call is going on
+        self._peers.signal(fault.peer, signal.SIGSTOP)
+        self._peers.set_faults(fault.peer, self._usual)
+        self._wait_out(fault)
+        self._peers.signal(fault.peer, signal.SIGCONT)
+
+    def _start_liar(self, fault: Fault) -> None:
+        """Start a liar and wait until it has met the others, so that there is somebody to lie to."""
+        self._peers.start_liar(fault.peer, fault.lie, seed=round(fault.at_s * 1e3))
+        end = time.monotonic() + LINK_S
+        wanted = len(self._peers.bundles) + (LIES[fault.lie].role == "peer")
+        while self._peers.liar_counts(fault.peer).linked < wanted and time.monotonic() < end:
+            time.sleep(0.02)
+
+    def _liar(self, fault: Fault) -> None:
+        self._wait_out(fault)
+        self.given[fault.lie] += self._peers.liar_counts(fault.peer).received
+        self._peers.stop_liar(fault.peer)
+
+    def _garbage(self, fault: Fault) -> None:
+        manifest = self._bundle.manifest
+        hello = wire.encode(Hello(LAPTOP, "source", 7, 0, manifest.model_id, manifest.bundle_id))
+        ports = [int(self._peers.file.peer(name).bind.rsplit(":", 1)[1]) for name in self._peers.bundles]
+        seed = round(fault.at_s * 1e3)
+        attacks = [
+            Attack(_dial(port), 1 << 30, seed + number, hello, _GARBAGE_EVERY_S) for number, port in enumerate(ports)
+        ]
+        for attack in attacks:
+            attack.start()
+        self._wait_out(fault)
+        for attack in attacks:
+            attack.halt.set()
+        for attack in attacks:
+            attack.join()
+
+    def _hang(self, fault: Fault) -> None:
+        self._engine(fault, msgspec.structs.replace(self._usual, hang=True))
+
+    def _slow(self, fault: Fault) -> None:
+        self._engine(fault, msgspec.structs.replace(self._usual, slow=30.0, stall_ms=50.0, stall_part=0.2))
+
+    def _clock(self, fault: Fault) -> None:
+        self._engine(fault, msgspec.structs.replace(self._usual, clock_jump_s=-86_400.0))
+
+    def _engine(self, fault: Fault, faults: Faults) -> None:
+        self._peers.set_faults(fault.peer, faults)
+        self._wait_out(fault)
+        self._peers.set_faults(fault.peer, self._usual)
+
+    def _half_open(self, fault: Fault) -> None:
+        conditions = self._peers.proxies[fault.peer].conditions
+        conditions.blackhole = True
+        self._wait_out(fault)
+        conditions.blackhole = False
+
+    def _corrupt(self, fault: Fault) -> None:
+        address = self._peers.file.peer(fault.peer).bind
+        rng = random.Random(fault.at_s)
+        context = zmq.Context()
+        try:
+            dealer = context.socket(zmq.DEALER)
+            dealer.linger = 0
+            dealer.connect(address)
+            end = time.monotonic() + fault.lasts_s
+            while time.monotonic() < end:
+                frames = [rng.randbytes(rng.choice((0, 1, 3, 40, 400))) for _ in range(rng.randint(1, 4))]
+                if rng.random() < 0.5:
+                    frames[0] = b"LS" + bytes([MAJOR]) + frames[0]
+                with contextlib.suppress(zmq.Again):
+                    dealer.send_multipart(frames, zmq.NOBLOCK)
+                time.sleep(0.002)
+            dealer.close(0)
+        finally:
+            context.destroy(linger=0)
+
+    def _other_bundle(self, fault: Fault) -> None:
+        assert self._other is not None
+        self._peers.kill(fault.peer)
+        self._peers.bundles[fault.peer] = self._other
+        self._restart(fault.peer)
+        self._wait_out(fault)
+        self._peers.kill(fault.peer)
+        self._peers.bundles[fault.peer] = self._bundle.folder
+        self._restart(fault.peer)
+
+    def _all_gone(self, fault: Fault) -> None:
+        names = list(self._peers.bundles)
+        for name in names:
+            self._peers.kill(name)
+        self._wait_out(fault)
+        self._restart(*names)
+
+
+def _dial(port: int) -> Callable[[], socket.socket | None]:
+    def connect() -> socket.socket | None:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=1.0)
+        except OSError:  # the peer is gone at the moment
+            time.sleep(0.01)
+            return None
+
+    return connect

@@ -1,0 +1,285 @@
+"""The lies: what a :class:`~.liar.Liar` does with the transfers that it receives, and what it sends by itself.
+
+:data:`~.kinds.LIE_TEXTS` describes each in a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ls_edge.runtime.chaos.liar import Liar, Lie, Sends
+from ls_edge.runtime.protocol.messages import (
+    MAX_BUDGET_US,
+    MICROSECONDS,
+    Accept,
+    Cancel,
+    Itinerary,
+    Message,
+    Moved,
+    Progress,
+    Refuse,
+    Release,
+    Run,
+    State,
+    TrackRef,
+    TransferId,
+)
+from ls_edge.runtime.routing.events import Arrived, Send
+from ls_edge.runtime.transport.admission import new_alias
+
+_FLOOD = 8
+"""Messages to each process in a turn."""
+_ALIASES = 24
+"""Number of sources that one source process of a liar is at once."""
+
+
+# Reactions to a transfer.
+
+
+def _accept(_liar: Liar, event: Arrived) -> Sends:
+    yield Send(event.sender, Accept(event.run.transfer, 16))
+
+
+def _nothing(_liar: Liar, _event: Arrived) -> Sends:
+    return ()
+
+
+def _refuse(reason: str, room: int = 16) -> Callable[[Liar, Arrived], Sends]:
+    def lie(_liar: Liar, event: Arrived) -> Sends:
+        yield Send(event.sender, Refuse(event.run.transfer, reason, room))
+
+    return lie
+
+
+def _home(event: Arrived, why: str, tokens: Any = None, **changes: Any) -> Send:
+    run = event.run
+    run = msgspec.structs.replace(
+        run,
+        returning=why,
+        itinerary=msgspec.structs.replace(run.itinerary, **changes),
+        transfer=run.transfer._replace(hop=run.transfer.hop + 1),
+    )
+    return Send(run.itinerary.source, run, event.tokens if tokens is None else tokens)
+
+
+def _return(why: str, **changes: Any) -> Callable[[Liar, Arrived], Sends]:
+    def lie(liar: Liar, event: Arrived) -> Sends:
+        yield from _accept(liar, event)
+        yield _home(event, why, **changes)
+
+    return lie
+
+
+def _skip(liar: Liar, event: Arrived) -> Sends:
+    it = event.run.itinerary
+    yield from _accept(liar, event)
+    yield _home(event, "done", remaining=(), skipped=(*it.skipped, *it.remaining), max_skips=len(liar.all_blocks))
+
+
+def _side_by_side(liar: Liar, event: Arrived) -> Sends:
+    """Everything at once, a track each, some of it by others: nobody asked for waves."""
+    left = event.run.itinerary.remaining
+    yield from _accept(liar, event)
+    waves = (*event.run.itinerary.waves, tuple(((block, liar.name),) for block in left))
+    yield _home(event, "done", remaining=(), waves=waves)
+
+
+def _as_track(liar: Liar, event: Arrived) -> Sends:
+    yield from _accept(liar, event)
+    yield _home(event, "done", remaining=(), track=TrackRef(1, 0, 0, event.run.itinerary.owner))
+
+
+def _bounce(liar: Liar, event: Arrived) -> Sends:
+    """To somebody else and back again, as if it had never had them."""
+    run = event.run
+    yield from _accept(liar, event)
+    for name in liar.others("peer"):
+        yield Send(
+            name, msgspec.structs.replace(run, transfer=run.transfer._replace(hop=run.transfer.hop + 1)), event.tokens
+        )
+
+
+def _ran_all(liar: Liar, event: Arrived, tokens: Any, by: str = "") -> Sends:
+    yield from _accept(liar, event)
+    it = event.run.itinerary
+    waves = it.waves
+    for block in it.remaining:
+        it = it.ran(block, by or liar.name)
+        waves = it.waves
+    yield _home(event, "done", tokens, remaining=(), waves=waves)
+
+
+def _other(event: Arrived) -> Any:
+    """Other tokens than those that came; a constant added to them would be nothing to a layer norm."""
+    return np.ascontiguousarray(event.tokens[..., ::-1])
+
+
+def _not_finite(liar: Liar, event: Arrived) -> Sends:
+    tokens = np.array(event.tokens, copy=True)
+    tokens.flat[0] = np.nan
+    return _ran_all(liar, event, tokens)
+
+
+def _wrong(liar: Liar, event: Arrived) -> Sends:
+    return _ran_all(liar, event, _other(event))
+
+
+def _wrong_by_others(liar: Liar, event: Arrived) -> Sends:
+    return _ran_all(liar, event, _other(event), liar.others("peer")[0])
+
+
+def _unchanged_but_wrong(liar: Liar, event: Arrived) -> Sends:
+    yield from _accept(liar, event)
+    yield _home(event, "unreachable", _other(event))
+
+
+# Messages of its own accord.
+
+
+def _progress(growth: int) -> Callable[[Liar], Sends]:
+    def lie(liar: Liar) -> Sends:
+        for event in liar.given:
+            done = event.run.itinerary.blocks_done + min(growth, liar.turns)
+            yield Send(event.sender, Progress(event.run.transfer, done))
+
+    return lie
+
+
+def _releases(liar: Liar) -> Sends:
+    before = [*liar.others("peer"), liar.name]
+    for event in liar.given:
+        yield Send(event.sender, Release(event.run.transfer, liar.rng.choice(before)))
+        yield Send(event.run.itinerary.owner, Moved(event.run.transfer, liar.rng.choice(before)))
+
+
+def _random_transfer(liar: Liar) -> TransferId:
+    return TransferId(liar.rng.randbytes(16), liar.rng.getrandbits(64), liar.rng.randrange(9))
+
+
+def _forge(liar: Liar) -> Sends:
+    """Messages about requests that it was not given, and about those that it has refused."""
+    peers = liar.others("peer")
+    by = peers[0] if peers else liar.name
+    done = ((tuple((block, by) for block in liar.all_blocks),),)
+    for source in liar.others("source"):
+        it = Itinerary(source, "nearest", (), 0, waves=done)
+        for _ in range(_FLOOD):
+            yield Send(source, Run(_random_transfer(liar), 10**7, it, "raw", 1, 1, "done"), liar.tokens)
+            yield Send(source, Moved(_random_transfer(liar), by))
+    known = [event.run.transfer for event in liar.given] + [_random_transfer(liar) for _ in range(_FLOOD)]
+    for name in peers:
+        yield Send(name, Cancel(tuple(transfer.request for transfer in known), MAX_BUDGET_US))
+    for one in known:
+        for name in (*peers, *liar.others("source")):
+            for message in (Accept(one, 9), Refuse(one, "cancelled", 9), Progress(one, 1), Release(one, by)):
+                yield Send(name, message)
+    for event in liar.given:
+        yield Send(event.run.itinerary.owner, Moved(event.run.transfer, liar.rng.choice(peers or [by])))
+
+
+def _flood(liar: Liar) -> Sends:
+    """Work for sources that nobody knows, with the longest budget there is."""
+    for name in liar.others("peer"):
+        for number in range(_FLOOD):
+            ghost = f"ghost-{liar.turns}-{number}.{liar.rng.getrandbits(32):08x}"
+            it = Itinerary(ghost, "nearest", liar.all_blocks, 0)
+            yield Send(name, Run(_random_transfer(liar), MAX_BUDGET_US, it, "raw", 1, 1), liar.tokens)
+
+
+def _hellos(liar: Liar) -> Sends:
+    """Under its own name as ever new processes, and under those of others."""
+    for name in liar.neighbours.by_name:
+        for one in (liar.name, liar.name, *liar.others("peer"), new_alias("stranger")):
+            role = "source" if one.startswith("stranger") else "peer"
+            blocks = () if role == "source" else liar.all_blocks
+            said = liar.hello(one, role, blocks)
+            yield Send(name, msgspec.structs.replace(said, incarnation=liar.rng.getrandbits(63)))
+
+
+def _changing(liar: Liar) -> Sends:
+    """Ever another state, with the largest numbers that may be said."""
+    rng, most = liar.rng, MICROSECONDS - 1
+    reaches = tuple(f"n-{rng.getrandbits(32):08x}" for _ in range(1000))
+    for name in liar.neighbours.by_name:
+        for _ in range(2):
+            flags = (rng.random() < 0.8, rng.random() < 0.2, rng.random() < 0.2)
+            numbers = (rng.choice((0, 1, 65535)), rng.choice((0, 65535)), rng.getrandbits(64))
+            times = (rng.choice((0, 1, most)), rng.choice((0, most)))
+            yield Send(name, State(*flags, *numbers, *times, reaches, liar.all_blocks))
+
+
+def _malformed(liar: Liar) -> Sends:
+    """Messages with what no message may have, behind a greeting that was in order."""
+    good, rng = _random_transfer(liar), liar.rng
+    waves = ((((liar.all_blocks[0], liar.name), (liar.all_blocks[0], liar.name)),),)
+    bad: list[Message] = [
+        State(True, False, False, 2**40, 2**40, 2**63, 2**40, 2**40, ("x" * 300, "\x1b[2J"), (2**20,)),
+        Accept(TransferId(b"short", 0, 0), 1),
+        Refuse(good, "\x1b]0;owned\x07", 1),
+        Progress(TransferId(good.request, 0, 2**20), 1),
+        Release(good, "../../etc"),
+        Cancel(tuple(rng.randbytes(16) for _ in range(2000)), 2**60),
+        liar.hello("\x1b[31m", "peer", ()),
+    ]
+    for name in liar.neighbours.by_name:
+        for message in bad:
+            yield Send(name, message)
+        for it in (
+            Itinerary(name, "nearest", (), 0, waves=waves),
+            Itinerary(name, "nearest", liar.all_blocks[1:], 2**20),
+            Itinerary(name, "nearest", liar.all_blocks, 0, latency_weight=float("nan")),
+            Itinerary(name, "nearest", liar.all_blocks, 0, track=TrackRef(2**63, 2**40, 0, name)),
+        ):
+            yield Send(name, Run(good, 2**50, it, "raw", 1, 1, "done"), liar.tokens)
+
+
+def _greed(liar: Liar) -> Sends:
+    """As much work as there is room for, with the longest budget; what comes home is not taken."""
+    it = Itinerary(liar.name, "nearest", liar.all_blocks, 0)
+    for name in liar.others("peer"):
+        for _ in range(_FLOOD):
+            yield Send(name, Run(_random_transfer(liar), MAX_BUDGET_US, it, "raw", 1, 1), liar.tokens)
+        yield Send(name, Cancel(tuple(liar.rng.randbytes(16) for _ in range(64)), MAX_BUDGET_US))
+
+
+LIES: dict[str, Lie] = {
+    "busy": Lie(_refuse("busy")),
+    "cancelled": Lie(_refuse("cancelled")),
+    "refuses_not_finite": Lie(_refuse("not finite")),
+    "mute": Lie(_nothing),
+    "silent": Lie(_accept),
+    "slow": Lie(
+        _accept, state={"block_us": MICROSECONDS - 1}
+    ),
+    "progress": Lie(_accept, _progress(0)),
+    "growth": Lie(_accept, _progress(9)),
+    "releases": Lie(_accept, _releases),
+    "unreachable": Lie(_return("unreachable")),
+    "budget": Lie(_return("budget")),
+    "credit": Lie(_return("credit")),
+    "returns_not_finite": Lie(_return("not finite")),
+    "poisons": Lie(_unchanged_but_wrong),
+    "skips": Lie(_skip),
+    "waves": Lie(_side_by_side),
+    "tracks": Lie(_as_track),
+    "bounces": Lie(_bounce),
+    "nan": Lie(_not_finite),
+    "wrong": Lie(_wrong, spoils=True),
+    "blames": Lie(_wrong_by_others, spoils=True),
+    "forges": Lie(
+        _refuse("busy", 0), _forge
+    ),
+    "floods": Lie(_refuse("busy"), _flood),
+    "hellos": Lie(_accept, _hellos, tempts=False),
+    "changes": Lie(_accept, _changing, tempts=False),
+    "malformed": Lie(_refuse("busy"), _malformed),
+    "greed": Lie(_nothing, _greed, role="source"),
+    "aliases": Lie(
+        _nothing, _greed, role="source", processes=_ALIASES, tempts=False
+    ),
+}  # fmt: skip
+"""All lies by name."""
