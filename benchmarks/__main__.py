@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
 
     from rich.console import Console
 
-    from benchmarks.common import load, machine, say
+    from benchmarks.common import load, machine, report_progress
     from ls_edge.errors import LsEdgeError
 
     options: dict[str, dict[str, Any]] = {
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     console.print(f"{m['cpu']}, {m['cores']} cores, load {m['load'][0]}; {m['libraries']}", highlight=False)
     code = 0
     for name in asked.names or USUAL:
-        say(f"{name} ...")
+        report_progress(f"{name} ...")
         started, before = time.monotonic(), load()
         try:
             module = importlib.import_module(f"benchmarks.{name}")

@@ -16,8 +16,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import BenchmarkError, say
-from benchmarks.policy_runs import PEERS, cells, figures_of, local_ways, parallel, top1
+from benchmarks.common import BenchmarkError, report_progress
+from benchmarks.policy_runs import PEERS, cells, figures_of, local_policy_runs, parallel, top1
 from ls_edge.arrangement import Arrangement
 from ls_edge.bundle import Bundle
 from ls_edge.data.datasets import ImageSet, match_classes, open_data
@@ -36,7 +36,7 @@ BAR = 0.02
 
 def run(path: Path, data: str, cores: Sequence[int], waves: Sequence[int], *, quick: bool) -> dict[str, Any]:
     """Top-1 by policy and waves, with the share of answers that ran in tracks and their time."""
-    say(f"  {path.name} on {data}")
+    report_progress(f"  {path.name} on {data}")
     bundle = Bundle.open(path)
     images = open_data(data, "eval")
     images = match_classes(images.take(min(20 if quick else IMAGES, len(images))), bundle.manifest.classes)
@@ -44,7 +44,7 @@ def run(path: Path, data: str, cores: Sequence[int], waves: Sequence[int], *, qu
         raise BenchmarkError(f"{data} has no labels, which accuracy needs; name a folder of class folders or a tar")
     settings = {"nearest": ("nearest", {}), "random": ("random", {}), **parallel(waves)}
     with contextlib.ExitStack() as stack:
-        ways = local_ways(stack, path, cores, settings)
+        ways = local_policy_runs(stack, path, cores, settings)
         for index, image, array in iterate(images, next(iter(ways.values())).source.preprocess):
             for name in list(ways) if index % 2 == 0 else reversed(ways):
                 ways[name].ask(array, image.label)

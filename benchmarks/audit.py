@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import BenchmarkError, bundle_of, images_for, in_turn, median, say
+from benchmarks.common import BenchmarkError, bundle_of, images_for, in_turn, median, report_progress
 from ls_edge.bundle import Bundle
 from ls_edge.engines.opening import open_engine
 from ls_edge.runtime.local_cluster import LocalCluster
@@ -40,7 +40,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 def _audit(path: Path, *, quick: bool) -> dict[str, Any]:
     bundle = Bundle.open(path)
-    say(f"  audit, {bundle.manifest.model}")
+    report_progress(f"  audit, {bundle.manifest.model}")
     small = bundle.manifest.tokens.count < 100
     rounds, count = (2, 20) if quick else (16, 500) if small else (9, 60)
     half = bundle.num_blocks // 2
@@ -60,7 +60,7 @@ def _audit(path: Path, *, quick: bool) -> dict[str, Any]:
             if source.wait_ready(30):
                 raise BenchmarkError("the peers are not warm")
             _answer(source, pictures, 20)
-            say(f"    a share of {name} is ready")
+            report_progress(f"    a share of {name} is ready")
         for _, name in in_turn(list(sources), rounds):
             seconds, milliseconds = _answer(sources[name], pictures, count)
             rate[name].append(count / seconds)

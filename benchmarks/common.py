@@ -63,7 +63,7 @@ def versions() -> dict[str, str]:
     }  # fmt: skip
 
 
-def say(text: str) -> None:
+def report_progress(text: str) -> None:
     """A line of progress on standard error."""
     print(f"{time.monotonic() - _STARTED:6.1f} s {text}", file=sys.stderr, flush=True)
 
@@ -111,7 +111,7 @@ def bundle_of(
     target = cache_folder() / f"{model}-{tag}"
     if (target / "manifest.json").exists():
         return target
-    say(f"exporting {model} with random weights to {target}")
+    report_progress(f"exporting {model} with random weights to {target}")
     import torch
 
     from ls_edge.export.writer import ExportSettings, export_run
@@ -153,7 +153,7 @@ class Child:
     """A process of a module of ours that speaks JSON lines on its standard input and output."""
 
     def __init__(self, module: str, *arguments: str) -> None:
-        """Start it; :meth:`read` the first line for what it says when it is ready."""
+        """Start it; :meth:`read` the line that it writes when it is ready."""
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, **ONE_THREAD},
@@ -168,7 +168,7 @@ class Child:
             raise BenchmarkError(f"{self.module} ended with {self.process.wait()} before it answered; see above")
         return json.loads(line)
 
-    def tell(self, value: Any) -> None:
+    def send(self, value: Any) -> None:
         """Write a line."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(value).encode() + b"\n")

@@ -44,40 +44,40 @@ def receive(connection: socket.socket, buffer: memoryview) -> bool:
 
 def _zmq(*, curve: bool) -> dict[str, object]:
     router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
-    said: dict[str, object] = {}
+    endpoint: dict[str, object] = {}
     if curve:
         public, secret = zmq.curve_keypair()
         router.curve_server, router.curve_publickey, router.curve_secretkey = True, public, secret
-        said["key"] = public.decode()
-    said["port"] = router.bind_to_random_port("tcp://127.0.0.1")
+        endpoint["key"] = public.decode()
+    endpoint["port"] = router.bind_to_random_port("tcp://127.0.0.1")
 
     def serve() -> None:
         while True:
             router.send_multipart(router.recv_multipart(copy=False), copy=False)
 
     threading.Thread(target=serve, daemon=True).start()
-    return said
+    return endpoint
 
 
 class Raw:
     """Our end of a raw round trip."""
 
-    def __init__(self, kind: str, size: int, said: dict[str, object]) -> None:
-        """Connect to what an echo process ``said``."""
+    def __init__(self, kind: str, size: int, endpoint: dict[str, object]) -> None:
+        """Connect to the ``endpoint`` that an echo process printed."""
         self._payload = memoryview(os.urandom(size))
         self.close: Callable[[], None]
         if kind == "tcp":
-            self._connection = socket.create_connection(("127.0.0.1", int(str(said["port"]))))
+            self._connection = socket.create_connection(("127.0.0.1", int(str(endpoint["port"]))))
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._buffer = memoryview(bytearray(size))
             self.call, self.close = self._call_tcp, self._connection.close
             return
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._dealer = self._context.socket(zmq.DEALER)
-        if "key" in said:
-            self._dealer.curve_serverkey = str(said["key"]).encode()
+        if "key" in endpoint:
+            self._dealer.curve_serverkey = str(endpoint["key"]).encode()
             self._dealer.curve_publickey, self._dealer.curve_secretkey = zmq.curve_keypair()
-        self._dealer.connect(f"tcp://127.0.0.1:{said['port']}")
+        self._dealer.connect(f"tcp://127.0.0.1:{endpoint['port']}")
         self.call, self.close = self._call_zmq, lambda: self._context.destroy(linger=0)
 
     def _call_tcp(self) -> float:

@@ -24,7 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import bundle_of, say
+from benchmarks.common import bundle_of, report_progress
 from ls_edge.bundle import Bundle
 from ls_edge.engines.benchmark import bench
 from ls_edge.engines.pipeline import Pipeline
@@ -46,7 +46,7 @@ def run(quick: bool) -> dict[str, Any]:
     rows = []
     for model in MODELS[:1] if quick else MODELS:
         for precision in PRECISIONS:
-            say(f"  {model}, {precision}")
+            report_progress(f"  {model}, {precision}")
             path = bundle_of(model, args, precision)
             rows.append({
                 "model": model, "precision": precision,

@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import Child, in_turn, ms, say
+from benchmarks.common import Child, in_turn, ms, report_progress
 from benchmarks.echo import Raw
 from benchmarks.idle import Caller, manifest_of, write_peers
 from ls_edge.peers_file import load_peers
@@ -46,7 +46,7 @@ def run(quick: bool) -> dict[str, Any]:
     rounds, burst, leave_out = (4, 5, 1) if quick else (60, 12, 2)
     found = []
     for count, dim in sizes:
-        say(f"  {count} x {dim} float32, {count * dim * 4} bytes")
+        report_progress(f"  {count} x {dim} float32, {count * dim * 4} bytes")
         found.append(_size(count, dim, rounds, burst, leave_out))
     return {"sizes": found, "bars": {"plain_over_zmq_ms": BAR_PLAIN_MS, "curve_over_zmq_curve": BAR_CURVE}}
 

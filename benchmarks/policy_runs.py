@@ -32,20 +32,20 @@ PAUSE_S = 0.002
 """Between an answer and the next image."""
 
 Settings = Mapping[str, tuple[str, Mapping[str, Any]]]
-"""Policy and further settings of each way."""
+"""Policy and further settings of each run."""
 ALONE: Settings = {SINGLE: ("nearest", {})}
 Open = Callable[[PeersFile, str, Mapping[str, Any]], Source]
 
 
 @dataclass
-class Way:
+class PolicyRun:
     """A source and what it answered."""
 
     source: Source
     records: list[RequestRecord] = field(default_factory=list)
 
     def ask(self, image: np.ndarray, label: int | None = None) -> None:
-        """One image; the way waits for the answer."""
+        """One image; the run waits for the answer."""
         time.sleep(PAUSE_S)
         self.records.append(self.source.submit(image, label=label).result().record)
 
@@ -78,7 +78,9 @@ def parallel(waves: Sequence[int]) -> Settings:
     return {f"{n} wave{'s'[: n > 1]}": ("parallel", {"waves": n}) for n in waves}
 
 
-def local_ways(stack: contextlib.ExitStack, path: Path, cores: Sequence[int], wanted: Settings) -> dict[str, Way]:
+def local_policy_runs(
+    stack: contextlib.ExitStack, path: Path, cores: Sequence[int], wanted: Settings
+) -> dict[str, PolicyRun]:
     """Ways over two peers on the loopback, each with all blocks and tied to a core of its own."""
     bundle = Bundle.open(path)
     folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -89,22 +91,24 @@ def local_ways(stack: contextlib.ExitStack, path: Path, cores: Sequence[int], wa
     def opened(file: PeersFile, policy: str, more: Mapping[str, Any]) -> Source:
         return Source.open(file, bundle, policy=policy, **more)
 
-    return ways_of(stack, peers.file, opened, {**ALONE, **wanted})
+    return policy_runs_of(stack, peers.file, opened, {**ALONE, **wanted})
 
 
-def ways_of(stack: contextlib.ExitStack, file: PeersFile, opened: Open, wanted: Settings) -> dict[str, Way]:
+def policy_runs_of(
+    stack: contextlib.ExitStack, file: PeersFile, opened: Open, wanted: Settings
+) -> dict[str, PolicyRun]:
     """Sources as wanted; :data:`SINGLE` and :data:`AGAIN` know only the first peer."""
     first = replace(file, peers=file.peers[:1])
-    ways = {}
+    runs = {}
     for name, (policy, more) in wanted.items():
         here = first if name in (SINGLE, AGAIN) else file
         source = stack.enter_context(opened(here, policy, {"budget_ms": 60_000.0, "max_skips": 0, **more}))
         if missing := source.wait_ready(60.0):
             raise BenchmarkError(f"nobody serves blocks {missing}")
-        ways[name] = Way(source)
-    for name, way in ways.items():
-        wait_for(partial(_linked, way.source), f"peers of {name} that reach one another")
-    return ways
+        runs[name] = PolicyRun(source)
+    for name, run in runs.items():
+        wait_for(partial(_linked, run.source), f"peers of {name} that reach one another")
+    return runs
 
 
 def _linked(source: Source) -> bool:
@@ -113,19 +117,19 @@ def _linked(source: Source) -> bool:
     return all(view.warm and names - {view.name} <= set(view.reaches) for view in source.view().values())
 
 
-def figures_of(ways: Mapping[str, Way], leave_out: int, base: str = SINGLE) -> dict[str, dict[str, Any]]:
-    """Of each way: latency, its ratio to that of ``base``, what was split how, and what was not and why."""
-    basis = [record.latency_us / 1e3 for record in ways[base].records]
+def figures_of(runs: Mapping[str, PolicyRun], leave_out: int, base: str = SINGLE) -> dict[str, dict[str, Any]]:
+    """Of each run: latency, its ratio to that of ``base``, what was split how, and what was not and why."""
+    basis = [record.latency_us / 1e3 for record in runs[base].records]
     result = {}
-    for name, way in ways.items():
-        records = way.records[leave_out:]
+    for name, run in runs.items():
+        records = run.records[leave_out:]
         rows = [track for record in records for visit in record.visits for track in visit.tracks]
         shapes = Counter(shape(record) for record in records)
         away = [t for record in records for v in record.visits for t in v.tracks if t.blocks and t.holder != v.holder]
         whys = Counter(t.why for t in rows if t.why)
         result[name] = {
             "ms": ms([record.latency_us / 1e6 for record in records]),
-            "ratio": ratio([record.latency_us / 1e3 for record in way.records], basis, leave_out),
+            "ratio": ratio([record.latency_us / 1e3 for record in run.records], basis, leave_out),
             "shapes": dict(shapes.most_common(5)),
             "why_not": {
                 why: {
@@ -171,13 +175,13 @@ def top1(found: Sequence[tuple[int | None, int | None]]) -> float:
     return round(float(np.mean([prediction == label for prediction, label in found])), 4)
 
 
-def cells(way: Mapping[str, Any]) -> tuple[str, str, str, str]:
+def cells(run: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """Of a table: time, ratio, what was split how, and why not."""
-    times = way["ms"]
-    shapes = ", ".join(f"{what} ({n})" for what, n in list(way["shapes"].items())[:2])
+    times = run["ms"]
+    shapes = ", ".join(f"{what} ({n})" for what, n in list(run["shapes"].items())[:2])
     whys = ", ".join(
-        f"{why} ({w['times']} times, {w['expected_ms']:.1f} ms expected)" for why, w in way["why_not"].items()
+        f"{why} ({w['times']} times, {w['expected_ms']:.1f} ms expected)" for why, w in run["why_not"].items()
     )
     return (
-        f"{times['p50']:.2f} ({times['p10']:.2f} to {times['p90']:.2f})", f"{way['ratio']:.3f}", shapes, whys
+        f"{times['p50']:.2f} ({times['p10']:.2f} to {times['p90']:.2f})", f"{run['ratio']:.3f}", shapes, whys
     )  # fmt: skip

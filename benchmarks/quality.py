@@ -30,8 +30,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import BenchmarkError, say
-from benchmarks.policy_runs import Settings, figures_of, top1, ways_of
+from benchmarks.common import BenchmarkError, report_progress
+from benchmarks.policy_runs import Settings, figures_of, policy_runs_of, top1
 from ls_edge.bundle import Bundle
 from ls_edge.data.datasets import ImageSet, match_classes, open_data
 from ls_edge.data.preprocess import Preprocessor, iterate
@@ -56,7 +56,7 @@ HOP = 1.0
 BUDGET = 10_000
 """Blocks' times after which a request would fail."""
 BAR = 0.5
-WAYS: Settings = {
+RUNS: Settings = {
     "random": ("random", {}),
     "nearest": ("nearest", {}),
     "fastest": ("fastest", {}),
@@ -110,8 +110,8 @@ def _reachable(
             return top1(list(answers))
 
         found: dict[str, Any] = {"trained order": {"top1": accuracy([range(bundle.num_blocks)])}}
-        for name, (policy, more) in WAYS.items():
-            say(f"  {name}")
+        for name, (policy, more) in RUNS.items():
+            report_progress(f"  {name}")
             orders, seconds = courses(
                 placement, costs, policy, more.get("latency_weight", 1.0), min(COURSES, len(arrays)), block_s
             )
@@ -121,7 +121,7 @@ def _reachable(
                 "ms": round(statistics.median(seconds) * 1e3, 3),
             }
     gap = found["trained order"]["top1"] - found["random"]["top1"]
-    for name in WAYS:
+    for name in RUNS:
         row = found[name]
         row["won_back"] = round((row["top1"] - found["random"]["top1"]) / gap, 3) if gap > 0 else None
         row["time_over_fastest"] = round(row["ms"] / found["fastest"]["ms"], 3)
@@ -173,7 +173,7 @@ def courses(
 
 
 def _peers(bundle: Bundle, path: Path, images: ImageSet, placement: dict[str, tuple[int, ...]]) -> dict[str, Any]:
-    say("  real peers")
+    report_progress("  real peers")
 
     def opened(file: PeersFile, policy: str, more: Any) -> Source:
         return Source.open(file, bundle, policy=policy, **more)
@@ -182,7 +182,7 @@ def _peers(bundle: Bundle, path: Path, images: ImageSet, placement: dict[str, tu
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         peers = stack.enter_context(LocalCluster(folder, path, placement))
         peers.wait_warm(timeout=120.0)
-        ways = ways_of(stack, peers.file, opened, WAYS)
+        ways = policy_runs_of(stack, peers.file, opened, RUNS)
         started = time.monotonic()
         for index, image, array in iterate(images, next(iter(ways.values())).source.preprocess):
             for name in list(ways) if index % 2 == 0 else reversed(ways):
@@ -212,7 +212,7 @@ def show(document: dict[str, Any], console: Console) -> None:
         for column in ("", "top-1", *columns):
             table.add_column(column, justify="right" if column else "left")
     first.add_row("trained order", f"{found['ways']['trained order']['top1']:.2%}")
-    for name in WAYS:
+    for name in RUNS:
         row, there = found["ways"][name], real["ways"][name]
         won = "" if row["won_back"] is None else f"{row['won_back']:.2f}"
         first.add_row(name, f"{row['top1']:.2%}", won, f"{row['ms']:.2f}", f"{row['time_over_fastest']:.2f}")

@@ -28,7 +28,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import ROOT, BenchmarkError, bundle_of, cache_folder, images_for, median, ms, say, wait_for
+from benchmarks.common import (
+    ROOT,
+    BenchmarkError,
+    bundle_of,
+    cache_folder,
+    images_for,
+    median,
+    ms,
+    report_progress,
+    wait_for,
+)
 from ls_edge.bundle import Bundle
 from ls_edge.runtime.chaos.faults import Faults
 from ls_edge.runtime.local_cluster import LocalCluster
@@ -141,7 +151,7 @@ class _Trials:
                     )
             else:
                 added.append(value)
-                say(f"  {kind} {len(added)} of {wanted}: {(value - median(self.usual)) * 1e3:.0f} ms added")
+                report_progress(f"  {kind} {len(added)} of {wanted}: {(value - median(self.usual)) * 1e3:.0f} ms added")
         return added, missed
 
     def _settle(self) -> None:
@@ -195,13 +205,13 @@ def _other(name: str, wanted: int, shape: tuple[int, ...], stage_ms: float) -> d
     folder = cache_folder() / "others"
     python = folder / "bin" / "python"
     if not (folder / ".complete").exists():
-        say(f"  installing ipyparallel and Dask into {folder}")
+        report_progress(f"  installing ipyparallel and Dask into {folder}")
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
         install = [str(python), "-m", "pip", "install", "--quiet", "ipyparallel", "distributed", "numpy"]
         if subprocess.run(install, check=False).returncode:
             raise BenchmarkError(f"ipyparallel and Dask could not be installed into {folder}; leave --compare out")
         (folder / ".complete").touch()
-    say(f"  {name}")
+    report_progress(f"  {name}")
     command = [
         str(python),
         str(ROOT / "benchmarks" / "frameworks.py"),

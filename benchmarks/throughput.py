@@ -25,7 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import BenchmarkError, Child, bundle_of, images_for, in_turn, median, say
+from benchmarks.common import BenchmarkError, Child, bundle_of, images_for, in_turn, median, report_progress
 from ls_edge.bundle import Bundle
 from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.evaluation.run_summary import summarise
@@ -57,7 +57,7 @@ def run(quick: bool, trained: Path | None = None) -> dict[str, Any]:
 
 
 def _two_peers(path: Path, rounds: int, count: int, *, quick: bool) -> dict[str, Any]:
-    say(f"  two peers, {path.name}")
+    report_progress(f"  two peers, {path.name}")
     bundle = Bundle.open(path)
     half, blocks = bundle.num_blocks // 2, range(bundle.num_blocks)
     names = ("two peers", "two peers, all blocks", "two threads", "two processes")
@@ -69,7 +69,7 @@ def _two_peers(path: Path, rounds: int, count: int, *, quick: bool) -> dict[str,
         two = [stack.enter_context(Child("benchmarks.workers", str(path), "1")) for _ in range(2)]
         for child in (*one, *two):
             child.read()
-        stretches |= {names[2]: _alone(one), names[3]: _alone(two)}
+        stretches |= {names[2]: _workers_only(one), names[3]: _workers_only(two)}
         seconds = _rounds(stretches, rounds, count)
     over = {name: _ratio(seconds[name], seconds[names[3]]) for name in names[:3] if name in seconds}
     return {
@@ -82,7 +82,7 @@ def _two_peers(path: Path, rounds: int, count: int, *, quick: bool) -> dict[str,
 
 
 def _slow_peer(path: Path, rounds: int, count: int, trained: Path | None) -> dict[str, Any]:
-    say(f"  slow peer, {path.name}")
+    report_progress(f"  slow peer, {path.name}")
     bundle = Bundle.open(path)
     with contextlib.ExitStack() as stack:
         stretches = _policies(stack, path)
@@ -111,7 +111,7 @@ def _policies(stack: contextlib.ExitStack, path: Path) -> dict[str, Stretch]:
 
 def _digits(path: Path, rounds: int) -> dict[str, Any]:
     """Accuracy and images a second of a trained model on the embedded digits, with the same slow peer."""
-    say(f"  slow peer, {path.name} on digits")
+    report_progress(f"  slow peer, {path.name} on digits")
     images = open_data("digits", "eval")
     top1: dict[str, list[float]] = {"fastest": [], "sequential": []}
     rates: dict[str, list[float]] = {"fastest": [], "sequential": []}
@@ -142,7 +142,7 @@ def _accuracy(source: Source, images: ImageSet) -> tuple[float, float]:
 
 
 def _batches(path: Path, rounds: int, count: int, *, quick: bool) -> dict[str, Any]:
-    say(f"  batches, {path.name}")
+    report_progress(f"  batches, {path.name}")
     bundle = Bundle.open(path)
     blocks = range(bundle.num_blocks)
     half = bundle.num_blocks // 2
@@ -209,11 +209,11 @@ def _answering(source: Source, concurrency: int) -> Stretch:
     return stretch
 
 
-def _alone(children: list[Child]) -> Stretch:
+def _workers_only(children: list[Child]) -> Stretch:
     def stretch(count: int) -> float:
         started = time.perf_counter()
         for child in children:
-            child.tell(count // len(children))
+            child.send(count // len(children))
         for child in children:
             child.read()
         return time.perf_counter() - started

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import accuracy
-from benchmarks.common import Child, bundle_of, images_for, in_turn, median, ms, say
+from benchmarks.common import Child, bundle_of, images_for, in_turn, median, ms, report_progress
 from benchmarks.policy_runs import (
     AGAIN,
     ALONE,
@@ -37,12 +37,12 @@ from benchmarks.policy_runs import (
     SINGLE,
     cells,
     figures_of,
-    local_ways,
+    local_policy_runs,
     parallel,
     pin,
+    policy_runs_of,
     ratio,
     two_cores,
-    ways_of,
 )  # fmt: skip
 from ls_edge.bundle import Bundle
 from ls_edge.peers_file import PeersFile
@@ -75,12 +75,12 @@ def run(quick: bool, trained: Path | None = None, data: str = "digits") -> dict[
 
 
 def _two_cores(path: Path, cores: Sequence[int], rounds: int) -> dict[str, Any]:
-    say(f"  two cores, {path.name}")
+    report_progress(f"  two cores, {path.name}")
     bundle = Bundle.open(path)
     images = images_for(bundle, 8)
     alone: dict[str, list[float]] = {"all": [], "half": []}
     with contextlib.ExitStack() as stack:
-        ways = local_ways(stack, path, cores, parallel(WAVES))
+        ways = local_policy_runs(stack, path, cores, parallel(WAVES))
         children = [stack.enter_context(Child("benchmarks.block_workers", str(path))) for _ in PEERS]
         for child in children:
             child.read()
@@ -107,7 +107,7 @@ def _two_cores(path: Path, cores: Sequence[int], rounds: int) -> dict[str, Any]:
 def _engines(children: Sequence[Child], blocks: int) -> list[float]:
     """Seconds of so many blocks on each of these cores, all at the same time."""
     for child in children:
-        child.tell(blocks)
+        child.send(blocks)
     return [child.read() for child in children]
 
 
@@ -121,7 +121,7 @@ def _links(paths: Sequence[Path], rates: Sequence[int], cores: Sequence[int], ro
             with tempfile.TemporaryDirectory() as folder, Cluster(net, folder, path, placement) as cluster:
                 pin((process.pid for process in cluster.processes.values()), cores)
                 for mbit in rates:
-                    say(f"  {mbit} Mbit/s, {path.name}")
+                    report_progress(f"  {mbit} Mbit/s, {path.name}")
                     with contextlib.ExitStack() as stack:
                         net.rate(mbit)
                         stack.callback(net.rate, None)
@@ -142,7 +142,7 @@ def _limited(
             return Source.open(file, bundle, policy=policy, secret_key=cluster.source_key, **settings)
 
     wanted = {AGAIN: ("nearest", {}), **parallel(WAVES)}
-    ways = ways_of(stack, cluster.file, opened, {**ALONE, **wanted})
+    ways = policy_runs_of(stack, cluster.file, opened, {**ALONE, **wanted})
     for index, name in in_turn(tuple(ways), rounds):
         ways[name].ask(images[index % 8])
     figures = figures_of(ways, rounds // 6)

@@ -6,9 +6,9 @@ A bundle is evaluated by the engines of this machine and needs no torch; a run n
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import msgspec
@@ -18,12 +18,26 @@ from ls_edge.errors import RunError, UsageError, printable
 from ls_edge.requirements import install_command
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ls_edge.bundle import ImageSpec
     from ls_edge.data.datasets import ImageRef, ImageSet
     from ls_edge.errors import DataError
     from ls_edge.evaluation.evaluate import BlockModel, Evaluation
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """The options of the command that every run or bundle is evaluated with."""
+
+    orders: int
+    keep: tuple[int, ...] | None
+    arrangements: bool
+    kendall: bool
+    limit: int | None
+    seed: int
+    batch_size: int
+    device: Literal["auto", "cpu", "cuda"]
+    precision: Literal["fp32", "bf16", "fp16"]
+    threads: int | None
 
 
 def _counts(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -65,22 +79,7 @@ def _counts(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
 )  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), help="Threads of the engines or of torch.  [default: their own]")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-def command(
-    run_or_bundle: tuple[Path, ...],
-    data: str,
-    orders: int,
-    keep: tuple[int, ...] | None,
-    arrangements: bool,
-    kendall: bool,
-    figure: Path | None,
-    limit: int | None,
-    seed: int,
-    batch_size: int,
-    device: str,
-    precision: str,
-    threads: int | None,
-    as_json: bool,
-) -> None:
+def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_json: bool, **options: Any) -> None:
     """Measure top-1 accuracy of RUN_OR_BUNDLE on DATA.
 
     Three ways: blocks in trained order; in random orders (mean, deviation, 5th percentile and worst over the orders);
@@ -103,31 +102,16 @@ def command(
         check_figure(figure, len(run_or_bundle))
         if figure.absolute().parent.is_dir():
             check_output("--figure", figure)
+    chosen = EvalOptions(**options)
     names = [printable(name) for name in distinct_names(run_or_bundle)]
     images = open_data(data, "eval")
     for path in (path for paths in members for path in paths if (path / "manifest.json").is_file()):
-        _check_bundle(path, images, orders, keep)  # a fault of the last one is not found after an hour
+        _check_bundle(path, images, chosen)  # a fault of the last one is not found after an hour
     found: list[Evaluation] = []
     for given, name, paths in zip(run_or_bundle, names, members, strict=True):
         results: list[Evaluation] = []
         for path in paths:
-            results.append(
-                _evaluate(
-                    path,
-                    images,
-                    orders,
-                    keep,
-                    arrangements=arrangements,
-                    kendall=kendall,
-                    limit=limit,
-                    seed=seed,
-                    batch_size=batch_size,
-                    device=device,
-                    precision=precision,
-                    threads=threads,
-                    like=results[0] if results else None,
-                )
-            )
+            results.append(evaluate_one(path, images, chosen, like=results[0] if results else None))
         result = results[0] if len(results) == 1 else aggregate(results)
         settings = {**result.settings, "of": printable(given)}
         found.append(msgspec.structs.replace(result, name=name, settings=settings))
@@ -140,20 +124,21 @@ def command(
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
     elif len(found) > 1:
         click.echo()
-        _print_together(found)
+        _print_comparison(found)
     if figure is not None:
         from ls_edge.report.figures import write_figure
 
         write_figure(figure, found)
 
 
-def _check_bundle(path: Path, images: ImageSet, orders: int, keep: tuple[int, ...] | None) -> None:
+def _check_bundle(path: Path, images: ImageSet, options: EvalOptions) -> None:
     from ls_edge.bundle import Bundle
+    from ls_edge.data.datasets import require_labels
     from ls_edge.evaluation.orders import EvaluationOrders
 
     bundle = Bundle.open(path)
-    EvaluationOrders.make(bundle.num_blocks, orders, keep)
-    _labelled(images, bundle.manifest.classes)
+    EvaluationOrders.make(bundle.num_blocks, options.orders, options.keep)
+    require_labels(images, bundle.manifest.classes)
 
 
 def _members(path: Path) -> list[Path]:
@@ -171,26 +156,13 @@ def _members(path: Path) -> list[Path]:
     return runs
 
 
-def _evaluate(
-    path: Path,
-    images: ImageSet,
-    orders: int,
-    keep: tuple[int, ...] | None,
-    *,
-    arrangements: bool,
-    kendall: bool,
-    limit: int | None,
-    seed: int,
-    batch_size: int,
-    device: str,
-    precision: str,
-    threads: int | None,
-    like: Evaluation | None,
-) -> Evaluation:
-    """Evaluate one run or bundle; ``like`` is an evaluation of which it is to be averaged with."""
+def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Evaluation | None) -> Evaluation:
+    """Evaluate one run or bundle; ``like`` is an evaluation that it will be averaged with."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.text import Text
 
+    from ls_edge.data.datasets import require_labels
+    from ls_edge.data.preprocess import Preprocessor, iterate_batches
     from ls_edge.evaluation.evaluate import blocks_to_run, evaluate
     from ls_edge.evaluation.orders import EvaluationOrders
     from ls_edge.report.formatting import counted
@@ -198,17 +170,20 @@ def _evaluate(
 
     console = open_console(stderr=True)
     bundle = (path / "manifest.json").is_file()
-    model, spec, about = _open_bundle(path, threads) if bundle else _open_run(path, device, precision, threads)
+    model, spec, about = _open_bundle(path, options) if bundle else _open_run(path, options)
     if like is not None and like.settings["blocks"] != model.num_blocks:
         raise UsageError(
             f"{path} has {counted(model.num_blocks, 'block')} and {like.settings['of']} has {like.settings['blocks']}, "
             "so there are no means over them; name the runs themselves instead of their folder"
         )
     data = printable(images.source)
-    plan = EvaluationOrders.make(model.num_blocks, orders, keep, seed, arrangements=arrangements, kendall=kendall)
+    orders = EvaluationOrders.make(
+        model.num_blocks, options.orders, options.keep, options.seed, arrangements=options.arrangements,
+        kendall=options.kendall,
+    )  # fmt: skip
     if images.part == "all" and about["trained_on"] == images.digest():
         console.print(Text.assemble(("warning: ", "yellow"), f"the model was trained on the images of {data}"))
-    images = _labelled(images, about["classes"]).take(limit)
+    images = require_labels(images, about["classes"]).take(options.limit)
     skipped: list[str] = []
 
     def on_skip(image: ImageRef, error: DataError) -> None:
@@ -217,34 +192,32 @@ def _evaluate(
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(f"evaluate {counted(len(plan.all_orders()), 'order')}", total=len(images))
+        task = progress.add_task(f"evaluate {counted(len(orders.all_orders()), 'order')}", total=len(images))
         result = evaluate(
-            model, _batches(images, spec, batch_size, on_skip), plan,
+            model, iterate_batches(images, Preprocessor(spec), options.batch_size, on_skip), orders,
             on_batch=lambda done: progress.update(task, completed=done),
         )  # fmt: skip
     settings = {
         "of": printable(path), "data": data, "part": images.part, "model": about["model"],
-        "method": about["method"], "engine": about["engine"], "blocks": model.num_blocks, "orders": orders,
-        "keep": list(plan.keep), "limit": limit, "seed": seed, "batch_size": batch_size,
-        "block_runs": blocks_to_run(plan.all_orders()),
+        "method": about["method"], "engine": about["engine"], "blocks": model.num_blocks, "orders": options.orders,
+        "keep": list(orders.keep), "limit": options.limit, "seed": options.seed, "batch_size": options.batch_size,
+        "block_runs": blocks_to_run(orders.all_orders()),
     }  # fmt: skip
     return msgspec.structs.replace(result, skipped=len(skipped), settings=settings)
 
 
-def _open_bundle(folder: Path, threads: int | None) -> tuple[BlockModel, ImageSpec, dict[str, Any]]:
+def _open_bundle(folder: Path, options: EvalOptions) -> tuple[BlockModel, ImageSpec, dict[str, Any]]:
     from ls_edge.bundle import Bundle
     from ls_edge.engines.pipeline import Pipeline
 
     bundle = Bundle.open(folder)
-    chain = Pipeline.open(bundle, threads=threads)
+    pipeline = Pipeline.open(bundle, threads=options.threads)
     m = bundle.manifest
     about = {"classes": m.classes, "trained_on": m.trained_on, "model": m.model, "method": m.method}
-    return chain, m.image, {**about, "engine": f"onnxruntime {chain.provider}"}
+    return pipeline, m.image, {**about, "engine": f"onnxruntime {pipeline.provider}"}
 
 
-def _open_run(
-    folder: Path, device: Any, precision: Any, threads: int | None
-) -> tuple[BlockModel, ImageSpec, dict[str, Any]]:
+def _open_run(folder: Path, options: EvalOptions) -> tuple[BlockModel, ImageSpec, dict[str, Any]]:
     try:
         import torch
 
@@ -255,42 +228,13 @@ def _open_run(
         raise UsageError(
             f"{folder} is a run, which needs {error.name}; to install it: {install_command('train')}; or give a bundle"
         ) from None
-    chosen = choose_device(device)
-    dtype = choose_precision(precision, chosen)
+    chosen = choose_device(options.device)
+    dtype = choose_precision(options.precision, chosen)
     run = load_run(folder, chosen)
-    torch.set_num_threads(choose_threads(threads, run.view))
+    torch.set_num_threads(choose_threads(options.threads, run.view))
     about = {"classes": run.classes, "trained_on": run.trained_on, "model": run.model, "method": run.method}
-    engine = f"torch {torch.__version__} {chosen} {precision}"
+    engine = f"torch {torch.__version__} {chosen} {options.precision}"
     return TorchBlocks(run.view, dtype), run.image, {**about, "engine": engine}
-
-
-def _labelled(images: ImageSet, classes: tuple[str, ...]) -> ImageSet:
-    from ls_edge.data.datasets import match_classes
-    from ls_edge.errors import DataError
-
-    if not images.classes:
-        raise DataError(
-            f"{images.source} has images but no class folders, so there is no accuracy; put each class in one"
-        )
-    return match_classes(images, classes)
-
-
-def _batches(images: ImageSet, spec: ImageSpec, size: int, on_skip: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    import numpy as np
-
-    from ls_edge.data.preprocess import Preprocessor, iterate
-
-    pixels: list[np.ndarray] = []
-    labels: list[int] = []
-    for _, image, array in iterate(images, Preprocessor(spec), on_skip, ahead=2 * size):
-        assert image.label is not None
-        pixels.append(array)
-        labels.append(image.label)
-        if len(pixels) == size:
-            yield np.stack(pixels), np.array(labels)
-            pixels, labels = [], []
-    if pixels:
-        yield np.stack(pixels), np.array(labels)
 
 
 def _print(result: Evaluation) -> None:
@@ -332,7 +276,7 @@ def _print(result: Evaluation) -> None:
         click.echo(f"{counted(result.skipped, 'image')} could not be decoded and {was} left out", err=True)
 
 
-def _print_together(found: list[Evaluation]) -> None:
+def _print_comparison(found: list[Evaluation]) -> None:
     """A row for each of several evaluations, and a column for each number of blocks that any of them kept."""
     from ls_edge.report.terminal import PlainTable, print_table
 

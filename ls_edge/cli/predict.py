@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,7 @@ import click
 
 from ls_edge.cli.command import DEGRADED, Command
 from ls_edge.cli.holder_check import WAIT_S
-from ls_edge.errors import DataError, LsEdgeError, UsageError, printable
+from ls_edge.errors import DataError, LsEdgeError, printable
 from ls_edge.runtime.routing.policies import POLICIES
 
 if TYPE_CHECKING:
@@ -27,9 +25,6 @@ if TYPE_CHECKING:
 
     from ls_edge.runtime.results import Answer
     from ls_edge.runtime.source import Source
-
-MOST_BYTES = 1 << 28
-"""Longest encoded image that is read, in bytes."""
 
 
 @click.command(
@@ -79,6 +74,7 @@ def command(
     """  # noqa: D205
     from ls_edge.bundle import Bundle
     from ls_edge.cli.descriptor_limit import require_descriptors
+    from ls_edge.data.image_inputs import expand_argument, read_images
     from ls_edge.logs import set_up
     from ls_edge.peers_file import load_peers
 
@@ -86,12 +82,12 @@ def command(
     file = load_peers(peers)
     require_descriptors(file)
     opened = Bundle.open(bundle)
-    inputs = [item for given in images for item in expand(given)]
-    report = Report(opened.manifest.classes, top, as_json=as_json)
+    inputs = [item for given in images for item in expand_argument(given)]
+    printer = PredictionPrinter(opened.manifest.classes, top, as_json=as_json)
     if all(item.error is not None for item in inputs):  # no reason to look for peers
         for item in inputs:
-            report.failed(item.name, str(item.error))
-        return report.exit_code()
+            printer.failed(item.name, str(item.error))
+        return printer.exit_code()
     from ls_edge.cli.holder_check import check_holders, wait_for_holders
     from ls_edge.runtime.source import Source
 
@@ -104,121 +100,16 @@ def command(
         )  # fmt: skip
         if warning := check_holders(source, wait_for_holders(source, wait), wait):
             print(f"ls-edge: warning: {printable(warning)}", file=sys.stderr)  # noqa: T201
-        frames = stack.enter_context(contextlib.closing(pictures(inputs)))
-        for name, answer in answers(source, frames, concurrency, limit):
+        frames = stack.enter_context(contextlib.closing(read_images(inputs)))
+        for name, answer in answers_in_order(source, frames, concurrency, limit):
             if isinstance(answer, LsEdgeError):
-                report.failed(name, str(answer))
+                printer.failed(name, str(answer))
             else:
-                report.answered(name, answer)
-    return report.exit_code()
+                printer.answered(name, answer)
+    return printer.exit_code()
 
 
-@dataclass(frozen=True)
-class Input:
-    """An image, or a camera that goes on for ever."""
-
-    name: str
-    read: Callable[[], bytes] | None = None
-    camera: int | None = None
-    error: DataError | None = None
-    """Why there is nothing to read."""
-
-
-def expand(given: str) -> Iterator[Input]:
-    """What one argument stands for; raises :class:`UsageError` for a camera where OpenCV is missing."""
-    kind, _, index = given.partition(":")
-    if kind == "camera" and (index.isdigit() or not index):
-        _opencv()
-        yield Input(given, camera=int(index or 0))
-    elif given == "-":
-        yield Input("-", lambda: _read_whole("standard input", sys.stdin.buffer))
-    elif Path(given).is_dir():
-        yield from _folder(given)
-    elif Path(given).exists():
-        yield Input(given, lambda: _read_file(given))
-    else:
-        yield Input(given, error=DataError("no such file or folder; check the path"))
-
-
-def _folder(given: str) -> Iterator[Input]:
-    from ls_edge.data.image_files import EXTENSIONS, read_folder
-
-    try:
-        tree = read_folder(Path(given))
-    except DataError as error:
-        yield Input(given, error=error)
-        return
-    if not tree:
-        endings = ", ".join(sorted(EXTENSIONS))
-        yield Input(given, error=DataError(f"the folder holds no images; their names end in {endings}"))
-    for name in sorted(tree):
-        yield Input(str(Path(given) / name), tree[name])
-
-
-def _read_file(path: str) -> bytes:
-    try:
-        with Path(path).open("rb") as stream:
-            return _read_whole(path, stream)
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}; check it and its permissions") from None
-
-
-def _read_whole(name: str, stream: Any) -> bytes:
-    content: bytes = stream.read(MOST_BYTES + 1)
-    if not content:
-        raise DataError(f"{name} is empty; give an encoded image, such as a JPEG")
-    if len(content) > MOST_BYTES:
-        raise DataError(f"{name} has more than {MOST_BYTES >> 20} MiB, which no image needs; scale it down")
-    return content
-
-
-def pictures(inputs: Iterable[Input]) -> Generator[tuple[str, bytes | np.ndarray | DataError], None, None]:
-    """Yield name and content of each image, those of a camera as RGB pixels; a :class:`DataError` stands for one that
-    cannot be read.
-    """  # noqa: D205
-    for item in inputs:
-        if item.camera is not None:
-            yield from _frames(item.name, item.camera)
-        elif item.error is not None:
-            yield item.name, item.error
-        else:
-            assert item.read is not None
-            try:
-                yield item.name, item.read()
-            except DataError as error:
-                yield item.name, error
-
-
-def _frames(name: str, index: int) -> Iterator[tuple[str, np.ndarray | DataError]]:
-    cv2 = _opencv()
-    camera = cv2.VideoCapture(index)
-    try:
-        if not camera.isOpened():
-            yield name, DataError(f"camera {index} cannot be opened; is it there, and does no other program use it?")
-            return
-        camera.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # the newest frame, not one that waited
-        number = 0
-        while True:
-            there, frame = camera.read()
-            if not there:
-                yield name, DataError(f"camera {index} gives no more frames after {number}; check its cable")
-                return
-            yield f"{name}#{number}", cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
-            number += 1
-    finally:
-        camera.release()
-
-
-def _opencv() -> Any:
-    try:
-        return importlib.import_module("cv2")
-    except ImportError:
-        raise UsageError(
-            "a camera needs OpenCV, which is not installed; install it with pip install opencv-python-headless"
-        ) from None
-
-
-def answers(
+def answers_in_order(
     source: Source, frames: Iterator[tuple[str, bytes | np.ndarray | DataError]], concurrency: int, limit: int | None
 ) -> Iterator[tuple[str, Answer | LsEdgeError]]:
     """Yield the answer or the error of each image, in their order; ``concurrency`` are asked for at once.
@@ -253,8 +144,8 @@ def _result(name: str, answer: Future[Answer] | DataError) -> tuple[str, Answer 
         return name, error
 
 
-class Report:
-    """Prints a line an image and remembers what became of them."""
+class PredictionPrinter:
+    """Prints a line an image and counts the outcomes."""
 
     def __init__(self, classes: tuple[str, ...], top: int, *, as_json: bool) -> None:
         self._classes = classes

@@ -110,6 +110,15 @@ def match_classes(image_set: ImageSet, model_classes: Sequence[str]) -> ImageSet
     return replace(image_set, classes=tuple(model_classes) if image_set.classes else (), images=images)
 
 
+def require_labels(image_set: ImageSet, model_classes: Sequence[str]) -> ImageSet:
+    """As :func:`match_classes`; raises :class:`DataError` as well where the images have no labels."""
+    if not image_set.classes:
+        raise DataError(
+            f"{image_set.source} has images but no class folders, so there is no accuracy; put each class in one"
+        )
+    return match_classes(image_set, model_classes)
+
+
 def is_timm_name(source: str) -> bool:
     """Whether ``source`` is a name for timm's dataset factory, such as ``torch/cifar100``, and no path that exists."""
     return source.startswith(_TIMM_PREFIXES) and not Path(source).exists()

@@ -244,3 +244,26 @@ def iterate(
     if not used:
         why = f"; the first: {first}" if first is not None else ""
         raise DataError(f"{image_set.source}: none of {len(image_set)} images can be used{why}")
+
+
+def iterate_batches(
+    image_set: ImageSet,
+    preprocessor: Preprocessor,
+    size: int,
+    on_skip: Callable[[ImageRef, DataError], None] | None = None,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield images float32 ``[B, 3, H, W]`` and labels int64 ``[B]`` of a labelled set; B is ``size`` but for the last.
+
+    ``on_skip`` and errors as :func:`iterate`.
+    """
+    pixels: list[np.ndarray] = []
+    labels: list[int] = []
+    for _, image, array in iterate(image_set, preprocessor, on_skip, ahead=2 * size):
+        assert image.label is not None
+        pixels.append(array)
+        labels.append(image.label)
+        if len(pixels) == size:
+            yield np.stack(pixels), np.array(labels)
+            pixels, labels = [], []
+    if pixels:
+        yield np.stack(pixels), np.array(labels)

@@ -6,7 +6,7 @@ import shutil
 import msgspec
 import pytest
 
-from ls_edge.cli.eval import _evaluate
+from ls_edge.cli.eval import EvalOptions, evaluate_one
 from ls_edge.data.datasets import open_data
 from ls_edge.errors import UsageError
 from ls_edge.evaluation.evaluate import Arbitrary, Evaluation, Sequential
@@ -98,11 +98,12 @@ def test_a_fault_of_the_last_bundle_is_found_before_the_first_is_evaluated(comma
 
 def test_runs_of_different_depth_are_not_averaged(two):
     like = msgspec.structs.replace(evaluation(""), settings={"blocks": 6, "of": "runs/deeper"})
+    options = EvalOptions(
+        orders=2, keep=None, arrangements=False, kendall=False, limit=1, seed=0, batch_size=1, device="cpu",
+        precision="fp32", threads=1,
+    )  # fmt: skip
     with pytest.raises(UsageError, match=r"bundle has 4 blocks and runs/deeper has 6"):
-        _evaluate(
-            two[0], open_data("digits", "eval"), 2, None, arrangements=False, kendall=False, limit=1, seed=0,
-            batch_size=1, device="cpu", precision="fp32", threads=1, like=like,
-        )  # fmt: skip
+        evaluate_one(two[0], open_data("digits", "eval"), options, like=like)
 
 
 def test_a_figure_of_too_many(tmp_path):

@@ -1,0 +1,121 @@
+"""Images named on a command line: files, folders, standard input, and the frames of a camera (by OpenCV)."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ls_edge.data.image_files import EXTENSIONS, read_folder
+from ls_edge.errors import DataError, UsageError
+
+MAX_IMAGE_BYTES = 1 << 28
+"""Longest encoded image that is read, in bytes."""
+
+
+@dataclass(frozen=True)
+class ImageInput:
+    """An image, or a camera that goes on for ever."""
+
+    name: str
+    read: Callable[[], bytes] | None = None
+    camera: int | None = None
+    error: DataError | None = None
+    """Why there is nothing to read."""
+
+
+def expand_argument(given: str) -> Iterator[ImageInput]:
+    """What one argument stands for; raises :class:`UsageError` for a camera where OpenCV is missing."""
+    kind, _, index = given.partition(":")
+    if kind == "camera" and (index.isdigit() or not index):
+        _opencv()
+        yield ImageInput(given, camera=int(index or 0))
+    elif given == "-":
+        yield ImageInput("-", lambda: _read_whole("standard input", sys.stdin.buffer))
+    elif Path(given).is_dir():
+        yield from _folder(given)
+    elif Path(given).exists():
+        yield ImageInput(given, lambda: _read_file(given))
+    else:
+        yield ImageInput(given, error=DataError("no such file or folder; check the path"))
+
+
+def _folder(given: str) -> Iterator[ImageInput]:
+    try:
+        tree = read_folder(Path(given))
+    except DataError as error:
+        yield ImageInput(given, error=error)
+        return
+    if not tree:
+        endings = ", ".join(sorted(EXTENSIONS))
+        yield ImageInput(given, error=DataError(f"the folder holds no images; their names end in {endings}"))
+    for name in sorted(tree):
+        yield ImageInput(str(Path(given) / name), tree[name])
+
+
+def _read_file(path: str) -> bytes:
+    try:
+        with Path(path).open("rb") as stream:
+            return _read_whole(path, stream)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}; check it and its permissions") from None
+
+
+def _read_whole(name: str, stream: Any) -> bytes:
+    content: bytes = stream.read(MAX_IMAGE_BYTES + 1)
+    if not content:
+        raise DataError(f"{name} is empty; give an encoded image, such as a JPEG")
+    if len(content) > MAX_IMAGE_BYTES:
+        raise DataError(f"{name} has more than {MAX_IMAGE_BYTES >> 20} MiB, which no image needs; scale it down")
+    return content
+
+
+def read_images(inputs: Iterable[ImageInput]) -> Generator[tuple[str, bytes | np.ndarray | DataError], None, None]:
+    """Yield name and content of each image, those of a camera as RGB pixels; a :class:`DataError` stands for one that
+    cannot be read.
+    """  # noqa: D205
+    for item in inputs:
+        if item.camera is not None:
+            yield from _frames(item.name, item.camera)
+        elif item.error is not None:
+            yield item.name, item.error
+        else:
+            assert item.read is not None
+            try:
+                yield item.name, item.read()
+            except DataError as error:
+                yield item.name, error
+
+
+def _frames(name: str, index: int) -> Iterator[tuple[str, np.ndarray | DataError]]:
+    cv2 = _opencv()
+    camera = cv2.VideoCapture(index)
+    try:
+        if not camera.isOpened():
+            yield name, DataError(f"camera {index} cannot be opened; is it there, and does no other program use it?")
+            return
+        camera.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # the newest frame, not one that waited
+        number = 0
+        while True:
+            there, frame = camera.read()
+            if not there:
+                yield name, DataError(f"camera {index} gives no more frames after {number}; check its cable")
+                return
+            yield f"{name}#{number}", cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
+            number += 1
+    finally:
+        camera.release()
+
+
+def _opencv() -> Any:
+    try:
+        return importlib.import_module("cv2")
+    except ImportError:
+        raise UsageError(
+            "a camera needs OpenCV, which is not installed; install it with pip install opencv-python-headless"
+        ) from None
