@@ -21,7 +21,7 @@ from ls_edge.training.methods.step_plan import StepPlan, drop_blocks, step_rng
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ls_edge.training.methods.base import Criterion
+    from ls_edge.training.methods.step_plan import Criterion
     from ls_edge.training.models.view import BlockView
 
 
@@ -101,7 +101,17 @@ class AnyOrder(Shuffle):
         """The mean over the groups, with soft targets if there is a teacher."""
         from ls_edge.training.methods.distillation import distillation_loss
 
-        return distillation_loss(self.settings.teacher, view, self._teacher, images, targets, plan, criterion)
+        teacher = self.settings.teacher
+        return distillation_loss(
+            view,
+            self._teacher,
+            images,
+            targets,
+            plan,
+            criterion,
+            weight=teacher.logits,
+            temperature=teacher.temperature,
+        )
 
     def validation(self, num_blocks: int, count: int, seed: int) -> list[Arrangement]:
         """Random orders and, if tracks are trained, the first of them in two tracks of a quarter of the blocks."""

@@ -8,7 +8,6 @@ the command line can list the methods.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
@@ -22,9 +21,8 @@ from ls_edge.training.methods.step_plan import StepPlan
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ls_edge.training.methods.step_plan import Criterion
     from ls_edge.training.models.view import BlockView
-
-    Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
 class Method(Protocol):

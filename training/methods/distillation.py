@@ -14,8 +14,7 @@ from ls_edge.training.methods.step_plan import StepPlan
 from ls_edge.training.models.view import BlockView
 
 if TYPE_CHECKING:
-    from ls_edge.training.methods.anyorder import TeacherSettings
-    from ls_edge.training.methods.base import Criterion
+    from ls_edge.training.methods.step_plan import Criterion
 
 
 def frozen_copy(view: BlockView) -> BlockView:
@@ -34,18 +33,20 @@ def soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, temperature: floa
 
 
 def distillation_loss(
-    settings: TeacherSettings,
     view: BlockView,
     teacher: BlockView | None,
     images: Tensor,
     targets: Tensor,
     plan: StepPlan,
     criterion: Criterion,
+    *,
+    weight: float,
+    temperature: float,
 ) -> Tensor:
     """The mean loss of the plan's groups; images ``[B, 3, H, W]``, targets int64 ``[B]``.
 
-    The stem runs once. Of ``n`` groups each has every ``n``-th image, so that a process's share of a batch is split as
-    the whole batch would be.
+    ``weight`` is that of the teacher's soft targets, 0 to 1; the labels have the rest. The stem runs once. Of ``n`` groups
+    each has every ``n``-th image, so that a process's share of a batch is split as the whole batch would be.
     """
     soft_targets: Tensor | None = None
     if teacher is not None:
@@ -62,7 +63,7 @@ def distillation_loss(
         logits = view.head(apply(arrangement, tokens[rows], view.block)).float()
         loss = criterion(logits, targets[rows])
         if soft_targets is not None:
-            soft = soft_cross_entropy(logits, soft_targets[rows], settings.temperature)
-            loss = (1 - settings.logits) * loss + settings.logits * soft
+            soft = soft_cross_entropy(logits, soft_targets[rows], temperature)
+            loss = (1 - weight) * loss + weight * soft
         losses.append(loss * size / count)
     return torch.stack(losses).sum()

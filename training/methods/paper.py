@@ -12,7 +12,7 @@ from ls_edge.training.methods.step_plan import StepPlan, drop_blocks, step_rng
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ls_edge.training.methods.base import Criterion
+    from ls_edge.training.methods.step_plan import Criterion
     from ls_edge.training.models.view import BlockView
 
 VALIDATION_SALT = 0x5EED

@@ -7,11 +7,17 @@ of a distributed run therefore draw the same plans, and no order makes the devic
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ls_edge.arrangement import Arrangement
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Criterion = Callable[[Tensor, Tensor], Tensor]
+    """Loss of logits ``[B, C]`` and targets, a scalar."""
 
 BACKWARD_COST = 2.0
 """Cost of a backward pass in forward passes."""
