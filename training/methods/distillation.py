@@ -45,7 +45,7 @@ def distillation_loss(
 ) -> Tensor:
     """The mean loss of the plan's groups; images ``[B, 3, H, W]``, targets int64 ``[B]``.
 
-    ``weight`` is that of the teacher's soft targets, 0 to 1; the labels have the rest. The stem runs once. Of ``n`` groups
+    ``weight`` is that of the soft targets, 0 to 1; the labels have the rest. The stem runs once. Of ``n`` groups
     each has every ``n``-th image, so that a process's share of a batch is split as the whole batch would be.
     """
     soft_targets: Tensor | None = None
