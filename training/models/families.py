@@ -1,81 +1,40 @@
-"""Adapters from timm's models to "stem, blocks of one shape, head".
+"""The table of model families, and what a timm model needs to be seen as a stem, blocks of one shape and a head.
 
-A family says of a timm model what its stem and head are and which modules are its blocks; everything else
-(orders, slots, checkpoints, export) is the same for all. A new family is one class in ``adapters``
-and its name in :data:`FAMILIES`.
+An adapter (``adapters/``) names the stem, the blocks and the head of a timm model; orders, slots, checkpoints and
+export are the same for all. A new family is a module in ``adapters`` and an entry in :data:`FAMILIES`.
 
-Left out: models whose blocks differ in shape or in what they compute (ConViT, Hiera, Swin, Twins, convolutional
-ones); they are refused with the list of what fits.
+Models whose blocks differ in shape or in what they compute (ConViT, Hiera, Swin, Twins, convolutional ones) are
+refused with the list of the families that are supported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ls_edge.errors import ModelError
-from ls_edge.training.models.adapters import BeitFamily, CaitFamily, EvaFamily, MixerFamily, VisionTransformerFamily
+from ls_edge.training.models.adapters.beit import BeitFamily
+from ls_edge.training.models.adapters.cait import CaitFamily
+from ls_edge.training.models.adapters.eva import EvaFamily
+from ls_edge.training.models.adapters.mixer import MixerFamily
+from ls_edge.training.models.adapters.vision_transformer import VisionTransformerFamily
 
-
-class Family(Protocol):
-    """What a view needs to know of a timm model; without state, so that a view can be copied and moved."""
-
-    name: str
-    members: str
-    """The models that users know it by."""
-
-    def fits(self, model: nn.Module) -> bool:
-        """Whether this family is the one for ``model``."""
-        ...
-
-    def prepare(self, model: nn.Module) -> None:
-        """Make ready once what the blocks share; raises :class:`ModelError` for settings that no view can have."""
-        ...
-
-    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        """The blocks in trained order, each called with tokens ``[B, N, D]`` and its :meth:`extras`."""
-        ...
-
-    def extras(self, model: nn.Module, index: int) -> dict[str, Tensor]:
-        """What block ``index`` is called with besides the tokens, by keyword."""
-        ...
-
-    def keep(self, model: nn.Module, indices: Sequence[int]) -> None:
-        """Drop all blocks but these, in place."""
-        ...
-
-    def image_size(self, model: nn.Module) -> tuple[int, int]:
-        """Height and width of the images that the stem takes, in pixels."""
-        ...
-
-    def stem(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Images ``[B, 3, H, W]`` to tokens ``[B, N, D]``."""
-        ...
-
-    def head(self, model: nn.Module, tokens: Tensor) -> Tensor:
-        """Tokens ``[B, N, D]`` to logits ``[B, C]``."""
-        ...
-
-    def classifier(self, model: nn.Module) -> frozenset[str]:
-        """Names of the parameters whose shape follows the number of classes."""
-        ...
-
-    def fit_state(self, model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A checkpoint's tensors under the names and position grid of ``model``."""
-        ...
-
-
-FAMILIES: tuple[Family, ...] = (VisionTransformerFamily(), CaitFamily(), MixerFamily(), EvaFamily(), BeitFamily())
+Family = VisionTransformerFamily
+"""The interface of all adapters; the others are its subclasses."""
+FAMILIES: tuple[Family, ...] = (
+    VisionTransformerFamily(),
+    CaitFamily(),
+    MixerFamily(),
+    EvaFamily(),
+    BeitFamily(),
+)
 
 
 def family_of(model: nn.Module) -> Family:
-    """The family of a timm model; raises :class:`ModelError` where none fits, with the reason."""
+    """The family of a timm model, prepared for it; raises :class:`ModelError` with the reason if there is none."""
     name = type(model).__name__
     for family in FAMILIES:
-        if not family.fits(model):
+        if not family.matches(model):
             continue
         blocks = family.blocks(model)
         if not blocks:
@@ -96,16 +55,16 @@ def family_of(model: nn.Module) -> Family:
     )
 
 
-def evenly_spaced(blocks: int, keep: int) -> list[int]:
-    """Which ``keep`` of ``blocks`` to keep, spread evenly, the first and the last among them where ``keep`` > 1.
+def evenly_spaced(num_blocks: int, keep: int) -> list[int]:
+    """Which ``keep`` of ``num_blocks`` to keep, spread evenly, the first and the last among them where ``keep`` > 1.
 
-    Raises :class:`ModelError` where that many are not there.
+    Raises :class:`ModelError` if there are fewer.
     """
-    if not 1 <= keep <= blocks:
-        raise ModelError(f"depth {keep} is not possible: the model has {blocks} blocks; say 1 to {blocks}")
+    if not 1 <= keep <= num_blocks:
+        raise ModelError(f"depth {keep} is not possible: the model has {num_blocks} blocks; say 1 to {num_blocks}")
     if keep == 1:
         return [0]
-    return [(2 * i * (blocks - 1) + keep - 1) // (2 * (keep - 1)) for i in range(keep)]
+    return [(2 * i * (num_blocks - 1) + keep - 1) // (2 * (keep - 1)) for i in range(keep)]
 
 
 def shape_of_tokens(family: Family, model: nn.Module) -> tuple[int, int]:
@@ -118,7 +77,7 @@ def shape_of_tokens(family: Family, model: nn.Module) -> tuple[int, int]:
     try:
         with torch.no_grad():
             tokens = family.stem(model, images)
-            after = family.blocks(model)[0](tokens, **family.extras(model, 0))
+            after = family.blocks(model)[0](tokens, **family.block_inputs(model, 0))
             logits = family.head(model, after) if after.shape == tokens.shape else None
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         raise ModelError(

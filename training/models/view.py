@@ -102,11 +102,11 @@ class BlockView(nn.Module):
 
     def _run(self, index: int, tokens: Tensor, slot: int | Tensor) -> Tensor:
         block = self._compiled[index] if self._compiled is not None and self.training else self._blocks[index]
-        extras = self._family.extras(self.model, index)
+        inputs = self._family.block_inputs(self.model, index)
         if self.slots is None:
-            out: Tensor = block(tokens, **extras)
+            out: Tensor = block(tokens, **inputs)
             return out
-        after: Tensor = self.slots(index, tokens, slot, lambda before: block(before, **extras))
+        after: Tensor = self.slots(index, tokens, slot, lambda before: block(before, **inputs))
         return after
 
     def head(self, tokens: Tensor) -> Tensor:

@@ -1,0 +1,34 @@
+"""BEiT: the relative position bias belongs to a block, or is one that all blocks share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.models import beit
+from torch import Tensor
+
+from ls_edge.training.models.adapters.vision_transformer import VisionTransformerFamily
+
+
+class BeitFamily(VisionTransformerFamily):
+    """timm's ``Beit``."""
+
+    name = "Beit"
+    members = "BEiT, BEiT v2"
+    timm_class = beit.Beit
+    timm_module = beit
+    classifiers = ("head",)
+
+    def block_inputs(self, model: Any, index: int) -> dict[str, Tensor]:  # noqa: ARG002
+        """The bias that all blocks share, if there is one."""
+        return {} if model.rel_pos_bias is None else {"shared_rel_pos_bias": model.rel_pos_bias()}
+
+    def stem(self, model: Any, images: Tensor) -> Tensor:
+        """Patches, class token and, if there is one, the position embedding."""
+        patches = model.patch_embed(images)
+        tokens: Tensor = torch.cat((model.cls_token.expand(patches.shape[0], -1, -1), patches), dim=1)
+        if model.pos_embed is not None:
+            tokens = tokens + model.pos_embed
+        dropped: Tensor = model.pos_drop(tokens)
+        return dropped

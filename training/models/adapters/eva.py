@@ -1,0 +1,76 @@
+"""EVA, EVA-02, DINOv3 and the rotary ViTs: a block has its rotary table, its own one if it is learned.
+
+Augmentation of rotary coordinates and of patches is not supported: timm draws it once an image for all blocks, which
+a block by itself cannot do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from timm.models import eva
+from torch import Tensor, nn
+
+from ls_edge.errors import ModelError
+from ls_edge.training.models.adapters.vision_transformer import VisionTransformerFamily
+
+TABLE = "rope_table"
+"""Buffer of a rotary table that is not learned; not part of checkpoints."""
+
+
+class EvaFamily(VisionTransformerFamily):
+    """timm's ``Eva``."""
+
+    name = "Eva"
+    members = "EVA, EVA-02, DINOv3, ViTs with rotary positions"
+    timm_class = eva.Eva
+    timm_module = eva
+    classifiers = ("head",)
+
+    def prepare(self, model: Any) -> None:
+        """Build the table that all blocks share and switch off the augmentation of its coordinates.
+
+        Raises :class:`ModelError` for ``patch_drop_rate``.
+        """
+        if model.rope is None:
+            return
+        if model.patch_drop is not None:
+            raise ModelError(
+                f"{type(model).__name__} with patch_drop_rate changes its rotary tables with every batch; leave "
+                "patch_drop_rate out"
+            )
+        if getattr(model.rope, "aug_active", False):  # on by default in sapiens2
+            model.rope.aug_active = False
+            model.rope.shift_coords = model.rope.jitter_coords = model.rope.rescale_coords = None
+        if not getattr(model, "rope_mixed", False):
+            with torch.no_grad():
+                model.register_buffer(TABLE, _rotary_tables(model).clone(), persistent=False)
+
+    def block_inputs(self, model: Any, index: int) -> dict[str, Tensor]:
+        """The rotary table of block ``index``."""
+        if model.rope is None:
+            return {}
+        if getattr(model, "rope_mixed", False):
+            return {"rope": _rotary_tables(model)[index]}
+        return {"rope": getattr(model, TABLE)}
+
+    def keep(self, model: Any, indices: Sequence[int]) -> None:
+        """Keep these blocks and their learned rotary tables."""
+        super().keep(model, indices)
+        if getattr(model, "rope_mixed", False):
+            model.rope.freqs = nn.Parameter(model.rope.freqs.detach()[:, list(indices)].clone())
+            model.rope.depth = len(indices)
+
+    def stem(self, model: Any, images: Tensor) -> Tensor:
+        """Patch embedding, prefix tokens, position embedding if there is one."""
+        tokens: Tensor = model.norm_pre(model._pos_embed(model.patch_embed(images))[0])
+        return tokens
+
+
+def _rotary_tables(model: Any) -> Tensor:
+    """One table for all blocks or, if they are learned, a table for each."""
+    fixed = not model.dynamic_img_size and hasattr(model.rope, "feat_shape")
+    table: Tensor = model.rope.get_embed() if fixed else model.rope.get_embed(shape=list(model.patch_embed.grid_size))
+    return table
