@@ -1,4 +1,4 @@
-"""Images of the user's data for what an export has to measure: ranges of activations, accuracy, order costs.
+"""Calibration images: for the ranges of activations, the accuracy and the order costs that an export measures.
 
 Half of the images is for fitting (ranges, costs), the other half is held out for judging the result. Both are spread
 evenly over the classes. All are held in memory, 0.6 MB an image of 224 x 224 pixels.
@@ -22,9 +22,9 @@ from ls_edge.export.canonical import to_bytes
 from ls_edge.export.int8 import linear_layers
 
 IMAGES = 512
-"""How many images are read unless told otherwise."""
+"""Images that are read by default."""
 LEAST = 16
-"""Fewer than this say nothing."""
+"""With fewer, accuracy and order costs are meaningless."""
 RANGE_IMAGES = 64
 """Images that ranges are taken from."""
 RANGE_ORDERS = 2
@@ -52,7 +52,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was read of DATA."""
+    """Images read from DATA, half for fitting and half held out."""
 
     source: str
     fit: Samples
@@ -84,8 +84,8 @@ def activation_ranges(blocks: Sequence[onnx.ModelProto], tokens: np.ndarray) -> 
     """Largest magnitude that each linear layer of each block is given, by the name of its input.
 
     ``tokens`` ``[n, N, D]`` come from the stem. They run through the blocks in trained and in random orders, since a
-    block meets both. Blocks that take a slot are told their place. Raises
-    :class:`ls_edge.errors.EngineError` where ONNX Runtime is not there.
+    block meets both. Raises
+    :class:`ls_edge.errors.EngineError` if ONNX Runtime is not installed.
     """
     watched = [_watched(block) for block in blocks]
     sessions = [

@@ -1,10 +1,10 @@
-"""What every file of a bundle has to be, and how a traced graph becomes that. Needs ``onnx``, never torch.
+"""The form that every file of a bundle has, and how a traced graph gets it. Needs ``onnx``, never torch.
 
 A part is one self-contained graph of standard operators: opset 20, IR version 10 at most (TensorRT 10.3 on
 JetPack 6 reads no later ones), fixed tensor names, a batch axis called ``batch`` and nothing else dynamic.
-:func:`canonical` takes out all that depends on how and where a graph was traced (names of intermediate values,
-stack traces, metadata), so that the same weights give the same bytes; :func:`check` says what is not as it should
-be. Numbers are the business of ``ls_edge.export.verify``.
+:func:`canonicalise` removes everything that depends on how and where a graph was traced (names of intermediate values,
+stack traces, metadata), so that the same weights give the same bytes; :func:`check` compares a file with this form.
+The computed numbers are compared in ``ls_edge.export.verify``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ BATCH = "batch"
 PRODUCER = "ls-edge"
 
 
-def canonical(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
-    """Return ``model`` with nothing left in it but the computation.
+def canonicalise(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
+    """Return ``model`` reduced to the computation.
 
     ``names`` gives the new names of initializers; the others become ``const_0`` ... in order of their first use.
     Initializers that nothing reads are dropped. Names of inputs and outputs stay.
@@ -71,7 +71,7 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _attributes(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto]) -> list[onnx.AttributeProto]:
-    """Sorted, without documentation, and without ``allowzero`` where it changes nothing: not every parser knows it."""
+    """Sorted, without documentation, and without ``allowzero`` if it changes nothing: not every parser supports it."""
     kept = []
     for attribute in sorted(node.attribute, key=lambda a: a.name):
         if attribute.name == "allowzero" and node.op_type == "Reshape":

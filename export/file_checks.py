@@ -1,4 +1,4 @@
-"""Are all files of a bundle there, unchanged, and ONNX files that load? Without torch, and without ``onnx`` if need be.
+"""Check the files of a bundle: present, unchanged, loadable. Needs neither torch nor ``onnx``.
 
 Where the package ``onnx`` is installed each file is checked with it as well; opening it in ONNX Runtime compares
 its inputs and outputs with the manifest in any case.
@@ -17,16 +17,16 @@ from ls_edge.errors import BundleError, EngineError, LsEdgeError
 
 @dataclass(frozen=True)
 class FileReport:
-    """What was found about one part."""
+    """The result for one part."""
 
     part: str
     file: str
     problem: str | None
-    """None where it is in order."""
+    """None if there is none."""
 
 
 def check_files(bundle: Bundle) -> list[FileReport]:
-    """Look at every part the manifest names; a problem is reported, not raised."""
+    """Check every part of the manifest; a problem is reported, not raised."""
     with_onnx = importlib.util.find_spec("onnx") is not None
     with_engine = _engine_loads()
     return [

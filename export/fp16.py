@@ -23,11 +23,11 @@ _POINTWISE = ("Gelu", "Relu")
 
 def to_half(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same graph with products in float16; inputs and outputs keep their type."""
-    return _Half(model).convert()
+    return HalfPrecisionRewriter(model).convert()
 
 
-class _Half:
-    """Walks a graph once, in order, and knows of every value whether it is in half precision."""
+class HalfPrecisionRewriter:
+    """Rewrites a graph in one pass that tracks of every value whether it is in half precision."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.source = model
@@ -41,12 +41,13 @@ class _Half:
         self.kept: dict[str, onnx.TensorProto] = {}
 
     def convert(self) -> onnx.ModelProto:
+        """Return the rewritten graph."""
         for node in [plain for source in self.source.graph.node for plain in self._without_gemm(source)]:
             fresh = onnx.NodeProto()
             fresh.CopyFrom(node)
             if self._runs_in_half(node):
                 self._retype(fresh, TensorProto.FLOAT16)
-                self._put_half(fresh)
+                self._append_half(fresh)
             else:
                 self._retype(fresh, TensorProto.FLOAT)
                 self.nodes.append(fresh)
@@ -95,7 +96,7 @@ class _Half:
             return len(halves) == 1 and all(t is not None and np.prod(t.dims) == 1 for t in others)
         return node.op_type == "Concat" and len(halves) == len(node.input)
 
-    def _put_half(self, node: onnx.NodeProto) -> None:
+    def _append_half(self, node: onnx.NodeProto) -> None:
         for place, name in enumerate(node.output):
             self.floats.add(name)
             if name in self.outputs:

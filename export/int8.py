@@ -69,20 +69,20 @@ def quantise_explicit(model: onnx.ModelProto, ranges: Mapping[str, float]) -> on
     Raises :class:`VerificationError` where one is missing or is no number above zero.
     """
 
-    def explicit(put: _Put, linear: Linear, weight: np.ndarray, output: str) -> None:
+    def explicit(builder: GraphBuilder, linear: Linear, weight: np.ndarray, output: str) -> None:
         found = ranges.get(linear.activations, float("nan"))
         if not 0 < found < float("inf"):
             raise VerificationError(
                 f"calibration saw {found} as the largest value of {linear.activations!r}; use images that are like "
                 "those of the training data"
             )
-        _explicit(put, linear, weight, output, found)
+        _explicit(builder, linear, weight, output, found)
 
     return _rewrite(model, explicit)
 
 
-class _Put:
-    """Nodes and constants of a graph being written; a thing put twice under one name is there once."""
+class GraphBuilder:
+    """Collects nodes and constants of a graph; what is added twice under one name is there once."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -90,10 +90,12 @@ class _Put:
         self._done: set[str] = set()
 
     def constant(self, name: str, value: np.ndarray) -> str:
+        """Add a constant and return its name."""
         self.constants[name] = value
         return name
 
     def node(self, kind: str, inputs: list[str], outputs: list[str], **attributes: int) -> str:
+        """Add a node and return the name of its first output."""
         if outputs[0] not in self._done:
             self._done.add(outputs[0])
             node = helper.make_node(kind, inputs, outputs, name=f"{kind}_{outputs[0]}")
@@ -102,58 +104,58 @@ class _Put:
         return outputs[0]
 
 
-_Replace = Callable[[_Put, Linear, np.ndarray, str], None]
+_Replace = Callable[[GraphBuilder, Linear, np.ndarray, str], None]
 
 
 def _rewrite(model: onnx.ModelProto, replace: _Replace) -> onnx.ModelProto:
     linears = {linear.node.output[0]: linear for linear in linear_layers(model)}
     weights = {t.name: t for t in model.graph.initializer}
-    put = _Put()
+    builder = GraphBuilder()
     for node in model.graph.node:
         linear = linears.get(node.output[0])
         if linear is None:
-            put.nodes.append(node)
+            builder.nodes.append(node)
             continue
         array = numpy_helper.to_array(weights[linear.weight])
         output = linear.node.output[0] if linear.bias is None else f"{linear.node.output[0]}_product"
-        replace(put, linear, array.T if linear.transposed else array, output)
+        replace(builder, linear, array.T if linear.transposed else array, output)
         if linear.bias is not None:
-            put.node("Add", [output, linear.bias], [linear.node.output[0]])
+            builder.node("Add", [output, linear.bias], [linear.node.output[0]])
     result = onnx.ModelProto()
     result.CopyFrom(model)
     del result.graph.node[:], result.graph.initializer[:]
-    result.graph.node.extend(put.nodes)
-    read = {name for node in put.nodes for name in node.input}
+    result.graph.node.extend(builder.nodes)
+    read = {name for node in builder.nodes for name in node.input}
     result.graph.initializer.extend(t for name, t in weights.items() if name in read)
-    result.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in put.constants.items())
+    result.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in builder.constants.items())
     return result
 
 
-def _dynamic(put: _Put, linear: Linear, weight: np.ndarray, output: str) -> None:
+def _dynamic(builder: GraphBuilder, linear: Linear, weight: np.ndarray, output: str) -> None:
     whole, scale = quantise_weight(weight)
     x, w = linear.activations, linear.weight
-    put.node("DynamicQuantizeLinear", [x], [f"{x}_int8", f"{x}_scale", f"{x}_zero"])
-    product = put.node(
-        "MatMulInteger", [f"{x}_int8", put.constant(f"{w}_int8", whole), f"{x}_zero"], [f"{output}_int32"]
+    builder.node("DynamicQuantizeLinear", [x], [f"{x}_int8", f"{x}_scale", f"{x}_zero"])
+    product = builder.node(
+        "MatMulInteger", [f"{x}_int8", builder.constant(f"{w}_int8", whole), f"{x}_zero"], [f"{output}_int32"]
     )
-    floats = put.node("Cast", [product], [f"{output}_unscaled"], to=TensorProto.FLOAT)
-    both = put.node("Mul", [f"{x}_scale", put.constant(f"{w}_scale", scale)], [f"{output}_scale"])
-    put.node("Mul", [floats, both], [output])
+    floats = builder.node("Cast", [product], [f"{output}_unscaled"], to=TensorProto.FLOAT)
+    both = builder.node("Mul", [f"{x}_scale", builder.constant(f"{w}_scale", scale)], [f"{output}_scale"])
+    builder.node("Mul", [floats, both], [output])
 
 
-def _explicit(put: _Put, linear: Linear, weight: np.ndarray, output: str, largest: float) -> None:
+def _explicit(builder: GraphBuilder, linear: Linear, weight: np.ndarray, output: str, largest: float) -> None:
     whole, scale = quantise_weight(weight)
     x, w = linear.activations, linear.weight
-    step = put.constant(f"{x}_scale", np.float32(largest / 127))
-    zero = put.constant("zero", np.int8(0))
-    put.node("QuantizeLinear", [x, step, zero], [f"{x}_int8"])
-    put.node("DequantizeLinear", [f"{x}_int8", step, zero], [f"{x}_stepped"])
-    put.node(
+    step = builder.constant(f"{x}_scale", np.float32(largest / 127))
+    zero = builder.constant("zero", np.int8(0))
+    builder.node("QuantizeLinear", [x, step, zero], [f"{x}_int8"])
+    builder.node("DequantizeLinear", [f"{x}_int8", step, zero], [f"{x}_stepped"])
+    builder.node(
         "DequantizeLinear",
         [
-            put.constant(f"{w}_int8", whole), put.constant(f"{w}_scale", scale),
-            put.constant(f"{w}_zero", np.zeros(len(scale), np.int8)),
+            builder.constant(f"{w}_int8", whole), builder.constant(f"{w}_scale", scale),
+            builder.constant(f"{w}_zero", np.zeros(len(scale), np.int8)),
         ],
         [f"{w}_stepped"], axis=1,
     )  # fmt: skip
-    put.node("MatMul", [f"{x}_stepped", f"{w}_stepped"], [output])
+    builder.node("MatMul", [f"{x}_stepped", f"{w}_stepped"], [output])

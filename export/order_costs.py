@@ -4,11 +4,11 @@ Calibration images run through the PyTorch view in arrangements of several kinds
 trained one with a few blocks moved, which is what a missing device makes of it; both again with up to a quarter of the
 blocks left out. And such orders dealt into waves of two or three tracks, as several devices would run them. The loss
 of each (negative log-likelihood of the labels, or of the trained order's own answer where there are none) over that of
-the trained one is fitted by ridge regression. A fifth is kept out of a first fit to tell how good the estimate is, of
-plain orders and of tracks; the tables are then fitted to all.
+the trained one is fitted by ridge regression. A fifth is held out of a first fit, to measure how well the
+estimates rank plain orders and tracks; the tables are then fitted to all.
 
-Passes: :data:`ORDERS` arrangements on :data:`IMAGES` images each unless told otherwise, drawn from all that there are:
-what a table says then holds for more images than any order ran on. A start that plain orders share runs once.
+Passes: :data:`ORDERS` arrangements on :data:`IMAGES` images each by default, drawn from all that there are, so that
+the tables hold for more images than any order ran on. A start that plain orders share runs once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ls_edge.order_costs import VERSION, Fit, Measured, OrderCosts, Table
 ORDERS = 256
 IMAGES = 64
 FEWEST_HELD_OUT = 8
-"""Below this a rank correlation says nothing."""
+"""Below this a rank correlation is meaningless."""
 SIGNIFICANT = 1.64
 """Deviations above zero that a rank correlation must have (chance exceeds it once in 20); one deviation of it is
 ``1 / sqrt(n - 1)``. Higher would remark on more calibrations that are good but measured with few orders."""
@@ -60,7 +60,7 @@ def measure_order_costs(
 ) -> OrderCosts:
     """Run ``orders`` arrangements on up to ``images`` images each, on the GPU where there is one, and fit the costs.
 
-    ``on_batch`` is told how many of the samples are done.
+    ``on_batch`` is called with the number of samples that are done.
     """
     kinds: dict[Arrangement, str] = {}
     for item, kind in draw_orders(view.parts, orders):
@@ -100,8 +100,8 @@ def measure_order_costs(
     )  # fmt: skip
 
 
-def doubts(costs: OrderCosts) -> list[str]:
-    """What speaks against choosing orders by these costs, each in a line with its figure; empty if nothing does."""
+def ranking_warnings(costs: OrderCosts) -> list[str]:
+    """Warnings, a line each, if the estimates rank held-out orders no better than chance."""
     found = []
     for fit, what, policy in (
         (costs.fit, "orders", "quality"), (costs.fit_tracks, "arrangements with tracks", "parallel"),
@@ -110,7 +110,7 @@ def doubts(costs: OrderCosts) -> list[str]:
             continue
         if fit.orders < FEWEST_HELD_OUT:
             found.append(
-                f"order costs: only {fit.orders} {what} were held out, too few to tell whether the estimates rank "
+                f"order costs: only {fit.orders} {what} were held out, too few to judge how well the estimates rank "
                 "them; measure more with --cost-orders"
             )
         elif fit.spearman * math.sqrt(fit.orders - 1) < SIGNIFICANT:

@@ -1,11 +1,9 @@
-"""Cut a model into the modules that become files: stem, blocks and head.
+"""The modules of a model that become ONNX files: stem, blocks and head.
 
 Each module takes and returns tensors only, named as in the contract: ``images`` to ``tokens``; ``tokens`` (and
 ``slot`` where the method needs it) to ``tokens_out``; ``tokens`` to ``logits``. They wrap a copy of the view in
 float32, on the CPU, in evaluation mode and with attention written out, since a fused attention call comes out of
-the exporter with shape arithmetic around it.
-
-Left out: the precision of a part, which is a matter of the file (``ls_edge.export.trace_onnx``).
+the exporter with shape arithmetic around it. The precision of a part is changed in its file (``fp16``, ``int8``).
 """
 
 from __future__ import annotations
@@ -70,8 +68,8 @@ class Head(nn.Module):
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One module to export, with inputs of batch two to trace it with."""
+class ExportTarget:
+    """One module to export, with example inputs of batch two to trace it with."""
 
     name: str
     """As in :meth:`ls_edge.bundle.Manifest.part_names`."""
@@ -80,7 +78,7 @@ class Piece:
     output: str
 
 
-def portable(view: BlockView) -> BlockView:
+def prepare_for_export(view: BlockView) -> BlockView:
     """Return a copy of ``view`` in float32, on the CPU, in evaluation mode and with attention written out."""
     plain = copy.deepcopy(view).float().cpu().eval().requires_grad_(False)
     for module in plain.modules():
@@ -89,23 +87,23 @@ def portable(view: BlockView) -> BlockView:
     return plain
 
 
-def stem_piece(view: BlockView, size: tuple[int, int]) -> Piece:
+def stem_target(view: BlockView, size: tuple[int, int]) -> ExportTarget:
     """The stem for images of height and width ``size``."""
-    return Piece("stem", Stem(view).eval(), {IMAGES: torch.zeros(2, 3, *size)}, TOKENS)
+    return ExportTarget("stem", Stem(view).eval(), {IMAGES: torch.zeros(2, 3, *size)}, TOKENS)
 
 
-def block_piece(view: BlockView, index: int, tokens: tuple[int, int]) -> Piece:
+def block_target(view: BlockView, index: int, tokens: tuple[int, int]) -> ExportTarget:
     """Block ``index`` for ``tokens = (N, D)``."""
     inputs = {TOKENS: torch.zeros(2, *tokens)}
     if view.needs_slot:
         inputs[SLOT] = torch.zeros(2, dtype=torch.int64)
     module = SlotBlock(view, index) if view.needs_slot else Block(view, index)
-    return Piece(f"block {index}", module.eval(), inputs, TOKENS_OUT)
+    return ExportTarget(f"block {index}", module.eval(), inputs, TOKENS_OUT)
 
 
-def head_piece(view: BlockView, tokens: tuple[int, int]) -> Piece:
+def head_target(view: BlockView, tokens: tuple[int, int]) -> ExportTarget:
     """The head for ``tokens = (N, D)``."""
-    return Piece("head", Head(view).eval(), {TOKENS: torch.zeros(2, *tokens)}, LOGITS)
+    return ExportTarget("head", Head(view).eval(), {TOKENS: torch.zeros(2, *tokens)}, LOGITS)
 
 
 class PartsView:

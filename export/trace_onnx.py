@@ -2,10 +2,10 @@
 
 Tracing is ``torch.onnx.export`` with ``dynamo=True``: it alone writes ``LayerNormalization`` and ``Gelu`` as one
 operator each and folds the shape arithmetic of a fixed token count away. It takes a second or more a module
-whatever its size, and the blocks of a model differ in their weights only; so block 0 is traced once with random
+whatever its size, and the blocks of a model differ in their weights only. So block 0 is traced once with random
 weights in all of its parameters (equal weights, such as biases of zero, would be merged into one tensor), each
-tensor of the graph is recognised as one of the parameters, and the others' weights are put in their places.
-Where that cannot be done with certainty each block is traced by itself.
+tensor of the graph is matched with one of the parameters, and the weights of the other blocks are filled in.
+If a tensor cannot be matched with certainty, each block is traced by itself.
 """
 
 from __future__ import annotations
@@ -28,48 +28,48 @@ from onnx import numpy_helper
 from torch import nn
 
 from ls_edge.errors import ModelError
-from ls_edge.export.canonical import BATCH, OPSET, canonical
-from ls_edge.export.targets import Piece, block_piece
+from ls_edge.export.canonical import BATCH, OPSET, canonicalise
+from ls_edge.export.targets import ExportTarget, block_target
 from ls_edge.training.models.view import BlockView
 
 Origin = tuple[str, bool]
 """A parameter's name, and whether the graph holds it transposed."""
 
 
-def trace(piece: Piece) -> onnx.ModelProto:
-    """Export one piece, its weights named after the module's parameters.
+def trace(target: ExportTarget) -> onnx.ModelProto:
+    """Export one target, its weights named after the module's parameters.
 
-    Raises :class:`ModelError` where torch cannot.
+    Raises :class:`ModelError` if torch cannot export it.
     """
-    model = _traced(piece)
-    origins = _origins(model, _arrays(piece.module))
-    return canonical(model, _names(origins, r"^view\.(model\.)?"))
+    model = _traced(target)
+    origins = _parameter_origins(model, _arrays(target.module))
+    return canonicalise(model, _names(origins, r"^view\.(model\.)?"))
 
 
-def _traced(piece: Piece) -> onnx.ModelProto:
+def _traced(target: ExportTarget) -> onnx.ModelProto:
     batch = torch.export.Dim(BATCH)
-    shapes = tuple({0: batch} for _ in piece.inputs)
+    shapes = tuple({0: batch} for _ in target.inputs)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad(), _quietly():
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad(), _quiet_exporter():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
-                piece.module, tuple(piece.inputs.values()), None, dynamo=True, opset_version=OPSET, verbose=False,
-                input_names=list(piece.inputs), output_names=[piece.output], dynamic_shapes=shapes,
+                target.module, tuple(target.inputs.values()), None, dynamo=True, opset_version=OPSET, verbose=False,
+                input_names=list(target.inputs), output_names=[target.output], dynamic_shapes=shapes,
             )  # fmt: skip
     except (torch.onnx.errors.OnnxExporterError, RuntimeError, TypeError, ValueError) as error:
         cause = error.__cause__ or error
         reason = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
         raise ModelError(
-            f"torch cannot export {piece.name} of this model to ONNX ({type(cause).__name__}: {reason[:200]}); "
-            "choose another model, or see the whole story with --debug"
+            f"torch cannot export {target.name} of this model to ONNX ({type(cause).__name__}: {reason[:200]}); "
+            "choose another model, or see the traceback with --debug"
         ) from error
     assert program is not None
     return program.model_proto
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep the exporter from telling what it does not fold, and its hidden progress bar from leaving a thread."""
+def _quiet_exporter() -> Iterator[None]:
+    """Silence the exporter's remarks on constants it does not fold, and its progress bar, which leaves a thread."""
     with contextlib.ExitStack() as stack:
         for name in ("onnxscript", "onnx_ir"):
             logger = logging.getLogger(name)
@@ -88,7 +88,7 @@ def _arrays(module: nn.Module) -> dict[str, np.ndarray]:
     return {name: tensor.detach().numpy() for name, tensor in both if tensor.is_floating_point()}
 
 
-def _origins(model: onnx.ModelProto, arrays: Mapping[str, np.ndarray]) -> dict[str, Origin]:
+def _parameter_origins(model: onnx.ModelProto, arrays: Mapping[str, np.ndarray]) -> dict[str, Origin]:
     """Find the parameter that each float initializer of ``model`` is."""
     by_bytes: dict[tuple[tuple[int, ...], bytes], Origin] = {}
     for name, array in arrays.items():
@@ -149,9 +149,9 @@ def _of_block(parameter: str, index: int) -> str:
 
 
 def trace_blocks(view: BlockView, tokens: tuple[int, int]) -> Iterator[onnx.ModelProto]:
-    """Yield the graph of each block of a :func:`ls_edge.export.targets.portable` view, ``tokens`` being ``(N, D)``."""
-    template = _template(view, tokens) if len(view.blocks) > 1 and _alike(view.blocks) else None
-    arrays = _arrays(block_piece(view, 0, tokens).module)
+    """Yield the graph of each block; ``view`` is from ``prepare_for_export``, ``tokens`` is ``(N, D)``."""
+    template = _template(view, tokens) if len(view.blocks) > 1 and _equal_but_for_weights(view.blocks) else None
+    arrays = _arrays(block_target(view, 0, tokens).module)
     for index in range(len(view.blocks)):
         if template is not None:
             try:
@@ -159,12 +159,12 @@ def trace_blocks(view: BlockView, tokens: tuple[int, int]) -> Iterator[onnx.Mode
                 continue
             except KeyError:
                 template = None
-        model = _traced(block_piece(view, index, tokens))
-        yield canonical(model, _names(_origins(model, arrays), rf"^view\.(model\.)?(blocks\.{index}\.)?"))
+        model = _traced(block_target(view, index, tokens))
+        yield canonicalise(model, _names(_parameter_origins(model, arrays), rf"^view\.(model\.)?(blocks\.{index}\.)?"))
 
 
 def _template(view: BlockView, tokens: tuple[int, int]) -> _Template | None:
-    """Trace block 0 with random weights; None where some tensor of its graph cannot be told from the others."""
+    """Trace block 0 with random weights; None if some tensor of its graph cannot be matched with a parameter."""
     scratch = copy.deepcopy(view)
     own = {name for name, _ in scratch.blocks[0].named_parameters()}
     generator = torch.Generator().manual_seed(0)
@@ -172,12 +172,12 @@ def _template(view: BlockView, tokens: tuple[int, int]) -> _Template | None:
         for parameter in scratch.parameters():
             if parameter.is_floating_point():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
-    piece = block_piece(scratch, 0, tokens)
-    model = _traced(piece)
-    arrays = _arrays(piece.module)
-    origins = _origins(model, arrays)
+    target = block_target(scratch, 0, tokens)
+    model = _traced(target)
+    arrays = _arrays(target.module)
+    origins = _parameter_origins(model, arrays)
     blocks_own = {id(p): name for name, p in scratch.blocks[0].named_parameters()}
-    full = {name: blocks_own[id(p)] for name, p in piece.module.named_parameters() if id(p) in blocks_own}
+    full = {name: blocks_own[id(p)] for name, p in target.module.named_parameters() if id(p) in blocks_own}
     recognised = {full[name] for name, _ in origins.values() if name in full}
     folded = [t for t in model.graph.initializer if t.name not in origins and t.data_type == onnx.TensorProto.FLOAT]
     if recognised != own or any(np.prod(t.dims) > 1 for t in folded):
@@ -185,11 +185,11 @@ def _template(view: BlockView, tokens: tuple[int, int]) -> _Template | None:
     names = _names(origins, r"^view\.(model\.)?(blocks\.0\.)?")
     if len(names) != len(origins):
         return None
-    return _Template(canonical(model, names), {names[key]: origin for key, origin in origins.items()})
+    return _Template(canonicalise(model, names), {names[key]: origin for key, origin in origins.items()})
 
 
-def _alike(blocks: nn.ModuleList) -> bool:
-    """Whether the blocks differ in their weights only; rates of dropping do not count, nothing is dropped any more."""
+def _equal_but_for_weights(blocks: nn.ModuleList) -> bool:
+    """Whether the blocks differ in their weights only; dropout rates do not count, since exported blocks have none."""
 
     def shape_of(block: nn.Module) -> list[tuple[str, str, str]]:
         return [

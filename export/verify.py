@@ -1,14 +1,14 @@
-"""Do the exported parts compute what PyTorch computes? Each part alone, then the chain of them.
+"""Compare the exported parts with PyTorch: each part alone, then the chain of them.
 
 The reference is the view itself in float32 on the CPU, the subject the files as ONNX Runtime runs them there. Batches
 of one, two and the largest show that the batch axis is free, trained and shuffled orders that blocks follow each
-other in any order. The bars, by precision (:data:`BARS`):
+other in any order. The tolerances by precision (:data:`TOLERANCES`):
 
 - ``fp32``: largest difference at most 1e-5 of the largest value of the reference, for parts and logits. A part whose
   float32 is less exact than that in PyTorch itself (long sums, as in convolutional stems) may differ by
   :data:`OWN_ROUNDING` times PyTorch's own distance from float64, and never by more than :data:`MOST`.
 - ``fp16``: 2e-3 of it, and each block also with tokens scaled up to 1,500, as residuals of trained models are.
-- ``int8``: an error of the size of a rounding step says nothing, so it is the direction that counts: cosine of the
+- ``int8``: an error of the size of a rounding step is expected, so directions are compared: cosine of the
   logits at least 0.999, and of each part's result 0.99. With labelled calibration images also the accuracy, at most one
   point below PyTorch's on the half that nothing was fitted to.
 
@@ -32,13 +32,13 @@ from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import VerificationError
 from ls_edge.export.calibration import Samples
-from ls_edge.export.targets import PartsView, portable
+from ls_edge.export.targets import PartsView, prepare_for_export
 from ls_edge.training.checkpoint import LoadedRun
 
 
 @dataclass(frozen=True)
-class Bar:
-    """What a precision has to reach."""
+class Tolerance:
+    """The agreement with PyTorch that a precision has to reach."""
 
     relative: float | None = None
     """Largest difference over the largest value of the reference."""
@@ -50,10 +50,10 @@ class Bar:
     """Whether blocks are also run on tokens of :data:`RESIDUAL`."""
 
 
-BARS = {
-    "fp32": Bar(relative=1e-5),
-    "fp16": Bar(relative=2e-3, large=True),
-    "int8": Bar(cosine=0.999, part_cosine=0.99),
+TOLERANCES = {
+    "fp32": Tolerance(relative=1e-5),
+    "fp16": Tolerance(relative=2e-3, large=True),
+    "int8": Tolerance(cosine=0.999, part_cosine=0.99),
 }
 OWN_ROUNDING = 4.0
 """Times PyTorch's own rounding: two ways to sum in float32 are each that far off, and verified images are few."""
@@ -62,7 +62,7 @@ MOST = 1e-3
 RESIDUAL = 1500.0
 TOP1_DROP = 0.01
 MAX_BATCH = 8
-"""Largest batch that is verified, and that TensorRT engines take, unless told otherwise."""
+"""Largest batch that is verified, and that TensorRT engines take, by default."""
 SHUFFLED = 2
 """How many shuffled orders the chain is checked in."""
 _NOISE = 1e-9
@@ -76,7 +76,7 @@ def batches_of(max_batch: int) -> tuple[int, ...]:
 
 @dataclass
 class Verified:
-    """What was measured."""
+    """The result of a verification."""
 
     precision: str
     source: str
@@ -96,22 +96,22 @@ class Verified:
     top1: dict[str, Any] | None = None
     """Accuracy of PyTorch and of the parts on held-out images; None without labels."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """What the export says about itself: blocks a part, how int8 was made."""
+    """Settings of the export: blocks a part, form of int8."""
 
     @property
-    def bar(self) -> Bar:
-        """What had to be reached."""
-        return BARS[self.precision]
+    def tolerance(self) -> Tolerance:
+        """The tolerance of the precision."""
+        return TOLERANCES[self.precision]
 
     def to_json(self) -> dict[str, Any]:
         """For ``verified`` in the manifest."""
-        bar = self.bar
+        tolerance = self.tolerance
         return {
             "max_abs_error": self.max_abs_error,
             "max_rel_error": self.max_rel_error,
             "min_cosine": self.min_cosine,
-            "measure": "relative error" if bar.cosine is None else "cosine",
-            "bar": bar.relative if bar.cosine is None else bar.cosine,
+            "measure": "relative error" if tolerance.cosine is None else "cosine",
+            "tolerance": tolerance.relative if tolerance.cosine is None else tolerance.cosine,
             "reference": f"pytorch {torch.__version__} float32 cpu",
             "engine": self.engine,
             "images": self.source,
@@ -147,10 +147,10 @@ def verify_numbers(
 ) -> Verified:
     """Compare ``chain`` with ``view`` (float32, CPU, evaluation mode) on images ``[n, 3, H, W]``, repeated if too few.
 
-    Raises :class:`VerificationError` naming the first part, or the order, that misses the bar of ``precision``.
+    Raises :class:`VerificationError` naming the first part, or the order, that misses the tolerance of ``precision``.
     """
-    if precision not in BARS:
-        raise VerificationError(f"precision {precision!r} cannot be verified by this version, which knows {list(BARS)}")
+    if precision not in TOLERANCES:
+        raise VerificationError(f"precision {precision!r} cannot be verified by this version, only {list(TOLERANCES)}")
     engine = f"onnxruntime {onnxruntime_module().__version__} {chain.provider}"
     result = Verified(precision, source, engine, batches)
     exact = _Exact(view)
@@ -219,14 +219,14 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
 
 
 class _Exact:
-    """The same model in float64: how far PyTorch's own float32 is off, asked only where a part misses its bar."""
+    """The same model in float64, built only if a part misses its tolerance: how far PyTorch's own float32 is off."""
 
     def __init__(self, view: PartsView) -> None:
         self._float32 = view
 
     @functools.cached_property
     def view(self) -> PartsView:
-        return PartsView(portable(self._float32.view).double(), self._float32.per_part)
+        return PartsView(prepare_for_export(self._float32.view).double(), self._float32.per_part)
 
     def forward(self, images: np.ndarray, order: Sequence[int]) -> torch.Tensor:
         return self.view.forward(torch.from_numpy(images).double(), order)
@@ -246,7 +246,7 @@ def _parts(view: PartsView, chain: Pipeline, images: np.ndarray, result: Verifie
         after = view.block(index, tokens, slot)
         again = functools.partial(_double_block, exact, index, tokens, slot)
         compare(f"block {index}", chain.block(index, tokens.numpy(), index), after, again)
-        if result.bar.large:
+        if result.tolerance.large:
             _large(view, chain, index, tokens, result)
         tokens = after
     logits = view.head(tokens)
@@ -277,31 +277,33 @@ def _compare(
     count: bool = True,
     exact: Callable[[], torch.Tensor] | None = None,
 ) -> tuple[float, float]:
-    """Relative error and cosine; raises where they miss the bar.
+    """Relative error and cosine; raises where they miss the tolerance.
 
     Float32 may miss it by as much as PyTorch's own float32 differs from ``exact``, the same in float64.
     """
-    reference, bar = theirs.numpy(), result.bar
+    reference, tolerance = theirs.numpy(), result.tolerance
     batch, largest = len(reference), float(np.abs(reference).max())
     if not np.isfinite(largest):
         raise VerificationError(f"{what}: PyTorch itself gives values that are no numbers; the run cannot be exported")
     difference = float(np.abs(ours - reference).max())
     relative, angle = difference / max(largest, 1e-30), cosine(ours, reference)
-    wanted = bar.cosine if logits else bar.part_cosine
-    if bar.relative is not None and not relative <= bar.relative and exact is not None and result.precision == "fp32":
+    wanted = tolerance.cosine if logits else tolerance.part_cosine
+    missed = tolerance.relative is not None and not relative <= tolerance.relative
+    if missed and exact is not None and result.precision == "fp32":
         own = float((theirs.double() - exact()).abs().max()) / max(largest, 1e-30)
         allowed = min(OWN_ROUNDING * own, MOST)
         if relative <= allowed:
-            bar = dataclasses.replace(bar, relative=allowed)
+            tolerance = dataclasses.replace(tolerance, relative=allowed)
             result.notes["rounding"] = max(result.notes.get("rounding", 0.0), own)
-    if bar.relative is not None and not relative <= bar.relative:
+    if tolerance.relative is not None and not relative <= tolerance.relative:
         raise VerificationError(
             f"{what} differs from PyTorch by {difference:.3g} ({relative:.2g} of the largest value {largest:.3g}) at "
-            f"batch {batch}, the bar is {bar.relative:g}; it cannot be served, report this with the model's name"
+            f"batch {batch}, the tolerance is {tolerance.relative:g}; it cannot be served, report this with the "
+            "model's name"
         )
     if wanted is not None and not angle >= wanted:
         raise VerificationError(
-            f"{what} in {result.precision} has a cosine of {angle:.5f} with PyTorch at batch {batch}, the bar is "
+            f"{what} in {result.precision} has a cosine of {angle:.5f} with PyTorch at batch {batch}, the tolerance is "
             f"{wanted:g}; export in fp16 or fp32"
         )
     if count:

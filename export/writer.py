@@ -42,8 +42,8 @@ from ls_edge.export.canonical import OPSET, check, to_bytes
 from ls_edge.export.fp16 import to_half
 from ls_edge.export.int8 import quantise_dynamic, quantise_explicit
 from ls_edge.export.merge import group, merge
-from ls_edge.export.order_costs import ORDERS, doubts, measure_order_costs
-from ls_edge.export.targets import PartsView, head_piece, portable, stem_piece
+from ls_edge.export.order_costs import ORDERS, measure_order_costs, ranking_warnings
+from ls_edge.export.targets import PartsView, head_target, prepare_for_export, stem_target
 from ls_edge.export.trace_onnx import trace, trace_blocks
 from ls_edge.export.verify import (
     MAX_BATCH,
@@ -61,16 +61,16 @@ ENGINE_COSINE = 0.999
 """Least cosine of logits between engines that were built here and the files that they were built from."""
 
 Step = Callable[[str], None]
-"""Told what comes next: stem, each part, head, verification, and what calibration images are for."""
+"""Called before each step with its name: stem, each block, head, verification, and the uses of calibration images."""
 
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """What is to be written."""
+    """Options of an export."""
 
     precision: Literal["fp32", "fp16", "int8"] = "fp32"
     engine: Literal["onnx", "tensorrt"] = "onnx"
-    """What will run the files; only int8 differs."""
+    """The engine that will run the files; only int8 differs."""
     blocks_per_part: int = 1
     """Neighbouring blocks in one file."""
     max_batch: int = MAX_BATCH
@@ -86,17 +86,17 @@ _DEFAULT = ExportSettings()
 
 @dataclass(frozen=True)
 class Exported:
-    """A bundle that was written, and what was measured on the way."""
+    """A bundle that was written, and its verification."""
 
     bundle: Bundle
     verified: Verified
     warnings: tuple[str, ...] = ()
-    """What the user should know, each in a line."""
+    """Warnings for the user, a line each."""
 
 
-def steps_of(blocks: int, settings: ExportSettings = _DEFAULT, *, calibrated: bool = False) -> int:
-    """How often :func:`export_run` reports a step for a model of so many blocks."""
-    return blocks // settings.blocks_per_part + 3 + (3 if calibrated else 0)
+def steps_of(num_blocks: int, settings: ExportSettings = _DEFAULT, *, calibrated: bool = False) -> int:
+    """How often :func:`export_run` calls ``on_step``."""
+    return num_blocks // settings.blocks_per_part + 3 + (3 if calibrated else 0)
 
 
 def export_run(
@@ -105,14 +105,15 @@ def export_run(
     settings: ExportSettings = _DEFAULT,
     *,
     calibration: Calibration | None = None,
-    step: Step = lambda _: None,
+    on_step: Step = lambda _: None,
 ) -> Exported:
     """Export ``run`` to the folder ``out``.
 
-    It is verified on the images of ``calibration``, on generated ones without. Raises :class:`UsageError` where
-    ``out`` holds something else or int8 for TensorRT has no calibration, :class:`ls_edge.errors.ModelError` where
-    the blocks cannot be grouped so, :class:`ls_edge.errors.VerificationError` where a part is not what PyTorch
-    computes, and :class:`BundleError` where it cannot be written; ``out`` is as before then.
+    It is verified on the images of ``calibration``, without them on generated ones. On an error ``out`` is unchanged.
+    Raises :class:`UsageError` if ``out`` holds something else or int8 for TensorRT has no calibration,
+    :class:`ls_edge.errors.ModelError` if the blocks cannot be grouped by ``settings.blocks_per_part``,
+    :class:`ls_edge.errors.VerificationError` if a part differs from PyTorch, and :class:`BundleError` if the folder
+    cannot be written.
     """
     out = Path(out)
     check_target(out)
@@ -121,17 +122,17 @@ def export_run(
         raise UsageError("int8 for TensorRT needs ranges of activations: give images with --calibrate DATA")
     view = PartsView(run.view, settings.blocks_per_part)
     try:
-        with _beside(out) as folder:
-            manifest = _write_parts(run, view, folder, settings, calibration, step)
-            verified = _verify(Bundle(folder, manifest), view, settings, calibration, step)
+        with _temporary_folder(out) as folder:
+            manifest = _write_parts(run, view, folder, settings, calibration, on_step)
+            verified = _verify(Bundle(folder, manifest), view, settings, calibration, on_step)
             costs: dict[str, Any] = {}
             warnings = [f"{run.folder}: {run.record.problem}"] if run.record.problem else []
             if calibration is not None:
-                step("order costs")
+                on_step("order costs")
                 if settings.cost_orders:
                     found = measure_order_costs(view, calibration.fit, calibration.source, orders=settings.cost_orders)
                     costs = msgspec.to_builtins(found)
-                    warnings += doubts(found)
+                    warnings += ranking_warnings(found)
             manifest = msgspec.structs.replace(manifest, verified=verified.to_json(), order_costs=costs)
             write_manifest(folder, manifest)
             _replace(folder, out)
@@ -141,9 +142,9 @@ def export_run(
 
 
 def _verify(
-    bundle: Bundle, view: PartsView, settings: ExportSettings, calibration: Calibration | None, step: Step
+    bundle: Bundle, view: PartsView, settings: ExportSettings, calibration: Calibration | None, on_step: Step
 ) -> Verified:
-    step("verification")
+    on_step("verification")
     batches = batches_of(settings.max_batch)
     if calibration is None:
         images, source = generated_images(bundle.manifest.image, sum(batches)), "generated"
@@ -153,7 +154,7 @@ def _verify(
         precision = settings.precision
         result = verify_numbers(view, chain, images, source=source, precision=precision, batches=batches)
         if calibration is not None:
-            step("accuracy")
+            on_step("accuracy")
             if calibration.held_out.labels is not None:
                 verify_accuracy(view, chain, calibration.held_out, result)
     result.notes["blocks_per_part"] = settings.blocks_per_part
@@ -180,13 +181,13 @@ def build_engines(bundle: Bundle, *, on_status: Callable[[str], None] = lambda _
         if not found >= ENGINE_COSINE:
             raise VerificationError(
                 f"the TensorRT engines of {bundle.folder} give logits with a cosine of {found:.5f} to the files' own, "
-                f"the bar is {ENGINE_COSINE}; use --engine onnx there and report this"
+                f"the tolerance is {ENGINE_COSINE}; use --engine onnx there and report this"
             )
         return built.provider
 
 
 def check_trained(run: LoadedRun) -> None:
-    """Raise :class:`RunError` for a run that was to be trained and has the weights it started with."""
+    """Raise :class:`RunError` if training did not finish one epoch."""
     if run.record.problem and run.record.best_epoch is None:
         raise RunError(
             f"{run.folder}: {run.record.problem}; go on with 'ls-edge train --resume', train again with a lower --lr, "
@@ -216,9 +217,9 @@ def _write_parts(
     folder: Path,
     settings: ExportSettings,
     calibration: Calibration | None,
-    step: Step,
+    on_step: Step,
 ) -> Manifest:
-    view = portable(run.view)
+    view = prepare_for_export(run.view)
     spec = run.view.token_spec
     tokens = (spec.count, spec.dim)
     if run.view.num_classes != len(run.classes):
@@ -239,19 +240,19 @@ def _write_parts(
         (folder / file).write_bytes(raw)
         return Part(file, hashlib.sha256(raw).hexdigest(), len(raw))
 
-    ends = to_half if settings.precision == "fp16" else _as_it_is
-    step("stem")
-    stem = to_bytes(ends(trace(stem_piece(view, run.image.size))), "stem")
+    ends = to_half if settings.precision == "fp16" else _unchanged
+    on_step("stem")
+    stem = to_bytes(ends(trace(stem_target(view, run.image.size))), "stem")
     stem_part = write("stem", "stem.onnx", stem)
-    step("block 0")
+    on_step("block 0")
     block_parts, raws = [], []
-    for index, model in enumerate(_grouped(_blocks(view, tokens, settings, calibration, step), parts.per_part)):
+    for index, model in enumerate(_grouped(_blocks(view, tokens, settings, calibration, on_step), parts.per_part)):
         raw = to_bytes(model, f"block {index}")
         block_parts.append(write(f"block {index}", f"blocks/{index:02d}.onnx", raw))
         if settings.whole:
             raws.append(raw)
-        step(f"block {index + 1}" if index + 1 < parts.parts else "head")
-    head = to_bytes(ends(trace(head_piece(view, tokens))), "head")
+        on_step(f"block {index + 1}" if index + 1 < parts.parts else "head")
+    head = to_bytes(ends(trace(head_target(view, tokens))), "head")
     head_part = write("head", "head.onnx", head)
     whole_part = write("whole", "whole.onnx", merge(stem, raws, head)) if settings.whole else None
     written = Parts(stem_part, head_part, tuple(block_parts), whole_part)
@@ -263,13 +264,13 @@ def _blocks(
     tokens: tuple[int, int],
     settings: ExportSettings,
     calibration: Calibration | None,
-    step: Step,
+    on_step: Step,
 ) -> Iterator[onnx.ModelProto]:
     """Each block in the precision that is asked for."""
     traced = trace_blocks(view, tokens)
     ranges: list[dict[str, float]] = []
     if calibration is not None:
-        step("ranges")
+        on_step("ranges")
     if settings.precision == "int8" and settings.engine == "tensorrt":
         assert calibration is not None
         blocks = list(traced)
@@ -292,7 +293,7 @@ def _grouped(models: Iterator[onnx.ModelProto], size: int) -> Iterator[onnx.Mode
         yield taken[0] if size == 1 else group(taken)
 
 
-def _as_it_is(model: onnx.ModelProto) -> onnx.ModelProto:
+def _unchanged(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
@@ -300,7 +301,7 @@ _NONE = Part("", "", 0)
 
 
 @contextlib.contextmanager
-def _beside(out: Path) -> Iterator[Path]:
+def _temporary_folder(out: Path) -> Iterator[Path]:
     """A new folder next to ``out``, on the same file system; removed at the end if it is still there."""
     parent = out.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
@@ -320,7 +321,7 @@ def _replace(folder: Path, out: Path) -> None:
         folder.rename(out)
         return
     check_target(out)
-    with _beside(out) as attic:
+    with _temporary_folder(out) as attic:
         older = attic / "older"
         out.rename(older)
         try:

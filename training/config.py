@@ -39,7 +39,7 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The images, and what is done to them."""
 
     source: str = ""
-    """DATA: class folders, a tar of them, ``digits``, or a name that timm's factory knows."""
+    """DATA: class folders, a tar of them, ``digits``, or a name of timm's dataset factory."""
     workers: int = 0
     """Processes that decode images; 0 is this one. Small sets are decoded once and kept in memory."""
     cache_mb: int = 512
@@ -212,7 +212,7 @@ def _keys(source_map: yaml_source.SourceMap, where: tuple[str | int, ...]) -> li
 
 
 def _named(parsed: RunFile, key: str, source_map: yaml_source.SourceMap) -> Any:
-    """The value of a key, without what the file did not say."""
+    """The value of a key, with only those settings that the file names."""
     value = msgspec.to_builtins(getattr(parsed, key))
     if isinstance(getattr(parsed, key), msgspec.Struct):
         named = _keys(source_map, (key,))
@@ -272,7 +272,7 @@ def _argument_rules(args: dict[str, Any]) -> list[tuple[bool, tuple[str, ...], s
             args.get("global_pool") not in ("", None),
             "avg, token or another kind, or left out: without pooling each token has an answer and the image none",
         ),
-        "pretrained": (False, "said as pretrained in the section model, or with --pretrained"),
+        "pretrained": (False, "given as pretrained in the section model, or with --pretrained"),
     }
     return [(good, ("model", "args", name), wanted) for name, (good, wanted) in rules.items() if name in args]
 

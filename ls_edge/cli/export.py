@@ -112,7 +112,7 @@ def command(
         def step(what: str) -> None:
             progress.update(task, description=f"export: {what}", advance=1)
 
-        exported = export_run(loaded, out, settings, calibration=calibration, step=step)
+        exported = export_run(loaded, out, settings, calibration=calibration, on_step=step)
         built = None
         if engine == "tensorrt":
             built = build_engines(exported.bundle, on_status=lambda text: progress.update(task, description=text))
@@ -192,9 +192,11 @@ def _costs(costs: dict[str, Any] | None) -> str:
 def shown(verified: dict[str, Any]) -> str:
     """The numbers of a manifest's ``verified`` in words."""
     if verified["measure"] == "cosine":
-        text = f"cosine {verified['min_cosine']:.5f} with {verified['reference']} (bar {verified['bar']:g})"
+        text = f"cosine {verified['min_cosine']:.5f} with {verified['reference']} (tolerance {verified['tolerance']:g})"
     else:
-        text = f"within {verified['max_rel_error']:.1e} of {verified['reference']} (bar {verified['bar']:.0e})"
+        text = (
+            f"within {verified['max_rel_error']:.1e} of {verified['reference']} (tolerance {verified['tolerance']:.0e})"
+        )
     if verified["top1"] is not None:
         text += ", top-1 {bundle:.4f} against {pytorch:.4f} on {images} images".format(**verified["top1"])
     return text

@@ -123,7 +123,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     settings: dict[str, Any] = {}
     """What was evaluated, and the defaults in force."""
     name: str = ""
-    """What tells it from others of one command: as much of the path as differs."""
+    """Its name among the evaluations of one command: as much of the path as differs."""
 
 
 def evaluate(
@@ -135,8 +135,8 @@ def evaluate(
 ) -> Evaluation:
     """Count correct answers in every order of the plan.
 
-    ``batches`` gives images float32 ``[B, 3, H, W]`` and labels int ``[B]``; ``on_batch`` is told the images that
-    are done. Raises :class:`DataError` where there are none.
+    ``batches`` gives images float32 ``[B, 3, H, W]`` and labels int ``[B]``; ``on_batch`` is called with the number of
+    images that are done. Raises :class:`DataError` if there are none.
     """
     orders = plan.all_orders()
     uniform = random_orders(plan.num_blocks, plan.orders, plan.seed)
@@ -294,5 +294,5 @@ def _walk(
 
 
 def blocks_to_run(orders: Sequence[tuple[int, ...]]) -> int:
-    """How many blocks :func:`logits_of` runs, to tell how long it will take."""
+    """The number of blocks that :func:`logits_of` runs, an estimate of its time."""
     return len({order[: end + 1] for order in orders for end in range(len(order))})

@@ -1,4 +1,4 @@
-"""Which orders and arrangements an evaluation runs, all drawn from one seed."""
+"""The orders and arrangements that an evaluation runs, all drawn from one seed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EvaluationOrders(msgspec.Struct, frozen=True):
     @classmethod
     def make(
         cls,
-        blocks: int,
+        num_blocks: int,
         orders: int = 64,
         keep: Sequence[int] | None = None,
         seed: int = 0,
@@ -44,12 +44,12 @@ class EvaluationOrders(msgspec.Struct, frozen=True):
         """
         if orders < 1:
             raise UsageError(f"orders is {orders}; evaluate at least 1")
-        chosen = default_keep(blocks) if keep is None else sorted(set(keep))
-        bad = next((count for count in chosen if not 1 <= count <= blocks), None)
+        chosen = default_keep(num_blocks) if keep is None else sorted(set(keep))
+        bad = next((count for count in chosen if not 1 <= count <= num_blocks), None)
         if bad is not None:
-            raise UsageError(f"keep {bad} is not possible: the model has {blocks} blocks; say 1 to {blocks}")
-        shapes = tuple(default_shapes(blocks)) if arrangements else ()
-        return cls(blocks, orders, tuple(chosen), seed, shapes, orders if kendall else 0)
+            raise UsageError(f"keep {bad} is not possible: the model has {num_blocks} blocks; give 1 to {num_blocks}")
+        shapes = tuple(default_shapes(num_blocks)) if arrangements else ()
+        return cls(num_blocks, orders, tuple(chosen), seed, shapes, orders if kendall else 0)
 
     def all_orders(self) -> list[tuple[int, ...]]:
         """Every order to run, each once."""

@@ -170,13 +170,13 @@ CASES = r"""
 2 | EVAL --orders 2**70 | '--orders': 2**70 is too large; the most is 100000
 2 | EVAL --limit 0 | '--limit': 0 is not in the range x>=1
 2 | EVAL --limit 2**70 | '--limit': 2**70 is too large; the most is 10000000
-2 | EVAL --limit 10 --keep 0 | keep 0 is not possible: the model has 4 blocks; say 1 to 4
-2 | EVAL --limit 10 --keep 9 | keep 9 is not possible: the model has 4 blocks; say 1 to 4
+2 | EVAL --limit 10 --keep 0 | keep 0 is not possible: the model has 4 blocks; give 1 to 4
+2 | EVAL --limit 10 --keep 9 | keep 9 is not possible: the model has 4 blocks; give 1 to 4
 2 | EVAL --limit 10 --keep a,b | '--keep': 'a,b' is no list of numbers such as 3,6,9
 2 | EVAL --limit 10 --keep , | '--keep': ',' is no list of numbers such as 3,6,9
 2 | EVAL --limit 10 --keep 1,,2 | '--keep': '1,,2' is no list of numbers such as 3,6,9
 2 | EVAL --limit 10 --keep 1.5 | '--keep': '1.5' is no list of numbers such as 3,6,9
-2 | EVAL --limit 10 --keep -1 | keep -1 is not possible: the model has 4 blocks; say 1 to 4
+2 | EVAL --limit 10 --keep -1 | keep -1 is not possible: the model has 4 blocks; give 1 to 4
 2 | EVAL --limit 10 --seed -1 | '--seed': -1 is not in the range x>=0
 2 | EVAL --limit 10 --batch-size 0 | '--batch-size': 0 is not in the range x>=1
 2 | EVAL --limit 10 --orders 2 --threads 100000 | '--threads': 100000 is too large; the most is 1024

@@ -12,7 +12,7 @@ import torch
 from ls_edge.engines.engine import signature_of
 from ls_edge.errors import VerificationError
 from ls_edge.export.canonical import check, to_bytes
-from ls_edge.export.targets import block_piece, portable
+from ls_edge.export.targets import block_target, prepare_for_export
 from ls_edge.export.trace_onnx import trace, trace_blocks
 
 TOKENS = (17, 32)
@@ -70,8 +70,8 @@ def test_weights_are_named_after_the_parameters(exported):
 
 
 def test_a_block_filled_into_the_template_is_the_block_traced_by_itself(loaded, exported):
-    view = portable(loaded.view)
-    by_itself = onnxruntime.InferenceSession(trace(block_piece(view, 2, TOKENS)).SerializeToString())
+    view = prepare_for_export(loaded.view)
+    by_itself = onnxruntime.InferenceSession(trace(block_target(view, 2, TOKENS)).SerializeToString())
     filled = onnxruntime.InferenceSession(exported.read("block 2"))
     tokens = np.random.default_rng(0).standard_normal((3, *TOKENS), dtype=np.float32)
     one, two = (session.run(None, {"tokens": tokens})[0] for session in (by_itself, filled))
@@ -79,7 +79,7 @@ def test_a_block_filled_into_the_template_is_the_block_traced_by_itself(loaded, 
 
 
 def test_blocks_that_are_not_alike_are_traced_one_by_one(loaded):
-    view = portable(loaded.view)
+    view = prepare_for_export(loaded.view)
     view.blocks[1].norm1.eps = 0.1
     tokens = torch.randn(2, *TOKENS, generator=torch.Generator().manual_seed(0))
     for index, model in enumerate(trace_blocks(view, TOKENS)):
@@ -91,7 +91,7 @@ def test_blocks_that_are_not_alike_are_traced_one_by_one(loaded):
 
 def test_the_view_itself_is_not_changed_by_exporting(loaded):
     before = {name: value.clone() for name, value in loaded.view.state_dict().items()}
-    view = portable(loaded.view)
+    view = prepare_for_export(loaded.view)
     list(trace_blocks(view, TOKENS))
     after = loaded.view.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)

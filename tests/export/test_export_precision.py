@@ -16,7 +16,7 @@ from ls_edge.export.calibration import activation_ranges, read_calibration
 from ls_edge.export.fp16 import to_half
 from ls_edge.export.int8 import linear_layers, quantise_dynamic, quantise_explicit, quantise_weight
 from ls_edge.export.merge import group
-from ls_edge.export.targets import PartsView, portable
+from ls_edge.export.targets import PartsView, prepare_for_export
 from ls_edge.export.trace_onnx import trace_blocks
 from ls_edge.export.verify import RESIDUAL, verify_run
 from ls_edge.export.writer import ExportSettings, export_run
@@ -35,7 +35,7 @@ def session_of(raw):
 
 @pytest.fixture(scope="module")
 def traced(loaded):
-    return list(trace_blocks(portable(loaded.view), TOKENS))
+    return list(trace_blocks(prepare_for_export(loaded.view), TOKENS))
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +259,7 @@ def test_quantised_residuals_ruin_what_quantised_linear_layers_keep(make_run, tm
     with torch.no_grad():
         expected = view(torch.from_numpy(IMAGES)).numpy()
     ours = theirs = tokens.numpy()
-    for model in trace_blocks(portable(view), TOKENS):
+    for model in trace_blocks(prepare_for_export(view), TOKENS):
         ours = run(quantise_dynamic(model), ours)
         theirs = run(with_quantised_sums(quantise_dynamic(model)), theirs)
     with torch.no_grad():

@@ -35,7 +35,7 @@ def problems(bundle):
 
 def test_a_bundle_and_its_run(exported, loaded):
     verified = verify_run(exported, loaded)
-    assert verified.max_rel_error <= verified.bar.relative == 1e-5
+    assert verified.max_rel_error <= verified.tolerance.relative == 1e-5
     assert checked_with() == ["digests", "onnx", "onnxruntime"]
     assert problems(exported) == {}
     raise_problems(exported, check_files(exported))

@@ -12,10 +12,10 @@ from ls_edge.bundle import Bundle
 from ls_edge.export.calibration import Samples, read_calibration
 from ls_edge.export.order_costs import (
     TRACKS,
-    doubts,
     draw_orders,
     features_of,
     measure_order_costs,
+    ranking_warnings,
     ridge,
     spearman,
 )
@@ -62,7 +62,7 @@ def test_estimates_rank_orders_of_other_images(trained, calibration, costs):
 
 
 def test_costs_that_rank_no_better_than_chance_are_remarked(make_run, calibration, costs, tmp_path):
-    assert doubts(costs) == []
+    assert ranking_warnings(costs) == []
 
     def nothing(view):  # blocks that add nothing, so that no order costs anything
         for block in view.blocks:
@@ -71,12 +71,14 @@ def test_costs_that_rank_no_better_than_chance_are_remarked(make_run, calibratio
                 layer.bias.zero_()
 
     run = load_run(make_run(tmp_path / "run", change=nothing, depth=BLOCKS))
-    orders, tracks = doubts(measure_order_costs(PartsView(run.view), calibration.fit, "digits", orders=144, images=32))
+    orders, tracks = ranking_warnings(
+        measure_order_costs(PartsView(run.view), calibration.fit, "digits", orders=144, images=32)
+    )
     assert "held-out orders by 0.00 (1 is perfect, 0 is chance), so the policy quality" in orders
     assert "held-out arrangements with tracks by 0.00" in tracks
     assert "policy parallel" in tracks
-    few = doubts(measure_order_costs(PartsView(run.view), calibration.fit, "digits", orders=12, images=32))
-    assert few[0].startswith("order costs: only 2 orders were held out, too few to tell")
+    few = ranking_warnings(measure_order_costs(PartsView(run.view), calibration.fit, "digits", orders=12, images=32))
+    assert few[0].startswith("order costs: only 2 orders were held out, too few to judge")
     settings = ExportSettings(cost_orders=12)
     assert export_run(run, tmp_path / "bundle", settings, calibration=calibration).warnings == tuple(few)
 

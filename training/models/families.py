@@ -50,7 +50,7 @@ def family_of(model: nn.Module) -> Family:
         return family
     known = "; ".join(family.members for family in FAMILIES)
     raise ModelError(
-        f"{name} is no 'stem, blocks of one shape, head' that ls-edge knows; what fits: {known}; "
+        f"{name} is no 'stem, blocks of one shape, head' that ls-edge supports; what fits: {known}; "
         "for instance vit_tiny_patch16_224 or deit_small_patch16_224"
     )
 
@@ -61,7 +61,7 @@ def evenly_spaced(num_blocks: int, keep: int) -> list[int]:
     Raises :class:`ModelError` if there are fewer.
     """
     if not 1 <= keep <= num_blocks:
-        raise ModelError(f"depth {keep} is not possible: the model has {num_blocks} blocks; say 1 to {num_blocks}")
+        raise ModelError(f"depth {keep} is not possible: the model has {num_blocks} blocks; give 1 to {num_blocks}")
     if keep == 1:
         return [0]
     return [(2 * i * (num_blocks - 1) + keep - 1) // (2 * (keep - 1)) for i in range(keep)]

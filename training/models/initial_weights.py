@@ -1,7 +1,7 @@
 """The model and the weights that training starts from, built from the configuration.
 
 Weights come from a run or a file (``--init``), from timm (``--pretrained``), or from the seed. A run given as
-``--init`` also says which model it is, unless one is named.
+``--init`` also determines the model, unless one is named.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def make_initial_weights(
 
 
 def image_classes(view: BlockView) -> int:
-    """How many classes timm's pretrained weights of this model know; 0 where there are none."""
+    """Number of classes of timm's pretrained weights for this model; 0 if there are none."""
     settings = getattr(view.model, "pretrained_cfg", None) or {}
     return int(settings.get("num_classes", 0))
 
@@ -84,7 +84,7 @@ def _from_run(
 ) -> InitialWeights:
     if model_named and config.name != run.model:
         raise UsageError(
-            f"--init {run.folder} is a {run.model}, --model says {config.name}; leave --model out, or give a "
+            f"--init {run.folder} is a {run.model}, --model is {config.name}; leave --model out, or give a "
             "checkpoint of that model"
         )
     args = {**run.record.model_args, **config.args, "num_classes": len(classes)}

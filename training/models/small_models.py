@@ -107,7 +107,7 @@ OWN = ("vit_digits", "vit_cifar")
 
 
 def create(name: str, *, pretrained: bool = False, **args: Any) -> nn.Module:
-    """Call timm's ``create_model``, with errors that say what to do; raises :class:`ModelError`."""
+    """Call timm's ``create_model``, with one-line errors; raises :class:`ModelError`."""
     if not timm.is_model(name.split(".")[0]) or name.startswith(("hf-hub:", "hf_hub:", "local-dir:")):
         near = difflib.get_close_matches(name, [*OWN, *timm.list_models()], n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them all"
