@@ -55,7 +55,7 @@ def test_the_orientation_of_photos_is_in_the_manifest_where_it_is_on(exported, l
 def test_the_same_run_gives_the_same_digests_from_any_folder(run_folder, exported, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     steps = []
-    again = export_run(load_run(os.path.relpath(run_folder)), "deep/down/other name", step=steps.append).bundle
+    again = export_run(load_run(os.path.relpath(run_folder)), "deep/down/other name", on_step=steps.append).bundle
     ours, theirs = exported.manifest, again.manifest
     assert ours.bundle_id == theirs.bundle_id
     assert ours.model_id == theirs.model_id
