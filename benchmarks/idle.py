@@ -26,7 +26,7 @@ from ls_edge.peers_file import PeersFile, load_peers
 from ls_edge.runtime.local_cluster import free_ports
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
-from ls_edge.runtime.routing.events import Answer, Computed, ComputeFailed, Instruction, Submit, Warm
+from ls_edge.runtime.routing.events import Complete, Computed, ComputeFailed, Instruction, Submit, Warm
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.source_routing import SourceMachine
 from ls_edge.runtime.transport.keys import KeyPair, load_secret, new_keys
@@ -94,7 +94,7 @@ class Caller:
         self._machine = SourceMachine("caller", limits=Limits(), rng=random.SystemRandom())
         self._peers = peers
         self._request = 0
-        self._answer: Answer | None = None
+        self._answer: Complete | None = None
         self._back = 0.0
         hello = Hello("caller", "source", new_incarnation(), MINOR, manifest.model_id, manifest.bundle_id)
         state = State(True, False, False, 0, 0, 0, 0)
@@ -104,7 +104,7 @@ class Caller:
         )  # fmt: skip
 
     def _execute(self, instruction: Instruction) -> None:
-        if not isinstance(instruction, Answer):
+        if not isinstance(instruction, Complete):
             raise BenchmarkError(f"a request failed: {instruction}")
         self._answer, self._back = instruction, time.perf_counter()
 

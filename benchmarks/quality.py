@@ -39,7 +39,7 @@ from ls_edge.engines.pipeline import Pipeline
 from ls_edge.order_costs import OrderCosts, read_order_costs
 from ls_edge.peers_file import PeersFile
 from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.routing.events import Answer
+from ls_edge.runtime.routing.events import Complete
 from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.source import Source
 
@@ -165,7 +165,7 @@ def courses(
                     down.add(pair)
             simulation.run(TOSS * block_s)
         outcome = simulation.outcomes[request][0]
-        if not isinstance(outcome, Answer):
+        if not isinstance(outcome, Complete):
             raise BenchmarkError(f"a simulated request of {policy} failed: {outcome}")
         orders.append([block for wave in outcome.itinerary.waves for track in wave for block, _ in track])
         times.append(simulation.ended[request] - start)

@@ -127,11 +127,11 @@ class Peer:
                     self._stops = 2
                 if self._stops and leave_at == float("inf"):
                     leave_at = time.monotonic() + _LEAVE_WITHIN
-                    log.info("draining", extra={"peer": self.name, "held": len(self.machine.items)})
+                    log.info("draining", extra={"peer": self.name, "held": len(self.machine.held)})
                     self.node.feed(Drain())
                 drained = self._stops and self.machine.idle
                 if drained or self._stops > 1 or time.monotonic() >= leave_at:
-                    log.info("leaving", extra={"peer": self.name, "held": len(self.machine.items)})
+                    log.info("leaving", extra={"peer": self.name, "held": len(self.machine.held)})
                     self.node.leave("draining")
                     return
         finally:
@@ -148,7 +148,7 @@ class Peer:
             minor=MINOR,
             model_id=self.bundle.manifest.model_id,
             bundle_id=self.bundle.manifest.bundle_id,
-            blocks=tuple(b for b in self.entry.blocks if b not in self.machine.failed_blocks),
+            blocks=tuple(b for b in self.entry.blocks if b not in self.machine.engine.failed_blocks),
             engine=self._kind if engine is None else f"{engine.kind} {engine.provider}",
             codec=self.entry.codec,
         )
@@ -161,9 +161,9 @@ class Peer:
         if isinstance(result, LsEdgeError):
             self._failure = result
             return
-        failed = len(self.machine.failed_blocks)
+        failed = len(self.machine.engine.failed_blocks)
         self.node.feed(result)
-        if isinstance(result, Warm) or len(self.machine.failed_blocks) != failed:
+        if isinstance(result, Warm) or len(self.machine.engine.failed_blocks) != failed:
             self.node.say_hello_again()
         if isinstance(result, Warm):
             provider = next(iter(self._engines.values())).provider

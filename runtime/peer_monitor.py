@@ -16,7 +16,7 @@ from types import MappingProxyType
 from ls_edge.evaluation.run_summary import Rejection
 from ls_edge.peers_file import PeerConfig, PeersFile
 from ls_edge.records import PeerEvent, PeerState
-from ls_edge.runtime.routing.events import Note
+from ls_edge.runtime.routing.events import Note, NoteKind
 from ls_edge.runtime.routing.neighbours import Neighbour
 from ls_edge.runtime.routing.source_routing import SourceMachine
 from ls_edge.runtime.transport.node import Node
@@ -118,7 +118,10 @@ class PeerMonitor:
     def on_note(self, note: Note) -> None:
         """Take in a note of the routing machine."""
         self._stale = True
-        if note.what in ("lost", "suspect"):  # now, so that a peer that is back at once is reported as lost too
+        if note.what in (
+            NoteKind.LOST,
+            NoteKind.SUSPECT,
+        ):  # now, so that a peer that is back at once is reported as lost too
             self._publish({note.peer: note.why})
 
     def update(self) -> None:

@@ -12,8 +12,7 @@ from ls_edge.arrangement import Arrangement
 from ls_edge.errors import RequestError
 from ls_edge.records import RequestRecord
 from ls_edge.runtime.protocol.messages import Itinerary
-from ls_edge.runtime.routing.events import Answer as Answered
-from ls_edge.runtime.routing.events import Fail
+from ls_edge.runtime.routing.events import Complete, Fail
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,13 +70,13 @@ class InFlightRequest:
     stem_us: int = 0
     stem_tokens: np.ndarray | None = None
     """Kept where answers are audited."""
-    answered: Answered | None = None
+    answered: Complete | None = None
     """What the head is given."""
 
 
 def record_of(
     inflight: InFlightRequest,
-    end: Answered | Fail | None,
+    end: Complete | Fail | None,
     now: float,
     logits: np.ndarray | None,
     head_us: int,

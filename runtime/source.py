@@ -46,8 +46,7 @@ from ls_edge.runtime.peer_monitor import PeerMonitor, PeerView, SourceSnapshot
 from ls_edge.runtime.protocol.codec import is_finite
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
 from ls_edge.runtime.results import Answer, InFlightRequest, RequestState, itinerary_holders, record_of
-from ls_edge.runtime.routing.events import Abandon, Fail, Instruction, Returned, Submit
-from ls_edge.runtime.routing.events import Answer as Answered
+from ls_edge.runtime.routing.events import Abandon, Complete, Fail, Instruction, Returned, Submit
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.routing.source_routing import SourceMachine
@@ -427,7 +426,7 @@ class Source:
         )
 
     def _execute(self, instruction: Instruction) -> None:
-        if not isinstance(instruction, (Answered, Fail, Returned)):
+        if not isinstance(instruction, (Complete, Fail, Returned)):
             raise TypeError(f"a source does not execute {instruction!r}")
         if instruction.request in self._challenges:
             self._on_challenge(instruction)
@@ -435,7 +434,7 @@ class Source:
         inflight = self._open.get(instruction.request)
         if inflight is None:
             return
-        if isinstance(instruction, Answered):
+        if isinstance(instruction, Complete):
             inflight.state, inflight.at_worker, inflight.answered = RequestState.HEAD, True, instruction
             self._deadlines.add(inflight.request, inflight.deadline)
             self._worker.submit(partial(self._run_head, inflight, instruction), priority=0)
@@ -452,7 +451,7 @@ class Source:
         if not inflight.future.set_running_or_notify_cancel():
             return
         if self._auditor is not None and answered is not None and stem_tokens is not None:
-            self._auditor.offer(Audit(inflight.request, stem_tokens, answered.itinerary, logits, answered.hands))
+            self._auditor.offer(Audit(inflight.request, stem_tokens, answered.itinerary, logits, answered.seen_holders))
         inflight.future.set_result(
             Answer(
                 request=inflight.request,
@@ -464,7 +463,7 @@ class Source:
             )
         )
 
-    def _end(self, inflight: InFlightRequest, error: RequestError, end: Answered | Fail | None = None) -> None:
+    def _end(self, inflight: InFlightRequest, error: RequestError, end: Complete | Fail | None = None) -> None:
         if inflight.state is RequestState.ENDED:
             return
         self._forget(inflight)
@@ -498,7 +497,7 @@ class Source:
         deadline = time.monotonic() + self.settings.budget_ms / 1e3
         self._node.feed(Submit(number, itinerary, challenge.audit.stem_tokens, deadline, watch_returns=True))
 
-    def _on_challenge(self, instruction: Answered | Fail | Returned) -> None:
+    def _on_challenge(self, instruction: Complete | Fail | Returned) -> None:
         challenge = self._challenges[instruction.request]
         if isinstance(instruction, Returned):
             challenge.returns.append(instruction)
@@ -534,7 +533,7 @@ class Source:
         inflight.stem_us = round((time.perf_counter() - started) * 1e6)
         return _StemResult(inflight, tokens)
 
-    def _run_head(self, inflight: InFlightRequest, answered: Answered) -> _HeadResult:
+    def _run_head(self, inflight: InFlightRequest, answered: Complete) -> _HeadResult:
         if _is_over(inflight):
             return _HeadResult(inflight, None)
         started = time.perf_counter()
@@ -572,7 +571,7 @@ def _is_over(inflight: InFlightRequest) -> bool:
     return ended or time.monotonic() >= inflight.deadline
 
 
-def _not_finite(answered: Answered) -> NotFinite:
+def _not_finite(answered: Complete) -> NotFinite:
     """Return the error of a request whose logits are not finite although its tokens were."""
     holders = ", ".join(itinerary_holders(answered.itinerary)) or "nobody"
     return NotFinite(

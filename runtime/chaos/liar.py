@@ -20,7 +20,7 @@ from ls_edge.runtime.protocol.messages import (
     Refuse,
     State,
 )
-from ls_edge.runtime.routing.events import Arrived, Event, Instruction, Received, Send
+from ls_edge.runtime.routing.events import Arrived, Event, Forward, Instruction, Received, Send
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.peer_routing import PeerMachine
 
@@ -61,18 +61,12 @@ class Liar(PeerMachine):
         super().__init__(name, blocks, limits=Limits(), rng=random.Random(seed))
         self.hello = hello
         self.tokens = tokens
-        self.rng = random.Random(seed)
         self.all_blocks = tuple(range(num_blocks))
         self.lie = lie
         self.given: list[Arrived] = []
         self.turns = 0
         self.counts = LiarCounts()
         self._turn_at = 0.0
-
-    @property
-    def now(self) -> float:
-        """The time of the event that is being handled."""
-        return self._now
 
     def others(self, role: str) -> list[str]:
         """Names of the processes of a role that it has a link to."""
@@ -86,21 +80,21 @@ class Liar(PeerMachine):
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Handle an event and return the messages of the lie."""
-        self._now = max(self._now, now)
-        self._out = []
+        self.now = max(self.now, now)
+        self.instructions = []
         if isinstance(event, Arrived):
             self.counts.received += 1
             self.given = [*self.given, event][-_KEPT:]
-            self._out += self.lie.given(self, event)
+            self.instructions += self.lie.given(self, event)
         elif isinstance(event, Received):
             self.counts.refused += isinstance(event.message, Refuse)
         else:
-            super()._on(event)
-        if self.lie.turn is not None and self._now >= self._turn_at:
-            self._turn_at = self._now + EVERY_S
+            super().dispatch(event)
+        if self.lie.turn is not None and self.now >= self._turn_at:
+            self._turn_at = self.now + EVERY_S
             self.turns += 1
-            self._out += self.lie.turn(self)
-        out = [one for one in self._out if isinstance(one, Send)]
+            self.instructions += self.lie.turn(self)
+        out = [one for one in self.instructions if isinstance(one, (Send, Forward))]
         self.counts.sent += len(out)
         return list(out)
 
@@ -109,7 +103,7 @@ class Liar(PeerMachine):
         return None if self.lie.turn is None else self._turn_at
 
 
-Sends = Iterable[Send]
+Sends = Iterable[Send | Forward]
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,11 @@ from ls_edge.runtime.protocol.messages import (
     Progress,
     Refuse,
     Release,
-    Run,
     State,
     TrackRef,
     TransferId,
 )
-from ls_edge.runtime.routing.events import Arrived, Send
+from ls_edge.runtime.routing.events import Arrived, Forward, Send
 from ls_edge.runtime.transport.admission import new_alias
 
 _FLOOD = 8
@@ -55,15 +54,15 @@ def _refuse(reason: str, room: int = 16) -> Callable[[Liar, Arrived], Sends]:
     return lie
 
 
-def _home(event: Arrived, why: str, tokens: Any = None, **changes: Any) -> Send:
+def _home(event: Arrived, why: str, tokens: Any = None, **changes: Any) -> Forward:
+    itinerary = msgspec.structs.replace(event.run.itinerary, **changes)
+    return _onward(event, itinerary.source, itinerary, event.tokens if tokens is None else tokens, why)
+
+
+def _onward(event: Arrived, to: str, itinerary: Itinerary, tokens: Any, returning: str) -> Forward:
     run = event.run
-    run = msgspec.structs.replace(
-        run,
-        returning=why,
-        itinerary=msgspec.structs.replace(run.itinerary, **changes),
-        transfer=run.transfer._replace(hop=run.transfer.hop + 1),
-    )
-    return Send(run.itinerary.source, run, event.tokens if tokens is None else tokens)
+    transfer = run.transfer._replace(hop=run.transfer.hop + 1)
+    return Forward(to, transfer, run.budget_us, itinerary, tokens, returning)
 
 
 def _return(why: str, **changes: Any) -> Callable[[Liar, Arrived], Sends]:
@@ -98,9 +97,7 @@ def _bounce(liar: Liar, event: Arrived) -> Sends:
     run = event.run
     yield from _accept(liar, event)
     for name in liar.others("peer"):
-        yield Send(
-            name, msgspec.structs.replace(run, transfer=run.transfer._replace(hop=run.transfer.hop + 1)), event.tokens
-        )
+        yield _onward(event, name, run.itinerary, event.tokens, run.returning)
 
 
 def _ran_all(liar: Liar, event: Arrived, tokens: Any, by: str = "") -> Sends:
@@ -168,7 +165,7 @@ def _forge(liar: Liar) -> Sends:
     for source in liar.others("source"):
         it = Itinerary(source, "nearest", (), 0, waves=done)
         for _ in range(_FLOOD):
-            yield Send(source, Run(_random_transfer(liar), 10**7, it, "raw", 1, 1, "done"), liar.tokens)
+            yield Forward(source, _random_transfer(liar), 10**7, it, liar.tokens, "done")
             yield Send(source, Moved(_random_transfer(liar), by))
     known = [event.run.transfer for event in liar.given] + [_random_transfer(liar) for _ in range(_FLOOD)]
     for name in peers:
@@ -187,7 +184,7 @@ def _flood(liar: Liar) -> Sends:
         for number in range(_FLOOD):
             ghost = f"ghost-{liar.turns}-{number}.{liar.rng.getrandbits(32):08x}"
             it = Itinerary(ghost, "nearest", liar.all_blocks, 0)
-            yield Send(name, Run(_random_transfer(liar), MAX_BUDGET_US, it, "raw", 1, 1), liar.tokens)
+            yield Forward(name, _random_transfer(liar), MAX_BUDGET_US, it, liar.tokens)
 
 
 def _hellos(liar: Liar) -> Sends:
@@ -234,7 +231,7 @@ def _malformed(liar: Liar) -> Sends:
             Itinerary(name, "nearest", liar.all_blocks, 0, latency_weight=float("nan")),
             Itinerary(name, "nearest", liar.all_blocks, 0, track=TrackRef(2**63, 2**40, 0, name)),
         ):
-            yield Send(name, Run(good, 2**50, it, "raw", 1, 1, "done"), liar.tokens)
+            yield Forward(name, good, 2**50, it, liar.tokens, "done")
 
 
 def _greed(liar: Liar) -> Sends:
@@ -242,7 +239,7 @@ def _greed(liar: Liar) -> Sends:
     it = Itinerary(liar.name, "nearest", liar.all_blocks, 0)
     for name in liar.others("peer"):
         for _ in range(_FLOOD):
-            yield Send(name, Run(_random_transfer(liar), MAX_BUDGET_US, it, "raw", 1, 1), liar.tokens)
+            yield Forward(name, _random_transfer(liar), MAX_BUDGET_US, it, liar.tokens)
         yield Send(name, Cancel(tuple(liar.rng.randbytes(16) for _ in range(64)), MAX_BUDGET_US))
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ls_edge.order_costs import OrderCosts
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A process that could be handed the tokens: linked, warm, not draining, not suspected."""
 
     name: str

@@ -1,254 +1,421 @@
 """Custody of tokens: the part of routing that a peer and a source have in common.
 
-A process holds *items*: tokens, their itinerary, and the transfer by which they came. Handing an item on takes three
-steps, and a copy stays here until the last of them:
+A process *holds* requests: tokens, their itinerary, and the transfer by which they came. Handing one on takes three
+steps, and a copy stays here until the last of them. ``CustodyMachine.transitions`` is the whole table; these are the
+ones that every process has:
 
-    WAITING   no holder, or no credit        -> OFFERED
-    OFFERED   RUN sent, nothing heard yet    -> CUSTODY (ACCEPT) | WAITING (REFUSE, link lost, deadline: routed again)
-    CUSTODY   accepted by the next           -> gone (RELEASE)   | WAITING (link lost, no progress: routed again)
+    NEW      -> WAITING   it was taken in
+    WAITING  -> OFFERED   RUN sent
+    OFFERED  -> CUSTODY   ACCEPT
+    OFFERED  -> WAITING   REFUSE, link lost, not sendable, no progress: decided again
+    CUSTODY  -> WAITING   link lost, no progress: decided again
+    any      -> ENDED     RELEASE in a peer, CANCEL, end of the budget, outcome
 
-An item that is routed again travels as a new random branch, so that what the old one may still bring is told apart.
-What differs, running blocks and ending requests, is in ``peer.py`` and ``source.py``.
+A peer adds QUEUED, RUNNING and JOINING (``peer_routing.py``), a source AWAY (``source_routing.py``). A request that is
+decided again travels as a new random branch, so that what the old one may still bring is told apart.
 
-The machine knows no clock, socket or thread: :meth:`Machine.handle` takes an event and the time and returns
-instructions. The same code runs in peers, sources and the simulator (``ls_edge.runtime.simulation.simulator``).
+The machine has no clock, socket or thread: :meth:`CustodyMachine.handle` takes an event and the time and returns
+instructions in the order in which they are to be executed. The same code runs in peers, sources and the simulator
+(``ls_edge.runtime.simulation.simulator``).
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import random
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from enum import Enum
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
 from ls_edge.order_costs import OrderCosts
-from ls_edge.records import TrackSpan
 from ls_edge.runtime.protocol.messages import (
     MAX_BUDGET_US,
     Accept,
     Itinerary,
+    Message,
     Moved,
     Progress,
     Refuse,
+    RefuseReason,
     Release,
-    RequestId,
     ReturnReason,
-    Run,
     TransferId,
 )
 from ls_edge.runtime.routing.candidates import Candidate, LocalNode
+from ls_edge.runtime.routing.credits import Occupancy
 from ls_edge.runtime.routing.events import (
+    AnnounceState,
     Arrived,
     Event,
+    Forward,
     Instruction,
     NeighbourDown,
     NeighbourState,
     NeighbourUp,
     Note,
+    NoteKind,
     Received,
     Send,
-    TellState,
     Tick,
     Unsendable,
+    execution_order,
 )
+from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
 from ls_edge.runtime.routing.neighbours import Limits, Neighbour, Neighbours
 from ls_edge.runtime.routing.policies import policy_of
-from ls_edge.runtime.routing.policies.base import Choice, ReturnToSource, SendTo, Wait
+from ls_edge.runtime.routing.policies.base import ReturnToSource, RunHere, SendTo, Wait
 
 REFUSED_S = 0.1
-"""Seconds for which a process that refuses as cold or draining is asked nothing: it tells when that changes."""
+"""Seconds for which a process that refuses as cold or draining is asked nothing: its STATE comes when that changes."""
+_UNSENDABLE_S = 0.02
+"""Seconds until a transfer that could not be sent is decided again: longer idles, shorter spins on a full link."""
 _WOKEN = 4
-"""Waiting items that are decided again when one transfer has been answered; all of them would cost too much time."""
+"""Waiting requests that are decided again when one transfer has been answered; all of them would cost too much time."""
 _OFFERS = 1024
 """Transfers that are remembered until they are answered, to learn how long they take."""
+_SPARE_CHECKS = 64
+"""Outdated entries that the heap of times may hold beyond four for each held request; more means rarer sweeps."""
 
 
-def _turn(instruction: Instruction) -> int:
-    """When an instruction is executed; those of one turn keep their order."""
-    if isinstance(instruction, Send):
-        message = instruction.message
-        begins_track = isinstance(message, Run) and message.itinerary.track is not None and not message.returning
-        return 0 if begins_track else 2
-    return 2 if isinstance(instruction, (TellState, Note)) else 1
+class InvalidTransition(RuntimeError):
+    """A held request was to change between two stages that the table does not connect."""
+
+    def __init__(self, request: HeldRequest, to: Stage, why: str) -> None:
+        super().__init__(f"{request.stage.value} -> {to.value} ({why}) is no transition of\n{request.history()}")
 
 
-class Stage(Enum):
-    """Where an item stands; ``QUEUED``, ``RUNNING`` and ``JOINING`` in peers, ``AWAY`` in sources."""
-
-    WAITING = "waiting"
-    QUEUED = "queued"
-    RUNNING = "running"
-    OFFERED = "offered"
-    CUSTODY = "custody"
-    AWAY = "away"
-    JOINING = "joining"
+class InvalidState(RuntimeError):
+    """The books of a machine contradict one another; raised by :meth:`CustodyMachine.validate` alone."""
 
 
-@dataclass(eq=False)
-class Item:
-    """Tokens that this process holds."""
+class CustodyMachine(ABC):
+    """What ``PeerMachine`` and ``SourceMachine`` have in common.
 
-    transfer: TransferId
-    itinerary: Itinerary
-    tokens: Any = field(repr=False)
-    deadline: float
-    """When the request's budget ends, on this process's clock."""
-    upstream: str | None
-    """Who gets PROGRESS and RELEASE; None in the source."""
-    arrived: float
-    tie_break: int = 0
-    """Decides between equal holders: counts up, so that they take turns."""
-    stage: Stage = Stage.WAITING
-    returning: str = ""
-    """Why the tokens go back to the source; empty while they go forward."""
-    next: str = ""
-    sent: TransferId | None = None
-    """The transfer by which they were handed on."""
-    queued_at: float = 0.0
-    check_at: float = float("inf")
-    """When it has to be looked at in its present stage."""
-    hop_at: float = float("inf")
-    """When its next holder has shown no progress for too long."""
-    keep_until: float = float("inf")
-    """When its next holder has kept it for too long without a further block."""
-    keep_end: float = float("inf")
-    """When its next holder has kept it for too long in any case."""
-    most_done: int = 0
-    """Blocks that have run, as far as its next holder has said."""
-    avoid: dict[str, float] = field(default_factory=dict)
-    """Who has refused it or given it back as it was, and until when it is not offered to them."""
-    waiting_since: float | None = None
-    block: int = -1
-    """What is queued or running."""
-    ran: list[int] = field(default_factory=list)
-    """Blocks that ran here."""
-    engine_us: int = 0
-    codec_us: int = 0
-    reroutes: int = 0
-    progress_at: float = 0.0
-    """When the last PROGRESS was sent."""
-    trouble: str = ""
-    """Why the last holder of a track did not run it."""
-    waves: int = 0
-    """Waves that were begun here."""
-    tracks: list[TrackSpan] = field(default_factory=list)
-    """Tracks of these waves, for the trace."""
-    wait_us: int = 0
-    """Time for which tracks of others were waited for."""
-
-    @property
-    def request(self) -> RequestId:
-        """The request."""
-        return self.transfer.request
-
-    @property
-    def owner(self) -> str:
-        """The source of the request."""
-        return self.itinerary.owner
-
-
-class Machine:
-    """What :class:`~.peer.PeerMachine` and :class:`~.source.SourceMachine` have in common."""
+    A subclass adds transitions and handlers to the tables and implements the abstract methods; it overrides nothing.
+    Its parts (engine queue, waves, credits) use the public methods.
+    """
 
     def __init__(self, name: str, *, limits: Limits, rng: random.Random, costs: OrderCosts | None = None) -> None:
-        """``rng`` draws branches; seed it in a test, never in a process. ``costs`` are for the policy ``quality``."""
-        self.costs = costs
+        """``rng`` draws branches; seed it in a test, never in a process. ``costs`` are for policies that need them."""
         self.name = name
         self.limits = limits
+        self.rng = rng
+        self.costs = costs
         self.neighbours = Neighbours(limits)
-        self.items: dict[TransferId, Item] = {}
+        self.held: dict[TransferId, HeldRequest] = {}
+        self.occupancy = Occupancy()
         self.reroutes = 0
-        """Items that were routed again after a failure."""
-        self._rng = rng
-        self._sent: dict[TransferId, Item] = {}
+        """Requests that were decided again after a failure."""
+        self.now = 0.0
+        """The time of the event that is being handled."""
+        self.instructions: list[Instruction] = []
+        """What that event asks for so far."""
+        self.transitions: dict[tuple[Stage, Stage], Callable[..., None]] = {
+            (Stage.NEW, Stage.WAITING): self._enter_waiting,
+            (Stage.WAITING, Stage.OFFERED): self._enter_offered,
+            (Stage.OFFERED, Stage.CUSTODY): self._enter_custody,
+            (Stage.OFFERED, Stage.WAITING): self._take_back_offer,
+            (Stage.CUSTODY, Stage.WAITING): self._take_back_copy,
+            (Stage.WAITING, Stage.ENDED): self._forget,
+            (Stage.OFFERED, Stage.ENDED): self._end_offer,
+            (Stage.CUSTODY, Stage.ENDED): self._end_copy,
+        }
+        self.event_handlers: dict[type, Callable[[Any], None]] = {
+            Arrived: self._on_arrived,
+            Received: self._on_received,
+            Unsendable: self._on_unsendable,
+            NeighbourUp: self._on_up,
+            NeighbourDown: self._on_down,
+            NeighbourState: self._on_state,
+            Tick: lambda _tick: None,
+        }
+        self.message_handlers: dict[type, Callable[[str, Any], None]] = {
+            Accept: self._on_accept,
+            Refuse: self._on_refuse,
+            Progress: self._on_progress,
+            Release: self._on_release,
+        }
+        self._sent: dict[TransferId, HeldRequest] = {}
         self._offered: dict[TransferId, tuple[str, float]] = {}
         """To whom and when each transfer was offered that is not answered yet, given up ones included."""
         self._full: set[str] = set()
         """Neighbours to which something waits to be sent until one of the transfers on their way is answered."""
         self._credit_came = False
-        self._candidates: list[Candidate] | None = None
-        self._any_credit = False
-        self._ready: deque[Item] = deque()
-        self._out: list[Instruction] = []
-        self._now = 0.0
+        self._candidates: dict[str, Candidate] | None = None
+        """Made at most once for an event; a neighbour's own is made again when it has changed."""
+        self._ready: deque[HeldRequest] = deque()
+        """Waiting requests that are decided at the end of the event."""
+        self._checks: list[tuple[float, int, HeldRequest]] = []
+        """A heap of the times at which held requests have to be looked at, with outdated entries."""
+        self._numbers = itertools.count()
+
+    # The interface of the process around it.
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Take one event in and return what to do, in the order in which it is to be done. ``now`` never goes back.
-
-        Engines start before messages are written: the sockets' thread may take this core while it writes. Only tracks
-        for others go first, since a wave waits for their transfer and not for the start of our own track.
-        """
-        self._now = max(self._now, now)
-        self._out = []
+        """Take one event in and return what to do, in the order in which it is to be done. ``now`` never goes back."""
+        self.now = max(self.now, now)
+        self.instructions = []
         self._candidates = None
-        self._on(event)
+        self.dispatch(event)
         if self._credit_came:
             self._credit_came = False
             self._wake_waiting(at_most=_WOKEN)
         self._candidates = None
         self._check_times()
         while self._ready:
-            item = self._ready.popleft()
-            if self.items.get(item.transfer) is item and item.stage is Stage.WAITING:
-                self._decide(item)
-        self._after()
-        return sorted(self._out, key=_turn)
+            request = self._ready.popleft()
+            if request.stage is Stage.WAITING:
+                self._decide(request)
+        self._finish()
+        return sorted(self.instructions, key=execution_order)
+
+    def dispatch(self, event: Event) -> None:
+        """Apply one event, and decide nothing."""
+        handler = self.event_handlers.get(type(event))
+        if handler is None:
+            raise TypeError(f"{type(self).__name__} does not handle {event!r}")
+        self._before_event(event)
+        handler(event)
+        self._after_event(event)
 
     def next_check(self) -> float | None:
-        """When :class:`Tick` is due, if nothing else happens before."""
-        times = [item.check_at for item in self.items.values() if item.check_at != float("inf")]
+        """Return when :class:`Tick` is due, if nothing else happens before."""
+        checks = self._checks
+        while checks and checks[0][2].check_at != checks[0][0]:
+            heapq.heappop(checks)
+        times = [*(at for at, _, _ in checks[:1]), *self._other_checks()]
         return min(times, default=None)
+
+    @property
+    def transfers(self) -> list[TransferId]:
+        """Transfers by which requests were handed on, and whose answers still count."""
+        return list(self._sent)
+
+    def validate(self) -> None:
+        """Raise :class:`InvalidState` where the books contradict one another; for tests, after each event."""
+        self._expect(not self._ready, "requests are left to be decided")
+        self._expect(Occupancy.recount(self.held.values()) == self.occupancy, f"counts are {self.occupancy}")
+        offers = Counter(request.downstream for request in self.held.values() if request.stage is Stage.OFFERED)
+        for n in self.neighbours:
+            self._expect(
+                n.offers == offers[n.name], f"{n.offers} offers to {n.name}, {offers[n.name]} are on their way"
+            )
+        entries = {(at, request.transfer) for at, _, request in self._checks}
+        for transfer, request in self.held.items():
+            on_its_way = request.stage in (Stage.OFFERED, Stage.CUSTODY)
+            self._expect(request.transfer == transfer, "held under another transfer", request)
+            self._expect((request.stage, Stage.ENDED) in self.transitions, "in a stage without an end", request)
+            self._expect(request.check_at < INFINITY, "never looked at again", request)
+            self._expect((request.check_at, transfer) in entries, "without an entry among the times", request)
+            self._expect(on_its_way == (self._sent.get(request.sent or transfer) is request), "sent or not", request)
+            self._expect(not on_its_way or request.downstream in self.neighbours.by_name, "nobody has it", request)
+            self._expect(request.stage is not Stage.WAITING or not request.downstream, "waits downstream", request)
+        for sent, request in self._sent.items():
+            self._expect(request.sent == sent, "sent under another transfer", request)
+            self._expect(self.held.get(request.transfer) is request, "sent and not held", request)
+        self._validate_parts()
+
+    def _expect(self, fact: bool, what: str, request: HeldRequest | None = None) -> None:
+        if not fact:
+            raise InvalidState(f"{self.name}: {what}" + (f"\n{request.history()}" if request is not None else ""))
 
     # What a peer and a source do differently.
 
-    def _on_run(self, event: Arrived) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _on_arrived(self, event: Arrived) -> None:
+        """Take tokens in, or refuse them."""
 
-    def _own(self, item: Item) -> LocalNode:  # noqa: ARG002
-        return LocalNode(costs=self.costs, credit_wait=self.limits.credit_wait)
+    @abstractmethod
+    def local_node(self, request: HeldRequest) -> LocalNode:
+        """Return what this process can run of a request itself."""
 
-    def _take(self, item: Item, choice: Choice) -> None:
-        """Carry out a choice that is neither SendTo nor Wait."""
-        raise NotImplementedError
+    @abstractmethod
+    def _decide_locally(self, request: HeldRequest, local: LocalNode) -> bool:
+        """Carry out what is decided without the policy; return whether there was any."""
 
-    def _released(self, item: Item, holder: str) -> None:
-        """The next holder has passed an item on to ``holder``."""
-        raise NotImplementedError
+    @abstractmethod
+    def _run_here(self, request: HeldRequest, block: int) -> None:
+        """Have a block run by the engine of this process."""
 
-    def _accepted(self, item: Item) -> None:
+    @abstractmethod
+    def _cannot_go_on(self, request: HeldRequest, reason: ReturnReason) -> None:
+        """Act on a request that nobody in reach can be handed."""
+
+    @abstractmethod
+    def _accepted(self, request: HeldRequest) -> None:
         """The next holder has accepted."""
 
-    def _over_budget(self, item: Item) -> bool:
-        """Act on an item whose time is over; return whether it was."""
-        raise NotImplementedError
+    @abstractmethod
+    def _released(self, request: HeldRequest, holder: str) -> None:
+        """The next holder has passed it on to ``holder``."""
 
-    def _lost(self, name: str) -> None:
-        """A neighbour is gone; items that were on their way to it are routed again already."""
+    @abstractmethod
+    def _end(self, request: HeldRequest) -> float:
+        """Return when a request in its present stage has to be looked at because its budget ends."""
 
-    def _after(self) -> None:
-        """Last thing before the instructions are returned."""
+    @abstractmethod
+    def _over_budget(self, request: HeldRequest) -> bool:
+        """Act on a request whose time is over; return whether it was."""
 
-    def _on(self, event: Event) -> None:
-        if isinstance(event, Received):
-            self._on_message(event)
-        elif isinstance(event, Arrived):
-            self._on_run(event)
-        elif isinstance(event, NeighbourState):
-            if self.neighbours.update(event.name, event.state, self._now):
-                self._wake_waiting()
-        elif isinstance(event, NeighbourUp):
-            self._on_up(event)
-        elif isinstance(event, NeighbourDown):
-            self._on_down(event)
-        elif isinstance(event, Unsendable):
-            self._on_unsendable(event)
-        elif not isinstance(event, Tick):
-            raise TypeError(f"{type(self).__name__} does not handle {event!r}")
+    @abstractmethod
+    def _late(self, request: HeldRequest) -> None:
+        """Act on a request in a stage of the subclass that has passed its ``check_at``."""
+
+    @abstractmethod
+    def _annotated(self, request: HeldRequest, itinerary: Itinerary) -> Itinerary:
+        """Return the itinerary with what this process adds: the time spent, or who is to be avoided."""
+
+    @abstractmethod
+    def _validate_parts(self) -> None:
+        """See :meth:`validate`."""
+
+    def _before_event(self, event: Event) -> None:  # noqa: B027
+        """Prepare for an event."""
+
+    def _after_event(self, event: Event) -> None:  # noqa: B027
+        """Follow up on an event, before anything is decided."""
+
+    def _finish(self) -> None:  # noqa: B027
+        """Follow up on what was decided."""
+
+    def _other_checks(self) -> Iterable[float]:
+        """Return when a Tick is due for other reasons than held requests."""
+        return ()
+
+    def _refused(self, request: HeldRequest, message: Refuse) -> None:  # noqa: B027
+        """A request waits again since its next holder refused it."""
+
+    def _rerouted(self, request: HeldRequest) -> None:  # noqa: B027
+        """A request is about to wait again since its next holder failed."""
+
+    def _waits_for_credit(self, request: HeldRequest) -> None:  # noqa: B027
+        """A request has begun, or goes on, to wait for a credit."""
+
+    def _neighbour_lost(self, name: str) -> None:  # noqa: B027
+        """A neighbour is gone; requests that were on their way to it wait again already."""
+
+    def _track_forgotten(self, request: HeldRequest) -> None:  # noqa: B027
+        """Tokens that are an open track of a wave of this process are not held any more."""
+
+    # Transitions.
+
+    def transition(self, request: HeldRequest, to: Stage, why: str, *arguments: Any) -> None:
+        """Move a request to another stage: count it, note it in its story, and call the handler of the table."""
+        before = request.stage
+        handler = self.transitions.get((before, to))
+        if handler is None:
+            raise InvalidTransition(request, to, why)
+        request.story.append((self.now, before, to, why))
+        request.stage = to
+        self.occupancy.moved(request, before, to)
+        handler(request, *arguments)
+
+    def hold(self, request: HeldRequest, why: str) -> None:
+        """Take a new request in; it waits, and is not decided yet."""
+        request.number = next(self._numbers)
+        self.held[request.transfer] = request
+        self.transition(request, Stage.WAITING, why, None)
+
+    def wait(self, request: HeldRequest, until: float | None, why: str) -> None:
+        """Have a request wait; until the end of its budget unless it is decided again before."""
+        if request.stage is Stage.WAITING:
+            self._enter_waiting(request, until)
+        else:
+            self.transition(request, Stage.WAITING, why, until)
+
+    def decide_soon(self, request: HeldRequest) -> None:
+        """Have a waiting request decided at the end of this event."""
+        self._ready.append(request)
+
+    def offer(self, request: HeldRequest, to: str, itinerary: Itinerary) -> None:
+        """Send a waiting request to a neighbour; a copy stays here."""
+        self.transition(request, Stage.OFFERED, to, to, itinerary)
+
+    def end(self, request: HeldRequest, why: str) -> None:
+        """Forget a request; its transfers, if there are any, are of no interest any more."""
+        if request.stage is not Stage.ENDED:
+            self.transition(request, Stage.ENDED, why)
+
+    def set_check(self, request: HeldRequest, at: float) -> None:
+        """Set when a request has to be looked at in its present stage."""
+        if at == request.check_at:
+            return
+        request.check_at = at
+        if len(self._checks) > 4 * len(self.held) + _SPARE_CHECKS:
+            self._checks = [entry for entry in self._checks if entry[2].check_at == entry[0]]
+            heapq.heapify(self._checks)
+        if at < INFINITY:
+            heapq.heappush(self._checks, (at, next(self._numbers), request))
+
+    def _enter_waiting(self, request: HeldRequest, until: float | None) -> None:
+        if request.waiting_since is None and until is not None:
+            request.waiting_since = self.now
+        request.downstream = ""
+        self.set_check(request, self._end(request) if until is None else min(until, self._end(request)))
+
+    def _enter_offered(self, request: HeldRequest, to: str, itinerary: Itinerary) -> None:
+        sent = request.transfer._replace(hop=request.transfer.hop + 1)
+        if sent in self._sent or request.sent is not None:
+            sent = sent._replace(branch=self.rng.getrandbits(64))
+        self.neighbours.by_name[to].offers += 1
+        self._changed(to)
+        request.downstream, request.sent, request.waiting_since = to, sent, None
+        self._sent[sent] = request
+        self._offered[sent] = (to, self.now)
+        if len(self._offered) > _OFFERS:
+            del self._offered[next(iter(self._offered))]
+        left = max(0.0, self._end(request) - self.now)
+        request.keep_until = self.now + self.limits.keep_share * left
+        request.keep_end = self.now + self.limits.keep_most * left
+        request.most_done = itinerary.blocks_done
+        self._extend(request)
+        budget = min(MAX_BUDGET_US, max(0, round((request.deadline - self.now) * 1e6)))
+        itinerary = self._annotated(request, itinerary)
+        self.instructions.append(Forward(to, sent, budget, itinerary, request.tokens, request.returning))
+
+    def _enter_custody(self, request: HeldRequest) -> None:
+        self._settle_offer(request)
+        self._extend(request)
+
+    def _take_back_offer(self, request: HeldRequest, until: float | None) -> None:
+        self._settle_offer(request)
+        self._take_back_copy(request, until)
+
+    def _take_back_copy(self, request: HeldRequest, until: float | None) -> None:
+        self.forget_transfer(request)
+        self._enter_waiting(request, until)
+
+    def _end_offer(self, request: HeldRequest) -> None:
+        self._settle_offer(request)
+        self._end_copy(request)
+
+    def _end_copy(self, request: HeldRequest) -> None:
+        self.forget_transfer(request)
+        self._forget(request)
+
+    def _forget(self, request: HeldRequest) -> None:
+        del self.held[request.transfer]
+        self.set_check(request, INFINITY)
+        if request.open_track is not None:
+            self._track_forgotten(request)
+
+    def _settle_offer(self, request: HeldRequest) -> None:
+        """One transfer less is on its way to the next holder."""
+        n = self.neighbours.get(request.downstream)
+        if n is not None:
+            n.offers -= 1
+            self._changed(n.name)
+
+    def forget_transfer(self, request: HeldRequest) -> None:
+        """Answers to the transfer by which a request was handed on do not count any more."""
+        if request.sent is not None:
+            self._sent.pop(request.sent, None)
+
+    # Events.
 
     def _on_up(self, event: NeighbourUp) -> None:
         hello = event.hello
@@ -260,53 +427,87 @@ class Machine:
             known.hello = hello
         else:
             self.neighbours.by_name[hello.name] = Neighbour(hello)
-            self._out.append(TellState())
+            self.instructions.append(AnnounceState())
         self._wake_waiting()
 
     def _on_down(self, event: NeighbourDown) -> None:
         if self.neighbours.by_name.pop(event.name, None) is None:
             return
-        self._out += [Note("lost", event.name, why=event.why), TellState()]
-        for item in [i for i in self._sent.values() if i.next == event.name]:
-            self._route_again(item, f"{event.name} was lost: {event.why}")
-        self._lost(event.name)
+        self.instructions += [Note(NoteKind.LOST, event.name, why=event.why), AnnounceState()]
+        for request in [request for request in self._sent.values() if request.downstream == event.name]:
+            self.reroute(request, f"{event.name} was lost: {event.why}")
+        self._neighbour_lost(event.name)
+
+    def _on_state(self, event: NeighbourState) -> None:
+        if self.neighbours.update(event.name, event.state, self.now):
+            self._wake_waiting()
 
     def _on_unsendable(self, event: Unsendable) -> None:
-        message = event.message
-        n = self.neighbours.get(event.name)
+        failed = event.failed
+        n = self.neighbours.get(failed.to)
         if n is not None:
-            n.refused_until = self._now + 0.02
-        if isinstance(message, Run):
-            item = self._sent.get(message.transfer)
-            if item is not None:
-                self._unoffer(item)
-                self._wait(item, self._now + 0.02)
+            n.refused_until = self.now + _UNSENDABLE_S
+        request = self._sent.get(failed.transfer) if isinstance(failed, Forward) else None
+        if request is not None:
+            self.wait(request, self.now + _UNSENDABLE_S, "not sendable")
 
-    def _on_message(self, event: Received) -> None:
-        message = event.message
-        if isinstance(message, (Accept, Refuse)):
-            self._learn(event.sender, message)
-        item = self._sent.get(message.transfer) if isinstance(message, (Accept, Refuse, Progress, Release)) else None
-        if item is None or item.next != event.sender:
+    def _on_received(self, event: Received) -> None:
+        handler = self.message_handlers.get(type(event.message))
+        if handler is not None:
+            handler(event.sender, event.message)
+
+    def _sent_to(self, sender: str, message: Accept | Refuse | Progress | Release) -> HeldRequest | None:
+        """Return the request that a message is about, if it went to the sender."""
+        request = self._sent.get(message.transfer)
+        return request if request is not None and request.downstream == sender else None
+
+    def _on_accept(self, sender: str, message: Accept) -> None:
+        self._learn(sender, message)
+        request = self._sent_to(sender, message)
+        if request is not None and request.stage is Stage.OFFERED:
+            self.transition(request, Stage.CUSTODY, f"{sender} accepted")
+            self._accepted(request)
+
+    def _on_refuse(self, sender: str, message: Refuse) -> None:
+        self._learn(sender, message)
+        request = self._sent_to(sender, message)
+        if request is None:
             return
-        if isinstance(message, (Progress, Release)):
-            self.neighbours.advanced(event.sender)
-        if isinstance(message, Accept):
-            if item.stage is Stage.OFFERED:
-                self._unoffer(item, keep=True)
-                item.stage = Stage.CUSTODY
-                self._extend(item)
-                self._accepted(item)
-        elif isinstance(message, Refuse):
-            self._on_refuse(item, message)
-        elif isinstance(message, Progress):
-            self._on_progress(item, message)
-        elif isinstance(message, Release):
-            self._unoffer(item)
-            self._released(item, message.holder)
+        n = self.neighbours.get(sender)
+        self.wait(request, None, f"{sender} refused: {message.reason}")
+        if n is not None:
+            busy = message.reason == RefuseReason.BUSY
+            if not busy:
+                n.refused_until = self.now + REFUSED_S
+            # Busy without a credit is usual; any other reason means that it takes nothing of this.
+            if message.credits if busy else message.reason not in (RefuseReason.DRAINING, RefuseReason.COLD):
+                n.back_off(self.now, self.limits)
+                request.avoid[sender] = n.backoff_until
+            self._changed(sender)
+        self.decide_soon(request)
+        self._refused(request, message)
+
+    def _on_progress(self, sender: str, message: Progress) -> None:
+        """Give its holder more time; without further blocks only as long as :attr:`Limits.keep_share` allows."""
+        request = self._sent_to(sender, message)
+        if request is None:
+            return
+        self.neighbours.clear_suspicion(sender)
+        if request.most_done < message.blocks_done <= request.itinerary.blocks_done + len(request.itinerary.remaining):
+            request.most_done = message.blocks_done
+            request.keep_until = self.now + self.limits.keep_share * (self._end(request) - self.now)
+        self._extend(request)
+        if request.open_track is not None:
+            self.send_progress([request.open_track.wave.request])
+
+    def _on_release(self, sender: str, message: Release) -> None:
+        request = self._sent_to(sender, message)
+        if request is not None:
+            self.neighbours.clear_suspicion(sender)
+            self._released(request, message.holder)
 
     def _learn(self, name: str, message: Accept | Refuse) -> None:
-        """Take in the credits that an answer to a transfer tells, and how long the transfer took."""
+        """Take in the credits that an answer to a transfer reports, and how long the transfer took."""
         n = self.neighbours.get(name)
         offered = self._offered.pop(message.transfer, None)
         if n is None or offered is None or offered[0] != name:
@@ -314,262 +515,183 @@ class Machine:
         if n.state is not None:
             n.state = msgspec.structs.replace(n.state, credits=message.credits)
         if isinstance(message, Accept):
-            n.accepted_after(self._now - offered[1], self._now)
-        self._candidates = None
+            n.accepted_after(self.now - offered[1], self.now)
+        self._changed(name)
         if name in self._full:
             self._full.discard(name)
             self._credit_came = True
 
-    def _on_progress(self, item: Item, message: Progress) -> None:
-        """Give its holder more time; without further blocks only as long as :attr:`Limits.keep_share` says."""
-        if item.most_done < message.blocks_done <= item.itinerary.blocks_done + len(item.itinerary.remaining):
-            item.most_done = message.blocks_done
-            item.keep_until = self._now + self.limits.keep_share * (self._end(item) - self._now)
-        self._extend(item)
+    # Deciding and handing on.
 
-    def _on_refuse(self, item: Item, message: Refuse) -> None:
-        name = item.next
-        n = self.neighbours.get(name)
-        self._unoffer(item)
-        if n is not None:
-            if message.reason != "busy":
-                n.refused_until = self._now + REFUSED_S
-            if message.reason not in ("draining", "cold") and (message.reason != "busy" or message.credits):
-                # Busy without a credit is the usual way; anything else says that it takes nothing of this.
-                n.turn_down(self._now, self.limits)
-                item.avoid[name] = n.passed_until
-        self._wait(item, None)
-        self._ready.append(item)
+    def _decide(self, request: HeldRequest) -> None:
+        if self._over_budget(request):
+            return
+        local = self.local_node(request)
+        if self._decide_locally(request, local):
+            return
+        itinerary, from_peer = request.itinerary, request.upstream is not None
+        if not itinerary.remaining:
+            self._cannot_go_on(request, ReturnReason.DONE)
+            return
+        if from_peer and request.transfer.hop >= self.limits.most_hops(itinerary.blocks):
+            self._cannot_go_on(request, ReturnReason.HOPS)
+            return
+        since = request.waiting_since
+        candidates = self.reachable()
+        woken_early = since is not None and request.check_at > self.now and not local.blocks
+        if woken_early and not any(c.credits > 0 for c in candidates):
+            return
+        if request.avoid or itinerary.avoid:
+            request.avoid = {name: until for name, until in request.avoid.items() if until > self.now}
+            avoid = request.avoid.keys() | set(itinerary.avoid) if from_peer else request.avoid.keys()
+            candidates = [c for c in candidates if c.name not in avoid]
+        patient = since is None or self.now - since < self.limits.credit_wait
+        choice = policy_of(itinerary.policy).next_step(
+            itinerary, local, candidates, patient=patient, tie_break=request.tie_break
+        )
+        if isinstance(choice, RunHere):
+            self._run_here(request, choice.block)
+        elif isinstance(choice, ReturnToSource):
+            self._cannot_go_on(request, choice.reason)
+        elif isinstance(choice, Wait):
+            self._wait_for_credit(request, candidates)
+        elif itinerary.via_source and from_peer:
+            self._cannot_go_on(request, ReturnReason.VIA_SOURCE)
+        else:
+            assert isinstance(choice, SendTo)
+            if choice.relay:
+                itinerary = msgspec.structs.replace(itinerary, relays=(*itinerary.relays, self.name))
+            self.offer(request, choice.holder, itinerary)
 
-    def _extend(self, item: Item) -> None:
-        n = self.neighbours.get(item.next)
-        accepted = item.stage is Stage.CUSTODY
-        left = max(0.0, self._end(item) - self._now)
+    def _wait_for_credit(self, request: HeldRequest, candidates: Iterable[Candidate]) -> None:
+        since = request.waiting_since
+        until = (self.now if since is None else since) + self.limits.credit_wait
+        if request.upstream is not None:
+            self.send_progress([request])
+            until = min(until, self.now + self.limits.look_again)
+        self.wait(request, until, "credit")
+        self._full.update(c.name for c in candidates if not c.credits)
+        self._waits_for_credit(request)
+
+    def reachable(self) -> list[Candidate]:
+        """Return the peers that may be handed tokens."""
+        if self._candidates is None:
+            self._candidates = self.neighbours.candidates(self.now)
+        return list(self._candidates.values())
+
+    def _changed(self, name: str) -> None:
+        """A neighbour can take more, or less, than it could."""
+        if self._candidates is not None:
+            candidate = self.neighbours.candidate(name, self.now)
+            if candidate is None:
+                self._candidates.pop(name, None)
+            else:
+                self._candidates[name] = candidate
+
+    def reroute(self, request: HeldRequest, why: str) -> None:
+        """The next holder is lost or shows no progress: our copy takes another way."""
+        self.reroutes += 1
+        request.reroutes += 1
+        request.failure = "late" if request.downstream in self.neighbours.by_name else "lost"
+        self._rerouted(request)
+        self.instructions.append(Note(NoteKind.REROUTED, request.downstream, request.request, why))
+        self.wait(request, None, why)
+        self.decide_soon(request)
+
+    def send_progress(self, requests: Iterable[HeldRequest]) -> None:
+        """Send PROGRESS to who keeps the copies before, unless one was sent a moment ago."""
+        for request in requests:
+            before = request.upstream
+            due = self.now - request.progress_at >= self.limits.progress_every
+            if due and before is not None and before in self.neighbours.by_name:
+                request.progress_at = self.now
+                self.instructions.append(Send(before, Progress(request.transfer, request.itinerary.blocks_done)))
+
+    def _report_moved(self, request: HeldRequest, before: str) -> None:
+        source = request.itinerary.source
+        if source != before and source in self.neighbours.by_name:
+            message: Message = Moved(request.transfer, before)
+            self.instructions.append(Send(source, message))
+
+    # Times.
+
+    def _wake_waiting(self, at_most: int | None = None) -> None:
+        """Decide what waits again; of very much that waits, the oldest ``at_most``."""
+        if self.occupancy.waiting:
+            waiting = (request for request in self.held.values() if request.stage is Stage.WAITING)
+            self._ready.extend(itertools.islice(waiting, at_most))
+
+    def _check_times(self) -> None:
+        checks = self._checks
+        due: dict[int, HeldRequest] = {}
+        while checks and checks[0][0] <= self.now:
+            at, _, request = heapq.heappop(checks)
+            if request.check_at == at:
+                due[request.number] = request
+        for _, request in sorted(due.items()):
+            if request.stage is Stage.ENDED or self._over_budget(request):
+                pass
+            elif request.stage in (Stage.OFFERED, Stage.CUSTODY):
+                self._late_hop(request)
+            elif request.stage is Stage.WAITING:
+                self.decide_soon(request)
+            else:
+                self._late(request)
+        for request in due.values():
+            if request.check_at <= self.now:  # it is as it was, and is looked at again
+                heapq.heappush(self._checks, (request.check_at, next(self._numbers), request))
+
+    def _late_hop(self, request: HeldRequest) -> None:
+        """A transfer has to be looked at: it is late, is kept for too long, or its own keeper waits for PROGRESS."""
+        name = request.downstream
+        if self.now >= request.hop_at:
+            self.neighbours.suspect(name, self.now)
+            self._changed(name)
+            why = "no progress within the hop's deadline"
+            self.instructions.append(Note(NoteKind.SUSPECT, name, request.request, why))
+            self.reroute(request, f"{name} showed no progress")
+        elif self.now >= min(request.keep_until, request.keep_end):
+            if self._only_holder(request):
+                left = max(self.limits.hop_floor, self.limits.keep_share * (self._end(request) - self.now))
+                request.keep_until = request.keep_end = self.now + left
+                self._check_hop(request)
+            else:
+                n = self.neighbours.get(name)
+                if n is not None:
+                    n.back_off(self.now, self.limits)
+                    self._changed(name)
+                request.avoid[name] = request.deadline
+                self.reroute(request, f"{name} kept it for too long")
+        else:
+            # Who keeps the copy before must not suspect us while it is the next holder who is late.
+            self.send_progress([request])
+            self._check_hop(request)
+
+    def _only_holder(self, request: HeldRequest) -> bool:
+        """Whether nobody else could go on with a request that its next holder keeps."""
+        if request.returning:
+            return request.downstream == request.itinerary.source
+        others = [c for c in self.reachable() if c.name != request.downstream]
+        wanted = frozenset(request.itinerary.remaining)
+        return wanted.isdisjoint(self.local_node(request).blocks) and not any(
+            wanted & (c.blocks | c.reach_blocks) for c in others
+        )
+
+    def _extend(self, request: HeldRequest) -> None:
+        """Give the next holder time until its next sign of progress."""
+        n = self.neighbours.get(request.downstream)
+        accepted = request.stage is Stage.CUSTODY
+        left = max(0.0, self._end(request) - self.now)
         patience = n.hop_deadline(self.limits, left, accepted=accepted) if n else self.limits.hop_floor
         # Each time that it had to be routed again it gets twice the time: on machines that are starved of computing
         # time, copies of everything would otherwise go round and make it worse.
         most = max(self.limits.hop_most, self.limits.hop_share * left) + (0.0 if accepted else self.limits.transfer)
-        item.hop_at = self._now + min(patience * 2 ** min(item.reroutes, 6), most)
-        self._check_hop(item)
+        request.hop_at = self.now + min(patience * 2 ** min(request.reroutes, 6), most)
+        self._check_hop(request)
 
-    def _check_hop(self, item: Item) -> None:
+    def _check_hop(self, request: HeldRequest) -> None:
         """Set when a transfer has to be looked at next."""
-        item.check_at = min(item.hop_at, item.keep_until, item.keep_end, self._end(item))
-        if item.stage is Stage.OFFERED and item.upstream is not None:
-            item.check_at = min(item.check_at, self._now + self.limits.look_again)
-
-    # Deciding and handing on.
-
-    def _decide(self, item: Item) -> None:
-        if self._over_budget(item):
-            return
-        if item.returning:
-            self._send_home(item)
-            return
-        if not item.itinerary.remaining:
-            self._take(item, ReturnToSource(ReturnReason.DONE))
-            return
-        if item.upstream is not None and item.transfer.hop >= self.limits.most_hops(item.itinerary.blocks):
-            self._take(item, ReturnToSource(ReturnReason.HOPS))
-            return
-        since = item.waiting_since
-        patient = since is None or self._now - since < self.limits.credit_wait
-        own, candidates = self._own(item), self._reachable()
-        if item.avoid or item.itinerary.avoid:
-            item.avoid = {name: until for name, until in item.avoid.items() if until > self._now}
-            avoid = item.avoid.keys() if item.upstream is None else item.avoid.keys() | set(item.itinerary.avoid)
-            candidates = [c for c in candidates if c.name not in avoid]
-        if since is not None and item.check_at > self._now and not own.blocks and not self._any_credit:
-            return  # it was woken, its time has not come, and there is no credit anywhere
-        choice = policy_of(item.itinerary.policy).next_step(
-            item.itinerary,
-            own,
-            candidates,
-            patient=patient,
-            tie_break=item.tie_break,
-        )
-        if isinstance(choice, SendTo):
-            if item.itinerary.via_source and item.upstream is not None:
-                self._take(item, ReturnToSource(ReturnReason.VIA_SOURCE))
-                return
-            itinerary = item.itinerary
-            if choice.relay:
-                itinerary = msgspec.structs.replace(itinerary, relays=(*itinerary.relays, self.name))
-            self._offer(item, choice.holder, itinerary)
-        elif isinstance(choice, Wait):
-            until = (self._now if since is None else since) + self.limits.credit_wait
-            if item.upstream is not None:
-                self._send_progress([item])
-                until = min(until, self._now + self.limits.look_again)
-            self._wait(item, until)
-            self._full.update(c.name for c in candidates if not c.credits)
-            self._waits_for_credit(item)
-        else:
-            self._take(item, choice)
-
-    def _reachable(self) -> list[Candidate]:
-        """The peers that may be handed tokens; made once for an event, and again when a credit was used."""
-        if self._candidates is None:
-            self._candidates = self.neighbours.candidates(self._now)
-            self._any_credit = any(c.credits > 0 for c in self._candidates)
-        return self._candidates
-
-    def _waits_for_credit(self, item: Item) -> None:
-        """An item has begun, or goes on, to wait for a credit."""
-
-    def _send_home(self, item: Item) -> None:
-        """Offer the tokens to the source, to a neighbour that reaches it, or back along the way that they came."""
-        source = item.itinerary.source
-        n = self.neighbours.get(source)
-        if n is not None and n.window_open(self._now, self.limits):
-            self._offer(item, source, item.itinerary)
-            return
-        if n is not None:  # a slow link; what waits for it must not be taken for lost
-            self._full.add(source)
-            self._send_progress([item])
-            self._wait(item, self._now + self.limits.look_again)
-            return
-        ways = [n.name for n in self.neighbours if n.available(self._now) and n.state and source in n.state.reaches]
-        ways = [name for name in ways if name not in item.itinerary.relays and item.avoid.get(name, 0.0) <= self._now]
-        before = self._holder_before(item)
-        if ways or before:
-            itinerary = msgspec.structs.replace(item.itinerary, relays=(*item.itinerary.relays, self.name))
-            way = item.upstream if item.upstream in ways else min(ways, default=before)
-            self._offer(item, way, itinerary)
-        else:
-            self._wait(item, self._now + 0.1)
-
-    def _holder_before(self, item: Item) -> str:
-        """Who was on the tokens' way from the source, is not on their way back yet and can be reached; or nobody."""
-        for visit in reversed(item.itinerary.visits):
-            n = self.neighbours.get(visit.holder)
-            if n is not None and n.available(self._now) and visit.holder not in item.itinerary.relays:
-                return visit.holder
-        return ""
-
-    def _offer(self, item: Item, to: str, itinerary: Itinerary) -> None:
-        n = self.neighbours.by_name[to]
-        sent = item.transfer._replace(hop=item.transfer.hop + 1)
-        if sent in self._sent or item.sent is not None:
-            sent = sent._replace(branch=self._rng.getrandbits(64))
-        n.offers += 1
-        self._candidates = None
-        item.stage, item.next, item.sent, item.waiting_since = Stage.OFFERED, to, sent, None
-        self._sent[sent] = item
-        self._offered[sent] = (to, self._now)
-        if len(self._offered) > _OFFERS:
-            del self._offered[next(iter(self._offered))]
-        left = max(0.0, self._end(item) - self._now)
-        item.keep_until, item.keep_end = (
-            self._now + part * left for part in (self.limits.keep_share, self.limits.keep_most)
-        )
-        item.most_done = itinerary.blocks_done
-        self._extend(item)
-        budget = min(MAX_BUDGET_US, max(0, round((item.deadline - self._now) * 1e6)))
-        # Codec and shape are the sender's to fill in: routing does not look at tokens.
-        run = Run(sent, budget, self._with_visit(item, itinerary), "raw", 1, 1, item.returning)
-        self._out.append(Send(to, run, item.tokens))
-
-    def _with_visit(self, item: Item, itinerary: Itinerary) -> Itinerary:  # noqa: ARG002
-        """The itinerary with what is known of it here: the time that was spent, or who is to be avoided."""
-        return itinerary
-
-    def _unoffer(self, item: Item, *, keep: bool = False) -> None:
-        """Settle the account of an offer; unless ``keep``, forget the transfer."""
-        n = self.neighbours.get(item.next)
-        if n is not None and item.stage is Stage.OFFERED:
-            n.offers = max(0, n.offers - 1)
-        if not keep and item.sent is not None:
-            self._sent.pop(item.sent, None)
-
-    def _route_again(self, item: Item, why: str) -> None:
-        """The next holder is lost or shows no progress: our copy takes another way."""
-        self._unoffer(item)
-        self.reroutes += 1
-        item.reroutes += 1
-        self._out.append(Note("rerouted", item.next, item.request, why))
-        self._wait(item, None)
-        self._ready.append(item)
-
-    def _wait(self, item: Item, until: float | None) -> None:
-        if item.waiting_since is None and until is not None:
-            item.waiting_since = self._now
-        item.stage = Stage.WAITING
-        item.next = ""
-        item.check_at = self._end(item) if until is None else min(until, self._end(item))
-
-    def _end(self, item: Item) -> float:
-        """When an item in its present stage has to be looked at because its budget ends."""
-        raise NotImplementedError
-
-    def _drop(self, item: Item) -> None:
-        if item.sent is not None:
-            self._unoffer(item)
-        if self.items.get(item.transfer) is item:
-            del self.items[item.transfer]
-
-    def _wake_waiting(self, at_most: int | None = None) -> None:
-        """Decide what waits again; of very much that waits, the oldest ``at_most``."""
-        waiting = (item for item in self.items.values() if item.stage is Stage.WAITING)
-        self._ready.extend(itertools.islice(waiting, at_most))
-
-    def _check_times(self) -> None:
-        late = [item for item in self.items.values() if item.check_at <= self._now]
-        for item in late:
-            if self.items.get(item.transfer) is not item or self._over_budget(item):
-                continue
-            if item.stage in (Stage.OFFERED, Stage.CUSTODY):
-                self._late_hop(item)
-            elif item.stage is Stage.WAITING:
-                self._ready.append(item)
-            else:
-                self._late(item)
-
-    def _late_hop(self, item: Item) -> None:
-        """A transfer has to be looked at: it is late, is kept for too long, or its own keeper wants to hear of it."""
-        name = item.next
-        if self._now >= item.hop_at:
-            self.neighbours.suspect(name, self._now)
-            self._out.append(Note("suspect", name, item.request, "no progress within the hop's deadline"))
-            self._route_again(item, f"{name} showed no progress")
-        elif self._now >= min(item.keep_until, item.keep_end):
-            if self._only_holder(item):
-                left = max(self.limits.hop_floor, self.limits.keep_share * (self._end(item) - self._now))
-                item.keep_until = item.keep_end = self._now + left
-                self._check_hop(item)
-            else:
-                n = self.neighbours.get(name)
-                if n is not None:
-                    n.turn_down(self._now, self.limits)
-                item.avoid[name] = item.deadline
-                self._route_again(item, f"{name} kept it for too long")
-        else:
-            # Who keeps the copy before must not suspect us while it is the next holder who is late.
-            self._send_progress([item])
-            self._check_hop(item)
-
-    def _only_holder(self, item: Item) -> bool:
-        """Whether nobody else could go on with an item that its next holder keeps."""
-        if item.returning:
-            return item.next == item.itinerary.source
-        others = [c for c in self._reachable() if c.name != item.next]
-        wanted = frozenset(item.itinerary.remaining)
-        return wanted.isdisjoint(self._own(item).blocks) and not any(
-            wanted & (c.blocks | c.reach_blocks) for c in others
-        )
-
-    def _late(self, item: Item) -> None:
-        """An item in one of the stages of a subclass has passed its ``check_at``."""
-
-    def _send_progress(self, items: Iterable[Item]) -> None:
-        for item in items:
-            before = item.upstream
-            due = self._now - item.progress_at >= self.limits.progress_every
-            if due and before is not None and before in self.neighbours.by_name:
-                item.progress_at = self._now
-                self._out.append(Send(before, Progress(item.transfer, item.itinerary.blocks_done)))
-
-    def _tell_source(self, item: Item, before: str) -> None:
-        source = item.itinerary.source
-        if source != before and source in self.neighbours.by_name:
-            self._out.append(Send(source, Moved(item.transfer, before)))
+        at = min(request.hop_at, request.keep_until, request.keep_end, self._end(request))
+        if request.stage is Stage.OFFERED and request.upstream is not None:
+            at = min(at, self.now + self.limits.look_again)
+        self.set_check(request, at)

@@ -7,6 +7,7 @@ routing: arrays in a process, anything in a simulation.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from ls_edge.errors import RequestError
@@ -15,14 +16,14 @@ from ls_edge.runtime.protocol.messages import Hello, Itinerary, Message, Request
 
 @dataclass(frozen=True)
 class NeighbourUp:
-    """A process said HELLO on a link, for the first time or with something new."""
+    """A process sent HELLO or WELCOME on a link, for the first time or with something new."""
 
     hello: Hello
 
 
 @dataclass(frozen=True)
 class NeighbourDown:
-    """The last link to a process is gone, or it said BYE."""
+    """The last link to a process is gone, or it sent BYE."""
 
     name: str
     why: str
@@ -30,7 +31,7 @@ class NeighbourDown:
 
 @dataclass(frozen=True)
 class NeighbourState:
-    """A process said how it is."""
+    """A process sent STATE."""
 
     name: str
     state: State
@@ -58,10 +59,9 @@ class Received:
 
 @dataclass(frozen=True)
 class Unsendable:
-    """A message could not be given to a link (its queue is full, or it went away)."""
+    """An instruction could not be executed: no link to the process, or the queue of its link is full."""
 
-    name: str
-    message: Message
+    failed: Send | Forward
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,27 @@ Event = (
 
 @dataclass(frozen=True)
 class Send:
-    """Give a message, with tokens where it is a Run, to a process."""
+    """Send a message to a process."""
 
     to: str
     message: Message
-    tokens: Any = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Send tokens to a process, as a RUN whose codec and shape the executor adds."""
+
+    to: str
+    transfer: TransferId
+    budget_us: int
+    itinerary: Itinerary
+    tokens: Any = field(repr=False)
+    returning: str = ""
+    """Why the tokens go back to the source (``ReturnReason``); empty while they go forward."""
+
+    def run(self, codec: str, count: int, dim: int) -> Run:
+        """Return the message for tokens of ``count`` rows and ``dim`` columns that are encoded as ``codec``."""
+        return Run(self.transfer, self.budget_us, self.itinerary, codec, count, dim, self.returning)
 
 
 @dataclass(frozen=True)
@@ -154,20 +170,20 @@ class Compute:
 
 
 @dataclass(frozen=True)
-class TellState:
-    """Something in our STATE matters to the neighbours now."""
+class AnnounceState:
+    """Send STATE to all neighbours soon: something in it matters to them now."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class Complete:
     """A request has its last tokens; the head is to run on them."""
 
     request: int
     itinerary: Itinerary
     tokens: Any = field(repr=False)
     attempts: int
-    hands: tuple[str, ...] = ()
-    """Who has had its tokens as far as the source saw itself: the itinerary is what its holders say."""
+    seen_holders: tuple[str, ...] = ()
+    """Who has had its tokens as far as the source saw itself: the itinerary is what the holders report."""
 
 
 @dataclass(frozen=True)
@@ -190,14 +206,42 @@ class Fail:
     attempts: int
 
 
+class NoteKind(str, Enum):
+    """What a :class:`Note` reports; the text is that of the log line."""
+
+    LOST = "lost"
+    SUSPECT = "suspect"
+    REROUTED = "rerouted"
+    DROPPED = "dropped"
+    REJECTED = "rejected"
+    NOT_FINITE = "not finite"
+    ENGINE_FAILED = "engine failed"
+    ENGINE_STUCK = "engine is stuck"
+    ENGINE_BACK = "engine is back"
+
+    __str__ = str.__str__
+
+
 @dataclass(frozen=True)
 class Note:
     """Something for the log: ``what`` happened to whom."""
 
-    what: str
+    what: NoteKind
     peer: str = ""
     request: RequestId | None = None
     why: str = ""
 
 
-Instruction = Send | Compute | TellState | Answer | Returned | Fail | Note
+Instruction = Send | Forward | Compute | AnnounceState | Complete | Returned | Fail | Note
+
+
+def execution_order(instruction: Instruction) -> int:
+    """Return a rank: instructions of a lower one are executed first, those of the same one as they were decided.
+
+    Tracks for other holders come first, since their wave waits for the transfer. Engines start before other messages
+    are written, since the thread of the sockets may take this core while it writes.
+    """
+    if isinstance(instruction, Forward):
+        begins_track = instruction.itinerary.track is not None and not instruction.returning
+        return 0 if begins_track else 2
+    return 2 if isinstance(instruction, (Send, AnnounceState, Note)) else 1

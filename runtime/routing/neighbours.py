@@ -9,6 +9,7 @@ What a process says of itself is believed within bounds, since it may be wrong o
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,10 @@ _STALE_AFTER = 0.35
 """Seconds without STATE after which a process counts as busier by each further second: three were missed."""
 _UNTRIED_WINDOW = 2
 """Transfers on their way to a process whose link was never measured."""
+
+
+_as_set = functools.lru_cache(1024)(frozenset[int])
+"""Blocks come as tuples, mostly the same; sets of them are made once."""
 
 
 def clamped(took: float, usual: float, before: float) -> float:
@@ -74,9 +79,9 @@ class Limits:
     """How long the source waits for an unreachable block before it skips it."""
     suspect_base: float = 0.3
     suspect_most: float = 5.0
-    pass_base: float = 0.02
+    backoff_base: float = 0.02
     """For how long a process is passed over that has refused or returned everything; doubles each time."""
-    pass_most: float = 2.0
+    backoff_most: float = 2.0
     away_floor: float = 1.0
     """Least time without news after which the source starts a new branch."""
     progress_every: float = 0.08
@@ -131,9 +136,9 @@ class Neighbour:
     strikes: int = 0
     suspected_until: float = 0.0
     refused_until: float = 0.0
-    passed_until: float = 0.0
+    backoff_until: float = 0.0
     """Until when it is passed over for having refused or returned what it was given; STATE does not end it."""
-    turned_down: int = 0
+    backoffs: int = 0
     """Transfers that it has refused or returned as they were, since the last that it got on with."""
     link_at: float = 0.0
     """When a transfer to it was last measured."""
@@ -168,7 +173,7 @@ class Neighbour:
 
     def credits(self, now: float, limits: Limits) -> int:
         """Transfers that it would accept now, those on their way taken off; over a slow link only a few at a time."""
-        if self.state is None or now < self.refused_until or now < self.passed_until:
+        if self.state is None or now < self.refused_until or now < self.backoff_until:
             return 0
         return max(0, min(self.state.credits, self._window(now, limits)) - self.offers)
 
@@ -194,15 +199,15 @@ class Neighbour:
         """What a transfer takes; belief in an old measurement fades, so that a link is tried again."""
         return round(self.link_us * math.exp((self.link_at - now) * math.log(2) / TRIP_HALVES))
 
-    def turn_down(self, now: float, limits: Limits) -> None:
+    def back_off(self, now: float, limits: Limits) -> None:
         """Count that it refused or returned what it was given, and pass it over for a while that doubles."""
-        self.turned_down += 1
-        pause = limits.pass_base * 2.0 ** min(self.turned_down, 16)
-        self.passed_until = now + min(limits.pass_most, pause)
+        self.backoffs += 1
+        pause = limits.backoff_base * 2.0 ** min(self.backoffs, 16)
+        self.backoff_until = now + min(limits.backoff_most, pause)
 
-    def got_on(self) -> None:
+    def reset_back_off(self) -> None:
         """It got on with what it was given: chosen like everybody again."""
-        self.turned_down, self.passed_until = 0, 0.0
+        self.backoffs, self.backoff_until = 0, 0.0
 
     def track_took(self, seconds: float, inside_us: int, now: float) -> None:
         """Learn from a track that came back after ``seconds``, of which ``inside_us`` were its queue and engine."""
@@ -262,25 +267,26 @@ class Neighbours:
         """The neighbour of this name, if it is linked."""
         return self.by_name.get(name)
 
-    def candidates(self, now: float) -> list[Candidate]:
-        """The peers that may be handed tokens."""
-        result = []
-        for n in self.by_name.values():
-            if n.hello.role == "peer" and n.available(now):
-                assert n.state is not None
-                result.append(
-                    Candidate(
-                        name=n.name,
-                        blocks=frozenset(n.hello.blocks),
-                        reach_blocks=frozenset(n.state.reach_blocks),
-                        credits=n.credits(now, self.limits),
-                        wait_us=n.expected_wait_us(now),
-                        block_us=n.block_us,
-                        link_us=n.expected_link_us(now),
-                        trip_us=n.expected_trip_us(now),
-                    )
-                )
-        return result
+    def candidates(self, now: float) -> dict[str, Candidate]:
+        """Return the peers that may be handed tokens, by name."""
+        found = ((name, self.candidate(name, now)) for name in self.by_name)
+        return {name: candidate for name, candidate in found if candidate is not None}
+
+    def candidate(self, name: str, now: float) -> Candidate | None:
+        """Return a neighbour if it is a peer that may be handed tokens."""
+        n = self.by_name.get(name)
+        if n is None or n.state is None or n.hello.role != "peer" or not n.available(now):
+            return None
+        return Candidate(
+            name=name,
+            blocks=_as_set(n.hello.blocks),
+            reach_blocks=_as_set(n.state.reach_blocks),
+            credits=n.credits(now, self.limits),
+            wait_us=n.expected_wait_us(now),
+            block_us=n.block_us,
+            link_us=n.expected_link_us(now),
+            trip_us=n.expected_trip_us(now),
+        )
 
     def suspect(self, name: str, now: float) -> None:
         """Count a strike: a hop to it passed its deadline."""
@@ -292,7 +298,7 @@ class Neighbours:
         n.strikes += 1
         n.calls_when_suspected = n.state.calls if n.state else -1
 
-    def advanced(self, name: str) -> None:
+    def clear_suspicion(self, name: str) -> None:
         """It showed progress on a transfer of ours: trusted again."""
         n = self.by_name.get(name)
         if n is not None:

@@ -1,19 +1,20 @@
-"""The routing machine of a peer: items that come in, wait for the engine, run and are handed on.
+"""The routing machine of a peer: requests come in, wait for the engine, run and are handed on.
 
-Bounded: a peer accepts as long as it has credits (``Limits.credits`` items of its own work, ``Limits.custody`` copies
-for others); REFUSE says so to a sender that saw an older number. The engine runs one call at a time; sources take turns
-at it, and within a source the request that came first goes first. Requests that are at the same block, at whatever
-slot, run as one batch of at most ``max_batch``, since all blocks of a bundle take the same tokens.
+To what every process does (``custody.py``) a peer adds these transitions:
+
+    WAITING -> QUEUED    a block can run here        WAITING -> JOINING   a wave of tracks pays
+    QUEUED  -> RUNNING   the engine is free          JOINING -> WAITING   every track has ended
+    RUNNING -> WAITING   blocks have run, or failed
+    QUEUED  -> WAITING   engine hangs, block failed, drain half over
+    OFFERED or CUSTODY -> AWAY   a track of ours was passed on, on its way back to us
+
+Bounded: a peer accepts as long as it has credits (``Limits.credits`` requests of its own work, ``Limits.custody``
+copies for others); REFUSE reports the current number to a sender that saw an older one.
 """
 
 from __future__ import annotations
 
-import functools
-import heapq
-import math
 import random
-import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -21,44 +22,50 @@ import msgspec
 
 from ls_edge.order_costs import OrderCosts
 from ls_edge.records import Visit
-from ls_edge.runtime.protocol.messages import Accept, Cancel, Itinerary, Refuse, Release, RequestId, State
+from ls_edge.runtime.protocol.messages import (
+    Accept,
+    Cancel,
+    Itinerary,
+    Refuse,
+    RefuseReason,
+    Release,
+    ReturnReason,
+    State,
+    TransferId,
+)
 from ls_edge.runtime.routing.candidates import LocalNode
-from ls_edge.runtime.routing.custody import Item, Stage
+from ls_edge.runtime.routing.credits import Credits
+from ls_edge.runtime.routing.custody import CustodyMachine
+from ls_edge.runtime.routing.engine_queue import EngineQueue
 from ls_edge.runtime.routing.events import (
+    AnnounceState,
     Arrived,
     Compute,
     Computed,
     ComputeFailed,
     Drain,
     Event,
-    Instruction,
     NeighbourDown,
     NeighbourState,
     NeighbourUp,
     Note,
-    Received,
+    NoteKind,
     Send,
-    TellState,
     Tick,
     Warm,
 )
-from ls_edge.runtime.routing.neighbours import TRIP_HALVES, Limits, clamped
-from ls_edge.runtime.routing.policies import policy_of
-from ls_edge.runtime.routing.policies.base import Choice, ReturnToSource, RunHere
-from ls_edge.runtime.routing.waves import Joiner
+from ls_edge.runtime.routing.held_request import HeldRequest, OpenWave, Stage
+from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.tombstones import Tombstones
+from ls_edge.runtime.routing.waves import WaveJoiner
 
-_SOURCES = 1024
-"""Sources whose turns are remembered."""
-_NOT_FINITE = 3
-"""Requests in a row without finite outputs after which a block counts as failed: one odd image is not enough."""
-_SMOOTH = 0.1
-"""Weight of the newest engine call in the usual time of one."""
-_SMOOTH_BESIDE = 0.3
+_NO_WAY_HOME_S = 0.1
+"""Seconds until tokens that nobody can bring home are looked at again: a new link decides them at once anyway."""
 _BLOCK_SHARE = 0.25
-"""Most of a budget that is kept back for an engine call: a wrong belief in its length must not keep it from running."""
+"""Most of a budget that is kept back for an engine call: a wrong measurement of one must not keep it from running."""
 
 
-class PeerMachine(Joiner):
+class PeerMachine(CustodyMachine):
     """Routing of a process that serves ``blocks``."""
 
     def __init__(
@@ -74,486 +81,480 @@ class PeerMachine(Joiner):
     ) -> None:
         """``batch_wait``: seconds that a request waits for others to share an engine call with."""
         super().__init__(name, limits=limits, rng=rng, costs=costs)
-        self.blocks = frozenset(blocks)
-        self.max_batch = max_batch
-        self.batch_wait = batch_wait if max_batch > 1 else 0.0
+        self.engine = EngineQueue(frozenset(blocks), limits, max_batch, batch_wait)
+        self.joins = WaveJoiner(self, self._run_here)
+        self.tombstones = Tombstones(limits.tombstones)
         self.warm = False
         self.draining = False
-        self.stuck = False
-        self.calls = 0
-        self.block_us = 0
-        self.beside_us = 0.0
-        """The same while a wave of ours is open, when transfers share our core; 0 before the first."""
-        self._beside_at = 0.0
-        self._last_took = 0.0
-        self.failed_blocks: dict[int, str] = {}
-        self._queue: list[Item] = []
-        self._running: tuple[Item, ...] | None = None
-        self._running_since = 0.0
-        self._running_blocks = 0
-        self._served: dict[str, int] = {}
-        self._turn = 0
+        self._credits = Credits(limits, self.occupancy)
+        self._credits_before = 0
         self._arrivals = 0
-        self._let_in: dict[str, float] = {}
-        """When each source, its aliases counting as one, last made a transfer to this peer itself."""
-        self._start_at = 0.0
         self._drain_until = float("inf")
-        self._tombstones: dict[tuple[str, RequestId], float] = {}
-        self._tombstone_ends: list[tuple[float, tuple[str, RequestId]]] = []
         self._orphaned: dict[str, float] = {}
-        self._not_finite: dict[int, set[RequestId]] = {}
-        """Requests in a row for which a block gave what is not finite."""
+        """Sources of held work that nobody reaches, and when the work is dropped."""
+        self.transitions |= {
+            (Stage.WAITING, Stage.QUEUED): self._enter_queued,
+            (Stage.QUEUED, Stage.RUNNING): self._enter_running,
+            (Stage.QUEUED, Stage.WAITING): self._leave_queue,
+            (Stage.RUNNING, Stage.WAITING): self._enter_waiting,
+            (Stage.WAITING, Stage.JOINING): self._enter_joining,
+            (Stage.JOINING, Stage.WAITING): self._leave_joining,
+            (Stage.OFFERED, Stage.AWAY): self._leave_offer,
+            (Stage.CUSTODY, Stage.AWAY): self._enter_away,
+            (Stage.QUEUED, Stage.ENDED): self._end_queued,
+            (Stage.RUNNING, Stage.ENDED): self._forget,
+            (Stage.JOINING, Stage.ENDED): self._end_joining,
+            (Stage.AWAY, Stage.ENDED): self._forget,
+        }
+        self.event_handlers |= {
+            Computed: self._on_computed,
+            ComputeFailed: self._on_compute_failed,
+            Warm: self._on_warm,
+            Drain: self._on_drain,
+        }
+        self.message_handlers[Cancel] = self._on_cancel
+
+    # What the process around it and its neighbours ask.
 
     @property
     def credits(self) -> int:
-        """Items that it would accept now, from whomever they come."""
-        if not self.warm or self.draining or self.stuck:
-            return 0
-        kept = sum(item.stage is Stage.CUSTODY for item in self.items.values())
-        return max(0, min(self.limits.credits - (len(self.items) - kept), self.limits.custody - kept))
+        """Requests that it would accept now, from whomever they come."""
+        return self._credits.total if self._serves else 0
+
+    def credits_for(self, name: str) -> int:
+        """Return the transfers that it would accept now from a process, a source or a peer."""
+        if not self._is_source(name):
+            return self.credits
+        return self._credits.of_source(name, self.now) if self._serves else 0
 
     @property
     def idle(self) -> bool:
         """Whether it holds nothing, so that it may leave."""
-        return not self.items
+        return not self.held
 
-    def credits_for(self, name: str) -> int:
-        """Transfers that it would accept now from a process, a source or a peer."""
-        if not self._is_source(name):
-            return self.credits
-        held = self._held_by_owner()
-        return max(0, min(self.credits - self.limits.reserved, self._room(name, held)), self._guaranteed(name))
+    def state(self, name: str = "") -> State:
+        """Return the STATE for the neighbour of this name."""
+        peers = [n for n in self.neighbours if n.hello.role == "peer"]
+        reached = {block for n in peers if n.available(self.now) for block in n.hello.blocks}
+        engine = self.engine
+        return State(
+            warm=self.warm,
+            draining=self.draining,
+            stuck=engine.stuck,
+            credits=self.credits_for(name),
+            queue=len(engine.queued) + (engine.running is not None),
+            calls=engine.calls,
+            block_us=engine.block_us,
+            wait_us=engine.work_us(self.now),
+            reaches=tuple(sorted(n.name for n in self.neighbours)),
+            reach_blocks=tuple(sorted(reached)),
+        )
+
+    @property
+    def _serves(self) -> bool:
+        return self.warm and not self.draining and not self.engine.stuck
 
     def _is_source(self, name: str) -> bool:
         n = self.neighbours.get(name)
         return n is not None and n.hello.role == "source"
 
-    def _held_by_owner(self) -> Counter[str]:
-        """How much of the work here is whose; aliases of a source count as one."""
-        return Counter(owner_of(item.owner) for item in self.items.values() if item.stage is not Stage.CUSTODY)
+    # Taking in.
 
-    def _room(self, owner: str, held: Counter[str]) -> int:
-        """How many more requests a source may have here: all share the credits equally."""
-        who = owner_of(owner)
-        return self.limits.fair_share(len(held.keys() | {who})) - held[who]
-
-    def _guaranteed(self, sender: str) -> int:
-        """How many transfers a linked source may make even if others hold all credits and never let go.
-
-        That a request is its own is a peer's word where it came from one; so a source that was not let in for a while
-        may make one whatever is held in its name.
-        """
-        if not self.warm or self.draining or self.stuck or not self._is_source(sender):
-            return 0
-        who = owner_of(sender)
-        working = [item for item in self.items.values() if item.stage is not Stage.CUSTODY]
-        if sum(item.upstream == item.owner for item in working) >= self.limits.credits:
-            return 0
-        starved = self._now - self._let_in.get(who, float("-inf")) >= self.limits.starved
-        return max(int(starved), self.limits.guaranteed - sum(owner_of(item.owner) == who for item in working))
-
-    def state(self, name: str = "") -> State:
-        """What the neighbour of this name has to know."""
-        peers = [n for n in self.neighbours if n.hello.role == "peer"]
-        reached = {block for n in peers if n.available(self._now) for block in n.hello.blocks}
-        return State(
-            warm=self.warm,
-            draining=self.draining,
-            stuck=self.stuck,
-            credits=self.credits_for(name),
-            queue=len(self._queue) + (self._running is not None),
-            calls=self.calls,
-            block_us=self.block_us,
-            wait_us=self.work_us,
-            reaches=tuple(sorted(n.name for n in self.neighbours)),
-            reach_blocks=tuple(sorted(reached)),
-        )
-
-    def next_check(self) -> float | None:
-        """See :meth:`Machine.next_check`; the end of a drain and sources that went away count too."""
-        times = [t for t in (super().next_check(), *self._orphaned.values()) if t is not None]
-        if self.draining and self._now < self._drain_until:
-            times.append(self._drain_until)
-        if self._running is None and self._queue and not self.stuck:
-            times.append(self._start_at)
-        return min(times, default=None)
-
-    def handle(self, event: Event, now: float) -> list[Instruction]:
-        """See :meth:`Machine.handle`; that credits have run out, or are there again, is told at once."""
-        before, reserved = self.credits, self.limits.reserved
-        out = super().handle(event, now)
-        after = self.credits
-        crossed = (before > 0) != (after > 0) or (before > reserved) != (after > reserved)
-        if crossed and TellState() not in out:
-            out.append(TellState())
-        return out
-
-    def _on(self, event: Event) -> None:
-        if isinstance(event, Computed):
-            self._on_computed(event)
-        elif isinstance(event, ComputeFailed):
-            self._on_compute_failed(event)
-        elif isinstance(event, Warm):
-            self.warm, self.block_us = True, event.block_us
-            self._out.append(TellState())
-        elif isinstance(event, Drain):
-            self.draining = True
-            self._drain_until = self._now + self.limits.drain / 2
-            self._out.append(TellState())
-        else:
-            super()._on(event)
-        if isinstance(event, NeighbourDown):
-            self._let_in.pop(owner_of(event.name), None)
-        if isinstance(event, (NeighbourUp, NeighbourDown, NeighbourState, Tick)) and self.items:
-            self._look_for_orphans()
-        self._forget()
-
-    def _on_message(self, event: Received) -> None:
-        if isinstance(event.message, Cancel):
-            self._cancel(event.sender, event.message)
-        else:
-            super()._on_message(event)
-
-    def _on_run(self, event: Arrived) -> None:
+    def _on_arrived(self, event: Arrived) -> None:
         run, sender = event.run, event.sender
         if run.returning and run.itinerary.source == self.name:
-            self._on_track(event)
+            self.joins.on_returned(event)
             return
         reason = self._reason_to_refuse(event)
-        if reason:
-            self._out.append(Send(sender, Refuse(run.transfer, reason, self.credits_for(sender))))
+        if reason is not None:
+            self.instructions.append(Send(sender, Refuse(run.transfer, reason, self.credits_for(sender))))
             return
-        if run.transfer not in self.items:
-            item = Item(
+        if run.transfer not in self.held:
+            request = HeldRequest(
                 transfer=run.transfer,
                 itinerary=run.itinerary,
                 tokens=event.tokens,
-                deadline=self._now + run.budget_us / 1e6,
+                deadline=self.now + run.budget_us / 1e6,
                 upstream=sender,
-                arrived=self._now,
+                arrived=self.now,
                 tie_break=self._arrivals,
                 returning=run.returning,
                 codec_us=event.codec_us,
-                progress_at=self._now,
+                progress_at=self.now,
             )
             self._arrivals += 1
-            if sender == item.owner:
-                self._let_in[owner_of(sender)] = self._now
-            self.items[run.transfer] = item
-            self._ready.append(item)
-            self._tell_source(item, sender)
-        self._out.append(Send(sender, Accept(run.transfer, self.credits_for(sender))))
+            if sender == request.owner:
+                self._credits.let_in(sender, self.now)
+            self.hold(request, f"from {sender}")
+            self.decide_soon(request)
+            self._report_moved(request, sender)
+        self.instructions.append(Send(sender, Accept(run.transfer, self.credits_for(sender))))
 
-    def _reason_to_refuse(self, event: Arrived) -> str:
-        run = event.run
+    def _reason_to_refuse(self, event: Arrived) -> RefuseReason | None:
+        run, sender = event.run, event.sender
         owner = run.itinerary.owner
-        if self._tombstones.get((owner, run.transfer.request), self._now) > self._now:
-            return "cancelled"
-        if run.transfer in self.items:
-            return ""
+        if self.tombstones.holds((owner, run.transfer.request), self.now):
+            return RefuseReason.CANCELLED
+        if run.transfer in self.held:
+            return None
         if not event.finite:
-            return "not finite"
+            return RefuseReason.NOT_FINITE
         if run.returning:
             room = self.limits.credits + self.limits.custody
-            theirs = sum(bool(item.returning) and item.upstream == event.sender for item in self.items.values())
-            return "busy" if len(self.items) >= room or theirs >= room // 2 else ""
+            theirs = sum(bool(request.returning) and request.upstream == sender for request in self.held.values())
+            return RefuseReason.BUSY if len(self.held) >= room or theirs >= room // 2 else None
         if self.draining:
-            return "draining"
+            return RefuseReason.DRAINING
         if not self.warm:
-            return "cold"
-        held = self._held_by_owner()
-        if self._guaranteed(event.sender):
-            return ""
-        return "busy" if self.credits_for(event.sender) <= 0 or self._room(owner, held) <= 0 else ""
+            return RefuseReason.COLD
+        if self._serves and self._is_source(sender) and self._credits.guaranteed(sender, self.now):
+            return None
+        return RefuseReason.BUSY if self.credits_for(sender) <= 0 or self._credits.room(owner) <= 0 else None
+
+    # Deciding.
+
+    def local_node(self, request: HeldRequest) -> LocalNode:  # noqa: ARG002
+        """Return what the engine can run; nothing while it is cold, stuck, or half of a drain is over."""
+        # No wait: whoever sent the tokens here has counted our queue. Weighing it again against what the others said
+        # a moment ago would send them to and fro.
+        return LocalNode(
+            blocks=self.local_blocks,
+            block_us=self.engine.block_us,
+            costs=self.costs,
+            credit_wait=self.limits.credit_wait,
+            beside_us=self.engine.expected_beside_us(self.now),
+        )
+
+    def _decide_locally(self, request: HeldRequest, local: LocalNode) -> bool:
+        if request.returning:
+            self._send_home(request)
+            return True
+        if self._is_own_track(request):
+            self.joins.decide(request, local)
+            return True
+        if not local.blocks or self.draining:
+            return False
+        return self.joins.split(request, replace(local, wait_us=self.engine.work_us(self.now)))
+
+    def _is_own_track(self, request: HeldRequest) -> bool:
+        """Whether tokens are, or claim to be, a track that this process joins."""
+        return request.itinerary.track is not None and request.itinerary.source == self.name
+
+    def _run_here(self, request: HeldRequest, block: int) -> None:
+        self.transition(request, Stage.QUEUED, f"block {block}", block)
+
+    def _cannot_go_on(self, request: HeldRequest, reason: ReturnReason) -> None:
+        self._return(request, reason)
+
+    def _return(self, request: HeldRequest, reason: ReturnReason) -> None:
+        """Begin to send a waiting request back to its source."""
+        request.returning = reason
+        # Who relayed them on the way here may relay them on the way home.
+        request.itinerary = msgspec.structs.replace(request.itinerary, relays=())
+        self._send_home(request)
+
+    def _send_home(self, request: HeldRequest) -> None:
+        """Offer the tokens to the source, to a neighbour that reaches it, or back along the way that they came."""
+        source = request.itinerary.source
+        n = self.neighbours.get(source)
+        if n is not None and n.window_open(self.now, self.limits):
+            self.offer(request, source, request.itinerary)
+            return
+        if n is not None:  # a slow link; what waits for it must not be taken for lost
+            self._full.add(source)
+            self.send_progress([request])
+            self.wait(request, self.now + self.limits.look_again, "slow link home")
+            return
+        relays, avoid = request.itinerary.relays, request.avoid
+        ways = [
+            n.name
+            for n in self.neighbours
+            if n.available(self.now) and n.state and source in n.state.reaches
+            and n.name not in relays and avoid.get(n.name, 0.0) <= self.now
+        ]  # fmt: skip
+        way = request.upstream if request.upstream in ways else min(ways, default=self._holder_before(request))
+        if way:
+            self.offer(request, way, msgspec.structs.replace(request.itinerary, relays=(*relays, self.name)))
+        else:
+            self.wait(request, self.now + _NO_WAY_HOME_S, "no way home")
+
+    def _holder_before(self, request: HeldRequest) -> str:
+        """Who was on the tokens' way from the source, is not on their way back yet and can be reached; or nobody."""
+        for visit in reversed(request.itinerary.visits):
+            n = self.neighbours.get(visit.holder)
+            if n is not None and n.available(self.now) and visit.holder not in request.itinerary.relays:
+                return visit.holder
+        return ""
+
+    # Engine and waves: transitions.
+
+    def _enter_queued(self, request: HeldRequest, block: int) -> None:
+        request.engine.block, request.engine.queued_at = block, self.now
+        self.set_check(request, request.deadline)
+        self.engine.queued.append(request)
+
+    def _enter_running(self, request: HeldRequest, usual: float) -> None:
+        self.engine.queued.remove(request)
+        self.set_check(request, self.now + max(self.limits.hop_floor, self.limits.hop_factor * usual))
+
+    def _leave_queue(self, request: HeldRequest, until: float | None) -> None:
+        self.engine.queued.remove(request)
+        self._enter_waiting(request, until)
+
+    def _end_queued(self, request: HeldRequest) -> None:
+        self.engine.queued.remove(request)
+        self._forget(request)
+
+    def _enter_joining(self, request: HeldRequest, wave: OpenWave) -> None:
+        self.joins.enter_joining(request, wave)
+        self._look_again(request)
+
+    def _leave_joining(self, request: HeldRequest, until: float | None) -> None:
+        self.joins.leave_joining(request)
+        self._enter_waiting(request, until)
+
+    def _end_joining(self, request: HeldRequest) -> None:
+        self.joins.leave_joining(request)
+        self._forget(request)
+
+    def _leave_offer(self, request: HeldRequest) -> None:
+        self._settle_offer(request)
+        self._enter_away(request)
+
+    def _enter_away(self, request: HeldRequest) -> None:
+        self.forget_transfer(request)
+        self.set_check(request, self.now + self.limits.away_floor)
+
+    def _look_again(self, request: HeldRequest) -> None:
+        self.set_check(request, min(self.now + self.limits.look_again, self._end(request)))
 
     # The engine.
 
-    def _own(self, item: Item) -> LocalNode:
-        if not self.warm or self.stuck or self._now >= self._drain_until:
-            return super()._own(item)
-        usable = self.blocks - self.failed_blocks.keys()
-        # No wait: whoever sent the tokens here has counted our queue. Weighing it again against what the others said
-        # a moment ago would send them to and fro.
-        return LocalNode(usable, 0, self.block_us, self.costs, self.limits.credit_wait, self._expected_beside_us())
-
-    def _expected_beside_us(self) -> int:
-        """As :meth:`Neighbour.expected_trip_us`, belief fades, so that waves are tried again."""
-        if not self.beside_us:
-            return 0
-        belief = math.pow(0.5, (self._now - self._beside_at) / TRIP_HALVES)
-        return round(self.block_us + (self.beside_us - self.block_us) * belief)
-
-    def _decide(self, item: Item) -> None:
-        if self._over_budget(item):
+    def _start_engine(self) -> None:
+        started = self.engine.next_batch(self.now, self.local_blocks)
+        if started is None:
             return
-        own = self._own(item)
-        alone = item.returning or not own.blocks or self.draining
-        if alone or not self._split(item, replace(own, wait_us=self.work_us)):
-            super()._decide(item)
-
-    @property
-    def work_us(self) -> int:
-        """What the engine has to do for the requests that wait for it or are on it."""
-        waiting = (*self._queue, *(self._running or ()))
-        calls = sum(len(self.blocks.intersection(item.itinerary.remaining)) for item in waiting)
-        over = min(round((self._now - self._running_since) * 1e6), self._running_blocks * self.block_us)
-        return max(0, calls * self.block_us // self.max_batch - (over if self._running else 0))
-
-    def _take(self, item: Item, choice: Choice) -> None:
-        if isinstance(choice, RunHere):
-            item.stage, item.block, item.check_at = Stage.QUEUED, choice.block, item.deadline
-            item.queued_at = self._now
-            self._queue.append(item)
-        elif isinstance(choice, ReturnToSource):
-            self._give_back(item, choice.reason)
-
-    def _after(self) -> None:
-        self._queue = [i for i in self._queue if self.items.get(i.transfer) is i and i.stage is Stage.QUEUED]
-        if self._running is not None or not self._queue or self.stuck:
-            return
-        first = min(self._queue, key=lambda i: (self._served.get(i.owner, 0), i.arrived, i.transfer.request))
-        batch = [first]
-        for item in self._queue:
-            if len(batch) < self.max_batch and item is not first and self._may_join(item, first.block):
-                batch.append(item)
-        self._start_at = first.queued_at + self.batch_wait
-        if len(batch) < self.max_batch and self._now < self._start_at:
-            return
-        self._turn += 1
-        self._served[first.owner] = self._turn
-        if len(self._served) > _SOURCES:
-            del self._served[min(self._served, key=lambda owner: self._served[owner])]
-        blocks = self._chain(batch, first.block)
-        usual = len(blocks) * self.block_us / 1e6
-        for item in batch:
-            item.stage = Stage.RUNNING
-            item.check_at = self._now + max(self.limits.hop_floor, self.limits.hop_factor * usual)
-            self._queue.remove(item)
-        self._running = tuple(batch)
-        self._running_since, self._running_blocks = self._now, len(blocks)
-        self._out.append(
+        batch, blocks = started
+        usual = len(blocks) * self.engine.block_us / 1e6
+        for request in batch:
+            self.transition(request, Stage.RUNNING, f"blocks {', '.join(map(str, blocks))}", usual)
+        self.instructions.append(
             Compute(
                 blocks,
-                tuple(i.transfer for i in batch),
-                tuple(i.tokens for i in batch),
-                tuple(i.itinerary.blocks_done for i in batch),
+                tuple(request.transfer for request in batch),
+                tuple(request.tokens for request in batch),
+                tuple(request.itinerary.blocks_done for request in batch),
             )
         )
 
-    def _may_join(self, item: Item, block: int) -> bool:
-        """Whether a request that waits for the engine may run ``block`` next; its slot may be any."""
-        free = policy_of(item.itinerary.policy).batches_freely
-        return item.block == block or (free and block in item.itinerary.remaining)
+    @property
+    def local_blocks(self) -> frozenset[int]:
+        """Blocks that the engine can run now."""
+        usable = self.warm and not self.engine.stuck and self.now < self._drain_until
+        return self.engine.usable_blocks if usable else frozenset()
 
-    def _chain(self, batch: list[Item], first: int) -> tuple[int, ...]:
-        """Blocks that all of a batch would run here one after the other anyway, as many as fit one engine call.
-
-        Only what the policies would choose without looking at anybody else: the next wanted block, held here.
-        """
-        if not all(policy_of(item.itinerary.policy).chains_blocks for item in batch):
-            return (first,)
-        most = max(1, int(self.limits.chain * 1e6 / max(1, self.block_us)))
-        chain = [first]
-        own = self._own(batch[0]).blocks
-        following = [[b for b in item.itinerary.remaining if b != first] for item in batch]
-        while len(chain) < most:
-            index = len(chain) - 1
-            wanted = {blocks[index] if index < len(blocks) else -1 for blocks in following}
-            block = wanted.pop()
-            if wanted or block not in own:
-                break
-            chain.append(block)
-        return tuple(chain)
+    def _on_warm(self, event: Warm) -> None:
+        self.warm, self.engine.block_us = True, event.block_us
+        self.instructions.append(AnnounceState())
 
     def _on_computed(self, event: Computed) -> None:
-        self.calls += 1
-        took = event.engine_us / len(event.blocks)
-        took, self._last_took = clamped(took, self.block_us, self._last_took), took
-        for block in event.blocks:
-            self._not_finite.pop(block, None)
-        if any(self._track_of(item) is not None for item in self._running or ()):
-            self.beside_us += (took - self.beside_us) * (_SMOOTH_BESIDE if self.beside_us else 1.0)
-            self._beside_at = self._now
-        else:
-            self.block_us = round(self.block_us + _SMOOTH * (took - self.block_us))
+        self.engine.measure(event, self.now)
         self._engine_is_back()
         for transfer, tokens in zip(event.transfers, event.outputs, strict=True):
-            item = self.items.get(transfer)
-            if item is None or item.stage is not Stage.RUNNING:
+            request = self._on_engine(transfer)
+            if request is None:
                 continue
-            item.tokens = tokens
+            request.tokens = tokens
             for block in event.blocks:
-                item.itinerary = item.itinerary.ran(block, self.name)
-            item.ran += event.blocks
-            item.engine_us += event.engine_us
-            self._wait(item, None)
-            self._ready.append(item)
-            found = self._track_of(item)
-            self._send_progress([item if found is None else found[0].item])
-        self._send_progress(self._queue)
+                request.itinerary = request.itinerary.ran(block, self.name)
+            request.engine.ran += event.blocks
+            request.engine.engine_us += event.engine_us
+            self.wait(request, None, "ran")
+            self.decide_soon(request)
+            self.send_progress([request if request.open_track is None else request.open_track.wave.request])
+        self.send_progress(self.engine.queued)
 
     def _on_compute_failed(self, event: ComputeFailed) -> None:
         if event.rest is not None:
             self._on_computed(event.rest)
-        failed = not event.not_finite or self._not_finite_again(event)
+        failed = self.engine.count_failure(event)
+        why = f"block {event.block}: {event.why}"
         if failed:
-            self.failed_blocks[event.block] = event.why
-            self._out += [Note("engine failed", self.name, why=f"block {event.block}: {event.why}"), TellState()]
+            self.instructions += [Note(NoteKind.ENGINE_FAILED, self.name, why=why), AnnounceState()]
         else:
-            self._out.append(Note("not finite", self.name, why=f"block {event.block}: {event.why}"))
+            self.instructions.append(Note(NoteKind.NOT_FINITE, self.name, why=why))
         self._engine_is_back()
         for transfer in event.transfers:
-            item = self.items.get(transfer)
-            if item is None or item.stage is not Stage.RUNNING:
+            request = self._on_engine(transfer)
+            if request is None:
                 continue
-            if event.not_finite and self._track_of(item) is not None:
-                self._give_up(item)
-            elif event.not_finite:
-                self._give_back(item, "not finite")
+            if event.not_finite and request.open_track is not None:
+                self.joins.give_up(request)
+                continue
+            self.wait(request, None, why)
+            if event.not_finite:
+                self._return(request, ReturnReason.NOT_FINITE)
             else:
-                self._wait(item, None)
-                self._ready.append(item)
-        if event.rest is not None:
-            self._on_computed(event.rest)
+                self.decide_soon(request)
         if failed:
-            self._requeue()
+            self._requeue("a block failed")
 
-    def _not_finite_again(self, event: ComputeFailed) -> bool:
-        """Count a block's outputs that are not finite; whether there were too many in a row."""
-        seen = self._not_finite.setdefault(event.block, set())
-        seen.update(transfer.request for transfer in event.transfers)
-        return len(seen) >= _NOT_FINITE
+    def _on_engine(self, transfer: TransferId) -> HeldRequest | None:
+        """Return the request of a call that has ended, unless it has ended meanwhile."""
+        request = self.held.get(transfer)
+        return request if request is not None and request.stage is Stage.RUNNING else None
 
     def _engine_is_back(self) -> None:
-        self._running = None
-        if self.stuck:
-            self.stuck = False
-            self._out += [Note("engine is back", self.name), TellState()]
+        self.engine.running = None
+        if self.engine.stuck:
+            self.engine.stuck = False
+            self.instructions += [Note(NoteKind.ENGINE_BACK, self.name), AnnounceState()]
 
-    def _late(self, item: Item) -> None:
-        if item.stage is Stage.RUNNING:
-            item.check_at = item.deadline
-            if not self.stuck:
-                self.stuck = True
-                why = f"block {item.block} has been running for longer than its deadline"
-                self._out += [Note("engine is stuck", self.name, item.request, why), TellState()]
-                self._requeue()
-                for part in self._running or ():
-                    self._give_up(part)
-        else:
-            super()._late(item)
-
-    def _requeue(self) -> None:
+    def _requeue(self, why: str) -> None:
         """What waits for the engine is decided again."""
-        for item in self._queue:
-            self._wait(item, None)
-            self._ready.append(item)
-        self._queue = []
+        for request in list(self.engine.queued):
+            self.wait(request, None, why)
+            self.decide_soon(request)
 
     # Handing on.
 
-    def _accepted(self, item: Item) -> None:
-        if item.upstream in self.neighbours.by_name:
-            assert item.upstream is not None
-            self._out.append(Send(item.upstream, Release(item.transfer, item.next)))
-        if item.returning and item.next == item.itinerary.source:
-            self._drop(item)
+    def _accepted(self, request: HeldRequest) -> None:
+        if request.upstream in self.neighbours.by_name:
+            assert request.upstream is not None
+            self.instructions.append(Send(request.upstream, Release(request.transfer, request.downstream)))
+        if request.returning and request.downstream == request.itinerary.source:
+            self.end(request, "home")
 
-    def _give_back(self, item: Item, reason: str) -> None:
-        item.returning = reason
-        # Who relayed them on the way here may relay them on the way home.
-        item.itinerary = msgspec.structs.replace(item.itinerary, relays=())
-        self._send_home(item)
+    def _released(self, request: HeldRequest, holder: str) -> None:
+        n = self.neighbours.get(request.downstream)
+        if n is not None:
+            n.reset_back_off()
+        if request.open_track is None:
+            self.end(request, f"passed on to {holder}")
+        else:  # it is on its way back to us by another way than it went
+            self.transition(request, Stage.AWAY, f"passed on to {holder}")
 
-    def _with_visit(self, item: Item, itinerary: Itinerary) -> Itinerary:
-        stay = round((self._now - item.arrived) * 1e6)
-        queue = max(0, stay - item.engine_us - item.wait_us)
+    def _refused(self, request: HeldRequest, message: Refuse) -> None:
+        cancelled = message.reason == RefuseReason.CANCELLED
+        if cancelled and not request.returning and request.itinerary.source != self.name:
+            # If it is so, the source will take them and forget them; if the other lied, nothing is lost.
+            self._return(request, ReturnReason.CANCELLED)
+
+    def _annotated(self, request: HeldRequest, itinerary: Itinerary) -> Itinerary:
+        engine, joins = request.engine, request.joins
+        queue = max(0, round((self.now - request.arrived) * 1e6) - engine.engine_us - joins.wait_us)
         visit = Visit(
-            self.name, tuple(item.ran), queue, item.engine_us, item.codec_us, item.wait_us, tuple(item.tracks)
+            self.name, tuple(engine.ran), queue, engine.engine_us, request.codec_us, joins.wait_us, tuple(joins.rows)
         )
         return msgspec.structs.replace(itinerary, visits=(*itinerary.visits, visit))
 
-    def _end(self, item: Item) -> float:
-        if item.stage in (Stage.WAITING, Stage.JOINING) and not item.returning:
-            # However slow the engine is believed to be, most of the time that there was is tried.
-            usual = min(self.block_us / 1e6, _BLOCK_SHARE * (item.deadline - item.arrived))
-            return item.deadline - self.limits.way_back - usual
-        return item.deadline
+    # Times.
 
-    def _over_budget(self, item: Item) -> bool:
-        if self._now >= item.deadline:
-            self._drop(item)
+    def _end(self, request: HeldRequest) -> float:
+        if request.stage in (Stage.WAITING, Stage.JOINING) and not request.returning:
+            # However slow the engine is believed to be, most of the time that there was is tried.
+            usual = min(self.engine.block_us / 1e6, _BLOCK_SHARE * (request.deadline - request.arrived))
+            return request.deadline - self.limits.way_back - usual
+        return request.deadline
+
+    def _over_budget(self, request: HeldRequest) -> bool:
+        if self.now >= request.deadline:
+            self.end(request, "budget")
             return True
-        if item.stage is Stage.JOINING and self._now >= self._end(item):
-            self._stop_waiting(item)
+        if request.stage is Stage.JOINING and self.now >= self._end(request):
+            self.joins.stop_waiting(request)
             return True
-        on_its_way = item.returning or item.itinerary.source == self.name
-        if item.stage is Stage.WAITING and not on_its_way and self._now >= self._end(item):
-            self._give_back(item, "budget")
+        on_its_way = request.returning or request.itinerary.source == self.name
+        if request.stage is Stage.WAITING and not on_its_way and self.now >= self._end(request):
+            self._return(request, ReturnReason.BUDGET)
             return True
         return False
 
-    def _on_refuse(self, item: Item, message: Refuse) -> None:
-        super()._on_refuse(item, message)
-        if message.reason == "cancelled" and not item.returning and item.itinerary.source != self.name:
-            # If it is so, the source will take them and forget them; if the other lied, nothing is lost.
-            self._give_back(item, "cancelled")
+    def _late(self, request: HeldRequest) -> None:
+        if request.stage is Stage.RUNNING:
+            self.set_check(request, request.deadline)
+            if not self.engine.stuck:
+                self.engine.stuck = True
+                why = f"block {request.engine.block} has been running for longer than its deadline"
+                self.instructions += [
+                    Note(NoteKind.ENGINE_STUCK, self.name, request.request, why),
+                    AnnounceState(),
+                ]
+                self._requeue("the engine is stuck")
+                for running in self.engine.running or ():
+                    self.joins.give_up(running)
+        elif request.stage is Stage.JOINING:
+            self.send_progress([request])
+            self._look_again(request)
+        elif request.stage is Stage.AWAY:
+            self.joins.give_up(request)
 
-    def _released(self, item: Item, holder: str) -> None:
-        n = self.neighbours.get(item.next)
-        if n is not None:
-            n.got_on()
-        super()._released(item, holder)
+    def _other_checks(self) -> Iterable[float]:
+        yield from self._orphaned.values()
+        if self.draining and self.now < self._drain_until:
+            yield self._drain_until
+        if self.engine.next_start is not None:
+            yield self.engine.next_start
 
     # What nobody waits for any more.
 
-    def _cancel(self, sender: str, message: Cancel) -> None:
-        """Forget what belongs to the sender: nobody cancels the requests of others."""
-        until = self._now + message.budget_us / 1e6
-        keys = {(sender, request) for request in message.requests}
-        for key in keys:
-            self._tombstones.pop(key, None)
-            self._tombstones[key] = until
-            heapq.heappush(self._tombstone_ends, (until, key))
-        self._forget_tombstones()
-        for item in [i for i in self.items.values() if (i.owner, i.request) in keys]:
-            self._drop(item)
+    def _on_drain(self, _event: Drain) -> None:
+        self.draining = True
+        self._drain_until = self.now + self.limits.drain / 2
+        self.instructions.append(AnnounceState())
 
-    def _forget_tombstones(self) -> None:
-        ends = self._tombstone_ends
-        while len(self._tombstones) > self.limits.tombstones:
-            del self._tombstones[next(iter(self._tombstones))]  # the oldest
-        while ends and (ends[0][0] <= self._now or len(ends) > 2 * self.limits.tombstones):
-            until, key = heapq.heappop(ends)
-            if self._tombstones.get(key, self._now) <= until and until <= self._now:
-                self._tombstones.pop(key, None)
+    def _on_cancel(self, sender: str, message: Cancel) -> None:
+        """Forget what belongs to the sender: nobody cancels the requests of others."""
+        keys = {(sender, request) for request in message.requests}
+        self.tombstones.add(keys, self.now + message.budget_us / 1e6, self.now)
+        for request in [request for request in self.held.values() if (request.owner, request.request) in keys]:
+            self.end(request, "cancelled")
+
+    def _track_forgotten(self, request: HeldRequest) -> None:
+        self.joins.on_track_forgotten(request)
+
+    def _after_event(self, event: Event) -> None:
+        if isinstance(event, NeighbourDown):
+            self._credits.forget(event.name)
+        if isinstance(event, (NeighbourUp, NeighbourDown, NeighbourState, Tick)) and self.held:
+            self._look_for_orphans()
+        if self.now >= self._drain_until and self.engine.queued:
+            self._requeue("half of the drain is over")
+        self.tombstones.forget(self.now)
+        for name in [name for name, at in self._orphaned.items() if at <= self.now]:
+            del self._orphaned[name]
+            for request in [request for request in self.held.values() if request.itinerary.source == name]:
+                self.instructions.append(Note(NoteKind.DROPPED, name, request.request, "its source went away"))
+                self.end(request, "its source went away")
 
     def _look_for_orphans(self) -> None:
         """Find sources of held work that nobody reaches any more, however it was that they were reached."""
-        sources = {item.itinerary.source for item in self.items.values()} - {self.name}
+        sources = self.occupancy.sources.keys() - {self.name}
         for name in sources:
             if name in self.neighbours.by_name or any(n.state and name in n.state.reaches for n in self.neighbours):
                 self._orphaned.pop(name, None)
             else:
-                self._orphaned.setdefault(name, self._now + self.limits.away_floor)
+                self._orphaned.setdefault(name, self.now + self.limits.away_floor)
         for name in self._orphaned.keys() - sources:
             del self._orphaned[name]
 
-    def _forget(self) -> None:
-        if self._now >= self._drain_until and self._queue:
-            self._requeue()
-        self._forget_tombstones()
-        for name in [n for n, at in self._orphaned.items() if at <= self._now]:
-            del self._orphaned[name]
-            for item in [i for i in self.items.values() if i.itinerary.source == name]:
-                self._out.append(Note("dropped", name, item.request, "its source went away"))
-                self._drop(item)
+    def _finish(self) -> None:
+        """Start the engine; announce at once that credits have run out, or are there again."""
+        self._start_engine()
+        before, after, reserved = self._credits_before, self.credits, self.limits.reserved
+        self._credits_before = after
+        crossed = (before > 0) != (after > 0) or (before > reserved) != (after > reserved)
+        if crossed and AnnounceState() not in self.instructions:
+            self.instructions.append(AnnounceState())
 
-
-_ALIAS = re.compile(r"\.[0-9a-f]{8}$")
-
-
-@functools.lru_cache(4096)
-def owner_of(name: str) -> str:
-    """The name in ``peers.yaml`` behind the alias of a source process."""
-    return _ALIAS.sub("", name)
+    def _validate_parts(self) -> None:
+        engine, held = self.engine, self.held.values()
+        queued = [request for request in held if request.stage is Stage.QUEUED]
+        self._expect({id(r) for r in engine.queued} == {id(r) for r in queued}, "the engine's queue differs")
+        self._expect(len(engine.queued) == len(queued), "queued twice")
+        for request in held:
+            running = any(one is request for one in engine.running or ())
+            self._expect(running == (request.stage is Stage.RUNNING), "on the engine or not", request)
+            self._expect((request.wave is not None) == (request.stage is Stage.JOINING), "joining or not", request)
+        for fault in self.joins.faults():
+            self._expect(False, fault)

@@ -15,19 +15,21 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ls_edge.order_costs import OrderCosts
-from ls_edge.runtime.protocol.messages import Hello, Itinerary, Run
-from ls_edge.runtime.routing.custody import Machine
+from ls_edge.runtime.protocol.messages import Hello, Itinerary
+from ls_edge.runtime.routing.custody import CustodyMachine
 from ls_edge.runtime.routing.events import (
-    Answer,
+    AnnounceState,
     Arrived,
+    Complete,
     Compute,
     Computed,
     Drain,
     Event,
     Fail,
+    Forward,
+    Instruction,
     NeighbourDown,
     NeighbourState,
     NeighbourUp,
@@ -35,7 +37,6 @@ from ls_edge.runtime.routing.events import (
     Received,
     Send,
     Submit,
-    TellState,
     Tick,
     Unsendable,
     Warm,
@@ -54,7 +55,7 @@ class Process:
     """A machine and what surrounds it."""
 
     name: str
-    machine: Machine
+    machine: CustodyMachine
     incarnation: int
     alive: bool = True
     stopped: bool = False
@@ -81,10 +82,12 @@ class Simulation:
         max_batch: int = 1,
         detection: float = 0.35,
         costs: OrderCosts | None = None,
+        validate: bool = False,
     ) -> None:
+        """``validate``: check the books of a machine after each event (``CustodyMachine.validate``)."""
         self.blocks = blocks
         self.now = 0.0
-        self.outcomes: dict[int, list[Answer | Fail]] = {}
+        self.outcomes: dict[int, list[Complete | Fail]] = {}
         self.ended: dict[int, float] = {}
         """When each request had its outcome."""
         self.notes: list[tuple[float, str, Note]] = []
@@ -98,6 +101,7 @@ class Simulation:
         self._placement = {name: tuple(held) for name, held in peers.items()}
         self._limits = limits or Limits()
         self._costs = costs
+        self._validate = validate
         self._rng = random.Random(seed)
         self._counter = itertools.count()
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -196,7 +200,11 @@ class Simulation:
         self._link_lost(a, b, "cut")
         self._link_lost(b, a, "cut")
 
-    def mend(self, a: str, b: str) -> None:
+    def is_cut(self, a: str, b: str) -> bool:
+        """Return whether the link between two processes was taken down."""
+        return frozenset((a, b)) in self._cut
+
+    def restore(self, a: str, b: str) -> None:
         """Bring the link between two processes up again."""
         self._cut.discard(frozenset((a, b)))
         self._hello(a, b)
@@ -223,7 +231,7 @@ class Simulation:
         made = PeerMachine(
             name, self._placement[name], limits=self._limits, rng=self._rng, max_batch=self.max_batch, costs=self._costs
         )
-        made.join = _join
+        made.joins.join = join_tuples
         return made
 
     def _start(self, name: str) -> None:
@@ -239,7 +247,7 @@ class Simulation:
     def _repeat_state(self, process: Process) -> None:
         if process.alive and self.processes[process.name] is process:
             if not process.stopped:
-                self._tell_state(process)
+                self._send_state(process)
                 self._feed(process.name, Tick())
             self._at(_STATE_EVERY, lambda: self._repeat_state(process))
 
@@ -248,9 +256,9 @@ class Simulation:
         held = self._placement.get(sender, ())
         hello = Hello(sender, _role(sender), process.incarnation, 0, "model", "bundle", tuple(held))
         self._deliver(sender, to, NeighbourUp(hello))
-        self._tell_state(process, to)
+        self._send_state(process, to)
 
-    def _tell_state(self, process: Process, only: str | None = None) -> None:
+    def _send_state(self, process: Process, only: str | None = None) -> None:
         if isinstance(process.machine, PeerMachine):
             for to in self.processes if only is None else (only,):
                 if to != process.name:
@@ -290,6 +298,8 @@ class Simulation:
         while process.events:
             for instruction in process.machine.handle(process.events[0], self.now):
                 self._execute(process, instruction)
+            if self._validate:
+                process.machine.validate()
             process.events.popleft()
         due = process.machine.next_check()
         if due is not None:
@@ -300,23 +310,22 @@ class Simulation:
         if self.processes[process.name] is process and due is not None and due <= self.now:
             self._feed(process.name, Tick())
 
-    def _execute(self, process: Process, instruction: Any) -> None:
-        if isinstance(instruction, Send):
-            message = instruction.message
-            event: Event
+    def _execute(self, process: Process, instruction: Instruction) -> None:
+        if isinstance(instruction, (Send, Forward)):
             if self._rng.random() < self.send_failures:
-                self._feed(process.name, Unsendable(instruction.to, message))
+                self._feed(process.name, Unsendable(instruction))
                 return
-            if isinstance(message, Run):
-                event = Arrived(process.name, message, instruction.tokens)
+            event: Event
+            if isinstance(instruction, Forward):
+                event = Arrived(process.name, instruction.run("raw", 1, 1), instruction.tokens)
             else:
-                event = Received(process.name, message)
+                event = Received(process.name, instruction.message)
             self._deliver(process.name, instruction.to, event)
         elif isinstance(instruction, Compute):
             self._compute(process, instruction)
-        elif isinstance(instruction, TellState):
-            self._tell_state(process)
-        elif isinstance(instruction, (Answer, Fail)):
+        elif isinstance(instruction, AnnounceState):
+            self._send_state(process)
+        elif isinstance(instruction, (Complete, Fail)):
             self.outcomes[instruction.request].append(instruction)
             self.ended[instruction.request] = self.now
         elif isinstance(instruction, Note):
@@ -341,7 +350,7 @@ class Simulation:
         heapq.heappush(self._heap, (self.now + delay, next(self._counter), action))
 
 
-def _join(start: tuple[int, ...], outs: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def join_tuples(start: tuple[int, ...], outs: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """What ran before the wave, then what each track added."""
     return (*start, *(block for out in outs for block in out[len(start) :]))
 

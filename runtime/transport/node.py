@@ -30,18 +30,20 @@ from ls_edge.peers_file import PeersFile
 from ls_edge.runtime.protocol import codec as codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, Message, Run, State, Welcome
-from ls_edge.runtime.routing.custody import Machine
+from ls_edge.runtime.routing.custody import CustodyMachine
 from ls_edge.runtime.routing.events import (
+    AnnounceState,
     Arrived,
     Event,
+    Forward,
     Instruction,
     NeighbourDown,
     NeighbourState,
     NeighbourUp,
     Note,
+    NoteKind,
     Received,
     Send,
-    TellState,
     Tick,
     Unsendable,
 )
@@ -89,14 +91,14 @@ class Node:
         role: str,
         peers: PeersFile,
         manifest: Manifest,
-        machine: Machine,
+        machine: CustodyMachine,
         execute: Callable[[Instruction], None],
         hello: Callable[[], Hello],
         state: Callable[[str], State],
         keys: KeyPair | None,
         strict_bundle: bool = False,
     ) -> None:
-        """``execute`` is called with the instructions that are not about links (Compute, Answer, Fail)."""
+        """``execute`` is called with the instructions that are not about links (Compute, Complete, Fail)."""
         self.name = name
         self.role = role
         self.counts: Counter[str] = Counter()
@@ -193,9 +195,9 @@ class Node:
             self.counts["connections refused"] = self._links.refused
 
     def feed(self, event: Event) -> None:
-        """Give the machine an event and execute what it says, in the order in which it says it.
+        """Give the machine an event and execute its instructions in the order in which it returns them.
 
-        What comes of that, a message that cannot be sent, is the machine's next event.
+        What cannot be sent is the machine's next event.
         """
         self._events.append(event)
         if self._executing:
@@ -212,8 +214,10 @@ class Node:
 
     def _execute(self, instruction: Instruction) -> None:
         if isinstance(instruction, Send):
-            self._send(instruction)
-        elif isinstance(instruction, TellState):
+            self._send(instruction, [wire.encode(instruction.message)])
+        elif isinstance(instruction, Forward):
+            self._send(instruction, self._frames_of(instruction))
+        elif isinstance(instruction, AnnounceState):
             self._tell_at = 0.0
         elif isinstance(instruction, Note):
             self._note(instruction)
@@ -423,28 +427,21 @@ class Node:
 
     # Outgoing.
 
-    def _send(self, send: Send) -> None:
-        message = send.message
-        frames: list[bytes | memoryview] = []
-        if isinstance(message, Run):
-            codec = self._codec_of.get(send.to, "raw")
-            started = time.perf_counter_ns()
-            payload = codecs.encode(codec, send.tokens)
-            spent = (time.perf_counter_ns() - started) // 1000
-            message = msgspec.structs.replace(
-                message,
-                codec=codec,
-                count=self._tokens.count,
-                dim=self._tokens.dim,
-                itinerary=_add_codec_time(message.itinerary, self.name, spent),
-            )
-            frames = [wire.encode(message), payload]
-        else:
-            frames = [wire.encode(message)]
-        links = self._links_of.get(send.to)
+    def _send(self, instruction: Send | Forward, frames: list[bytes | memoryview]) -> None:
+        links = self._links_of.get(instruction.to)
         if not links or not any(self._links.send(link, frames) for link in links):
             self.counts["unsendable"] += 1
-            self.feed(Unsendable(send.to, send.message))
+            self.feed(Unsendable(instruction))
+
+    def _frames_of(self, forward: Forward) -> list[bytes | memoryview]:
+        """Encode tokens as their receiver wants them, and make the RUN that describes them."""
+        codec = self._codec_of.get(forward.to, "raw")
+        started = time.perf_counter_ns()
+        payload = codecs.encode(codec, forward.tokens)
+        spent = (time.perf_counter_ns() - started) // 1000
+        run = forward.run(codec, self._tokens.count, self._tokens.dim)
+        run = msgspec.structs.replace(run, itinerary=_add_codec_time(run.itinerary, self.name, spent))
+        return [wire.encode(run), payload]
 
     def _send_link(self, link: Link, message: Message) -> None:
         self._links.send(link, [wire.encode(message)])
@@ -467,10 +464,10 @@ class Node:
         self._noted[note.what, note.peer] = minute, count + 1
         if count >= NOTES_A_MINUTE:
             return
-        level = logging.INFO if note.what in ("rerouted", "engine is back") else logging.WARNING
+        level = logging.INFO if note.what in (NoteKind.REROUTED, NoteKind.ENGINE_BACK) else logging.WARNING
         why = note.why + ("; no more of these in this minute are logged" if count == NOTES_A_MINUTE - 1 else "")
         extra = {"peer": note.peer, "why": why}
-        log.log(level, note.what, extra=extra | ({"request": note.request.hex()[:8]} if note.request else {}))
+        log.log(level, note.what.value, extra=extra | ({"request": note.request.hex()[:8]} if note.request else {}))
 
 
 def new_incarnation() -> int:

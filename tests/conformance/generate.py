@@ -35,7 +35,7 @@ from ls_edge.runtime.protocol.messages import (
     TransferId,
     Welcome,
 )
-from ls_edge.runtime.routing.events import Answer, Compute, Note, Send, TellState
+from ls_edge.runtime.routing.events import AnnounceState, Complete, Compute, Forward, Note, Send
 from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
 
 HERE = Path(__file__).parent
@@ -235,14 +235,16 @@ class Transcript(Simulation):
         name = process.name
         if isinstance(instruction, Send):
             self.say(f"{name:<6} -> {instruction.to:<6}  {_told(instruction.message)}")
+        elif isinstance(instruction, Forward):
+            self.say(f"{name:<6} -> {instruction.to:<6}  {_told(instruction.run('raw', 1, 1))}")
         elif isinstance(instruction, Compute):
             blocks = ", ".join(map(str, instruction.blocks))
             self.say(f"{name:<6} runs {blocks}")
         elif isinstance(instruction, Note):
             self.say(f"{name:<6} notes  {instruction.what} {instruction.peer}: {instruction.why}")
-        elif isinstance(instruction, Answer):
+        elif isinstance(instruction, Complete):
             self.say(f"{name:<6} has the answer of {_shown(instruction.itinerary.waves)}")
-        elif isinstance(instruction, TellState) and getattr(process.machine, "draining", False):
+        elif isinstance(instruction, AnnounceState) and getattr(process.machine, "draining", False):
             if name not in self._seen_draining:
                 self.say(f"{name:<6} -> all     STATE draining")
             self._seen_draining.add(name)
@@ -286,7 +288,7 @@ def reroute():
     story = Transcript({"a": [0, 1], "b": [2, 3], "c": [2, 3]}, blocks=4, seed=2)
     story.begin()
     story.submit()
-    while story.processes["b"].machine._running is None:
+    while story.processes["b"].machine.engine.running is None:
         story.run(0.0005)
     story.run(0.003)
     story.say("b      is killed")
@@ -307,7 +309,7 @@ def drain():
     story = Transcript({"a": [0, 1, 2], "b": [2, 3], "c": [0, 1]}, blocks=4, seed=4)
     story.begin()
     story.submit()
-    while story.processes["a"].machine._running is None:
+    while story.processes["a"].machine.engine.running is None:
         story.run(0.0005)
     story.run(0.0015)  # until the source has its ACCEPT
     story.submit()
@@ -326,7 +328,7 @@ STORIES = {"chain": chain, "reroute": reroute, "wave": wave, "drain": drain}
 
 def transcript(name):
     story = STORIES[name]()
-    assert all(len(outcomes) == 1 and isinstance(outcomes[0], Answer) for outcomes in story.outcomes.values())
+    assert all(len(outcomes) == 1 and isinstance(outcomes[0], Complete) for outcomes in story.outcomes.values())
     return fenced("text", "\n".join(story.lines).replace(f"{SOURCE} ", "source "))
 
 

@@ -13,6 +13,7 @@ from ls_edge.runtime.protocol.messages import (
 from ls_edge.runtime.routing.events import (
     Arrived,
     Computed,
+    Forward,
     NeighbourState,
     NeighbourUp,
     Note,
@@ -60,6 +61,7 @@ class Driver:
     def __call__(self, event, after=0.0):
         self.now += after
         self.said = self.machine.handle(event, self.now)
+        self.machine.validate()
         return self.said
 
     def meets(self, name, blocks=(), *, role="peer", incarnation=1, **state):
@@ -91,6 +93,9 @@ class Driver:
         return collected
 
     def sent(self, kind, to=None):
+        """What was sent to a process: messages of a kind, or Forward instructions."""
+        if kind is Forward:
+            return [s for s in self.said if isinstance(s, Forward) and to in (None, s.to)]
         return [
             s.message for s in self.said if isinstance(s, Send) and isinstance(s.message, kind) and to in (None, s.to)
         ]
@@ -118,4 +123,4 @@ def submits(source, request=0, *, budget=5.0, max_skips=0, policy="nearest", tok
 def handed_on(peer):
     """The peer has offered a request to ``b``; returns that transfer's ticket."""
     peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
-    return peer.sent(Run)[0].transfer
+    return peer.sent(Forward)[0].transfer

@@ -16,7 +16,7 @@ from ls_edge.runtime.chaos.faults import Faults, write
 from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.routing.custody import Stage
-from ls_edge.runtime.routing.events import Answer
+from ls_edge.runtime.routing.events import Complete
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.simulation.simulator import Simulation
 from ls_edge.runtime.source import Settings, Source
@@ -43,9 +43,9 @@ class Ledger:
         handle = peer.machine.handle
 
         def watched(event, now):
-            before = len(peer.machine.items)
+            before = len(peer.machine.held)
             instructions = handle(event, now)
-            items = peer.machine.items.values()
+            items = peer.machine.held.values()
             self.held = max(self.held, len(items))
             # Copies whose next holder failed are work again, so that alone may be more than the credits.
             if len(items) > before and not event.run.returning:
@@ -183,7 +183,7 @@ def saturated(placement, most, *, policy="nearest", in_flight=64, seconds=3.0):
         while len(sim.source.requests) < in_flight:
             sim.submit(policy=policy, budget=3.0)
         sim.run(0.005)
-    answered = sum(isinstance(outcome, Answer) for outcomes in sim.outcomes.values() for outcome in outcomes)
+    answered = sum(isinstance(outcome, Complete) for outcomes in sim.outcomes.values() for outcome in outcomes)
     return sim, answered * 6 * 0.005 / (seconds * len(placement))
 
 

@@ -9,17 +9,16 @@ from ls_edge.runtime.protocol.messages import (
     Progress,
     Refuse,
     Release,
-    Run,
 )
 from ls_edge.runtime.routing.custody import Stage
 from ls_edge.runtime.routing.events import (
+    AnnounceState,
     Compute,
     Drain,
+    Forward,
     NeighbourDown,
     NeighbourUp,
     Note,
-    Send,
-    TellState,
     Unsendable,
 )
 from ls_edge.runtime.routing.neighbours import Limits
@@ -44,25 +43,25 @@ def test_a_peer_accepts_runs_all_its_blocks_hands_on_and_releases(peer):
     assert peer.sent(Progress, "laptop") == [] or peer.sent(Progress)[0].blocks_done == 1
     peer.computes(peer.only(Compute), after=0.09)
     assert peer.sent(Progress, "laptop") == [Progress(transfer(), 2)]
-    (onward,) = peer.sent(Run, "b")
+    (onward,) = peer.sent(Forward, "b")
     assert onward.transfer == transfer(hop=2)
     assert onward.itinerary.waves == ((((0, "a"), (1, "a")),),)
     assert onward.itinerary.remaining == (2, 3)
     assert onward.itinerary.visits[0].blocks == (0, 1)
-    assert [s.tokens for s in peer.said if isinstance(s, Send) and s.message is onward] == [(0, 1)]
+    assert [s.tokens for s in peer.said if s is onward] == [(0, 1)]
     assert not peer.sent(Release)
     peer.hears("b", Accept(onward.transfer, 8))
     assert peer.sent(Release, "laptop") == [Release(transfer(), "b")]
-    assert [item.stage for item in peer.machine.items.values()] == [Stage.CUSTODY]
+    assert [item.stage for item in peer.machine.held.values()] == [Stage.CUSTODY]
     peer.hears("b", Release(onward.transfer, "b"))
     assert peer.machine.idle
-    assert not peer.machine._sent
+    assert not peer.machine.transfers
 
 
 def test_the_last_block_goes_home_with_what_is_done(peer):
     peer.gets("b", run_of(remaining=(1,), waves=((((0, "b"), (2, "b"), (3, "b")),),)))
     peer.computes(peer.only(Compute))
-    (home,) = peer.sent(Run, "laptop")
+    (home,) = peer.sent(Forward, "laptop")
     assert (home.returning, home.itinerary.remaining) == ("done", ())
     peer.hears("laptop", Accept(home.transfer, 1))
     assert peer.machine.idle
@@ -91,10 +90,10 @@ def test_the_source_is_told_who_holds_a_request_that_came_from_a_peer(peer):
 )
 def test_a_peer_says_why_it_does_not_take_tokens(peer, prepare, reason):
     prepare(peer)
-    held = len(peer.machine.items)
+    held = len(peer.machine.held)
     peer.gets("laptop", run_of())
     assert [message.reason for message in peer.sent(Refuse, "laptop")] == [reason]
-    assert len(peer.machine.items) == held
+    assert len(peer.machine.held) == held
 
 
 def test_the_same_transfer_twice_is_accepted_twice_and_run_once(peer):
@@ -102,7 +101,7 @@ def test_the_same_transfer_twice_is_accepted_twice_and_run_once(peer):
     peer.gets("laptop", run_of())
     assert len(peer.sent(Accept)) == 1
     assert not [s for s in peer.said if isinstance(s, Compute)]
-    assert len(peer.machine.items) == 1
+    assert len(peer.machine.held) == 1
 
 
 def test_credits_count_what_is_held_and_custody_apart():
@@ -110,13 +109,13 @@ def test_credits_count_what_is_held_and_custody_apart():
     peer.meets("b", [2, 3])
     for number in range(3):
         peer.gets("x", run_of(transfer(number), remaining=(2, 3), waves=BY_X))
-        (onward,) = peer.sent(Run, "b")
+        (onward,) = peer.sent(Forward, "b")
         assert peer.machine.credits == min(1, 3 - number)
         peer.hears("b", Accept(onward.transfer, 5))
     assert peer.machine.credits == 0
     peer.gets("x", run_of(transfer(9), source="phone"))
     assert peer.sent(Refuse)[0].reason == "busy"
-    for sent in list(peer.machine._sent):
+    for sent in list(peer.machine.transfers):
         peer.hears("b", Release(sent, "b"))
     assert peer.machine.credits == 2
 
@@ -137,10 +136,10 @@ def test_the_end_of_credits_and_their_return_are_told_at_once():
     peer = new_peer(limits=Limits(credits=1))
     peer.meets("b", [2, 3])
     peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
-    assert TellState() in peer.said
-    (onward,) = peer.sent(Run, "b")
+    assert AnnounceState() in peer.said
+    (onward,) = peer.sent(Forward, "b")
     peer.hears("b", Accept(onward.transfer, 5))
-    assert TellState() in peer.said
+    assert AnnounceState() in peer.said
 
 
 def test_requests_at_one_block_run_as_a_batch_whatever_their_slots():
@@ -156,7 +155,7 @@ def test_requests_at_one_block_run_as_a_batch_whatever_their_slots():
     assert (batch.blocks[0], batch.slots) == (0, (0, 2))
     assert batch.tokens == (("second",), ("third",))
     peer.computes(batch)
-    items = {item.transfer.request: item for item in peer.machine.items.values()}
+    items = {item.transfer.request: item for item in peer.machine.held.values()}
     assert items[request_id(1)].itinerary.remaining == (1, 2, 3)
     assert items[request_id(2)].itinerary.remaining == (3,)
     assert items[request_id(2)].tokens == ("third", 0)
@@ -168,7 +167,7 @@ def test_blocks_that_would_follow_anyway_run_in_one_engine_call():
     first = peer.only(Compute)
     assert first.blocks == (0, 1)
     peer.computes(first)
-    (item,) = peer.machine.items.values()
+    (item,) = peer.machine.held.values()
     assert item.itinerary.waves == ((((0, "a"), (1, "a")),),)
     assert item.tokens == (0, 1)
     assert peer.only(Compute).blocks == (3,)
@@ -209,7 +208,7 @@ def test_a_next_holder_that_is_lost_costs_a_new_branch_to_another(peer, accepted
         peer.hears("b", Accept(sent, 5))
     peer(NeighbourDown("b", "killed"))
     assert peer.notes() == ["lost", "rerouted"]
-    (again,) = peer.sent(Run, "c")
+    (again,) = peer.sent(Forward, "c")
     assert again.transfer.request == sent.request
     assert again.transfer.branch != sent.branch
     assert again.itinerary.remaining == (2, 3)
@@ -221,10 +220,10 @@ def test_a_next_holder_without_progress_is_suspected_and_passed_by(peer, accepte
     if accepted:
         peer.hears("b", Accept(sent, 5))
     peer.passes(0.2)
-    assert not peer.sent(Run)
+    assert not peer.sent(Forward)
     peer.passes(0.1)
     assert peer.notes()[:2] == ["suspect", "rerouted"]
-    assert len(peer.sent(Run, "c")) == 1
+    assert len(peer.sent(Forward, "c")) == 1
     assert not peer.machine.neighbours.get("b").available(peer.now)
 
 
@@ -265,13 +264,13 @@ def test_suspicion_doubles_and_ends_with_progress(peer):
 def test_a_refusal_sends_the_tokens_elsewhere(peer, reason):
     sent = two_holders(peer)
     peer.hears("b", Refuse(sent, reason, 0))
-    assert len(peer.sent(Run, "c")) == 1
+    assert len(peer.sent(Forward, "c")) == 1
     assert peer.machine.neighbours.get("b").offers == 0
 
 
 def test_a_refusal_because_it_is_cancelled_goes_home_since_it_may_be_a_lie(peer):
     peer.hears("b", Refuse(two_holders(peer), "cancelled"))
-    (home,) = peer.sent(Run, "laptop")
+    (home,) = peer.sent(Forward, "laptop")
     assert (home.returning, home.itinerary.remaining) == ("cancelled", (2, 3))
     peer.hears("laptop", Accept(home.transfer, 1))
     assert peer.machine.idle
@@ -281,17 +280,17 @@ def test_a_message_from_somebody_else_about_a_transfer_counts_for_nothing(peer):
     sent = two_holders(peer)
     for message in (Accept(sent, 1), Release(sent, "b"), Refuse(sent, "cancelled"), Progress(sent, 4)):
         peer.hears("c", message)
-        assert [item.stage for item in peer.machine.items.values()] == [Stage.OFFERED]
+        assert [item.stage for item in peer.machine.held.values()] == [Stage.OFFERED]
 
 
 def test_what_cannot_be_sent_is_tried_again_soon(peer):
     peer.meets("b", [2, 3])
     peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
-    (run,) = peer.sent(Run, "b")
-    peer(Unsendable("b", run))
-    assert not peer.sent(Run)
+    (run,) = peer.sent(Forward, "b")
+    peer(Unsendable(run))
+    assert not peer.sent(Forward)
     peer.passes(0.1)
-    assert len(peer.sent(Run, "b")) == 1
+    assert len(peer.sent(Forward, "b")) == 1
 
 
 def test_a_neighbour_that_came_back_as_a_new_process_has_lost_what_it_held(peer):
@@ -299,4 +298,4 @@ def test_a_neighbour_that_came_back_as_a_new_process_has_lost_what_it_held(peer)
     peer.hears("b", Accept(sent, 5))
     peer(NeighbourUp(Hello("b", "peer", 2, 0, "m", "b", (2, 3))))
     assert peer.notes() == ["lost", "rerouted"]
-    assert len(peer.sent(Run, "c")) == 1
+    assert len(peer.sent(Forward, "c")) == 1

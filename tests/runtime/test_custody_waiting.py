@@ -7,12 +7,12 @@ from ls_edge.runtime.protocol.messages import (
     Accept,
     Refuse,
     Release,
-    Run,
 )
 from ls_edge.runtime.routing.events import (
     Compute,
     ComputeFailed,
     Drain,
+    Forward,
     NeighbourDown,
 )
 from ls_edge.runtime.routing.neighbours import Limits
@@ -32,11 +32,11 @@ def peer():
 def test_waiting_for_credit_is_bounded_and_ends_at_the_source(peer):
     peer.meets("b", [2, 3], credit=0)
     peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
-    assert not peer.sent(Run)
+    assert not peer.sent(Forward)
     peer.passes(0.2)
-    assert not peer.sent(Run)
+    assert not peer.sent(Forward)
     peer.passes(0.1)
-    (home,) = peer.sent(Run, "laptop")
+    (home,) = peer.sent(Forward, "laptop")
     assert (home.returning, home.itinerary.remaining) == ("credit", (2, 3))
 
 
@@ -44,12 +44,12 @@ def test_a_credit_that_comes_meanwhile_is_used_at_once(peer):
     peer.meets("b", [2, 3], credit=0)
     peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
     peer.hears_state("b", credit=1)
-    assert len(peer.sent(Run, "b")) == 1
+    assert len(peer.sent(Forward, "b")) == 1
 
 
 def test_who_reaches_nobody_hands_back_to_the_source(peer):
     peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
-    assert [message.returning for message in peer.sent(Run, "laptop")] == ["unreachable"]
+    assert [message.returning for message in peer.sent(Forward, "laptop")] == ["unreachable"]
 
 
 def test_without_the_source_what_goes_home_goes_by_who_reaches_it(peer):
@@ -57,7 +57,7 @@ def test_without_the_source_what_goes_home_goes_by_who_reaches_it(peer):
     peer.meets("c", [], reaches=("laptop",))
     peer(NeighbourDown("laptop", "cut"))
     peer.gets("c", run_of(remaining=(2, 3), waves=BY_X))
-    (home,) = peer.sent(Run, "c")
+    (home,) = peer.sent(Forward, "c")
     assert home.returning == "unreachable"
     assert home.itinerary.relays == ("a",)
 
@@ -66,7 +66,7 @@ def test_who_relayed_them_here_may_relay_them_home(peer):
     peer.meets("r", [], reaches=("laptop",))
     peer(NeighbourDown("laptop", "cut"))
     peer.gets("r", run_of(remaining=(2, 3), relays=("r",), waves=BY_X))
-    assert [message.returning for message in peer.sent(Run, "r")] == ["unreachable"]
+    assert [message.returning for message in peer.sent(Forward, "r")] == ["unreachable"]
 
 
 def test_without_anybody_who_reaches_the_source_they_go_back_the_way_they_came(peer):
@@ -75,16 +75,16 @@ def test_without_anybody_who_reaches_the_source_they_go_back_the_way_they_came(p
     peer(NeighbourDown("laptop", "cut"))
     visits = tuple(Visit(name, (), 0, 0, 0) for name in ("x", "c", "b"))
     peer.gets("b", run_of(remaining=(3,), waves=BY_X, visits=visits, skipped=(2,)))
-    (home,) = peer.sent(Run, "b")
+    (home,) = peer.sent(Forward, "b")
     assert (home.returning, home.itinerary.relays) == ("unreachable", ("a",))
     peer.gets("b", run_of(transfer(1), remaining=(3,), visits=visits, relays=("b",), returning="unreachable"))
-    assert len(peer.sent(Run, "c")) == 1
+    assert len(peer.sent(Forward, "c")) == 1
 
 
 def test_a_relay_passes_on_without_running(peer):
     peer.gets("b", run_of(remaining=(2, 3), returning="budget"))
     assert not [s for s in peer.said if isinstance(s, Compute)]
-    assert [message.returning for message in peer.sent(Run, "laptop")] == ["budget"]
+    assert [message.returning for message in peer.sent(Forward, "laptop")] == ["budget"]
 
 
 def test_tokens_go_back_in_time(peer):
@@ -92,9 +92,9 @@ def test_tokens_go_back_in_time(peer):
     peer.meets("b", [2, 3], credit=0)
     peer.gets("laptop", run_of(remaining=(2, 3), budget=0.1, waves=BY_X))
     peer.passes(0.09)
-    assert not peer.sent(Run)
+    assert not peer.sent(Forward)
     peer.passes(0.02, step=0.001)
-    assert [message.returning for message in peer.sent(Run, "laptop")] == ["budget"]
+    assert [message.returning for message in peer.sent(Forward, "laptop")] == ["budget"]
     peer.passes(0.1)
     assert peer.machine.idle
 
@@ -102,8 +102,8 @@ def test_tokens_go_back_in_time(peer):
 def test_via_source_every_hop_goes_through_the_source(peer):
     peer.meets("b", [2, 3])
     peer.gets("laptop", run_of(remaining=(2, 3), via_source=True, waves=BY_X))
-    assert [message.returning for message in peer.sent(Run, "laptop")] == ["via source"]
-    assert not peer.sent(Run, "b")
+    assert [message.returning for message in peer.sent(Forward, "laptop")] == ["via source"]
+    assert not peer.sent(Forward, "b")
 
 
 # A peer: its own engine.
@@ -116,7 +116,7 @@ def test_an_engine_that_hangs_gives_its_queue_to_others(peer):
     peer.gets("laptop", run_of(transfer(1)))
     peer.passes(0.3)
     assert "engine is stuck" in peer.notes()
-    assert [message.transfer.request for message in peer.sent(Run, "b")] == [request_id(1)]
+    assert [message.transfer.request for message in peer.sent(Forward, "b")] == [request_id(1)]
     assert peer.machine.state().stuck
     assert peer.machine.credits == 0
     peer.computes(hanging)
@@ -131,8 +131,8 @@ def test_a_block_that_fails_is_not_tried_again_here(peer):
     failed = peer.only(Compute)
     peer(ComputeFailed(failed.blocks[0], failed.transfers, "out of memory"))
     assert "engine failed" in peer.notes()
-    assert peer.machine.failed_blocks == {0: "out of memory"}
-    (onward,) = peer.sent(Run, "b")
+    assert peer.machine.engine.failed_blocks == {0: "out of memory"}
+    (onward,) = peer.sent(Forward, "b")
     assert onward.itinerary.remaining == (0, 1, 2, 3)
 
 
@@ -146,7 +146,7 @@ def test_draining_finishes_then_gives_back_then_leaves_nothing(peer):
     while True:
         peer.computes(running)
         following = [s for s in peer.said if isinstance(s, Compute)]
-        for message in peer.sent(Run, "laptop"):
+        for message in peer.sent(Forward, "laptop"):
             peer.hears("laptop", Accept(message.transfer, 1))
         if not following:
             break
@@ -160,7 +160,7 @@ def test_a_drain_that_takes_too_long_gives_back_what_waits_for_the_engine(peer):
     peer.machine.limits = Limits(hop_floor=60)
     peer(Drain())
     peer.passes(2.1, step=0.05)
-    assert [(m.transfer.request, m.returning) for m in peer.sent(Run, "laptop")] == [(request_id(1), "unreachable")]
+    assert [(m.transfer.request, m.returning) for m in peer.sent(Forward, "laptop")] == [(request_id(1), "unreachable")]
 
 
 # A peer: what nobody waits for any more.
@@ -179,8 +179,8 @@ def test_cancel_frees_what_is_held_wherever_it_stands(peer, stage):
         if stage == "custody":
             peer.hears("b", Accept(sent, 1))
     peer.hears("laptop", cancel(0))
-    assert not [item for item in peer.machine.items.values() if item.request == request_id(0)]
-    assert not peer.machine._sent
+    assert not [item for item in peer.machine.held.values() if item.request == request_id(0)]
+    assert not peer.machine.transfers
     assert peer.machine.neighbours.get("b").offers == 0
     if sent is not None:
         peer.hears("b", Release(sent, "b"))
@@ -192,7 +192,7 @@ def test_the_result_of_a_cancelled_block_is_dropped(peer):
     running = peer.only(Compute)
     peer.hears("laptop", cancel(0))
     peer.computes(running)
-    assert not peer.sent(Run)
+    assert not peer.sent(Forward)
     assert peer.machine.idle
     peer.gets("laptop", run_of(transfer(1)))
     assert peer.only(Compute).transfers == (transfer(1),)
@@ -202,7 +202,7 @@ def test_tombstones_are_bounded():
     peer = new_peer(limits=Limits(tombstones=100))
     for request in range(1000):
         peer.hears("laptop", cancel(request, seconds=600))
-    assert len(peer.machine._tombstones) <= 101
+    assert len(peer.machine.tombstones) <= 101
     peer.gets("laptop", run_of(transfer(999)))
     assert peer.sent(Refuse)[0].reason == "cancelled"
 
@@ -213,14 +213,14 @@ def test_tombstones_end_with_their_budget():
         peer.hears("laptop", cancel(request, seconds=0.001))
     peer.now += 1
     peer.hears("laptop", cancel(255, seconds=0.001))
-    assert len(peer.machine._tombstones) == 1
+    assert len(peer.machine.tombstones) == 1
 
 
 def test_what_belongs_to_a_source_that_is_gone_is_dropped_after_a_while(peer):
     peer.gets("laptop", run_of(remaining=(2, 3), budget=60, waves=BY_X))
     peer(NeighbourDown("laptop", "killed"))
     peer.passes(0.9)
-    assert len(peer.machine.items) == 1
+    assert len(peer.machine.held) == 1
     peer.passes(0.2)
     assert peer.machine.idle
     assert "dropped" in peer.notes()
@@ -231,4 +231,4 @@ def test_but_not_while_a_neighbour_reaches_it(peer):
     peer.gets("laptop", run_of(remaining=(2, 3), budget=60, waves=BY_X))
     peer(NeighbourDown("laptop", "cut"))
     peer.passes(3, step=0.05)
-    assert len(peer.machine.items) == 1
+    assert len(peer.machine.held) == 1

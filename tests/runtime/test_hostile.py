@@ -259,8 +259,8 @@ def test_before_hello_nothing_is_done(peer, caller, tiny_bundle):
         caller.says(message, *([payload] if message is run else []))
         assert "before hello" in caller.hears(Complaint).what
         assert peer.node.counts["before hello"] == number
-    assert not peer.machine.items
-    assert not peer.machine._tombstones
+    assert not peer.machine.held
+    assert not peer.machine.tombstones
     assert not peer.machine.neighbours.by_name
 
 
@@ -342,7 +342,7 @@ def test_a_neighbour_that_sends_nonsense_is_told_and_stays_a_neighbour(peer, raw
         caller.says(*frames)
         assert re.search(said, caller.hears(Complaint).what), what
         assert peer.node.counts["malformed"] == number
-    assert not peer.machine.items
+    assert not peer.machine.held
     run, payload = run_of(tiny_bundle)
     caller.says(run, payload)
     assert caller.hears(Accept).transfer == TRANSFER

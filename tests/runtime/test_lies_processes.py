@@ -108,12 +108,12 @@ def test_all_is_answered_and_right_whatever_a_member_does(
         wait_until(lambda: credits_of(source) == [CREDITS, CREDITS], 15.0, "all credits to be free again")
 
 
-def test_who_is_disbelieved_all_the_time_fills_no_log(peers, lying, tiny_bundle, wait_until, caplog):
+def test_who_is_rejected_all_the_time_fills_no_log(peers, lying, tiny_bundle, wait_until, caplog):
     """Each message that was not believed was a line of its own."""
     lying("forges")
     with open_source(peers, tiny_bundle) as source:
         wait_until(lambda: LIAR in source.rejected and source.rejected[LIAR].count > 200, what="forgeries")
-    assert 0 < sum(record.message == "disbelieved" for record in caplog.records) <= 2 * NOTES_A_MINUTE
+    assert 0 < sum(record.message == "rejected" for record in caplog.records) <= 2 * NOTES_A_MINUTE
 
 
 def test_one_key_does_not_take_the_room_of_all_sources(peers, tiny_bundle, images, wait_until):

@@ -85,11 +85,11 @@ def test_work_of_a_source_that_dies_behind_a_relay_is_forgotten(
     )
     try:
         assert process.stdout.readline() == b"sent\n"
-        wait_until(lambda: len(far.machine.items) >= 3, what="work at the far peer")
+        wait_until(lambda: len(far.machine.held) >= 3, what="work at the far peer")
         assert "hidden" not in "".join(far.machine.neighbours.by_name)
     finally:
         process.send_signal(how)
         process.wait(20)
         process.stdout.close()
-    wait_until(lambda: not far.machine.items and not relay.machine.items, timeout=15, what="all to be forgotten")
+    wait_until(lambda: not far.machine.held and not relay.machine.held, timeout=15, what="all to be forgotten")
     assert far.machine.credits == far.machine.limits.credits

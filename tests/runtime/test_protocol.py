@@ -14,8 +14,7 @@ from ls_edge.records import TrackSpan, Visit
 from ls_edge.runtime.protocol import codec
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Itinerary, Run, TrackRef, TransferId
-from ls_edge.runtime.routing import custody as machine
-from ls_edge.runtime.routing import neighbours
+from ls_edge.runtime.routing import custody, neighbours
 from ls_edge.runtime.routing import source_routing as source
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.transport import admission as admission
@@ -33,7 +32,7 @@ PARTS = {
 }
 
 HOMES = {
-    "wire": wire, "node": node, "links": links, "names": names, "door": admission, "machine": machine,
+    "wire": wire, "node": node, "links": links, "names": names, "door": admission, "custody": custody,
     "neighbours": neighbours, "source": source,
 }  # fmt: skip
 

@@ -1,10 +1,12 @@
 """Whatever happens in whatever order, every request gets exactly one outcome, and answers say what was computed."""
 
+import itertools
+
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ls_edge.runtime.routing.events import Answer, Fail
+from ls_edge.runtime.routing.events import Complete, Fail
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.peer_routing import PeerMachine
 from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
@@ -32,7 +34,7 @@ class Faults(RuleBasedStateMachine):
         limits = Limits(credits=credit, custody=2 * credit)
         held = {name: sorted(blocks) for name, blocks in zip(NAMES, placement, strict=True)}
         self.held = held
-        self.sim = Simulation(held, blocks=BLOCKS, seed=seed, limits=limits, max_batch=batch)
+        self.sim = Simulation(held, blocks=BLOCKS, seed=seed, limits=limits, max_batch=batch, validate=True)
         self.sim.run(0.05)
         self.sim.send_failures = failures
         self.asked = {}
@@ -88,9 +90,9 @@ class Faults(RuleBasedStateMachine):
 
     @rule(a=st.sampled_from((SOURCE, *NAMES)), b=names)
     @precondition(lambda self: hasattr(self, "sim"))
-    def cut_or_mend(self, a, b):
+    def cut_or_restore(self, a, b):
         if a != b:
-            (self.sim.mend if frozenset((a, b)) in self.sim._cut else self.sim.cut)(a, b)
+            (self.sim.restore if self.sim.is_cut(a, b) else self.sim.cut)(a, b)
 
     @invariant()
     def bounded(self):
@@ -100,15 +102,14 @@ class Faults(RuleBasedStateMachine):
             machine = process.machine
             if isinstance(machine, PeerMachine):
                 limits = machine.limits
-                assert len(machine.items) <= 2 * limits.credits + limits.custody
-                assert all(item.transfer in machine.items for item in machine._sent.values())
+                assert len(machine.held) <= 2 * limits.credits + limits.custody
 
     def teardown(self):
         if not hasattr(self, "sim"):
             return
         self.sim.run(BUDGET + 0.5)
         assert not self.sim.source.requests
-        assert not self.sim.source.items
+        assert not self.sim.source.held
         assert set(self.sim.outcomes) == set(self.asked)
         for request, outcomes in self.sim.outcomes.items():
             policy, skips = self.asked[request]
@@ -117,7 +118,7 @@ class Faults(RuleBasedStateMachine):
             order = ran(outcome)
             assert len(set(order)) == len(order)
             assert len(outcome.itinerary.skipped) <= skips
-            if isinstance(outcome, Answer):
+            if isinstance(outcome, Complete):
                 assert sorted([*order, *outcome.itinerary.skipped]) == list(range(BLOCKS))
                 assert outcome.tokens == tuple(order)
                 assert all(b in self.held[h] for w in outcome.itinerary.waves for t in w for b, h in t)
@@ -128,9 +129,8 @@ class Faults(RuleBasedStateMachine):
         self.sim.run(BUDGET)
         for process in self.sim.processes.values():
             if process.alive and not process.stopped:
-                assert not process.machine.items
-                assert not process.machine._sent
-                assert not getattr(process.machine, "waves", None)
+                assert not process.machine.held
+                process.machine.validate()
         self.recovers()
 
     def recovers(self):
@@ -140,8 +140,9 @@ class Faults(RuleBasedStateMachine):
             process = self.process(name)
             if process.alive:
                 self.sim.kill(name)
-        for pair in list(self.sim._cut):
-            self.sim.mend(*pair)
+        for a, b in itertools.combinations((SOURCE, *NAMES), 2):
+            if self.sim.is_cut(a, b):
+                self.sim.restore(a, b)
         for name in NAMES:
             self.sim.restart(name)
         self.sim.run(0.3)
@@ -152,7 +153,7 @@ class Faults(RuleBasedStateMachine):
         self.sim.settle()
         for request in requests:
             (outcome,) = self.sim.outcomes[request]
-            assert isinstance(outcome, Answer)
+            assert isinstance(outcome, Complete)
             assert ran(outcome) == list(range(BLOCKS))
 
 

@@ -3,7 +3,7 @@
 import itertools
 
 from ls_edge.errors import BudgetExceeded
-from ls_edge.runtime.routing.events import Answer
+from ls_edge.runtime.routing.events import Complete
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
 
@@ -26,7 +26,7 @@ def test_partial_reachability_uses_the_one_in_between():
     request = sim.submit()
     sim.settle()
     answer = outcome(sim, request)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Complete)
     assert way_of(answer) == [(0, "a"), (1, "a"), (2, "b"), (3, "c")]
     assert answer.attempts == 1
 
@@ -43,7 +43,7 @@ def test_a_chain_of_five_goes_all_the_way_and_all_the_way_back():
     sim.settle()
     for request in requests:
         answer = outcome(sim, request)
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, Complete)
         assert way_of(answer) == list(enumerate(names))
         assert answer.attempts == 1
     sim.run(1.0)
@@ -60,7 +60,7 @@ def test_a_relay_without_blocks_of_its_own_left():
     request = sim.submit()
     sim.settle()
     answer = outcome(sim, request)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Complete)
     assert way_of(answer) == [(0, "a"), (1, "c"), (2, "c"), (3, "c")]
 
 
@@ -85,7 +85,7 @@ def test_holder_and_keeper_killed_in_one_moment():
     sim.kill("b")
     sim.settle()
     answers = [outcome(sim, request) for request in requests]
-    assert all(isinstance(answer, Answer) for answer in answers)
+    assert all(isinstance(answer, Complete) for answer in answers)
     assert all(answer.tokens == tuple(block for block, _ in way_of(answer)) for answer in answers)
     assert max(answer.attempts for answer in answers) == 2
 
@@ -118,7 +118,7 @@ def test_a_drained_peer_leaves_nothing_behind_and_nobody_waits():
     sim.run(0.02)
     sim.drain("a")
     sim.settle()
-    assert all(isinstance(outcome(sim, request), Answer) for request in requests)
+    assert all(isinstance(outcome(sim, request), Complete) for request in requests)
     assert sim.processes["a"].machine.idle
 
 
@@ -127,7 +127,7 @@ def test_more_requests_than_credits_are_all_answered_in_time():
     sim.run(0.3)
     requests = [sim.submit(budget=20) for _ in range(40)]
     sim.settle()
-    assert all(isinstance(outcome(sim, request), Answer) for request in requests)
+    assert all(isinstance(outcome(sim, request), Complete) for request in requests)
 
 
 def test_a_relative_of_a_deadlock_two_full_peers_that_need_each_other():
@@ -136,7 +136,7 @@ def test_a_relative_of_a_deadlock_two_full_peers_that_need_each_other():
     sim.run(0.3)
     requests = [sim.submit(policy="sequential", budget=30) for _ in range(8)]
     sim.settle(120)
-    assert all(isinstance(outcome(sim, request), Answer) for request in requests)
+    assert all(isinstance(outcome(sim, request), Complete) for request in requests)
 
 
 def test_a_skip_does_not_wait_for_the_budget_where_nobody_is_left():

@@ -11,14 +11,14 @@ from ls_edge.runtime.protocol.messages import (
     Itinerary,
     Moved,
     Release,
-    Run,
     TransferId,
 )
 from ls_edge.runtime.routing.custody import Stage
 from ls_edge.runtime.routing.events import (
     Abandon,
-    Answer,
+    Complete,
     Fail,
+    Forward,
     NeighbourDown,
     Returned,
     Send,
@@ -43,35 +43,35 @@ def test_a_source_keeps_the_tokens_until_the_answer_and_cancels_everywhere(sourc
     source.meets("a", [0, 1, 2, 3])
     source.meets("b", [0], wait_us=10)
     submits(source, tokens=("stem",))
-    (run,) = source.sent(Run, "a")
+    (run,) = source.sent(Forward, "a")
     source.hears("a", Accept(run.transfer, 8))
     source.hears("a", Release(run.transfer, "b"))
-    assert [item.stage for item in source.machine.items.values()] == [Stage.AWAY]
+    assert [item.stage for item in source.machine.held.values()] == [Stage.AWAY]
     done = run_of(
         run.transfer._replace(hop=5), remaining=(), returning="done", waves=(((*((b, "a") for b in range(4)),),),)
     )
     source.gets("a", done, ("last",))
-    answer = source.only(Answer)
+    answer = source.only(Complete)
     assert (answer.request, answer.tokens, answer.attempts) == (0, ("last",), 1)
     assert len(source.sent(Accept, "a")) == 1
     assert not any(isinstance(s, Send) and isinstance(s.message, Cancel) for s in source.said)
     said = source.passes(source.machine.limits.cancel_every)
     assert {s.to for s in said if isinstance(s, Send) and s.message.requests == (run.transfer.request,)} == {"a", "b"}
     assert source.machine.next_check() is None
-    assert not source.machine.items
+    assert not source.machine.held
     assert not source.machine.requests
 
 
 def test_a_later_answer_is_accepted_counted_and_dropped(source):
     source.meets("a", [0, 1, 2, 3])
     submits(source)
-    (run,) = source.sent(Run, "a")
+    (run,) = source.sent(Forward, "a")
     for branch in range(3):
         source.gets(
             "a", run_of(run.transfer._replace(hop=5, branch=branch), remaining=(), returning="done", waves=ALL_BY_A)
         )
     assert source.sent(Accept, "a")
-    assert not [s for s in source.said if isinstance(s, Answer)]
+    assert not [s for s in source.said if isinstance(s, Complete)]
     assert source.machine.duplicates == {0: 2}
 
 
@@ -79,7 +79,7 @@ def test_an_answer_of_a_request_that_it_was_not_given_is_dropped(source):
     source.meets("a", [0, 1, 2, 3])
     submits(source)
     source.gets("a", run_of(TransferId(b"x" * 16, 0, 0), remaining=(), returning="done", waves=ALL_BY_A))
-    assert not [s for s in source.said if isinstance(s, Answer)]
+    assert not [s for s in source.said if isinstance(s, Complete)]
     assert source.machine.requests
     assert not source.machine.duplicates
 
@@ -90,7 +90,7 @@ def away(source):
     source.meets("b", [2, 3])
     source.meets("c", [0, 1, 2, 3], credit=0)
     submits(source, budget=60)
-    (run,) = source.sent(Run, "a")
+    (run,) = source.sent(Forward, "a")
     source.hears("a", Accept(run.transfer, 8))
     source.hears("a", Release(run.transfer, "b"))
     source.hears("b", Moved(run.transfer._replace(hop=2), "a"))
@@ -104,7 +104,7 @@ def test_one_of_holder_and_keeper_lost_is_no_matter_for_the_source(source):
         away(one)
         one(NeighbourDown(name, "killed"))
         assert one.notes() == ["lost"]
-        assert not one.sent(Run)
+        assert not one.sent(Forward)
 
 
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
@@ -113,7 +113,7 @@ def test_holder_and_keeper_both_lost_start_a_new_branch_from_the_stem(source, or
     for name in order:
         source(NeighbourDown(name, "killed"))
     assert source.notes() == ["lost", "rerouted"]
-    (again,) = source.sent(Run, "c")
+    (again,) = source.sent(Forward, "c")
     assert again.itinerary.remaining == (0, 1, 2, 3)
     assert again.transfer.branch != run.transfer.branch
     assert source.machine.requests[0].attempts == 2
@@ -122,41 +122,41 @@ def test_holder_and_keeper_both_lost_start_a_new_branch_from_the_stem(source, or
 def test_no_news_for_too_long_starts_a_new_branch(source):
     run = away(source)
     source.passes(0.9)
-    assert not source.sent(Run)
+    assert not source.sent(Forward)
     source.hears("c", Moved(run.transfer, "b"))
     source.passes(0.5)
     source.hears("c", Moved(run.transfer, "b"))  # no news
     source.passes(0.4)
-    assert not source.sent(Run)
+    assert not source.sent(Forward)
     source.passes(0.2)
-    assert len(source.sent(Run)) == 1
+    assert len(source.sent(Forward)) == 1
 
 
 def test_moved_that_overtakes_release_counts_as_one(source):
     source.meets("a", [0, 1])
     source.meets("b", [2, 3])
     submits(source)
-    (run,) = source.sent(Run, "a")
+    (run,) = source.sent(Forward, "a")
     source.hears("a", Accept(run.transfer, 8))
     source.hears("b", Moved(run.transfer._replace(hop=2), "a"))
-    assert [item.stage for item in source.machine.items.values()] == [Stage.AWAY]
+    assert [item.stage for item in source.machine.held.values()] == [Stage.AWAY]
 
 
 def test_what_comes_back_further_goes_on_and_what_is_behind_is_dropped(source):
     source.meets("a", [0, 1])
     submits(source, budget=60)
-    (run,) = source.sent(Run, "a")
+    (run,) = source.sent(Forward, "a")
     source.hears("a", Accept(run.transfer, 8))
     further = run_of(
         run.transfer._replace(hop=4), remaining=(2, 3), returning="unreachable", waves=((((0, "a"), (1, "a")),),)
     )
     source.gets("a", further, ("further",))
     source.gets("a", run_of(run.transfer._replace(hop=9), remaining=(1, 2, 3), waves=((((0, "a"),),),)), ("behind",))
-    assert [item.tokens for item in source.machine.items.values()] == [("further",)]
+    assert [item.tokens for item in source.machine.held.values()] == [("further",)]
     source.meets("b", [2, 3])
-    (onward,) = [s for s in source.said if isinstance(s, Send) and isinstance(s.message, Run)]
+    (onward,) = [s for s in source.said if isinstance(s, Forward)]
     assert (onward.to, onward.tokens) == ("b", ("further",))
-    assert onward.message.itinerary.remaining == (2, 3)
+    assert onward.itinerary.remaining == (2, 3)
 
 
 def test_a_skip_waits_a_moment_for_the_holder_to_come_back(source):
@@ -164,15 +164,15 @@ def test_a_skip_waits_a_moment_for_the_holder_to_come_back(source):
     source.meets("b", [3])
     source(NeighbourDown("b", "killed"))
     submits(source, max_skips=1)
-    (run,) = source.sent(Run, "a")
+    (run,) = source.sent(Forward, "a")
     waves = ((((0, "a"), (1, "a"), (2, "a")),),)
     back = run_of(run.transfer._replace(hop=2), remaining=(3,), skips=1, returning="unreachable", waves=waves)
     source.gets("a", back, ("far",))
-    assert not [s for s in source.said if isinstance(s, Answer)]
+    assert not [s for s in source.said if isinstance(s, Complete)]
     source.passes(0.15)
-    assert not [s for s in source.said if isinstance(s, Answer)]
+    assert not [s for s in source.said if isinstance(s, Complete)]
     source.passes(0.1)
-    answer = source.only(Answer)
+    answer = source.only(Complete)
     assert (answer.itinerary.skipped, answer.tokens) == ((3,), ("far",))
 
 
@@ -182,7 +182,7 @@ def test_the_budget_ends_in_an_answer_where_skips_allow_it_else_in_an_error(sour
     submits(source, 1, budget=0.5, max_skips=4)
     said = source.passes(0.5)
     fails = {s.request: s for s in said if isinstance(s, Fail)}
-    answers = {s.request: s for s in said if isinstance(s, Answer)}
+    answers = {s.request: s for s in said if isinstance(s, Complete)}
     assert isinstance(fails[0].error, (Overloaded, BudgetExceeded))
     assert "blocks 0, 1, 2, 3" in str(fails[0].error)
     assert answers[1].itinerary.skipped == (0, 1, 2, 3)
@@ -205,7 +205,7 @@ def test_abandoned_requests_are_cancelled_and_give_no_outcome(source):
     source(Abandon(0))
     assert len(source.sent(Cancel, "a")) == 1
     assert not source.machine.requests
-    assert not source.machine.items
+    assert not source.machine.held
     source(Abandon(0))
     assert not source.said
 
@@ -215,11 +215,11 @@ def test_tokens_that_come_back_are_reported_for_a_watched_request_only(source, w
     source.meets("a", [0, 1, 2, 3])
     itinerary = Itinerary("laptop", "nearest", (0, 1, 2, 3), 0, via_source=True)
     source(Submit(0, itinerary, ("stem",), source.now + 5.0, watch_returns=watched))
-    (run,) = source.sent(Run, "a")
+    (run,) = source.sent(Forward, "a")
     source.hears("a", Accept(run.transfer, 8))
     waves = ((((0, "a"), (1, "a")),),)
     half = run_of(run.transfer._replace(hop=2), remaining=(2, 3), returning="via source", waves=waves, via_source=True)
     source.gets("a", half, ("half",))
     returned = [(s.request, s.sender, s.itinerary.waves, s.tokens) for s in source.said if isinstance(s, Returned)]
     assert returned == ([(0, "a", waves, ("half",))] if watched else [])
-    assert source.sent(Run, "a")
+    assert source.sent(Forward, "a")

@@ -6,8 +6,7 @@ from pathlib import Path
 import ls_edge.runtime.source
 from ls_edge.runtime import audit
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.routing import neighbours
-from ls_edge.runtime.routing import peer_routing as peer
+from ls_edge.runtime.routing import engine_queue, neighbours
 from ls_edge.runtime.routing import source_routing as source
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.transport import links, node, zap
@@ -15,8 +14,8 @@ from ls_edge.runtime.transport import links, node, zap
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
 HOMES = {
-    "audit": audit, "links": links, "node": node, "wire": wire, "zap": zap, "neighbours": neighbours, "peer": peer,
-    "source": source, "Limits": Limits(), "runtime.source": ls_edge.runtime.source,
+    "audit": audit, "links": links, "node": node, "wire": wire, "zap": zap, "neighbours": neighbours,
+    "engine_queue": engine_queue, "source": source, "Limits": Limits(), "runtime.source": ls_edge.runtime.source,
 }  # fmt: skip
 
 

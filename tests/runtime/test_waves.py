@@ -5,9 +5,9 @@ import pytest
 
 from ls_edge.records import TrackSpan, Visit
 from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, Release, Run, TrackRef
-from ls_edge.runtime.routing.events import Arrived, Compute, ComputeFailed, NeighbourDown, Send, Unsendable
+from ls_edge.runtime.routing.events import Arrived, Compute, ComputeFailed, Forward, NeighbourDown, Send, Unsendable
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.simulation.simulator import _join
+from ls_edge.runtime.simulation.simulator import join_tuples
 
 from .driver import cancel, new_peer, request_id, run_of, transfer
 
@@ -17,8 +17,8 @@ ALL = range(4)
 def joiner(limits=None, **state):
     """Peer ``a`` with all blocks, neighbour ``b`` with all blocks, and blocks of 10 ms."""
     peer = new_peer(ALL, limits=limits or Limits())
-    peer.machine.join = _join
-    peer.machine.block_us = 10_000
+    peer.machine.joins.join = join_tuples
+    peer.machine.engine.block_us = 10_000
     peer.meets("b", ALL, block_us=10_000, **state)
     return peer
 
@@ -34,7 +34,7 @@ def begins(peer, *, waves=1, on_straggler="later", skips=0, budget=5.0, **more):
         run_of(policy="parallel", waves_wanted=waves, on_straggler=on_straggler, skips=skips, budget=budget, **more),
         ("t",),
     )
-    (sent,) = peer.sent(Run, "b")
+    (sent,) = peer.sent(Forward, "b")
     peer.compute = peer.only(Compute)
     return sent
 
@@ -46,7 +46,8 @@ def back(sent, blocks=None, why="done", **changes):
     left = tuple(block for block in it.remaining if block not in dict(ran))
     visit = Visit("b", tuple(dict(ran)), 100, 20_000, 30)
     way = changed(it, waves=((ran,),) if ran else (), remaining=left, visits=(visit,), **changes)
-    run = changed(sent, itinerary=way, returning=why, transfer=sent.transfer._replace(hop=sent.transfer.hop + 1))
+    transfer = sent.transfer._replace(hop=sent.transfer.hop + 1)
+    run = Run(transfer, sent.budget_us, way, "raw", 1, 1, why)
     return run, ("t", *dict(ran))
 
 
@@ -63,18 +64,18 @@ def test_a_wave_is_begun_joined_and_goes_home(peer):
     assert sent.itinerary.remaining == (1, 3)
     compute = peer.compute
     assert compute.blocks == (0, 2)
-    assert sorted(item.stage.value for item in peer.machine.items.values()) == ["joining", "offered", "running"]
+    assert sorted(item.stage.value for item in peer.machine.held.values()) == ["joining", "offered", "running"]
     peer.hears("b", Accept(sent.transfer, 8))
     assert not peer.sent(Release)
     peer.computes(compute, after=0.02)
-    assert not peer.sent(Run)
+    assert not peer.sent(Forward)
     run, tokens = back(sent)
     peer.gets("b", run, tokens)
     assert peer.sent(Accept, "b") == [Accept(run.transfer, peer.machine.limits.credits)]
-    (home,) = peer.sent(Run, "laptop")
+    (home,) = peer.sent(Forward, "laptop")
     assert home.returning == "done"
     assert home.itinerary.waves == ((((0, "a"), (2, "a")), ((1, "b"), (3, "b"))),)
-    assert [s.tokens for s in peer.said if isinstance(s, Send) and s.message is home] == [("t", 0, 2, 1, 3)]
+    assert [s.tokens for s in peer.said if isinstance(s, Forward) and s is home] == [("t", 0, 2, 1, 3)]
     (visit,) = home.itinerary.visits
     own, other = visit.tracks
     assert (own.holder, own.blocks, own.engine_us) == ("a", (0, 2), 1000)
@@ -86,7 +87,7 @@ def test_a_wave_is_begun_joined_and_goes_home(peer):
         30,
     )
     assert other.end_us > other.begin_us == 0
-    assert not peer.machine.waves
+    assert not peer.machine.joins.open
     peer.hears("laptop", Accept(home.transfer, 1))
     assert peer.machine.idle
 
@@ -100,7 +101,7 @@ def test_slots_of_a_track_count_what_ran_before(peer):
         run_of(policy="parallel", remaining=(2, 3)),
         itinerary=changed(run_of(policy="parallel", remaining=(2, 3)).itinerary, waves=before, waves_wanted=1),
     ), ("t",))  # fmt: skip
-    (sent,) = other.sent(Run, "b")
+    (sent,) = other.sent(Forward, "b")
     assert sent.itinerary.blocks_done == sent.itinerary.track.before == 2
     assert other.only(Compute).slots == (2,)
 
@@ -114,7 +115,7 @@ def test_blocks_of_a_track_that_fails_run_later(peer, how):
     elif how == "refused":
         peer.hears("b", Refuse(sent.transfer, "busy"))
     elif how == "unsendable":
-        peer(Unsendable("b", sent))
+        peer(Unsendable(sent))
         peer.hears_state("b", credit=0)
     else:
         peer.hears("b", Accept(sent.transfer, 8))
@@ -124,7 +125,7 @@ def test_blocks_of_a_track_that_fails_run_later(peer, how):
     assert compute.blocks == (1, 3)
     assert compute.tokens == (("t", 0, 2),)
     peer.computes(compute, after=0.02)
-    (home,) = peer.sent(Run, "laptop")
+    (home,) = peer.sent(Forward, "laptop")
     assert home.itinerary.waves == ((tuple((block, "a") for block in (0, 2, 1, 3)),),)
     assert home.itinerary.skipped == ()
     rows = [row for row in home.itinerary.visits[0].tracks if not row.blocks and row.why != "no gain"]
@@ -140,7 +141,7 @@ def test_they_are_left_out_where_the_request_says_so_and_skips_are_left(peer):
         if remaining:
             assert peer.only(Compute).blocks == remaining
         else:
-            (home,) = peer.sent(Run, "laptop")
+            (home,) = peer.sent(Forward, "laptop")
             assert home.itinerary.skipped == (1, 3)
 
 
@@ -163,9 +164,9 @@ def test_a_track_that_is_not_finite_is_not_summed_and_its_blocks_run_later(peer)
     peer.computes(peer.compute, after=0.02)
     assert peer.only(Compute).blocks == (1, 3)
     assert peer.only(Compute).tokens == (("t", 0, 2),)
-    assert peer.machine.neighbours.get("b").turned_down == 1
+    assert peer.machine.neighbours.get("b").backoffs == 1
     peer.computes(peer.only(Compute), after=0.02)
-    (home,) = peer.sent(Run, "laptop")
+    (home,) = peer.sent(Forward, "laptop")
     assert [row.why for row in home.itinerary.visits[0].tracks if row.holder == "b" and not row.blocks] == [
         "not finite"
     ]
@@ -187,11 +188,11 @@ def test_tokens_that_fit_no_track_are_accepted_and_dropped(peer, wrong):
         run = changed(run, transfer=run.transfer._replace(request=request_id(5)))
     else:
         run, tokens = back(sent, blocks=(2,))
-    before = dict(peer.machine.items)
+    before = dict(peer.machine.held)
     peer.gets("b", run, tokens)
     assert len(peer.sent(Accept, "b")) == 1
-    assert peer.machine.items == before
-    assert len(peer.machine.waves) == 1
+    assert peer.machine.held == before
+    assert len(peer.machine.joins.open) == 1
 
 
 def test_the_holder_before_hears_that_all_is_well_while_tracks_are_away(peer):
@@ -207,9 +208,9 @@ def test_the_holder_before_hears_that_all_is_well_while_tracks_are_away(peer):
 def test_a_cancelled_request_takes_its_wave_along(peer):
     begins(peer)
     peer.hears("laptop", cancel(0))
-    assert not peer.machine.items
-    assert not peer.machine.waves
-    assert not peer.machine._sent
+    assert not peer.machine.held
+    assert not peer.machine.joins.open
+    assert not peer.machine.transfers
 
 
 def test_a_track_that_is_kept_for_half_of_the_budget_is_run_here(peer):
@@ -222,18 +223,18 @@ def test_a_track_that_is_kept_for_half_of_the_budget_is_run_here(peer):
     (compute,) = [s for s in peer.passes(0.02) if isinstance(s, Compute)]
     assert compute.blocks == (1, 3)
     peer.computes(compute, after=0.01)
-    (home,) = peer.sent(Run, "laptop")
+    (home,) = peer.sent(Forward, "laptop")
     assert home.itinerary.remaining == ()
 
 
 def test_at_the_end_of_the_budget_what_came_is_given_back():
     peer = joiner()
-    peer.machine.blocks = frozenset((0, 2))
+    peer.machine.engine.blocks = frozenset((0, 2))
     sent = begins(peer, budget=0.2)
     peer.hears("b", Accept(sent.transfer, 8))
     peer.computes(peer.compute, after=0.02)
     said = peer.passes(0.19)
-    (home,) = [s.message for s in said if isinstance(s, Send) and s.to == "laptop" and isinstance(s.message, Run)]
+    (home,) = [s for s in said if isinstance(s, Forward) and s.to == "laptop"]
     assert home.returning == "budget"
     assert home.itinerary.waves == ((((0, "a"), (2, "a")),),)
     assert home.itinerary.remaining == (1, 3)
@@ -245,7 +246,7 @@ def test_an_engine_that_hangs_does_not_keep_the_wave(peer):
     run, tokens = back(sent)
     peer.gets("b", run, tokens)
     said = peer.passes(0.5)
-    (onward,) = [s.message for s in said if isinstance(s, Send) and s.to == "b" and isinstance(s.message, Run)]
+    (onward,) = [s for s in said if isinstance(s, Forward) and s.to == "b"]
     assert onward.itinerary.waves == ((((1, "b"), (3, "b")),),)
     assert onward.itinerary.remaining == (0, 2)
     assert onward.itinerary.track is None
@@ -258,23 +259,18 @@ def test_an_engine_that_raises_gives_its_block_to_the_other(peer):
     peer(ComputeFailed(0, compute.transfers, "broken"))
     run, tokens = back(sent)
     peer.gets("b", run, tokens)
-    assert 0 in {
-        b
-        for s in peer.said
-        if isinstance(s, Send) and isinstance(s.message, Run)
-        for b in s.message.itinerary.remaining
-    }
+    assert 0 in {b for s in peer.said if isinstance(s, Forward) for b in s.itinerary.remaining}
 
 
 def test_no_waves_without_room_nor_for_other_policies():
     tight = joiner(Limits(credits=2, custody=0))
     tight.gets("laptop", run_of(policy="parallel", waves_wanted=1), ("t",))
-    assert not tight.sent(Run, "b")
-    assert len(tight.machine.items) <= 2
+    assert not tight.sent(Forward, "b")
+    assert len(tight.machine.held) <= 2
     for policy in ("nearest", "fastest", "random"):
         peer = joiner()
         peer.gets("laptop", run_of(policy=policy, waves_wanted=1), ("t",))
-        assert not peer.sent(Run, "b")
+        assert not peer.sent(Forward, "b")
 
 
 def test_a_neighbour_that_is_not_worth_it_stands_in_the_trace(peer):
@@ -282,7 +278,7 @@ def test_a_neighbour_that_is_not_worth_it_stands_in_the_trace(peer):
     peer.gets("laptop", run_of(policy="parallel", waves_wanted=1), ("t",))
     compute = peer.only(Compute)
     assert compute.blocks[0] == 0
-    while not (home := peer.sent(Run, "laptop")):
+    while not (home := peer.sent(Forward, "laptop")):
         peer.computes(peer.only(Compute), after=0.01)
     rows = home[0].itinerary.visits[0].tracks
     assert [(row.holder, row.blocks, row.why) for row in rows] == [("b", (), "no gain")]
@@ -298,7 +294,7 @@ def test_the_holder_of_a_track_runs_it_and_gives_back_what_it_cannot():
     run = changed(run, itinerary=changed(run.itinerary, source="j"))
     peer.gets("j", run, ("t",))
     peer.computes(peer.only(Compute))
-    (home,) = peer.sent(Run, "j")
+    (home,) = peer.sent(Forward, "j")
     assert home.returning == "unreachable"
     assert home.itinerary.remaining == (3,)
     assert home.itinerary.track == TrackRef(77, 1, 0, "laptop")
@@ -307,4 +303,4 @@ def test_the_holder_of_a_track_runs_it_and_gives_back_what_it_cannot():
     peer.gets("j", changed(run, transfer=transfer(branch=9)), ("t",))
     peer(NeighbourDown("j", "killed"))
     peer.passes(1.5)
-    assert not peer.machine.items
+    assert not peer.machine.held

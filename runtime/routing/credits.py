@@ -1,0 +1,122 @@
+"""How much more a peer accepts, and from whom: counts of what it holds, and the credits that follow from them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from ls_edge.runtime.routing.held_request import HeldRequest, Stage
+from ls_edge.runtime.routing.neighbours import Limits
+
+_ALIAS = re.compile(r"\.[0-9a-f]{8}$")
+_NOT_HELD = (Stage.NEW, Stage.ENDED)
+
+
+@functools.lru_cache(4096)
+def owner_of(name: str) -> str:
+    """Return the name in ``peers.yaml`` behind the alias of a source process."""
+    return _ALIAS.sub("", name)
+
+
+class Occupancy:
+    """Counts of held requests; each transition keeps them, :meth:`recount` makes them anew.
+
+    A request *works* unless it is a copy that is kept for the next holder.
+    """
+
+    def __init__(self) -> None:
+        self.copies = 0
+        """Requests in the stage ``CUSTODY``."""
+        self.working = 0
+        self.waiting = 0
+        self.working_of: Counter[str] = Counter()
+        """Working requests by owner; aliases of a source count as one."""
+        self.working_from_owner = 0
+        """Working requests that came from their source itself."""
+        self.sources: Counter[str] = Counter()
+        """All held requests by the process that wants them back."""
+
+    @classmethod
+    def recount(cls, held: Iterable[HeldRequest]) -> Occupancy:
+        """Count from nothing."""
+        counts = cls()
+        for request in held:
+            counts.moved(request, Stage.NEW, request.stage)
+        return counts
+
+    def moved(self, request: HeldRequest, before: Stage, after: Stage) -> None:
+        """Count a transition."""
+        self.waiting += (after is Stage.WAITING) - (before is Stage.WAITING)
+        self.copies += (after is Stage.CUSTODY) - (before is Stage.CUSTODY)
+        held = (after not in _NOT_HELD) - (before not in _NOT_HELD)
+        if held:
+            _add(self.sources, request.itinerary.source, held)
+        works = (after not in _NOT_HELD and after is not Stage.CUSTODY) - (
+            before not in _NOT_HELD and before is not Stage.CUSTODY
+        )
+        if works:
+            self.working += works
+            _add(self.working_of, owner_of(request.owner), works)
+            self.working_from_owner += works * (request.upstream == request.owner)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Occupancy) and vars(self) == vars(other)
+
+    def __repr__(self) -> str:
+        return f"Occupancy({vars(self)})"
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _add(counts: Counter[str], key: str, number: int) -> None:
+    """Add to a count, and forget it at 0."""
+    counts[key] += number
+    if not counts[key]:
+        del counts[key]
+
+
+class Credits:
+    """Credits of a peer: shared equally by sources, half of them reserved for transfers between peers."""
+
+    def __init__(self, limits: Limits, occupancy: Occupancy) -> None:
+        self._limits = limits
+        self._occupancy = occupancy
+        self._let_in: dict[str, float] = {}
+        """When each linked source, its aliases counting as one, last made a transfer to this peer itself."""
+
+    @property
+    def total(self) -> int:
+        """Requests that would be accepted now, from whomever they come."""
+        limits, held = self._limits, self._occupancy
+        return max(0, min(limits.credits - held.working, limits.custody - held.copies))
+
+    def room(self, owner: str) -> int:
+        """Return how many more requests a source may have here: all share the credits equally."""
+        who, held = owner_of(owner), self._occupancy.working_of
+        return self._limits.fair_share(len(held) + (who not in held)) - held[who]
+
+    def of_source(self, name: str, now: float) -> int:
+        """Return how many transfers of a linked source would be accepted now."""
+        return max(0, min(self.total - self._limits.reserved, self.room(name)), self.guaranteed(name, now))
+
+    def guaranteed(self, source: str, now: float) -> int:
+        """Return how many transfers a linked source may make even if others hold all credits and never let go.
+
+        That a request belongs to a source is only a peer's word where it came from one; so a source that was not let in
+        for a while may make one whatever is held in its name.
+        """
+        held, limits, who = self._occupancy, self._limits, owner_of(source)
+        if held.working_from_owner >= limits.credits:
+            return 0
+        starved = now - self._let_in.get(who, float("-inf")) >= limits.starved
+        return max(int(starved), limits.guaranteed - held.working_of[who])
+
+    def let_in(self, source: str, now: float) -> None:
+        """Note that a source made a transfer itself."""
+        self._let_in[owner_of(source)] = now
+
+    def forget(self, source: str) -> None:
+        """Forget a source whose link is gone."""
+        self._let_in.pop(owner_of(source), None)

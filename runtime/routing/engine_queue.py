@@ -1,0 +1,155 @@
+"""The engine of a peer as routing sees it: what is queued, which batch runs next, and how long calls usually take.
+
+The engine runs one call at a time; sources take turns at it, and within a source the request that came first goes
+first. Requests that are at the same block, at whatever slot, run as one batch of at most ``max_batch``, since all
+blocks of a bundle take the same tokens.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ls_edge.runtime.protocol.messages import RequestId
+from ls_edge.runtime.routing.events import Computed, ComputeFailed
+from ls_edge.runtime.routing.held_request import HeldRequest
+from ls_edge.runtime.routing.neighbours import TRIP_HALVES, Limits, clamped
+from ls_edge.runtime.routing.policies import policy_of
+
+_SOURCES = 1024
+"""Sources whose turns are remembered."""
+_NOT_FINITE = 3
+"""Requests in a row without finite outputs after which a block counts as failed: one odd image is not enough."""
+_SMOOTH = 0.1
+"""Weight of the newest engine call in the usual time of one: larger follows changes, smaller ignores outliers."""
+_SMOOTH_BESIDE = 0.3
+"""The same for calls beside an open wave, of which there are fewer."""
+
+
+class EngineQueue:
+    """Requests for an engine that runs ``blocks``, and what is known of its calls."""
+
+    def __init__(self, blocks: frozenset[int], limits: Limits, max_batch: int, batch_wait: float) -> None:
+        """``batch_wait``: seconds that a request waits for others to share an engine call with."""
+        self.blocks = blocks
+        self.failed_blocks: dict[int, str] = {}
+        """Blocks that are not run any more, and why."""
+        self.stuck = False
+        """Whether the call that runs has not ended for longer than it should."""
+        self.calls = 0
+        self.block_us = 0
+        """Usual time of one call for one block."""
+        self.beside_us = 0.0
+        """The same while a wave of ours is open, when transfers share our core; 0 before the first."""
+        self.queued: list[HeldRequest] = []
+        self.running: tuple[HeldRequest, ...] | None = None
+        """The batch of the call that runs, requests included that have ended since; None while none does."""
+        self.max_batch = max_batch
+        self._batch_wait = batch_wait if max_batch > 1 else 0.0
+        self._limits = limits
+        self._beside_at = 0.0
+        self._last_took = 0.0
+        self._running_since = 0.0
+        self._running_blocks = 0
+        self._start_at = 0.0
+        self._served: dict[str, int] = {}
+        """The turn at which each source was last served."""
+        self._turn = 0
+        self._not_finite: dict[int, set[RequestId]] = {}
+        """Requests in a row for which a block gave what is not finite."""
+
+    @property
+    def usable_blocks(self) -> frozenset[int]:
+        """Blocks that have not failed."""
+        return self.blocks - self.failed_blocks.keys()
+
+    @property
+    def next_start(self) -> float | None:
+        """When the next call may begin; None while nothing is queued, or one is running."""
+        return self._start_at if self.running is None and self.queued and not self.stuck else None
+
+    def work_us(self, now: float) -> int:
+        """Return what the engine has to do for the requests that are queued or running."""
+        waiting = (*self.queued, *(self.running or ()))
+        calls = sum(len(self.blocks.intersection(request.itinerary.remaining)) for request in waiting)
+        over = min(round((now - self._running_since) * 1e6), self._running_blocks * self.block_us)
+        return max(0, calls * self.block_us // self.max_batch - (over if self.running else 0))
+
+    def expected_beside_us(self, now: float) -> int:
+        """Return the usual time of a call beside an open wave; the measurement fades, so that waves are tried again."""
+        if not self.beside_us:
+            return 0
+        weight = math.pow(0.5, (now - self._beside_at) / TRIP_HALVES)
+        return round(self.block_us + (self.beside_us - self.block_us) * weight)
+
+    def next_batch(self, now: float, usable: frozenset[int]) -> tuple[tuple[HeldRequest, ...], tuple[int, ...]] | None:
+        """Return the requests of the next call and the blocks that it runs; None where none is to begin now."""
+        if self.running is not None or not self.queued or self.stuck:
+            return None
+        first = min(
+            self.queued, key=lambda request: (self._served.get(request.owner, 0), request.arrived, request.request)
+        )
+        batch = [first]
+        for request in self.queued:
+            if len(batch) < self.max_batch and request is not first and _may_join(request, first.engine.block):
+                batch.append(request)
+        self._start_at = first.engine.queued_at + self._batch_wait
+        if len(batch) < self.max_batch and now < self._start_at:
+            return None
+        self._turn += 1
+        self._served[first.owner] = self._turn
+        if len(self._served) > _SOURCES:
+            del self._served[min(self._served, key=lambda owner: self._served[owner])]
+        blocks = self._chain(batch, first.engine.block, usable)
+        self.running = tuple(batch)
+        self._running_since, self._running_blocks = now, len(blocks)
+        return self.running, blocks
+
+    def _chain(self, batch: list[HeldRequest], first: int, usable: frozenset[int]) -> tuple[int, ...]:
+        """Blocks that all of a batch would run here one after the other anyway, as many as fit one engine call.
+
+        Only what the policies would choose without looking at other processes: the next wanted block, held here.
+        """
+        if not all(policy_of(request.itinerary.policy).chains_blocks for request in batch):
+            return (first,)
+        most = max(1, int(self._limits.chain * 1e6 / max(1, self.block_us)))
+        chain = [first]
+        following = [[b for b in request.itinerary.remaining if b != first] for request in batch]
+        while len(chain) < most:
+            index = len(chain) - 1
+            wanted = {blocks[index] if index < len(blocks) else -1 for blocks in following}
+            block = wanted.pop()
+            if wanted or block not in usable:
+                break
+            chain.append(block)
+        return tuple(chain)
+
+    def measure(self, event: Computed, now: float) -> None:
+        """Learn from a call that has ended."""
+        self.calls += 1
+        took = event.engine_us / len(event.blocks)
+        took, self._last_took = clamped(took, self.block_us, self._last_took), took
+        for block in event.blocks:
+            self._not_finite.pop(block, None)
+        if any(request.open_track is not None for request in self.running or ()):
+            self.beside_us += (took - self.beside_us) * (_SMOOTH_BESIDE if self.beside_us else 1.0)
+            self._beside_at = now
+        else:
+            self.block_us = round(self.block_us + _SMOOTH * (took - self.block_us))
+
+    def count_failure(self, event: ComputeFailed) -> bool:
+        """Note a failed call; return whether its block has failed for good."""
+        if event.not_finite:
+            seen = self._not_finite.setdefault(event.block, set())
+            seen.update(transfer.request for transfer in event.transfers)
+            if len(seen) < _NOT_FINITE:
+                if event.rest is not None:  # the same call gave finite outputs too
+                    del self._not_finite[event.block]
+                return False
+        self.failed_blocks[event.block] = event.why
+        return True
+
+
+def _may_join(request: HeldRequest, block: int) -> bool:
+    """Whether a queued request may run ``block`` next; its slot may be any."""
+    freely = policy_of(request.itinerary.policy).batches_freely
+    return request.engine.block == block or (freely and block in request.itinerary.remaining)
