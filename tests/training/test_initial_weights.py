@@ -156,7 +156,7 @@ def test_arguments_that_are_not_the_users_say_so(tmp_path):
         ({"num_classes": 7}, "num_classes is 7; it has to be left out: it is the number of classes"),
         ({"in_chans": 1}, "in_chans is 1; it has to be 3 or left out: images are decoded to red, green and blue"),
         ({"global_pool": ""}, "global_pool is ''; it has to be avg, token or another kind"),
-        ({"pretrained": True}, "pretrained is True; it has to be said as pretrained in the section model"),
+        ({"pretrained": True}, "pretrained is True; it has to be given as pretrained in the section model"),
     ):  # fmt: skip
         (tmp_path / "train.yaml").write_text(json.dumps({"model": {"args": args}}))
         with pytest.raises(ConfigError, match=rf"train\.yaml:1:\d+: {words}"):
@@ -179,7 +179,7 @@ def test_a_checkpoint_of_another_model_is_one_line(tmp_path):
     with pytest.raises(ModelError, match="it is of another model"):
         start(init=str(path))
     run = save(tmp_path / "run", start())
-    with pytest.raises(UsageError, match="is a vit_digits, --model says vit_cifar"):
+    with pytest.raises(UsageError, match="is a vit_digits, --model is vit_cifar"):
         start(init=str(run), name="vit_cifar", args={})
     with pytest.raises(UsageError, match="exclude each other"):
         start(init=str(run), pretrained=True)
