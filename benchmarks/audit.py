@@ -9,7 +9,6 @@ within rounds. ``finite`` is the check of a block's output beside one run of tha
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import BenchmarkError, bundle_of, images_for, in_turn, median, report_progress
+from benchmarks.common import bundle_of, images_for, in_turn, local_cluster, median, ready_source, report_progress
 from ls_edge.bundle import Bundle
 from ls_edge.engines.opening import open_engine
-from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.protocol.codec import is_finite
 from ls_edge.runtime.source import Source
 
@@ -48,17 +46,10 @@ def _audit(path: Path, *, quick: bool) -> dict[str, Any]:
     rate: dict[str, list[float]] = {str(share): [] for share in SHARES}
     latency: dict[str, list[float]] = {str(share): [] for share in SHARES}
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
         placement = {"ann": range(half), "ben": range(half, bundle.num_blocks)}
-        peers = stack.enter_context(LocalCluster(folder, path, placement))
-        peers.wait_warm()
-        sources = {
-            str(share): stack.enter_context(Source.open(peers.path, bundle, audit=share, budget_ms=60_000))
-            for share in SHARES
-        }
+        peers = stack.enter_context(local_cluster(path, placement))
+        sources = {str(share): stack.enter_context(ready_source(peers.path, bundle, audit=share)) for share in SHARES}
         for name, source in sources.items():
-            if source.wait_ready(30):
-                raise BenchmarkError("the peers are not warm")
             _answer(source, pictures, 20)
             report_progress(f"    a share of {name} is ready")
         for _, name in in_turn(list(sources), rounds):

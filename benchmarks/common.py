@@ -11,15 +11,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from benchmarks import ONE_THREAD
 from ls_edge.errors import LsEdgeError
 from ls_edge.hardware import cores, cpu_name, cpu_quota, memory_gib
+
+if TYPE_CHECKING:
+    from ls_edge.bundle import Bundle
+    from ls_edge.peers_file import PeersFile
+    from ls_edge.runtime.local_cluster import LocalCluster
+    from ls_edge.runtime.source import Source
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -149,11 +155,32 @@ def images_for(bundle: Any, count: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((count, 3, *size), dtype=np.float32)
 
 
+@contextlib.contextmanager
+def local_cluster(path: Path, placement: Mapping[str, Sequence[int]], **each: Any) -> Iterator[LocalCluster]:
+    """Peers on the loopback, warm, in a folder of their own; ``each`` are keys of every peer in ``peers.yaml``."""
+    from ls_edge.runtime.local_cluster import LocalCluster
+
+    with tempfile.TemporaryDirectory() as folder, LocalCluster(folder, path, placement, each=each) as peers:
+        peers.wait_warm(timeout=120.0)
+        yield peers
+
+
+@contextlib.contextmanager
+def ready_source(peers: Path | PeersFile, bundle: Path | Bundle, **settings: Any) -> Iterator[Source]:
+    """A source whose blocks all have a warm holder; the budget is a minute unless ``settings`` has another."""
+    from ls_edge.runtime.source import Source
+
+    with Source.open(peers, bundle, **{"budget_ms": 60_000.0, **settings}) as source:
+        if missing := source.wait_ready(60.0):
+            raise BenchmarkError(f"no peer serves blocks {missing}")
+        yield source
+
+
 class Child:
-    """A process of a module of ours that speaks JSON lines on its standard input and output."""
+    """A process of a module of the benchmarks that exchanges JSON lines by its standard input and output."""
 
     def __init__(self, module: str, *arguments: str) -> None:
-        """Start it; :meth:`read` the line that it writes when it is ready."""
+        """Start it; :meth:`read` the first line, which it writes when it is ready."""
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, **ONE_THREAD},

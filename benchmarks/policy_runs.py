@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import BenchmarkError, median, ms, wait_for
+from benchmarks.common import BenchmarkError, local_cluster, median, ms, wait_for
 from ls_edge.bundle import Bundle
 from ls_edge.peers_file import PeersFile
 from ls_edge.records import RequestRecord
-from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.source import Source
 
 PEERS = ("ann", "ben")
@@ -32,8 +30,8 @@ PAUSE_S = 0.002
 """Between an answer and the next image."""
 
 Settings = Mapping[str, tuple[str, Mapping[str, Any]]]
-"""Policy and further settings of each run."""
-ALONE: Settings = {SINGLE: ("nearest", {})}
+"""Policy and further settings, by the name of the run."""
+SINGLE_PEER: Settings = {SINGLE: ("nearest", {})}
 Open = Callable[[PeersFile, str, Mapping[str, Any]], Source]
 
 
@@ -45,7 +43,7 @@ class PolicyRun:
     records: list[RequestRecord] = field(default_factory=list)
 
     def ask(self, image: np.ndarray, label: int | None = None) -> None:
-        """One image; the run waits for the answer."""
+        """Submit one image and wait for the answer."""
         time.sleep(PAUSE_S)
         self.records.append(self.source.submit(image, label=label).result().record)
 
@@ -74,29 +72,25 @@ def pin(pids: Iterable[int], cores: Sequence[int]) -> None:
 
 
 def parallel(waves: Sequence[int]) -> Settings:
-    """Ways of the policy, by their number of waves."""
+    """The policy with so many waves, by name."""
     return {f"{n} wave{'s'[: n > 1]}": ("parallel", {"waves": n}) for n in waves}
 
 
-def local_policy_runs(
+def open_local_runs(
     stack: contextlib.ExitStack, path: Path, cores: Sequence[int], wanted: Settings
 ) -> dict[str, PolicyRun]:
-    """Ways over two peers on the loopback, each with all blocks and tied to a core of its own."""
+    """Runs over two peers on the loopback, each with all blocks and tied to a core of its own."""
     bundle = Bundle.open(path)
-    folder = stack.enter_context(tempfile.TemporaryDirectory())
-    peers = stack.enter_context(LocalCluster(folder, path, dict.fromkeys(PEERS, range(bundle.num_blocks))))
-    peers.wait_warm(timeout=120.0)
+    peers = stack.enter_context(local_cluster(path, dict.fromkeys(PEERS, range(bundle.num_blocks))))
     pin((process.pid for process in peers.processes.values()), cores)
 
     def opened(file: PeersFile, policy: str, more: Mapping[str, Any]) -> Source:
         return Source.open(file, bundle, policy=policy, **more)
 
-    return policy_runs_of(stack, peers.file, opened, {**ALONE, **wanted})
+    return open_runs(stack, peers.file, opened, {**SINGLE_PEER, **wanted})
 
 
-def policy_runs_of(
-    stack: contextlib.ExitStack, file: PeersFile, opened: Open, wanted: Settings
-) -> dict[str, PolicyRun]:
+def open_runs(stack: contextlib.ExitStack, file: PeersFile, opened: Open, wanted: Settings) -> dict[str, PolicyRun]:
     """Sources as wanted; :data:`SINGLE` and :data:`AGAIN` know only the first peer."""
     first = replace(file, peers=file.peers[:1])
     runs = {}
@@ -106,8 +100,8 @@ def policy_runs_of(
         if missing := source.wait_ready(60.0):
             raise BenchmarkError(f"nobody serves blocks {missing}")
         runs[name] = PolicyRun(source)
-    for name, run in runs.items():
-        wait_for(partial(_linked, run.source), f"peers of {name} that reach one another")
+    for name, policy_run in runs.items():
+        wait_for(partial(_linked, policy_run.source), f"peers of {name} that reach one another")
     return runs
 
 
@@ -121,15 +115,15 @@ def figures_of(runs: Mapping[str, PolicyRun], leave_out: int, base: str = SINGLE
     """Of each run: latency, its ratio to that of ``base``, what was split how, and what was not and why."""
     basis = [record.latency_us / 1e3 for record in runs[base].records]
     result = {}
-    for name, run in runs.items():
-        records = run.records[leave_out:]
+    for name, policy_run in runs.items():
+        records = policy_run.records[leave_out:]
         rows = [track for record in records for visit in record.visits for track in visit.tracks]
         shapes = Counter(shape(record) for record in records)
         away = [t for record in records for v in record.visits for t in v.tracks if t.blocks and t.holder != v.holder]
         whys = Counter(t.why for t in rows if t.why)
         result[name] = {
             "ms": ms([record.latency_us / 1e6 for record in records]),
-            "ratio": ratio([record.latency_us / 1e3 for record in run.records], basis, leave_out),
+            "ratio": ratio([record.latency_us / 1e3 for record in policy_run.records], basis, leave_out),
             "shapes": dict(shapes.most_common(5)),
             "why_not": {
                 why: {
@@ -175,13 +169,13 @@ def top1(found: Sequence[tuple[int | None, int | None]]) -> float:
     return round(float(np.mean([prediction == label for prediction, label in found])), 4)
 
 
-def cells(run: Mapping[str, Any]) -> tuple[str, str, str, str]:
+def cells(policy_run: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """Of a table: time, ratio, what was split how, and why not."""
-    times = run["ms"]
-    shapes = ", ".join(f"{what} ({n})" for what, n in list(run["shapes"].items())[:2])
+    times = policy_run["ms"]
+    shapes = ", ".join(f"{what} ({n})" for what, n in list(policy_run["shapes"].items())[:2])
     whys = ", ".join(
-        f"{why} ({w['times']} times, {w['expected_ms']:.1f} ms expected)" for why, w in run["why_not"].items()
+        f"{why} ({w['times']} times, {w['expected_ms']:.1f} ms expected)" for why, w in policy_run["why_not"].items()
     )
     return (
-        f"{times['p50']:.2f} ({times['p10']:.2f} to {times['p90']:.2f})", f"{run['ratio']:.3f}", shapes, whys
+        f"{times['p50']:.2f} ({times['p10']:.2f} to {times['p90']:.2f})", f"{policy_run['ratio']:.3f}", shapes, whys
     )  # fmt: skip

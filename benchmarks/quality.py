@@ -20,7 +20,6 @@ import contextlib
 import itertools
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,15 +29,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import BenchmarkError, report_progress
-from benchmarks.policy_runs import Settings, figures_of, policy_runs_of, top1
+from benchmarks.common import BenchmarkError, local_cluster, report_progress
+from benchmarks.policy_runs import Settings, figures_of, open_runs, top1
 from ls_edge.bundle import Bundle
 from ls_edge.data.datasets import ImageSet, match_classes, open_data
 from ls_edge.data.preprocess import Preprocessor, iterate
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.order_costs import OrderCosts, read_order_costs
 from ls_edge.peers_file import PeersFile
-from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.routing.events import Complete
 from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.source import Source
@@ -56,7 +54,7 @@ HOP = 1.0
 BUDGET = 10_000
 """Blocks' times after which a request would fail."""
 BAR = 0.5
-RUNS: Settings = {
+POLICY_SETTINGS: Settings = {
     "random": ("random", {}),
     "nearest": ("nearest", {}),
     "fastest": ("fastest", {}),
@@ -110,7 +108,7 @@ def _reachable(
             return top1(list(answers))
 
         found: dict[str, Any] = {"trained order": {"top1": accuracy([range(bundle.num_blocks)])}}
-        for name, (policy, more) in RUNS.items():
+        for name, (policy, more) in POLICY_SETTINGS.items():
             report_progress(f"  {name}")
             orders, seconds = courses(
                 placement, costs, policy, more.get("latency_weight", 1.0), min(COURSES, len(arrays)), block_s
@@ -121,13 +119,13 @@ def _reachable(
                 "ms": round(statistics.median(seconds) * 1e3, 3),
             }
     gap = found["trained order"]["top1"] - found["random"]["top1"]
-    for name in RUNS:
+    for name in POLICY_SETTINGS:
         row = found[name]
         row["won_back"] = round((row["top1"] - found["random"]["top1"]) / gap, 3) if gap > 0 else None
         row["time_over_fastest"] = round(row["ms"] / found["fastest"]["ms"], 3)
     best = found["quality, weight 0"]["won_back"]
     return {
-        "block_ms": round(block_s * 1e3, 3), "gap": round(gap, 4), "ways": found, "bar": BAR,
+        "block_ms": round(block_s * 1e3, 3), "gap": round(gap, 4), "policy_runs": found, "bar": BAR,
         "holds": None if best is None else best >= BAR,
     }  # fmt: skip
 
@@ -179,25 +177,23 @@ def _peers(bundle: Bundle, path: Path, images: ImageSet, placement: dict[str, tu
         return Source.open(file, bundle, policy=policy, **more)
 
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        peers = stack.enter_context(LocalCluster(folder, path, placement))
-        peers.wait_warm(timeout=120.0)
-        ways = policy_runs_of(stack, peers.file, opened, RUNS)
+        peers = stack.enter_context(local_cluster(path, placement))
+        runs = open_runs(stack, peers.file, opened, POLICY_SETTINGS)
         started = time.monotonic()
-        for index, image, array in iterate(images, next(iter(ways.values())).source.preprocess):
-            for name in list(ways) if index % 2 == 0 else reversed(ways):
-                ways[name].ask(array, image.label)
+        for index, image, array in iterate(images, next(iter(runs.values())).source.preprocess):
+            for name in list(runs) if index % 2 == 0 else reversed(runs):
+                runs[name].ask(array, image.label)
         seconds = time.monotonic() - started
-    figures = figures_of(ways, len(images) // 10, base="fastest")
+    figures = figures_of(runs, len(images) // 10, base="fastest")
     return {
         "seconds": round(seconds, 1),
-        "ways": {
+        "policy_runs": {
             name: {
-                "top1": top1([(r.prediction, r.label) for r in way.records]),
+                "top1": top1([(r.prediction, r.label) for r in policy_run.records]),
                 "ms": figures[name]["ms"], "time_over_fastest": figures[name]["ratio"],
-                "hops": round(statistics.fmean(len(r.visits) for r in way.records), 2),
+                "hops": round(statistics.fmean(len(r.visits) for r in policy_run.records), 2),
             }
-            for name, way in ways.items()
+            for name, policy_run in runs.items()
         },
     }  # fmt: skip
 
@@ -211,9 +207,9 @@ def show(document: dict[str, Any], console: Console) -> None:
     for table, columns in ((first, ("won back", "ms", "over fastest")), (second, ("ms", "over fastest", "hops"))):
         for column in ("", "top-1", *columns):
             table.add_column(column, justify="right" if column else "left")
-    first.add_row("trained order", f"{found['ways']['trained order']['top1']:.2%}")
-    for name in RUNS:
-        row, there = found["ways"][name], real["ways"][name]
+    first.add_row("trained order", f"{found['policy_runs']['trained order']['top1']:.2%}")
+    for name in POLICY_SETTINGS:
+        row, there = found["policy_runs"][name], real["policy_runs"][name]
         won = "" if row["won_back"] is None else f"{row['won_back']:.2f}"
         first.add_row(name, f"{row['top1']:.2%}", won, f"{row['ms']:.2f}", f"{row['time_over_fastest']:.2f}")
         second.add_row(

@@ -14,14 +14,14 @@ of the same size, the worker killed that runs the second stage.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -34,8 +34,10 @@ from benchmarks.common import (
     bundle_of,
     cache_folder,
     images_for,
+    local_cluster,
     median,
     ms,
+    ready_source,
     report_progress,
     wait_for,
 )
@@ -44,14 +46,16 @@ from ls_edge.runtime.chaos.faults import Faults
 from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.protocol.messages import Accept, Moved
 from ls_edge.runtime.results import Answer
-from ls_edge.runtime.routing.events import Arrived, Event, Received
+from ls_edge.runtime.routing.events import Arrived, Event, Instruction, Received, Submit
+from ls_edge.runtime.routing.source_routing import SourceMachine
 from ls_edge.runtime.source import Source
 
 MODEL = "vit_tiny_patch16_224"
 KINDS = ("kill", "stop", "hang")
 BARS_MS = {"kill": 50.0, "stop": 400.0, "hang": 50.0}
 """Most that the median may be; for a hang that much over the deadline of a hop."""
-OTHERS = ("ipyparallel", "dask")
+BUDGET_S = 60.0
+FRAMEWORKS = ("ipyparallel", "dask")
 
 
 def run(quick: bool, compare: bool = False) -> dict[str, Any]:
@@ -63,12 +67,12 @@ def run(quick: bool, compare: bool = False) -> dict[str, Any]:
     bundle = Bundle.open(path)
     half, blocks = bundle.num_blocks // 2, range(bundle.num_blocks)
     placement = {"ann": blocks[:half], "ben": blocks[:half], "cleo": blocks[half:], "dan": blocks[half:]}
-    with tempfile.TemporaryDirectory() as folder, LocalCluster(folder, path, placement) as peers:
+    with local_cluster(path, placement) as peers:
         for name in placement:
             peers.set_faults(name, always)
-        peers.wait_warm(timeout=120.0)
-        with Source.open(peers.path, path, budget_ms=60_000.0) as source:
-            trials = _Trials(peers, source, always)
+        holders = _Holders(BUDGET_S)
+        with holders.watching(), ready_source(peers.path, path, budget_ms=BUDGET_S * 1e3) as source:
+            trials = _Trials(peers, source, holders, always)
             found = {kind: trials.of(kind, wanted) for kind in KINDS}
     result: dict[str, Any] = {
         "model": bundle.manifest.model, "token_bytes": bundle.manifest.tokens.bytes_per_image,
@@ -80,47 +84,69 @@ def run(quick: bool, compare: bool = False) -> dict[str, Any]:
         result["kinds"][kind] = {"added_ms": figures, "missed": missed, "bar_ms": bar, "holds": figures["p50"] <= bar}
     tokens = bundle.manifest.tokens
     stage_ms = median(trials.usual) * 1e3 / 3
-    result["others"] = dict.fromkeys(OTHERS)
+    result["frameworks"] = dict.fromkeys(FRAMEWORKS)
     if compare:
-        result["others"] = {name: _other(name, wanted, (1, tokens.count, tokens.dim), stage_ms) for name in OTHERS}
+        result["frameworks"] = {
+            name: _framework(name, wanted, (1, tokens.count, tokens.dim), stage_ms) for name in FRAMEWORKS
+        }
     return result
 
 
 class _Holders:
-    """Who works on a request, and since when, as its source hears it."""
+    """Who works on the newest request, and since when, as its source is told by ACCEPT and MOVED.
 
-    def __init__(self, source: Source) -> None:
-        self._now: dict[bytes, tuple[str, float]] = {}
-        self._source = source
-        self._feed = source.node.feed
-        source.node.feed = self._look  # type: ignore[method-assign]
+    One request is in flight at a time, so the first id that was not there before belongs to it.
+    """
 
-    def of(self, request: int) -> tuple[str, float] | None:
-        """The holder and when it got the tokens; None where the source holds them."""
-        held = self._source.machine.requests.get(request)
-        return None if held is None else self._now.get(held.item.request)
+    def __init__(self, budget_s: float) -> None:
+        self.now: tuple[str, float, float] | None = None
+        """Name, time of arrival, and seconds without progress after which the hop is given up; None at the source."""
+        self._budget_s = budget_s
+        self._request = b""
+        self._before: set[bytes] = set()
 
-    def _look(self, event: Event) -> None:
-        if isinstance(event, Arrived):
-            self._now.pop(event.run.transfer.request, None)
-        elif isinstance(event, Received) and isinstance(event.message, Moved):
-            self._now[event.message.transfer.request] = (event.sender, time.monotonic())
-        elif isinstance(event, Received) and isinstance(event.message, Accept):
-            self._now.setdefault(event.message.transfer.request, (event.sender, time.monotonic()))
-        self._feed(event)
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look at each event of the source's routing machine meanwhile, on the source thread."""
+        handle = SourceMachine.handle
+
+        def look(machine: SourceMachine, event: Event, now: float) -> list[Instruction]:
+            self._look(machine, event)
+            return handle(machine, event, now)
+
+        SourceMachine.handle = look  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            SourceMachine.handle = handle  # type: ignore[method-assign]
+
+    def _look(self, machine: SourceMachine, event: Event) -> None:
+        if isinstance(event, Submit):
+            self._before.add(self._request)
+            self._request, self.now = b"", None
+        elif isinstance(event, Arrived) and event.run.transfer.request == self._request:
+            self.now = None
+        elif isinstance(event, Received) and isinstance(event.message, Accept | Moved):
+            request = event.message.transfer.request
+            if not self._request and request not in self._before:
+                self._request = request
+            n = machine.neighbours.get(event.sender)
+            moved = isinstance(event.message, Moved)
+            if request == self._request and n is not None and (moved or self.now is None):
+                self.now = event.sender, time.monotonic(), n.hop_deadline(machine.limits, self._budget_s)
 
 
 class _Trials:
     """Faults one after the other, each undone before the next."""
 
-    def __init__(self, peers: LocalCluster, source: Source, always: Faults) -> None:
+    def __init__(self, peers: LocalCluster, source: Source, holders: _Holders, always: Faults) -> None:
         self.usual: list[float] = []
         """Seconds of requests without a fault."""
         self.deadlines: list[float] = []
         """Seconds without progress after which a hop is given up."""
         self._peers, self._source, self._always = peers, source, always
         self._image = images_for(source.bundle, 1)[0]
-        self._holders = _Holders(source)
+        self._holders = holders
         self._random = random.Random(0)
         self._asked = -1
         """The number of the newest request; a source counts from 0."""
@@ -170,12 +196,11 @@ class _Trials:
         started = time.monotonic()
         future, request = self._ask(), self._asked
         time.sleep(max(0.0, started + moment - time.monotonic()))
-        held = self._holders.of(request)
+        held = self._holders.now
         if held is None or future.done():
             future.result(60)
             return None
-        holder, since = held
-        n = self._source.machine.neighbours.get(holder)
+        holder, since, deadline = held
         do(holder)
         at = time.monotonic()
         try:
@@ -186,8 +211,7 @@ class _Trials:
             raise BenchmarkError("requests are not counted as this benchmark thinks")
         if holder in answer.record.holders:
             return None
-        if n is not None:
-            self.deadlines.append(n.hop_deadline(self._source.machine.limits, self._source.settings.budget_ms / 1e3))
+        self.deadlines.append(deadline)
         return answer.latency_ms / 1e3 - (at - since)
 
     def _ask(self) -> Future[Answer]:
@@ -200,9 +224,9 @@ class _Trials:
         self._peers.wait_warm(name, timeout=120.0)
 
 
-def _other(name: str, wanted: int, shape: tuple[int, ...], stage_ms: float) -> dict[str, Any]:
+def _framework(name: str, wanted: int, shape: tuple[int, ...], stage_ms: float) -> dict[str, Any]:
     """Run ``frameworks`` in an environment that has ``name``; what went wrong stands in the place of figures."""
-    folder = cache_folder() / "others"
+    folder = cache_folder() / "frameworks"
     python = folder / "bin" / "python"
     if not (folder / ".complete").exists():
         report_progress(f"  installing ipyparallel and Dask into {folder}")
@@ -246,7 +270,7 @@ def show(document: dict[str, Any], console: Console) -> None:
     table = Table(title="a worker killed in the second of three stages: what it adds, ms")
     for column in ("", "p50", "p10", "p90", "faults", "not answered", "without faults"):
         table.add_column(column, justify="right")
-    for name, row in document["others"].items():
+    for name, row in document["frameworks"].items():
         if row is None or "error" in row:
             table.add_row(name, "not run" if row is None else row["error"])
             continue

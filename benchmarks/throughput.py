@@ -14,7 +14,6 @@ stretch of each that is compared; ratios are taken within rounds, figures are me
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,12 +24,21 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import BenchmarkError, Child, bundle_of, images_for, in_turn, median, report_progress
+from benchmarks.common import (
+    BenchmarkError,
+    Child,
+    bundle_of,
+    images_for,
+    in_turn,
+    local_cluster,
+    median,
+    ready_source,
+    report_progress,
+)
 from ls_edge.bundle import Bundle
 from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.evaluation.run_summary import summarise
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.run_dataset import run_dataset
 from ls_edge.runtime.source import Source
 
@@ -65,11 +73,11 @@ def _two_peers(path: Path, rounds: int, count: int, *, quick: bool) -> dict[str,
         stretches = {names[0]: stack.enter_context(_peers(path, {"ann": blocks[:half], "ben": blocks[half:]}, 8))}
         if not quick:  # starting processes takes most of a quick run
             stretches[names[1]] = stack.enter_context(_peers(path, {"ann": blocks, "ben": blocks}, 8))
-        one = [stack.enter_context(Child("benchmarks.workers", str(path), "2"))]
-        two = [stack.enter_context(Child("benchmarks.workers", str(path), "1")) for _ in range(2)]
+        one = [stack.enter_context(Child("benchmarks.workers", "pipeline", str(path), "2"))]
+        two = [stack.enter_context(Child("benchmarks.workers", "pipeline", str(path), "1")) for _ in range(2)]
         for child in (*one, *two):
             child.read()
-        stretches |= {names[2]: _workers_only(one), names[3]: _workers_only(two)}
+        stretches |= {names[2]: _workers(one), names[3]: _workers(two)}
         seconds = _rounds(stretches, rounds, count)
     over = {name: _ratio(seconds[name], seconds[names[3]]) for name in names[:3] if name in seconds}
     return {
@@ -101,10 +109,10 @@ def _slow_peer(path: Path, rounds: int, count: int, trained: Path | None) -> dic
 
 def _policies(stack: contextlib.ExitStack, path: Path) -> dict[str, Stretch]:
     """Two sources of the same peers, one of which is slow."""
-    peers = stack.enter_context(_local(path, _two_holders(Bundle.open(path).num_blocks)))
+    peers = stack.enter_context(local_cluster(path, _two_holders(Bundle.open(path).num_blocks)))
     peers.set_faults("ben", SLOW)
     return {
-        policy: _answering(stack.enter_context(_source(peers, path, policy=policy)), 8)
+        policy: _answering(stack.enter_context(ready_source(peers.path, path, policy=policy)), 8)
         for policy in ("fastest", "sequential")
     }
 
@@ -116,9 +124,9 @@ def _digits(path: Path, rounds: int) -> dict[str, Any]:
     top1: dict[str, list[float]] = {"fastest": [], "sequential": []}
     rates: dict[str, list[float]] = {"fastest": [], "sequential": []}
     with contextlib.ExitStack() as stack:
-        peers = stack.enter_context(_local(path, _two_holders(Bundle.open(path).num_blocks)))
+        peers = stack.enter_context(local_cluster(path, _two_holders(Bundle.open(path).num_blocks)))
         peers.set_faults("ben", SLOW)
-        sources = {name: stack.enter_context(_source(peers, path, policy=name)) for name in top1}
+        sources = {name: stack.enter_context(ready_source(peers.path, path, policy=name)) for name in top1}
         for _, name in in_turn(tuple(sources), rounds):
             accuracy, rate = _accuracy(sources[name], images)
             top1[name].append(accuracy)
@@ -170,24 +178,8 @@ def _two_holders(blocks: int) -> dict[str, range | list[int]]:
 @contextlib.contextmanager
 def _peers(path: Path, placement: Any, concurrency: int, **each: Any) -> Iterator[Stretch]:
     """Peers and a source of their own."""
-    with _local(path, placement, **each) as peers, _source(peers, path) as source:
+    with local_cluster(path, placement, **each) as peers, ready_source(peers.path, path) as source:
         yield _answering(source, concurrency)
-
-
-@contextlib.contextmanager
-def _local(path: Path, placement: Any, **each: Any) -> Iterator[LocalCluster]:
-    with tempfile.TemporaryDirectory() as folder, LocalCluster(folder, path, placement, each=each) as peers:
-        peers.wait_warm(timeout=120.0)
-        yield peers
-
-
-@contextlib.contextmanager
-def _source(peers: LocalCluster, path: Path, policy: str = "nearest") -> Iterator[Source]:
-    with Source.open(peers.path, path, policy=policy, budget_ms=60_000.0) as source:
-        missing = source.wait_ready(60.0)
-        if missing:
-            raise BenchmarkError(f"nobody serves blocks {missing}")
-        yield source
 
 
 def _answering(source: Source, concurrency: int) -> Stretch:
@@ -209,7 +201,7 @@ def _answering(source: Source, concurrency: int) -> Stretch:
     return stretch
 
 
-def _workers_only(children: list[Child]) -> Stretch:
+def _workers(children: list[Child]) -> Stretch:
     def stretch(count: int) -> float:
         started = time.perf_counter()
         for child in children:

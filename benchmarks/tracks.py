@@ -3,7 +3,7 @@
 - *two cores*: two peers of one engine thread, each process on a core of its own, each with all blocks; the source
   stands where the machine likes. In turn, request by request: a source that knows only the first peer, and sources that
   ask both for 1, 2 and 3 waves. A ratio is of the latencies of one round, the median over rounds. In the same rounds
-  two more processes on the same cores run engines alone: all blocks on one core, then half of them on both at once; *s*
+  two more processes on the same cores run engines only: all blocks on one core, then half of them on both at once; *s*
   is the time of half of them over the time of all on the same core: 0.5 on two real cores. The bar is s + 0.1.
 - *links*: the same in two network namespaces (root only) whose cables are limited, over CURVE. Beside: the single
   device once more, which says how much the ratio means. The policy must not lose; where a holder got no track, the
@@ -27,20 +27,20 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import accuracy
+from benchmarks import track_accuracy
 from benchmarks.common import Child, bundle_of, images_for, in_turn, median, ms, report_progress
 from benchmarks.policy_runs import (
     AGAIN,
-    ALONE,
     PAUSE_S,
     PEERS,
     SINGLE,
+    SINGLE_PEER,
     cells,
     figures_of,
-    local_policy_runs,
+    open_local_runs,
+    open_runs,
     parallel,
     pin,
-    policy_runs_of,
     ratio,
     two_cores,
 )  # fmt: skip
@@ -70,7 +70,7 @@ def run(quick: bool, trained: Path | None = None, data: str = "digits") -> dict[
         "cores": cores,
         "two_cores": [_two_cores(path, cores, rounds) for path in paths],
         "links": {"skipped": reason} if reason else _links(paths, rates, cores, rounds // (1 if quick else 2)),
-        "trained": None if trained is None else accuracy.run(trained, data, cores, WAVES, quick=quick),
+        "trained": None if trained is None else track_accuracy.run(trained, data, cores, WAVES, quick=quick),
     }
 
 
@@ -78,28 +78,28 @@ def _two_cores(path: Path, cores: Sequence[int], rounds: int) -> dict[str, Any]:
     report_progress(f"  two cores, {path.name}")
     bundle = Bundle.open(path)
     images = images_for(bundle, 8)
-    alone: dict[str, list[float]] = {"all": [], "half": []}
+    engines: dict[str, list[float]] = {"all": [], "half": []}
     with contextlib.ExitStack() as stack:
-        ways = local_policy_runs(stack, path, cores, parallel(WAVES))
-        children = [stack.enter_context(Child("benchmarks.block_workers", str(path))) for _ in PEERS]
+        runs = open_local_runs(stack, path, cores, parallel(WAVES))
+        children = [stack.enter_context(Child("benchmarks.workers", "blocks", str(path))) for _ in PEERS]
         for child in children:
             child.read()
         pin((child.process.pid for child in children), cores)
-        for index, name in in_turn((*ways, "engines"), rounds):
+        for index, name in in_turn((*runs, "engines"), rounds):
             if name != "engines":
-                ways[name].ask(images[index % 8])
+                runs[name].ask(images[index % 8])
                 continue
             time.sleep(PAUSE_S)
             chosen = children[index // 2 % 2]
-            alone["all"] += _engines([chosen], bundle.num_blocks)
-            alone["half"].append(_engines(children, bundle.num_blocks // 2)[children.index(chosen)])
+            engines["all"] += _engines([chosen], bundle.num_blocks)
+            engines["half"].append(_engines(children, bundle.num_blocks // 2)[children.index(chosen)])
     leave_out = rounds // 6
-    s = ratio(alone["half"], alone["all"], leave_out)
-    figures = figures_of(ways, leave_out)
+    s = ratio(engines["half"], engines["all"], leave_out)
+    figures = figures_of(runs, leave_out)
     return {
         "model": bundle.manifest.model, "blocks": bundle.num_blocks, "rounds": rounds - leave_out,
-        "engines_ms": {name: ms(values[leave_out:]) for name, values in alone.items()},
-        "s": s, "bar": round(s + BAR, 4), "ways": figures,
+        "engines_ms": {name: ms(values[leave_out:]) for name, values in engines.items()},
+        "s": s, "bar": round(s + BAR, 4), "policy_runs": figures,
         "holds": {name: each["ratio"] <= s + BAR for name, each in figures.items() if name != SINGLE},
     }  # fmt: skip
 
@@ -132,7 +132,7 @@ def _links(paths: Sequence[Path], rates: Sequence[int], cores: Sequence[int], ro
 def _limited(
     stack: contextlib.ExitStack, net: Net, cluster: Cluster, bundle: Bundle, images: np.ndarray, rounds: int
 ) -> dict[str, Any]:
-    """All ways over cables that are limited already."""
+    """Runs of all policies over cables that are limited already."""
     tokens = bundle.manifest.tokens
     size = tokens.count * tokens.dim * 4
     seconds = _transfer(net, size)
@@ -142,13 +142,13 @@ def _limited(
             return Source.open(file, bundle, policy=policy, secret_key=cluster.source_key, **settings)
 
     wanted = {AGAIN: ("nearest", {}), **parallel(WAVES)}
-    ways = policy_runs_of(stack, cluster.file, opened, {**ALONE, **wanted})
-    for index, name in in_turn(tuple(ways), rounds):
-        ways[name].ask(images[index % 8])
-    figures = figures_of(ways, rounds // 6)
+    runs = open_runs(stack, cluster.file, opened, {**SINGLE_PEER, **wanted})
+    for index, name in in_turn(tuple(runs), rounds):
+        runs[name].ask(images[index % 8])
+    figures = figures_of(runs, rounds // 6)
     return {
         "model": bundle.manifest.model, "bytes": size, "transfer_ms": round(seconds * 1e3, 3),
-        "carries_mbit": round(size * 8e-6 / seconds, 1), "rounds": rounds - rounds // 6, "ways": figures,
+        "carries_mbit": round(size * 8e-6 / seconds, 1), "rounds": rounds - rounds // 6, "policy_runs": figures,
         "holds": {name: each["ratio"] <= LOSE for name, each in figures.items() if name in parallel(WAVES)},
     }  # fmt: skip
 
@@ -190,13 +190,13 @@ def show(document: dict[str, Any], console: Console) -> None:
         console.print("processes are not tied to cores: there are not two, or the system does not let us")
     for row in document["two_cores"]:
         table = _table(f"{row['model']}, two peers on a core each, one image at a time")
-        for name, way in row["ways"].items():
+        for name, policy_run in row["policy_runs"].items():
             bar = "" if name == SINGLE else "holds" if row["holds"][name] else "missed"
-            table.add_row(name, *cells(way), bar)
+            table.add_row(name, *cells(policy_run), bar)
         engines = row["engines_ms"]
         console.print(
             table,
-            f"engines alone: all {engines['all']['p50']:.2f} ms, half on both cores {engines['half']['p50']:.2f} ms, "
+            f"engines only: all {engines['all']['p50']:.2f} ms, half on both cores {engines['half']['p50']:.2f} ms, "
             f"s {row['s']:.3f}; bar s + {BAR} = {row['bar']:.3f}",
             highlight=False,
         )
@@ -208,11 +208,11 @@ def show(document: dict[str, Any], console: Console) -> None:
             f"{row['model']}, {row['mbit']} Mbit/s: {row['bytes']} bytes take {row['transfer_ms']:.2f} ms "
             f"({row['carries_mbit']:.0f} Mbit/s)"
         )
-        for name, way in row["ways"].items():
-            table.add_row(name, *cells(way), {True: "holds", False: "missed"}.get(row["holds"].get(name), ""))
+        for name, policy_run in row["policy_runs"].items():
+            table.add_row(name, *cells(policy_run), {True: "holds", False: "missed"}.get(row["holds"].get(name), ""))
         console.print(table, f"bar {links['bar']}", highlight=False)
     if document["trained"] is not None:
-        accuracy.show(document["trained"], console)
+        track_accuracy.show(document["trained"], console)
 
 
 def _table(title: str) -> Table:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import BenchmarkError, report_progress
-from benchmarks.policy_runs import PEERS, cells, figures_of, local_policy_runs, parallel, top1
+from benchmarks.policy_runs import PEERS, cells, figures_of, open_local_runs, parallel, top1
 from ls_edge.arrangement import Arrangement
 from ls_edge.bundle import Bundle
 from ls_edge.data.datasets import ImageSet, match_classes, open_data
@@ -44,19 +44,19 @@ def run(path: Path, data: str, cores: Sequence[int], waves: Sequence[int], *, qu
         raise BenchmarkError(f"{data} has no labels, which accuracy needs; name a folder of class folders or a tar")
     settings = {"nearest": ("nearest", {}), "random": ("random", {}), **parallel(waves)}
     with contextlib.ExitStack() as stack:
-        ways = local_policy_runs(stack, path, cores, settings)
-        for index, image, array in iterate(images, next(iter(ways.values())).source.preprocess):
-            for name in list(ways) if index % 2 == 0 else reversed(ways):
-                ways[name].ask(array, image.label)
-    figures = figures_of(ways, len(images) // 10)
-    for name, way in ways.items():
-        figures[name]["top1"] = top1([(r.prediction, r.label) for r in way.records])
+        runs = open_local_runs(stack, path, cores, settings)
+        for index, image, array in iterate(images, next(iter(runs.values())).source.preprocess):
+            for name in list(runs) if index % 2 == 0 else reversed(runs):
+                runs[name].ask(array, image.label)
+    figures = figures_of(runs, len(images) // 10)
+    for name, policy_run in runs.items():
+        figures[name]["top1"] = top1([(r.prediction, r.label) for r in policy_run.records])
     least = figures["random"]["top1"] - BAR
-    alone = _in_one_process(bundle, images, waves)
+    equal = _in_one_process(bundle, images, waves)
     return {
         "bundle": path.name, "model": bundle.manifest.model, "method": bundle.manifest.method, "data": data,
-        "images": len(images), "ways": figures, "two_equal_devices": alone, "bar": round(least, 4),
-        "holds": {name: figures[name]["top1"] >= least and alone[name]["top1"] >= least for name in alone},
+        "images": len(images), "policy_runs": figures, "two_equal_devices": equal, "bar": round(least, 4),
+        "holds": {name: figures[name]["top1"] >= least and equal[name]["top1"] >= least for name in equal},
     }  # fmt: skip
 
 
@@ -90,10 +90,10 @@ def show(document: dict[str, Any], console: Console) -> None:
     table = Table(title=f"{document['bundle']} on {document['images']} images of {document['data']}")
     for column in ("", "p50, ms (p10 to p90)", "ratio", "tracks of blocks", "top-1", "two equal devices", "bar"):
         table.add_column(column, justify="left" if column.startswith("tracks") else "right")
-    for name, way in document["ways"].items():
-        alone, holds = document["two_equal_devices"].get(name), document["holds"].get(name)
+    for name, policy_run in document["policy_runs"].items():
+        equal, holds = document["two_equal_devices"].get(name), document["holds"].get(name)
         table.add_row(
-            name, *cells(way)[:3], f"{way['top1']:.2%}", f"{alone['top1']:.2%}" if alone else "",
+            name, *cells(policy_run)[:3], f"{policy_run['top1']:.2%}", f"{equal['top1']:.2%}" if equal else "",
             {True: "holds", False: "missed"}.get(holds, ""),
         )  # fmt: skip
     console.print(table, f"bar: top-1 of random, less {BAR:.0%}: {document['bar']:.2%}", highlight=False)
