@@ -46,7 +46,7 @@ from benchmarks.policy_runs import (
 )  # fmt: skip
 from ls_edge.bundle import Bundle
 from ls_edge.peers_file import PeersFile
-from ls_edge.runtime.chaos.namespaces import Cluster, Net, reason_to_skip
+from ls_edge.runtime.chaos.namespaces import NamespaceCluster, Net, reason_to_skip
 from ls_edge.runtime.source import Source
 
 MODELS = ("vit_small_patch16_224", "vit_base_patch16_224")
@@ -118,7 +118,7 @@ def _links(paths: Sequence[Path], rates: Sequence[int], cores: Sequence[int], ro
             bundle = Bundle.open(path)
             images = images_for(bundle, 8)
             placement = dict.fromkeys(PEERS, range(bundle.num_blocks))
-            with tempfile.TemporaryDirectory() as folder, Cluster(net, folder, path, placement) as cluster:
+            with tempfile.TemporaryDirectory() as folder, NamespaceCluster(net, folder, path, placement) as cluster:
                 pin((process.pid for process in cluster.processes.values()), cores)
                 for mbit in rates:
                     report_progress(f"  {mbit} Mbit/s, {path.name}")
@@ -130,7 +130,7 @@ def _links(paths: Sequence[Path], rates: Sequence[int], cores: Sequence[int], ro
 
 
 def _limited(
-    stack: contextlib.ExitStack, net: Net, cluster: Cluster, bundle: Bundle, images: np.ndarray, rounds: int
+    stack: contextlib.ExitStack, net: Net, cluster: NamespaceCluster, bundle: Bundle, images: np.ndarray, rounds: int
 ) -> dict[str, Any]:
     """Runs of all policies over cables that are limited already."""
     tokens = bundle.manifest.tokens

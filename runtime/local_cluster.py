@@ -1,7 +1,7 @@
-"""Peers on this machine: processes of ``ls-edge peer`` on the loopback, started, killed and started again.
+"""Peers on this machine: processes of ``ls-edge peer``, started, killed and started again.
 
-For the demo, for fault tests and for trying a placement before there are boards. The processes are real ones; only
-:meth:`LocalCluster.set_faults` reaches into them, by a file that they look at.
+For the demo, for fault tests and for trying a placement before there are boards. Faults of an engine are set by a file
+that its process reads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -26,74 +26,53 @@ from ls_edge.runtime.chaos.liar import LiarCounts, read_counts
 from ls_edge.runtime.chaos.proxy import Proxy
 from ls_edge.runtime.transport.keys import new_keys
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-class LocalCluster:
-    """Peers of one ``peers.yaml`` in ``folder``; a context manager that leaves no process behind.
 
-    Not even if this process is killed: the peers leave when their standard input, a pipe from here, ends.
+class PeerCluster:
+    """Processes of the peers of one ``peers.yaml``; a context manager that leaves no process behind.
+
+    The processes leave by themselves when their standard input, a pipe from here, ends.
     """
 
     def __init__(
         self,
         folder: str | Path,
         bundle: str | Path,
-        placement: Mapping[str, Sequence[int]],
+        entries: Sequence[Mapping[str, Any]],
         *,
+        started: Sequence[str],
         top: Mapping[str, Any] | None = None,
-        each: Mapping[str, Any] | None = None,
         arguments: Sequence[str] = (),
-        proxied: bool = False,
-        members: Mapping[str, Sequence[int]] | None = None,
         sources: Sequence[str] = (),
         keys: bool = False,
     ) -> None:
-        """Write ``peers.yaml`` with a free port for each peer of ``placement``.
+        """Write ``peers.yaml`` and, with ``keys``, a key pair for everybody into ``folder``.
 
-        ``top`` are further keys at the top of the file, ``each`` of every peer (threads are 1 unless it says
-        otherwise), ``arguments`` more of ``ls-edge peer``. ``proxied`` puts a :class:`~.chaos.proxy.Proxy` in front of
-        each peer (:attr:`proxies`), for links with faults. ``members`` stand in the file too, with their blocks, and
-        do not run before :meth:`start_liar`; ``sources`` are names in it. ``keys`` gives everybody a key, and so CURVE.
+        ``entries`` are the peers of the file, ``started`` the names of those that are processes of this cluster,
+        ``top`` further keys at the top of the file, ``arguments`` more arguments of ``ls-edge peer`` and ``sources``
+        the names of sources in the file. Threads are 1 where an entry does not set them.
         """
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.bundles = dict.fromkeys(placement, Path(bundle))
+        self.bundles = dict.fromkeys(started, Path(bundle))
         """The bundle that each peer is started with."""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._arguments = list(arguments)
         self._bundle = Path(bundle)
-        self._liars: dict[str, subprocess.Popen[bytes]] = {}
         self._log_from: dict[str, int] = {}
-        self.proxies: dict[str, Proxy] = {}
-        members = members or {}
-        everybody = [*placement, *members]
-        free = free_ports(len(everybody) + (len(placement) if proxied else 0))
-        ports = dict(zip(everybody, free, strict=False))
-        front = ports | dict(zip(placement, free[len(everybody) :], strict=False))
-        self._targets = {name: (front[name], ports[name]) for name in placement} if proxied else {}
-        names = (*placement, *members, *sources) if keys else ()
+        names = [*(entry["name"] for entry in entries), *sources] if keys else []
         public = {name: {"public_key": new_keys(name, self.folder)[0].public.decode()} for name in names}
         self._keys = keys
-        peers = [
-            {
-                "name": name,
-                "address": f"tcp://127.0.0.1:{front[name]}",
-                "bind": f"tcp://127.0.0.1:{ports[name]}",
-                "blocks": list(blocks),
-                "threads": 1,
-                **(each or {}),
-                **public.get(name, {}),
-            }
-            for name, blocks in {**placement, **members}.items()
-        ]
+        peers = [{"threads": 1, **entry, **public.get(entry["name"], {})} for entry in entries]
         listed = [{"name": name, **public.get(name, {})} for name in sources]
         content = {**(top or {}), **({"sources": listed} if listed else {}), "peers": peers}
         self.path = self.folder / "peers.yaml"
         self.path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
         self.file: PeersFile = load_peers(self.path)
 
-    def __enter__(self) -> LocalCluster:
-        for name, (front, port) in self._targets.items():
-            self.proxies[name] = Proxy(front, ("127.0.0.1", port))
+    def __enter__(self) -> Self:
         self.start(*self.bundles)
         return self
 
@@ -108,7 +87,7 @@ class LocalCluster:
             if self.alive(name):
                 raise UsageError(f"peer {name!r} runs already")
             self._close_input(name)
-            command = [sys.executable, "-m", "ls_edge", "peer", "--peers", str(self.path), "--name", name]
+            command = [*self.command(name, "peer"), "--peers", str(self.path), "--name", name]
             command += ["--bundle", str(self.bundles[name]), "--faults", str(self._faults_path(name))]
             command += ["--until-eof", *self._arguments]
             if self._keys:
@@ -119,49 +98,13 @@ class LocalCluster:
                     command, stdin=subprocess.PIPE, stdout=log, stderr=log
                 )
 
+    def command(self, name: str, *arguments: object) -> list[str]:  # noqa: ARG002
+        """Return the command line of ``ls-edge`` with these arguments where ``name`` runs."""
+        return [sys.executable, "-m", "ls_edge", *map(str, arguments)]
+
     def secret_key(self, name: str) -> Path | None:
         """The file with the secret key of a member or source; None where there are no keys."""
         return self.folder / f"{name}.key_secret" if self._keys else None
-
-    def start_liar(self, name: str, lie: str, *, seed: int = 0) -> None:
-        """Start a member, or a source, as a liar (:mod:`ls_edge.runtime.chaos.liar`); it is not waited for."""
-        self.stop_liar(name)
-        self._counts_path(name).unlink(missing_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            "ls_edge.runtime.chaos.liar_process",
-            str(self.path),
-            str(self._bundle),
-            name,
-            lie,
-        ]
-        command += ["--seed", str(seed), "--counts", str(self._counts_path(name))]
-        if self._keys:
-            command += ["--secret-key", str(self.secret_key(name))]
-        with self.log_path(name).open("ab") as log:
-            self._liars[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log
-            )
-
-    def liar_counts(self, name: str) -> LiarCounts:
-        """Return the counts of a liar; raises :class:`LinkError` where it has ended by itself."""
-        process = self._liars.get(name)
-        if process is not None and process.poll() is not None:
-            raise LinkError(f"the liar {name} ended with {process.returncode}: {self.last_words(name)}")
-        return read_counts(self._counts_path(name))
-
-    def stop_liar(self, name: str) -> None:
-        """End a liar, if it runs."""
-        process = self._liars.pop(name, None)
-        if process is not None:
-            process.kill()
-            process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
-
-    def _counts_path(self, name: str) -> Path:
-        return self.folder / f"{name}.counts"
 
     def _close_input(self, name: str) -> None:
         stdin = self.processes[name].stdin if name in self.processes else None
@@ -196,11 +139,11 @@ class LocalCluster:
         return self.processes[name].wait(timeout)
 
     def log_path(self, name: str) -> Path:
-        """Where what a peer says is kept."""
+        """The log of a peer."""
         return self.folder / f"{name}.log"
 
     def wait_warm(self, *names: str, timeout: float = 30.0) -> None:
-        """Wait until peers that were started have said that they are warm.
+        """Wait until peers that were started have logged that they are warm.
 
         Raises :class:`LinkError` with the last line of the log where one ends before, or does not get there in time.
         """
@@ -208,23 +151,21 @@ class LocalCluster:
         waiting = set(names or self.bundles)
         while waiting:
             for name in sorted(waiting):
-                if self._says_warm(name):
+                if self._logged_warm(name):
                     waiting.discard(name)
                 elif not self.alive(name) or time.monotonic() > end:
-                    raise LinkError(f"peer {name} did not become warm: {self.last_words(name)}")
+                    raise LinkError(f"peer {name} did not become warm: {self.last_log_line(name)}")
             time.sleep(0.02)
 
-    def last_words(self, name: str) -> str:
+    def last_log_line(self, name: str) -> str:
         """The last line of a peer's log."""
         with contextlib.suppress(OSError):
             lines = self.log_path(name).read_text(errors="replace").strip().splitlines()
-            return lines[-1] if lines else "it said nothing"
-        return "it said nothing"
+            return lines[-1] if lines else "its log is empty"
+        return "its log is empty"
 
     def close(self) -> None:
         """End all peers: SIGTERM to all, SIGKILL to whoever is left after two seconds."""
-        for name in list(self._liars):
-            self.stop_liar(name)
         for process in self.processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
@@ -238,15 +179,110 @@ class LocalCluster:
                 process.wait()
         for name in self.processes:
             self._close_input(name)
-        for proxy in self.proxies.values():
-            proxy.close()
 
-    def _says_warm(self, name: str) -> bool:
+    def _logged_warm(self, name: str) -> bool:
         """Whether the part of the log that the running process wrote has the line."""
         with contextlib.suppress(OSError):
             text = self.log_path(name).read_bytes()[self._log_from.get(name, 0) :]
             return b" warm " in text or b'"warm"' in text
         return False
+
+
+class LocalCluster(PeerCluster):
+    """Peers on free ports of the loopback, with faults of links and lying members where a test wants them."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        bundle: str | Path,
+        placement: Mapping[str, Sequence[int]],
+        *,
+        top: Mapping[str, Any] | None = None,
+        each: Mapping[str, Any] | None = None,
+        arguments: Sequence[str] = (),
+        proxied: bool = False,
+        members: Mapping[str, Sequence[int]] | None = None,
+        sources: Sequence[str] = (),
+        keys: bool = False,
+    ) -> None:
+        """Write ``peers.yaml``; ``each`` are further keys of every peer, the others as in :class:`PeerCluster`.
+
+        ``proxied`` puts a :class:`~.chaos.proxy.Proxy` in front of each peer (:attr:`proxies`), for links with faults.
+        ``members`` are peers of the file, with their blocks, that do not run before :meth:`start_liar`.
+        """
+        self.proxies: dict[str, Proxy] = {}
+        self._liars: dict[str, subprocess.Popen[bytes]] = {}
+        everybody = {**placement, **(members or {})}
+        free = free_ports(len(everybody) + (len(placement) if proxied else 0))
+        ports = dict(zip(everybody, free, strict=False))
+        front = ports | dict(zip(placement, free[len(everybody) :], strict=False))
+        self._targets = {name: (front[name], ports[name]) for name in placement} if proxied else {}
+        entries = [
+            {
+                "name": name,
+                "address": f"tcp://127.0.0.1:{front[name]}",
+                "bind": f"tcp://127.0.0.1:{ports[name]}",
+                "blocks": list(blocks),
+                **(each or {}),
+            }
+            for name, blocks in everybody.items()
+        ]
+        super().__init__(
+            folder, bundle, entries, started=list(placement), top=top, arguments=arguments, sources=sources, keys=keys
+        )
+
+    def __enter__(self) -> Self:
+        for name, (front, port) in self._targets.items():
+            self.proxies[name] = Proxy(front, ("127.0.0.1", port))
+        return super().__enter__()
+
+    def close(self) -> None:
+        """End all processes and proxies."""
+        for name in list(self._liars):
+            self.stop_liar(name)
+        super().close()
+        for proxy in self.proxies.values():
+            proxy.close()
+
+    def start_liar(self, name: str, lie: str, *, seed: int = 0) -> None:
+        """Start a member, or a source, as a liar (:mod:`ls_edge.runtime.chaos.liar`); it is not waited for."""
+        self.stop_liar(name)
+        self._counts_path(name).unlink(missing_ok=True)
+        command = [
+            sys.executable,
+            "-m",
+            "ls_edge.runtime.chaos.liar_process",
+            str(self.path),
+            str(self._bundle),
+            name,
+            lie,
+        ]
+        command += ["--seed", str(seed), "--counts", str(self._counts_path(name))]
+        if self._keys:
+            command += ["--secret-key", str(self.secret_key(name))]
+        with self.log_path(name).open("ab") as log:
+            self._liars[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log
+            )
+
+    def liar_counts(self, name: str) -> LiarCounts:
+        """Return the counts of a liar; raises :class:`LinkError` where it has ended by itself."""
+        process = self._liars.get(name)
+        if process is not None and process.poll() is not None:
+            raise LinkError(f"the liar {name} ended with {process.returncode}: {self.last_log_line(name)}")
+        return read_counts(self._counts_path(name))
+
+    def stop_liar(self, name: str) -> None:
+        """End a liar, if it runs."""
+        process = self._liars.pop(name, None)
+        if process is not None:
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+
+    def _counts_path(self, name: str) -> Path:
+        return self.folder / f"{name}.counts"
 
 
 def free_ports(count: int) -> list[int]:

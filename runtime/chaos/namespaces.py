@@ -18,16 +18,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from ls_edge.errors import LinkError
-from ls_edge.peers_file import PeersFile, load_peers
-from ls_edge.runtime.transport.keys import new_keys
+from ls_edge.runtime.local_cluster import PeerCluster
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _CLONE_NEWNET = 0x40000000
 _BRIDGE = "hub"
@@ -106,7 +105,7 @@ class Net:
         _call(*self._within(_BRIDGE), "bridge", "link", "set", "dev", port(name), "state", state)
 
     def cut(self, one: str, other: str, *, on: bool = True) -> None:
-        """Let no packet from ``other`` reach ``one`` and only silence come back; ``on=False`` mends it."""
+        """Let no packet from ``other`` reach ``one`` and only silence come back; ``on=False`` undoes it."""
         _ip("-n", self.ns(other), "route", "add" if on else "del", "blackhole", self.address(one))
 
     def rate(self, mbit: int | None) -> None:
@@ -145,8 +144,8 @@ class Net:
         _ip("netns", "add", self.ns(name))
 
 
-class Cluster:
-    """Peers in the namespaces of a :class:`Net`, one in each, with CURVE keys; a context manager like LocalCluster."""
+class NamespaceCluster(PeerCluster):
+    """Peers in the namespaces of a :class:`Net`, one in each, with CURVE keys."""
 
     def __init__(
         self,
@@ -162,70 +161,25 @@ class Cluster:
         """Write ``peers.yaml`` and the keys into ``folder``; ``each`` are further keys of every peer in the file."""
         self.net = net
         self.bundle = bundle
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._folder = Path(folder)
-        publics = {name: new_keys(name, self._folder)[0].public.decode() for name in (*placement, source)}
-        peers = [
-            {"name": name, "address": f"tcp://{net.address(name)}:{tcp_port}", "blocks": list(blocks), "threads": 1,
-             "public_key": publics[name], **each}
+        entries = [
+            {"name": name, "address": f"tcp://{net.address(name)}:{tcp_port}", "blocks": list(blocks), **each}
             for name, blocks in placement.items()
-        ]  # fmt: skip
-        self.path = self._folder / "peers.yaml"
-        content = {"sources": [{"name": source, "public_key": publics[source]}], "peers": peers}
-        self.path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-        self.file: PeersFile = load_peers(self.path)
-        self.source_key = self._folder / f"{source}.key_secret"
+        ]
+        super().__init__(folder, bundle, entries, started=list(placement), sources=[source], keys=True)
+        self.source_key = self.secret_key(source)
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         try:
-            self.start(*(peer.name for peer in self.file.peers))
+            super().__enter__()
             self.wait_warm()
         except BaseException:
             self.close()
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def command(self, name: str, *arguments: object) -> list[str]:
         """``ls-edge`` with these arguments in the namespace of ``name``."""
-        return ["ip", "netns", "exec", self.net.ns(name), sys.executable, "-m", "ls_edge", *map(str, arguments)]
-
-    def start(self, *names: str) -> None:
-        """Start peers."""
-        for name in names:
-            arguments = ("--peers", self.path, "--name", name, "--bundle", self.bundle)
-            key = ("--secret-key", self._folder / f"{name}.key_secret")
-            with self.log_path(name).open("ab") as log:
-                self.processes[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
-                    self.command(name, "peer", *arguments, *key), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-                )
-
-    def wait_warm(self, timeout: float = 30.0) -> None:
-        """Wait until every peer has said that it is warm; raises :class:`LinkError` where one does not."""
-        end = time.monotonic() + timeout
-        for name, process in self.processes.items():
-            while " warm " not in (said := self.log_path(name).read_text(errors="replace")):
-                if process.poll() is not None or time.monotonic() > end:
-                    raise LinkError(f"peer {name} did not become warm: {said}")
-                time.sleep(0.02)
-
-    def log_path(self, name: str) -> Path:
-        """What a peer says."""
-        return self._folder / f"{name}.log"
-
-    def close(self) -> None:
-        """End all peers."""
-        for process in self.processes.values():
-            process.terminate()
-        for process in self.processes.values():
-            try:
-                process.wait(3.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self.processes.clear()
+        return ["ip", "netns", "exec", self.net.ns(name), *super().command(name, *arguments)]
 
 
 def port(name: str) -> str:

@@ -135,8 +135,8 @@ def test_sigterm_drains_and_leaves_with_zero(peers, source):
     assert peers.terminate("a") == 0
     _, summary = run.finish()
     assert (summary.answered, summary.failed, summary.degraded) == (200, 0, 0)
-    assert "leaving" in peers.last_words("a")
-    assert "held=0" in peers.last_words("a")
+    assert "leaving" in peers.last_log_line("a")
+    assert "held=0" in peers.last_log_line("a")
 
 
 def test_all_peers_gone_and_back(peers, source):

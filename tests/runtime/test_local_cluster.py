@@ -109,5 +109,5 @@ def test_a_peer_that_does_not_come_up_says_why(tmp_path, tiny_bundle):
 
 def test_waiting_for_a_peer_that_was_never_started_ends_at_once(tmp_path, tiny_bundle):
     local = LocalCluster(tmp_path, tiny_bundle, PLACEMENT)
-    with pytest.raises(LinkError, match="peer a did not become warm: it said nothing"):
+    with pytest.raises(LinkError, match="peer a did not become warm: its log is empty"):
         local.wait_warm("a")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ls_edge.errors import BudgetExceeded
-from ls_edge.runtime.chaos.namespaces import Cluster, Net, NetError, reason_to_skip
+from ls_edge.runtime.chaos.namespaces import NamespaceCluster, Net, NetError, reason_to_skip
 from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.protocol.codec import REPLAY_TOLERANCE
 from ls_edge.runtime.source import Source
@@ -32,7 +32,7 @@ def net():
 
 @pytest.fixture(scope="module")
 def cluster(net, tiny_bundle, tmp_path_factory):
-    with Cluster(net, tmp_path_factory.mktemp("cluster"), tiny_bundle, PLACEMENT) as peers:
+    with NamespaceCluster(net, tmp_path_factory.mktemp("cluster"), tiny_bundle, PLACEMENT) as peers:
         yield peers
 
 
@@ -161,7 +161,7 @@ def test_a_slow_network_changes_no_answer_and_int8_sends_less(
     net, pictures = cluster.net, images(25)
     placement = {"a": [0, 1, 2, 3], "c": [4, 5]}
     median, sent = {}, {}
-    with Cluster(net, tmp_path / "int8", tiny_bundle, placement, tcp_port=5556, codec="int8") as small:
+    with NamespaceCluster(net, tmp_path / "int8", tiny_bundle, placement, tcp_port=5556, codec="int8") as small:
         net.rate(10)
         try:
             for codec, peers in (("raw", cluster), ("int8", small)):
