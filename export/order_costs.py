@@ -199,7 +199,7 @@ def _tables(found: np.ndarray, blocks: int) -> tuple[Table, Table, Table, tuple[
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _PartsModel:
     """What :func:`ls_edge.evaluation.evaluate.logits_of` runs."""
 
     view: PartsView
@@ -233,7 +233,7 @@ def _run(
 ) -> tuple[dict[Arrangement, np.ndarray], dict[Arrangement, np.ndarray]]:
     """Loss, and right or wrong, of each: float64 by sample, NaN where it did not run; ``trained`` runs on all."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = _Parts(
+    model = _PartsModel(
         PartsView(copy.deepcopy(view.view).to(device).eval(), view.per_part) if device.type == "cuda" else view, device
     )
     batches = np.array_split(np.arange(len(samples)), -(-len(samples) // _BATCH))
@@ -261,7 +261,7 @@ def _run(
 
 
 def _logits_of(
-    model: _Parts, images: np.ndarray, arrangements: Sequence[Arrangement]
+    model: _PartsModel, images: np.ndarray, arrangements: Sequence[Arrangement]
 ) -> Iterator[tuple[Arrangement, np.ndarray]]:
     plain = {item.order: item for item in arrangements if item.is_plain}
     for order, logits in logits_of(model, images, list(plain)):

@@ -188,8 +188,8 @@ def assert_replays():
 
         by_request = dict(zip((answer.request for answer in answers), images, strict=True))
         records = [answer.record for answer in answers]
-        with Pipeline.open(Bundle.open(bundle), threads=1) as chain:
-            for replayed in replay(chain, records, lambda record: by_request[record.id]):
+        with Pipeline.open(Bundle.open(bundle), threads=1) as pipeline:
+            for replayed in replay(pipeline, records, lambda record: by_request[record.id]):
                 assert replayed.error <= tolerance, f"request {replayed.id} is off by {replayed.error}"
 
     return check

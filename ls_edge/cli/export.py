@@ -168,7 +168,7 @@ def _print(summary: dict[str, Any]) -> None:
         "tokens": "{count} x {dim} {dtype}".format(**summary["tokens"]),
         "files": f"stem {_kb(sizes['stem'])}, {counted(len(blocks), 'block')} of {_kb(max(blocks))}, "
         f"head {_kb(sizes['head'])}" + (f", whole {_kb(sizes['whole'])}" if "whole" in sizes else ""),
-        "verified": f"{shown(verified)}, each part and the chain in trained and shuffled orders, "
+        "verified": f"{shown(verified)}, each part and all together in trained and shuffled orders, "
         f"batches of {', '.join(map(str, verified['batches']))}, {verified['images']} images",
         "orders": _costs(summary["order_costs"]),
         "time": f"{summary['seconds']:.1f} s",

@@ -41,7 +41,7 @@ class BlockModel(Protocol):
         ...
 
 
-class Sequential(msgspec.Struct, frozen=True):
+class SequentialAccuracy(msgspec.Struct, frozen=True):
     """All blocks in trained order."""
 
     top1: float
@@ -105,7 +105,7 @@ class Models(msgspec.Struct, frozen=True):
 class Evaluation(msgspec.Struct, frozen=True):
     """The document of ``eval --json``."""
 
-    sequential: Sequential
+    sequential: SequentialAccuracy
     arbitrary: Arbitrary
     kept: dict[str, Kept]
     """By the number of blocks kept."""
@@ -159,7 +159,7 @@ def evaluate(
     top1 = {order: count / images for order, count in correct.items()}
     random = np.array([top1[order] for order in uniform])
     return Evaluation(
-        sequential=Sequential(top1[tuple(range(plan.num_blocks))]),
+        sequential=SequentialAccuracy(top1[tuple(range(plan.num_blocks))]),
         arbitrary=Arbitrary(
             top1_mean=float(random.mean()), top1_std=float(random.std()), top1_p5=float(np.percentile(random, 5)),
             top1_worst=float(random.min()), orders=plan.orders,
@@ -198,7 +198,7 @@ def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
 
     return msgspec.structs.replace(
         first,
-        sequential=Sequential(mean(tops)),
+        sequential=SequentialAccuracy(mean(tops)),
         arbitrary=Arbitrary(
             top1_mean=mean(means), top1_std=float(np.sqrt((within**2).mean() + means.var())),
             top1_p5=mean(item.arbitrary.top1_p5 for item in evaluations),

@@ -9,7 +9,7 @@ import pytest
 from ls_edge.cli.eval import EvalOptions, evaluate_one
 from ls_edge.data.datasets import open_data
 from ls_edge.errors import UsageError
-from ls_edge.evaluation.evaluate import Arbitrary, Evaluation, Sequential
+from ls_edge.evaluation.evaluate import Arbitrary, Evaluation, SequentialAccuracy
 from ls_edge.report.figures import figure, write_figure
 from ls_edge.report.formatting import distinct_names
 
@@ -54,7 +54,9 @@ def test_names_in_the_picture(command, two, tmp_path):
 
 def evaluation(name):
     nothing = Arbitrary(top1_mean=0.5, top1_std=0.0, top1_p5=0.5, top1_worst=0.5, orders=1)
-    return Evaluation(Sequential(0.5), nothing, {}, None, 1, settings={"method": "shuffle", "blocks": 4}, name=name)
+    return Evaluation(
+        SequentialAccuracy(0.5), nothing, {}, None, 1, settings={"method": "shuffle", "blocks": 4}, name=name
+    )
 
 
 def test_names_that_are_alike_when_shortened_are_numbered():

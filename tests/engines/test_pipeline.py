@@ -1,4 +1,4 @@
-"""The chain: the same logits as plain onnxruntime and as PyTorch in any order and arrangement; replay of traces."""
+"""Pipeline: the same logits as plain onnxruntime and as PyTorch in any order and arrangement; replay of traces."""
 
 import random
 
@@ -18,7 +18,7 @@ IMAGES = np.random.default_rng(3).standard_normal((3, 3, 16, 16), dtype=np.float
 
 
 @pytest.fixture(scope="module")
-def chain(tiny_bundle):
+def pipeline(tiny_bundle):
     with Pipeline.open(Bundle.open(tiny_bundle), threads=1, provider="cpu") as opened:
         yield opened
 
@@ -32,9 +32,9 @@ def close(ours, theirs, bar):
     assert np.abs(ours - theirs).max() <= bar * np.abs(theirs).max()
 
 
-def test_an_order_is_what_plain_onnxruntime_gives(chain, view):
+def test_an_order_is_what_plain_onnxruntime_gives(pipeline, view):
     order = random.Random(4).sample(range(6), 6)
-    bundle = chain.bundle
+    bundle = pipeline.bundle
 
     def run(part, **inputs):
         return onnxruntime.InferenceSession(bundle.read(part)).run(None, inputs)[0]
@@ -43,56 +43,56 @@ def test_an_order_is_what_plain_onnxruntime_gives(chain, view):
     for block in order:
         tokens = run(f"block {block}", tokens=tokens)
     logits = run("head", tokens=tokens)
-    close(chain.forward(IMAGES, order), logits, 1e-5)
+    close(pipeline.forward(IMAGES, order), logits, 1e-5)
     with torch.no_grad():
-        close(chain.forward(IMAGES, order), view(torch.from_numpy(IMAGES), order).numpy(), 1e-5)
-    assert np.abs(chain.forward(IMAGES) - logits).max() > 0.01
+        close(pipeline.forward(IMAGES, order), view(torch.from_numpy(IMAGES), order).numpy(), 1e-5)
+    assert np.abs(pipeline.forward(IMAGES) - logits).max() > 0.01
 
 
 @pytest.mark.parametrize(
     "arrangement", [None, [], [3], [5, 0], [0, 1, 2, 3, 4, 5], [[[0, 1], [2]], [[5], [4], [3]]], [[[4]], [[1, 2], [0]]]]
 )
 @pytest.mark.parametrize("batch", [1, 3])
-def test_every_arrangement_is_the_views(chain, view, arrangement, batch):
+def test_every_arrangement_is_the_views(pipeline, view, arrangement, batch):
     images = IMAGES[:batch]
     asked = None if arrangement is None else Arrangement.from_json(arrangement)
     with torch.no_grad():
         expected = view(torch.from_numpy(images), asked).numpy()
-    close(chain.forward(images, asked), expected, 1e-5)
+    close(pipeline.forward(images, asked), expected, 1e-5)
 
 
-def test_the_fast_way_is_the_same_as_part_by_part(chain):
+def test_the_fast_way_is_the_same_as_part_by_part(pipeline):
     order = (2, 5, 0, 3)
-    tokens = chain.stem(IMAGES)
+    tokens = pipeline.stem(IMAGES)
     for slot, block in enumerate(order):
-        tokens = chain.block(block, tokens, slot)
-    np.testing.assert_array_equal(chain.head(tokens), chain.forward(IMAGES, order))
+        tokens = pipeline.block(block, tokens, slot)
+    np.testing.assert_array_equal(pipeline.head(tokens), pipeline.forward(IMAGES, order))
     one_track = Arrangement((((2, 5),), ((0, 3),)))
-    np.testing.assert_array_equal(chain.forward(IMAGES, one_track), chain.forward(IMAGES, order))
+    np.testing.assert_array_equal(pipeline.forward(IMAGES, one_track), pipeline.forward(IMAGES, order))
 
 
-def test_batches_of_changing_size(chain):
-    alone = [chain.forward(image[None]) for image in IMAGES]
+def test_batches_of_changing_size(pipeline):
+    alone = [pipeline.forward(image[None]) for image in IMAGES]
     for batch in (3, 1, 2, 3, 1):
-        close(chain.forward(IMAGES[:batch]), np.concatenate(alone[:batch]), 1e-5)
+        close(pipeline.forward(IMAGES[:batch]), np.concatenate(alone[:batch]), 1e-5)
 
 
-def test_profile_times_each_part(chain):
-    logits, seconds = chain.profile(IMAGES)
-    np.testing.assert_array_equal(logits, chain.forward(IMAGES))
+def test_profile_times_each_part(pipeline):
+    logits, seconds = pipeline.profile(IMAGES)
+    np.testing.assert_array_equal(logits, pipeline.forward(IMAGES))
     assert len(seconds) == 8
     assert min(seconds) > 0
 
 
-def test_what_does_not_fit_is_refused(chain):
+def test_what_does_not_fit_is_refused(pipeline):
     with pytest.raises(UsageError, match="block 6 is not there: the bundle has blocks 0 to 5"):
-        chain.forward(IMAGES, [0, 6])
+        pipeline.forward(IMAGES, [0, 6])
     with pytest.raises(UsageError, match="block -1"):
-        chain.block(-1, chain.stem(IMAGES))
+        pipeline.block(-1, pipeline.stem(IMAGES))
     with pytest.raises(EngineError, match=r"images is float32 \[3, 3, 16, 15\]"):
-        chain.forward(IMAGES[..., :15])
+        pipeline.forward(IMAGES[..., :15])
     with pytest.raises(EngineError, match="B at least 1"):
-        chain.forward(IMAGES[:0])
+        pipeline.forward(IMAGES[:0])
 
 
 def record(number, logits, waves=()):
@@ -102,9 +102,9 @@ def record(number, logits, waves=()):
     )  # fmt: skip
 
 
-def test_replay_finds_the_answer_that_was_not_computed_so(chain):
+def test_replay_finds_the_answer_that_was_not_computed_so(pipeline):
     def answer(number, arrangement):
-        return tuple(chain.forward(IMAGES[number][None], Arrangement.from_json(arrangement))[0].tolist())
+        return tuple(pipeline.forward(IMAGES[number][None], Arrangement.from_json(arrangement))[0].tolist())
 
     records = [
         record(0, answer(0, [1, 0]), waves=((((1, "a"), (0, "b")),),)),
@@ -113,11 +113,11 @@ def test_replay_finds_the_answer_that_was_not_computed_so(chain):
         record(3, None),
         record(4, (float("nan"),) * 10),
     ]
-    errors = {found.id: found.error for found in replay(chain, records, lambda r: IMAGES[r.id % 3])}
+    errors = {found.id: found.error for found in replay(pipeline, records, lambda r: IMAGES[r.id % 3])}
     assert errors.keys() == {0, 1, 2, 4}
     assert errors[0] < 1e-6
     assert errors[1] > 1e-2
     assert errors[2] < 1e-6
     assert errors[4] == float("inf")
     with pytest.raises(EngineError, match="2 logits"):
-        list(replay(chain, [record(0, (0.0, 1.0))], lambda r: IMAGES[r.id]))
+        list(replay(pipeline, [record(0, (0.0, 1.0))], lambda r: IMAGES[r.id]))
