@@ -1,6 +1,6 @@
 """Which blocks of a wave go into which of its tracks: a pure function for the policy ``parallel``.
 
-A wave is given as its blocks in the wanted order and the lengths of its tracks, one for each holder. Dealt like cards
+A wave is given as its blocks in the wanted order and the lengths of its tracks, one for each holder. Assigned in turn
 (0, 2, 4 beside 1, 3, 5) every block stays as close to its wanted slot as the lengths allow, and neighbours run side by
 side. Where it was measured what that costs (``ls_edge.order_costs``), blocks of different tracks are swapped while the
 estimate falls. Both respect what each holder has.
@@ -15,34 +15,34 @@ from collections.abc import Collection, Sequence
 
 from ls_edge.order_costs import OrderCosts
 
-TRIES = 128
-"""Swaps that are looked at; 12 blocks in two tracks have 36."""
-LEAST = 1e-9
+MAX_SWAPS = 128
+"""Swaps that are looked at; 12 blocks in two tracks have 36. More finds better tracks and takes longer each wave."""
+MIN_SAVING = 1e-9
 """Nats that a swap has to save; less is rounding."""
 
 
 def assign_blocks(
     blocks: Sequence[int],
     lengths: Sequence[int],
-    may: Sequence[Collection[int]],
+    allowed: Sequence[Collection[int]],
     *,
     before: int,
     costs: OrderCosts | None,
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Deal ``blocks``, in the wanted order, into tracks of ``lengths`` blocks; each track keeps that order.
+    """Assign ``blocks``, in the wanted order, to tracks of ``lengths`` blocks; each track keeps that order.
 
-    ``may`` holds, for each track, the blocks that its holder has; ``before`` counts the blocks of earlier waves.
-    ``costs`` without ``beside`` are not used: they say nothing about tracks. None where no such deal exists, also
-    where the lengths do not add up to the blocks. A track of length 0 comes back empty.
+    ``allowed`` holds, for each track, the blocks that its holder has; ``before`` counts the blocks of earlier waves.
+    ``costs`` without ``beside`` are not used: they have nothing about tracks. None where no such assignment exists,
+    also where the lengths do not add up to the blocks. A track of length 0 comes back empty.
     """
-    allowed = [may_run if isinstance(may_run, (set, frozenset)) else frozenset(may_run) for may_run in may]
-    owner = _assigned(blocks, lengths, allowed)
-    if owner is None:
+    allowed = [some if isinstance(some, (set, frozenset)) else frozenset(some) for some in allowed]
+    track_of = _assigned(blocks, lengths, allowed)
+    if track_of is None:
         return None
     if costs is not None and costs.beside is not None:
-        _improve(owner, blocks, allowed, before, costs, costs.beside)
+        _improve(track_of, blocks, allowed, before, costs, costs.beside)
     tracks: list[list[int]] = [[] for _ in lengths]
-    for block, track in zip(blocks, owner, strict=True):
+    for block, track in zip(blocks, track_of, strict=True):
         tracks[track].append(block)
     return tuple(map(tuple, tracks))
 
@@ -51,25 +51,25 @@ def _assigned(blocks: Sequence[int], lengths: Sequence[int], allowed: Sequence[C
     """The track of each block: each in turn to the track that has the fewest; None where that cannot be."""
     if sum(lengths) != len(blocks):
         return None
-    owner: list[int] = []
+    track_of: list[int] = []
     held = [0] * len(lengths)
     for at, block in enumerate(blocks):
         free = [k for k, length in enumerate(lengths) if held[k] < length and block in allowed[k]]
         if free:
             track = min(free, key=held.__getitem__)
-            owner.append(track)
+            track_of.append(track)
         else:
-            owner.append(-1)
-            found = _make_room(at, owner, blocks, [h < n for h, n in zip(held, lengths, strict=True)], allowed)
+            track_of.append(-1)
+            found = _make_room(at, track_of, blocks, [h < n for h, n in zip(held, lengths, strict=True)], allowed)
             if found is None:
                 return None
             track = found
         held[track] += 1
-    return owner
+    return track_of
 
 
 def _make_room(
-    at: int, owner: list[int], blocks: Sequence[int], room: Sequence[bool], allowed: Sequence[Collection[int]]
+    at: int, track_of: list[int], blocks: Sequence[int], room: Sequence[bool], allowed: Sequence[Collection[int]]
 ) -> int | None:
     """Move blocks along the shortest chain of tracks (an augmenting path) and place block ``at``.
 
@@ -86,15 +86,15 @@ def _make_room(
                 last = track
                 while True:
                     mover = came[track]
-                    track, owner[mover] = owner[mover], track
+                    track, track_of[mover] = track_of[mover], track
                     if mover == at:
                         return last
-            queue += [other for other in range(at - 1, -1, -1) if owner[other] == track]
+            queue += [other for other in range(at - 1, -1, -1) if track_of[other] == track]
     return None
 
 
 def _improve(
-    owner: list[int],
+    track_of: list[int],
     blocks: Sequence[int],
     allowed: Sequence[Collection[int]],
     before: int,
@@ -112,20 +112,20 @@ def _improve(
             early = blocks[i]
             more = beside[early][late] if early < late else beside[late][early] - inverted[late][early]
             apart[i][j] = apart[j][i] = more
-            with_track[i][owner[j]] += more
-            with_track[j][owner[i]] += more
+            with_track[i][track_of[j]] += more
+            with_track[j][track_of[i]] += more
     place: list[int] = []
     held = [before] * len(allowed)
-    for track in owner:
+    for track in track_of:
         place.append(held[track])
         held[track] += 1
-    tries, stale = TRIES, False
+    tries, stale = MAX_SWAPS, False
     while not stale:
         stale = True
         for far in range(1, count):
             for i in range(count - far):
                 j = i + far
-                a, b = owner[i], owner[j]
+                a, b = track_of[i], track_of[j]
                 if a == b or blocks[i] not in allowed[b] or blocks[j] not in allowed[a]:
                     continue
                 if not tries:
@@ -135,26 +135,26 @@ def _improve(
                 change = one[a] + two[b] - one[b] - two[a] + 2 * apart[i][j]
                 to, fro = place[i], place[j]
                 for x in range(i + 1, j):
-                    if owner[x] == a:
+                    if track_of[x] == a:
                         row = slot[blocks[x]]
                         change += row[place[x] - 1] - row[place[x]]
                         to += 1
-                    elif owner[x] == b:
+                    elif track_of[x] == b:
                         row = slot[blocks[x]]
                         change += row[place[x] + 1] - row[place[x]]
                         fro -= 1
                 first, second = slot[blocks[i]], slot[blocks[j]]
                 change += first[fro] - first[place[i]] + second[to] - second[place[j]]
-                if change >= -LEAST:
+                if change >= -MIN_SAVING:
                     continue
                 stale = False
                 for x in range(i + 1, j):
-                    if owner[x] == a:
+                    if track_of[x] == a:
                         place[x] -= 1
-                    elif owner[x] == b:
+                    elif track_of[x] == b:
                         place[x] += 1
                 place[i], place[j] = fro, to
-                owner[i], owner[j] = b, a
+                track_of[i], track_of[j] = b, a
                 for x, sums in enumerate(with_track):
                     moved = apart[x][j] - apart[x][i]
                     sums[a] += moved

@@ -151,6 +151,8 @@ class Neighbour:
     """What a track of it takes beyond queue and engine, usually."""
     trip_at: float = 0.0
     """When that was last measured."""
+    _expected_link: tuple[float, int] = (-1.0, 0)
+    """:meth:`expected_link_us` at a time: every decision asks for it several times."""
     state_at: float = 0.0
     """When it last said how it is."""
 
@@ -194,10 +196,15 @@ class Neighbour:
         believed = clamped(took, max(self.link_us, 1000.0), self.last_link_us) if self.link_us else took
         self.link_us += (believed - self.link_us) * (0.2 if self.link_us else 1.0)
         self.link_at, self.last_link_us = now, took
+        self._expected_link = (now, round(self.link_us))
 
     def expected_link_us(self, now: float) -> int:
         """What a transfer takes; belief in an old measurement fades, so that a link is tried again."""
-        return round(self.link_us * math.exp((self.link_at - now) * math.log(2) / TRIP_HALVES))
+        at, expected = self._expected_link
+        if at != now:
+            expected = round(self.link_us * math.pow(0.5, (now - self.link_at) / TRIP_HALVES)) if self.link_us else 0
+            self._expected_link = (now, expected)
+        return expected
 
     def back_off(self, now: float, limits: Limits) -> None:
         """Count that it refused or returned what it was given, and pass it over for a while that doubles."""
@@ -222,8 +229,10 @@ class Neighbour:
         A neighbour that once was slow would otherwise never be tried again. ACCEPT comes late to a busy core, so what
         transfers take says less than a trip that was measured.
         """
-        known = self.trip_us * math.exp((self.trip_at - now) * math.log(2) / TRIP_HALVES)
-        return round(max(known, min(self.link_us, self.trip_us)) if self.trip_us else 2 * self.link_us)
+        if not self.trip_us:
+            return round(2 * self.link_us)
+        known = self.trip_us * math.pow(0.5, (now - self.trip_at) / TRIP_HALVES)
+        return round(max(known, min(self.link_us, self.trip_us)))
 
     def expected_wait_us(self, now: float) -> int:
         """Until its engine could begin with something new.

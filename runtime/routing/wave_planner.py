@@ -18,7 +18,8 @@ from ls_edge.runtime.routing.block_assignment import assign_blocks
 from ls_edge.runtime.routing.candidates import Candidate, LocalNode
 
 GAIN = 0.95
-"""A wave is split only where it is expected to take at most this part of the holder's own time for it."""
+"""A wave is split only where it is expected to take at most this part of the holder's own time for it: nearer to 1
+splits for gains that the error of the expectation exceeds."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,11 @@ class WavePlan:
 
 
 @dataclass
-class _Lane:
+class _DraftTrack:
+    """A track while it is planned."""
+
     holder: str
-    may: frozenset[int]
+    allowed: frozenset[int]
     block_us: int
     end_us: int
     """When its tokens would be back now; before its first block, what reaching it takes."""
@@ -61,59 +64,59 @@ class _Lane:
     blocks: list[int] = field(default_factory=list)
 
 
-def plan_wave(itinerary: Itinerary, name: str, own: LocalNode, candidates: Sequence[Candidate]) -> WavePlan | None:
+def plan_wave(itinerary: Itinerary, name: str, local: LocalNode, candidates: Sequence[Candidate]) -> WavePlan | None:
     """The next wave of a request whose tokens ``name`` holds; None where it can run nothing itself.
 
     A plan of one track says that splitting does not pay.
     """
     remaining = itinerary.remaining
-    lanes = [_Lane(name, own.blocks & frozenset(remaining), own.beside_us or own.block_us, own.wait_us)]
-    if not lanes[0].may:
+    drafts = [_DraftTrack(name, local.blocks & frozenset(remaining), local.beside_us or local.block_us, local.wait_us)]
+    if not drafts[0].allowed:
         return None
     for c in sorted(candidates, key=lambda c: c.name):
-        may = c.blocks & frozenset(remaining)
-        if may and c.credits > 0 and c.name != name:
-            lanes.append(_Lane(c.name, may, c.block_us, c.wait_us + c.trip_us))
-    for lane in lanes:
-        lane.first_us = lane.end_us + lane.block_us
+        allowed = c.blocks & frozenset(remaining)
+        if allowed and c.credits > 0 and c.name != name:
+            drafts.append(_DraftTrack(c.name, allowed, c.block_us, c.wait_us + c.trip_us))
+    for draft in drafts:
+        draft.first_us = draft.end_us + draft.block_us
     place = {block: index for index, block in enumerate(remaining)}
     # Blocks with few holders first, so that who holds little gets what it can run.
-    left = sorted(remaining, key=lambda block: (sum(block in lane.may for lane in lanes), place[block]))
-    given: list[tuple[_Lane, int]] = []
+    left = sorted(remaining, key=lambda block: (sum(block in draft.allowed for draft in drafts), place[block]))
+    given: list[tuple[_DraftTrack, int]] = []
     ends = [0]  # of a wave of the first so many
-    while left and (open_lanes := [lane for lane in lanes if not lane.may.isdisjoint(left)]):
-        lane = min(open_lanes, key=lambda lane: lane.end_us + lane.block_us)
-        block = next(block for block in left if block in lane.may)
+    while left and (open_drafts := [draft for draft in drafts if not draft.allowed.isdisjoint(left)]):
+        draft = min(open_drafts, key=lambda draft: draft.end_us + draft.block_us)
+        block = next(block for block in left if block in draft.allowed)
         left.remove(block)
-        lane.end_us += lane.block_us
-        given.append((lane, block))
-        ends.append(max(ends[-1], lane.end_us))
-    size = _size(ends, itinerary.waves_wanted - len(itinerary.waves), len(lanes))
-    for index, (lane, block) in enumerate(given):
+        draft.end_us += draft.block_us
+        given.append((draft, block))
+        ends.append(max(ends[-1], draft.end_us))
+    size = _size(ends, itinerary.waves_wanted - len(itinerary.waves), len(drafts))
+    for index, (draft, block) in enumerate(given):
         if index < size:
-            lane.blocks.append(block)
+            draft.blocks.append(block)
         else:
-            lane.end_us -= lane.block_us
-    _assign([lane for lane in lanes if lane.blocks], place, itinerary.blocks_done, own.costs)
-    alone = own.wait_us + size * own.block_us if len(lanes[0].may) >= size else math.inf
-    if not lanes[0].blocks or max(lane.end_us for lane in lanes if lane.blocks) > GAIN * alone:
-        mine = [block for block in remaining if block in lanes[0].may][:size]
-        lanes[0].blocks, lanes[0].end_us = mine, own.wait_us + len(mine) * own.block_us
-        for lane in lanes[1:]:
-            lane.blocks = []
+            draft.end_us -= draft.block_us
+    _assign([draft for draft in drafts if draft.blocks], place, itinerary.blocks_done, local.costs)
+    alone = local.wait_us + size * local.block_us if len(drafts[0].allowed) >= size else math.inf
+    if not drafts[0].blocks or max(draft.end_us for draft in drafts if draft.blocks) > GAIN * alone:
+        mine = [block for block in remaining if block in drafts[0].allowed][:size]
+        drafts[0].blocks, drafts[0].end_us = mine, local.wait_us + len(mine) * local.block_us
+        for draft in drafts[1:]:
+            draft.blocks = []
     return WavePlan(
-        tuple(PlannedTrack(lane.holder, tuple(lane.blocks), lane.end_us) for lane in lanes if lane.blocks),
-        tuple(PlannedTrack(lane.holder, (), lane.first_us) for lane in lanes if not lane.blocks),
+        tuple(PlannedTrack(draft.holder, tuple(draft.blocks), draft.end_us) for draft in drafts if draft.blocks),
+        tuple(PlannedTrack(draft.holder, (), draft.first_us) for draft in drafts if not draft.blocks),
     )
 
 
-def _size(ends: Sequence[int], waves: int, lanes: int) -> int:
+def _size(ends: Sequence[int], waves: int, drafts: int) -> int:
     """How many blocks to run now: an equal share for each of so many waves, one more or less where that is sooner.
 
-    There are fewer waves where there would not be a block for every lane.
+    There are fewer waves where there would not be a block for every track.
     """
     blocks = len(ends) - 1
-    others = max(0, min(waves, math.ceil(blocks / lanes)) - 1)
+    others = max(0, min(waves, math.ceil(blocks / drafts)) - 1)
     if not others:
         return blocks
 
@@ -126,15 +129,15 @@ def _size(ends: Sequence[int], waves: int, lanes: int) -> int:
     return min(range(max(1, math.floor(even) - 1), min(blocks - others, math.ceil(even) + 1) + 1), key=until_all)
 
 
-def _assign(lanes: list[_Lane], place: dict[int, int], before: int, costs: OrderCosts | None) -> None:
+def _assign(drafts: list[_DraftTrack], place: dict[int, int], before: int, costs: OrderCosts | None) -> None:
     """Decide which of the wave's blocks stand in which track, now that their numbers are settled."""
-    blocks = sorted((block for lane in lanes for block in lane.blocks), key=place.__getitem__)
+    blocks = sorted((block for draft in drafts for block in draft.blocks), key=place.__getitem__)
     tracks = assign_blocks(
-        blocks, [len(lane.blocks) for lane in lanes], [lane.may for lane in lanes], before=before, costs=costs
+        blocks, [len(draft.blocks) for draft in drafts], [draft.allowed for draft in drafts], before=before, costs=costs
     )
-    assert tracks is not None  # the lanes themselves are such a deal
-    for lane, track in zip(lanes, tracks, strict=True):
-        lane.blocks = list(track)
+    assert tracks is not None  # the drafts themselves are such an assignment
+    for draft, track in zip(drafts, tracks, strict=True):
+        draft.blocks = list(track)
 
 
 def best_joiner(itinerary: Itinerary, candidates: Sequence[Candidate], tie_break: int) -> Candidate | None:
@@ -144,8 +147,8 @@ def best_joiner(itinerary: Itinerary, candidates: Sequence[Candidate], tie_break
     for index, c in enumerate(sorted(candidates, key=lambda c: c.name)):
         if c.credits <= 0:
             continue
-        own = LocalNode(c.blocks, c.wait_us, c.block_us)
-        plan = plan_wave(itinerary, c.name, own, candidates)
+        local = LocalNode(c.blocks, c.wait_us, c.block_us)
+        plan = plan_wave(itinerary, c.name, local, candidates)
         if plan is None:
             continue
         expected = c.link_us + plan.expected_us * len(itinerary.remaining) / plan.blocks

@@ -1,4 +1,4 @@
-"""Dealing blocks into tracks: every deal that there can be is found, and costs only ever make it better."""
+"""Blocks are assigned to tracks wherever that is possible, and costs only ever make the assignment better."""
 
 import itertools
 from random import Random
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ls_edge.arrangement import Arrangement
 from ls_edge.order_costs import VERSION, Fit, Measured, OrderCosts
-from ls_edge.runtime.routing import block_assignment as dealing
+from ls_edge.runtime.routing import block_assignment
 from ls_edge.runtime.routing.block_assignment import assign_blocks
 
 ALL = frozenset(range(24))
@@ -39,7 +39,7 @@ def cost_of(costs, tracks, before, ahead):
 
 
 def possible(blocks, lengths, may):
-    """Every deal that respects ``may``, by trying all."""
+    """Every assignment that respects ``may``, by trying all."""
     for owner in itertools.product(range(len(lengths)), repeat=len(blocks)):
         if all(owner.count(k) == n for k, n in enumerate(lengths)) and all(
             b in may[k] for b, k in zip(blocks, owner, strict=True)
@@ -134,7 +134,7 @@ def test_with_time_enough_no_swap_is_left_that_pays(wave):
     order, count, lengths, may, costs = wave
     ahead, blocks = order[count:], order[:count]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dealing, "TRIES", 10**9)
+        patch.setattr(block_assignment, "MAX_SWAPS", 10**9)
         found = assign_blocks(blocks, lengths, may, before=len(ahead), costs=costs)
     if found is not None:
         least = cost_of(costs, found, len(ahead), ahead) - 1e-6

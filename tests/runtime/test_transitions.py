@@ -1,0 +1,84 @@
+"""The table of transitions of held requests, the story that an error prints, and the check of a machine's books."""
+
+import random
+
+import pytest
+
+from ls_edge.runtime.protocol.messages import Accept, Release
+from ls_edge.runtime.routing.custody import InvalidState, InvalidTransition
+from ls_edge.runtime.routing.events import Compute, Forward
+from ls_edge.runtime.routing.held_request import Stage
+from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.source_routing import SourceMachine
+
+from .driver import BY_X, Driver, new_peer, run_of, submits
+
+
+def test_a_transition_that_the_table_lacks_prints_the_story_of_the_request():
+    peer = new_peer()
+    peer.meets("b", [2, 3])
+    peer.gets("laptop", run_of())
+    peer.computes(peer.only(Compute))
+    peer.computes(peer.only(Compute))
+    (sent,) = peer.sent(Forward, "b")
+    peer.hears("b", Accept(sent.transfer, 8))
+    (request,) = peer.machine.held.values()
+    with pytest.raises(InvalidTransition) as failed:
+        peer.machine.transition(request, Stage.RUNNING, "made up")
+    text = str(failed.value)
+    assert "custody -> running (made up)" in text
+    told = [line.split(" ", 1)[1] for line in text.splitlines() if "->" in line][1:]
+    assert told == [
+        "new -> waiting: from laptop", "waiting -> queued: block 0", "queued -> running: blocks 0",
+        "running -> waiting: ran", "waiting -> queued: block 1", "queued -> running: blocks 1",
+        "running -> waiting: ran", "waiting -> offered: b", "offered -> custody: b accepted",
+    ]  # fmt: skip
+
+
+def test_every_stage_that_can_be_entered_can_be_left_and_ended():
+    for machine in (new_peer().machine, SourceMachine("laptop", limits=Limits(), rng=random.Random(0))):
+        entered = {to for _, to in machine.transitions} - {Stage.ENDED}
+        left = {before for before, _ in machine.transitions} - {Stage.NEW}
+        assert entered == left
+        assert all((stage, Stage.ENDED) in machine.transitions for stage in entered)
+        assert not [pair for pair in machine.transitions if pair[0] is pair[1] or pair[0] is Stage.ENDED]
+
+
+@pytest.mark.parametrize("count", ["copies", "working", "waiting", "working_from_owner"])
+def test_books_that_do_not_agree_are_found(count):
+    peer = new_peer()
+    peer.gets("laptop", run_of())
+    setattr(peer.machine.occupancy, count, getattr(peer.machine.occupancy, count) + 1)
+    with pytest.raises(InvalidState, match="counts are"):
+        peer.machine.validate()
+
+
+def test_offers_that_are_counted_wrong_are_found():
+    peer = new_peer()
+    peer.meets("b", [2, 3])
+    peer.machine.neighbours.get("b").offers += 1
+    with pytest.raises(InvalidState, match="1 offers to b, 0 are"):
+        peer.machine.validate()
+
+
+def test_a_release_ahead_of_its_accept_settles_the_offer_once():
+    """It counted as two settled offers, so that a full link looked as if it had room."""
+    peer = new_peer()
+    peer.meets("b", [2, 3])
+    for number in range(2):
+        peer.gets("laptop", run_of(run_of().transfer._replace(branch=number), remaining=(2, 3), waves=BY_X))
+    sent = peer.sent(Forward, "b")
+    assert len(sent) == 1
+    assert peer.machine.neighbours.get("b").offers == 2
+    peer.hears("b", Release(sent[0].transfer, "laptop"))
+    assert peer.machine.neighbours.get("b").offers == 1
+
+
+def test_next_check_is_the_earliest_time_of_any_request():
+    source = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
+    for number, budget in enumerate((5.0, 2.0, 9.0)):
+        submits(source, number, budget=budget)
+    times = {request.check_at for request in source.machine.held.values()}
+    assert source.machine.next_check() == min(times)
+    source.passes(3.0, step=0.5)
+    assert source.machine.next_check() == min(request.check_at for request in source.machine.held.values())
