@@ -7,12 +7,14 @@ wheel that was copied to a board. What an extra needs is read from the installed
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import platform
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from ls_edge import hardware
+from ls_edge.errors import UsageError
 
 ORT_BUILDS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml", "onnxruntime-rocm",
               "onnxruntime-qnn", "onnxruntime-training")  # fmt: skip
@@ -41,6 +43,13 @@ def install_command(*extras: str) -> str:
     if "cpu" in extras and not any(installed(build) for build in ORT_BUILDS):
         steps.append(engine_advice())
     return ", and ".join(steps)
+
+
+def require_report(flag: str) -> None:
+    """Raise :class:`UsageError` where a library that draws reports is missing; ``flag`` is what needs it."""
+    absent = [name for name in ("altair", "jinja2", "vl_convert") if importlib.util.find_spec(name) is None]
+    if absent:
+        raise UsageError(f"{flag} needs {', '.join(absent)}; to install: {install_command('report')}")
 
 
 def engine_advice() -> str:

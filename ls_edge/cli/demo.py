@@ -80,7 +80,6 @@ def command(out: Path, limit: int, fresh: bool) -> int:
 
     Ends with a table and OUT/report.html. Takes a few minutes on two cores.
     """  # noqa: D205
-    from ls_edge.report.html import write_comparison
     from ls_edge.report.tables import print_comparison
     from ls_edge.report.terminal import open_console
 
@@ -91,6 +90,8 @@ def command(out: Path, limit: int, fresh: bool) -> int:
     accuracy = _models(out, console, fresh=fresh)
     runs = [_run_scene(scene, out, limit, console) for scene in SCENES]
     _write_charts(out / "pictures", runs)
+    from ls_edge.report.html import write_comparison
+
     report = out / "report.html"
     write_comparison(
         report, runs, title="ls-edge demo: one vision transformer on three peers", lede=_headline(accuracy)
@@ -120,7 +121,7 @@ def _heading(console: Console, text: str) -> None:
 
 def _write_charts(folder: Path, runs: list[Run]) -> None:
     """The charts of the report that the README shows, as files."""
-    from ls_edge.report.svg_export import write_comparison_picture, write_picture
+    from ls_edge.report.charts import write_comparison_picture, write_picture
 
     folder.mkdir(exist_ok=True)
     write_comparison_picture(folder / "accuracy.svg", [(name, summary) for name, summary, _, _ in runs])
@@ -132,13 +133,17 @@ def _write_charts(folder: Path, runs: list[Run]) -> None:
 def _check_installed() -> None:
     import importlib.util
 
-    missing = [name for name in ("torch", "timm", "onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
+    missing = [
+        name
+        for name in ("torch", "timm", "onnx", "onnxruntime", "altair", "jinja2", "vl_convert")
+        if importlib.util.find_spec(name) is None
+    ]
     if missing:
         from ls_edge.requirements import install_command
 
         raise UsageError(
-            f"the demo trains and exports, which needs {', '.join(missing)}; to install them: "
-            f"{install_command('export', 'cpu')}"
+            f"the demo trains, exports and draws a report, which needs {', '.join(missing)}; to install them: "
+            f"{install_command('export', 'report', 'cpu')}"
         )
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from ls_edge.cli.command import Command
 from ls_edge.errors import RunError, UsageError, printable
-from ls_edge.requirements import install_command
+from ls_edge.requirements import install_command, require_report
 
 if TYPE_CHECKING:
     from ls_edge.bundle import ImageSpec
@@ -97,9 +97,12 @@ def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_
     from ls_edge.report.formatting import distinct_names
 
     if figure is not None:
-        from ls_edge.report.figures import check_figure
+        require_report("--figure")
+        from ls_edge.report.charts import check_figure
+        from ls_edge.report.files import check_whole
 
-        check_figure(figure, len(run_or_bundle))
+        check_figure(len(run_or_bundle))
+        check_whole(figure)
         if figure.absolute().parent.is_dir():
             check_output("--figure", figure)
     chosen = EvalOptions(**options)
@@ -126,7 +129,7 @@ def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_
         click.echo()
         _print_comparison(found)
     if figure is not None:
-        from ls_edge.report.figures import write_figure
+        from ls_edge.report.charts import write_figure
 
         write_figure(figure, found)
 

@@ -81,7 +81,7 @@ MAX_REMARKS = 10
     help="Share of the answers that are computed a second time here, to name peers that compute something else.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@click.option("--report", type=click.Path(path_type=Path), help="Write an HTML report with pictures.")
+@click.option("--report", type=click.Path(path_type=Path), help="Write an HTML report with charts (extra report).")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a JSON line a request.")
 @click.option("--secret-key", type=click.Path(path_type=Path), help="NAME.key_secret, where peers.yaml has keys.")
 @click.option("--strict-bundle", is_flag=True, help="Use only peers that serve this very bundle.")
@@ -106,12 +106,15 @@ def command(
     from ls_edge.logs import set_up
     from ls_edge.peers_file import load_peers
     from ls_edge.report.progress import RunProgress
+    from ls_edge.requirements import require_report
 
     # What matters to a person is in the progress display; the log is for machines.
     set_up(as_json=log_json, level=logging.INFO if log_json else logging.ERROR)
     for flag, path in (("--trace", trace), ("--report", report)):
         if path is not None:
             check_output(flag, path)
+    if report is not None:
+        require_report("--report")
     file = load_peers(peers)
     require_descriptors(file)
     opened = Bundle.open(bundle)
@@ -174,7 +177,6 @@ def _finish(
     report: Path | None, classes: Sequence[str], *, as_json: bool,
 ) -> int:  # fmt: skip
     """Print the summary, write the report, and return the exit code; whatever fails does not keep the rest from it."""
-    from ls_edge.report.html import write_report
     from ls_edge.report.tables import print_answers, print_summary
     from ls_edge.report.terminal_timeline import print_typical
 
@@ -198,6 +200,8 @@ def _finish(
         _warn(summary.audit.warning)
     if report is not None:
         try:
+            from ls_edge.report.html import write_report
+
             write_report(report, summary, measured.records, measured.events)
         except Exception as error:  # noqa: BLE001  the run is over and its summary printed
             problems.append(str(error) if isinstance(error, LsEdgeError) else f"the report failed: {error!r}")

@@ -1,11 +1,17 @@
-"""Words of messages and tables."""
+"""Words and figures of messages, tables and charts."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+
+from ls_edge.errors import printable
+
+NOTHING = "\N{EN DASH}"
+"""Stands for a figure that there is none of."""
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -45,3 +51,54 @@ def block_ranges(blocks: Sequence[int]) -> str:
         else:
             runs.append([block, block])
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def shorten(text: object, limit: int) -> str:
+    """Cut a long text in its middle, where names of files say least."""
+    whole = printable(text)
+    if len(whole) <= limit:
+        return whole
+    head = (limit - 1) // 2
+    return f"{whole[:head]}…{whole[len(whole) - (limit - 1 - head) :]}"
+
+
+def show_ms(value: float | None) -> str:
+    """``0.42 ms``, ``9.1 ms``, ``131 ms``, ``2.40 s``."""
+    if value is None:
+        return NOTHING
+    if value >= 1000:
+        return f"{value / 1000:.2f} s" if value < 10_000 else f"{value / 1000:.0f} s"
+    return f"{show(value)} ms"
+
+
+def show(value: float | None) -> str:
+    """A number with about three digits that mean something, thousands set apart."""
+    if value is None:
+        return NOTHING
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 3 else f"{value:.2f}"
+
+
+def show_percent(share: float | None) -> str:
+    """``81.3 %``."""
+    return NOTHING if share is None else f"{100 * share:.1f} %"
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """Return about ``count`` multiples of 1, 2 or 5 times a power of ten from ``low`` to ``high``."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / max(count, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [round(index * step, 12) for index in range(first, last + 1)]
+
+
+def tick_label(value: float) -> str:
+    """The shortest exact text of a tick."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"

@@ -1,45 +1,41 @@
 """The report of a run: one HTML file that needs nothing but itself.
 
-No script, no font, no image, no link to anything outside; a content security policy in the file forbids the
-rest and knows the one style sheet by its digest. What comes from outside (names of images and peers, texts of
-errors) is escaped. Long runs are binned, so the file stays below 2 MB for 100,000 requests.
+Charts are Vega-Lite specifications (:mod:`ls_edge.report.charts`) that the file draws with the Vega libraries that it
+holds. A content security policy allows these scripts by their digests and nothing else: no connection, and no code
+made from text, since expressions are run by Vega's interpreter. What comes from outside (names of images and peers,
+texts of errors) is escaped by Jinja2. Long runs are binned, so the file stays below 3 MB for 100,000 requests.
 
 :func:`write_report` is for one run, :func:`write_comparison` for several with a chart that sets them side by side.
+Needs the extra ``report``.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import hashlib
-import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from ls_edge.errors import UsageError
-from ls_edge.evaluation.run_summary import RunSummary
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from ls_edge import __version__
+from ls_edge.errors import printable
+from ls_edge.evaluation.run_summary import RunSummary, error_type
 from ls_edge.records import PeerEvent, RequestRecord
-from ls_edge.report import accuracy, charts, timeline
-from ls_edge.report import request_timelines as ways
-from ls_edge.report.data import RunData
+from ls_edge.report import charts
+from ls_edge.report.files import write_whole
+from ls_edge.report.formatting import NOTHING, block_ranges, counted, shorten, show, show_ms, show_percent
 from ls_edge.report.narrative import story
-from ls_edge.report.sections import (
-    cards,
-    comparison_table,
-    failures,
-    happened,
-    peers_table,
-    settings_table,
-    tight,
-    tracks_table,
-)
-from ls_edge.report.spans import has_tracks
-from ls_edge.report.svg import Svg, markup, show_ms
-from ls_edge.report.theme import CHART, PAGE, STAGES, VARIABLES, block_colour
-from ls_edge.version import __version__
+from ls_edge.report.statistics import RunData, track_table, tracks_by_peer
+from ls_edge.report.theme import FONT, STAGES, STYLE, block_colour
+from ls_edge.report.timeline import has_tracks
 
-WIDE, NARROW = 880, 356
+MOST_TABLE_ROWS = 60
+"""Rows of tables of events and failed requests."""
 
 Run = tuple[str, RunSummary, Sequence[RequestRecord], Sequence[PeerEvent]]
 """Name, summary, records and events of a run to compare."""
@@ -55,229 +51,328 @@ def write_report(
 ) -> None:
     """Write the report of one run to ``path`` in one step; raises :class:`UsageError` where that cannot be written."""
     data = RunData(summary, records, events)
-    body = [_head(data, title), *_sections(data, _Idents())]
-    write_whole(path, _page(title, "".join(body)))
+    parts = [summary.model, f"policy {summary.policy}" if summary.policy else ""]
+    parts.append(f"bundle {summary.bundle_id[:12]}" if summary.bundle_id else "")
+    eyebrow = " · ".join(part for part in parts if part)
+    page = _Page()
+    write_whole(
+        path, page.render(title=title, eyebrow=eyebrow, lede=story(data), runs=[page.run("", data)], compared=False)
+    )
 
 
 def write_comparison(path: str | Path, runs: Sequence[Run], *, title: str = "Runs compared", lede: str = "") -> None:
     """Write one file with a comparison of ``runs`` ahead of the report of each."""
-    idents = _Idents()
+    page = _Page()
     named = [(name, summary) for name, summary, _, _ in runs]
-    body = [f"<header><h1>{markup(title)}</h1>"]
-    if lede:
-        body.append(f'<p class="lede">{markup(lede)}</p>')
-    links = "".join(f'<a href="#run-{i}">{markup(name)}</a>' for i, (name, _) in enumerate(named))
-    body.append(f'<nav aria-label="Runs">{links}</nav></header>')
-    body.append(
-        _section(
-            "Accuracy of the runs",
-            "The share of labelled answers that were right; the dark line is its 95 % interval.",
-            _figure(lambda width: accuracy.accuracy_comparison(named, width), idents, "No run had labels."),
-        )
+    text = page.render(
+        title=title,
+        eyebrow="",
+        lede=lede,
+        compared=True,
+        comparison=page.figure(charts.accuracy_comparison(named)),
+        figures=[_comparison_row(name, summary) for name, summary in named],
+        runs=[page.run(name, RunData(summary, records, events)) for name, summary, records, events in runs],
     )
-    body.append(_section("In figures", "One row for each run.", comparison_table(named)))
-    for i, (name, summary, records, events) in enumerate(runs):
-        data = RunData(summary, records, events)
-        body.append(
-            f'<div class="part" id="run-{i}"><h2>{markup(name)}</h2><p class="lede">{markup(tight(story(data)))}</p>'
-        )
-        body += [cards(summary), *_sections(data, idents, 3), "</div>"]
-    write_whole(path, _page(title, "".join(body)))
+    write_whole(path, text)
 
 
-def check_whole(path: str | Path) -> None:
-    """Raise :class:`UsageError` where :func:`write_whole` could not write ``path``, before the work for it is done."""
-    path = Path(path)
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder, so it cannot be written; name a file")
-    above = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        why = "may not be written to" if above.is_dir() else "is no folder"
-        raise UsageError(f"cannot write {path}: {above} {why}; give another path")
+class Card(NamedTuple):
+    """A figure of a run, with its unit and a remark."""
+
+    name: str
+    value: str
+    unit: str
+    below: str
+    css: str = ""
 
 
-def write_whole(path: str | Path, text: str) -> None:
-    """Write a text file so that ``path`` never holds half of it; raises :class:`UsageError`."""
-    path = Path(path)
-    if not path.name:
-        raise UsageError(f"cannot write {str(path)!r}: that is no name of a file; give another path")
-    if path.exists() and not path.is_file():  # such as /dev/stdout, which a rename would replace
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}; give another path") from None
-        return
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        if path.exists() and not path.is_file():  # a device or a pipe must not be replaced by a file
-            path.write_text(text, encoding="utf-8")
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; give another path") from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+class Figure(NamedTuple):
+    """A chart's place in a page."""
+
+    ident: str
+    spec: dict[str, Any]
+    said: str
+    """The chart in words, for those who cannot see it."""
+    columns: int = 0
+    """Columns of a grid of squares; 0 for other charts."""
 
 
-class _Idents:
-    """Ids that are used once in a document."""
+class _Page:
+    """What a page is rendered from; gives each chart an id that is used once."""
 
     def __init__(self) -> None:
-        self._next = 0
+        self._figures = 0
 
-    def __call__(self) -> str:
-        self._next += 1
-        return f"c{self._next}"
+    def render(self, **values: Any) -> str:
+        scripts = [Markup(library()), Markup(_asset("report.js"))]  # noqa: S704  our own files
+        digests = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+        policy = (
+            f"default-src 'none'; script-src {digests}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+            "form-action 'none'"
+        )
+        style = Markup(f"{STYLE}:root{{--font:{FONT}}}\n{_asset('report.css')}")  # noqa: S704
+        return _environment().get_template("report.html.j2").render(
+            policy=policy, style=style, scripts=scripts, version=__version__, **values
+        )  # fmt: skip
+
+    def figure(self, chart: charts.Chart | None, columns: int = 0) -> Figure | None:
+        if chart is None:
+            return None
+        self._figures += 1
+        spec = charts.with_parameters(charts.spec_of(chart), narrow=False)
+        return Figure(f"chart-{self._figures}", spec, spec.get("description", ""), columns)
+
+    def run(self, name: str, data: RunData) -> dict[str, Any]:
+        """All that the template shows of a run."""
+        summary = data.summary
+        parallel = any(map(has_tracks, data.answers))
+        failed = [record for record in data.records if record.error is not None]
+        waves = summary.settings.get("waves")
+        tracks = tracks_by_peer(data.records, waves if isinstance(waves, int) else 1)
+        head, rows = track_table(tracks, data.lanes)
+        _, skipped = data.slots
+        return {
+            "name": name,
+            "story": story(data),
+            "cards": cards(summary),
+            "latency": self.figure(charts.latency_distribution(data)),
+            "over_time": self.figure(charts.latency_over_time(data)),
+            "over_time_caption": f"{_over_time_caption(data)} Triangles are degraded answers, crosses failed requests; "
+            "shaded: a peer was lost.",
+            "stages": self.figure(charts.stage_breakdown(data)),
+            "stages_caption": _stages_caption(parallel),
+            "stage_key": _stage_key(data),
+            "served": self.figure(charts.served(data)),
+            "served_caption": _served_caption(data),
+            "block_key": [
+                (block, block_colour(block, data.num_blocks))
+                for block in range(0, data.num_blocks, max(1, data.num_blocks // 24))
+            ],
+            "requests": [
+                {"why": why, "about": about, "chart": self.figure(chart)}
+                for why, about, chart in charts.request_timelines(data)
+            ],
+            "requests_caption": _requests_caption(data, parallel),
+            "skips": self.figure(charts.accuracy_by_skips(data)),
+            "slots": self.figure(charts.slot_heatmap(data), data.num_blocks + bool(skipped.any())),
+            "slots_caption": _slots_caption(parallel),
+            "peers": [_peer_row(peer, summary) for peer in summary.peers],
+            "tracks": (head, [[_tight(cell) for cell in row] for row in rows]),
+            "changes": [
+                (f"{event.at_us / 1e6:.3f} s", shorten(event.peer, 60), event.state.value, shorten(event.why, 200))
+                for event in data.changes[:MOST_TABLE_ROWS]
+            ],
+            "more_changes": _more(len(data.changes)),
+            "failure_counts": ", ".join(f"{count:,} {shorten(kind, 60)}" for kind, count in summary.errors.items()),
+            "failures": [
+                (
+                    record.id,
+                    shorten(record.image, 60),
+                    shorten(error_type(record.error or ""), 60),
+                    shorten(record.error, 240),
+                )
+                for record in failed[:MOST_TABLE_ROWS]
+            ],
+            "more_failures": _more(len(failed)),
+            "settings": _settings(summary),
+        }
 
 
-def _page(title: str, body: str) -> str:
-    style = VARIABLES + CHART + PAGE
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
-        f"<title>{markup(title)}</title><style>{style}</style></head>\n<body><main>{body}"
-        f"<footer>Written by ls-edge {markup(__version__)}. Times are measured on each process's own clock; a hop's "
-        "time on the wire is what remains of the latency, in equal parts.</footer></main></body></html>\n"
-    )
+@functools.cache
+def library() -> str:
+    """Vega, Vega-Lite and Vega-Embed with their dependencies as one script, of the version that Altair writes for."""
+    import vl_convert
+
+    bundle: Any = vl_convert.javascript_bundle  # its stub asks for a snippet, which may be left out
+    text: str = bundle(vl_version=charts.VEGA_LITE)
+    return text.replace("</script", "<\\/script").replace("\r", "")
 
 
-def _head(data: RunData, title: str) -> str:
-    summary = data.summary
-    parts = [summary.model, f"policy {summary.policy}" if summary.policy else ""]
-    parts.append(f"bundle {summary.bundle_id[:12]}" if summary.bundle_id else "")
-    eyebrow = " · ".join(part for part in parts if part)
-    return (
-        f'<header><p class="eyebrow">{markup(eyebrow)}</p><h1>{markup(title)}</h1>'
-        f'<p class="lede">{markup(tight(story(data)))}</p></header>{cards(summary)}'
-    )
+@functools.cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("ls_edge.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, finalize=_printable,
+    )  # fmt: skip
+    made.filters["tight"] = _tight
+    return made
 
 
-def _sections(data: RunData, idents: _Idents, level: int = 2) -> Iterator[str]:
-    section = functools.partial(_section, level=level)
-    none = "No request was answered."
-    no_times = "The records hold no times of holders."
-    parallel = any(map(has_tracks, data.answers))
-    yield section(
-        "Latency",
-        "From the submission of the preprocessed image to the answer. Bars count answers; the line is their "
-        "cumulative share, from none to all.",
-        _figure(lambda width: charts.latency_distribution(data, width), idents, none),
-    )
-    yield section(
-        "Latency over the run",
-        f"{charts.caption_over_time(data)} Triangles are degraded answers, crosses failed requests; "
-        "shaded: a peer was lost.",
-        _figure(lambda width: charts.latency_over_time(data, width), idents, "No request was made."),
-    )
-    yield section(
-        "Where the time goes",
-        "Mean milliseconds of an answer, then of each hop it took and of each visit to a holder. "
-        + (
-            "Where tracks ran side by side, an answer and a hop count those that were waited for; a track's time on "
+def _printable(value: Any) -> Any:
+    """Make text from outside printable; Jinja2 escapes it after that."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _asset(name: str) -> str:
+    return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _tight(text: str) -> str:
+    """Keep a figure and its unit on one line."""
+    return re.sub(r"(\d) (%|ms|s)(?![a-z])", "\\1\u00a0\\2", text)
+
+
+def _over_time_caption(data: RunData) -> str:
+    if len(data.answers) > charts.MOST_POINTS:
+        return "The line is the median, the dashed one the 95th percentile, the band reaches from least to most."
+    if len(data.answers) == 1:
+        return "The dot is the one answer."
+    return f"Each dot is one of {len(data.answers):,} answers."
+
+
+def _stages_caption(parallel: bool) -> str:
+    text = "Mean milliseconds of an answer, then of each hop it took and of each visit to a holder."
+    if parallel:
+        text += (
+            " Where tracks ran side by side, an answer and a hop count those that were waited for; a track's time on "
             "the wire is what remains of its duration."
-            if parallel
-            else ""
-        ),
-        _figure(lambda width: charts.stage_breakdown(data, width), idents, no_times) + _stage_key(data),
-    )
-    windows = {width: timeline.pick_window(data, width // 6) for width in (WIDE, NARROW)}
-    long = windows[WIDE].start > data.start_ms or windows[WIDE].end < data.end_ms
-    overview = ""
-    if long:
-        overview = _figure(lambda width: timeline.utilisation(data, width, windows[width]), idents, no_times)
-        overview += f'<h{level + 1} class="sub">A closer look at the framed stretch</h{level + 1}>'
-    yield section(
-        "Who served what when",
+        )
+    return text
+
+
+def _served_caption(data: RunData) -> str:
+    text = (
         "A lane for each peer, coloured by the block that ran: a gradient is the trained order, a patchwork another. "
-        + ("The height is the share of time that the engine was busy." if long else ""),
-        overview
-        + _figure(lambda width: timeline.served(data, width, windows[width]), idents, no_times)
-        + _block_key(data),
+        "The height is the share of time that the engine was busy. Below it every block of the framed stretch: drag "
+        "the frame, or draw another one."
     )
-    yield section(
-        "The way of single requests",
-        "Where a few answers spent their time, in the colours above; "
-        + (
-            "holders that worked side by side have a row each, the dark line follows what the answer waited for: in "
-            "each wave the track that came back last. "
-            if parallel
-            else "holders stand below their first block. "
-        )
-        + ("" if ways.shared_scale(data) else "Each bar has a scale of its own."),
-        _figure(lambda width: ways.request_ways(data, width), idents, no_times),
+    kept = charts.served_window(data)
+    if kept.start > data.start_ms or kept.end < data.end_ms:
+        text += f" The detail of this long run is kept from {kept.start / 1e3:.2f} s to {kept.end / 1e3:.2f} s."
+    return text
+
+
+def _requests_caption(data: RunData, parallel: bool) -> str:
+    how = (
+        "holders that worked side by side have a row each, the dark line follows what the answer waited for: in each "
+        "wave the track that came back last."
+        if parallel
+        else "holders stand below their first block."
     )
-    yield section(
-        "Accuracy against skipped blocks",
-        "What it costs to leave blocks out; the line is the 95 % interval (Wilson) of the share that was right.",
-        _figure(lambda width: accuracy.accuracy_by_skips(data, width), idents, none),
-    )
-    yield section(
-        "Which block ran in which slot",
-        "Per cent of the answers. The trained order fills the diagonal, a random one the whole square."
-        + (" The slot of a block counts those ahead of it on its own path and in earlier waves." if parallel else ""),
-        _figure(lambda width: accuracy.slot_heatmap(data, width), idents, "No block ran."),
-    )
-    yield section("Peers", "What each of them had a part in.", peers_table(data.summary))
-    tracks = tracks_table(data)
-    if tracks:
-        yield section(
-            "Tracks",
-            "Of each peer, its own waves included: tracks that were summed, their median duration as planned and as it "
-            "was, those that were not summed, and why it was given none.",
-            tracks,
-        )
-    if data.changes:
-        yield section("What happened to the peers", "Each change of its state after it was first seen.", happened(data))
-    if data.summary.failed:
-        yield section("Failed requests", "What they ended with instead of an answer.", failures(data))
-    yield section("Settings", "The flags and defaults in force.", settings_table(data.summary))
+    scale = "" if charts.shared_scale(data) else " Each bar has a scale of its own."
+    return f"Where a few answers spent their time, in milliseconds and in the colours above; {how}{scale}"
 
 
-def _section(title: str, why: str, content: str, *, level: int = 2) -> str:
-    heading = f'<h{level} class="sec">{markup(title)}</h{level}>'
-    return f'<section>{heading}<p class="why">{markup(why)}</p>{content}</section>'
+def _slots_caption(parallel: bool) -> str:
+    text = "Per cent of the answers. The trained order fills the diagonal, a random one the whole square."
+    if parallel:
+        text += " The slot of a block counts those ahead of it on its own path and in earlier waves."
+    return text
 
 
-def _figure(draw: Callable[[int], Svg | None], idents: _Idents, otherwise: str) -> str:
-    wide = draw(WIDE)
-    narrow = draw(NARROW)
-    if wide is None or narrow is None:
-        return f"<p>{markup(otherwise)}</p>"
-    return f"<figure>{wide.render(idents(), css='wide')}{narrow.render(idents(), css='narrow')}</figure>"
+def cards(summary: RunSummary) -> list[Card]:
+    """The figures that matter most."""
+    latency, hops, interval = summary.latency_ms, summary.hops, summary.top1_interval
+    accuracy, _, percent = show_percent(summary.top1).partition(" ")
+    p50, _, unit = show_ms(latency.p50).partition(" ")
+    seconds = NOTHING if summary.duration_s is None else show_ms(1000 * summary.duration_s)
+    return [
+        Card(
+            "Accuracy",
+            accuracy,
+            percent,
+            f"95 % between {show_percent(interval[0])} and {show_percent(interval[1])}" if interval else "no labels",
+        ),
+        Card(
+            "Median latency",
+            p50,
+            unit,
+            f"p95 {show_ms(latency.p95)}, p99 {show_ms(latency.p99)}, max {show_ms(latency.max)}",
+        ),
+        Card("Throughput", show(summary.throughput), "/ s", f"over {seconds}"),
+        Card(
+            "Answered",
+            f"{summary.answered:,}",
+            "",
+            f"of {summary.requests:,}, {f'{summary.failed:,}' if summary.failed else 'none'} failed",
+            "bad" if summary.failed else "good",
+        ),
+        Card(
+            "Degraded",
+            f"{summary.degraded:,}",
+            "",
+            f"skipped {show(summary.skips.mean)} blocks on average, {summary.skips.max} at most"
+            if summary.skips.max
+            else "no block was skipped",
+            "warn" if summary.degraded else "good",
+        ),
+        Card(
+            "Order, Kendall's τ",
+            f"{summary.order_tau:+.2f}" if summary.order_tau is not None else NOTHING,
+            "",
+            "1 is the trained order, 0 a random one" if summary.order_tau is not None else "no plain order to rank",
+        ),
+        Card(
+            "Hops",
+            show(hops.mean),
+            "",
+            f"{show_ms(hops.wire_ms_p50)} wire, {show_ms(hops.engine_ms_p50)} engine (medians)",
+        ),
+        Card(
+            "Recovered",
+            f"{summary.retries:,}",
+            "retry" if summary.retries == 1 else "retries",
+            f"{counted(summary.duplicates_dropped, 'late answer')} dropped",
+        ),
+    ]
 
 
-def _swatch(css: str = "", fill: str = "") -> str:
-    paint = f'fill="{fill}"' if fill else f'class="{css}"'
-    return f'<svg viewBox="0 0 12 12" aria-hidden="true"><rect width="12" height="12" rx="2" {paint}/></svg>'
-
-
-def _stage_key(data: RunData) -> str:
+def _stage_key(data: RunData) -> list[dict[str, str]]:
     rows = data.stage_means
-    if not rows:
-        return ""
-    means = rows[0][3]
+    means = rows[0][3] if rows else {}
     whole = sum(means.values()) or 1.0
-    items = "".join(
-        f"<li>{_swatch(stage.css)}<span><b>{stage.name}</b> {markup(show_ms(means[stage.name]))}, "
-        f"{100 * means[stage.name] / whole:.0f} %: {markup(stage.meaning)}</span></li>"
+    return [
+        {
+            "name": stage.name,
+            "text": f"{show_ms(means[stage.name])}, {100 * means[stage.name] / whole:.0f} %: {stage.meaning}",
+        }
         for stage in STAGES
         if means.get(stage.name, 0.0) > 0.001 * whole
-    )
-    return f'<ul class="key">{items}</ul>'
+    ]
 
 
-def _block_key(data: RunData) -> str:
-    if not len(data.engines):
-        return ""
-    step = max(1, data.blocks // 24)
-    items = "".join(
-        f"<li>{_swatch(fill=block_colour(block, data.blocks))}{block}</li>" for block in range(0, data.blocks, step)
+def _peer_row(name: str, summary: RunSummary) -> tuple[str, ...]:
+    peer = summary.peers[name]
+    lost = "" if peer.lost == 0 else ", lost once" if peer.lost == 1 else f", lost {peer.lost} times"
+    blocks = block_ranges(peer.blocks) or NOTHING
+    return (
+        shorten(name, 60), blocks, f"{peer.requests:,}", f"{peer.blocks_run:,}", show_percent(peer.busy),
+        f"{peer.state.value}{lost}",
+    )  # fmt: skip
+
+
+def _comparison_row(name: str, run: RunSummary) -> tuple[str, ...]:
+    return (
+        shorten(name, 60),
+        show_percent(run.top1),
+        f"{run.answered:,} of {run.requests:,}",
+        f"{run.degraded:,}",
+        show_ms(run.latency_ms.p50),
+        show_ms(run.latency_ms.p95),
+        f"{show(run.throughput)} / s",
+        f"{run.order_tau:+.2f}" if run.order_tau is not None else NOTHING,
     )
-    return f'<ul class="key"><li>block</li>{items}</ul>'
+
+
+def _settings(summary: RunSummary) -> list[tuple[str, str]]:
+    """What the run was made with."""
+    facts = {
+        "model": summary.model,
+        "training method": summary.method,
+        "bundle": summary.bundle_id,
+        "policy": summary.policy,
+        "seed": summary.seed,
+        "preprocessing, median": show_ms(summary.preprocess_ms.p50),
+        **summary.settings,
+    }
+    return [(key, shorten(value, 400)) for key, value in facts.items() if value not in (None, "")]
+
+
+def _more(count: int) -> Markup:
+    if count <= MOST_TABLE_ROWS:
+        return Markup("")
+    return Markup('<p class="why">And {} more.</p>').format(f"{count - MOST_TABLE_ROWS:,}")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from ls_edge.records import PeerState
-from ls_edge.report.data import RunData
-from ls_edge.report.formatting import counted
-from ls_edge.report.svg import shorten, show, show_ms, show_percent
+from ls_edge.report.formatting import counted, shorten, show, show_ms, show_percent
+from ls_edge.report.statistics import RunData
 
 
 def story(data: RunData) -> str:
-    """What was answered, how fast, and what happened to the peers on the way."""
+    """What was answered, how fast, and what happened to the peers on the laid."""
     summary = data.summary
     if not summary.requests:
         return "No request was made."

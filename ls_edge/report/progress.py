@@ -21,8 +21,7 @@ from rich.text import Text
 
 from ls_edge.errors import printable
 from ls_edge.records import PeerEvent, PeerState, RequestRecord
-from ls_edge.report.formatting import counted
-from ls_edge.report.svg import shorten, show, show_ms
+from ls_edge.report.formatting import counted, shorten, show, show_ms
 from ls_edge.report.tables import STATE_STYLES
 from ls_edge.report.terminal import open_console
 
@@ -123,7 +122,7 @@ class RunProgress:
             self._say(text)
 
     def note(self, text: str) -> None:
-        """Show a remark, such as what is being waited for; an empty one takes the last away."""
+        """Show a remark, such as what is being waited for; an empty one takes the last alaid."""
         with self._lock:
             self._note = printable(text)
         if text and self._live is None:

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from ls_edge.evaluation.run_summary import RunSummary
 from ls_edge.records import PeerState, RequestRecord
-from ls_edge.report.formatting import block_ranges, counted
-from ls_edge.report.svg import shorten, show, show_ms, show_percent
+from ls_edge.report.formatting import block_ranges, counted, shorten, show, show_ms, show_percent
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 
 STATE_STYLES = {

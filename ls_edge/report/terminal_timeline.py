@@ -15,12 +15,10 @@ from rich.text import Text
 
 from ls_edge.errors import printable
 from ls_edge.records import RequestRecord
-from ls_edge.report.formatting import counted
-from ls_edge.report.request_timelines import typical
-from ls_edge.report.spans import Span, Way, has_tracks, way_of
-from ls_edge.report.svg import shorten, show, show_ms, tick_label, ticks
+from ls_edge.report.formatting import counted, shorten, show, show_ms, tick_label, ticks
 from ls_edge.report.terminal import open_console
 from ls_edge.report.theme import STAGES
+from ls_edge.report.timeline import RequestTimeline, Span, has_tracks, timeline_of, typical
 
 WIDTH = 80
 MOST_ROWS = 16
@@ -42,31 +40,31 @@ def print_typical(records: Sequence[RequestRecord], console: Console | None = No
     console.print()
     count = sum(one.error is None and has_tracks(one) for one in records)
     title = f"median of {count:,} requests in waves of tracks" if count > 1 else "the one request in waves of tracks"
-    for line in sketch(record, width, title=title, ascii_only=console.options.ascii_only):
+    for line in text_timeline(record, width, title=title, ascii_only=console.options.ascii_only):
         console.print(line, no_wrap=True, crop=False, overflow="ignore")
 
 
-def sketch(
+def text_timeline(
     record: RequestRecord, width: int = WIDTH, *, title: str = "request", ascii_only: bool = False
 ) -> list[Text]:
     """The lines of a picture of ``record``, none longer than ``width``."""
-    way = way_of(record)
+    laid = timeline_of(record)
     glyphs = _ASCII if ascii_only else _UNICODE
-    holders = list(dict.fromkeys(way.rows))
+    holders = list(dict.fromkeys(laid.rows))
     shown = holders[:MOST_ROWS]
     column = min(NAME, max(width // 4, 4), max(map(len, [_SOURCE, *shown])))
     cells = max(width - column - 2, 8)
     lines = [_title(title, record, width)]
-    at_source = [span for span in way.spans if span.stage in ("stem", "head")]
+    at_source = [span for span in laid.spans if span.stage in ("stem", "head")]
     lines.append(_line(_SOURCE if column >= len(_SOURCE) else "source", column, _row(at_source, record, cells, glyphs)))
     for holder in shown:
-        rows = {row for row, name in enumerate(way.rows) if name == holder}
-        spans = [span for span in way.spans if span.row in rows and span.stage not in ("stem", "head")]
+        rows = {row for row, name in enumerate(laid.rows) if name == holder}
+        spans = [span for span in laid.spans if span.row in rows and span.stage not in ("stem", "head")]
         lines.append(_line(holder, column, _row(spans, record, cells, glyphs)))
     if len(holders) > len(shown):
         lines.append(Text(f"and {len(holders) - len(shown)} more", style="dim"))
     lines.append(_line("", column, _axis(record.latency_us / 1e3, cells)))
-    lines += _legend(way, width, glyphs)
+    lines += _legend(laid, width, glyphs)
     return [Text(line.plain.encode("ascii", "replace").decode()) if ascii_only else line for line in lines]
 
 
@@ -137,15 +135,15 @@ def _axis(latency_ms: float, cells: int) -> Text:
     return Text("".join(line).rstrip(), style="dim")
 
 
-def _legend(way: Way, width: int, glyphs: tuple[str, ...]) -> list[Text]:
+def _legend(laid: RequestTimeline, width: int, glyphs: tuple[str, ...]) -> list[Text]:
     """What the characters mean, then what the critical path is made of."""
     names = ("runs", "on the wire", "queue, codec, other", "waits")
     meaning = [f"{''.join(dict.fromkeys(pair))} {name}" for pair, name in zip(glyphs, names, strict=False)]
-    if any(span.why for span in way.spans):
-        whys = dict.fromkeys(shorten(span.why, 20) for span in way.spans if span.why)
+    if any(span.why for span in laid.spans):
+        whys = dict.fromkeys(shorten(span.why, 20) for span in laid.spans if span.why)
         meaning.append(f"{glyphs[4]} {', '.join(whys)}")
     sums = {stage.name: 0.0 for stage in STAGES}
-    for span in way.spans:
+    for span in laid.spans:
         if span.critical:
             sums[span.stage] += (span.end - span.start) / 1e3
     parts = [f"{stage} {show(ms)}" for stage, ms in sums.items() if ms > 0]

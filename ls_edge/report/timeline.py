@@ -1,209 +1,253 @@
-"""Pictures of the run: which peer ran which block when.
+"""A request laid out on a clock: what happened when, who did it, and which of it the answer waited for.
 
-Spans come from :mod:`ls_edge.report.spans`, on the source's clock, so the parts of a request are exact and
-its place among others is as good as the equal shares of its wire time.
+The clock is the source's; times are microseconds since the start of the run. A holder reports durations, not times, so
+a visit starts where the one before it ends, with wire, queue, codec, engine. Blocks of one visit or track share its
+engine time in equal parts.
+
+A visit that joined tracks of others is laid out by the times of its tracks, which are its joiner's. In each wave the
+track that ended last is critical; where that did not come back, the time is ``wait``. Between the critical tracks the
+joiner queues, encodes and runs blocks on its own, and what remains there is ``other``. So the critical spans of a
+request follow each other and add up to its latency, however much ran beside them. What a track's holder does not
+account for is its way there and back, in equal parts. Where the times of tracks add up to more than the durations of
+the visit, the wire has that much less.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
+from ls_edge.records import NO_GAIN, RequestRecord, TrackSpan, Visit
 
-from ls_edge.evaluation.run_summary import Floats
-from ls_edge.records import PeerState
-from ls_edge.report.axes import time_axis
-from ls_edge.report.data import Engines, RunData
-from ls_edge.report.formatting import block_ranges, counted
-from ls_edge.report.svg import Scale, Svg, shorten, show_ms, show_percent, text_width
-from ls_edge.report.theme import block_colour, ink_on
-
-MOST_LANES = 24
+_Part = tuple[str, int | None, float]
+"""A stage, a block where it is ``engine``, and a duration."""
 
 
-class Window(NamedTuple):
-    """A stretch of the run, in milliseconds since its start."""
+class Span(NamedTuple):
+    """Some microseconds of a request, since the start of the run."""
 
+    stage: str
+    """A name of :data:`ls_edge.report.theme.STAGES`."""
     start: float
     end: float
+    holder: str = ""
+    """Empty for what the source did itself."""
+    block: int | None = None
+    """Set for ``engine``."""
+    row: int = 0
+    """Index into :attr:`RequestTimeline.rows`."""
+    critical: bool = True
+    """Whether the answer would have come sooner without it."""
+    why: str = ""
+    """Of a track that was waited for and not summed."""
 
 
-def utilisation(data: RunData, width: int = 880, window: Window | None = None) -> Svg | None:
-    """A lane a peer over the whole run: the share of time that its engine ran, coloured by block.
+class _Gap(NamedTuple):
+    """Between critical tracks of a visit, in microseconds since its tokens arrived."""
 
-    ``window`` is framed: the stretch that :func:`served` shows.
+    begin: float
+    end: float
+    blocks: Sequence[int]
+    """What the joiner ran in it, outside of all tracks."""
+
+
+class RequestTimeline(NamedTuple):
+    """A request as spans, in rows that are drawn below each other."""
+
+    spans: list[Span]
+    rows: list[str]
+    """The holder of each row; a single one, of no name, where everything happened one after the other."""
+    visits: list[list[Span]]
+    """Those of each visit, the hop to it included."""
+
+
+def joins(visit: Visit) -> bool:
+    """Whether tracks of others were waited for in the visit."""
+    return any(track.holder != visit.holder and track.why != NO_GAIN for track in visit.tracks)
+
+
+def has_tracks(record: RequestRecord) -> bool:
+    """Whether holders worked side by side for the request."""
+    return any(map(joins, record.visits))
+
+
+def spans_of(record: RequestRecord) -> list[Span]:
+    """Lay a request's durations out on the source's clock."""
+    return timeline_of(record).spans
+
+
+def timeline_of(record: RequestRecord) -> RequestTimeline:
+    """Lay a request out, with a row for each holder where some worked side by side."""
+    rows = _Rows() if has_tracks(record) else None
+    lengths = [_length(visit) for visit in record.visits]
+    hop = max(0.0, record.latency_us - record.stem_us - record.head_us - sum(lengths)) / (len(lengths) + 1)
+    clock = float(record.submitted_us + record.stem_us)
+    spans = [Span("stem", float(record.submitted_us), clock)]
+    visits = []
+    for visit, length in zip(record.visits, lengths, strict=True):
+        came = clock + hop
+        row = 0 if rows is None else rows.take(visit.holder, clock, came + length)
+        laid = _lay([("wire", None, hop)], clock, visit.holder, row)
+        if rows is not None and joins(visit):
+            laid += _joined(record, visit, came, rows, row)
+        else:
+            laid += _lay(_alone(visit), came, visit.holder, row)
+        clock = came + length
+        visits.append(laid)
+    back = clock + (hop if visits else 0.0)
+    row = visits[-1][0].row if visits else 0
+    after = [Span("wire", clock, back, row=row), Span("head", back, back + record.head_us, row=row)]
+    names = [""] if rows is None else rows.sort(visits, after)
+    spans += [span for each in visits for span in each] + after
+    return RequestTimeline([span for span in spans if span.end > span.start], names, visits)
+
+
+class _Rows:
+    """Gives rows to holders as they come: another to one that does two things at once."""
+
+    def __init__(self) -> None:
+        self._holders: list[str] = []
+        self._free: list[float] = []
+
+    def take(self, holder: str, start: float, end: float) -> int:
+        """A row of ``holder`` that is free at ``start``, taken until ``end``."""
+        for row, (name, free) in enumerate(zip(self._holders, self._free, strict=True)):
+            if name == holder and free <= start + 1e-6:
+                self._free[row] = end
+                return row
+        self._holders.append(holder)
+        self._free.append(end)
+        return len(self._free) - 1
+
+    def sort(self, visits: list[list[Span]], after: list[Span]) -> list[str]:
+        """Bring the rows of each holder together, in the spans too; return the holder of each row."""
+        order = sorted(range(len(self._holders)), key=lambda row: (self._holders.index(self._holders[row]), row))
+        place = [order.index(row) for row in range(len(order))]
+        for spans in (*visits, after):
+            spans[:] = [span._replace(row=place[span.row]) for span in spans]
+        return [self._holders[row] for row in order]
+
+
+def _length(visit: Visit) -> int:
+    if not joins(visit):
+        return visit.total_us
+    return max(visit.total_us, *(track.end_us for track in visit.tracks if track.why != NO_GAIN))
+
+
+def _lay(parts: Sequence[_Part], start: float, holder: str, row: int = 0, critical: bool = True) -> list[Span]:
+    spans = []
+    for stage, block, duration in parts:
+        spans.append(Span(stage, start, start + duration, holder, block, row, critical))
+        start += duration
+    return spans
+
+
+def _engine(blocks: Sequence[int], duration: float) -> list[_Part]:
+    return [("engine", block, duration / len(blocks)) for block in blocks]
+
+
+def _alone(visit: Visit) -> list[_Part]:
+    engine = _engine(visit.blocks, visit.engine_us) or [("other", None, visit.engine_us)]
+    return [("queue", None, visit.queue_us), ("codec", None, visit.codec_us), *engine, ("wait", None, visit.wait_us)]
+
+
+def _joined(record: RequestRecord, visit: Visit, start: float, rows: _Rows, home: int) -> list[Span]:
+    """Spans of a visit whose tokens arrived at ``start``; the joiner's row is ``home``."""
+    spans: list[Span] = []
+    gaps: list[_Gap] = []
+    cursor = 0.0
+    *ahead, after = _between(record, visit)
+    for wave, blocks in zip(waves_of(visit), ahead, strict=True):
+        path = _critical(wave, cursor, visit.holder)
+        for track in wave:
+            begin, end = path.get(id(track), (min(track.begin_us, track.end_us), track.end_us))
+            own = track.holder == visit.holder
+            row = home if own else rows.take(track.holder, start + begin, start + end)
+            parts = _parts(track, own, end - begin)
+            laid = _lay(parts, start + begin, track.holder, row, id(track) in path)
+            spans += laid if track.blocks else [span._replace(why=track.why or "lost") for span in laid]
+        for begin, end in sorted(path.values()):
+            gaps.append(_Gap(cursor, begin, blocks))
+            cursor, blocks = end, []
+        idle = max((track.end_us for track in wave if track.holder == visit.holder), default=cursor)
+        if idle < cursor:
+            spans.append(Span("wait", start + idle, start + cursor, visit.holder, None, home, critical=False))
+    gaps.append(_Gap(cursor, _length(visit), after))
+    filled = zip(gaps, _fill(gaps, visit), strict=True)
+    return [span for gap, parts in filled for span in _lay(parts, start + gap.begin, visit.holder, home)] + spans
+
+
+def _critical(wave: Sequence[TrackSpan], cursor: float, joiner: str) -> dict[int, tuple[float, float]]:
+    """Begin and end of the critical tracks by ``id``: the one that ended last, what ended last before that began, ...
+
+    The joiner had nothing else before ``cursor``.
     """
-    engines = data.engines
-    lanes = _lanes(data)
-    if not len(engines) or not lanes:
-        return None
-    left, top, lane_height, gap = _left(width), 8, 46, 12
-    height = top + len(lanes) * (lane_height + gap) + 30
-    x = Scale(data.start_ms, data.end_ms, left, width - 14)
-    bins = int(max(20, min((width - left) / 3, 9000 / (len(lanes) * max(data.blocks, 1)))))
-    edges = np.linspace(data.start_ms, data.end_ms, bins + 1)
-    svg = Svg(
-        width,
-        height,
-        "Who served what over the run",
-        "; ".join(_lane_says(data, data.lanes[lane]) for lane in lanes) + ".",
-    )
-    for row, lane in enumerate(lanes):
-        y = top + row * (lane_height + gap)
-        name = data.lanes[lane]
-        svg.rect(left, y, width - 14 - left, lane_height, "lane")
-        _away(svg, data, name, x, y, lane_height)
-        _lane_label(svg, name, show_percent(data.summary.peers[name].busy) + " busy", y, lane_height, width)
-        base = np.zeros(bins)
-        for block in range(data.blocks):
-            chosen = (engines.lane == lane) & (engines.block == block)
-            if not chosen.any():
-                continue
-            share = coverage(engines.start[chosen], engines.end[chosen], edges)
-            share = np.minimum(share, 1.0 - base)
-            bars = [
-                (x(edges[i]), y + lane_height * (1 - base[i] - part), x(edges[i + 1]) - x(edges[i]), lane_height * part)
-                for i, part in enumerate(share)
-                if part > 0.004
-            ]
-            svg.boxes(bars, "b", fill=block_colour(block, data.blocks))
-            base = base + share
-    bottom = top + len(lanes) * (lane_height + gap) - gap + 6
-    if window is not None:
-        svg.rect(x(window.start), top - 4, max(x(window.end) - x(window.start), 3), bottom - top + 4, "win")
-    time_axis(svg, Scale(data.start_ms / 1000, data.end_ms / 1000, x.start, x.end), bottom, "s", width)
-    return svg
+    path: dict[int, tuple[float, float]] = {}
+    limit = max(cursor, *(track.end_us for track in wave))
+    left = list(wave)
+    while left:
+        last = max(left, key=lambda track: (track.end_us, bool(track.blocks), track.holder != joiner))
+        end = last.end_us if path else limit
+        limit = min(max(cursor, last.begin_us), end)
+        path[id(last)] = limit, end
+        left = [track for track in wave if cursor < track.end_us <= limit and id(track) not in path]
+    return path
 
 
-def coverage(start: Floats, end: Floats, edges: Floats) -> Floats:
-    """Share of each bin between ``edges [n+1]`` that the spans ``start``..``end`` cover, ``[n]``; overlaps add up."""
-
-    def until(times: Floats) -> Floats:
-        ordered = np.sort(times)
-        sums = np.concatenate([[0.0], np.cumsum(ordered)])
-        count = np.searchsorted(ordered, edges)
-        return np.asarray(edges * count - sums[count])
-
-    return np.maximum(np.diff(until(start) - until(end)) / np.diff(edges), 0.0)
+def waves_of(visit: Visit) -> list[list[TrackSpan]]:
+    """The tracks of each wave, without those that nobody was given."""
+    waves: dict[int, list[TrackSpan]] = {}
+    for track in visit.tracks:
+        if track.why != NO_GAIN:
+            waves.setdefault(track.wave, []).append(track)
+    return [waves[number] for number in sorted(waves)]
 
 
-def pick_window(data: RunData, most: int) -> Window:
-    """The stretch around the first loss of a peer (else the middle) with at most ``most`` runs of a block in it."""
-    engines = data.engines
-    whole = Window(data.start_ms, data.end_ms)
-    if len(engines) <= most:
-        return whole
-    anchor = next((e.at_us / 1e3 for e in data.changes if e.state == PeerState.LOST), (data.start_ms + data.end_ms) / 2)
-    starts = np.sort(engines.start)
-    low, high = 0.0, data.end_ms - data.start_ms
-    for _ in range(40):
-        middle = (low + high) / 2
-        begin, end = np.searchsorted(starts, (anchor - middle / 3, anchor + middle * 2 / 3))
-        low, high = (middle, high) if end - begin <= most else (low, middle)
-    return Window(max(whole.start, anchor - low / 3), min(whole.end, anchor + low * 2 / 3))
+def _parts(track: TrackSpan, own: bool, length: float) -> list[_Part]:
+    """What a track's ``length`` was made of."""
+    if not track.blocks:
+        return [("wait", None, length)]
+    known = track.queue_us + track.codec_us + track.engine_us
+    scale = min(1.0, length / known) if known > 0 else 0.0
+    rest = max(0.0, length - known * scale)
+    inside: list[_Part] = [("queue", None, track.queue_us * scale), ("codec", None, track.codec_us * scale)]
+    inside += _engine(track.blocks, track.engine_us * scale)
+    trip: _Part = ("wire", None, rest / 2)
+    return [*inside, ("other", None, rest)] if own else [trip, *inside, trip]
 
 
-def served(data: RunData, width: int = 880, window: Window | None = None) -> Svg | None:
-    """A lane a peer: every block that it ran inside ``window``, with its number where there is room."""
-    engines = data.engines
-    lanes = _lanes(data)
-    if not len(engines) or not lanes:
-        return None
-    window = window or pick_window(data, width // 6)
-    left, top, row_height, gap = _left(width), 26, 22, 14
-    inside = (engines.end > window.start) & (engines.start < window.end)
-    packed = {lane: _pack(engines, np.flatnonzero(inside & (engines.lane == lane))) for lane in lanes}
-    depth = {lane: min(4, max((row for _, row in packed[lane]), default=0) + 1) for lane in lanes}
-    height = top + sum(max(depth[lane] * row_height, 34) + gap for lane in lanes) + 30
-    x = Scale(window.start, window.end, left, width - 14)
-    svg = Svg(
-        width,
-        height,
-        "Who ran which block when",
-        f"From {window.start / 1000:.3f} s to {window.end / 1000:.3f} s: "
-        + ", ".join(f"{data.lanes[lane]} ran {counted(len(packed[lane]), 'block')}" for lane in lanes)
-        + ".",
-    )
-    svg.text(left, 14, f"from {window.start / 1000:.3f} s, for {show_ms(window.end - window.start)}")
-    y = float(top)
-    for lane in lanes:
-        name = data.lanes[lane]
-        lane_height = max(depth[lane] * row_height, 34)
-        svg.rect(left, y, width - 14 - left, lane_height, "lane")
-        _away(svg, data, name, x, y, lane_height)
-        blocks = block_ranges(data.summary.peers[name].blocks)
-        blocks = f"blocks {blocks}" if len(data.summary.peers[name].blocks) < 6 and width > 500 else blocks
-        _lane_label(svg, name, blocks, y, lane_height, width)
-        each = lane_height / depth[lane]
-        for index, row in packed[lane]:
-            _block(svg, data, engines, int(index), x, y + each * min(row, 3), each)
-        y += lane_height + gap
-    short = window.end - window.start < 2000
-    low, high = (0.0, window.end - window.start) if short else (window.start / 1000, window.end / 1000)
-    time_axis(svg, Scale(low, high, x.start, x.end), y - gap + 6, "ms" if short else "s", width)
-    return svg
+def _fill(gaps: Sequence[_Gap], visit: Visit) -> Iterator[list[_Part]]:
+    """What the joiner did between critical tracks: the rest of its durations, and its blocks that are in no track."""
+    own = [track for track in visit.tracks if track.holder == visit.holder]
+    queue = max(0.0, visit.queue_us - sum(track.queue_us for track in own))
+    codec = max(0.0, visit.codec_us - sum(track.codec_us for track in own))
+    engine = max(0.0, visit.engine_us - sum(track.engine_us for track in own))
+    count = sum(len(gap.blocks) for gap in gaps) or 1
+    for gap in gaps:
+        room = gap.end - gap.begin
+        busy = min(engine * len(gap.blocks) / count, room)
+        waited = min(queue, room - busy)
+        coded = min(codec, room - busy - waited)
+        queue, codec = queue - waited, codec - coded
+        rest = max(0.0, room - busy - waited - coded)
+        yield [("queue", None, waited), ("codec", None, coded), *_engine(gap.blocks, busy), ("other", None, rest)]
 
 
-def _block(svg: Svg, data: RunData, engines: Engines, index: int, x: Scale, y: float, height: float) -> None:
-    block = int(engines.block[index])
-    colour = block_colour(block, data.blocks)
-    begin, end = x(float(engines.start[index])), x(float(engines.end[index]))
-    record = data.answers[int(engines.request[index])]
-    tip = f"block {block}, request {record.id}, {show_ms(float(engines.end[index] - engines.start[index]))}"
-    svg.rect(begin, y + 1, max(end - begin, 0.9), height - 2, edge(end - begin), fill=colour, tip=tip)
-    if end - begin >= text_width(str(block), 10.5) + 3:
-        svg.text((begin + end) / 2, y + height / 2 + 4, block, ink_on(colour), anchor="middle")
+def _between(record: RequestRecord, visit: Visit) -> list[list[int]]:
+    """Blocks that the joiner ran outside of its tracks: those ahead of each wave, and those after the last."""
+    place = {block: n for n, wave in enumerate(record.waves or ()) for track in wave for block, _ in track}
+    waves = [[block for track in wave for block in track.blocks] for wave in waves_of(visit)]
+    joined = {block for wave in waves for block in wave}
+    numbers = [min((place.get(block, -1) for block in wave), default=-1) for wave in waves]
+    found: list[list[int]] = [[] for _ in range(len(waves) + 1)]
+    for block in visit.blocks:
+        if block not in joined:
+            found[sum(number < place.get(block, len(place)) for number in numbers)].append(block)
+    return found
 
 
-def _pack(engines: Engines, chosen: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[tuple[int, int]]:
-    """Rows for spans that overlap; a visit's blocks, which touch, stay in one row."""
-    free: list[float] = []
-    placed = []
-    for index in chosen[np.argsort(engines.start[chosen], kind="stable")]:
-        start = float(engines.start[index]) + 1e-3
-        row = next((i for i, until in enumerate(free) if until <= start), len(free))
-        if row == len(free):
-            free.append(0.0)
-        free[row] = float(engines.end[index])
-        placed.append((int(index), row))
-    return placed
-
-
-def _lanes(data: RunData) -> list[int]:
-    """Lanes that are drawn: all, or those of the busiest peers."""
-    count = len(data.lanes)
-    if count <= MOST_LANES:
-        return list(range(count))
-    busiest = sorted(range(count), key=lambda lane: -data.summary.peers[data.lanes[lane]].busy)[:MOST_LANES]
-    return sorted(busiest)
-
-
-def _lane_says(data: RunData, name: str) -> str:
-    peer = data.summary.peers[name]
-    return f"{name}: busy {show_percent(peer.busy)}, {counted(peer.requests, 'answer')}"
-
-
-def _left(width: int) -> int:
-    return 150 if width > 500 else 84
-
-
-def edge(width: float) -> str:
-    """An outline where there is room for one; thin bars would drown in it."""
-    return "edge" if width > 4 else "b"
-
-
-def _lane_label(svg: Svg, name: str, below: str, y: float, height: float, width: int) -> None:
-    room = 19 if width > 500 else 10
-    below = below if len(below) <= room + 3 else below[: room + 1] + "…"
-    svg.text(0, y + height / 2 - 3, shorten(name, room), "tb")
-    svg.text(0, y + height / 2 + 12, below, "ts")
-
-
-def _away(svg: Svg, data: RunData, name: str, x: Scale, y: float, height: float) -> None:
-    for spell in data.away:
-        if spell.peer == name and spell.end > x.low and spell.start < x.high:
-            begin, end = x(spell.start), x(spell.end)
-            tip = f"{name} lost at {spell.start / 1000:.2f} s for {show_ms(spell.end - spell.start)}"
-            svg.rect(begin, y, max(end - begin, 1), height, "gone", tip=tip)
-            if end - begin > 34:
-                svg.text((begin + end) / 2, y + height / 2 + 4, "lost", "tx", anchor="middle")
+def typical(records: Sequence[RequestRecord]) -> RequestRecord | None:
+    """The answer of median latency among those that holders worked on side by side; None where there are none."""
+    parallel = [record for record in records if record.error is None and has_tracks(record)]
+    parallel.sort(key=lambda record: record.latency_us)
+    return parallel[(len(parallel) - 1) // 2] if parallel else None

@@ -228,3 +228,11 @@ def simulated():
 def run_with_loss():
     """One peer lost and back, some answers degraded."""
     return simulate()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def libraries():
+    """The JavaScript of reports is made once; what makes it keeps threads and descriptors for the process."""
+    from ls_edge.report.html import library
+
+    return library()

@@ -1,7 +1,7 @@
 """What the charts are drawn from: exact spans, shares and windows."""
 
 import itertools
-import xml.etree.ElementTree as ElementTree
+import json
 
 import msgspec
 import numpy as np
@@ -11,17 +11,13 @@ from hypothesis import strategies as st
 
 from ls_edge.evaluation.run_summary import RunContext, summarise
 from ls_edge.records import PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
-from ls_edge.report import accuracy, timeline
-from ls_edge.report import request_timelines as ways
-from ls_edge.report import sections as parts
-from ls_edge.report.charts import caption_over_time, latency_distribution
-from ls_edge.report.data import Away, RunData
+from ls_edge.report import charts
+from ls_edge.report.formatting import shorten, show, show_ms, ticks
 from ls_edge.report.narrative import story
-from ls_edge.report.spans import spans_of
-from ls_edge.report.svg import Scale, Svg, log_ticks, shorten, show, show_ms, ticks
-from ls_edge.report.svg_export import PICTURES
-from ls_edge.report.terminal_timeline import WIDTH, sketch
+from ls_edge.report.statistics import Away, RunData, coverage, pick_requests, pick_window, tracks_by_peer
+from ls_edge.report.terminal_timeline import WIDTH, text_timeline
 from ls_edge.report.theme import block_colour, ink_on
+from ls_edge.report.timeline import spans_of
 
 
 def record(**changes):
@@ -72,8 +68,8 @@ def test_stage_means_by_hop_and_holder():
         ("By hop", "hop 1", 2),
         ("By hop", "hop 2", 1),
         ("By hop", "back to the source", 2),
-        ("By holder, one visit", "a", 2),
-        ("By holder, one visit", "b", 1),
+        ("By holder, visits", "a", 2),
+        ("By holder, visits", "b", 1),
     ]
     assert rows[0][3]["engine"] == pytest.approx(5.0)
     assert sum(rows[0][3].values()) == pytest.approx((12.0 + 8.5) / 2)
@@ -81,14 +77,13 @@ def test_stage_means_by_hop_and_holder():
 
 
 def test_slot_counts_for_plain_orders_and_waves():
-    counts, skipped = accuracy.slot_counts(
-        data_of(
-            [
-                record(waves=((((2, "a"), (0, "a")),),), skipped=(1,)),
-                record(waves=((((0, "a"),), ((1, "b"),)), (((2, "a"),),))),
-            ]
-        )
+    data = data_of(
+        [
+            record(waves=((((2, "a"), (0, "a")),),), skipped=(1,)),
+            record(waves=((((0, "a"),), ((1, "b"),)), (((2, "a"),),))),
+        ]
     )
+    counts, skipped = data.slots
     assert counts.tolist() == [[1, 1, 0], [1, 0, 0], [1, 0, 1]]
     assert skipped.tolist() == [0, 1, 0]
 
@@ -96,7 +91,7 @@ def test_slot_counts_for_plain_orders_and_waves():
 def test_coverage_is_exact_and_adds_overlaps():
     edges = np.array([0.0, 10.0, 20.0, 30.0])
     start, end = np.array([2.0, 5.0, 8.0]), np.array([4.0, 25.0, 9.0])
-    assert timeline.coverage(start, end, edges).tolist() == pytest.approx([(2 + 5 + 1) / 10, 1.0, 0.5])
+    assert coverage(start, end, edges).tolist() == pytest.approx([(2 + 5 + 1) / 10, 1.0, 0.5])
 
 
 def test_times_away():
@@ -117,36 +112,125 @@ def test_times_away():
 
 def test_the_window_holds_the_first_loss_and_few_enough_blocks(run_with_loss):
     data = RunData(run_with_loss.summary, run_with_loss.records, run_with_loss.events)
-    window = timeline.pick_window(data, 120)
+    window = pick_window(data, 120)
     lost = next(event.at_us / 1e3 for event in data.changes if event.state == PeerState.LOST)
     assert window.start < lost < window.end
     inside = ((data.engines.start >= window.start) & (data.engines.start < window.end)).sum()
     assert 90 <= inside <= 120
-    assert timeline.pick_window(data, 10**9) == (data.start_ms, data.end_ms)
+    assert pick_window(data, 10**9) == (data.start_ms, data.end_ms)
 
 
 def test_requests_worth_a_look(run_with_loss):
     data = RunData(run_with_loss.summary, run_with_loss.records, run_with_loss.events)
-    chosen = dict(ways.pick_requests(data))
+    chosen = dict(pick_requests(data))
     assert chosen["Retried"].attempts > 1
     assert chosen["Median"].latency_us / 1e3 == pytest.approx(run_with_loss.summary.latency_ms.p50, rel=0.02)
     assert len({id(r) for r in chosen.values()}) == len(chosen)
 
 
-@pytest.mark.parametrize("run", ["run_with_loss", "run_in_waves"])
-@pytest.mark.parametrize("width", [356, 880])
-def test_every_text_stays_inside_its_drawing(request, run, width):
-    run = request.getfixturevalue(run)
-    data = RunData(run.summary, run.records, run.events)
-    for draw in PICTURES.values():
-        root = ElementTree.fromstring(draw(data, width).render("x"))
-        height = float(root.get("viewBox").split()[3])
-        for text in root.iter("text"):
-            x, y, room = float(text.get("x")), float(text.get("y")), 5.2 * len(text.text)
-            left = x - {"middle": room / 2, "end": room}.get(text.get("text-anchor"), 0)
-            assert left > -4, (draw.__name__, text.text)
-            assert left + room < width + 16, (draw.__name__, text.text)
-            assert 0 < y <= height + 1, (draw.__name__, text.text)
+def rows_of(spec):
+    """All rows of data that a specification holds."""
+    return [row for rows in spec["datasets"].values() for row in rows]
+
+
+def spec_of(chart):
+    """The specification of a chart, which Altair has compared with Vega-Lite's schema."""
+    return json.loads(json.dumps(charts.spec_of(chart), allow_nan=False))
+
+
+def data_of_run(run):
+    return RunData(run.summary, run.records, run.events)
+
+
+def test_the_histogram_counts_every_answer(run_with_loss):
+    spec = spec_of(charts.latency_distribution(data_of_run(run_with_loss)))
+    rows = rows_of(spec)
+    assert sum(row.get("answers", 0) for row in rows) == len(run_with_loss.records)
+    figures = run_with_loss.summary.latency_ms
+    assert [row["text"] for row in rows if "text" in row] == [
+        f"p50 {show_ms(figures.p50)}", f"p95 {show_ms(figures.p95)}", f"p99 {show_ms(figures.p99)}"
+    ]  # fmt: skip
+    assert max(row["share"] for row in rows if "share" in row) == 1.0
+
+
+def test_what_happened_stands_in_the_chart_over_time(run_with_loss):
+    rows = rows_of(spec_of(charts.latency_over_time(data_of_run(run_with_loss))))
+    assert {row["request"] for row in rows if "request" in row} == {r.id for r in run_with_loss.records}
+    assert {row["what"] for row in rows if "what" in row} == {"board-b lost", "board-b back"}
+    (away,) = [row for row in rows if row.get("peer") == "board-b"]
+    lost, back = (event.at_us / 1e6 for event in run_with_loss.events[-2:])
+    assert (away["t"], away["to"]) == (pytest.approx(lost, abs=1e-4), pytest.approx(back, abs=1e-4))
+
+
+def test_the_brush_of_the_overview_is_the_time_axis_of_the_detail(run_with_loss):
+    data = data_of_run(run_with_loss)
+    spec = spec_of(charts.served(data))
+    overview, detail = spec["vconcat"]
+    (brush,) = [param for param in spec["params"] if param["name"] == "brush"]
+    assert set(brush["views"]) <= {layer.get("name") for layer in overview["layer"]}
+    domains = [
+        layer["encoding"]["x"]["scale"]["domain"] for layer in detail["layer"] if "scale" in layer["encoding"]["x"]
+    ]
+    assert domains
+    assert all(domain["param"] == "brush" for domain in domains)
+    lost = next(event.at_us / 1e6 for event in data.changes if event.state == PeerState.LOST)
+    begin, end = brush["value"]["x"]
+    assert begin < lost < end
+    spans = [row for row in rows_of(spec) if "request" in row]
+    kept = charts.served_window(data)
+    inside = (data.engines.end > kept.start) & (data.engines.start < kept.end)
+    assert len(spans) == inside.sum() <= charts.MOST_SPANS * 1.05
+
+
+def test_the_overview_adds_up_to_what_the_engines_were_busy(run_with_loss):
+    data = data_of_run(run_with_loss)
+    cells = [row for row in rows_of(spec_of(charts.served(data))) if "share" in row]
+    busy = dict.fromkeys(range(3), 0.0)
+    for row in cells:
+        busy[int(row["y1"])] += row["share"] * (row["to"] - row["t"]) * 1e3
+    for lane, name in enumerate(data.lanes):
+        length = data.end_ms - data.start_ms
+        assert busy[lane] / length == pytest.approx(data.summary.peers[name].busy, abs=0.02)
+
+
+def test_a_request_chart_has_all_its_spans(run_in_waves):
+    data = data_of_run(run_in_waves)
+    found = charts.request_timelines(data)
+    assert [why for why, _, _ in found] == [why for why, _ in pick_requests(data)]
+    for (_, about, chart), (_, one) in zip(found, pick_requests(data), strict=True):
+        rows = [row for row in rows_of(spec_of(chart)) if "took" in row]
+        assert len(rows) == len(spans_of(one))
+        assert {row["block"] for row in rows} - {None} == {block for block, _ in one.steps}
+        assert about.startswith(show_ms(one.latency_us / 1e3))
+
+
+def test_the_slots_in_the_heat_map(run_with_loss):
+    data = data_of_run(run_with_loss)
+    counts, skipped = data.slots
+    rows = {(row["block"], row["slot"]): row["share"] for row in rows_of(spec_of(charts.slot_heatmap(data)))}
+    assert rows[0, "0"] == pytest.approx(counts[0, 0] / 400, abs=1e-3)
+    assert sum(share for (_, slot), share in rows.items() if slot == "skipped") * 400 == pytest.approx(
+        skipped.sum(), abs=1
+    )
+
+
+def test_a_comparison_holds_accuracy_and_interval(run_with_loss):
+    spec = spec_of(charts.accuracy_comparison([("one", run_with_loss.summary)]))
+    (row,) = {json.dumps(row) for row in rows_of(spec) if "run" in row}
+    row = json.loads(row)
+    low, high = run_with_loss.summary.top1_interval
+    assert (row["top1"], row["low"], row["high"]) == pytest.approx((run_with_loss.summary.top1, low, high), abs=1e-4)
+
+
+def test_long_runs_make_no_larger_specifications(simulated):
+    run = simulated(3000, seed=1)
+    data = data_of_run(run)
+    for name, limit in (
+        ("over-time", 700),
+        ("served", charts.MOST_SPANS * 1.1 + charts.MOST_CELLS * 1.5),
+        ("latency", 300),
+    ):
+        assert len(rows_of(spec_of(charts.PICTURES[name](data)))) <= limit
 
 
 times = st.integers(0, 10**10)
@@ -175,33 +259,26 @@ events = st.builds(PeerEvent, times, st.sampled_from("abc"), st.sampled_from(Pee
 
 
 @given(st.lists(requests, max_size=6), st.lists(events, max_size=6))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @example([record(latency_us=0, visits=(Visit("a", (0,), 0, 0, 0),))], [])
-def test_whatever_the_times_are_drawings_hold_only_numbers(records, happened):
+def test_whatever_the_times_are_specifications_hold_only_numbers(records, happened):
     data = data_of(records, happened)
-    for draw in PICTURES.values():
-        drawing = draw(data, 356)
-        if drawing is not None:
-            text = drawing.render("x")
-            ElementTree.fromstring(text)
-            assert "nan" not in text
-            assert "inf" not in text
-            assert "e+" not in text
+    drawn = [draw(data) for draw in charts.PICTURES.values()] + [
+        chart for _, _, chart in charts.request_timelines(data)
+    ]
+    for chart in drawn:
+        if chart is not None:
+            spec_of(chart)  # JSON without NaN or infinity
     story(data)
-    parts.tracks_table(data)
+    tracks_by_peer(records)
     for one in records:
-        assert all(len(line.plain) <= WIDTH for line in sketch(one))
-        assert "".join(line.plain for line in sketch(one, ascii_only=True)).isascii()
+        assert all(len(line.plain) <= WIDTH for line in text_timeline(one))
+        assert "".join(line.plain for line in text_timeline(one, ascii_only=True)).isascii()
 
 
-def test_scales_and_ticks():
-    assert Scale(0, 10, 100, 200)(5) == 150
-    assert Scale(1, 100, 0, 10, log=True)(10) == pytest.approx(5)
-    assert Scale(0, 1, 0, 10)(7) == 10
+def test_ticks():
     assert ticks(0, 1, 5) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert ticks(3, 47, 4) == [20, 40]
-    assert log_ticks(0.9, 120, 9) == [1, 2, 5, 10, 20, 50, 100]
-    assert log_ticks(0.9, 120, 3) == [1, 10, 100]
 
 
 def test_figures_in_words():
@@ -210,15 +287,6 @@ def test_figures_in_words():
     ]  # fmt: skip
     assert show(123456) == "123,456"
     assert shorten("a" * 10 + "b" * 10, 9) == "aaaa…bbbb"
-
-
-def test_svg_escapes():
-    svg = Svg(10, 10, "<t>", "d & d")
-    svg.text(0, 0, '<b>"&')
-    svg.rect(0, 0, 1, 1, "x", tip="</title>")
-    root = ElementTree.fromstring(svg.render("i"))
-    assert root[0].text == "<t>"
-    assert [element.text for element in root.iter("text")] == ['<b>"&']
 
 
 def test_block_colours_grow_lighter():
@@ -231,40 +299,11 @@ def test_block_colours_grow_lighter():
         assert values == sorted(values)
         assert len(set(values)) == blocks
     assert block_colour(0, 1).startswith("#")
-    assert ink_on("#000000") == "on white"
-    assert ink_on("#ffff00") == "on black"
-
-
-@pytest.mark.parametrize("width", [356, 880])
-@pytest.mark.parametrize(
-    "figures",
-    [(9, 9.2, 9.3), (9, 30, 31), (9, 9.5, 40), (1, 2000, 2300), (9, 120, 1300), (0.4, 0.42, 0.5), (4.5, 5.7, 9.4)],
-)  # fmt: skip
-def test_percentile_labels_do_not_touch(run_with_loss, figures, width):
-    """The narrow drawing is what a phone of 390 pixels shows."""
-    steps = [figures[0]] * 360 + [figures[1]] * 34 + [figures[2]] * 6
-    records = [
-        msgspec.structs.replace(record, latency_us=round(1000 * latency), error=None, prediction=1)
-        for record, latency in zip(run_with_loss.records, steps, strict=True)
-    ]
-    summary = summarise(records, run_with_loss.events, run_with_loss.context)
-    svg = latency_distribution(RunData(summary, records, run_with_loss.events), width)
-    boxes = []
-    for element in ElementTree.fromstring(svg.render("i")).iter("text"):
-        if element.text.startswith(("p50", "p95", "p99")):
-            room, at = 0.64 * 12 * len(element.text), float(element.get("x"))
-            boxes.append((at - room if element.get("text-anchor") == "end" else at, room, float(element.get("y"))))
-    assert len(boxes) == 3
-    for index, (begin, room, y) in enumerate(boxes):
-        assert begin >= 0
-        assert begin + room <= width
-        for other, other_room, other_y in boxes[index + 1 :]:
-            assert abs(y - other_y) >= 12 or begin + room <= other or other + other_room <= begin
+    assert ink_on("#000000") == "#ffffff"
+    assert ink_on("#ffff00") != "#ffffff"
 
 
 def test_one_of_anything_is_singular():
     data = data_of([record()])
-    text = story(data) + caption_over_time(data) + latency_distribution(data).description
-    assert text.startswith("The one image was answered through 2 peers, in 12.0 ms.")
-    assert "The dot is the one answer." in text
-    assert "Histogram of 1 answer." in text
+    assert story(data).startswith("The one image was answered through 2 peers, in 12.0 ms.")
+    assert "Histogram of 1 answer." in spec_of(charts.latency_distribution(data))["description"]

@@ -1,7 +1,6 @@
 """Waves of tracks in reports: who ran what when, what the answer waited for, and how each peer's tracks fared."""
 
 import io
-import xml.etree.ElementTree as ElementTree
 
 import msgspec
 import pytest
@@ -12,15 +11,12 @@ from rich.console import Console
 from ls_edge.evaluation.run_summary import RunContext, summarise
 from ls_edge.records import RequestRecord, TrackSpan, Visit
 from ls_edge.report import charts
-from ls_edge.report import request_timelines as ways
-from ls_edge.report import sections as parts
-from ls_edge.report.data import RunData
+from ls_edge.report.formatting import NOTHING
 from ls_edge.report.html import write_report
 from ls_edge.report.narrative import story
-from ls_edge.report.spans import Span, way_of
-from ls_edge.report.svg import NOTHING
-from ls_edge.report.terminal_timeline import WIDTH, print_typical, sketch
-from ls_edge.report.track_statistics import table_of, tracks_by_peer
+from ls_edge.report.statistics import RunData, pick_requests, track_table, tracks_by_peer
+from ls_edge.report.terminal_timeline import WIDTH, print_typical, text_timeline
+from ls_edge.report.timeline import Span, timeline_of, typical
 
 OWN = TrackSpan(0, "a", (0, 1), 1000, 4000, 3500, 500, 2500)
 OTHER = TrackSpan(0, "b", (2, 3), 1000, 8000, 5000, 500, 4000, 500)
@@ -47,7 +43,7 @@ def critical(way):
 
 
 def test_a_wave_is_laid_out_by_its_joiners_clock():
-    way = way_of(record(OWN, OTHER, UNUSED))
+    way = timeline_of(record(OWN, OTHER, UNUSED))
     assert way.rows == ["a", "b"]
     # Arrival at 102.5; its clock counts from there.
     assert critical(way) == [
@@ -79,18 +75,17 @@ def test_an_answer_counts_its_critical_path_and_each_holder_its_own_times():
     assert rows["All answers", "one request"] == whole
     assert sum(whole.values()) == 13.0
     assert sum(rows["By hop", "hop 1"].values()) == 13.0 - 1.0 - 0.5 - 1.5
-    assert rows["By holder, one visit", "a"] == {"wire": 1.5, "queue": 1.5, "codec": 0.5, "engine": 2.5, "wait": 4.0}
-    assert rows["By holder, a track for another", "b"] == {"wire": 2.0, "queue": 0.5, "codec": 0.5, "engine": 4.0}
+    assert rows["By holder, visits", "a"] == {"wire": 1.5, "queue": 1.5, "codec": 0.5, "engine": 2.5, "wait": 4.0}
+    assert rows["By holder, tracks", "b"] == {"wire": 2.0, "queue": 0.5, "codec": 0.5, "engine": 4.0}
     assert {data.lanes[lane] for lane in data.engines.lane} == {"a", "b"}
     assert data.summary.peers["b"].busy == pytest.approx(4.0 / 13.0)
     assert data.summary.peers["a"].busy == pytest.approx(2.5 / 13.0)
-    ElementTree.fromstring(charts.stage_breakdown(data).render("x"))
 
 
 def test_the_joiners_own_track_may_be_the_critical_one():
     own = msgspec.structs.replace(OWN, end_us=8500, engine_us=7000)
     visit = Visit("a", (0, 1), 1500, 7000, 500, 0, (own, OTHER))
-    way = way_of(record(visit=visit))
+    way = timeline_of(record(visit=visit))
     assert [span.block for span in critical(way) if span.block is not None] == [0, 1]
     assert not any(span.stage == "wait" for span in way.spans)
 
@@ -98,7 +93,7 @@ def test_the_joiners_own_track_may_be_the_critical_one():
 @pytest.mark.parametrize("why", ["lost", "late", "refused"])
 def test_waiting_for_a_track_that_does_not_come_is_waiting(why):
     gone = TrackSpan(0, "b", (), 1000, 8000, 5000, why=why)
-    way = way_of(record(OWN, gone, waves=((((0, "a"), (1, "a")),),)))
+    way = timeline_of(record(OWN, gone, waves=((((0, "a"), (1, "a")),),)))
     assert [span for span in critical(way) if span.stage == "wait"] == [
         Span("wait", 103500, 110500, "b", None, 1, True, why)
     ]
@@ -108,7 +103,7 @@ def test_waiting_for_a_track_that_does_not_come_is_waiting(why):
 def test_a_track_that_others_run_after_it_was_lost_follows_it_on_the_path():
     gone = TrackSpan(0, "b", (), 1000, 5000, 5000, why="lost")
     again = TrackSpan(0, "c", (2, 3), 5000, 8000, 3000, 0, 3000)
-    path = critical(way_of(record(OWN, gone, again)))
+    path = critical(timeline_of(record(OWN, gone, again)))
     assert [(span.stage, span.holder) for span in path if span.row] == [("wait", "b"), ("engine", "c"), ("engine", "c")]
 
 
@@ -123,7 +118,7 @@ def test_blocks_outside_of_tracks_stand_between_the_waves():
         (((0, "a"),), ((1, "b"),)), (((2, "a"),),), (((3, "a"),), ((4, "b"),)), (((5, "a"), (6, "a")),)
     )  # fmt: skip
     visit = Visit("a", (0, 2, 3, 5, 6), 1000, 10000, 0, 2000, tracks)
-    way = way_of(record(visit=visit, waves=waves, latency_us=16_500))
+    way = timeline_of(record(visit=visit, waves=waves, latency_us=16_500))
     engines = [(span.block, span.start, span.end) for span in critical(way) if span.block is not None]
     assert engines == [
         (1, 103500, 105500), (2, 106000, 108000), (4, 108500, 110500), (5, 111000, 113000), (6, 113000, 115000)
@@ -135,14 +130,14 @@ def test_a_holder_that_does_two_things_at_once_has_two_rows_that_stand_together(
         TrackSpan(0, holder, (block,), 1000, end, 2000, 0, 1000)
         for holder, block, end in [("b", 2, 8000), ("c", 3, 7000), ("b", 4, 6000)]
     ]
-    way = way_of(record(OWN, *both))
+    way = timeline_of(record(OWN, *both))
     assert way.rows == ["a", "b", "b", "c"]
     assert {span.block: span.row for span in way.spans if span.block is not None} == {0: 0, 1: 0, 2: 1, 4: 2, 3: 3}
 
 
 def test_where_tracks_add_up_to_more_than_durations_the_wire_has_less():
     visit = Visit("a", (0, 1), 1000, 2500, 0, 3500, (OWN, OTHER))
-    path = critical(way_of(record(visit=visit)))
+    path = critical(timeline_of(record(visit=visit)))
     assert sum(span.end - span.start for span in path) == 13_000
     assert (path[1].stage, path[1].end - path[1].start) == ("wire", (13_000 - 1500 - 8000) / 2)
 
@@ -176,7 +171,7 @@ def consistent(draw):
 @given(consistent())
 @settings(max_examples=120, deadline=None)
 def test_critical_spans_follow_each_other_and_add_up_to_the_latency(one):
-    way = way_of(one)
+    way = timeline_of(one)
     clock = one.submitted_us
     for span in critical(way):
         assert span.start == pytest.approx(clock, abs=1e-3)
@@ -187,33 +182,31 @@ def test_critical_spans_follow_each_other_and_add_up_to_the_latency(one):
         assert one.submitted_us - 1e-3 <= span.start <= span.end
 
 
-def test_the_picture_marks_the_path_by_a_line_and_not_by_colour_alone(run_in_waves):
+def rows_of(chart):
+    return [row for rows in charts.spec_of(chart)["datasets"].values() for row in rows]
+
+
+def test_the_chart_marks_the_path_by_a_line_and_not_by_colour_alone(run_in_waves):
     data = RunData(run_in_waves.summary, run_in_waves.records, run_in_waves.events)
-    chosen = dict(ways.pick_requests(data))
+    chosen = dict(pick_requests(data))
     assert any(track.why in ("lost", "late") for v in chosen["A track did not come back"].visits for track in v.tracks)
+    drawn = {why: rows_of(chart) for why, _, chart in charts.request_timelines(data)}
+    assert any(row.get("why") == "lost" for row in drawn["A track did not come back"])
     one = chosen["Median"]
-    root = ElementTree.fromstring(ways.request_ways(data).render("x"))
-    texts = [text.text for text in root.iter("text")]
-    assert {"board-a", "board-b", "laptop", "lost"} <= set(texts)
-    lines = [path.get("d") for path in root.iter("path") if path.get("class") == "crit"]
-    assert len(lines) == len(chosen)
-    points = [tuple(map(float, point.split())) for point in lines[0][1:].split("L")]
-    assert points == sorted(points, key=lambda point: point[0])
+    line = sorted((row for row in drawn["Median"] if "order" in row), key=lambda row: row["order"])
+    assert [row["ms"] for row in line] == sorted(row["ms"] for row in line)
     # It visits a row for each holder on the path, from the source's first row back to it.
-    heights = {y for _, y in points}
-    assert len(heights) == len({span.row for span in critical(way_of(one))})
-    assert points[0][1] == points[-1][1] == min(heights)
-    paler = [rect for rect in root.iter("rect") if "beside" in rect.get("class", "")]
-    assert paler
-    assert all("not on the critical path" in rect[0].text or "wait" in rect[0].text for rect in paler)
+    rows = {row["y0"] for row in line}
+    assert len(rows) == len({span.row for span in critical(timeline_of(one))})
+    assert line[0]["y0"] == line[-1]["y0"] == min(rows)
+    assert {row["path"] for row in drawn["Median"] if "path" in row} == {"yes", "no"}
 
 
 def test_a_run_of_plain_orders_has_none_of_it(tmp_path, run_with_loss):
     data = RunData(run_with_loss.summary, run_with_loss.records, run_with_loss.events)
-    assert "crit" not in ways.request_ways(data).render("x")
-    assert parts.tracks_table(data) == ""
-    write_report(tmp_path / "r.html", run_with_loss.summary, run_with_loss.records, run_with_loss.events)
-    assert "Tracks" not in (tmp_path / "r.html").read_text()
+    for _, _, chart in charts.request_timelines(data):
+        assert not [row for row in rows_of(chart) if "order" in row]
+    assert tracks_by_peer(run_with_loss.records) == {}
     out = Console(file=io.StringIO(), width=100)
     print_typical(run_with_loss.records, out)
     assert out.file.getvalue() == ""
@@ -222,7 +215,7 @@ def test_a_run_of_plain_orders_has_none_of_it(tmp_path, run_with_loss):
 def test_how_tracks_fared():
     late = TrackSpan(0, "b", (), 1000, 8000, 5000, why="late")
     records = [record(OWN, OTHER, UNUSED), record(OWN, OTHER, UNUSED), record(OWN, late)]
-    head, rows = table_of(tracks_by_peer(records), ["b", "nobody"])
+    head, rows = track_table(tracks_by_peer(records), ["b", "nobody"])
     assert head == ("Peer", "Tracks", "Own", "Blocks", "Expected", "Took", "Not summed", "Given none")
     assert rows == [
         ("b", "2", "0", "4", "5.0 ms", "7.0 ms", "1 late", NOTHING),
@@ -235,12 +228,9 @@ def test_how_tracks_fared():
 def test_where_nothing_was_split_the_wave_took_what_its_blocks_took(waves, took):
     visit = Visit("a", (0, 1, 2, 3, 4, 5), 500, 12000, 0, 0, (UNUSED,))
     one = record(visit=visit, latency_us=15_000, waves=((tuple((block, "a") for block in range(6)),),))
-    assert way_of(one).rows == [""]
-    _, rows = table_of(tracks_by_peer([one], waves), [])
+    assert timeline_of(one).rows == [""]
+    _, rows = track_table(tracks_by_peer([one], waves), [])
     assert [row[-1] for row in rows] == [f"no gain once: a block there 9.0 ms, the wave took {took}"]
-    context = RunContext(settings={"waves": waves})
-    data = RunData(summarise([one], [], context), [one], [])
-    assert took in parts.tracks_table(data).replace("\u00a0", " ")
 
 
 def test_a_report_of_waves_says_so(tmp_path, run_in_waves):
@@ -265,8 +255,8 @@ def test_the_sketch_shows_a_line_a_holder_within_eighty_columns(run_in_waves):
     assert f"median of {len(run_in_waves.records)} requests in waves of tracks: 4.5 ms, 2 waves" in lines[1]
     assert max(map(len, lines)) <= WIDTH
     assert [line.split()[0] for line in lines[2:6]] == ["the", "board-a", "board-b", "laptop"]
-    one = ways.typical(run_in_waves.records)
-    way = way_of(one)
+    one = typical(run_in_waves.records)
+    way = timeline_of(one)
     for line in lines[3:6]:
         name, row = line.split()[0], line[12:]
         held = [span for span in way.spans if span.holder == name and span.block is not None]
@@ -279,17 +269,17 @@ def test_the_sketch_shows_a_line_a_holder_within_eighty_columns(run_in_waves):
 
 def test_the_sketch_of_a_lost_track_names_it(run_in_waves):
     lost = next(r for r in run_in_waves.records if any(t.why == "lost" for v in r.visits for t in v.tracks))
-    lines = [line.plain for line in sketch(lost)]
+    lines = [line.plain for line in text_timeline(lost)]
     assert any("▚ lost" in line for line in lines)
     assert any("▚▚▚" in line and line.startswith("laptop") for line in lines)
-    plain = [line.plain for line in sketch(lost, ascii_only=True)]
+    plain = [line.plain for line in text_timeline(lost, ascii_only=True)]
     assert all(line.isascii() for line in plain)
     assert any("xxx" in line for line in plain)
 
 
 def test_a_sketch_of_many_holders_stays_short():
     tracks = [TrackSpan(0, f"holder-number-{n:02d}", (n,), 1000, 8000, 5000, 0, 4000) for n in range(40)]
-    lines = [line.plain for line in sketch(record(OWN, *tracks))]
+    lines = [line.plain for line in text_timeline(record(OWN, *tracks))]
     assert len(lines) < 26
     assert "and 25 more" in lines
     assert max(map(len, lines)) <= WIDTH

@@ -1,0 +1,46 @@
+"""Files that are written in one step, so that no reader finds half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from ls_edge.errors import UsageError
+
+
+def check_whole(path: str | Path) -> None:
+    """Raise :class:`UsageError` where :func:`write_whole` could not write ``path``, before the work for it is done."""
+    path = Path(path)
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder, so it cannot be written; name a file")
+    above = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        why = "may not be written to" if above.is_dir() else "is no folder"
+        raise UsageError(f"cannot write {path}: {above} {why}; give another path")
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """Write a text file so that ``path`` never holds half of it; raises :class:`UsageError`."""
+    path = Path(path)
+    if not path.name:
+        raise UsageError(f"cannot write {str(path)!r}: that is no name of a file; give another path")
+    if path.exists() and not path.is_file():  # such as /dev/stdout, which a rename would replace
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}; give another path") from None
+        return
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        if path.exists() and not path.is_file():  # a device or a pipe must not be replaced by a file
+            path.write_text(text, encoding="utf-8")
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; give another path") from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)

@@ -1,0 +1,40 @@
+// Draws each chart into its place, at the width that there is, and again when that changes.
+(() => {
+  const NARROW = 520; // pixels below which labels get less room
+  const places = [...document.querySelectorAll("[data-chart]")];
+  const drawn = new Map();
+
+  const sized = (spec, width) => {
+    const narrow = width < NARROW;
+    spec.params = spec.params.map((p) => (p.name === "narrow" ? { ...p, value: narrow } : p));
+    const parts = spec.vconcat || [];
+    for (const part of parts) part.width = Math.max(width - (narrow ? 92 : 128) - 24, 120);
+    if (!parts.length) spec.width = Math.max(width, 120);
+    return spec;
+  };
+
+  const draw = async (place) => {
+    const width = Math.floor(place.clientWidth);
+    const before = drawn.get(place);
+    if (!width || (before && before.width === width)) return;
+    drawn.set(place, { width, view: before && before.view });
+    const spec = sized(JSON.parse(document.getElementById(place.dataset.chart).textContent), width);
+    const result = await vegaEmbed(place, spec, {
+      ast: true, actions: false, renderer: "svg", defaultStyle: false, tooltip: { disableDefaultStyle: true },
+    });
+    if (before && before.view) before.view.finalize();
+    drawn.get(place).view = result.view;
+    place.dataset.drawn = "yes";
+  };
+
+  // A chart is drawn when it comes near the screen: a report of several runs has dozens.
+  const seen = new IntersectionObserver(
+    (entries) => entries.filter((e) => e.isIntersecting).forEach((e) => { near.add(e.target); draw(e.target); }),
+    { rootMargin: "1200px" },
+  );
+  const near = new Set();
+  places.forEach((place) => seen.observe(place));
+  let timer = 0;
+  addEventListener("resize", () => { clearTimeout(timer); timer = setTimeout(() => near.forEach(draw), 120); });
+  addEventListener("beforeprint", () => places.forEach(draw));
+})();
