@@ -239,7 +239,8 @@ def test_many_peers_blocks_and_events_stay_bounded(tmp_path, simulated):
     holdings = {f"peer-{n:02d}": (n % 24, (n + 1) % 24) for n in range(48)}
     run = simulated(300, holdings=holdings, policy="random")
     events = run.events + [
-        PeerEvent(float(n), f"peer-{n % 48:02d}", PeerState.LOST if n // 48 % 2 else "alive") for n in range(5000)
+        PeerEvent(1000 * n, f"peer-{n % 48:02d}", PeerState.LOST if n // 48 % 2 else PeerState.ALIVE)
+        for n in range(5000)
     ]
     path = tmp_path / "r.html"
     write_report(path, summarise(run.records, events, run.context), run.records, events)
