@@ -42,7 +42,7 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How well the estimate tells orders apart that it was not fitted to."""
+    """How well the estimate ranks orders that it was not fitted to."""
 
     orders: int
     """Orders that were held out."""

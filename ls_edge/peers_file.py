@@ -269,7 +269,7 @@ def _check_unique(file: PeersDocument, source_map: yaml_source.SourceMap) -> Non
             _check_name(name, source_map, kind, index, "name")
             _check_key(file.sources[index].public_key, source_map, kind, index, "public_key")
         if name in seen:
-            raise source_map.error(f"the name {name!r} stands twice; names tell processes apart", kind, index, "name")
+            raise source_map.error(f"the name {name!r} stands twice; each process needs its own", kind, index, "name")
         seen[name] = kind
     addresses: dict[str, str] = {}
     for index, peer in enumerate(file.peers):

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ls_edge.data.image_files import EXTENSIONS, ImageTree, is_hidden, read_folder, read_tar, tar_stem, unwrap
+from ls_edge.data.timm_data import read_timm
 from ls_edge.errors import DataError, UsageError
-from ls_edge.requirements import install_command
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -204,13 +204,6 @@ def _image_set(
 
 
 def _of_timm(source: str, part: Literal["train", "eval"]) -> ImageSet:
-    try:
-        from ls_edge.data.timm_data import read_timm
-    except ImportError:
-        raise UsageError(
-            f"{source!r} is a data set of timm's factory, which needs torch and timm: {install_command('train')}; "
-            "or give a folder of class folders, a tar of one, or 'digits'"
-        ) from None
     classes, images = read_timm(source, part)
     which: Part = "train" if part == "train" else "val"
     refs = (ImageRef(name, label, read) for name, label, read in images)

@@ -7,6 +7,7 @@ Face's own cache. Both are downloaded if they are not there. Sets that can only 
 
 from __future__ import annotations
 
+import importlib
 import os
 import warnings
 from collections.abc import Sequence
@@ -14,12 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import timm.data
 from PIL import Image
 
 from ls_edge.errors import DataError, UsageError
-
-_timm_data: Any = timm.data  # it re-exports its functions without a declaration
+from ls_edge.requirements import install_command
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,13 @@ class TimmImage:
 
 def read_timm(source: str, part: Literal["train", "eval"]) -> tuple[Sequence[str], list[tuple[str, int, TimmImage]]]:
     """Class names, and name, label and reader of each image; raises :class:`DataError` and :class:`UsageError`."""
+    try:
+        timm_data: Any = importlib.import_module("timm.data")
+    except ImportError:
+        raise UsageError(
+            f"{source!r} is a data set of timm's factory, which needs torch and timm: {install_command('train')}; "
+            "or give a folder of class folders, a tar of one, or 'digits'"
+        ) from None
     if not source.startswith(("torch/", "hfds/")):
         raise UsageError(f"{source!r} can only be streamed; use a torch/ or hfds/ name, a folder or a tar")
     root = Path(os.environ.get("LS_EDGE_DATA") or Path.home() / ".cache" / "ls-edge" / "data")
@@ -48,7 +54,7 @@ def read_timm(source: str, part: Literal["train", "eval"]) -> tuple[Sequence[str
             root.mkdir(parents=True, exist_ok=True)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                data = _timm_data.create_dataset(source, root=str(root), split=split, **options)
+                data = timm_data.create_dataset(source, root=str(root), split=split, **options)
                 if hasattr(data, "loader"):  # of torchvision's folders
                     data.loader = _read_file
                 labels, classes = _labels(data)

@@ -128,7 +128,7 @@ def check_out(part: str, output: Tensor, batch: int, out: np.ndarray | None) -> 
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line of at most 300 characters."""
+    """The message of an error, in one line of at most 300 characters."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 

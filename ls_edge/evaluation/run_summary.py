@@ -32,7 +32,7 @@ class PeerContext(msgspec.Struct, frozen=True):
     state: PeerState = PeerState.UNKNOWN
     """The last one known."""
     engine: str = ""
-    """What its blocks ran on, such as ``onnx CPUExecutionProvider``; empty if it never said."""
+    """What its blocks ran on, such as ``onnx CPUExecutionProvider``; empty if it was never reported."""
 
 
 class Suspect(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ class RunContext(msgspec.Struct, frozen=True):
     policy: str = ""
     seed: int | None = None
     classes: int | None = None
-    """How many classes the model tells apart; its inverse is the accuracy of a guess."""
+    """How many classes the model has; its inverse is the accuracy of a guess."""
     peers: Mapping[str, PeerContext] = {}
     settings: Mapping[str, Any] = {}
     """The defaults and flags in force, as plain JSON values."""

@@ -268,7 +268,7 @@ CASES = r"""
 2 | PEER port.yaml | port.yaml:2:24: address 'tcp://127.0.0.1:99999' is not tcp://host:port with a
 2 | PEER http.yaml | http.yaml:2:24: address 'http://x:1' is not tcp://host:port with a port from
 2 | PEER noport.yaml | noport.yaml:2:24: address 'tcp://127.0.0.1' is not tcp://host:port with a
-2 | PEER samename.yaml | samename.yaml:3:12: the name 'a' stands twice; names tell processes apart
+2 | PEER samename.yaml | samename.yaml:3:12: the name 'a' stands twice; each process needs its own
 2 | PEER sameport.yaml | sameport.yaml:3:24: 'b' has the address of 'a', tcp://127.0.0.1:47001; give
 2 | PEER far.yaml | far.yaml:2:24: address 'tcp://10.0.0.1:5555' of peer 'a' is not on the
 2 | PEER beyond.yaml | beyond.yaml:2:57: peer 'a' lists block 4, but the bundle has blocks 0 to 3
