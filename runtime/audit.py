@@ -52,7 +52,7 @@ _LOOSEST = max(REPLAY_TOLERANCE.values())
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """An answer that is to be computed again."""
+    """An answer that is to be computed again in this process."""
 
     request: int
     stem_tokens: np.ndarray
@@ -61,17 +61,17 @@ class Audit:
     logits: np.ndarray
     """``[C]``, of the answer."""
     hands: tuple[str, ...] = ()
-    """Who had its tokens as far as this source saw, whatever the itinerary says."""
+    """Processes that had its tokens as far as this source saw, independent of the itinerary."""
 
     @property
     def holders(self) -> list[str]:
-        """Who may have spoilt it."""
+        """The processes that may have changed its tokens."""
         return list(dict.fromkeys([*itinerary_holders(self.itinerary), *self.hands]))
 
 
 @dataclass(eq=False)
 class Challenge:
-    """An image that is sent once more to find out who computed something else."""
+    """An image that is sent once more to find the process that computed something else."""
 
     audit: Audit
     difference: float
@@ -138,7 +138,7 @@ class Auditor:
         self._jobs.put(challenge)
 
     def snapshot(self) -> AuditSummary:
-        """What was found so far."""
+        """The counts so far."""
         with self._change:
             return AuditSummary(
                 share=self.share,

@@ -1,4 +1,4 @@
-"""How the peers of a ``peers.yaml`` are, asked from outside: what ``ls-edge status`` shows.
+"""The state of the peers of a ``peers.yaml``, seen from outside: what ``ls-edge status`` shows.
 
 An observer dials every peer, greets it in the role ``observer`` and listens to its STATE. It needs no bundle; where the
 file has keys it needs the secret key of a source. It takes no part in routing and costs a peer one link.
@@ -106,7 +106,7 @@ class Observer:
         self.close()
 
     def close(self) -> None:
-        """Say goodbye and close the links."""
+        """Send BYE and close the links."""
         for name, seen in self._seen.items():
             if seen.welcome is not None:
                 self._links.send(Link(dialled=name), [wire.encode(Bye())])
@@ -114,7 +114,7 @@ class Observer:
         self._links.close()
 
     def look(self, seconds: float) -> Mapping[str, PeerStatus]:
-        """Ask all peers; return how they are, as soon as that is known of each and after ``seconds`` in any case."""
+        """Greet all peers and return their status, once all are known and after ``seconds`` at the latest."""
         began = time.monotonic()
         for seen in self._seen.values():
             seen.took.clear()
@@ -129,7 +129,7 @@ class Observer:
             self._step(min(0.1, left), ask=False)
 
     def view(self) -> Mapping[str, PeerStatus]:
-        """How each peer is, as far as is known."""
+        """The status of each peer, as far as it is known."""
         return {name: self._status(seen) for name, seen in self._seen.items()}
 
     def _open(self, began: float) -> Iterator[bool]:
@@ -154,7 +154,7 @@ class Observer:
                 seen = self._seen[event.name]
                 seen.why, seen.refused = event.why, event.refused
             else:
-                self._hear(self._seen[event.link.dialled], event)
+                self._on_message(self._seen[event.link.dialled], event)
         now = time.monotonic()
         for name, seen in self._seen.items():
             unanswered = seen.waiting and now >= seen.asked_at + ASK_AGAIN
@@ -167,7 +167,7 @@ class Observer:
         seen.asked_at, seen.waiting = time.monotonic(), True
         self._links.send(Link(dialled=name), [wire.encode(self._hello)])
 
-    def _hear(self, seen: _Seen, event: Incoming) -> None:
+    def _on_message(self, seen: _Seen, event: Incoming) -> None:
         try:
             message = wire.decode(event.frames[0].buffer)
         except WireError as error:

@@ -68,7 +68,7 @@ class Peer:
         self.bundle = bundle
         self.name = name
         self.on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None
-        """Told, on another thread, how many engines are open, of how many, and what comes next."""
+        """Called on another thread with the number of open engines, their total, and the next step."""
         self._kind: EngineKind = engine or self.entry.engine
         self._threads = threads or self.entry.threads
         self._incarnation = new_incarnation()
@@ -164,7 +164,7 @@ class Peer:
         failed = len(self.machine.engine.failed_blocks)
         self.node.feed(result)
         if isinstance(result, Warm) or len(self.machine.engine.failed_blocks) != failed:
-            self.node.say_hello_again()
+            self.node.repeat_greeting()
         if isinstance(result, Warm):
             provider = next(iter(self._engines.values())).provider
             log.info("warm", extra={"peer": self.name, "provider": provider, "block_ms": result.block_us / 1e3})

@@ -1,4 +1,4 @@
-"""A thread that computes, so that the thread that speaks to the others never waits for an engine.
+"""A thread for engine calls, so that the thread of the links never waits for one.
 
 Engine libraries release the interpreter while they run; a test shows that a process whose engine is busy or hangs
 still answers its neighbours. A call cannot be interrupted: a thread that hangs is left behind when the process ends.

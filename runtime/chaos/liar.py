@@ -69,7 +69,7 @@ class Liar(PeerMachine):
         self._turn_at = 0.0
 
     def others(self, role: str) -> list[str]:
-        """Names of the processes of a role that it has a link to."""
+        """HostNameResolver of the processes of a role that it has a link to."""
         return sorted(n.name for n in self.neighbours if n.hello.role == role)
 
     def state(self, name: str = "") -> State:  # noqa: ARG002

@@ -1,1 +1,1 @@
-"""Sockets: links between processes, keys, and who is let in."""
+"""Sockets: links between processes, keys and admission."""

@@ -1,6 +1,6 @@
-"""Who and what is let in: the checks that need ``peers.yaml`` and the bundle's manifest.
+"""Admission of processes and messages: the checks that need ``peers.yaml`` and the bundle's manifest.
 
-What a message says by itself is checked in ``wire``, who is behind a key in ``zap``. Here: whether a HELLO comes from a
+A message by itself is checked in ``messages``, a key in ``zap``. Here: whether a HELLO comes from a
 process of ours that serves our model (guarantee R7), and whether a RUN or STATE speaks of that model.
 """
 

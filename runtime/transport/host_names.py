@@ -22,7 +22,7 @@ def numeric(address: str) -> bool:
     return True
 
 
-class Names:
+class HostNameResolver:
     """Looks the hosts of addresses up, again and again for as long as they are wanted."""
 
     def __init__(self, addresses: Mapping[str, str]) -> None:

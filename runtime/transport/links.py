@@ -7,9 +7,9 @@ long) they are dialled again here. Host names are looked up on a thread of their
 as long as that takes. A link that another process dialled is known by its routing id, and its end by the file
 descriptor that its messages came from.
 
-Whatever a stranger sends, greetings of ZMTP before 3.0 included, ends his connection at most.
+Whatever an unknown process sends, greetings of ZMTP before 3.0 included, ends its connection at most.
 
-Speaks frames, not messages: what they mean is ``node``'s. One thread uses it.
+This module handles frames; ``node`` handles their content. One thread uses it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from zmq.utils.monitor import parse_monitor_message
 
 from ls_edge.errors import LinkError
 from ls_edge.peers_file import HeartbeatSettings
-from ls_edge.runtime.transport.host_names import Names, numeric
+from ls_edge.runtime.transport.host_names import HostNameResolver, numeric
 from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.zap import ZapHandler, is_worth_saying
+from ls_edge.runtime.transport.zap import ZapHandler, is_worth_logging
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -74,7 +74,7 @@ _BACKLOG_LINKS = 4096
 _HUNG_UP = 256
 """Links whose remaining messages are dropped unread after that, the last ones."""
 _UNSENT = 256
-"""Messages of a link that wait to be sent; beyond them :meth:`Links.send` says no."""
+"""Messages of a link that wait to be sent; beyond them :meth:`Links.send` returns False."""
 _SOCKADDR = 16
 """Bytes of an address of AF_UNSPEC, all of them zero: connecting to it dissolves a connection."""
 _libc = ctypes.CDLL(None)
@@ -181,20 +181,20 @@ class Links:
         self._hung_up: dict[bytes, None] = {}
         self._router: zmq.Socket[bytes] | None = None
         self._router_monitor: zmq.Socket[bytes] | None = None
-        self._names: Names | None = None
+        self._names: HostNameResolver | None = None
         self._wakers: dict[int, Any] = {}
-        self.gate: ZapHandler | None = None
+        self.zap: ZapHandler | None = None
         try:
             if curve is not None:
-                self.gate = ZapHandler(self._context, curve.names_by_key)
-                self._poller.register(self.gate.socket, zmq.POLLIN)
+                self.zap = ZapHandler(self._context, curve.names_by_key)
+                self._poller.register(self.zap.socket, zmq.POLLIN)
             if bind is not None:
                 self._bind(bind, curve)
             for name, address in dial.items():
                 self._dial(name, address, curve)
             looked_up = {name: address for name, address in dial.items() if not numeric(address)}
             if looked_up:
-                self._names = Names(looked_up)
+                self._names = HostNameResolver(looked_up)
                 self._poller.register(self._names.descriptor, zmq.POLLIN)
         except BaseException:
             self.close()
@@ -203,7 +203,7 @@ class Links:
     @property
     def refused(self) -> int:
         """Connections of others that did not get through their handshake."""
-        return self.failed[""] + (0 if self.gate is None else self.gate.refusals)
+        return self.failed[""] + (0 if self.zap is None else self.zap.refusals)
 
     def register(self, descriptor: int) -> None:
         """Wake :meth:`poll` also when this file descriptor can be read."""
@@ -216,10 +216,10 @@ class Links:
         ready = dict(self._poller.poll(0 if self._lost else max(0, round(timeout * 1000))))
         events: list[LinkEvent] = [LinkDown(link, "connection lost") for link in self._lost]
         self._lost = []
-        if self.gate is not None and self.gate.socket in ready:
-            self.gate.answer()
+        if self.zap is not None and self.zap.socket in ready:
+            self.zap.answer()
         if self._names is not None and self._names.descriptor in ready:
-            self._take_names(self._names, events)
+            self._on_host_names(self._names, events)
         for monitor, name in self._monitors.items():
             if monitor in ready:
                 self._read_monitor(monitor, name, events)
@@ -265,8 +265,8 @@ class Links:
             monitor.close(0)
         if self._names is not None:
             self._names.close()
-        if self.gate is not None:
-            self.gate.close()
+        if self.zap is not None:
+            self.zap.close()
         self._monitors, self._dealers, self._router, self._router_monitor = {}, {}, None, None
         self._context.destroy(linger=0)
 
@@ -334,7 +334,7 @@ class Links:
         except zmq.ZMQError as error:
             raise LinkError(f"cannot dial {name} at {address}: {error.strerror}; correct it in peers.yaml") from None
 
-    def _take_names(self, names: Names, events: list[LinkEvent]) -> None:
+    def _on_host_names(self, names: HostNameResolver, events: list[LinkEvent]) -> None:
         for name, addresses, why in names.found():
             if name in self._up:
                 continue
@@ -371,7 +371,7 @@ class Links:
             for link in self._links_at.pop(value, ()):
                 del self._descriptor_of[link]
                 events.append(LinkDown(link, "connection lost"))
-        elif event != zmq.Event.HANDSHAKE_FAILED_AUTH:  # which the gate has counted and said
+        elif event != zmq.Event.HANDSHAKE_FAILED_AUTH:  # counted and logged by the ZAP handler
             self._count_failure("", _WHY_STRANGER_FAILED[event], {"peer": "somebody who dialled us"})
 
     def _on_dealer(self, event: zmq.Event, name: str, events: list[LinkEvent]) -> None:
@@ -398,7 +398,7 @@ class Links:
 
     def _count_failure(self, name: str, why: str, who: Mapping[str, str]) -> None:
         self.failed[name] += 1
-        if is_worth_saying(self.failed[name]):
+        if is_worth_logging(self.failed[name]):
             log.warning("handshake failed", extra={**who, "why": why, "count": self.failed[name]})
 
     def _look_up(self, name: str, *, wanted: bool) -> None:
@@ -436,7 +436,7 @@ class Links:
             try:
                 if link not in self._descriptor_of:
                     self._take_in(link, frames[0].get(zmq.SRCFD), events)
-                user = frames[0].get("User-Id") if self.gate is not None else ""
+                user = frames[0].get("User-Id") if self.zap is not None else ""
             except zmq.ZMQError:  # libzmq knows no address: the connection had ended before it was accepted
                 self.unattributed += 1
                 continue

@@ -1,14 +1,14 @@
-"""What a peer process and a source process have in common: links, greetings, and a routing machine in between.
+"""A process among the others: links, greetings and the routing machine between them, for peers and sources.
 
 Frames from the links are checked, turned into events and given to the machine; its instructions are executed. A
 process is introduced by HELLO or WELCOME, which must name the same model (guarantee R7), come from somebody who stands
 in ``peers.yaml`` and, on a CURVE link, carry the name that the key belongs to. What is malformed or not allowed is
 counted, dropped and answered with a COMPLAINT (guarantee R5); it never raises.
 
-The greeting is finite: HELLO is sent by who dialled, when the link is up, again after a time while no WELCOME came, and
-when what it says changes. It is answered by one WELCOME or COMPLAINT, and these by nothing.
+A greeting ends: HELLO is sent by the side that dialled, when the link is up, again after a delay while no WELCOME came,
+and when its content changes. It is answered by one WELCOME or COMPLAINT, which are not answered.
 
-One thread runs :meth:`Node.step` in a loop. Other threads talk to it through :meth:`Node.wake`.
+One thread runs :meth:`Node.step` in a loop. Other threads may call :meth:`Node.wake`.
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ from ls_edge.runtime.transport.admission import Admission, may_be_called
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.links import Curve, Incoming, Link, LinkDown, Links, LinkUp, NoLink
 from ls_edge.runtime.transport.problems import PeerProblems, one_line
-from ls_edge.runtime.transport.zap import is_worth_saying
+from ls_edge.runtime.transport.zap import is_worth_logging
 
 log = logging.getLogger("ls_edge.runtime")
 
 STATE_EVERY = 0.1
 """Seconds between two STATE of a process."""
-HELLO_AGAIN, HELLO_AGAIN_MOST = 0.5, 8.0
+GREETING_DELAY, MAX_GREETING_DELAY = 0.5, 8.0
 """Seconds until a HELLO that was not answered by WELCOME is repeated; doubled each time, up to the second."""
 COMPLAINTS_A_SECOND = 10
 """Most COMPLAINTs that are sent on a link in a second; what is beyond is counted only."""
-MOST_OTHERS = 256
-"""Most processes that are known at once beyond the peers of ``peers.yaml``: sources, under however many names."""
-MOST_OF_ONE_KEY = 64
+MAX_SOURCES = 256
+"""Most processes that are linked at once beyond the peers of ``peers.yaml``."""
+MAX_SOURCES_OF_ONE_KEY = 64
 """Most of these that may have one key, so that the others of the file find room."""
 NOTES_A_MINUTE = 20
 """Most lines that are logged in a minute of one thing that happens with one process; what is beyond is counted."""
-_EXPLAIN = 500
+_MAX_EXPLANATION = 500
 """Longest explanation that is sent or logged, in characters."""
-_NOTED = 4096
-"""Kinds of notes, each by process, that are counted at once."""
-_REASON = 200
+_MAX_NOTE_KINDS = 4096
+"""Kinds of notes, each by process, that are counted at once; beyond them counting starts anew."""
+_MAX_REASON = 200
 """Longest reason of a BYE, in characters."""
 _DROPPED = {
     "malformed": "dropped a message",
@@ -119,13 +119,13 @@ class Node:
         self._name_of: dict[Link, str] = {}
         self._user_of: dict[Link, str] = {}
         self._observers: set[str] = set()
-        self._hello_again: dict[Link, tuple[float, float]] = {}
+        self._greeting_due: dict[Link, tuple[float, float]] = {}
         self._complained: dict[Link, tuple[float, int]] = {}
         self._listed = {p.name for p in peers.peers}
         self._problems = PeerProblems(self._listed - {name})
         self._codec_of: dict[str, str] = {}
         self._noted: dict[tuple[str, str], tuple[int, int]] = {}
-        self._tell_at = 0.0
+        self._state_at = 0.0
         self._events: deque[Event] = deque()
         self._executing = False
         self._tokens = manifest.tokens
@@ -167,12 +167,12 @@ class Node:
         self._links.register(descriptor)
 
     def step(self, at_most: float = 0.1) -> None:
-        """Wait for something, at most ``at_most`` seconds, and act on all that happened."""
+        """Wait for events, at most ``at_most`` seconds, and handle all of them."""
         now = time.monotonic()
         due = self._machine.next_check()
-        wait = min(at_most, self._tell_at - now, *(() if due is None else (due - now,)))
+        wait = min(at_most, self._state_at - now, *(() if due is None else (due - now,)))
         events = self._links.poll(max(0.0, wait))
-        self._drain_wakes()
+        self._clear_wakes()
         for event in events:
             if isinstance(event, LinkUp):
                 self._link_up(event.link)
@@ -184,12 +184,12 @@ class Node:
             else:
                 self._incoming(event)
         now = time.monotonic()
-        self._repeat_hellos(now)
+        self._repeat_greetings(now)
         if due is not None and due <= now:  # what became due meanwhile ends the next wait at once
             self.feed(Tick())
-        if now >= self._tell_at:
+        if now >= self._state_at:
             self.feed(Tick())  # what it says of itself is of now
-            self._tell_everybody()
+            self._broadcast_state()
             self._problems.forget_old(now)
         if self._links.refused:
             self.counts["connections refused"] = self._links.refused
@@ -218,20 +218,20 @@ class Node:
         elif isinstance(instruction, Forward):
             self._send(instruction, self._frames_of(instruction))
         elif isinstance(instruction, AnnounceState):
-            self._tell_at = 0.0
+            self._state_at = 0.0
         elif isinstance(instruction, Note):
             self._note(instruction)
         else:
             self._execute_other(instruction)
 
-    def say_hello_again(self) -> None:
-        """Tell everybody what HELLO says now (the engine is warm, say)."""
+    def repeat_greeting(self) -> None:
+        """Send HELLO again to all linked processes, because its content has changed (engines are warm now)."""
         for links in list(self._links_of.values()):
             self._send_link(links[0], self._hello())
-        self._tell_at = 0.0
+        self._state_at = 0.0
 
     def leave(self, reason: str) -> None:
-        """Say BYE to everybody and close the links."""
+        """Send BYE to all linked processes and close the links."""
         for links in list(self._links_of.values()):
             self._send_link(links[0], Bye(reason))
         time.sleep(0.02)  # lets libzmq's thread write the goodbyes; a lost one costs the others a monitor event
@@ -245,7 +245,7 @@ class Node:
 
     # Incoming.
 
-    def _drain_wakes(self) -> None:
+    def _clear_wakes(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while len(self._wake_in.recv(4096)) == 4096:
                 pass
@@ -259,20 +259,20 @@ class Node:
                 raise WireError(f"{type(message).__name__.lower()} with a wrong number of frames; dropped")
             self._act(event, message)
         except WireError as error:
-            self._complain_of(event, "malformed", str(error))
+            self._drop(event, "malformed", str(error))
 
     def _act(self, event: Incoming, message: Message) -> None:
         link = event.link
         if isinstance(message, (Hello, Welcome)):
-            self._meet(event, message)
+            self._on_greeting(event, message)
             return
         name = self._name_of.get(link)
         if name is not None and self._user_of[link] != event.user:  # another connection took its routing id
             name = None
         if isinstance(message, Complaint):
-            what = one_line(message.what, _EXPLAIN)
+            what = one_line(message.what, _MAX_EXPLANATION)
             self._count("complaints", name or event.user, what)
-            if link in self._hello_again:
+            if link in self._greeting_due:
                 self._problems.note(link.dialled, "greeting", f"it refused us: {what}")
                 if message.model_id not in ("", self._manifest.model_id):
                     self.mismatched[link.dialled] = what
@@ -280,7 +280,7 @@ class Node:
                 self._problems.note(name or event.user, "complaint", f"it dropped a message of ours: {what}")
             return
         if name is None:
-            self._complain_of(event, "before hello", f"{type(message).__name__.lower()} before hello; dropped")
+            self._drop(event, "before hello", f"{type(message).__name__.lower()} before hello; dropped")
             return
         if name in self._observers and not isinstance(message, Bye):
             raise WireError(f"{type(message).__name__.lower()} from an observer, which only listens; dropped")
@@ -288,7 +288,7 @@ class Node:
             self._admission.check_state(message, name)
             self.feed(NeighbourState(name, message))
         elif isinstance(message, Bye):
-            reason = one_line(message.reason, _EXPLAIN)
+            reason = one_line(message.reason, _MAX_EXPLANATION)
             self._forget_process(name, f"left ({reason})" if reason else "left")
         elif isinstance(message, Run):
             self.feed(self._arrived(name, message, event.frames[1]))
@@ -302,11 +302,11 @@ class Node:
         finite = codecs.is_finite(tokens)
         return Arrived(name, run, tokens, (time.perf_counter_ns() - started) // 1000, finite)
 
-    def _meet(self, event: Incoming, said: Hello | Welcome) -> None:
-        """Take a description in, or refuse it."""
+    def _on_greeting(self, event: Incoming, said: Hello | Welcome) -> None:
+        """Admit the process that a HELLO or WELCOME describes, or refuse it."""
         link, name = event.link, said.name
         if isinstance(said, Welcome):
-            self._hello_again.pop(link, None)
+            self._greeting_due.pop(link, None)
         reason = self._reason_to_refuse_link(link, said, event.user) or self._admission.reason_to_refuse(
             said, event.user
         )
@@ -334,7 +334,7 @@ class Node:
             self._send_link(link, self._state(name))
 
     def _reason_to_refuse_link(self, link: Link, said: Hello | Welcome, user: str) -> str:
-        """Why a process of ours may not be called so on this link, or nothing."""
+        """Return why a process may not have this name on this link; empty where it may."""
         name = said.name
         if link.dialled and name != link.dialled:
             return (
@@ -348,14 +348,17 @@ class Node:
             return f"hello from {name!r} as {said.role!r}, and it has a link in another role"
         if name not in self._listed and name not in self._links_of:
             others = sum(one not in self._listed for one in self._links_of)
-            if others >= MOST_OTHERS:
+            if others >= MAX_SOURCES:
                 return f"{others} sources are linked to {self.name}, which is the most; try again later"
-            if user and sum(self._user_of[links[0]] == user for links in self._links_of.values()) >= MOST_OF_ONE_KEY:
-                return f"{MOST_OF_ONE_KEY} sources have the key of {user!r} at {self.name}, which is the most"
+            if (
+                user
+                and sum(self._user_of[links[0]] == user for links in self._links_of.values()) >= MAX_SOURCES_OF_ONE_KEY
+            ):
+                return f"{MAX_SOURCES_OF_ONE_KEY} sources have the key of {user!r} at {self.name}, which is the most"
         return ""
 
     def _refuse(self, event: Incoming, said: Hello | Welcome, reason: str) -> None:
-        reason = one_line(reason, _EXPLAIN)
+        reason = one_line(reason, _MAX_EXPLANATION)
         link, name = event.link, said.name
         whose = link.dialled or (name if event.user in ("", name) else "")
         self._problems.note(whose, "greeting", reason)
@@ -363,13 +366,13 @@ class Node:
             self.mismatched[name] = reason
         if isinstance(said, Hello):
             ours = self._manifest.model_id
-            self._complain_of(event, "hello refused", reason, name, "" if said.model_id == ours else ours)
+            self._drop(event, "hello refused", reason, name, "" if said.model_id == ours else ours)
         else:
             self._count("hello refused", name, reason)
-            self._send_link(link, Bye(reason[:_REASON]))  # it has let us in, and would send us work
+            self._send_link(link, Bye(reason[:_MAX_REASON]))  # it has let us in, and would send us work
 
-    def _complain_of(self, event: Incoming, what: str, why: str, name: str = "", model_id: str = "") -> None:
-        """Count what was dropped and tell the sender, unless it has been told much already."""
+    def _drop(self, event: Incoming, what: str, why: str, name: str = "", model_id: str = "") -> None:
+        """Count a dropped message and send a COMPLAINT, unless the link had :data:`COMPLAINTS_A_SECOND` already."""
         self._count(what, name or self._name_of.get(event.link, event.user), why)
         now = time.monotonic()
         since, said = self._complained.get(event.link, (now, 0))
@@ -377,13 +380,13 @@ class Node:
             since, said = now, 0
         if said < COMPLAINTS_A_SECOND:
             self._complained[event.link] = (since, said + 1)
-            self._send_link(event.link, Complaint(one_line(why, _EXPLAIN), model_id))
+            self._send_link(event.link, Complaint(one_line(why, _MAX_EXPLANATION), model_id))
 
     def _count(self, what: str, peer: str, why: str) -> None:
-        """Count what was dropped, and say so the 1st, 2nd, 4th, 8th time: nobody may fill our disk."""
+        """Count a dropped message and log the 1st, 2nd, 4th, 8th and so on, so that nobody can fill the disk."""
         self.counts[what] += 1
-        if is_worth_saying(self.counts[what]):
-            extra = {"peer": peer or "?", "why": one_line(why, _EXPLAIN), "count": self.counts[what]}
+        if is_worth_logging(self.counts[what]):
+            extra = {"peer": peer or "?", "why": one_line(why, _MAX_EXPLANATION), "count": self.counts[what]}
             log.warning(_DROPPED[what], extra=extra)
 
     def _link_up(self, link: Link) -> None:
@@ -391,18 +394,18 @@ class Node:
         self._send_link(link, self._hello())
         if self.role == "peer":
             self._send_link(link, self._state(link.dialled))
-        self._hello_again[link] = (time.monotonic() + HELLO_AGAIN, HELLO_AGAIN)
+        self._greeting_due[link] = (time.monotonic() + GREETING_DELAY, GREETING_DELAY)
 
-    def _repeat_hellos(self, now: float) -> None:
-        for link, (at, wait) in list(self._hello_again.items()):
+    def _repeat_greetings(self, now: float) -> None:
+        for link, (at, wait) in list(self._greeting_due.items()):
             if at <= now:
                 self._send_link(link, self._hello())
-                wait = min(2 * wait, HELLO_AGAIN_MOST)
-                self._hello_again[link] = (now + wait, wait)
+                wait = min(2 * wait, MAX_GREETING_DELAY)
+                self._greeting_due[link] = (now + wait, wait)
 
     def _link_down(self, event: LinkDown) -> None:
         link = event.link
-        self._hello_again.pop(link, None)
+        self._greeting_due.pop(link, None)
         self._complained.pop(link, None)
         name = self._name_of.pop(link, None)
         self._user_of.pop(link, None)
@@ -421,7 +424,7 @@ class Node:
             self._name_of.pop(link, None)
             self._user_of.pop(link, None)
             if link.dialled:  # the link stands; unless it ends, as after a goodbye, we greet again
-                self._hello_again[link] = (time.monotonic() + HELLO_AGAIN_MOST, HELLO_AGAIN_MOST)
+                self._greeting_due[link] = (time.monotonic() + MAX_GREETING_DELAY, MAX_GREETING_DELAY)
         self._problems.note(name, "link", why)
         self.feed(NeighbourDown(name, why))
 
@@ -446,8 +449,8 @@ class Node:
     def _send_link(self, link: Link, message: Message) -> None:
         self._links.send(link, [wire.encode(message)])
 
-    def _tell_everybody(self) -> None:
-        self._tell_at = time.monotonic() + STATE_EVERY
+    def _broadcast_state(self) -> None:
+        self._state_at = time.monotonic() + STATE_EVERY
         if self.role == "peer":
             for name, links in self._links_of.items():
                 self._links.send(links[0], [wire.encode(self._state(name))])
@@ -459,7 +462,7 @@ class Node:
         since, count = self._noted.get((note.what, note.peer), (minute, 0))
         if since != minute:
             count = 0
-        if len(self._noted) > _NOTED:
+        if len(self._noted) > _MAX_NOTE_KINDS:
             self._noted.clear()
         self._noted[note.what, note.peer] = minute, count + 1
         if count >= NOTES_A_MINUTE:

@@ -1,4 +1,4 @@
-"""Why peers cannot be used, for people: one reason for each peer, kept up to date, read by any thread."""
+"""The reason why each peer cannot be used, for users: one a peer, kept up to date, read by any thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PeerProblems:
             self.note(name, "link", "no link to it yet")
 
     def note(self, name: str, kind: Kind, why: str) -> None:
-        """Something is wrong with a peer."""
+        """Record a problem with a peer."""
         if name not in self._found:
             return
         before = self._found[name].get(kind)
@@ -36,7 +36,7 @@ class PeerProblems:
             self._publish()
 
     def clear(self, name: str, kind: Kind | None = None) -> None:
-        """It is well again, in this respect or altogether."""
+        """Remove a problem of a peer, or all of them."""
         if self._found.get(name):
             for one in _KINDS if kind is None else (kind,):
                 self._found[name].pop(one, None)

@@ -1,4 +1,4 @@
-"""Who may speak to us: the ZAP handler that every CURVE socket of this process asks (RFC 27).
+"""Authentication: the ZAP handler that every CURVE socket of this process asks (RFC 27).
 
 A client whose public key stands in ``peers.yaml`` is let in under the name that the key belongs to; messages then carry
 that name as their ``User-Id``. Everything else is refused, counted, and logged with its address.
@@ -20,7 +20,7 @@ MOST_ADDRESSES = 1024
 _ENDPOINT = "inproc://zeromq.zap.01"
 
 
-def is_worth_saying(count: int) -> bool:
+def is_worth_logging(count: int) -> bool:
     """Whether to log something that happens for the ``count``-th time: the 1st, 2nd, 4th, 8th and so on."""
     return count & (count - 1) == 0
 
@@ -51,7 +51,7 @@ class ZapHandler:
             if address not in self.refused and len(self.refused) >= MOST_ADDRESSES:
                 address = ""
             self.refused[address] += 1
-            if is_worth_saying(self.refused[address]):
+            if is_worth_logging(self.refused[address]):
                 log.warning(
                     "refused a connection",
                     extra={

@@ -7,6 +7,7 @@ import socket
 import stat
 
 import pytest
+import yaml
 import zmq
 
 from ls_edge.bundle import Bundle
@@ -170,10 +171,10 @@ def test_keys(ls_edge, complaints, write_peers, serve, keys, tiny_bundle, tmp_pa
     assert "belongs to no source" in complaints(done)[0]
 
     # Our file knows the stranger as a source, theirs does not; and b's key is another one than we think.
-    text = path.read_text().replace("name: laptop", "name: stranger")
-    text = text.replace(keys["laptop"].public.decode(), keys["stranger"].public.decode())
+    document = yaml.safe_load(path.read_text())
+    document["sources"] = [{"name": "stranger", "public_key": keys["stranger"].public.decode()}]
     ours = tmp_path / "ours.yaml"
-    ours.write_text(text)
+    ours.write_text(yaml.safe_dump(document))
     found = asked(ls_edge, ours, "--secret-key", tmp_path / "keys" / "stranger.key_secret", code=1)
     for peer in found.values():
         assert (peer["reachable"], peer["key"], peer["state"]) == (False, "refused", "refused")

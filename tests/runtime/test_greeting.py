@@ -11,7 +11,7 @@ from ls_edge.peers_file import load_peers
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, State, Welcome
-from ls_edge.runtime.transport.node import COMPLAINTS_A_SECOND, HELLO_AGAIN, HELLO_AGAIN_MOST, MOST_OTHERS
+from ls_edge.runtime.transport.node import COMPLAINTS_A_SECOND, GREETING_DELAY, MAX_GREETING_DELAY, MAX_SOURCES
 
 ALL = tuple(range(6))
 
@@ -101,9 +101,9 @@ class Script:
 
 def most_hellos(seconds):
     """How often a HELLO that nobody answers may have been said after a time: at once, and then on its timer."""
-    count, wait = 1, HELLO_AGAIN
+    count, wait = 1, GREETING_DELAY
     while seconds >= wait:
-        seconds, count, wait = seconds - wait, count + 1, min(2 * wait, HELLO_AGAIN_MOST)
+        seconds, count, wait = seconds - wait, count + 1, min(2 * wait, MAX_GREETING_DELAY)
     return count
 
 
@@ -117,7 +117,7 @@ def test_a_hello_that_is_lost_is_repeated_on_a_timer_until_it_is_welcomed(file, 
     b.says(Welcome(*msgspec.structs.astuple(hello_of("b"))))
     b.hears(State)  # it knows us now
     said = b.count(Hello)
-    b.listen(3 * HELLO_AGAIN)
+    b.listen(3 * GREETING_DELAY)
     assert b.count(Hello) <= said + 1  # the next one may have been on its way
     assert b.count(Welcome) == 0
     assert peer.machine.neighbours.get("b") is not None
@@ -194,7 +194,7 @@ def test_a_link_carries_one_name(peer, file, sockets, hello_of):
 
 
 def test_the_processes_that_are_known_at_once_are_bounded(peer, file, sockets, hello_of, wait_until):
-    callers = [Script(sockets(zmq.DEALER, dial=file.peer("a").address)) for _ in range(MOST_OTHERS + 1)]
+    callers = [Script(sockets(zmq.DEALER, dial=file.peer("a").address)) for _ in range(MAX_SOURCES + 1)]
     for number, caller in enumerate(callers[:-1]):
         caller.says(hello_of(f"source-{number}", "source"))
     for caller in callers[:-1]:
@@ -202,11 +202,11 @@ def test_the_processes_that_are_known_at_once_are_bounded(peer, file, sockets, h
     callers[-1].says(hello_of("late", "source"))
     assert (
         callers[-1].hears(Complaint).what
-        == f"{MOST_OTHERS} sources are linked to a, which is the most; try again later"
+        == f"{MAX_SOURCES} sources are linked to a, which is the most; try again later"
     )
     callers[-1].says(hello_of("b"))  # a peer of the file is no stranger
     callers[-1].hears(Welcome)
-    wait_until(lambda: len(peer.machine.neighbours.by_name) == MOST_OTHERS + 1, what="b to be known")
+    wait_until(lambda: len(peer.machine.neighbours.by_name) == MAX_SOURCES + 1, what="b to be known")
     callers[0].socket.close()
     wait_until(lambda: "source-0" not in peer.machine.neighbours.by_name, what="the end of a link")
     again = Script(sockets(zmq.DEALER, dial=file.peer("a").address))

@@ -19,7 +19,7 @@ from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
 from ls_edge.runtime.source import Source
 from ls_edge.runtime.transport.keys import load_secret
-from ls_edge.runtime.transport.node import MOST_OF_ONE_KEY, NOTES_A_MINUTE
+from ls_edge.runtime.transport.node import MAX_SOURCES_OF_ONE_KEY, NOTES_A_MINUTE
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE")
 
@@ -122,7 +122,7 @@ def test_one_key_does_not_take_the_room_of_all_sources(peers, tiny_bundle, image
     keys = load_secret(peers.secret_key(THIEF))
     poller, answers = zmq.Poller(), []
     with zmq.Context() as context, contextlib.ExitStack() as stack:
-        for number in range(MOST_OF_ONE_KEY + 6):
+        for number in range(MAX_SOURCES_OF_ONE_KEY + 6):
             dealer = stack.enter_context(context.socket(zmq.DEALER))
             dealer.linger = 0
             dealer.curve_publickey, dealer.curve_secretkey = keys.public, keys.secret
@@ -136,10 +136,10 @@ def test_one_key_does_not_take_the_room_of_all_sources(peers, tiny_bundle, image
             for dealer, _ in poller.poll(100):
                 message = wire.decode(dealer.recv())
                 answers.extend([type(message)] if isinstance(message, Welcome | Complaint) else ())
-            return len(answers) == MOST_OF_ONE_KEY + 6
+            return len(answers) == MAX_SOURCES_OF_ONE_KEY + 6
 
         wait_until(take, 20.0, "an answer to each")
-        assert Counter(answers) == {Welcome: MOST_OF_ONE_KEY, Complaint: 6}
+        assert Counter(answers) == {Welcome: MAX_SOURCES_OF_ONE_KEY, Complaint: 6}
         with open_source(peers, tiny_bundle) as source:
             assert source.wait_ready(10) == ()
             assert len(answers_of(source, images(4), 4)) == 4

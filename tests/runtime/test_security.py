@@ -91,7 +91,7 @@ def test_a_key_that_nobody_lists_is_refused_and_counted_with_its_address(secured
     node = peers["a"].node
     with Stranger(file, "a", new_pair()) as stranger:
         wait_until(lambda: stranger.poll() and node.counts["connections refused"] >= 2, what="a refusal, twice")
-        assert node._links.gate.refused["127.0.0.1"] >= 2
+        assert node._links.zap.refused["127.0.0.1"] >= 2
         assert stranger.links.failed["a"]
         assert not stranger.up
         assert not stranger.heard
@@ -191,7 +191,7 @@ def test_off_the_loopback_needs_keys_or_the_word_insecure(
     path.write_text("insecure: true\n" + text)
     file, bundle = load_peers(path), Bundle.open(tiny_bundle)
     peer = serve(Peer(file, "a", bundle))
-    assert peer.node._links.gate is None
+    assert peer.node._links.zap is None
     with Source(file, bundle) as source:
         assert source.wait_ready() == ()
         assert_replays(tiny_bundle, images(1), [source.submit(images(1)[0]).result(10)])
