@@ -182,8 +182,8 @@ def start_process(folder, config, *more):
 
 def test_resuming_after_a_kill_gives_the_very_same_run(tmp_path):
     config = tmp_path / "train.yaml"
-    config.write_text(to_yaml(settings(epochs=12)))
-    train(settings(epochs=12), tmp_path / "whole", listener=Silent())
+    config.write_text(to_yaml(settings(epochs=5)))
+    train(settings(epochs=5), tmp_path / "whole", listener=Silent())
     broken = tmp_path / "broken"
     process = start_process(broken, config)
     try:
