@@ -9,10 +9,11 @@ ones that every process has:
     OFFERED  -> CUSTODY   ACCEPT
     OFFERED  -> WAITING   REFUSE, link lost, not sendable, no progress: decided again
     CUSTODY  -> WAITING   link lost, no progress: decided again
+    CUSTODY  -> AWAY      RELEASE, where this process still answers for it: in a source, and for a track of a joiner
     any      -> ENDED     RELEASE in a peer, CANCEL, end of the budget, outcome
 
-A peer adds QUEUED, RUNNING and JOINING (``peer_routing.py``), a source AWAY (``source_routing.py``). A request that is
-decided again travels as a new random branch, so that what the old one may still bring is told apart.
+A peer adds QUEUED, RUNNING and JOINING (``peer_routing.py``), a source AWAY -> WAITING (``source_routing.py``). A
+request that is decided again travels as a new random branch, so that what the old one may still bring is told apart.
 
 The machine has no clock, socket or thread: :meth:`CustodyMachine.handle` takes an event and the time and returns
 instructions in the order in which they are to be executed. The same code runs in peers, sources and the simulator
@@ -36,8 +37,6 @@ from ls_edge.runtime.protocol.messages import (
     MAX_BUDGET_US,
     Accept,
     Itinerary,
-    Message,
-    Moved,
     Progress,
     Refuse,
     RefuseReason,
@@ -120,9 +119,12 @@ class CustodyMachine(ABC):
             (Stage.OFFERED, Stage.CUSTODY): self._enter_custody,
             (Stage.OFFERED, Stage.WAITING): self._take_back_offer,
             (Stage.CUSTODY, Stage.WAITING): self._take_back_copy,
+            (Stage.OFFERED, Stage.AWAY): self._leave_offer,
+            (Stage.CUSTODY, Stage.AWAY): self._enter_away,
             (Stage.WAITING, Stage.ENDED): self._forget,
             (Stage.OFFERED, Stage.ENDED): self._end_offer,
             (Stage.CUSTODY, Stage.ENDED): self._end_copy,
+            (Stage.AWAY, Stage.ENDED): self._forget,
         }
         self.event_handlers: dict[type, Callable[[Any], None]] = {
             Arrived: self._on_arrived,
@@ -252,6 +254,10 @@ class CustodyMachine(ABC):
     @abstractmethod
     def _released(self, request: HeldRequest, holder: str) -> None:
         """The next holder has passed it on to ``holder``."""
+
+    @abstractmethod
+    def _watch(self, request: HeldRequest) -> None:
+        """Set when a request that is ``AWAY`` has to be looked at."""
 
     @abstractmethod
     def _end(self, request: HeldRequest) -> float:
@@ -386,15 +392,23 @@ class CustodyMachine(ABC):
         self._take_back_copy(request, until)
 
     def _take_back_copy(self, request: HeldRequest, until: float | None) -> None:
-        self.forget_transfer(request)
+        self._forget_transfer(request)
         self._enter_waiting(request, until)
+
+    def _leave_offer(self, request: HeldRequest) -> None:
+        self._settle_offer(request)
+        self._enter_away(request)
+
+    def _enter_away(self, request: HeldRequest) -> None:
+        self._forget_transfer(request)
+        self._watch(request)
 
     def _end_offer(self, request: HeldRequest) -> None:
         self._settle_offer(request)
         self._end_copy(request)
 
     def _end_copy(self, request: HeldRequest) -> None:
-        self.forget_transfer(request)
+        self._forget_transfer(request)
         self._forget(request)
 
     def _forget(self, request: HeldRequest) -> None:
@@ -410,7 +424,7 @@ class CustodyMachine(ABC):
             n.offers -= 1
             self._changed(n.name)
 
-    def forget_transfer(self, request: HeldRequest) -> None:
+    def _forget_transfer(self, request: HeldRequest) -> None:
         """Answers to the transfer by which a request was handed on do not count any more."""
         if request.sent is not None:
             self._sent.pop(request.sent, None)
@@ -606,12 +620,6 @@ class CustodyMachine(ABC):
             if due and before is not None and before in self.neighbours.by_name:
                 request.progress_at = self.now
                 self.instructions.append(Send(before, Progress(request.transfer, request.itinerary.blocks_done)))
-
-    def _report_moved(self, request: HeldRequest, before: str) -> None:
-        source = request.itinerary.source
-        if source != before and source in self.neighbours.by_name:
-            message: Message = Moved(request.transfer, before)
-            self.instructions.append(Send(source, message))
 
     # Times.
 

@@ -1,10 +1,10 @@
-"""What a process knows of the others: who is linked, how they are, and who is under suspicion.
+"""The neighbours of a process: which processes are linked, their last STATE, and which are under suspicion.
 
 A process is under suspicion after a hop to it passed its deadline. It gets nothing for a while that doubles with each
 strike, and is trusted again as soon as it shows progress: a process that hangs looks idle, and must not attract work by
 it. Nor must one that refuses or returns whatever it is given: it is passed over for a while that doubles, too.
 
-What a process says of itself is believed within bounds, since it may be wrong or lie.
+What a process reports of itself counts within bounds, since it may be wrong or lie.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ from ls_edge.runtime.protocol.messages import Hello, State
 from ls_edge.runtime.routing.candidates import Candidate
 
 TRIP_HALVES = 20.0
-"""Seconds after which half of the belief in what was measured of a way is left."""
+"""Half-life of a measured transfer time, in seconds: a shorter one tries slow links again sooner, and more often."""
 MOST_BLOCK_US = 60_000_000
-"""Longest engine call that is believed of another process: a minute."""
+"""Longest engine call of another process that counts: a minute."""
 MOST_WAIT_US = 600_000_000
-"""Longest queue that is believed of another process: the longest budget."""
+"""Longest queue of another process that counts: the longest budget."""
 _CLAMP = 4.0
 """A measured time counts as at most this many times the usual one, or as the one before if that was longer."""
 _LINKS = 4.0
 """Transfers over its link for which a holder may show no progress: PROGRESS may have to wait for tokens on the link."""
 _STALE_AFTER = 0.35
 """Seconds without STATE after which a process counts as busier by each further second: three were missed."""
+_SMOOTH_LINK = 0.2
+"""Weight of the newest transfer in the usual time of one: larger follows a changing link, smaller ignores outliers."""
+_SMOOTH_SHORTER, _SMOOTH_LONGER = 0.3, 0.1
+"""Weights of the newest trip of a track where it was shorter or longer than usual: long ones are mostly pauses."""
 _UNTRIED_WINDOW = 2
 """Transfers on their way to a process whose link was never measured."""
 
@@ -38,7 +42,7 @@ _as_set = functools.lru_cache(1024)(frozenset[int])
 
 
 def clamped(took: float, usual: float, before: float) -> float:
-    """A measured time, so far as it is believed: one pause is no slow device, two long times in a row are one.
+    """Return a measured time with outliers limited: one pause is no slow device, two long times in a row are one.
 
     ``usual`` and ``before`` (the measurement before this one) are in the unit of ``took``.
     """
@@ -58,7 +62,7 @@ class Limits:
     hop_factor: float = 10.0
     """The same in usual engine calls of the holder."""
     hop_most: float = 2.0
-    """Most time that a hop may show no progress, however slow the holder says it is."""
+    """Most time that a hop may show no progress, however slow the holder reports to be."""
     hop_share: float = 0.25
     """The same as a part of what is left of the budget; the larger of both counts."""
     transfer: float = 0.0
@@ -74,7 +78,7 @@ class Limits:
     credit_wait: float = 0.25
     """How long tokens wait for the credit of a preferred holder."""
     look_again: float = 0.05
-    """How often tokens that wait for a credit are looked at, and their keeper told that they are well."""
+    """How often tokens that wait for a credit are looked at, and PROGRESS is sent to their keeper."""
     skip_grace: float = 0.2
     """How long the source waits for an unreachable block before it skips it."""
     suspect_base: float = 0.3
@@ -127,7 +131,7 @@ class Limits:
 
 @dataclass
 class Neighbour:
-    """Another process, as it has described itself."""
+    """Another process with a link: its description, its last STATE, and what was measured."""
 
     hello: Hello
     state: State | None = None
@@ -154,7 +158,7 @@ class Neighbour:
     _expected_link: tuple[float, int] = (-1.0, 0)
     """:meth:`expected_link_us` at a time: every decision asks for it several times."""
     state_at: float = 0.0
-    """When it last said how it is."""
+    """When its last STATE came."""
 
     @property
     def name(self) -> str:
@@ -170,7 +174,7 @@ class Neighbour:
 
     @property
     def block_us(self) -> int:
-        """What one engine call takes it, as far as that is believed."""
+        """Usual time of one of its engine calls, at most :data:`MOST_BLOCK_US`."""
         return 0 if self.state is None else min(self.state.block_us, MOST_BLOCK_US)
 
     def credits(self, now: float, limits: Limits) -> int:
@@ -193,13 +197,13 @@ class Neighbour:
     def accepted_after(self, seconds: float, now: float) -> None:
         """Learn from a transfer."""
         took = seconds * 1e6
-        believed = clamped(took, max(self.link_us, 1000.0), self.last_link_us) if self.link_us else took
-        self.link_us += (believed - self.link_us) * (0.2 if self.link_us else 1.0)
+        counted = clamped(took, max(self.link_us, 1000.0), self.last_link_us) if self.link_us else took
+        self.link_us += (counted - self.link_us) * (_SMOOTH_LINK if self.link_us else 1.0)
         self.link_at, self.last_link_us = now, took
         self._expected_link = (now, round(self.link_us))
 
     def expected_link_us(self, now: float) -> int:
-        """What a transfer takes; belief in an old measurement fades, so that a link is tried again."""
+        """Return the expected time of a transfer; an old measurement fades, so that a link is tried again."""
         at, expected = self._expected_link
         if at != now:
             expected = round(self.link_us * math.pow(0.5, (now - self.link_at) / TRIP_HALVES)) if self.link_us else 0
@@ -219,15 +223,15 @@ class Neighbour:
     def track_took(self, seconds: float, inside_us: int, now: float) -> None:
         """Learn from a track that came back after ``seconds``, of which ``inside_us`` were its queue and engine."""
         trip = max(1.0, seconds * 1e6 - inside_us)
-        weight = 1.0 if not self.trip_us else 0.3 if trip < self.trip_us else 0.1
+        weight = 1.0 if not self.trip_us else _SMOOTH_SHORTER if trip < self.trip_us else _SMOOTH_LONGER
         self.trip_us += weight * (trip - self.trip_us)
         self.trip_at = now
 
     def expected_trip_us(self, now: float) -> int:
-        """The way of a track there and back; belief in an old measurement halves every :data:`TRIP_HALVES` seconds.
+        """Return the expected time of a track there and back; a measurement halves every :data:`TRIP_HALVES` seconds.
 
-        A neighbour that once was slow would otherwise never be tried again. ACCEPT comes late to a busy core, so what
-        transfers take says less than a trip that was measured.
+        A neighbour that once was slow would otherwise never be tried again. ACCEPT comes late to a busy core, so
+        times of transfers are a worse estimate than a trip that was measured.
         """
         if not self.trip_us:
             return round(2 * self.link_us)

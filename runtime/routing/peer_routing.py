@@ -6,7 +6,6 @@ To what every process does (``custody.py``) a peer adds these transitions:
     QUEUED  -> RUNNING   the engine is free          JOINING -> WAITING   every track has ended
     RUNNING -> WAITING   blocks have run, or failed
     QUEUED  -> WAITING   engine hangs, block failed, drain half over
-    OFFERED or CUSTODY -> AWAY   a track of ours was passed on, on its way back to us
 
 Bounded: a peer accepts as long as it has credits (``Limits.credits`` requests of its own work, ``Limits.custody``
 copies for others); REFUSE reports the current number to a sender that saw an older one.
@@ -26,6 +25,7 @@ from ls_edge.runtime.protocol.messages import (
     Accept,
     Cancel,
     Itinerary,
+    Moved,
     Refuse,
     RefuseReason,
     Release,
@@ -99,12 +99,9 @@ class PeerMachine(CustodyMachine):
             (Stage.RUNNING, Stage.WAITING): self._enter_waiting,
             (Stage.WAITING, Stage.JOINING): self._enter_joining,
             (Stage.JOINING, Stage.WAITING): self._leave_joining,
-            (Stage.OFFERED, Stage.AWAY): self._leave_offer,
-            (Stage.CUSTODY, Stage.AWAY): self._enter_away,
             (Stage.QUEUED, Stage.ENDED): self._end_queued,
             (Stage.RUNNING, Stage.ENDED): self._forget,
             (Stage.JOINING, Stage.ENDED): self._end_joining,
-            (Stage.AWAY, Stage.ENDED): self._forget,
         }
         self.event_handlers |= {
             Computed: self._on_computed,
@@ -187,7 +184,9 @@ class PeerMachine(CustodyMachine):
                 self._credits.let_in(sender, self.now)
             self.hold(request, f"from {sender}")
             self.decide_soon(request)
-            self._report_moved(request, sender)
+            source = run.itinerary.source
+            if source != sender and source in self.neighbours.by_name:
+                self.instructions.append(Send(source, Moved(run.transfer, sender)))
         self.instructions.append(Send(sender, Accept(run.transfer, self.credits_for(sender))))
 
     def _reason_to_refuse(self, event: Arrived) -> RefuseReason | None:
@@ -215,8 +214,8 @@ class PeerMachine(CustodyMachine):
 
     def local_node(self, request: HeldRequest) -> LocalNode:  # noqa: ARG002
         """Return what the engine can run; nothing while it is cold, stuck, or half of a drain is over."""
-        # No wait: whoever sent the tokens here has counted our queue. Weighing it again against what the others said
-        # a moment ago would send them to and fro.
+        # No wait: whoever sent the tokens here has counted our queue. Weighing it again against the last STATE of the
+        # others would send them to and fro.
         return LocalNode(
             blocks=self.local_blocks,
             block_us=self.engine.block_us,
@@ -317,12 +316,7 @@ class PeerMachine(CustodyMachine):
         self.joins.leave_joining(request)
         self._forget(request)
 
-    def _leave_offer(self, request: HeldRequest) -> None:
-        self._settle_offer(request)
-        self._enter_away(request)
-
-    def _enter_away(self, request: HeldRequest) -> None:
-        self.forget_transfer(request)
+    def _watch(self, request: HeldRequest) -> None:
         self.set_check(request, self.now + self.limits.away_floor)
 
     def _look_again(self, request: HeldRequest) -> None:
@@ -452,7 +446,7 @@ class PeerMachine(CustodyMachine):
 
     def _end(self, request: HeldRequest) -> float:
         if request.stage in (Stage.WAITING, Stage.JOINING) and not request.returning:
-            # However slow the engine is believed to be, most of the time that there was is tried.
+            # However slow the engine was measured to be, most of the budget is tried.
             usual = min(self.engine.block_us / 1e6, _BLOCK_SHARE * (request.deadline - request.arrived))
             return request.deadline - self.limits.way_back - usual
         return request.deadline

@@ -3,13 +3,12 @@
 A request has one current copy: the stem's tokens, or those of the last RETURN that got further. The copy is never
 given up before the request ends: when its next holder has passed it on it is ``AWAY``, watched through MOVED messages,
 and routed again when both the holder and the keeper of the copy before are lost, or when there is no news for too long.
-To what every process does (``custody.py``) a source adds these transitions:
+To what every process does (``custody.py``) a source adds one transition:
 
-    OFFERED or CUSTODY -> AWAY     RELEASE, or MOVED by who got it
-    AWAY               -> WAITING  both holders lost, no news, or what came back cannot be
+    AWAY -> WAITING   both holders lost, no news, or what came back cannot be
 
-A request ends with the first answer that comes back; later ones are counted and dropped. What comes back is believed
-only as far as the request allows it: what was asked for (policy, skips, the order of blocks) is known here and not
+A request ends with the first answer that comes back; later ones are counted and dropped. What comes back counts
+only as far as the request allows it: what was asked for (policy, skips, the order of blocks) is kept here and not
 taken from the wire, and a request is identified by random bits that nobody has who was not handed it. When nothing that
 remains can be reached, the source skips (at most ``max_skips`` blocks, after a short wait for holders to come back),
 and at the end of the budget it answers from the furthest tokens if that many skips are allowed, else with an error.
@@ -113,10 +112,7 @@ class SourceMachine(CustodyMachine):
         """Requests of whose end the peers are not informed yet, and their deadlines."""
         self._cancel_at = float("inf")
         self.transitions |= {
-            (Stage.OFFERED, Stage.AWAY): self._leave_offer,
-            (Stage.CUSTODY, Stage.AWAY): self._enter_away,
             (Stage.AWAY, Stage.WAITING): self._enter_waiting,
-            (Stage.AWAY, Stage.ENDED): self._forget,
         }
         self.event_handlers |= {Submit: self._on_submit, Abandon: self._on_abandon}
         self.message_handlers[Moved] = self._on_moved
@@ -364,14 +360,6 @@ class SourceMachine(CustodyMachine):
         if not owner.holder:
             owner.before, owner.holder = request.downstream, holder
         self.transition(request, Stage.AWAY, f"passed on to {holder}")
-
-    def _leave_offer(self, request: HeldRequest) -> None:
-        self._settle_offer(request)
-        self._enter_away(request)
-
-    def _enter_away(self, request: HeldRequest) -> None:
-        self.forget_transfer(request)
-        self._watch(request)
 
     def _watch(self, request: HeldRequest) -> None:
         n = self.neighbours.get(self._by_id[request.request].holder)

@@ -65,9 +65,9 @@ class _DraftTrack:
 
 
 def plan_wave(itinerary: Itinerary, name: str, local: LocalNode, candidates: Sequence[Candidate]) -> WavePlan | None:
-    """The next wave of a request whose tokens ``name`` holds; None where it can run nothing itself.
+    """Return the next wave of a request whose tokens ``name`` holds; None where it can run nothing itself.
 
-    A plan of one track says that splitting does not pay.
+    A plan of one track means that splitting does not pay.
     """
     remaining = itinerary.remaining
     drafts = [_DraftTrack(name, local.blocks & frozenset(remaining), local.beside_us or local.block_us, local.wait_us)]
