@@ -22,17 +22,17 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ls_edge import __version__
 from ls_edge.errors import printable
 from ls_edge.evaluation.run_summary import RunSummary, error_type
 from ls_edge.records import PeerEvent, RequestRecord
 from ls_edge.report import charts
 from ls_edge.report.files import write_whole
 from ls_edge.report.formatting import NOTHING, block_ranges, counted, shorten, show, show_ms, show_percent
-from ls_edge.report.narrative import story
+from ls_edge.report.narrative import narrative
 from ls_edge.report.statistics import RunData, track_table, tracks_by_peer
 from ls_edge.report.theme import FONT, STAGES, STYLE, block_colour
 from ls_edge.report.timeline import has_tracks
+from ls_edge.version import __version__
 
 MOST_TABLE_ROWS = 60
 """Rows of tables of events and failed requests."""
@@ -56,7 +56,7 @@ def write_report(
     eyebrow = " · ".join(part for part in parts if part)
     page = _Page()
     write_whole(
-        path, page.render(title=title, eyebrow=eyebrow, lede=story(data), runs=[page.run("", data)], compared=False)
+        path, page.render(title=title, eyebrow=eyebrow, lede=narrative(data), runs=[page.run("", data)], compared=False)
     )
 
 
@@ -91,7 +91,7 @@ class Figure(NamedTuple):
 
     ident: str
     spec: dict[str, Any]
-    said: str
+    description: str
     """The chart in words, for those who cannot see it."""
     columns: int = 0
     """Columns of a grid of squares; 0 for other charts."""
@@ -133,7 +133,7 @@ class _Page:
         _, skipped = data.slots
         return {
             "name": name,
-            "story": story(data),
+            "narrative": narrative(data),
             "cards": cards(summary),
             "latency": self.figure(charts.latency_distribution(data)),
             "over_time": self.figure(charts.latency_over_time(data)),

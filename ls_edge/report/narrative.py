@@ -1,4 +1,4 @@
-"""A run told in two or three sentences."""
+"""A run in two or three sentences."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ls_edge.report.formatting import counted, shorten, show, show_ms, show_perc
 from ls_edge.report.statistics import RunData
 
 
-def story(data: RunData) -> str:
+def narrative(data: RunData) -> str:
     """What was answered, how fast, and what happened to the peers on the laid."""
     summary = data.summary
     if not summary.requests:
@@ -55,10 +55,10 @@ def _losses(data: RunData) -> list[str]:
         names = sorted({spell.peer for spell in spells})
         shown = ", ".join(shorten(name, 40) for name in names[:4])
         return [f"Peers were lost {len(spells)} times ({shown})"]
-    told = []
+    sentences = []
     returns = {(event.peer, event.at_us / 1e3) for event in data.events if event.state == PeerState.ALIVE}
     for spell in spells:
         came_back = (spell.peer, spell.end) in returns
         after = f" and was back {show_ms(spell.end - spell.start)} later" if came_back else " and did not come back"
-        told.append(f"{shorten(spell.peer, 40)} was lost at {spell.start / 1000:.2f} s{after}")
-    return told
+        sentences.append(f"{shorten(spell.peer, 40)} was lost at {spell.start / 1000:.2f} s{after}")
+    return sentences

@@ -1,4 +1,4 @@
-"""The way of one request as text: a line a holder, what it ran when, and what the answer waited for.
+"""The timeline of one request as text: a line for each holder, what it ran when, and what the answer waited for.
 
 Each character is the stage that took most of its stretch of time. Heavy ones are on the critical path, so it can be
 followed without colour; block numbers stand in a bar where there is room. Where the output cannot hold Unicode,

@@ -13,7 +13,7 @@ from ls_edge.evaluation.run_summary import RunContext, summarise
 from ls_edge.records import PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
 from ls_edge.report import charts
 from ls_edge.report.formatting import shorten, show, show_ms, ticks
-from ls_edge.report.narrative import story
+from ls_edge.report.narrative import narrative
 from ls_edge.report.statistics import Away, RunData, coverage, pick_requests, pick_window, tracks_by_peer
 from ls_edge.report.terminal_timeline import WIDTH, text_timeline
 from ls_edge.report.theme import block_colour, ink_on
@@ -106,8 +106,8 @@ def test_times_away():
     data = data_of([record(submitted_us=0, latency_us=50_000)], events)
     assert data.away == [Away("a", 5.0, 9.0), Away("b", 20.0, 50.0)]
     assert [event.at_us for event in data.changes] == [5000, 9000, 20_000]
-    assert "a was lost at 0.01 s and was back 4.0 ms later" in story(data)
-    assert "b was lost at 0.02 s and did not come back" in story(data)
+    assert "a was lost at 0.01 s and was back 4.0 ms later" in narrative(data)
+    assert "b was lost at 0.02 s and did not come back" in narrative(data)
 
 
 def test_the_window_holds_the_first_loss_and_few_enough_blocks(run_with_loss):
@@ -269,7 +269,7 @@ def test_whatever_the_times_are_specifications_hold_only_numbers(records, happen
     for chart in drawn:
         if chart is not None:
             spec_of(chart)  # JSON without NaN or infinity
-    story(data)
+    narrative(data)
     tracks_by_peer(records)
     for one in records:
         assert all(len(line.plain) <= WIDTH for line in text_timeline(one))
@@ -305,5 +305,5 @@ def test_block_colours_grow_lighter():
 
 def test_one_of_anything_is_singular():
     data = data_of([record()])
-    assert story(data).startswith("The one image was answered through 2 peers, in 12.0 ms.")
+    assert narrative(data).startswith("The one image was answered through 2 peers, in 12.0 ms.")
     assert "Histogram of 1 answer." in spec_of(charts.latency_distribution(data))["description"]

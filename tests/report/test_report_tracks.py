@@ -13,7 +13,7 @@ from ls_edge.records import RequestRecord, TrackSpan, Visit
 from ls_edge.report import charts
 from ls_edge.report.formatting import NOTHING
 from ls_edge.report.html import write_report
-from ls_edge.report.narrative import story
+from ls_edge.report.narrative import narrative
 from ls_edge.report.statistics import RunData, pick_requests, track_table, tracks_by_peer
 from ls_edge.report.terminal_timeline import WIDTH, print_typical, text_timeline
 from ls_edge.report.timeline import Span, timeline_of, typical
@@ -240,7 +240,7 @@ def test_a_report_of_waves_says_so(tmp_path, run_in_waves):
     for said in ("Tracks", "3 lost", "2 late", "times: a block there 2.40 ms", "the dark line follows"):
         assert said in text
     data = RunData(run_in_waves.summary, run_in_waves.records, run_in_waves.events)
-    assert f"In {len(run_in_waves.records)} answers, blocks ran side by side, in up to 3 tracks at a time" in story(
+    assert f"In {len(run_in_waves.records)} answers, blocks ran side by side, in up to 3 tracks at a time" in narrative(
         data
     )
     means = data.stage_means[0][3]
