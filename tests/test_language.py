@@ -16,15 +16,15 @@ MODULES = {
     "machine", "measure", "others", "picture", "places", "sketch", "stays", "ways", "words", "yamlfile",
 }  # fmt: skip
 CLASSES = {
-    "Average", "Bar", "Costs", "Door", "Gate", "GiveBack", "Item", "LocalPeers", "Machine", "Mischief",
-    "Pending", "Piece", "Places", "Put", "Readout", "Stay", "Stepper", "Ticket", "TrackCosts", "Weather",
+    "Average", "Bar", "Costs", "Door", "Gate", "GiveBack", "Item", "Lane", "LocalPeers", "Machine", "Mischief",
+    "Pending", "Piece", "Places", "Put", "Readout", "Stay", "Stepper", "Ticket", "TrackCosts", "Way", "Weather",
     "World",
 }  # fmt: skip
 FUNCTIONS = {
-    "came_from", "deal", "dealing", "door", "give_back", "late_tracks", "mend", "portable", "price",
+    "alone", "came_from", "deal", "dealing", "door", "give_back", "late_tracks", "mend", "portable", "price", "say",
     "settled", "soft_loss", "stays", "structure", "taught_loss", "tell", "thinned", "together", "told",
 }  # fmt: skip
-PARAMETERS = {"came_from", "door", "late_tracks", "mend", "price", "tell", "ticket", "told", "ways"}
+PARAMETERS = {"came_from", "door", "late_tracks", "mend", "price", "tell", "ticket", "told", "way", "ways"}
 FLAGS = {"late-tracks", "mend", "price", "tell", "ticket", "ways"}
 
 

@@ -85,7 +85,7 @@ class RunProgress:
             self._live.stop()
             self._live = None
         elif self._answered or self._failed:
-            self._say(self._status())
+            self._print_line(self._status())
 
     def record(self, record: RequestRecord) -> None:
         """Count an answer or a failed request."""
@@ -102,7 +102,7 @@ class RunProgress:
             if due:
                 self._last_line = now
         if due:
-            self._say(self._status())
+            self._print_line(self._status())
 
     def event(self, event: PeerEvent) -> None:
         """Note a change of a peer's state."""
@@ -119,14 +119,14 @@ class RunProgress:
                 )
             text = self._note if changed and not greeting else ""
         if text and self._live is None:
-            self._say(text)
+            self._print_line(text)
 
     def note(self, text: str) -> None:
         """Show a remark, such as what is being waited for; an empty one takes the last alaid."""
         with self._lock:
             self._note = printable(text)
         if text and self._live is None:
-            self._say(printable(text))
+            self._print_line(printable(text))
 
     def warn(self, text: str) -> None:
         """Show a warning until another one, or an empty one, takes its place."""
@@ -134,7 +134,7 @@ class RunProgress:
         with self._lock:
             changed, self._warning = text != self._warning, text
         if text and changed and self._live is None:
-            self._say(text)
+            self._print_line(text)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the present state; called by rich."""
@@ -192,6 +192,6 @@ class RunProgress:
             text.append(f"  {alive} of {counted(peers, 'peer')} alive")
         return text
 
-    def _say(self, text: Text | str) -> None:
+    def _print_line(self, text: Text | str) -> None:
         line = text.plain if isinstance(text, Text) else text
         self._console.print(f"{self._label}: {line}", markup=False, highlight=False, soft_wrap=True)

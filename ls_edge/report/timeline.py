@@ -91,7 +91,7 @@ def timeline_of(record: RequestRecord) -> RequestTimeline:
         if rows is not None and joins(visit):
             laid += _joined(record, visit, came, rows, row)
         else:
-            laid += _lay(_alone(visit), came, visit.holder, row)
+            laid += _lay(_own_parts(visit), came, visit.holder, row)
         clock = came + length
         visits.append(laid)
     back = clock + (hop if visits else 0.0)
@@ -146,7 +146,7 @@ def _engine(blocks: Sequence[int], duration: float) -> list[_Part]:
     return [("engine", block, duration / len(blocks)) for block in blocks]
 
 
-def _alone(visit: Visit) -> list[_Part]:
+def _own_parts(visit: Visit) -> list[_Part]:
     engine = _engine(visit.blocks, visit.engine_us) or [("other", None, visit.engine_us)]
     return [("queue", None, visit.queue_us), ("codec", None, visit.codec_us), *engine, ("wait", None, visit.wait_us)]
 
