@@ -309,16 +309,16 @@ def stage_breakdown(data: RunData, *, legend: bool = False) -> Chart | None:
     )
 
 
-def served(data: RunData, *, legend: bool = False, width: int = 740) -> Chart | None:
+def served(data: RunData, *, legend: bool = False, width: int = 720, most: int = MOST_SPANS) -> Chart | None:
     """A lane for each peer: the share of time that its engine ran which block, and every block of a brushed stretch.
 
-    The brush of the overview sets the stretch of the detail. The detail holds at most :data:`MOST_SPANS` runs of a
-    block, those around the first loss of a peer (:func:`served_window`).
+    The brush of the overview sets the stretch of the detail. The detail holds at most ``most`` runs of a block,
+    those around the first loss of a peer (:func:`served_window`).
     """
     engines, lanes = data.engines, shown_lanes(data)
     if not len(engines) or not lanes:
         return None
-    kept, first = served_window(data), pick_window(data, FIRST_LOOK)
+    kept, first = pick_window(data, most), pick_window(data, FIRST_LOOK)
     names = [shorten(data.lanes[lane], 18) for lane in lanes]
     busy = [f"{show_percent(data.summary.peers[data.lanes[lane]].busy)} busy" for lane in lanes]
     held = [_held(data.summary.peers[data.lanes[lane]].blocks) for lane in lanes]
@@ -905,7 +905,7 @@ def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
         height=tall,
         title=_titled(
             "Accuracy by order of the blocks",
-            "circle: trained order; dot and line: random orders, 5th percentile to deviation",
+            "circle: trained order; dot and line: random orders",
         ),
     )
     right = _chart(kept)
@@ -981,7 +981,7 @@ PICTURES: dict[str, Callable[[RunData], Chart | None]] = {
     "latency": latency_distribution,
     "over-time": latency_over_time,
     "stages": lambda data: stage_breakdown(data, legend=True),
-    "served": lambda data: served(data, legend=True),
+    "served": lambda data: served(data, legend=True, most=FIRST_LOOK),
     "skips": accuracy_by_skips,
     "slots": slot_heatmap,
 }
@@ -1019,7 +1019,7 @@ def svg_of(chart: Chart, width: int = 880) -> str:
 
     spec = with_parameters(spec_of(chart), narrow=False)
     spec["config"]["background"] = colour("bg")
-    spec["config"]["padding"] = 20
+    spec["config"]["padding"] = {"left": 32, "right": 24, "top": 20, "bottom": 16}
     if spec.get("width") == "container":
         spec["width"] = width
     drawing: str = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
