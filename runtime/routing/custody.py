@@ -66,7 +66,7 @@ from ls_edge.runtime.routing.events import (
 from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
 from ls_edge.runtime.routing.neighbours import Limits, Neighbour, Neighbours
 from ls_edge.runtime.routing.policies import policy_of
-from ls_edge.runtime.routing.policies.base import ReturnToSource, RunHere, SendTo, Wait
+from ls_edge.runtime.routing.policies.policy import ReturnToSource, RunHere, SendTo, Wait
 
 REFUSED_S = 0.1
 """Seconds for which a process that refuses as cold or draining is asked nothing: its STATE comes when that changes."""

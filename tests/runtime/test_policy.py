@@ -10,7 +10,7 @@ import pytest
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.candidates import Candidate, LocalNode
 from ls_edge.runtime.routing.policies import POLICIES, policy_of
-from ls_edge.runtime.routing.policies.base import ReturnToSource, RunHere, SendTo, Wait
+from ls_edge.runtime.routing.policies.policy import ReturnToSource, RunHere, SendTo, Wait
 
 HERE = RunHere
 UNREACHABLE, CREDIT = ReturnToSource("unreachable"), ReturnToSource("credit")

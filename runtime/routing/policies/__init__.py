@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ls_edge.runtime.routing.policies.base import Policy
+from ls_edge.runtime.routing.policies.policy import Policy
 from ls_edge.runtime.routing.policies.fastest import Fastest
 from ls_edge.runtime.routing.policies.nearest import Nearest
 from ls_edge.runtime.routing.policies.parallel import Parallel

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.candidates import Candidate, LocalNode
-from ls_edge.runtime.routing.policies.base import Choice, Policy, RunHere, SendTo, in_turn
+from ls_edge.runtime.routing.policies.policy import Choice, Policy, RunHere, SendTo, in_turn
 
 
 class Fastest(Policy):

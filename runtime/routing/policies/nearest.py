@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ls_edge.runtime.routing.policies.base import Policy
+from ls_edge.runtime.routing.policies.policy import Policy
 
 
 class Nearest(Policy):

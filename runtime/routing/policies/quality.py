@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ls_edge.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.candidates import Candidate, LocalNode
-from ls_edge.runtime.routing.policies.base import Choice, Policy, RunHere, SendTo, Wait, in_turn
+from ls_edge.runtime.routing.policies.policy import Choice, Policy, RunHere, SendTo, Wait, in_turn
 
 
 class Quality(Policy):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ls_edge.arrangement import random_order
-from ls_edge.runtime.routing.policies.base import Policy
+from ls_edge.runtime.routing.policies.policy import Policy
 
 
 class Random(Policy):
