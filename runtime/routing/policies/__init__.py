@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ls_edge.runtime.routing.policies.policy import Policy
 from ls_edge.runtime.routing.policies.fastest import Fastest
 from ls_edge.runtime.routing.policies.nearest import Nearest
 from ls_edge.runtime.routing.policies.parallel import Parallel
+from ls_edge.runtime.routing.policies.policy import Policy
 from ls_edge.runtime.routing.policies.quality import Quality
 from ls_edge.runtime.routing.policies.random import Random
 from ls_edge.runtime.routing.policies.sequential import Sequential
