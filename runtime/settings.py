@@ -45,7 +45,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check every field and make numbers of other libraries Python's own."""
-        if not isinstance(self.policy, str) or self.policy not in POLICIES:
+        if str(self.policy) not in POLICIES:
             raise UsageError(f"policy {self.policy!r} is not known here; use one of {', '.join(POLICIES)}")
         if self.on_straggler not in ("later", "skip"):
             raise UsageError(f"on_straggler {self.on_straggler!r} is not known; use later or skip")
