@@ -32,7 +32,7 @@ from ls_edge.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline, relative_error
 from ls_edge.errors import LsEdgeError, UsageError
 from ls_edge.evaluation.run_summary import AuditSummary, Suspect
-from ls_edge.runtime.protocol.codec import REPLAY_TOLERANCE, decode, encode
+from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE, decode, encode
 from ls_edge.runtime.protocol.messages import Itinerary, Ran
 from ls_edge.runtime.results import itinerary_holders
 from ls_edge.runtime.routing.events import Returned

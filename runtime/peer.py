@@ -22,7 +22,8 @@ from ls_edge.engines.opening import open_block_engines
 from ls_edge.errors import EngineError, LsEdgeError, UsageError
 from ls_edge.order_costs import read_order_costs
 from ls_edge.peers_file import EngineKind, PeersFile, is_loopback
-from ls_edge.runtime.protocol.codec import Tokens, is_finite
+from ls_edge.runtime.protocol.codecs import is_finite
+from ls_edge.runtime.protocol.codecs.wire_codec import Tokens
 from ls_edge.runtime.protocol.messages import MINOR, Hello
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Drain, Instruction, Warm
 from ls_edge.runtime.routing.neighbours import Limits

@@ -43,7 +43,7 @@ from ls_edge.records import PeerEvent
 from ls_edge.runtime.audit import Audit, Auditor, Challenge, challenge_itinerary, require_block_files
 from ls_edge.runtime.deadlines import Deadlines
 from ls_edge.runtime.peer_monitor import PeerMonitor, PeerView, SourceSnapshot
-from ls_edge.runtime.protocol.codec import is_finite
+from ls_edge.runtime.protocol.codecs import is_finite
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
 from ls_edge.runtime.results import Answer, InFlightRequest, RequestState, itinerary_holders, record_of
 from ls_edge.runtime.routing.events import Abandon, Complete, Fail, Instruction, Returned, Submit

@@ -34,7 +34,7 @@ from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS
 from ls_edge.runtime.chaos.lies import LIES
 from ls_edge.runtime.chaos.plan import LAPTOP, LIAR, THIEF, Fault, plan
 from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.protocol.codec import REPLAY_TOLERANCE
+from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE
 from ls_edge.runtime.results import Answer
 from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.source import Source

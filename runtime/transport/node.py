@@ -27,7 +27,7 @@ import zmq
 from ls_edge.bundle import Manifest
 from ls_edge.errors import LinkError, UsageError, WireError
 from ls_edge.peers_file import PeersFile
-from ls_edge.runtime.protocol import codec as codecs
+from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, Message, Run, State, Welcome
 from ls_edge.runtime.routing.custody import CustodyMachine

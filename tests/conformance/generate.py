@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from ls_edge.records import TrackSpan, Visit
-from ls_edge.runtime.protocol import codec
+from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
     Accept,
@@ -532,9 +532,9 @@ def _floats(values):
 
 
 def _tokens(name, kind, values):
-    frame = bytes(codec.encode(kind, values))
+    frame = bytes(codecs.encode(kind, values))
     count, dim = values.shape[1:]
-    read = codec.decode(kind, frame, count, dim)
+    read = codecs.decode(kind, frame, count, dim)
     return {
         "name": name, "codec": kind, "count": count, "dim": dim, "hex": frame.hex(), "values": _floats(read),
         "written_from": _floats(values),
@@ -562,7 +562,7 @@ def vectors():
     tokens = [
         _tokens(f"{name}, {kind}", kind, values)
         for name, values in (("plain", _VALUES), ("beyond half precision", _WILD), ("not finite", _ODD))
-        for kind in codec.CODECS
+        for kind in codecs.CODECS
     ]
     return {
         "about": "Test vectors of the protocol; runtime/protocol/PROTOCOL.md, 'Test vectors', says what the keys mean.",

@@ -18,7 +18,7 @@ import zmq
 from ls_edge.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.observer import Observer
-from ls_edge.runtime.protocol import codec
+from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
     Accept,
@@ -117,7 +117,7 @@ def test_two_of_them_answer_without_any_other_peer(mixed, tiny_bundle, images, a
             answers = [future.result(40) for future in [source.submit(picture) for picture in pictures]]
         order = tuple((block, f"js-{block % 2}") for block in range(BLOCKS))
         assert [answer.record.steps for answer in answers] == [order] * len(answers)
-        assert_replays(tiny_bundle, pictures, answers, tolerance=codec.REPLAY_TOLERANCE["fp16"])
+        assert_replays(tiny_bundle, pictures, answers, tolerance=codecs.REPLAY_TOLERANCE["fp16"])
 
 
 def test_requests_live_through_kills_and_drains_of_others_and_its_own(mixed, tiny_bundle, images, assert_replays):
@@ -188,7 +188,7 @@ class Caller:
                 message = wire.decode(header)
                 if isinstance(message, kinds):
                     return (
-                        (message, codec.decode(message.codec, payload[0], message.count, message.dim))
+                        (message, codecs.decode(message.codec, payload[0], message.count, message.dim))
                         if payload
                         else message
                     )

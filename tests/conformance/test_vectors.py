@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ls_edge.errors import WireError
-from ls_edge.runtime.protocol import codec
+from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 
 
@@ -63,7 +63,7 @@ def test_every_part_of_the_document_is_there():
 def test_every_kind_of_message_and_codec_has_vectors():
     kinds = {kind.__struct_config__.tag for kind in get_args(wire.Message)}
     assert {vector["message"]["t"] for vector in VECTORS["messages"]} == kinds == set(generate.MESSAGES)
-    assert {vector["codec"] for vector in VECTORS["tokens"]} == set(codec.CODECS)
+    assert {vector["codec"] for vector in VECTORS["tokens"]} == set(codecs.CODECS)
     assert (VECTORS["major"], VECTORS["minor"]) == (wire.MAJOR, wire.MINOR)
 
 
@@ -96,12 +96,12 @@ def _array(values):
 @named("tokens")
 def test_tokens_are_read_and_written(vector):
     frame = bytes.fromhex(vector["hex"])
-    read = codec.decode(vector["codec"], frame, vector["count"], vector["dim"])
+    read = codecs.decode(vector["codec"], frame, vector["count"], vector["dim"])
     np.testing.assert_array_equal(read, _array(vector["values"]))
-    assert bytes(codec.encode(vector["codec"], _array(vector["written_from"]))) == frame
+    assert bytes(codecs.encode(vector["codec"], _array(vector["written_from"]))) == frame
 
 
 @named("malformed_tokens")
 def test_malformed_tokens_are_refused(vector):
     with pytest.raises(WireError):
-        codec.decode(vector["codec"], bytes.fromhex(vector["hex"]), vector["count"], vector["dim"])
+        codecs.decode(vector["codec"], bytes.fromhex(vector["hex"]), vector["count"], vector["dim"])

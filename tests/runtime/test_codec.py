@@ -1,6 +1,7 @@
 """How tokens are written: tolerances that are stated, lengths that are exact, numbers that are extreme."""
 
 import warnings
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ls_edge.errors import WireError
-from ls_edge.runtime.protocol import codec
+from ls_edge.peers_file import Codec
+from ls_edge.runtime.protocol import codecs
 
 TOLERANCE = {"raw": 0.0, "fp16": 2.0**-11, "int8": 1 / 254}
 BYTES_A_VALUE = {"raw": 4, "fp16": 2, "int8": 1}
@@ -17,15 +19,15 @@ shapes = st.tuples(st.integers(1, 9), st.integers(1, 33))
 
 
 def there_and_back(name, tokens):
-    frame = codec.encode(name, tokens)
-    return codec.decode(name, bytes(frame), tokens.shape[1], tokens.shape[2])
+    frame = codecs.encode(name, tokens)
+    return codecs.decode(name, bytes(frame), tokens.shape[1], tokens.shape[2])
 
 
 def drawn(shape, seed, scale=1.0):
     return (np.random.default_rng(seed).standard_normal((1, *shape)) * scale).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", codec.CODECS)
+@pytest.mark.parametrize("name", codecs.CODECS)
 @given(shape=shapes, seed=st.integers(0, 2**32 - 1), power=st.integers(-12, 13))
 def test_stays_within_its_tolerance(name, shape, seed, power):
     tokens = drawn(shape, seed)
@@ -37,28 +39,28 @@ def test_stays_within_its_tolerance(name, shape, seed, power):
     assert error.max() <= TOLERANCE[name] * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("name", codec.CODECS)
+@pytest.mark.parametrize("name", codecs.CODECS)
 @given(shape=shapes)
 def test_length_is_what_is_announced(name, shape):
     count, dim = shape
-    frame = codec.encode(name, drawn(shape, 0))
+    frame = codecs.encode(name, drawn(shape, 0))
     scales = 4 * count if name == "int8" else 0
-    assert len(frame) == codec.wire_bytes(name, count, dim) == count * dim * BYTES_A_VALUE[name] + scales
+    assert len(frame) == codecs.wire_bytes(name, count, dim) == count * dim * BYTES_A_VALUE[name] + scales
 
 
-@pytest.mark.parametrize("name", codec.CODECS)
+@pytest.mark.parametrize("name", codecs.CODECS)
 @pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b + b"\0", lambda b: b"", lambda b: b * 2])
 def test_another_length_is_refused(name, change):
-    frame = bytes(codec.encode(name, drawn((3, 5), 0)))
+    frame = bytes(codecs.encode(name, drawn((3, 5), 0)))
     with pytest.raises(WireError, match=r"tokens frame of .* bytes, .* expected"):
-        codec.decode(name, change(frame), 3, 5)
+        codecs.decode(name, change(frame), 3, 5)
 
 
 def test_unknown_codec_is_refused_everywhere():
     for attempt in (
-        lambda: codec.wire_bytes("zip", 1, 1),
-        lambda: codec.encode("zip", drawn((1, 1), 0)),
-        lambda: codec.decode("zip", b"", 1, 1),
+        lambda: codecs.wire_bytes("zip", 1, 1),
+        lambda: codecs.encode("zip", drawn((1, 1), 0)),
+        lambda: codecs.decode("zip", b"", 1, 1),
     ):
         with pytest.raises(WireError, match="unknown codec 'zip'; this version knows raw, fp16, int8"):
             attempt()
@@ -66,31 +68,31 @@ def test_unknown_codec_is_refused_everywhere():
 
 def test_bytes_are_those_of_the_specification():
     tokens = np.array([[[1.0, -2.0], [0.5, 0.0]]], np.float32)
-    assert bytes(codec.encode("raw", tokens)).hex() == "0000803f000000c00000003f00000000"
-    assert bytes(codec.encode("fp16", tokens)).hex() == "003c00c000380000"
-    frame = bytes(codec.encode("int8", tokens))
+    assert bytes(codecs.encode("raw", tokens)).hex() == "0000803f000000c00000003f00000000"
+    assert bytes(codecs.encode("fp16", tokens)).hex() == "003c00c000380000"
+    frame = bytes(codecs.encode("int8", tokens))
     assert np.frombuffer(frame[:8], "<f4") == pytest.approx([2 / 127, 0.5 / 127])
     assert list(np.frombuffer(frame[8:], np.int8)) == [64, -127, 127, 0]
 
 
 def test_raw_copies_neither_way():
     tokens = drawn((4, 8), 1)
-    frame = codec.encode("raw", tokens)
+    frame = codecs.encode("raw", tokens)
     assert np.shares_memory(np.frombuffer(frame, np.float32), tokens)
-    back = codec.decode("raw", frame, 4, 8)
+    back = codecs.decode("raw", frame, 4, 8)
     assert np.shares_memory(back, tokens)
 
 
-@pytest.mark.parametrize("name", codec.CODECS)
+@pytest.mark.parametrize("name", codecs.CODECS)
 def test_a_frame_at_any_address_is_read(name):
     tokens = drawn((4, 8), 2)
-    frame = bytes(codec.encode(name, tokens))
+    frame = bytes(codecs.encode(name, tokens))
     for offset in range(4):
         moved = memoryview(b"x" * offset + frame)[offset:]
-        np.testing.assert_array_equal(codec.decode(name, moved, 4, 8), there_and_back(name, tokens))
+        np.testing.assert_array_equal(codecs.decode(name, moved, 4, 8), there_and_back(name, tokens))
 
 
-@pytest.mark.parametrize("name", codec.CODECS)
+@pytest.mark.parametrize("name", codecs.CODECS)
 def test_zeros_stay_zeros(name):
     np.testing.assert_array_equal(there_and_back(name, np.zeros((1, 3, 7), np.float32)), 0)
 
@@ -120,21 +122,25 @@ def test_any_bytes_of_the_right_length_are_numbers(name, data):
     count, dim = (3, 6) if name == "fp16" else (3, 8)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        back = codec.decode(name, data, count, dim)
+        back = codecs.decode(name, data, count, dim)
     assert back.shape == (1, count, dim)
     assert not caught
 
 
 def test_every_half_is_read_as_numpy_reads_it():
     patterns = np.arange(2**16, dtype="<u2")
-    back = codec.decode("fp16", patterns.tobytes(), 256, 256)
+    back = codecs.decode("fp16", patterns.tobytes(), 256, 256)
     np.testing.assert_array_equal(back.ravel(), patterns.view("<f2").astype(np.float32))
 
 
-@pytest.mark.parametrize("name", codec.CODECS)
+@pytest.mark.parametrize("name", codecs.CODECS)
 def test_many_hops_do_not_add_up_where_nothing_is_computed(name):
     once = there_and_back(name, drawn((5, 16), 3))
     many = once
     for _ in range(20):
         many = there_and_back(name, many)
     np.testing.assert_allclose(many, once, rtol=0, atol=1e-6 * np.abs(once).max())
+
+
+def test_peers_may_name_every_codec():
+    assert get_args(Codec) == tuple(codecs.CODECS)

@@ -17,7 +17,7 @@ from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import BudgetExceeded, ModelMismatch
 from ls_edge.evaluation.run_summary import summarise
 from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.protocol.codec import REPLAY_TOLERANCE
+from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE
 from ls_edge.runtime.run_dataset import run_dataset
 from ls_edge.runtime.source import Source
 

@@ -15,7 +15,7 @@ import pytest
 from ls_edge.errors import BudgetExceeded
 from ls_edge.runtime.chaos.namespaces import NamespaceCluster, Net, NetError, reason_to_skip
 from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.protocol.codec import REPLAY_TOLERANCE
+from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE
 from ls_edge.runtime.source import Source
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [1, 2, 3], "c": [0, 4, 5]}

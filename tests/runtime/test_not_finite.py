@@ -14,7 +14,7 @@ from ls_edge.records import read_trace
 from ls_edge.runtime.chaos.faults import Faults, write
 from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.peer import Peer
-from ls_edge.runtime.protocol.codec import is_finite
+from ls_edge.runtime.protocol.codecs import is_finite
 from ls_edge.runtime.protocol.messages import TransferId
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed
 from ls_edge.runtime.source import Settings, Source

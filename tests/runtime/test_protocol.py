@@ -11,7 +11,7 @@ import pytest
 
 from ls_edge.errors import WireError
 from ls_edge.records import TrackSpan, Visit
-from ls_edge.runtime.protocol import codec
+from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Itinerary, Run, TrackRef, TransferId
 from ls_edge.runtime.routing import custody, neighbours
@@ -195,12 +195,12 @@ def test_other_numbers_are_those_of_the_code():
 
 def test_codecs_are_those_of_the_code():
     table = {name.strip("`"): formula.strip("`") for name, formula, _ in rows("Tokens")}
-    assert tuple(table) == codec.CODECS
+    assert tuple(table) == tuple(codecs.CODECS)
     for name, formula in table.items():
-        assert eval(formula, {"count": 7, "dim": 5}) == codec.wire_bytes(name, 7, 5)
+        assert eval(formula, {"count": 7, "dim": 5}) == codecs.wire_bytes(name, 7, 5)
     example = np.array([[[1.0, -2.0], [0.5, 0.0]]], np.float32)
     for name, written in re.findall(r"^(raw|fp16|int8) +((?:[0-9A-F]{2} *)+)$", TEXT, re.M):
-        assert bytes.fromhex(written) == bytes(codec.encode(name, example)), name
+        assert bytes.fromhex(written) == bytes(codecs.encode(name, example)), name
         table.pop(name)
     assert not table
 
@@ -214,9 +214,11 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"| `RCVHWM` | {links._UNREAD}, no bound |" in TEXT
     assert f"A link of which {links._FLOOD} messages were read" in TEXT
     assert f"- Up to {links._UNSENT} messages of a link wait at the sender" in TEXT
-    assert f"after {node.HELLO_AGAIN} s, 1 s, 2 s and so on, and\n   then every {node.HELLO_AGAIN_MOST:.0f} s" in TEXT
+    assert (
+        f"after {node.GREETING_DELAY} s, 1 s, 2 s and so on, and\n   then every {node.MAX_GREETING_DELAY:.0f} s" in TEXT
+    )
     assert f"At most {node.COMPLAINTS_A_SECOND} COMPLAINTs are sent" in TEXT
-    assert f"At most {node.MOST_OTHERS}\nprocesses beyond the peers" in TEXT
+    assert f"At most {node.MAX_SOURCES}\nprocesses beyond the peers" in TEXT
     assert f"every {names.LOOK_UP_EVERY:.0f} s while there is no link" in TEXT
     assert f"| {links._RECONNECT_MS} to {links._RECONNECT_MOST_MS} ms |" in TEXT
     assert wire.encode(wire.Bye())[:3] == bytes.fromhex("4C5302")
@@ -230,6 +232,6 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
 def test_counts_are_those_of_the_code():
     section = TEXT.split("## What is malformed")[1].split("\n## ")[0]
     source = Path(node.__file__).read_text()
-    counted = set(re.findall(r'(?:counts\[|_count\(|_complain_of\(event, )"([a-z ]+)"', source)) - {"unsendable"}
+    counted = set(re.findall(r'(?:counts\[|_count\(|_drop\(event, )"([a-z ]+)"', source)) - {"unsendable"}
     assert counted == {"connections refused", "malformed", "hello refused", "before hello", "complaints"}
     assert all(f"`{what}`" in section for what in counted)

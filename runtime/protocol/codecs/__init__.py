@@ -1,0 +1,65 @@
+"""How tokens are written on the wire, by name.
+
+A new codec is a file in this folder, a line of :data:`CODECS`, and its name in ``peers.yaml``
+(:data:`ls_edge.peers_file.Codec`; a test compares the two). Errors of the logits after replay grow with the hops;
+:data:`REPLAY_TOLERANCE` holds what is tested.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ls_edge.errors import WireError
+from ls_edge.runtime.protocol.codecs.fp16 import Fp16
+from ls_edge.runtime.protocol.codecs.int8 import Int8
+from ls_edge.runtime.protocol.codecs.raw import Raw
+from ls_edge.runtime.protocol.codecs.wire_codec import Tokens, WireCodec
+
+CODECS: dict[str, WireCodec] = {codec.name: codec for codec in (Raw(), Fp16(), Int8())}
+
+REPLAY_TOLERANCE = {codec.name: codec.replay_tolerance for codec in CODECS.values()}
+"""Largest difference of logits, over the largest logit, between an answer and its replay (guarantee R2)."""
+
+_FP16_EXPONENT = 0x7C00
+"""Bits of a half-precision number that are all set in NaN and infinity, and in nothing else."""
+
+
+def codec_of(name: str) -> WireCodec:
+    """Return the codec of a name; raises :class:`WireError` for an unknown one."""
+    if name not in CODECS:
+        raise WireError(f"unknown codec {name!r}; this version knows {', '.join(CODECS)}")
+    return CODECS[name]
+
+
+def wire_bytes(codec: str, count: int, dim: int) -> int:
+    """Return the length in bytes of ``count`` tokens of ``dim`` values; raises as :func:`codec_of`."""
+    return codec_of(codec).wire_bytes(count, dim)
+
+
+def encode(codec: str, tokens: Tokens) -> memoryview:
+    """Write tokens ``[1, N, D]``, which must not change while they are sent; raises as :func:`codec_of`."""
+    return codec_of(codec).encode(tokens)
+
+
+def decode(codec: str, frame: memoryview | bytes, count: int, dim: int) -> Tokens:
+    """Read tokens ``[1, count, dim]``; raises :class:`WireError` where length or codec is not what was announced.
+
+    Values that are not finite pass: they are numbers of the model's, not a malformed frame.
+    """
+    expected = wire_bytes(codec, count, dim)
+    if len(frame) != expected:
+        raise WireError(
+            f"tokens frame of {len(frame)} bytes, {expected} expected for {count} x {dim} as {codec}; dropped"
+        )
+    return CODECS[codec].decode(frame, count, dim)
+
+
+def is_finite(tokens: np.ndarray) -> bool:
+    """Whether no value is NaN or infinity; ``docs/measurements.md`` says what it takes.
+
+    Half-precision values are looked at as integers, since numpy converts them one by one. A dot product of the values
+    with themselves would be no cheaper, overflows for large finite values, and may wake its library's threads.
+    """
+    if tokens.dtype == np.float16:
+        return not tokens.size or int((tokens.view(np.uint16) & _FP16_EXPONENT).max()) < _FP16_EXPONENT
+    return 0 not in np.isfinite(tokens).tobytes()  # a third of the time of all() where there are few values

@@ -1,0 +1,26 @@
+"""The codec ``raw``: float32 as it is in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ls_edge.runtime.protocol.codecs.wire_codec import Tokens, WireCodec
+
+
+class Raw(WireCodec):
+    """Exact; neither side copies, so the sender's array must not change while it is sent."""
+
+    name = "raw"
+    replay_tolerance = 1e-4
+
+    def wire_bytes(self, count: int, dim: int) -> int:
+        """Return the length in bytes: four a value."""
+        return count * dim * 4
+
+    def encode(self, tokens: Tokens) -> memoryview:
+        """Return a view of the tokens."""
+        return np.ascontiguousarray(tokens).data.cast("B")
+
+    def decode(self, frame: memoryview | bytes, count: int, dim: int) -> Tokens:
+        """Return a view of the frame."""
+        return np.frombuffer(frame, dtype=np.float32).reshape(1, count, dim)
