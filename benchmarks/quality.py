@@ -156,7 +156,7 @@ def courses(
             for pair in pairs:
                 up = rng.random() < UP
                 if up and pair in down:
-                    simulation.mend(*pair)
+                    simulation.restore(*pair)
                     down.discard(pair)
                 elif not up and pair not in down:
                     simulation.cut(*pair)

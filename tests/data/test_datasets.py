@@ -264,7 +264,8 @@ def test_a_file_that_went_away(tmp_path):
 def test_names_of_timm(tmp_path, monkeypatch):
     assert all(map(is_timm_name, ("torch/cifar100", "hfds/food101", "tfds/mnist")))
     assert not any(map(is_timm_name, ("digits", "torchy/x", "/torch/x")))
-    monkeypatch.setitem(sys.modules, "timm", None)
+    for name in ("timm", "timm.data"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UsageError, match=r"'torch/cifar100' .* which needs torch and timm"):
         open_data("torch/cifar100", "eval")
     monkeypatch.chdir(tmp_path)
