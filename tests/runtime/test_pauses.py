@@ -11,7 +11,7 @@ import yaml
 
 from ls_edge.bundle import Bundle
 from ls_edge.peers_file import load_peers
-from ls_edge.runtime.chaos.faults import Faults
+from ls_edge.runtime.chaos.faults import Faults, write
 from ls_edge.runtime.local_cluster import LocalCluster, free_ports
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.source import Source
@@ -65,10 +65,11 @@ time.sleep(60)
 def test_work_of_a_source_that_dies_behind_a_relay_is_forgotten(
     tiny_bundle, write_peers, serve, tmp_path, wait_until, how
 ):
-    """``far`` has no link to the source; its work waits for a block that nobody serves, with minutes of budget."""
+    """``far`` has no link to the source; its engine is slow, so that work is there when the source dies."""
     blocks = Bundle.open(tiny_bundle).num_blocks
     path = write_peers({"relay": [0], "far": range(1, blocks - 1), "nobody": [blocks - 1]})
-    far = serve(Peer(load_peers(path), "far", Bundle.open(tiny_bundle)))
+    write(tmp_path / "slow", Faults(least_ms=300.0))
+    far = serve(Peer(load_peers(path), "far", Bundle.open(tiny_bundle), faults=tmp_path / "slow"))
     relay = serve(Peer(load_peers(path), "relay", Bundle.open(tiny_bundle)))
     wait_until(
         lambda: far.machine.warm and relay.machine.warm and "far" in relay.machine.neighbours.by_name, what="peers"
