@@ -1,0 +1,368 @@
+"""What the real chain of peers costs, beside the minimal chain and one process, for the same engines.
+
+One image at a time, each engine with one thread, contenders alternating in one run:
+
+- ``process``: stem, all blocks and head one after the other in this process;
+- ``minimal``: the blocks in plain processes over ZeroMQ PAIR sockets (``stage``), stem and head here;
+- ``real``: the same placement through ``ls-edge peer`` processes and :class:`ls_edge.runtime.source.Source`;
+- ``minimal one``, ``real one``: the same with all blocks in a single remote process.
+
+Then several requests in flight, from one source or more. CPU time and context switches are those of ``/proc``, by
+process and thread; messages and bytes are counted where they are handed to the sockets, with peers on threads of one
+process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import zmq
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import BenchmarkError, Child, bundle_of, images_for, in_turn, median, ms, say
+from ls_edge.bundle import Bundle
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.runtime.local_cluster import LocalCluster
+from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.source import Source
+from ls_edge.runtime.transport.links import Links
+
+MODELS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("vit_digits", {"depth": 12}),
+    ("vit_tiny_patch16_224", {}),
+    ("vit_small_patch16_224", {}),
+    ("vit_base_patch16_224", {}),
+)
+STAGES = 3
+IN_FLIGHT = (1, 8, 64)
+SOURCES = (1, 2, 4)
+BAR_MINIMAL_MS, BAR_PROCESS_MS, BAR_ONE_MS, BAR_CPU_MS = 0.7, 1.0, 1.5, 0.8
+"""Most a hop may cost beyond the minimal chain and beyond one process, most that one remote peer may cost, and most CPU
+time beyond the engines of a visit."""
+PAUSE_S = 0.002
+_NS = 1e6
+
+Call = Callable[[np.ndarray], float]
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Figures of each model: latency, CPU time by process, messages, throughput."""
+    models = MODELS[:1] if quick else MODELS
+    return {"models": [_model(name, args, quick) for name, args in models]}
+
+
+def _model(name: str, args: Mapping[str, Any], quick: bool) -> dict[str, Any]:
+    path = bundle_of(name, dict(args))
+    say(f"  {name}")
+    bundle = Bundle.open(path)
+    images = images_for(bundle, 8)
+    rounds, burst, leave_out = (2, 6, 1) if quick else (12, 12, 3)
+    with contextlib.ExitStack() as stack:
+        calls, processes = _contenders(stack, path, bundle)
+        for call in calls.values():
+            for image in images[:3]:
+                call(image)
+        seconds: dict[str, list[float]] = {contender: [] for contender in calls}
+        spent: dict[str, Counter[tuple[str, str]]] = {contender: Counter() for contender in calls}
+        for _, contender in in_turn(tuple(calls), rounds):
+            before = _usage(processes[contender])
+            times = []
+            for index in range(burst):
+                time.sleep(PAUSE_S)
+                times.append(calls[contender](images[index % len(images)]))
+            spent[contender].update(_usage(processes[contender]) - before)
+            seconds[contender] += times[leave_out:]
+        answers = rounds * burst
+        found = {
+            contender: {
+                "ms": ms(values),
+                "processes": _by_process(spent[contender], answers),
+            }
+            for contender, values in seconds.items()
+        }
+    p50 = {contender: figures["ms"]["p50"] for contender, figures in found.items()}
+    hops = STAGES + 1
+    over = {
+        "hop_over_minimal_ms": round((p50["real"] - p50["minimal"]) / hops, 4),
+        "hop_over_process_ms": round((p50["real"] - p50["process"]) / hops, 4),
+        "one_over_process_ms": round(p50["real one"] - p50["process"], 4),
+        "one_over_minimal_ms": round(p50["real one"] - p50["minimal one"], 4),
+    }
+    return {
+        "model": name, "tokens_bytes": bundle.manifest.tokens.bytes_per_image, "contenders": found, **over,
+        "traffic": _traffic(path, bundle, images, 8 if quick else 32),
+        "throughput": _throughput(path, bundle, images, quick),
+        "holds": {
+            "minimal": over["hop_over_minimal_ms"] <= BAR_MINIMAL_MS,
+            "process": over["hop_over_process_ms"] <= BAR_PROCESS_MS,
+            "one": over["one_over_process_ms"] <= BAR_ONE_MS,
+        },
+    }  # fmt: skip
+
+
+def _placement(blocks: int, peers: int) -> dict[str, list[int]]:
+    """Consecutive blocks, about the same number for each peer."""
+    ends = [round(index * blocks / peers) for index in range(peers + 1)]
+    return {f"p{index}": list(range(ends[index], ends[index + 1])) for index in range(peers)}
+
+
+def _contenders(
+    stack: contextlib.ExitStack, path: Path, bundle: Bundle
+) -> tuple[dict[str, Call], dict[str, dict[str, int]]]:
+    """The calls to compare, and the processes of each: name to pid."""
+    pipeline = stack.enter_context(Pipeline.open(bundle, threads=1))
+    us = {"source": os.getpid()}
+    calls: dict[str, Call] = {"process": lambda image: _timed(lambda: pipeline.forward(image[None]))}
+    processes: dict[str, dict[str, int]] = {"process": us}
+    for label, count in (("", STAGES), (" one", 1)):
+        placement = _placement(bundle.blocks, count)
+        minimal = stack.enter_context(_minimal(path, pipeline, placement))
+        calls[f"minimal{label}"] = minimal.call
+        processes[f"minimal{label}"] = us | minimal.pids
+        cluster = stack.enter_context(LocalCluster(stack.enter_context(tempfile.TemporaryDirectory()), path, placement))
+        cluster.wait_warm(timeout=120.0)
+        source = stack.enter_context(Source.open(cluster.file, bundle, policy="sequential", budget_ms=60_000.0))
+        if missing := source.wait_ready(60.0):
+            raise BenchmarkError(f"nobody serves blocks {missing}")
+        calls[f"real{label}"] = _real(source)
+        processes[f"real{label}"] = us | {name: p.pid for name, p in cluster.processes.items()}
+    return calls, processes
+
+
+def _timed(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def _real(source: Source) -> Call:
+    return lambda image: _timed(lambda: source.submit(image).result())
+
+
+class _Minimal:
+    """The minimal chain: our end of it."""
+
+    def __init__(
+        self, stack: contextlib.ExitStack, path: Path, pipeline: Pipeline, placement: dict[str, list[int]]
+    ) -> None:
+        """Start the stages and connect them."""
+        self._pipeline = pipeline
+        children = {
+            name: stack.enter_context(Child("benchmarks.stage", str(path), str(blocks[0]), str(len(blocks))))
+            for name, blocks in placement.items()
+        }
+        self.pids = {name: child.process.pid for name, child in children.items()}
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        stack.callback(context.destroy, linger=0)
+        self._out, self._back = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        ports = [child.read() for child in children.values()]
+        for child, port in zip(
+            children.values(), [*ports[1:], self._back.bind_to_random_port("tcp://127.0.0.1")], strict=True
+        ):
+            child.tell(port)
+            child.read()
+        self._out.connect(f"tcp://127.0.0.1:{ports[0]}")
+
+    def call(self, image: np.ndarray) -> float:
+        """Seconds of one image."""
+        return _timed(lambda: self._forward(image))
+
+    def _forward(self, image: np.ndarray) -> None:
+        tokens = self._pipeline.stem(image[None])
+        self._out.send(memoryview(tokens).cast("B"), copy=False)
+        back = np.frombuffer(self._back.recv(copy=False).buffer, np.float32).reshape(tokens.shape)
+        self._pipeline.head(back)
+
+
+@contextlib.contextmanager
+def _minimal(path: Path, pipeline: Pipeline, placement: dict[str, list[int]]) -> Iterator[_Minimal]:
+    with contextlib.ExitStack() as stack:
+        yield _Minimal(stack, path, pipeline, placement)
+
+
+# CPU time and context switches.
+
+
+def _usage(pids: Mapping[str, int]) -> Counter[tuple[str, str]]:
+    """Nanoseconds of CPU time and context switches so far: by (process, ``cpu thread``), (process, ``switches``)."""
+    found: Counter[tuple[str, str]] = Counter()
+    for name, pid in pids.items():
+        for index, task in enumerate(sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda path: int(path.name))):
+            with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+                thread = "main" if not index else (task / "comm").read_text().strip() + f" {index}"
+                found[name, f"cpu {thread}"] += int((task / "schedstat").read_text().split()[0])
+                for line in (task / "status").read_text().splitlines():
+                    if line.startswith(("voluntary_ctxt", "nonvoluntary_ctxt")):
+                        found[name, line.split("_")[0]] += int(line.split()[1])
+    return found
+
+
+def _by_process(spent: Counter[tuple[str, str]], answers: int) -> dict[str, Any]:
+    """CPU milliseconds and context switches an answer."""
+    result: dict[str, Any] = {}
+    for (name, what), count in spent.items():
+        process = result.setdefault(name, {"cpu_ms": 0.0, "threads_ms": {}, "switches": {}})
+        if what.startswith("cpu "):
+            value = round(count / _NS / answers, 4)
+            process["cpu_ms"] = round(process["cpu_ms"] + value, 4)
+            if value >= 0.01:
+                process["threads_ms"][what.removeprefix("cpu ")] = value
+        else:
+            process["switches"][what] = round(count / answers, 1)
+    return result
+
+
+# Messages.
+
+
+def _traffic(path: Path, bundle: Bundle, images: np.ndarray, answers: int) -> dict[str, Any]:
+    """Messages and bytes an answer takes, by kind, with peers on threads of this process."""
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    send = Links.send
+
+    def counting(self: Links, link: Any, frames: Sequence[bytes | memoryview]) -> bool:
+        kind = _kind(bytes(frames[0][:64]))
+        counts[kind] += 1
+        sizes[kind] += sum(len(frame) for frame in frames)
+        return send(self, link, frames)
+
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        cluster = LocalCluster(folder, path, _placement(bundle.blocks, STAGES))  # its processes are not started
+        stack.enter_context(mock.patch.object(Links, "send", counting))
+        for entry in cluster.file.peers:
+            peer = Peer(cluster.file, entry.name, bundle, threads=1)
+            thread = threading.Thread(target=peer.serve, daemon=True)
+            thread.start()
+            stack.callback(thread.join, 10.0)
+            stack.callback(peer.stop)
+        source = stack.enter_context(Source.open(cluster.file, bundle, policy="sequential", budget_ms=60_000.0))
+        if missing := source.wait_ready(60.0):
+            raise BenchmarkError(f"nobody serves blocks {missing}")
+        source.submit(images[0]).result()
+        idle_from = time.monotonic()
+        counts.clear()
+        time.sleep(1.0)
+        idle = {kind: round(count / (time.monotonic() - idle_from), 1) for kind, count in counts.items()}
+        counts.clear()
+        sizes.clear()
+        started = time.monotonic()
+        for index in range(answers):
+            source.submit(images[index % len(images)]).result()
+        seconds = time.monotonic() - started
+    return {
+        "messages": {kind: round(count / answers, 2) for kind, count in sorted(counts.items())},
+        "header_bytes": round(sum(sizes.values()) / answers - (STAGES + 1) * bundle.manifest.tokens.bytes_per_image),
+        "seconds": round(seconds, 3),
+        "idle_a_second": idle,
+    }
+
+
+def _kind(header: bytes) -> str:
+    """The kind of a message, from the tag at the front of its map."""
+    at = header.find(b"\xa1t")
+    length = header[at + 2] & 0x1F
+    return header[at + 3 : at + 3 + length].decode("ascii", "replace") if at >= 0 else "?"
+
+
+# Several at once.
+
+
+def _throughput(path: Path, bundle: Bundle, images: np.ndarray, quick: bool) -> dict[str, Any]:
+    """Answers a second and the source's CPU time an answer, by requests in flight and by sources."""
+    seconds = 1.0 if quick else 4.0
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        cluster = stack.enter_context(LocalCluster(folder, path, _placement(bundle.blocks, STAGES)))
+        cluster.wait_warm(timeout=120.0)
+        source = stack.enter_context(Source.open(cluster.file, bundle, budget_ms=60_000.0))
+        if missing := source.wait_ready(60.0):
+            raise BenchmarkError(f"nobody serves blocks {missing}")
+        by_flight: dict[str, Any] = {}
+        for count in IN_FLIGHT:
+            _answers([source], images, count, 0.3)
+            by_flight[str(count)] = _measured([source], images, count, seconds)
+        by_sources: dict[str, Any] = {}
+        sources = [source]
+        for number in SOURCES[: 2 if quick else None]:
+            while len(sources) < number:
+                sources.append(stack.enter_context(Source.open(cluster.file, bundle, budget_ms=60_000.0)))
+                sources[-1].wait_ready(60.0)
+            by_sources[str(number)] = _measured(sources, images, 8, seconds)
+    return {"in_flight": by_flight, "sources": by_sources}
+
+
+def _measured(sources: Sequence[Source], images: np.ndarray, in_flight: int, seconds: float) -> dict[str, float]:
+    us = {"source": os.getpid()}
+    before = _usage(us)
+    rates = [_answers(sources, images, in_flight, seconds / 3) for _ in range(3)]
+    spent = sum(count for (_, what), count in (_usage(us) - before).items() if what.startswith("cpu "))
+    answers = sum(count for count, _ in rates)
+    return {
+        "answers_a_second": round(median([count / took for count, took in rates]), 1),
+        "source_cpu_ms": round(spent / _NS / max(1, answers), 4),
+    }
+
+
+def _answers(sources: Sequence[Source], images: np.ndarray, in_flight: int, seconds: float) -> tuple[int, float]:
+    """Keep ``in_flight`` requests of each source in flight; answers, and the seconds that they took."""
+    started, count, number = time.perf_counter(), 0, 0
+    pending: dict[Future[Any], Source] = {}
+    for source in sources:
+        for _ in range(in_flight):
+            pending[source.submit(images[number % len(images)])] = source
+            number += 1
+    while time.perf_counter() - started < seconds:
+        done, _ = wait(pending, return_when=FIRST_COMPLETED)
+        for future in done:
+            future.result()
+            source = pending.pop(future)
+            pending[source.submit(images[number % len(images)])] = source
+            count, number = count + 1, number + 1
+    took = time.perf_counter() - started
+    for future in pending:
+        future.result()
+    return count, took
+
+
+def show(document: dict[str, Any], console: Console) -> None:
+    """The tables."""
+    for model in document["models"]:
+        table = Table(title=f"{model['model']}, {model['tokens_bytes']} bytes of tokens: one image at a time")
+        for column in ("", "ms: p50 (p10 to p90)", "CPU ms an answer, by process", "context switches"):
+            table.add_column(column)
+        for name, figures in model["contenders"].items():
+            times = figures["ms"]
+            cpu = ", ".join(f"{p} {f['cpu_ms']:.2f}" for p, f in figures["processes"].items())
+            switches = ", ".join(f"{sum(f['switches'].values()):.0f}" for f in figures["processes"].values())
+            table.add_row(name, f"{times['p50']:.2f} ({times['p10']:.2f} to {times['p90']:.2f})", cpu, switches)
+        table.add_section()
+        for title, key, bar, holds in (
+            ("a hop beyond the minimal chain", "hop_over_minimal_ms", BAR_MINIMAL_MS, "minimal"),
+            ("a hop beyond one process", "hop_over_process_ms", BAR_PROCESS_MS, "process"),
+            ("one peer beyond one process", "one_over_process_ms", BAR_ONE_MS, "one"),
+        ):
+            verdict = "holds" if model["holds"][holds] else "missed"
+            table.add_row(title, f"{model[key]:.2f}, at most {bar}: {verdict}")
+        messages = ", ".join(f"{kind} {count}" for kind, count in model["traffic"]["messages"].items())
+        table.add_row("messages an answer", messages)
+        for what in ("in_flight", "sources"):
+            for number, figures in model["throughput"][what].items():
+                table.add_row(
+                    f"{number} {what.replace('_', ' ')}",
+                    f"{figures['answers_a_second']:.1f} answers/s, {figures['source_cpu_ms']:.2f} ms CPU in the source",
+                )
+        console.print(table)
