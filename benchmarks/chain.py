@@ -31,7 +31,17 @@ import zmq
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import BenchmarkError, Child, bundle_of, images_for, in_turn, median, ms, say
+from benchmarks.common import (
+    Child,
+    bundle_of,
+    images_for,
+    in_turn,
+    local_cluster,
+    median,
+    ms,
+    ready_source,
+    report_progress,
+)
 from ls_edge.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.local_cluster import LocalCluster
@@ -65,7 +75,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 def _model(name: str, args: Mapping[str, Any], quick: bool) -> dict[str, Any]:
     path = bundle_of(name, dict(args))
-    say(f"  {name}")
+    report_progress(f"  {name}")
     bundle = Bundle.open(path)
     images = images_for(bundle, 8)
     rounds, burst, leave_out = (2, 6, 1) if quick else (12, 12, 3)
@@ -127,15 +137,12 @@ def _contenders(
     calls: dict[str, Call] = {"process": lambda image: _timed(lambda: pipeline.forward(image[None]))}
     processes: dict[str, dict[str, int]] = {"process": us}
     for label, count in (("", STAGES), (" one", 1)):
-        placement = _placement(bundle.blocks, count)
+        placement = _placement(bundle.num_blocks, count)
         minimal = stack.enter_context(_minimal(path, pipeline, placement))
         calls[f"minimal{label}"] = minimal.call
         processes[f"minimal{label}"] = us | minimal.pids
-        cluster = stack.enter_context(LocalCluster(stack.enter_context(tempfile.TemporaryDirectory()), path, placement))
-        cluster.wait_warm(timeout=120.0)
-        source = stack.enter_context(Source.open(cluster.file, bundle, policy="sequential", budget_ms=60_000.0))
-        if missing := source.wait_ready(60.0):
-            raise BenchmarkError(f"nobody serves blocks {missing}")
+        cluster = stack.enter_context(local_cluster(path, placement))
+        source = stack.enter_context(ready_source(cluster.file, bundle, policy="sequential"))
         calls[f"real{label}"] = _real(source)
         processes[f"real{label}"] = us | {name: p.pid for name, p in cluster.processes.items()}
     return calls, processes
@@ -171,7 +178,7 @@ class _Minimal:
         for child, port in zip(
             children.values(), [*ports[1:], self._back.bind_to_random_port("tcp://127.0.0.1")], strict=True
         ):
-            child.tell(port)
+            child.send(port)
             child.read()
         self._out.connect(f"tcp://127.0.0.1:{ports[0]}")
 
@@ -241,7 +248,7 @@ def _traffic(path: Path, bundle: Bundle, images: np.ndarray, answers: int) -> di
 
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        cluster = LocalCluster(folder, path, _placement(bundle.blocks, STAGES))  # its processes are not started
+        cluster = LocalCluster(folder, path, _placement(bundle.num_blocks, STAGES))  # its processes are not started
         stack.enter_context(mock.patch.object(Links, "send", counting))
         for entry in cluster.file.peers:
             peer = Peer(cluster.file, entry.name, bundle, threads=1)
@@ -249,9 +256,7 @@ def _traffic(path: Path, bundle: Bundle, images: np.ndarray, answers: int) -> di
             thread.start()
             stack.callback(thread.join, 10.0)
             stack.callback(peer.stop)
-        source = stack.enter_context(Source.open(cluster.file, bundle, policy="sequential", budget_ms=60_000.0))
-        if missing := source.wait_ready(60.0):
-            raise BenchmarkError(f"nobody serves blocks {missing}")
+        source = stack.enter_context(ready_source(cluster.file, bundle, policy="sequential"))
         source.submit(images[0]).result()
         idle_from = time.monotonic()
         counts.clear()
@@ -263,9 +268,11 @@ def _traffic(path: Path, bundle: Bundle, images: np.ndarray, answers: int) -> di
         for index in range(answers):
             source.submit(images[index % len(images)]).result()
         seconds = time.monotonic() - started
+        messages = {kind: round(count / answers, 2) for kind, count in sorted(counts.items())}
+        sent = sum(sizes.values())
     return {
-        "messages": {kind: round(count / answers, 2) for kind, count in sorted(counts.items())},
-        "header_bytes": round(sum(sizes.values()) / answers - (STAGES + 1) * bundle.manifest.tokens.bytes_per_image),
+        "messages": messages,
+        "header_bytes": round(sent / answers - (STAGES + 1) * bundle.manifest.tokens.bytes_per_image),
         "seconds": round(seconds, 3),
         "idle_a_second": idle,
     }
@@ -285,12 +292,8 @@ def _throughput(path: Path, bundle: Bundle, images: np.ndarray, quick: bool) -> 
     """Answers a second and the source's CPU time an answer, by requests in flight and by sources."""
     seconds = 1.0 if quick else 4.0
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        cluster = stack.enter_context(LocalCluster(folder, path, _placement(bundle.blocks, STAGES)))
-        cluster.wait_warm(timeout=120.0)
-        source = stack.enter_context(Source.open(cluster.file, bundle, budget_ms=60_000.0))
-        if missing := source.wait_ready(60.0):
-            raise BenchmarkError(f"nobody serves blocks {missing}")
+        cluster = stack.enter_context(local_cluster(path, _placement(bundle.num_blocks, STAGES)))
+        source = stack.enter_context(ready_source(cluster.file, bundle))
         by_flight: dict[str, Any] = {}
         for count in IN_FLIGHT:
             _answers([source], images, count, 0.3)
@@ -299,8 +302,7 @@ def _throughput(path: Path, bundle: Bundle, images: np.ndarray, quick: bool) -> 
         sources = [source]
         for number in SOURCES[: 2 if quick else None]:
             while len(sources) < number:
-                sources.append(stack.enter_context(Source.open(cluster.file, bundle, budget_ms=60_000.0)))
-                sources[-1].wait_ready(60.0)
+                sources.append(stack.enter_context(ready_source(cluster.file, bundle)))
             by_sources[str(number)] = _measured(sources, images, 8, seconds)
     return {"in_flight": by_flight, "sources": by_sources}
 

@@ -16,7 +16,8 @@ import numpy as np
 import zmq
 
 from ls_edge.bundle import Bundle
-from ls_edge.engines.engine import open_block_engines
+from ls_edge.engines.engine import warm_up
+from ls_edge.engines.opening import open_block_engines
 
 
 def main() -> None:
@@ -25,7 +26,7 @@ def main() -> None:
     blocks = range(first, first + count)
     engines = open_block_engines(bundle, blocks, threads=1)
     for engine in engines.values():
-        engine.warm_up(1)
+        warm_up(engine)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     upstream, downstream = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
     print(json.dumps(upstream.bind_to_random_port("tcp://127.0.0.1")), flush=True)

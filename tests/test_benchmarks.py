@@ -28,7 +28,7 @@ def benchmarks(*arguments, **environment):
 def document(tmp_path_factory):
     folder = tmp_path_factory.mktemp("benchmarks")
     done = benchmarks(
-        "hop", "throughput", "tracks", "audit", "engines", "--quick", "--json", str(folder / "figures.json"),
+        "hop", "throughput", "tracks", "audit", "engines", "chain", "--quick", "--json", str(folder / "figures.json"),
         TMPDIR=str(folder),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -50,6 +50,20 @@ def test_the_machine_stands_beside_the_figures(document):
     assert {"cpu", "load", "memory_gib", "libraries"} <= set(document["machine"])
     for figures in document["benchmarks"].values():
         assert len(figures["load"]["before"]) == len(figures["load"]["after"]) == 3
+
+
+@pytest.mark.timeout(200)
+def test_chain_measures_the_peers_beside_a_minimal_chain_and_one_process(document):
+    (model,) = document["benchmarks"]["chain"]["models"]
+    contenders = model["contenders"]
+    assert set(contenders) == {"process", "minimal", "real", "minimal one", "real one"}
+    for name, figures in contenders.items():
+        assert figures["ms"]["p50"] > 0
+        peers = {"process": 0, "minimal": 3, "real": 3, "minimal one": 1, "real one": 1}[name]
+        assert len(figures["processes"]) == peers + 1
+        assert all(process["cpu_ms"] > 0 for process in figures["processes"].values())
+    assert model["traffic"]["messages"]["run"] == 4
+    assert set(model["throughput"]["in_flight"]) == {"1", "8", "64"}
 
 
 @pytest.mark.timeout(200)
