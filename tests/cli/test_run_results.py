@@ -9,6 +9,7 @@ import subprocess
 
 import msgspec
 import pytest
+import yaml
 import zmq
 
 from ls_edge.bundle import Bundle, bundle_id_of, write_manifest
@@ -378,9 +379,10 @@ def test_refused_keys(ls_edge, complaints, write_peers, serve, tiny_bundle, tmp_
     path = write_peers({"a": range(6)}, keys=keys, sources=["laptop"])
     peer = serve(Peer(load_peers(path), "a", Bundle.open(tiny_bundle), keys=keys["a"]))
     wait_until(lambda: peer.machine.warm, 30.0, "a warm peer")
-    text = path.read_text().replace("name: laptop", "name: stranger")
+    seen = yaml.safe_load(path.read_text())
+    seen["sources"] = [{"name": "stranger", "public_key": keys["stranger"].public.decode()}]
     ours = tmp_path / "ours.yaml"
-    ours.write_text(text.replace(keys["laptop"].public.decode(), keys["stranger"].public.decode()))
+    ours.write_text(yaml.safe_dump(seen))
     done = ls_edge.run(
         "run", "--peers", ours, "--bundle", tiny_bundle, "--data", "digits", "--limit", "5", "--wait", "2",
         "--secret-key", tmp_path / "keys" / "stranger.key_secret",
