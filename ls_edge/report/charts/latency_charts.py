@@ -1,0 +1,208 @@
+"""Charts of the latency: its distribution, and over the run."""
+
+from __future__ import annotations
+
+import altair as alt
+import numpy as np
+
+from ls_edge.report.charts.served_chart import away_layer
+from ls_edge.report.charts.specification import (
+    MOST_MARKS,
+    MOST_POINTS,
+    ZOOM,
+    Chart,
+    chart_of,
+    event_row,
+    event_text,
+    label_with_halo,
+    latency_scale,
+    position_of,
+    request_row,
+    row_of,
+    sampled,
+    tooltip_of,
+)
+from ls_edge.report.formatting import counted, shorten, show_ms
+from ls_edge.report.statistics import RunData
+from ls_edge.report.theme import colour
+
+
+def latency_distribution(data: RunData) -> Chart | None:
+    """Histogram of the latencies, their cumulative share, and the median, 95th and 99th percentile."""
+    values = data.latency
+    if not values.size:
+        return None
+    figures = data.summary.latency_ms
+    scale = latency_scale(values, from_zero=False)
+    low, high = scale.domain
+    bins = int(min(64, max(8, 2 * values.size**0.5)))
+    edges = np.geomspace(low, high, bins + 1) if scale.type == "log" else np.linspace(low, high, bins + 1)
+    counts, _ = np.histogram(np.clip(values, low, high), edges)
+    order = np.sort(values)[np.linspace(0, len(values) - 1, min(len(values), 160)).astype(int)]
+    height = 260
+    x = alt.X("at:Q", scale=scale, title="latency, ms")
+    bars = (
+        chart_of([row_of(at=a, to=b, answers=int(n)) for a, b, n in zip(edges, edges[1:], counts, strict=False)])
+        .mark_rect(color=colour("accent"), stroke=colour("bg"), strokeWidth=1)
+        .encode(
+            x=x,
+            x2="to:Q",
+            y=alt.Y("answers:Q", title="answers", scale=alt.Scale(domain=[0, max(int(counts.max()), 4) * 1.3])),
+            y2=alt.datum(0),
+            tooltip=[tooltip_of("at", "from, ms"), tooltip_of("to", "to, ms"), alt.Tooltip("answers:Q")],
+        )
+    )
+    steps = [row_of(at=low, share=0.0)]
+    steps += [row_of(at=value, share=i / max(len(order) - 1, 1)) for i, value in enumerate(order)]
+    steps += [row_of(at=high, share=1.0)]
+    shares = (
+        chart_of(steps)
+        .mark_line(color=colour("bad"), strokeWidth=1.6)
+        .encode(
+            x=x,
+            y=alt.Y(
+                "share:Q",
+                title=None,
+                scale=alt.Scale(domain=[0, 1.3]),
+                axis=alt.Axis(orient="right", format=".0%", values=[0.5, 1], grid=False, labelColor=colour("bad")),
+            ),
+        )
+    )
+    named = [
+        (name, float(value or 0)) for name, value in (("p50", figures.p50), ("p95", figures.p95), ("p99", figures.p99))
+    ]
+    layers = [bars, shares]
+    for level, (name, value) in enumerate(named):
+        # A row for each, so that labels that stand close together do not touch.
+        one = chart_of([row_of(at=value, text=f"{name} {show_ms(value)}")]).encode(x=x)
+        left = position_of(value, scale) < 0.6
+        layers.append(
+            one.mark_rule(color=colour("ink"), strokeDash=[3, 3]).encode(
+                y=alt.value(4 + 16 * level), y2=alt.value(height)
+            )
+        )
+        layers.append(
+            label_with_halo(
+                one, "text:N", y=alt.value(9 + 16 * level), align="left" if left else "right", dx=5 if left else -5
+            )
+        )
+    return (
+        alt.layer(*layers)
+        .resolve_scale(y="independent")
+        .properties(
+            width="container",
+            height=height,
+            description=f"Histogram of {counted(len(values), 'answer')}. Median {show_ms(figures.p50)}, "
+            f"95th percentile {show_ms(figures.p95)}, 99th percentile {show_ms(figures.p99)}, "
+            f"largest {show_ms(figures.max)}.",
+        )
+    )
+
+
+def latency_over_time(data: RunData) -> Chart | None:
+    """Latency of each answer by the time of its submission, with what happened to the peers on the way.
+
+    Above :data:`MOST_POINTS` answers, the median and 95th percentile of equal stretches of time and their range.
+    """
+    if not data.records:
+        return None
+    failed = [record for record in data.records if record.error is not None]
+    degraded = [record for record in data.answers if record.degraded]
+    scale = latency_scale(data.latency if data.latency.size else np.array([1.0]), room=1.25)
+    x = alt.X(
+        "t:Q",
+        title="submitted, seconds since the start",
+        scale=alt.Scale(domain=[data.start_ms / 1e3, data.end_ms / 1e3], nice=False),
+    )
+    y = alt.Y("ms:Q", title="latency, ms", scale=scale)
+    tips = [
+        alt.Tooltip("request:N"),
+        alt.Tooltip("image:N"),
+        tooltip_of("ms", "latency, ms"),
+        tooltip_of("t", "submitted, s"),
+    ]
+    events = data.changes[:MOST_MARKS]
+    away = [
+        row_of(t=spell.start / 1e3, to=spell.end / 1e3, peer=shorten(spell.peer, 60))
+        for spell in data.away[:MOST_MARKS]
+    ]
+    layers = away_layer(away, x=x, x2="to:Q")
+    if len(data.answers) <= MOST_POINTS:
+        whole = [record for record in data.answers if not record.degraded]
+        dots = chart_of([request_row(r) for r in whole])
+        layers.append(
+            dots.mark_circle(color=colour("accent"), size=22, opacity=0.6, clip=True).encode(x=x, y=y, tooltip=tips)
+        )
+    else:
+        layers += _bands(data, x, scale)
+    for records, shape, paint in ((degraded, "triangle-up", "wire"), (failed, "cross", "bad")):
+        if not records:
+            continue
+        marks = chart_of([request_row(r) for r in sampled(records)])
+        layers.append(
+            marks.mark_point(shape=shape, color=colour(paint), fill=colour(paint), size=42, clip=True).encode(
+                x=x, y=y, tooltip=tips
+            )
+        )
+    changes = chart_of([event_row(event, number) for number, event in enumerate(events)])
+    kind = alt.Color(
+        "kind:N",
+        legend=None,
+        scale=alt.Scale(domain=["lost", "back", "other"], range=[colour("bad"), colour("good"), colour("axis")]),
+    )
+    tip = [alt.Tooltip("what:N", title="peer"), tooltip_of("t", "at, s"), alt.Tooltip("why:N")]
+    layers.append(changes.mark_rule(strokeWidth=1.3, clip=True).encode(x=x, color=kind, tooltip=tip))
+    if len(events) <= 8:
+        for number, row in enumerate(event_row(event, number) for number, event in enumerate(events)):
+            left = (row["t"] * 1e3 - data.start_ms) / (data.end_ms - data.start_ms) < 0.75
+            layers.append(
+                label_with_halo(
+                    chart_of([row]).encode(x=x, color=kind),
+                    "what:N",
+                    y=alt.value(9 + 15 * (number % 2)),
+                    align="left" if left else "right",
+                    dx=3 if left else -3,
+                    bold=False,
+                )
+            )
+    said = " ".join(f"{event_text(event)} at {event.at_us / 1e6:.2f} s." for event in events[:20]) or "No peer changed."
+    return (
+        alt.layer(*layers)
+        .add_params(alt.selection_interval(name="zoom", bind="scales", encodings=["x"], zoom=ZOOM))
+        .properties(
+            width="container",
+            height=260,
+            description=f"{counted(len(data.answers), 'answer')}, {len(degraded)} degraded, {len(failed)} failed. "
+            f"{said}",
+        )
+    )
+
+
+def _bands(data: RunData, x: alt.X, scale: alt.Scale) -> list[alt.Chart]:
+    edges = np.linspace(data.start_ms, data.end_ms, 161)
+    order = np.argsort(data.submitted, kind="stable")
+    submitted, latency = data.submitted[order], data.latency[order]
+    cuts = np.searchsorted(submitted, edges)
+    rows = []
+    for begin, first, last in zip((edges[:-1] + edges[1:]) / 2e3, cuts, cuts[1:], strict=False):
+        if last > first:
+            low, p50, p95, high = np.percentile(latency[first:last], (0, 50, 95, 100))
+            rows.append(row_of(t=begin, low=low, p50=p50, p95=p95, high=high, answers=int(last - first)))
+    chart = chart_of(rows)
+    tips = [
+        tooltip_of("t", "at, s"),
+        alt.Tooltip("answers:Q"),
+        *(tooltip_of(name, f"{name}, ms") for name in ("low", "p50", "p95", "high")),
+    ]
+    title = "latency, ms"
+    return [
+        chart.mark_area(color=colour("accent"), opacity=0.16, clip=True).encode(
+            x=x, y=alt.Y("low:Q", title=title, scale=scale), y2="high:Q", tooltip=tips
+        ),
+        chart.mark_line(color=colour("accent"), strokeWidth=1.2, strokeDash=[4, 3], clip=True).encode(
+            x=x, y=alt.Y("p95:Q", title=title, scale=scale)
+        ),
+        chart.mark_line(color=colour("accent"), strokeWidth=2, clip=True, tooltip=True).encode(
+            x=x, y=alt.Y("p50:Q", title=title, scale=scale), tooltip=tips
+        ),
+    ]

@@ -1,0 +1,53 @@
+"""Charts as SVG files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ls_edge.errors import UsageError
+from ls_edge.evaluation.evaluate import Evaluation
+from ls_edge.evaluation.run_summary import RunSummary
+from ls_edge.records import PeerEvent, RequestRecord
+from ls_edge.report.charts.accuracy_charts import accuracy_by_skips, accuracy_comparison, accuracy_figure, slot_heatmap
+from ls_edge.report.charts.latency_charts import latency_distribution, latency_over_time
+from ls_edge.report.charts.served_chart import FIRST_LOOK, served
+from ls_edge.report.charts.specification import Chart, svg_of
+from ls_edge.report.charts.stage_charts import stage_breakdown
+from ls_edge.report.files import write_whole
+from ls_edge.report.statistics import RunData
+
+PICTURES: dict[str, Callable[[RunData], Chart | None]] = {
+    "latency": latency_distribution,
+    "over-time": latency_over_time,
+    "stages": lambda data: stage_breakdown(data, legend=True),
+    "served": lambda data: served(data, legend=True, most=FIRST_LOOK),
+    "skips": accuracy_by_skips,
+    "slots": slot_heatmap,
+}
+"""Charts that can be files of their own."""
+
+
+def write_picture(
+    path: str | Path, kind: str, summary: RunSummary, records: Sequence[RequestRecord], events: Sequence[PeerEvent]
+) -> None:
+    """Write the chart ``kind``, a key of :data:`PICTURES`; raises :class:`UsageError` where nothing can be drawn."""
+    if kind not in PICTURES:
+        raise UsageError(f"no picture is called {kind!r}; there are {', '.join(PICTURES)}")
+    chart = PICTURES[kind](RunData(summary, records, events))
+    if chart is None:
+        raise UsageError(f"the run has nothing to draw for {kind!r}; choose another picture")
+    write_whole(path, svg_of(chart))
+
+
+def write_figure(path: str | Path, evaluations: Sequence[Evaluation]) -> None:
+    """Write :func:`accuracy_figure` as an SVG file."""
+    write_whole(path, svg_of(accuracy_figure(evaluations)))
+
+
+def write_comparison_picture(path: str | Path, runs: Sequence[tuple[str, RunSummary]]) -> None:
+    """Write the chart that compares the accuracy of ``runs``; raises :class:`UsageError` where none has labels."""
+    chart = accuracy_comparison(runs)
+    if chart is None:
+        raise UsageError("none of the runs has labels, so there is no accuracy to draw")
+    write_whole(path, svg_of(chart))

@@ -1,0 +1,188 @@
+"""Timelines of single requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+from ls_edge.records import RequestRecord
+from ls_edge.report.charts.specification import Chart, Row, block_paint, chart_of, expression, lookup_expression, row_of
+from ls_edge.report.formatting import counted, shorten, show_ms
+from ls_edge.report.statistics import RunData, pick_requests
+from ls_edge.report.theme import STAGES, colour
+from ls_edge.report.timeline import RequestTimeline, Span, timeline_of
+
+MOST_ROWS = 24
+"""Rows of a request's timeline."""
+
+
+def request_timelines(data: RunData) -> list[tuple[str, str, Chart]]:
+    """A few requests worth a look: why, a few words about it, and a chart of who ran which block when.
+
+    A request whose blocks ran one after the other is one bar. Where holders worked side by side each has a row; a dark
+    line follows what the answer waited for, and what ran beside it is paler.
+    """
+    chosen = pick_requests(data)
+    shared = shared_scale(data)
+    longest = max((record.latency_us for _, record in chosen), default=0) / 1e3 or 1.0
+    found = []
+    for why, record in chosen:
+        limit = longest if shared else record.latency_us / 1e3 or 1.0
+        found.append((why, about(record), _request_chart(data, why, record, limit)))
+    return found
+
+
+def shared_scale(data: RunData) -> bool:
+    """Whether the requests of :func:`request_timelines` are near enough to each other for one scale."""
+    times = [record.latency_us for _, record in pick_requests(data)]
+    return bool(times) and max(times) <= 4 * min(times)
+
+
+def about(record: RequestRecord) -> str:
+    """Latency, image, waves, skips and attempts of a request in a few words."""
+    parts = [show_ms(record.latency_us / 1e3), shorten(record.image, 26)]
+    if not record.is_plain:
+        parts.append(counted(len(record.waves), "wave"))
+    if record.skipped:
+        parts.append(f"skipped {', '.join(map(str, record.skipped[:8]))}")
+    if record.attempts > 1:
+        parts.append(f"{record.attempts} attempts")
+    return " · ".join(parts)
+
+
+def _request_chart(data: RunData, why: str, record: RequestRecord, limit_ms: float) -> Chart:
+    laid = timeline_of(record)
+    several = len(laid.rows) > 1
+    shown = laid.rows[:MOST_ROWS]
+    spans = [span for span in laid.spans if span.row < MOST_ROWS]
+    across = alt.Scale(domain=[0, limit_ms], nice=False)
+    x = alt.X("ms:Q", title=None, scale=across)
+    names = [name if name not in shown[:row] else "" for row, name in enumerate(shown)]
+    axis = (
+        alt.Axis(
+            values=[row + 0.38 for row in range(len(shown))],
+            labelExpr=lookup_expression([shorten(name, 18) for name in names], "floor(datum.value)"),
+            grid=False,
+            labelOverlap=False,
+            labelColor=colour("ink"),
+            minExtent=expression("narrow ? 66 : 110"),
+            maxExtent=expression("narrow ? 66 : 110"),
+            labelLimit=expression("narrow ? 62 : 106"),
+        )
+        if several
+        else None
+    )
+    upright: dict[str, Any] = {
+        "title": None,
+        "axis": axis,
+        "scale": alt.Scale(domain=[0, len(shown) if several else 1.4], reverse=True, nice=False),
+    }
+    y = alt.Y("y0:Q", **upright)
+    tips = [
+        alt.Tooltip("what:N"),
+        alt.Tooltip("holder:N"),
+        alt.Tooltip("took:N"),
+        alt.Tooltip("path:N", title="critical path"),
+    ]
+    rows = [_stage_row(span, record, laid) for span in spans]
+    blocks = [row for row in rows if row["block"] is not None]
+    stages = [row for row in rows if row["block"] is None and not row["why"]]
+    gone = [row for row in rows if row["why"]]
+    pale = alt.condition("datum.path == 'yes'", alt.value(1), alt.value(0.62))
+    stage_paint = alt.Color(
+        "what:N", legend=None, scale=alt.Scale(domain=[s.name for s in STAGES], range=[colour(s.name) for s in STAGES])
+    )
+    ground = [
+        row_of(y0=row, y1=row + 0.76, ms=0, to=min(record.latency_us / 1e3, limit_ms)) for row in range(len(shown))
+    ]
+    wide = "scale('x', datum.to) - scale('x', datum.ms)"
+    text: Any = {"middle": "(datum.ms + datum.to) / 2", "height": "(datum.y0 + datum.y1) / 2"}
+    place: dict[str, Any] = {"x": alt.X("middle:Q", title=None, scale=across), "y": alt.Y("height:Q", **upright)}
+    bar: dict[str, Any] = {"x": x, "x2": "to:Q", "y": y, "y2": "y1:Q"}
+    layers = [
+        chart_of(ground).mark_rect(color=colour("panel")).encode(**bar),
+        chart_of(stages).mark_rect(clip=True).encode(**bar, color=stage_paint, opacity=pale, tooltip=tips),
+        chart_of(blocks)
+        .mark_rect(stroke=colour("bg"), strokeWidth=0.7, clip=True)
+        .encode(**bar, color=block_paint(data.num_blocks), opacity=pale, tooltip=tips),
+        chart_of(blocks)
+        .mark_text(fontSize=10.5, fontWeight=600)
+        .transform_calculate(**text)
+        .encode(
+            **place,
+            text="block:O",
+            color=block_paint(data.num_blocks, inks=True),
+            opacity=alt.condition(f"{wide} > 13", alt.value(1), alt.value(0)),
+        ),
+        chart_of(gone)
+        .mark_rect(fill=None, stroke=colour("bad"), strokeDash=[4, 3], clip=True)
+        .encode(**bar, tooltip=tips),
+        chart_of(gone).mark_text(color=colour("bad")).transform_calculate(**text).encode(**place, text="why:N"),
+    ]
+    if several:
+        layers.append(
+            chart_of(_critical_path(spans, record))
+            .mark_line(color=colour("ink"), strokeWidth=2.4, strokeJoin="round", strokeCap="round")
+            .encode(x=x, y=y, order="order:Q")
+        )
+    else:
+        names_below = chart_of(_first_blocks(blocks, limit_ms)).mark_text(align="left", fontSize=11)
+        room = alt.condition("datum.room * width > 6.5 * length(datum.text)", alt.value(1), alt.value(0))
+        layers.append(names_below.encode(x=x, y=y, text="text:N", opacity=room))
+    path = dict.fromkeys(span.holder for span in spans if span.critical and span.block is not None)
+    said = f"{why}: request {record.id}, {show_ms(record.latency_us / 1e3)}"
+    if several:
+        said += f", waited for {', then '.join(shorten(name, 40) for name in list(path)[:MOST_ROWS])}"
+    height = 34 * len(shown) if several else 54
+    return (
+        alt.layer(*layers)
+        .resolve_scale(color="independent", opacity="independent")
+        .properties(width="container", height=height, description=f"{said}.")
+    )
+
+
+def _stage_row(span: Span, record: RequestRecord, laid: RequestTimeline) -> Row:
+    everywhere = len(laid.rows) > 1 and span.stage in ("stem", "head")
+    inset = (
+        0.0
+        if span.block is not None
+        else {"wire": 0.26, "other": 0.26, "wait": 0.22, "queue": 0.1}.get(span.stage, 0.02)
+    )
+    top, bottom = (0.0, min(len(laid.rows), MOST_ROWS) - 0.24) if everywhere else (span.row + 0.0, span.row + 0.76)
+    return row_of(
+        ms=(span.start - record.submitted_us) / 1e3,
+        to=(span.end - record.submitted_us) / 1e3,
+        y0=top + inset,
+        y1=bottom - inset,
+        what=span.stage if span.block is None else f"block {span.block}",
+        block=span.block,
+        holder=shorten(span.holder, 60) if span.holder else "the source",
+        took=show_ms((span.end - span.start) / 1e3),
+        path="yes" if span.critical else "no",
+        why=shorten(span.why, 20),
+    )
+
+
+def _first_blocks(blocks: Sequence[Row], limit_ms: float) -> list[Row]:
+    """The first block of each visit: whose it is, and which share of the width there is for its name."""
+    firsts = [
+        row
+        for before, row in zip([None, *blocks], blocks, strict=False)
+        if not before or before["holder"] != row["holder"]
+    ]
+    ends = [*(row["ms"] for row in firsts[1:]), limit_ms]
+    return [
+        row_of(ms=row["ms"], y0=1.08, text=shorten(row["holder"], 16), room=(end - row["ms"]) / limit_ms)
+        for row, end in zip(firsts, ends, strict=False)
+    ]
+
+
+def _critical_path(spans: Sequence[Span], record: RequestRecord) -> list[Row]:
+    """A line below the bars that the answer waited for, from row to row."""
+    points: list[Row] = []
+    for span in sorted((span for span in spans if span.critical), key=lambda span: span.start):
+        for at in (span.start, span.end):
+            points.append(row_of(ms=(at - record.submitted_us) / 1e3, y0=span.row + 0.87, order=len(points)))
+    return points

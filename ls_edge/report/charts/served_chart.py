@@ -1,0 +1,227 @@
+"""The chart of who served what when: an overview, and the detail of a stretch that a brush picks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from ls_edge.report.charts.specification import (
+    MOST_MARKS,
+    Chart,
+    Row,
+    block_paint,
+    chart_of,
+    expression,
+    lookup_expression,
+    row_of,
+    tooltip_of,
+)
+from ls_edge.report.formatting import block_ranges, counted, shorten, show_percent
+from ls_edge.report.statistics import RunData, Window, coverage, pack, pick_window, shown_lanes
+from ls_edge.report.theme import colour
+
+MOST_SPANS = 2000
+"""Runs of a block that the detail of who served what holds: some 150 KB of a page."""
+
+MOST_CELLS = 2000
+"""Stretches of time by peer and block in the overview: some 130 KB of a page."""
+
+FIRST_LOOK = 140
+"""Runs of a block in the stretch that the detail shows first; more are too thin to be read."""
+
+
+def served(data: RunData, *, legend: bool = False, width: int = 720, most: int = MOST_SPANS) -> Chart | None:
+    """A lane for each peer: the share of time that its engine ran which block, and every block of a brushed stretch.
+
+    The brush of the overview sets the stretch of the detail. The detail holds at most ``most`` runs of a block,
+    those around the first loss of a peer (:func:`served_window`).
+    """
+    engines, lanes = data.engines, shown_lanes(data)
+    if not len(engines) or not lanes:
+        return None
+    kept, first = pick_window(data, most), pick_window(data, FIRST_LOOK)
+    names = [shorten(data.lanes[lane], 18) for lane in lanes]
+    busy = [f"{show_percent(data.summary.peers[data.lanes[lane]].busy)} busy" for lane in lanes]
+    held = [_held(data.summary.peers[data.lanes[lane]].blocks) for lane in lanes]
+    domain = [data.start_ms / 1e3, data.end_ms / 1e3]
+    brush = alt.selection_interval(
+        name="brush",
+        encodings=["x"],
+        value={"x": [first.start / 1e3, first.end / 1e3]},
+        mark=alt.BrushConfig(fill=colour("ink"), fillOpacity=0.06, stroke=colour("ink"), strokeWidth=1.2),
+    )
+    away = [
+        row_of(t=s.start / 1e3, to=s.end / 1e3, y0=row, y1=row + 1 - _GAP, peer=names[row])
+        for row, lane in enumerate(lanes)
+        for s in data.away[:MOST_MARKS]
+        if s.peer == data.lanes[lane]
+    ]
+    grounds = [row_of(y0=row, y1=row + 1 - _GAP) for row in range(len(lanes))]
+    overview = alt.layer(
+        *_lanes_ground(grounds, away, _lane_axis(names, busy), domain),
+        chart_of(_overview_rows(data, lanes))
+        .mark_rect()
+        .encode(
+            x=alt.X("t:Q", scale=alt.Scale(domain=domain, nice=False), title="seconds since the start"),
+            x2="to:Q",
+            y=_lane_axis(names, busy),
+            y2="y1:Q",
+            color=block_paint(data.num_blocks, legend=legend),
+            tooltip=[
+                alt.Tooltip("block:O"),
+                alt.Tooltip("share:Q", title="engine busy with it", format=".1%"),
+                tooltip_of("t", "from, s"),
+                tooltip_of("to", "to, s"),
+            ],
+        )
+        .add_params(brush),
+    ).properties(width=width, height=max(54 * len(lanes), 60), name="overview")
+    scale = alt.Scale(domain=brush, nice=False)
+    x = alt.X("t:Q", scale=scale, title="seconds since the start")
+    runs = chart_of(_span_rows(data, lanes, kept))
+    wide = "scale('detail_x', datum.to) - scale('detail_x', datum.t)"
+    inside = "(datum.t + datum.to) / 2"
+    detail = (
+        alt.layer(
+            *_lanes_ground(grounds, away, _lane_axis(names, held), brush),
+            runs.mark_rect(stroke=colour("bg"), clip=True).encode(
+                x=x,
+                x2="to:Q",
+                y=_lane_axis(names, held),
+                y2="y1:Q",
+                color=block_paint(data.num_blocks, legend=False),
+                strokeWidth=alt.condition(f"{wide} > 4", alt.value(0.8), alt.value(0)),
+                tooltip=[
+                    alt.Tooltip("block:O"),
+                    alt.Tooltip("request:N"),
+                    tooltip_of("took", "took, ms"),
+                    tooltip_of("t", "from, s"),
+                ],
+            ),
+            runs.mark_text(fontSize=10.5, fontWeight=600, clip=True)
+            .transform_calculate(middle=inside, height="(datum.y0 + datum.y1) / 2")
+            .encode(
+                x=alt.X("middle:Q", scale=scale),
+                y=alt.Y("height:Q"),
+                text="block:O",
+                color=block_paint(data.num_blocks, inks=True),
+                opacity=alt.condition(f"{wide} > 13 && datum.y1 - datum.y0 > 0.3", alt.value(1), alt.value(0)),
+            ),
+        )
+        .resolve_scale(color="independent")
+        .properties(width=width, height=max(46 * len(lanes), 60), name="detail")
+    )
+    return (
+        alt.vconcat(overview, detail, spacing=26)
+        .resolve_scale(x="independent", y="independent", color="independent")
+        .properties(description="; ".join(_lane_text(data, data.lanes[lane]) for lane in lanes) + ".")
+    )
+
+
+def served_window(data: RunData) -> Window:
+    """The stretch of a run whose runs of a block the detail of :func:`served` holds."""
+    return pick_window(data, MOST_SPANS)
+
+
+_GAP = 0.2
+"""Share of a lane's height that stays free below it."""
+
+
+def away_layer(away: list[Row], **encoding: Any) -> list[alt.Chart]:
+    """Shaded stretches in which peers were lost; no layer where there are none, whose scales would have no extent."""
+    tips = [alt.Tooltip("peer:N", title="lost"), tooltip_of("t", "from, s"), tooltip_of("to", "to, s")]
+    return [chart_of(away).mark_rect(color=colour("shade"), clip=True).encode(tooltip=tips, **encoding)] if away else []
+
+
+def _lanes_ground(grounds: list[Row], away: list[Row], y: alt.Y, domain: Any) -> list[alt.Chart]:
+    return [
+        chart_of(grounds)
+        .mark_rect(color=colour("panel"))
+        .encode(y=y, y2="y1:Q", x=alt.value(0), x2=alt.value("width")),
+        *away_layer(away, x=alt.X("t:Q", scale=alt.Scale(domain=domain, nice=False)), x2="to:Q", y=y, y2="y1:Q"),
+    ]
+
+
+def _lane_axis(names: Sequence[str], below: Sequence[str]) -> alt.Y:
+    """Lanes one below the other, with a line below each name."""
+    both = [[name, under] for name, under in zip(names, below, strict=True)]
+    axis = alt.Axis(
+        values=[row + (1 - _GAP) / 2 for row in range(len(names))],
+        labelExpr=lookup_expression(both, "floor(datum.value)"),
+        grid=False,
+        labelOverlap=False,
+        labelLineHeight=14,
+        labelBaseline="bottom",
+        labelOffset=3,
+        minExtent=expression("narrow ? 92 : 128"),
+        maxExtent=expression("narrow ? 92 : 128"),
+        labelLimit=expression("narrow ? 88 : 124"),
+    )
+    return alt.Y("y0:Q", title=None, axis=axis, scale=alt.Scale(domain=[0, len(names)], reverse=True, nice=False))
+
+
+def _overview_rows(data: RunData, lanes: Sequence[int]) -> list[Row]:
+    engines = data.engines
+    pairs = {(int(lane), int(block)) for lane, block in zip(engines.lane, engines.block, strict=True)}
+    bins = int(min(220, max(12, MOST_CELLS / max(len(pairs), 1))))
+    edges = np.linspace(data.start_ms, data.end_ms, bins + 1)
+    rows = []
+    for row, lane in enumerate(lanes):
+        base = np.zeros(bins)
+        for block in range(data.num_blocks):
+            if (lane, block) not in pairs:
+                continue
+            chosen = (engines.lane == lane) & (engines.block == block)
+            share = np.minimum(coverage(engines.start[chosen], engines.end[chosen], edges), 1.0 - base)
+            for i in np.flatnonzero(share > 0.004):
+                bottom = row + (1 - _GAP) * (1 - base[i])
+                rows.append(
+                    row_of(
+                        t=edges[i] / 1e3,
+                        to=edges[i + 1] / 1e3,
+                        y0=bottom - (1 - _GAP) * share[i],
+                        y1=bottom,
+                        block=block,
+                        share=share[i],
+                    )
+                )
+            base = base + share
+    return rows
+
+
+def _span_rows(data: RunData, lanes: Sequence[int], window: Window) -> list[Row]:
+    engines = data.engines
+    inside = (engines.end > window.start) & (engines.start < window.end)
+    rows = []
+    for lane_row, lane in enumerate(lanes):
+        packed = pack(engines, np.flatnonzero(inside & (engines.lane == lane)))
+        depth = min(4, max((row for _, row in packed), default=0) + 1)
+        each = (1 - _GAP) / depth
+        for index, row in packed:
+            top = lane_row + each * min(row, depth - 1)
+            start, end = float(engines.start[index]), float(engines.end[index])
+            rows.append(
+                row_of(
+                    t=start / 1e3,
+                    to=end / 1e3,
+                    y0=top + 0.015,
+                    y1=top + each - 0.015,
+                    block=int(engines.block[index]),
+                    request=data.answers[int(engines.request[index])].id,
+                    took=end - start,
+                    digits=6,
+                )
+            )
+    return rows
+
+
+def _held(blocks: Sequence[int]) -> str:
+    return shorten(f"blocks {block_ranges(blocks)}", 18) if blocks else ""
+
+
+def _lane_text(data: RunData, name: str) -> str:
+    peer = data.summary.peers[name]
+    return f"{shorten(name, 60)}: busy {show_percent(peer.busy)}, {counted(peer.requests, 'answer')}"

@@ -1,0 +1,91 @@
+"""The chart of where the time of answers, hops and visits goes."""
+
+from __future__ import annotations
+
+import altair as alt
+
+from ls_edge.report.charts.specification import Chart, Row, chart_of, expression, lookup_expression, row_of
+from ls_edge.report.formatting import counted, shorten, show_ms, show_percent
+from ls_edge.report.statistics import RunData
+from ls_edge.report.theme import STAGES, colour
+
+
+def stage_breakdown(data: RunData, *, legend: bool = False) -> Chart | None:
+    """Where the time goes: stacked bars of mean milliseconds, per request, for each hop and for each holder."""
+    groups = data.stage_means
+    if not groups:
+        return None
+    labels: list[str] = []
+    heads: list[bool] = []
+    bars: list[Row] = []
+    totals: list[Row] = []
+    for group, name, count, means in groups:
+        if not any(head and label == group for head, label in zip(heads, labels, strict=True)):
+            labels.append(group)
+            heads.append(True)
+        place = len(labels)
+        labels.append(shorten(name, 24))
+        heads.append(False)
+        start, whole = 0.0, sum(means.values()) or 1.0
+        for stage in STAGES:
+            ms = means.get(stage.name, 0.0)
+            if ms > 0:
+                bars.append(
+                    row_of(
+                        row=place,
+                        start=start,
+                        end=start + ms,
+                        stage=stage.name,
+                        mean=show_ms(ms),
+                        share=show_percent(ms / whole),
+                        of=f"{shorten(name, 60)}, {counted(count, 'time')}",
+                    )
+                )
+                start += ms
+        totals.append(row_of(row=place, end=start, text=show_ms(start)))
+    y = alt.Y(
+        "row:O",
+        title=None,
+        scale=alt.Scale(domain=list(range(len(labels))), paddingInner=0.32),
+        axis=alt.Axis(
+            labelExpr=lookup_expression(labels, "datum.value"),
+            labelFontWeight=expression(f"{lookup_expression(heads, 'datum.value')} ? 600 : 400"),
+            labelColor=expression(
+                f"{lookup_expression(heads, 'datum.value')} ? '{colour('ink')}' : '{colour('soft')}'"
+            ),
+            labelLimit=expression("narrow ? 125 : 180"),
+        ),
+    )
+    longest = max(row["end"] for row in totals) or 1.0
+    x = alt.X(
+        "start:Q", title="ms", scale=alt.Scale(domain=[0, longest], nice=False, rangeMax=expression("width - 62"))
+    )
+    paint = alt.Color(
+        "stage:N",
+        title=None,
+        scale=alt.Scale(domain=[stage.name for stage in STAGES], range=[colour(stage.name) for stage in STAGES]),
+        legend=alt.Legend() if legend else None,
+    )
+    drawn = (
+        chart_of(bars)
+        .mark_bar(stroke=colour("bg"), strokeWidth=0.7)
+        .encode(
+            x=x,
+            x2="end:Q",
+            y=y,
+            color=paint,
+            tooltip=[
+                alt.Tooltip("of:N", title="mean of"),
+                alt.Tooltip("stage:N"),
+                alt.Tooltip("mean:N"),
+                alt.Tooltip("share:N"),
+            ],
+        )
+    )
+    text = (
+        chart_of(totals).mark_text(align="left", dx=7, color=colour("ink")).encode(x=alt.X("end:Q"), y=y, text="text:N")
+    )
+    parts = ", ".join(f"{name} {show_ms(ms)}" for name, ms in groups[0][3].items() if ms)
+    return alt.layer(drawn, text).properties(
+        width="container", height=27 * len(labels), description=f"Mean of an answered request: {parts}."
+    )
