@@ -1,7 +1,8 @@
 """``peers.yaml``: who serves which blocks, where to dial them, and who may send images.
 
-The same file lies on every machine. Reading checks all that can be known without a bundle; which blocks exist
-is checked where the file and a bundle meet (:meth:`PeersFile.check_blocks`).
+The same file lies on every machine. Reading checks what the file alone determines. Which blocks exist is checked
+against a bundle (:meth:`PeersFile.check_blocks`), which codecs exist by those who send tokens
+(:meth:`PeersFile.check_codecs`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,7 +21,6 @@ from ls_edge import yaml_source
 from ls_edge.errors import ConfigError
 from ls_edge.validation import unknown_name
 
-Codec = Literal["raw", "fp16", "int8"]
 EngineKind = Literal["auto", "onnx", "tensorrt"]
 
 _ADDRESS = re.compile(r"^tcp://(\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[^\[\]:/\s]+):(\d{1,5})$")
@@ -59,8 +60,8 @@ class PeerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most images that the peer runs through a block at once."""
     batch_wait_ms: float = 0.0
     """How long the peer waits for a batch to fill."""
-    codec: Codec = "raw"
-    """How tokens are sent to this peer."""
+    codec: str = "raw"
+    """How tokens are sent to this peer: the name of a wire codec."""
     credits: int = 16
     """Most images that the peer holds at once."""
 
@@ -110,7 +111,7 @@ class PeerConfig:
     threads: int | None
     max_batch: int
     batch_wait_ms: float
-    codec: Codec
+    codec: str
     credits: int
 
 
@@ -147,6 +148,14 @@ class PeersFile:
                         f"peer {peer.name!r} lists block {block}, but the bundle has blocks 0 to {blocks - 1}",
                         "peers", index, "blocks",
                     )  # fmt: skip
+
+    def check_codecs(self, known: Collection[str]) -> None:
+        """Raise :class:`ConfigError` where a peer names a codec that is not among ``known``."""
+        for index, peer in enumerate(self.peers):
+            if peer.codec not in known:
+                raise self._source_map.error(
+                    f"codec is {peer.codec!r}; it has to be one of {', '.join(known)}", "peers", index, "codec"
+                )
 
 
 def load_peers(path: str | Path) -> PeersFile:

@@ -22,7 +22,7 @@ from ls_edge.engines.opening import open_block_engines
 from ls_edge.errors import EngineError, LsEdgeError, UsageError
 from ls_edge.order_costs import read_order_costs
 from ls_edge.peers_file import EngineKind, PeersFile, is_loopback
-from ls_edge.runtime.protocol.codecs import is_finite
+from ls_edge.runtime.protocol.codecs import CODECS, is_finite
 from ls_edge.runtime.protocol.codecs.wire_codec import Tokens
 from ls_edge.runtime.protocol.messages import MINOR, Hello
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Drain, Instruction, Warm
@@ -64,6 +64,7 @@ class Peer:
         """
         self.entry = peers.peer(name)
         peers.check_blocks(bundle.num_blocks)
+        peers.check_codecs(CODECS)
         if not peers.uses_keys and not peers.insecure and not is_loopback(self.entry.bind):
             raise UsageError(f"{self.entry.bind} is not on the loopback and {peers.path} has no keys; add keys")
         self.bundle = bundle

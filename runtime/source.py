@@ -43,7 +43,7 @@ from ls_edge.records import PeerEvent
 from ls_edge.runtime.audit import Audit, Auditor, Challenge, challenge_itinerary, require_block_files
 from ls_edge.runtime.deadlines import Deadlines
 from ls_edge.runtime.peer_monitor import PeerMonitor, PeerView, SourceSnapshot
-from ls_edge.runtime.protocol.codecs import is_finite
+from ls_edge.runtime.protocol.codecs import CODECS, is_finite
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
 from ls_edge.runtime.results import Answer, InFlightRequest, RequestState, itinerary_holders, record_of
 from ls_edge.runtime.routing.events import Abandon, Complete, Fail, Instruction, Returned, Submit
@@ -112,6 +112,7 @@ class Source:
                 "use fastest, or leave --via source out"
             )
         peers.check_blocks(bundle.num_blocks)
+        peers.check_codecs(CODECS)
         if self.settings.audit:
             require_block_files(bundle)
         self.peers = peers
@@ -175,7 +176,7 @@ class Source:
         self._challenge_ids = itertools.count(_FIRST_CHALLENGE)
         self._auditor: Auditor | None = None
         if self.settings.audit:
-            codecs = {peer.name: str(peer.codec) for peer in peers.peers}
+            codecs = {peer.name: peer.codec for peer in peers.peers}
             self._auditor = Auditor(bundle, self.settings.audit, codecs, self._bundle_of, self._request_challenge)
         self._worker: Worker[_StemResult | _HeadResult] = Worker("stem and head", self._node.wake)
         self._thread = threading.Thread(target=self._loop, name="source", daemon=True)

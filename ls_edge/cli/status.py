@@ -57,10 +57,12 @@ def command(
     from ls_edge.cli.descriptor_limit import require_descriptors
     from ls_edge.logs import set_up
     from ls_edge.peers_file import load_peers
+    from ls_edge.runtime.protocol.codecs import CODECS
 
     if check and watch:
         raise UsageError("--check does not look at peers, so there is nothing to watch; leave one out")
     file = load_peers(peers)
+    file.check_codecs(CODECS)
     opened = None if bundle is None else Bundle.open(bundle)
     if opened is not None:
         file.check_blocks(opened.num_blocks)

@@ -2,7 +2,7 @@
 
 A message is one or two ZeroMQ frames: a header, and the tokens where it carries any. The header is ``LS``, the major
 version in one byte, then MessagePack of one of the tagged structs below. Nothing is used before it was checked:
-:func:`decode` raises :class:`WireError` for all that is not exactly a message, and ``codec.decode``
+:func:`decode` raises :class:`WireError` for all that is not exactly a message, and ``codecs.decode``
 does the same for tokens.
 
 Left out: who sends what when (``routing``), sockets (``links``).

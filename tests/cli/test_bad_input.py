@@ -277,7 +277,8 @@ CASES = r"""
 2 | PEER threads.yaml | threads.yaml:2:80: threads is 100000, the most is 1024
 2 | PEER nan.yaml | nan.yaml:2:86: batch_wait_ms is .nan; it has to be a finite number
 2 | PEER negative.yaml | negative.yaml:2:80: credits is -1, the least is 1
-2 | PEER codec.yaml | codec.yaml:2:78: codec is 'gzip'; it has to be one of fp16, int8, raw
+2 | PEER codec.yaml | codec.yaml:2:78: codec is 'gzip'; it has to be one of raw
+2 | status --check --peers codec.yaml | codec.yaml:2:78: codec is 'gzip'; it has to be one of raw
 2 | PEER engine.yaml | engine.yaml:2:79: engine is 'cuda'; it has to be one of auto, onnx, tensorrt
 2 | PEER boolname.yaml | boolname.yaml:2:12: name is yes; it has to be text; put it in quotes: "yes"
 2 | PEER oddname.yaml | oddname.yaml:2:12: name 'a b': use 1 to 63 letters, digits, dots, hyphens or

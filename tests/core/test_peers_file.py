@@ -142,7 +142,6 @@ SOURCE = f'sources:\n  - {{name: s, public_key: "{KEYS[1]}"}}\n'
             13,
             "engine is 'openvino'; it has to be one of auto, onnx, tensorrt",
         ),
-        ("peers:\n" + peer(more="codec: zip"), 5, 12, "codec is 'zip'; it has to be one of fp16, int8, raw"),
         ("peers:\n" + peer(more="public_key: short"), 5, 17, "public_key is not 40 characters of Z85"),
         ("peers:\n" + A + peer(address="tcp://127.0.0.1:5556"), 6, 11, "the name 'a' stands twice"),
         ("peers:\n" + A + peer(name="b"), 7, 14, "'b' has the address of 'a', tcp://127.0.0.1:5555"),

@@ -1,15 +1,14 @@
 """How tokens are written: tolerances that are stated, lengths that are exact, numbers that are extreme."""
 
 import warnings
-from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ls_edge.errors import WireError
-from ls_edge.peers_file import Codec
+from ls_edge.errors import ConfigError, WireError
+from ls_edge.peers_file import load_peers
 from ls_edge.runtime.protocol import codecs
 
 TOLERANCE = {"raw": 0.0, "fp16": 2.0**-11, "int8": 1 / 254}
@@ -62,7 +61,7 @@ def test_unknown_codec_is_refused_everywhere():
         lambda: codecs.encode("zip", drawn((1, 1), 0)),
         lambda: codecs.decode("zip", b"", 1, 1),
     ):
-        with pytest.raises(WireError, match="unknown codec 'zip'; this version knows raw, fp16, int8"):
+        with pytest.raises(WireError, match="unknown codec 'zip'; this version supports raw, fp16, int8"):
             attempt()
 
 
@@ -142,5 +141,14 @@ def test_many_hops_do_not_add_up_where_nothing_is_computed(name):
     np.testing.assert_allclose(many, once, rtol=0, atol=1e-6 * np.abs(once).max())
 
 
-def test_peers_may_name_every_codec():
-    assert get_args(Codec) == tuple(codecs.CODECS)
+@pytest.mark.parametrize("name", codecs.CODECS)
+def test_peers_may_name_every_codec(write_peers, name):
+    file = load_peers(write_peers({"a": [0]}, codec=name))
+    file.check_codecs(codecs.CODECS)
+    assert file.peer("a").codec == name
+
+
+def test_a_codec_that_does_not_exist_is_refused_with_its_place(write_peers):
+    file = load_peers(write_peers({"a": [0]}, codec="zip"))
+    with pytest.raises(ConfigError, match=r"peers.yaml:\d+:\d+: codec is 'zip'; it has to be one of raw, fp16, int8$"):
+        file.check_codecs(codecs.CODECS)

@@ -178,3 +178,8 @@ def test_nobody_but_the_table_compares_policy_names():
 def test_a_policy_of_a_newer_version_counts_as_nearest():
     assert policy_of("of tomorrow") is POLICIES["nearest"]
     assert [name for name, policy in POLICIES.items() if name != policy.name] == []
+
+
+def test_the_readme_has_a_row_for_every_policy():
+    section = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split("\n## Policies\n")[1]
+    assert set(re.findall(r"^\| `(\w+)`", section.split("\n## ")[0], re.M)) == set(POLICIES)

@@ -17,9 +17,7 @@ from ls_edge.runtime.protocol.messages import Itinerary, Run, TrackRef, Transfer
 from ls_edge.runtime.routing import custody, neighbours
 from ls_edge.runtime.routing import source_routing as source
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.transport import admission as admission
-from ls_edge.runtime.transport import host_names as names
-from ls_edge.runtime.transport import links, node
+from ls_edge.runtime.transport import admission, host_names, links, node
 
 TEXT = (Path(__file__).parents[2] / "runtime" / "protocol" / "PROTOCOL.md").read_text(encoding="utf-8")
 MESSAGES = {kind.__struct_config__.tag: kind for kind in get_args(wire.Message)}
@@ -32,7 +30,7 @@ PARTS = {
 }
 
 HOMES = {
-    "wire": wire, "node": node, "links": links, "names": names, "door": admission, "custody": custody,
+    "wire": wire, "node": node, "links": links, "host_names": host_names, "admission": admission, "custody": custody,
     "neighbours": neighbours, "source": source,
 }  # fmt: skip
 
@@ -194,12 +192,13 @@ def test_other_numbers_are_those_of_the_code():
 
 
 def test_codecs_are_those_of_the_code():
-    table = {name.strip("`"): formula.strip("`") for name, formula, _ in rows("Tokens")}
+    table = {name.strip("`"): formula.strip("`") for name, formula, _, _ in rows("Tokens")}
     assert tuple(table) == tuple(codecs.CODECS)
+    assert [float(replay) for _, _, replay, _ in rows("Tokens")] == list(codecs.REPLAY_TOLERANCE.values())
     for name, formula in table.items():
         assert eval(formula, {"count": 7, "dim": 5}) == codecs.wire_bytes(name, 7, 5)
     example = np.array([[[1.0, -2.0], [0.5, 0.0]]], np.float32)
-    for name, written in re.findall(r"^(raw|fp16|int8) +((?:[0-9A-F]{2} *)+)$", TEXT, re.M):
+    for name, written in re.findall(rf"^({'|'.join(table)}) +((?:[0-9A-F]{{2}} *)+)$", TEXT, re.M):
         assert bytes.fromhex(written) == bytes(codecs.encode(name, example)), name
         table.pop(name)
     assert not table
@@ -219,7 +218,7 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
     )
     assert f"At most {node.COMPLAINTS_A_SECOND} COMPLAINTs are sent" in TEXT
     assert f"At most {node.MAX_SOURCES}\nprocesses beyond the peers" in TEXT
-    assert f"every {names.LOOK_UP_EVERY:.0f} s while there is no link" in TEXT
+    assert f"every {host_names.LOOK_UP_EVERY:.0f} s while there is no link" in TEXT
     assert f"| {links._RECONNECT_MS} to {links._RECONNECT_MOST_MS} ms |" in TEXT
     assert wire.encode(wire.Bye())[:3] == bytes.fromhex("4C5302")
     peers_defaults = links.HeartbeatSettings()

@@ -1,5 +1,8 @@
 """Every family that fits: trained order is timm's forward, other arrangements run, the parts export."""
 
+import re
+from pathlib import Path
+
 import pytest
 import timm
 import torch
@@ -9,7 +12,7 @@ from ls_edge.errors import ModelError
 from ls_edge.export.writer import export_run
 from ls_edge.training.checkpoint import load_run, save_run
 from ls_edge.training.config import RunRecord, TrainConfig
-from ls_edge.training.models.families import family_of
+from ls_edge.training.models.families import FAMILIES, family_of
 from ls_edge.training.models.small_models import create, image_spec_of
 from ls_edge.training.models.view import BlockView
 
@@ -150,3 +153,11 @@ def test_a_family_exports(tmp_path, which):
     save_run(tmp_path / "run", view, TrainConfig(), record)
     exported = export_run(load_run(tmp_path / "run"), tmp_path / "bundle")
     assert exported.bundle.num_blocks == 2
+
+
+def test_the_document_has_a_row_for_every_family():
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", text.split("\n## Models that fit\n")[1].split("\n## ")[0], re.M)
+    assert {name for name, _ in rows} == {family.name for family in FAMILIES}
+    for family in FAMILIES:
+        assert dict(rows)[family.name].startswith(family.members)

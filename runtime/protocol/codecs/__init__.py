@@ -1,8 +1,7 @@
 """How tokens are written on the wire, by name.
 
-A new codec is a file in this folder, a line of :data:`CODECS`, and its name in ``peers.yaml``
-(:data:`ls_edge.peers_file.Codec`; a test compares the two). Errors of the logits after replay grow with the hops;
-:data:`REPLAY_TOLERANCE` holds what is tested.
+A new codec is a file in this folder, an entry of :data:`CODECS` and a row of the table in ``PROTOCOL.md``. Errors of
+the logits after replay grow with the hops; :data:`REPLAY_TOLERANCE` holds what is tested.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _FP16_EXPONENT = 0x7C00
 def codec_of(name: str) -> WireCodec:
     """Return the codec of a name; raises :class:`WireError` for an unknown one."""
     if name not in CODECS:
-        raise WireError(f"unknown codec {name!r}; this version knows {', '.join(CODECS)}")
+        raise WireError(f"unknown codec {name!r}; this version supports {', '.join(CODECS)}")
     return CODECS[name]
 
 
