@@ -110,7 +110,7 @@ class EpochTrainer:
             if self.averaged is not None and averages_step(config.optim, step, all_steps):
                 self.averaged.update_parameters(view)
             images = len(batch[1]) * self.context.world_size
-            self.cost += images * plan.cost(view.num_blocks, teacher=self.method.has_teacher)
+            self.cost += images * plan.cost(view.work, teacher=self.method.has_teacher)
             seen += images
             unchecked.append((step, plan, rate, loss))
             if len(unchecked) == CHECK_EVERY or index == steps - 1:

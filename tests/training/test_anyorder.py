@@ -9,7 +9,7 @@ from ls_edge.arrangement import equal_waves
 from ls_edge.errors import UsageError
 from ls_edge.training.methods.base import expected_cost, make_method
 from ls_edge.training.methods.distillation import frozen_copy, soft_cross_entropy
-from ls_edge.training.methods.step_plan import StepPlan, drop_blocks
+from ls_edge.training.methods.step_plan import StepPlan, WorkProfile, drop_blocks
 from ls_edge.training.models.small_models import build
 
 torch.set_num_threads(1)
@@ -41,7 +41,7 @@ def test_the_default_draws_orders_most_often_and_tracks_and_the_trained_order():
     whole = sum(len(item.order) == 8 for item in found) / len(found)
     assert 0.18 < whole < 0.26
     assert {len(item.order) for item in found} == set(range(1, 9))
-    assert 2.2 < expected_cost(make_method("anyorder", {}), 8) < 2.3
+    assert 2.2 < expected_cost(make_method("anyorder", {}), WorkProfile(8)) < 2.3
     assert {len(wave) for item in found for wave in item.waves} == {1, 2, 3, 4}
     assert make_method("anyorder", {}).draw(8, 3, 17) == make_method("anyorder", {}).draw(8, 3, 17)
 
@@ -55,12 +55,12 @@ def test_parts_are_switches():
 
 
 def test_costs_are_counted_in_one_place():
-    assert StepPlan.plain(range(8)).cost(8) == 3
-    assert StepPlan.plain(range(4)).cost(8) == 1.5
-    assert StepPlan.plain(range(8)).cost(8, teacher=True) == 4
+    assert StepPlan.plain(range(8)).cost(WorkProfile(8)) == 3
+    assert StepPlan.plain(range(4)).cost(WorkProfile(8)) == 1.5
+    assert StepPlan.plain(range(8)).cost(WorkProfile(8), teacher=True) == 4
     arrangement = equal_waves(range(8), 2, 2)
-    assert StepPlan((arrangement, StepPlan.plain(range(4)).arrangement)).cost(8) == 2.25
-    assert expected_cost(make_method("anyorder", {**PLAIN, "groups": 8}), 8) == pytest.approx(3)
+    assert StepPlan((arrangement, StepPlan.plain(range(4)).arrangement)).cost(WorkProfile(8)) == 2.25
+    assert expected_cost(make_method("anyorder", {**PLAIN, "groups": 8}), WorkProfile(8)) == pytest.approx(3)
 
 
 def test_pieces_of_draws():
@@ -86,10 +86,10 @@ def test_groups_of_a_batch_have_an_order_each():
 def test_the_teacher_is_the_start_and_does_not_change():
     view = viewed()
     method = make_method("anyorder", {**PLAIN, "groups": 1, "teacher": {"use": "auto", "logits": 0.5}})
-    assert expected_cost(method, 4) == 3
+    assert expected_cost(method, WorkProfile(4)) == 3
     method.begin(view, trained=True)
     assert method.has_teacher
-    assert expected_cost(method, 4) == 4
+    assert expected_cost(method, WorkProfile(4)) == 4
     with torch.no_grad():
         wanted = view(IMAGES)
         for parameter in view.parameters():

@@ -169,7 +169,7 @@ def test_every_method_trains_and_is_read_again(tmp_path, method):
     assert run.method == method
     assert run.config.method_args.keys() == set(make_method(method, {}).settings.__struct_fields__)
     assert run.view.needs_slot == (method == "position")
-    per_image = expected_cost(make_method(method, {}), 3) + (1 if method == "anyorder" else 0)
+    per_image = expected_cost(make_method(method, {}), run.view.work) + (1 if method == "anyorder" else 0)
     assert summary.cost / (summary.images // 128 * 128) == pytest.approx(per_image, rel=0.25)
     again = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, init=str(tmp_path / "run")),
                                     epochs=0)  # fmt: skip

@@ -4,7 +4,7 @@ import torch
 from ls_edge.arrangement import random_orders
 from ls_edge.errors import UsageError
 from ls_edge.training.methods.base import METHODS, expected_cost, make_method
-from ls_edge.training.methods.step_plan import StepPlan
+from ls_edge.training.methods.step_plan import StepPlan, WorkProfile
 from ls_edge.training.models.small_models import build
 
 torch.set_num_threads(1)
@@ -52,7 +52,7 @@ def test_layerdrop_drops_a_fifth_and_never_all():
         assert 7.9 < sum(map(len, orders)) / 2000 < 8.1
         assert all(list(order) == sorted(order) for order in orders) is sorted_
         assert min(len(make_method(name, {"p": 0.99}).draw(3, 0, step).order) for step in range(100)) == 1
-        assert expected_cost(method, 10) == pytest.approx(2.4, abs=0.05)
+        assert expected_cost(method, WorkProfile(10)) == pytest.approx(2.4, abs=0.05)
 
 
 def test_unknown_names_and_settings():
@@ -118,3 +118,39 @@ def test_a_methods_weights_are_part_of_the_runs():
     assert not plain.take_method(one.weights())
     make_method("predict", {}).attach(plain)
     assert not plain.take_method(one.weights())
+
+
+def test_cost_counts_stem_head_and_a_methods_modules():
+    view = build("vit_cifar", {})
+    modes = [module.training for module in view.modules()]
+    statistics = {name: value.clone() for name, value in view.model.named_buffers()}
+    work = view.work
+    # Block of width 192 on 16 tokens: qkv and proj 4 D^2, MLP of ratio two 4 D^2, attention 2 N D, two operations each.
+    assert work.block == 2 * 16 * (8 * 192**2 + 2 * 16 * 192)
+    convolutions = ((3, 64, 16), (64, 128, 8), (128, 128, 8), (128, 192, 4))
+    stem = sum(2 * 9 * before * after * side**2 for before, after, side in convolutions) + 2 * 16 * 192**2
+    assert work.stem == stem
+    assert 3.8 < work.stem / work.block < 4.0
+    assert (work.head, work.added, work.num_blocks) == (2 * 192 * 10, 0, 8)
+    assert StepPlan.plain(range(8)).cost(work) == pytest.approx(3)
+    fewer = StepPlan.plain(range(4)).cost(work)
+    assert fewer == pytest.approx(3 * (stem + 4 * work.block + work.head) / (stem + 8 * work.block + work.head))
+    assert [module.training for module in view.modules()] == modes
+    assert all(torch.equal(value, statistics[name]) for name, value in view.model.named_buffers())
+
+
+@pytest.mark.parametrize(
+    ("method", "added"),
+    [("shuffle", 0), ("position", 2 * 16 * (16 + 32) * 16), ("predict", 2 * 16 * 4)],
+)
+def test_a_methods_modules_are_counted_for_each_block(method, added):
+    view = viewed()
+    assert view.work.added == 0
+    make_method(method, {}).attach(view)
+    work = view.work
+    assert work.added == added
+    assert work.forward == viewed().work.forward
+    order = StepPlan.plain(range(4))
+    assert order.cost(work) == pytest.approx(3 * (work.forward + 4 * added) / work.forward)
+    view.keep_blocks([1, 2])
+    assert view.work.num_blocks == 2

@@ -16,7 +16,7 @@ from ls_edge import validation
 from ls_edge.arrangement import Arrangement
 from ls_edge.errors import UsageError
 from ls_edge.training.methods import anyorder, paper
-from ls_edge.training.methods.step_plan import StepPlan
+from ls_edge.training.methods.step_plan import StepPlan, WorkProfile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,7 +92,7 @@ def make_method(name: str, args: dict[str, Any]) -> Method:
         raise UsageError(f"method {name} with settings {args}: {text}; it has {known}") from None
 
 
-def expected_cost(method: Method, num_blocks: int, *, draws: int = 400) -> float:
+def expected_cost(method: Method, work: WorkProfile, *, draws: int = 400) -> float:
     """Mean cost of a step for one image over ``draws`` plans, in forward passes (:meth:`StepPlan.cost`)."""
-    plans = (method.draw(num_blocks, 0, step) for step in range(draws))
-    return sum(plan.cost(num_blocks, teacher=method.has_teacher) for plan in plans) / draws
+    plans = (method.draw(work.num_blocks, 0, step) for step in range(draws))
+    return sum(plan.cost(work, teacher=method.has_teacher) for plan in plans) / draws

@@ -20,6 +20,10 @@ class SlotModule(nn.Module):
         """Tokens ``[B, N, D]`` after block ``index``, run by ``run_block``; ``slot`` is an int or int64 ``[B]``."""
         raise NotImplementedError
 
+    def elementwise_flops(self, count: int, dim: int) -> int:  # noqa: ARG002
+        """Operations that it adds to a block element by element, for one image of ``count`` tokens of ``dim``."""
+        return 0
+
 
 class SlotEmbedding(SlotModule):
     """LayerShuffle-position (arXiv 2407.04513, section 3.2): a slot embedding joined to each token before a block.

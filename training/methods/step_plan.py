@@ -24,6 +24,27 @@ BACKWARD_COST = 2.0
 
 
 @dataclass(frozen=True)
+class WorkProfile:
+    """Operations of one image in the parts of a model, in any unit; by default those of a model of blocks alone.
+
+    Of a model: :attr:`ls_edge.training.models.view.BlockView.work`.
+    """
+
+    num_blocks: int
+    stem: float = 0.0
+    block: float = 1.0
+    """Of one block without a method's modules."""
+    head: float = 0.0
+    added: float = 0.0
+    """What a method's modules add to each block that runs."""
+
+    @property
+    def forward(self) -> float:
+        """A forward pass of the whole model without a method's modules."""
+        return self.stem + self.num_blocks * self.block + self.head
+
+
+@dataclass(frozen=True)
 class StepPlan:
     """The arrangements of one step; each runs an equal part of the images, forwards and backwards."""
 
@@ -49,14 +70,16 @@ class StepPlan:
         found = [item.to_json() for item in self.groups]
         return found[0] if len(found) == 1 else found
 
-    def cost(self, num_blocks: int, *, teacher: bool = False) -> float:
+    def cost(self, work: WorkProfile, *, teacher: bool = False) -> float:
         """Cost of the step for one image, in forward passes of the whole model; 3 for plain training.
 
-        Methods are compared at equal training FLOPs by this number. Stem, head and the modules of a method are not
-        counted: they are small beside the blocks. ``teacher`` adds the forward pass of a frozen model.
+        Methods are compared at equal training FLOPs by this number. It counts the stem and the head, which run for
+        every image, the blocks that the plan runs, and what the method's modules add to each. ``teacher`` adds the
+        forward pass of a frozen model.
         """
         run = sum(len(item.order) for item in self.groups) / len(self.groups)
-        return (1 + BACKWARD_COST) * run / num_blocks + (1.0 if teacher else 0.0)
+        step = work.stem + run * (work.block + work.added) + work.head
+        return (1 + BACKWARD_COST) * step / work.forward + (1.0 if teacher else 0.0)
 
 
 def step_rng(seed: int, step: int) -> random.Random:

@@ -18,6 +18,7 @@ from ls_edge.training.models.adapters.cait import CaitFamily
 from ls_edge.training.models.adapters.eva import EvaFamily
 from ls_edge.training.models.adapters.mixer import MixerFamily
 from ls_edge.training.models.adapters.vision_transformer import VisionTransformerFamily
+from ls_edge.training.models.flops import evaluation_mode
 
 Family = VisionTransformerFamily
 """The interface of all adapters; the others are its subclasses."""
@@ -72,10 +73,8 @@ def shape_of_tokens(family: Family, model: nn.Module) -> tuple[int, int]:
     height, width = family.image_size(model)
     parameter = next(model.parameters())
     images = torch.zeros(1, 3, height, width, device=parameter.device, dtype=parameter.dtype)
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), evaluation_mode(model):
             tokens = family.stem(model, images)
             after = family.blocks(model)[0](tokens, **family.block_inputs(model, 0))
             logits = family.head(model, after) if after.shape == tokens.shape else None
@@ -83,9 +82,6 @@ def shape_of_tokens(family: Family, model: nn.Module) -> tuple[int, int]:
         raise ModelError(
             f"{type(model).__name__} does not take images [B, 3, {height}, {width}]: {error}; use another model"
         ) from None
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     if tokens.ndim != 3 or after.shape != tokens.shape:
         raise ModelError(
             f"{type(model).__name__} does not carry one shape of tokens: {list(tokens.shape)} before a block, "

@@ -22,7 +22,9 @@ from ls_edge.arrangement import Arrangement, apply
 from ls_edge.bundle import TokenSpec
 from ls_edge.errors import ModelError
 from ls_edge.training.methods.slots import PositionPredictor, SlotModule
+from ls_edge.training.methods.step_plan import WorkProfile
 from ls_edge.training.models.families import Family, evenly_spaced, family_of, shape_of_tokens
+from ls_edge.training.models.flops import count_flops, evaluation_mode
 
 METHOD = "method."
 """What the names of a method's own parameters begin with, in :meth:`BlockView.weights`."""
@@ -42,6 +44,7 @@ class BlockView(nn.Module):
         self.checkpointing = False
         """Whether training computes a block again for its gradients instead of keeping what is inside."""
         self._compiled: list[Callable[..., Tensor]] | None = None
+        self._work: tuple[tuple[Any, ...], WorkProfile] | None = None
 
     @classmethod
     def of(cls, model: nn.Module) -> BlockView:
@@ -83,6 +86,29 @@ class BlockView(nn.Module):
     def classifier(self) -> frozenset[str]:
         """Names of the parameters whose shape follows the number of classes."""
         return self._family.classifier(self.model)
+
+    @property
+    def work(self) -> WorkProfile:
+        """Operations of stem, block, head and the method's modules; counted once for each set of modules."""
+        modules = (self.num_blocks, type(self.slots), type(self.predictor))
+        if self._work is None or self._work[0] != modules:
+            self._work = modules, self._count_work()
+        return self._work[1]
+
+    def _count_work(self) -> WorkProfile:
+        with evaluation_mode(self), torch.autocast(self.device.type, enabled=False):
+            images = torch.zeros(1, 3, *self.image_size, device=self.device)
+            stem, tokens = count_flops(lambda: self.stem(images))
+            head, _ = count_flops(lambda: self.head(tokens))
+            block, _ = count_flops(lambda: self._blocks[0](tokens, **self._family.block_inputs(self.model, 0)))
+            added = 0
+            if self.slots is not None:
+                added += count_flops(lambda: self._run(0, tokens, 0))[0] - block
+                added += self.slots.elementwise_flops(*tokens.shape[1:])
+            if self.predictor is not None:
+                predictor = self.predictor
+                added += count_flops(lambda: predictor(0, tokens))[0]
+        return WorkProfile(num_blocks=self.num_blocks, stem=stem, block=block, head=head, added=added)
 
     @property
     def device(self) -> torch.device:
