@@ -22,6 +22,7 @@ import msgspec
 import onnx
 import torch
 
+from ls_edge.bands import Bands
 from ls_edge.bundle import (
     MANIFEST,
     SCHEMA,
@@ -227,7 +228,7 @@ def _write_parts(
             f"{run.folder}: the model has {run.view.num_classes} logits and the run {len(run.classes)} class names; "
             "train it again"
         )
-    interface = interface_of(run.image, spec, parts.parts, len(run.classes), needs_slot=view.needs_slot)
+    interface = interface_of(run.image, spec, Bands(parts.parts), len(run.classes), needs_slot=view.needs_slot)
     draft = Manifest(
         schema=SCHEMA, bundle_id="", model_id=model_id_of(run.weights_sha256, interface), model=run.model,
         method=run.method, classes=run.classes, image=run.image, tokens=spec, needs_slot=view.needs_slot,

@@ -21,7 +21,8 @@ from typing import Any
 
 import msgspec
 
-from ls_edge.errors import BundleError, DigestMismatch, SchemaMismatch
+from ls_edge.bands import Bands
+from ls_edge.errors import BundleError, DigestMismatch, SchemaMismatch, UsageError
 from ls_edge.validation import json_fault
 
 SCHEMA = 1
@@ -110,6 +111,9 @@ class Manifest(msgspec.Struct, frozen=True):
     order_costs: dict[str, Any] = {}
     trained_on: str = ""
     """Digest of the training data's file list (:meth:`ls_edge.data.datasets.ImageSet.digest`); empty if unknown."""
+    bands: tuple[tuple[int, ...], ...] | msgspec.UnsetType = msgspec.UNSET
+    """Groups of blocks within which the order may change (``ls_edge.bands``); left out where it is one, so manifests
+    without the setting keep their ids."""
 
     def part_names(self) -> Iterator[tuple[str, Part]]:
         """Yield ``("stem", part)``, ``("block 0", part)`` ... ``("head", part)``, and ``whole`` where there is one."""
@@ -121,15 +125,26 @@ class Manifest(msgspec.Struct, frozen=True):
             yield "whole", self.parts.whole
 
 
-def interface_of(image: ImageSpec, tokens: TokenSpec, blocks: int, classes: int, *, needs_slot: bool) -> dict[str, Any]:
-    """Everything that two processes must agree on to exchange tokens, as plain JSON."""
-    return {
+def interface_of(
+    image: ImageSpec, tokens: TokenSpec, bands: Bands, classes: int, *, needs_slot: bool
+) -> dict[str, Any]:
+    """Everything that two processes must agree on to exchange tokens, as plain JSON.
+
+    The bands are a part of it, so processes with other bands are of another model and refuse each other.
+    """
+    found = {
         "image": msgspec.to_builtins(image),
         "tokens": msgspec.to_builtins(tokens),
-        "blocks": blocks,
+        "blocks": bands.num_blocks,
         "classes": classes,
         "needs_slot": needs_slot,
     }
+    return found if bands.is_one else {**found, "bands": bands.to_json()}
+
+
+def manifest_bands(bands: Bands) -> tuple[tuple[int, ...], ...] | msgspec.UnsetType:
+    """What a manifest says about bands: nothing where there is one."""
+    return msgspec.UNSET if bands.is_one else tuple(map(tuple, bands.groups))
 
 
 def digest_of(value: Any) -> str:
@@ -193,7 +208,13 @@ class Bundle:
     def interface(self) -> dict[str, Any]:
         """See :func:`interface_of`."""
         m = self.manifest
-        return interface_of(m.image, m.tokens, self.num_blocks, len(m.classes), needs_slot=m.needs_slot)
+        return interface_of(m.image, m.tokens, self.bands, len(m.classes), needs_slot=m.needs_slot)
+
+    @property
+    def bands(self) -> Bands:
+        """Groups of blocks within which the order may change; one of all blocks where the manifest names none."""
+        bands = self.manifest.bands
+        return Bands.from_json(None if bands is msgspec.UNSET else bands, self.num_blocks)
 
     def part(self, name: str) -> Part:
         """The part called ``stem``, ``head``, ``whole`` or ``block 3``."""
@@ -271,6 +292,11 @@ def _decode_manifest(path: Path, raw: bytes) -> Manifest:
     for name, value, right, what in _values(manifest):
         if not right:
             raise BundleError(f"{path}: {name} is {value!r}; it has to be {what}; export the run again")
+    if manifest.bands is not msgspec.UNSET:
+        try:
+            Bands.from_json(manifest.bands, len(manifest.parts.blocks))
+        except UsageError as error:
+            raise BundleError(f"{path}: {error}; export the run again") from None
     return manifest
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ls_edge import yaml_source
+from ls_edge.bands import Bands
 from ls_edge.bundle import ImageSpec
 from ls_edge.errors import LsEdgeError, ModelError, RunError, UsageError
 from ls_edge.training.config import RunFile, RunRecord, TrainConfig, to_yaml
@@ -47,6 +48,11 @@ class LoadedRun:
     def model(self) -> str:
         """Name of the model."""
         return self.record.model
+
+    @property
+    def bands(self) -> Bands:
+        """Groups of blocks within which the order changed in training."""
+        return Bands.from_json(self.config.bands, self.view.num_blocks)
 
     @property
     def method(self) -> str:
@@ -111,6 +117,7 @@ def load_run(folder: str | Path, device: str | torch.device = "cpu") -> LoadedRu
         view = build(record.model, record.model_args, record.kept)
         make_method(record.method, config.method_args).attach(view)
         view.load_weights(tensors)
+        Bands.from_json(config.bands, view.num_blocks)
     except (ModelError, UsageError) as error:
         raise RunError(f"{folder}: {error}") from None
     view.to(device).eval()

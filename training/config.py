@@ -14,6 +14,7 @@ import msgspec
 import yaml
 
 from ls_edge import validation, yaml_source
+from ls_edge.bands import Bands
 from ls_edge.bundle import ImageSpec
 from ls_edge.errors import UsageError
 
@@ -87,6 +88,9 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of ``ls_edge.training.methods.base.METHODS``."""
     method_args: dict[str, Any] = {}
     """Settings of the method, where it has any."""
+    bands: list[list[int]] | str | None = None
+    """Groups of blocks within which the order may change (``ls_edge.bands``), ``[[0], [1, 2, 3], [4]]`` or
+    ``0/1-3/4``; blocks count after ``depth``. None: as the run that ``init`` names, else one band of all blocks."""
     optim: OptimConfig = OptimConfig()
     epochs: int = 20
     """0 writes the model as it starts."""
@@ -193,6 +197,8 @@ def read_config(path: str | Path | None, flags: dict[str, Any]) -> tuple[TrainCo
         text = validation.explain(str(error), plain, TrainConfig).text
         raise UsageError(f"{text}; see 'ls-edge train --help'") from None
     check(config, None)
+    if isinstance(config.bands, str):
+        config = msgspec.structs.replace(config, bands=Bands.from_json(config.bands).to_json())
     return config, frozenset(_dotted(plain))
 
 
@@ -231,6 +237,11 @@ def _dotted(plain: dict[str, Any]) -> list[str]:
 def check(config: TrainConfig, source_map: yaml_source.SourceMap | None) -> None:
     """Refuse values that no run can have; raises :class:`ConfigError` (with its place) or :class:`UsageError`."""
     c, o = config, config.optim
+    if c.bands is not None:
+        try:
+            Bands.from_json(c.bands)
+        except UsageError as error:
+            raise source_map.error(str(error), "bands") if source_map is not None else error from None
     rules: list[tuple[bool, tuple[str, ...], str]] = [
         (c.epochs >= 0, ("epochs",), "0 or more"),
         (c.batch_size >= 1, ("batch_size",), "1 or more"),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ls_edge.bands import Bands
 from ls_edge.errors import TrainingStopped
 from ls_edge.training.config import TrainConfig
 from ls_edge.training.data import Batch, Batches
@@ -48,7 +49,7 @@ class EpochTrainer:
     """Trains a view for an epoch at a time; the parts that a checkpoint needs are attributes.
 
     ``normalise`` makes the model's input from pixels (``ls_edge.training.data.normaliser``). The initial weights of all
-    processes become those of rank 0.
+    processes become those of rank 0. ``bands``: within which the order changes; None is one band.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class EpochTrainer:
         dtype: torch.dtype,
         normalise: Callable[[Tensor], Tensor],
         context: DistributedContext,
+        bands: Bands | None = None,
     ) -> None:
         self.view, self.method, self.config = view, method, config
+        self.bands = bands or Bands(view.num_blocks)
         self.device, self.dtype, self.normalise, self.context = device, dtype, normalise, context
         self.optimiser = make_optimiser(view, config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
@@ -105,7 +108,7 @@ class EpochTrainer:
             step = (epoch - 1) * steps + index
             self._schedule.step_update(step)
             rate = float(self.optimiser.param_groups[0]["lr"])
-            plan = self.method.draw(view.num_blocks, config.seed, step)
+            plan = self.method.draw(self.bands, config.seed, step)
             loss = self._step(batch, plan)
             if self.averaged is not None and averages_step(config.optim, step, all_steps):
                 self.averaged.update_parameters(view)

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from ls_edge.arrangement import apply
+from ls_edge.bands import Bands
 from ls_edge.bundle import ImageSpec
 from ls_edge.data.datasets import open_data
 from ls_edge.errors import DataError, RunError, TrainingStopped, UsageError
@@ -33,7 +34,7 @@ from ls_edge.training.epoch_trainer import EpochTrainer
 from ls_edge.training.folder_lock import folder_lock
 from ls_edge.training.methods.base import Method, make_method
 from ls_edge.training.metrics import Epoch, Summary, open_board
-from ls_edge.training.models.initial_weights import make_initial_weights
+from ls_edge.training.models.initial_weights import InitialWeights, make_initial_weights
 from ls_edge.training.models.view import BlockView
 from ls_edge.training.optim import default_rate
 from ls_edge.training.precision import (
@@ -144,6 +145,7 @@ class _Training:
             config.model, images.classes, seed=config.seed, model_named=model_named, warn=listener.warn
         )
         image = _image_in_force(initial.image, config)
+        self.bands, config = _bands_in_force(config, initial)
         self.config = config = _in_force(config, self.method, initial.model, image)
         self.view = initial.view.to(self.device)
         torch.set_num_threads(choose_threads(config.threads, self.view))
@@ -162,11 +164,11 @@ class _Training:
             method=self.method.name,
         )  # fmt: skip
         self.images = images
-        self.arrangements = self.method.validation(self.view.num_blocks, config.validation_orders, config.seed)
+        self.arrangements = self.method.validation(self.bands, config.validation_orders, config.seed)
         self.normalise = normaliser(image, self.device)
         self.trainer = EpochTrainer(
             self.view, self.method, config, device=self.device, dtype=self.dtype, normalise=self.normalise,
-            context=context,
+            context=context, bands=self.bands,
         )  # fmt: skip
         self.progress = TrainingProgress()
 
@@ -315,6 +317,15 @@ class _Training:
         return msgspec.structs.replace(
             self.record, best_epoch=self.progress.best_epoch, val_loss=self.progress.best_loss
         )
+
+
+def _bands_in_force(config: TrainConfig, initial: InitialWeights) -> tuple[Bands, TrainConfig]:
+    """The bands that are asked for, else those of the run that training starts from, else one band."""
+    found = initial.bands
+    if config.bands is not None or found is None:
+        found = Bands.from_json(config.bands, initial.view.num_blocks)
+    written = None if config.bands is None and initial.bands is None else found.to_json()
+    return found, msgspec.structs.replace(config, bands=written)
 
 
 def _image_in_force(image: ImageSpec, config: TrainConfig) -> ImageSpec:

@@ -18,6 +18,7 @@ from ls_edge.errors import RunError, UsageError, printable
 from ls_edge.requirements import install_command, require_report
 
 if TYPE_CHECKING:
+    from ls_edge.bands import Bands
     from ls_edge.bundle import ImageSpec
     from ls_edge.data.datasets import ImageRef, ImageSet
     from ls_edge.errors import DataError
@@ -38,6 +39,8 @@ class EvalOptions:
     device: Literal["auto", "cpu", "cuda"]
     precision: Literal["fp32", "bf16", "fp16"]
     threads: int | None
+    bands: str | None = None
+    """Other bands than the model's own."""
 
 
 def _counts(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -59,6 +62,10 @@ def _counts(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
 @click.argument("run_or_bundle", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--data", required=True, metavar="DATA", help="Folder of class folders, a tar of one, or 'digits'.")
 @click.option("--orders", default=64, show_default=True, type=click.IntRange(1), help="Random orders of all blocks.")
+@click.option(
+    "--bands", metavar="BANDS",
+    help="Change places within these groups only, such as 0/1-6/7.  [default: the model's own]",
+)  # fmt: skip
 @click.option("--keep", callback=_counts, metavar="N,N", help="How many blocks to keep.  [default: quarters]")
 @click.option("--arrangements", is_flag=True, help="Also blocks side by side, in waves of tracks.")
 @click.option("--kendall", is_flag=True, help="Also orders at graded distances from the trained one.")
@@ -83,7 +90,8 @@ def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_
     """Measure top-1 accuracy of RUN_OR_BUNDLE on DATA.
 
     Three ways: blocks in trained order; in random orders (mean, deviation, 5th percentile and worst over the orders);
-    and with only some of the blocks, in trained and in random order (means over eight draws).
+    and with only some of the blocks, in trained and in random order (means over eight draws). Blocks change places
+    within the model's bands only.
 
     A folder of runs, such as 'train --seeds' makes, is evaluated as one: means over its models, and the deviation
     over models and orders. Several RUN_OR_BUNDLE are evaluated one after the other, and then stand in one table.
@@ -140,7 +148,7 @@ def _check_bundle(path: Path, images: ImageSet, options: EvalOptions) -> None:
     from ls_edge.evaluation.orders import EvaluationOrders
 
     bundle = Bundle.open(path)
-    EvaluationOrders.make(bundle.num_blocks, options.orders, options.keep)
+    EvaluationOrders.make(_bands(options, bundle.bands), options.orders, options.keep)
     require_labels(images, bundle.manifest.classes)
 
 
@@ -180,8 +188,14 @@ def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Ev
             "so there are no means over them; name the runs themselves instead of their folder"
         )
     data = printable(images.source)
+    bands = _bands(options, about["bands"])
+    if like is not None and like.settings["bands"] != bands.to_json():
+        raise UsageError(
+            f"{path} has the bands {bands} and {like.settings['of']} others, so there are no means over them; name the "
+            "runs themselves instead of their folder, or give --bands"
+        )
     orders = EvaluationOrders.make(
-        model.num_blocks, options.orders, options.keep, options.seed, arrangements=options.arrangements,
+        bands, options.orders, options.keep, options.seed, arrangements=options.arrangements,
         kendall=options.kendall,
     )  # fmt: skip
     if images.part == "all" and about["trained_on"] == images.digest():
@@ -202,11 +216,19 @@ def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Ev
         )  # fmt: skip
     settings = {
         "of": printable(path), "data": data, "part": images.part, "model": about["model"],
-        "method": about["method"], "engine": about["engine"], "blocks": model.num_blocks, "orders": options.orders,
-        "keep": list(orders.keep), "limit": options.limit, "seed": options.seed, "batch_size": options.batch_size,
+        "method": about["method"], "engine": about["engine"], "blocks": model.num_blocks, "bands": bands.to_json(),
+        "orders": options.orders, "keep": list(orders.keep),
+        "limit": options.limit, "seed": options.seed, "batch_size": options.batch_size,
         "block_runs": blocks_to_run(orders.all_orders()),
     }  # fmt: skip
     return msgspec.structs.replace(result, skipped=len(skipped), settings=settings)
+
+
+def _bands(options: EvalOptions, own: Bands) -> Bands:
+    """The bands that are evaluated; raises :class:`UsageError` where those that are asked for do not fit the model."""
+    from ls_edge.bands import Bands
+
+    return own if options.bands is None else Bands.from_json(options.bands, own.num_blocks)
 
 
 def _open_bundle(folder: Path, options: EvalOptions) -> tuple[BlockModel, ImageSpec, dict[str, Any]]:
@@ -216,7 +238,13 @@ def _open_bundle(folder: Path, options: EvalOptions) -> tuple[BlockModel, ImageS
     bundle = Bundle.open(folder)
     pipeline = Pipeline.open(bundle, threads=options.threads)
     m = bundle.manifest
-    about = {"classes": m.classes, "trained_on": m.trained_on, "model": m.model, "method": m.method}
+    about = {
+        "classes": m.classes,
+        "trained_on": m.trained_on,
+        "model": m.model,
+        "method": m.method,
+        "bands": bundle.bands,
+    }
     return pipeline, m.image, {**about, "engine": f"onnxruntime {pipeline.provider}"}
 
 
@@ -235,9 +263,16 @@ def _open_run(folder: Path, options: EvalOptions) -> tuple[BlockModel, ImageSpec
     dtype = choose_precision(options.precision, chosen)
     run = load_run(folder, chosen)
     torch.set_num_threads(choose_threads(options.threads, run.view))
-    about = {"classes": run.classes, "trained_on": run.trained_on, "model": run.model, "method": run.method}
+    about = {"classes": run.classes, "trained_on": run.trained_on, "model": run.model, "method": run.method,
+             "bands": run.bands}  # fmt: skip
     engine = f"torch {torch.__version__} {chosen} {options.precision}"
     return TorchBlocks(run.view, dtype), run.image, {**about, "engine": engine}
+
+
+def _bands_text(groups: list[list[int]]) -> str:
+    from ls_edge.bands import Bands
+
+    return f", in the bands {Bands.from_json(groups)}" if len(groups) > 1 else ""
 
 
 def _print(result: Evaluation) -> None:
@@ -247,7 +282,7 @@ def _print(result: Evaluation) -> None:
     s, a = result.settings, result.arbitrary
     click.echo(
         f"{result.name}: {printable(s['model'])}, {printable(s['method'])}, {counted(s['blocks'], 'block')}, "
-        f"{counted(result.images, 'image')} of {s['data']}"
+        f"{counted(result.images, 'image')} of {s['data']}{_bands_text(s['bands'])}"
     )
     table = PlainTable()
     table.add_column("blocks")

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 @click.option("--model", metavar="NAME", help="timm's name, vit_digits or vit_cifar.  [default: vit_digits]")
 @click.option("--depth", type=click.IntRange(1), metavar="K", help="Keep K of the blocks, evenly spaced.")
 @click.option("--method", type=click.Choice(list(METHODS)), help="What is done to the order.  [default: anyorder]")
+@click.option(
+    "--bands", metavar="BANDS",
+    help="Blocks change places within these groups only, such as 0/1-6/7.  [default: one, or as --init RUN]",
+)  # fmt: skip
 @click.option("--init", metavar="RUN_OR_FILE", help="Start from a run, or a .safetensors or .pth file.")
 @click.option("--pretrained", is_flag=True, default=None, help="Start from timm's pretrained weights.")
 @click.option("--img-size", type=click.IntRange(1), metavar="N", help="Side of the images.  [default: the model's]")

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from ls_edge.arrangement import apply, random_orders
+from ls_edge.arrangement import apply
 from ls_edge.errors import DataError
 from ls_edge.evaluation.orders import EvaluationOrders, kendall_tau
 
@@ -139,7 +139,7 @@ def evaluate(
     images that are done. Raises :class:`DataError` if there are none.
     """
     orders = plan.all_orders()
-    uniform = random_orders(plan.num_blocks, plan.orders, plan.seed)
+    uniform = plan.uniform()
     shaped = [plan.in_tracks(*shape) for shape in plan.shapes]
     arrangements = [item for trained, drawn in shaped for item in (trained, *drawn)]
     correct: dict[Any, int] = dict.fromkeys([*orders, *arrangements], 0)
@@ -234,7 +234,7 @@ def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
 
 def _by_distance(plan: EvaluationOrders, top1: dict[Any, float]) -> list[Distance]:
     bins: dict[int, list[tuple[float, float]]] = {}
-    for order in [*plan.graded(), *random_orders(plan.num_blocks, plan.orders, plan.seed)]:
+    for order in [*plan.graded(), *plan.uniform()]:
         tau = kendall_tau(order)
         bins.setdefault(min(4, max(-4, round(4 * tau))), []).append((tau, top1[order]))
     return [

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ls_edge.arrangement import Arrangement, equal_waves, random_orders, random_subset_order
+from ls_edge.arrangement import Arrangement
+from ls_edge.bands import Bands
 from ls_edge.errors import UsageError
 
 DRAWS = 8
@@ -16,9 +17,9 @@ DRAWS = 8
 
 
 class EvaluationOrders(msgspec.Struct, frozen=True):
-    """Which orders are evaluated."""
+    """Which orders are evaluated, all of them within ``bands``."""
 
-    num_blocks: int
+    bands: Bands
     orders: int
     keep: tuple[int, ...]
     seed: int
@@ -30,7 +31,7 @@ class EvaluationOrders(msgspec.Struct, frozen=True):
     @classmethod
     def make(
         cls,
-        num_blocks: int,
+        bands: Bands,
         orders: int = 64,
         keep: Sequence[int] | None = None,
         seed: int = 0,
@@ -42,18 +43,28 @@ class EvaluationOrders(msgspec.Struct, frozen=True):
 
         ``arrangements`` adds :func:`default_shapes`, ``kendall`` as many orders again at graded distances.
         """
+        num_blocks = bands.num_blocks
         if orders < 1:
             raise UsageError(f"orders is {orders}; evaluate at least 1")
         chosen = default_keep(num_blocks) if keep is None else sorted(set(keep))
         bad = next((count for count in chosen if not 1 <= count <= num_blocks), None)
         if bad is not None:
             raise UsageError(f"keep {bad} is not possible: the model has {num_blocks} blocks; give 1 to {num_blocks}")
-        shapes = tuple(default_shapes(num_blocks)) if arrangements else ()
-        return cls(num_blocks, orders, tuple(chosen), seed, shapes, orders if kendall else 0)
+        shapes = tuple(default_shapes(max(map(len, bands.groups)))) if arrangements else ()
+        return cls(bands, orders, tuple(chosen), seed, shapes, orders if kendall else 0)
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks."""
+        return self.bands.num_blocks
+
+    def uniform(self) -> list[tuple[int, ...]]:
+        """The random orders of all blocks."""
+        return self.bands.random_orders(self.orders, self.seed)
 
     def all_orders(self) -> list[tuple[int, ...]]:
         """Every order to run, each once."""
-        found = {tuple(range(self.num_blocks)), *random_orders(self.num_blocks, self.orders, self.seed)}
+        found = {tuple(range(self.num_blocks)), *self.uniform()}
         for keep in self.keep:
             found.update(self.subsets(keep, shuffled=False), self.subsets(keep, shuffled=True))
         found.update(self.graded())
@@ -61,18 +72,18 @@ class EvaluationOrders(msgspec.Struct, frozen=True):
 
     def graded(self) -> list[tuple[int, ...]]:
         """The orders at graded distances."""
-        return graded_orders(self.num_blocks, self.distances, self.seed)
+        return [self.bands.sort(order) for order in graded_orders(self.num_blocks, self.distances, self.seed)]
 
     def in_tracks(self, tracks: int, length: int) -> tuple[Arrangement, list[Arrangement]]:
         """A shape filled in trained order, and in the random orders of :data:`DRAWS` draws."""
-        orders = random_orders(self.num_blocks, DRAWS, self.seed)
-        return equal_waves(range(self.num_blocks), tracks, length), [
-            equal_waves(order, tracks, length) for order in orders
+        orders = self.bands.random_orders(DRAWS, self.seed)
+        return self.bands.equal_waves(range(self.num_blocks), tracks, length), [
+            self.bands.equal_waves(order, tracks, length) for order in orders
         ]
 
     def subsets(self, keep: int, *, shuffled: bool) -> list[tuple[int, ...]]:
         """The random subsets of ``keep`` blocks, in trained order or as drawn."""
-        return [random_subset_order(self.num_blocks, keep, self.seed, i, shuffled=shuffled) for i in range(DRAWS)]
+        return [self.bands.random_subset_order(keep, self.seed, i, shuffled=shuffled) for i in range(DRAWS)]
 
 
 def default_keep(blocks: int) -> list[int]:
@@ -81,7 +92,7 @@ def default_keep(blocks: int) -> list[int]:
 
 
 def default_shapes(blocks: int) -> list[tuple[int, int]]:
-    """Two, four and all blocks at a time, and two tracks of two blocks or of half of all."""
+    """Of a band of ``blocks`` blocks: two, four and all at a time, and two tracks of two blocks or of half of all."""
     found = [(2, 1), (4, 1), (blocks, 1), (2, 2), (2, blocks // 2)]
     return sorted({(tracks, length) for tracks, length in found if length >= 1 and 2 <= tracks <= blocks // length})
 

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from ls_edge.bands import Bands
 from ls_edge.bundle import (
     ImageSpec,
     Manifest,
@@ -19,6 +20,7 @@ from ls_edge.bundle import (
     TokenSpec,
     bundle_id_of,
     interface_of,
+    manifest_bands,
     model_id_of,
     write_manifest,
 )  # fmt: skip
@@ -136,7 +138,7 @@ def _parts(classes, seed, blocks):
     )  # fmt: skip
 
 
-def make_bundle(folder, *, classes=tuple("0123456789"), seed=0, blocks=4, **fields):
+def make_bundle(folder, *, classes=tuple("0123456789"), seed=0, blocks=4, bands=None, **fields):
     """Write a bundle of random weights that takes 16x16 images; ``fields`` are of the manifest."""
     (folder / "blocks").mkdir(parents=True, exist_ok=True)
     made = {}
@@ -147,11 +149,12 @@ def make_bundle(folder, *, classes=tuple("0123456789"), seed=0, blocks=4, **fiel
     parts = Parts(made["stem"], made["head"], tuple(made[f"block {index}"] for index in range(blocks)))
     image = ImageSpec((SIDE, SIDE), (0.5,) * 3, (0.5,) * 3)
     tokens = TokenSpec((SIDE // PATCH) ** 2, DIM)
-    interface = interface_of(image, tokens, blocks, len(classes), needs_slot=False)
+    bands = Bands.from_json(bands, blocks)
+    interface = interface_of(image, tokens, bands, len(classes), needs_slot=False)
     manifest = Manifest(
         schema=1, bundle_id=bundle_id_of(interface, "fp32", parts), model_id=model_id_of(f"seed {seed}", interface),
         model="tiny", method="shuffle", classes=tuple(classes), image=image, tokens=tokens, needs_slot=False,
-        precision="fp32", opset=20, parts=parts,
+        precision="fp32", opset=20, parts=parts, bands=manifest_bands(bands),
     )  # fmt: skip
     write_manifest(folder, msgspec.structs.replace(manifest, **fields))
     return folder

@@ -7,6 +7,7 @@ import shutil
 import msgspec
 import pytest
 
+from ls_edge.bands import Bands
 from ls_edge.bundle import (
     SCHEMA,
     Bundle,
@@ -18,6 +19,7 @@ from ls_edge.bundle import (
     bundle_id_of,
     digest_of,
     interface_of,
+    manifest_bands,
     model_id_of,
     write_manifest,
 )  # fmt: skip
@@ -27,7 +29,7 @@ IMAGE = ImageSpec(size=(8, 8), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 TOKENS = TokenSpec(count=5, dim=4)
 
 
-def make(folder, *, whole=False, precision="fp32", content=b"part"):
+def make(folder, *, whole=False, precision="fp32", content=b"part", bands=None):
     """A bundle of three blocks whose parts are a few bytes."""
     (folder / "blocks").mkdir(parents=True)
 
@@ -40,11 +42,12 @@ def make(folder, *, whole=False, precision="fp32", content=b"part"):
         stem=part("stem.onnx"), head=part("head.onnx"), blocks=tuple(part(f"blocks/{i:02d}.onnx") for i in range(3)),
         whole=part("whole.onnx") if whole else None,
     )  # fmt: skip
-    interface = interface_of(IMAGE, TOKENS, 3, 2, needs_slot=False)
+    bands = Bands.from_json(bands, 3)
+    interface = interface_of(IMAGE, TOKENS, bands, 2, needs_slot=False)
     manifest = Manifest(
         schema=SCHEMA, bundle_id=bundle_id_of(interface, precision, parts), model_id=model_id_of("weights", interface),
         model="vit_test", method="shuffle", classes=("cat", "dog"), image=IMAGE, tokens=TOKENS, needs_slot=False,
-        precision=precision, opset=20, parts=parts,
+        precision=precision, opset=20, parts=parts, bands=manifest_bands(bands),
     )  # fmt: skip
     write_manifest(folder, manifest)
     return manifest
@@ -100,9 +103,42 @@ def test_ids_say_what_is_the_same(tmp_path):
     other = make(tmp_path / "c", content=b"other")
     assert plain.model_id == half.model_id == other.model_id
     assert len({plain.bundle_id, half.bundle_id, other.bundle_id}) == 3
-    interface = interface_of(IMAGE, TOKENS, 3, 2, needs_slot=False)
+    interface = interface_of(IMAGE, TOKENS, Bands(3), 2, needs_slot=False)
     assert model_id_of("w", interface) != model_id_of("w", {**interface, "blocks": 4})
     assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
+
+
+def test_bands_are_part_of_both_ids_and_one_band_is_not_written(tmp_path):
+    free, banded = make(tmp_path / "free"), make(tmp_path / "banded", bands="0/1-2")
+    assert free.model_id != banded.model_id
+    assert free.bundle_id != banded.bundle_id
+    assert "bands" not in json.loads((tmp_path / "free/manifest.json").read_bytes())
+    assert Bundle.open(tmp_path / "free").bands == Bands(3)
+    assert json.loads((tmp_path / "banded/manifest.json").read_bytes())["bands"] == [[0], [1, 2]]
+    assert Bundle.open(tmp_path / "banded").bands == Bands(3, (1,))
+
+
+@pytest.mark.parametrize(
+    ("bands", "why"),
+    [
+        ([[0], [2]], "block 1 is missing"),
+        ([[0], [1, 2], [3]], "the model has 0 to 2"),
+        ([], "are no lists of blocks"),
+        ("0/1-2", "bands"),
+        (None, "bands"),
+    ],
+)
+def test_bands_that_cannot_be_are_refused(folder, bands, why):
+    change(folder, lambda manifest: manifest.update(bands=bands))
+    with pytest.raises(BundleError, match=why) as error:
+        Bundle.open(folder)
+    assert "export the run again" in str(error.value)
+
+
+def test_bands_that_were_changed_are_noticed(folder):
+    change(folder, lambda manifest: manifest.update(bands=[[0], [1, 2]]))
+    with pytest.raises(DigestMismatch, match="was changed"):
+        Bundle.open(folder)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from ls_edge.arrangement import equal_waves, random_orders, random_subset_order
+from ls_edge.arrangement import Arrangement, equal_waves, random_orders, random_subset_order
+from ls_edge.bands import Bands
 from ls_edge.errors import DataError, UsageError
 from ls_edge.evaluation.evaluate import aggregate, blocks_to_run, evaluate, logits_of
 from ls_edge.evaluation.orders import (
@@ -41,7 +42,7 @@ def images(count=1):
 
 
 def test_a_model_that_only_knows_the_trained_order():
-    plan = EvaluationOrders.make(4, orders=50, keep=[2, 4], seed=3)
+    plan = EvaluationOrders.make(Bands(4), orders=50, keep=[2, 4], seed=3)
     found = evaluate(Digits(4, lambda order: order == (0, 1, 2, 3)), images(2), plan)
     right = sum(order == (0, 1, 2, 3) for order in random_orders(4, 50, 3)) / 50
     assert found.sequential.top1 == 1.0
@@ -55,7 +56,7 @@ def test_a_model_that_only_knows_the_trained_order():
 def test_figures_are_over_orders_and_draws():
     starts = {order: order[0] == 1 for order in random_orders(3, 20, 0)}
     found = evaluate(
-        Digits(3, lambda order: order[:1] == (1,)), images(), EvaluationOrders.make(3, orders=20, keep=[1, 2])
+        Digits(3, lambda order: order[:1] == (1,)), images(), EvaluationOrders.make(Bands(3), orders=20, keep=[1, 2])
     )
     values = np.array([starts[order] for order in random_orders(3, 20, 0)], float)
     assert found.arbitrary.top1_mean == pytest.approx(values.mean())
@@ -69,14 +70,14 @@ def test_figures_are_over_orders_and_draws():
 
 def test_common_starts_run_once():
     model = Digits(5, lambda order: True)
-    orders = EvaluationOrders.make(5, orders=30).all_orders()
+    orders = EvaluationOrders.make(Bands(5), orders=30).all_orders()
     seen = dict(logits_of(model, np.zeros((4, 3, 2, 2)), orders))
     assert set(seen) == set(orders)
     assert model.runs == blocks_to_run(orders) < sum(map(len, orders))
 
 
 def test_the_document():
-    document = msgspec.to_builtins(evaluate(Digits(4, lambda order: True), images(), EvaluationOrders.make(4)))
+    document = msgspec.to_builtins(evaluate(Digits(4, lambda order: True), images(), EvaluationOrders.make(Bands(4))))
     assert set(document) >= {"sequential", "arbitrary", "kept", "position_accuracy", "images"}
     assert set(document["arbitrary"]) == {"top1_mean", "top1_std", "top1_p5", "top1_worst", "orders"}
     assert document["arbitrary"]["orders"] == 64
@@ -94,11 +95,11 @@ def test_default_keep_is_quarters():
 
 def test_errors():
     with pytest.raises(UsageError, match="keep 5 is not possible: the model has 4 blocks"):
-        EvaluationOrders.make(4, keep=[5])
+        EvaluationOrders.make(Bands(4), keep=[5])
     with pytest.raises(UsageError, match="orders is 0"):
-        EvaluationOrders.make(4, orders=0)
+        EvaluationOrders.make(Bands(4), orders=0)
     with pytest.raises(DataError, match="no images"):
-        evaluate(Digits(2, lambda order: True), [], EvaluationOrders.make(2))
+        evaluate(Digits(2, lambda order: True), [], EvaluationOrders.make(Bands(2)))
 
 
 class Sums:
@@ -117,10 +118,33 @@ class Sums:
 
 
 def test_tracks_run_side_by_side():
-    found = evaluate(Sums(), images(), EvaluationOrders.make(4, orders=2, arrangements=True)).arrangements
+    found = evaluate(Sums(), images(), EvaluationOrders.make(Bands(4), orders=2, arrangements=True)).arrangements
     assert [(item.tracks, item.blocks) for item in found] == [(2, 1), (2, 2), (4, 1)]
     # Only four blocks at once all start from nothing and add their own power of ten.
     assert [(item.trained, item.arbitrary, item.arbitrary_std) for item in found] == [(0, 0, 0), (0, 0, 0), (1, 1, 0)]
+
+
+def test_everything_is_evaluated_within_the_bands():
+    bands = Bands.from_json("0/1-4/5")
+
+    class Watched(Digits):
+        def head(self, tokens):
+            bands.check(Arrangement.plain(tokens))
+            return super().head(tokens)
+
+    plan = EvaluationOrders.make(bands, orders=40, seed=2, kendall=True)
+    assert any(len(order) < 6 for order in plan.all_orders())
+    evaluate(Watched(6, lambda order: True), images(), plan)
+    plan = EvaluationOrders.make(bands, orders=2, arrangements=True)
+    assert plan.shapes == ((2, 1), (2, 2), (4, 1))
+    for shape in plan.shapes:
+        trained, drawn = plan.in_tracks(*shape)
+        for item in (trained, *drawn):
+            bands.check(item)
+            assert not item.is_plain
+    fixed = EvaluationOrders.make(Bands.fixed(4), orders=3, keep=[2], arrangements=True)
+    assert fixed.shapes == ()
+    assert all(list(order) == sorted(order) for order in fixed.all_orders())
 
 
 def test_shapes_and_dealing():
@@ -143,7 +167,7 @@ def test_kendall_tau():
 
 def test_accuracy_by_distance_from_the_trained_order():
     found = evaluate(
-        Digits(5, lambda order: kendall_tau(order) > 0), images(), EvaluationOrders.make(5, 40, kendall=True)
+        Digits(5, lambda order: kendall_tau(order) > 0), images(), EvaluationOrders.make(Bands(5), 40, kendall=True)
     ).kendall
     assert sum(item.orders for item in found) == 80
     assert [item.tau for item in found] == sorted(item.tau for item in found)
@@ -157,12 +181,12 @@ def test_blocks_that_name_their_slot():
             return np.full(4, len(tokens) - 1 if index else 7)
 
     assert evaluate(
-        Tells(4, lambda order: True), images(2), EvaluationOrders.make(4, 10)
+        Tells(4, lambda order: True), images(2), EvaluationOrders.make(Bands(4), 10)
     ).position_accuracy == pytest.approx(0.75)
 
 
 def test_several_models_as_one():
-    plan = EvaluationOrders.make(4, 10, kendall=True)
+    plan = EvaluationOrders.make(Bands(4), 10, kendall=True)
     good, bad = (evaluate(Digits(4, right), images(), plan) for right in (lambda o: True, lambda o: o == (0, 1, 2, 3)))
     both = aggregate([good, bad])
     assert both.sequential.top1 == 1.0
@@ -174,7 +198,7 @@ def test_several_models_as_one():
     assert both.kept["2"].arbitrary == 0.5
     assert len(both.kendall) == len(good.kendall)
     assert both.arrangements is None
-    tracks = evaluate(Sums(), images(), EvaluationOrders.make(4, orders=2, arrangements=True))
+    tracks = evaluate(Sums(), images(), EvaluationOrders.make(Bands(4), orders=2, arrangements=True))
     assert [(item.tracks, item.trained) for item in aggregate([tracks, tracks]).arrangements] == [
         (2, 0),
         (2, 0),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ls_edge.arrangement import equal_waves
+from ls_edge.bands import Bands
 from ls_edge.errors import UsageError
 from ls_edge.training.methods.base import expected_cost, make_method
 from ls_edge.training.methods.distillation import frozen_copy, soft_cross_entropy
@@ -30,7 +31,7 @@ def criterion(logits, targets):
 
 def drawn(settings, count=1500, blocks=8):
     method = make_method("anyorder", settings)
-    return [item for step in range(count) for item in method.draw(blocks, 0, step).groups]
+    return [item for step in range(count) for item in method.draw(Bands(blocks), 0, step).groups]
 
 
 def test_the_default_draws_orders_most_often_and_tracks_and_the_trained_order():
@@ -43,7 +44,7 @@ def test_the_default_draws_orders_most_often_and_tracks_and_the_trained_order():
     assert {len(item.order) for item in found} == set(range(1, 9))
     assert 2.2 < expected_cost(make_method("anyorder", {}), WorkProfile(8)) < 2.3
     assert {len(wave) for item in found for wave in item.waves} == {1, 2, 3, 4}
-    assert make_method("anyorder", {}).draw(8, 3, 17) == make_method("anyorder", {}).draw(8, 3, 17)
+    assert make_method("anyorder", {}).draw(Bands(8), 3, 17) == make_method("anyorder", {}).draw(Bands(8), 3, 17)
 
 
 def test_parts_are_switches():
@@ -72,7 +73,7 @@ def test_pieces_of_draws():
 def test_groups_of_a_batch_have_an_order_each():
     view = viewed()
     method = make_method("anyorder", {**PLAIN, "groups": 3})
-    plan = method.draw(4, 0, 0)
+    plan = method.draw(Bands(4), 0, 0)
     found = method.loss(view, IMAGES, TARGETS, plan, criterion)
     each = [
         criterion(view(IMAGES[rows], item), TARGETS[rows]) * len(rows) / 7

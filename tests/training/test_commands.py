@@ -64,6 +64,34 @@ def test_a_runs_own_file_repeats_it(folder, capsys):
     assert (again / "model.safetensors").read_bytes() == (folder / "run" / "model.safetensors").read_bytes()
 
 
+def test_bands_are_trained_recorded_inherited_and_evaluated(folder, tmp_path, capsys):
+    options = ["--data", "digits", "--config", folder / "train.yaml", "--method", "shuffle", "--epochs", 1]
+    assert call("train", *options, "--out", tmp_path / "run", "--bands", "0/1-2/3") == 0
+    assert load_run(tmp_path / "run").config.bands == [[0], [1, 2], [3]]
+    short = ["--data", "digits", "--epochs", 0, "--init", tmp_path / "run"]
+    assert call("train", *short, "--out", tmp_path / "heir") == 0
+    assert load_run(tmp_path / "heir").config.bands == [[0], [1, 2], [3]]
+    assert call("train", *short, "--out", tmp_path / "free", "--bands", "0-3") == 0
+    assert load_run(tmp_path / "free").config.bands == [[0, 1, 2, 3]]
+    assert call("train", *short, "--out", tmp_path / "no", "--bands", "0/1") == 2
+    assert "bands [[0], [1]] are of blocks 0 to 1, the model has 0 to 3" in capsys.readouterr().err
+    fast = ["--data", "digits", "--limit", 40, "--orders", 20, "--keep", "2", "--arrangements", "--kendall"]
+    assert call("eval", tmp_path / "run", *fast, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["settings"]["bands"] == [[0], [1, 2], [3]]
+    assert [(item["tracks"], item["blocks"]) for item in document["arrangements"]] == [(2, 1)]
+    assert {round(item["tau"], 2) for item in document["kendall"]} <= {1.0, 0.67}  # at most one pair is inverted
+    assert call("eval", tmp_path / "run", *fast, "--json", "--bands", "0/1/2/3") == 0
+    fixed = json.loads(capsys.readouterr().out)
+    assert fixed["arbitrary"]["top1_mean"] == pytest.approx(fixed["sequential"]["top1"])
+    assert fixed["sequential"] == document["sequential"]
+    assert call("eval", tmp_path / "run", *fast) == 0
+    assert "in the bands 0/1-2/3" in capsys.readouterr().out
+    assert call("eval", tmp_path / "run", *fast, "--bands", "0/1") == 2
+    assert call("eval", tmp_path, *fast) == 2
+    assert "so there are no means over them" in capsys.readouterr().err
+
+
 def test_eval_in_bfloat16_is_nearly_that_in_float32(folder, capsys):
     capsys.readouterr()
     found = {}

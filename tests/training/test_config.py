@@ -27,6 +27,8 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
         ("optim:\n  lr: 0\n", "2:7", "lr is 0.0; it has to be above 0"),
         ("data: {validation: 1.0}\n", "1:20", "validation is 1.0"),
         ("method: [a]\n", "1:9", "method"),
+        ("bands: [[0], [2]]\n", "1:8", "block 1 is missing"),
+        ("epochs: 1\nbands: 0/1-x\n", "2:8", "neither a block nor a range"),
         ("epochs: 1\nepochs: 2\n", "2:1", "stands twice"),
     ],
 )
@@ -37,9 +39,20 @@ def test_errors_have_their_place(tmp_path, text, place, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["bands: 0/1-2\n", "bands: [[0], [1, 2]]\n"])
+def test_bands_are_written_in_two_ways(tmp_path, text):
+    assert read_config(write(tmp_path, text), {})[0].bands == [[0], [1, 2]]
+    assert read_config(write(tmp_path, text), {"bands": "0-1/2"})[0].bands == [[0, 1], [2]]
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
-    [({"lr": -1.0}, "lr is -1.0"), ({"lr": float("nan")}, "lr is nan"), ({"seed": 2**40}, "seed is 1099511627776")],
+    [
+        ({"bands": "1/0"}, "bands 1/0: block 0 stands in a later band than block 1"),
+        ({"lr": -1.0}, "lr is -1.0"),
+        ({"lr": float("nan")}, "lr is nan"),
+        ({"seed": 2**40}, "seed is 1099511627776"),
+    ],
 )
 def test_flags_are_checked_too(flags, words):
     with pytest.raises(UsageError, match=words):

@@ -73,6 +73,22 @@ def test_init_from_a_run_brings_its_model_and_can_be_shortened(tmp_path):
     assert thinner.kept == (0,)
 
 
+def test_bands_of_a_run_are_inherited_and_shortened_with_it(tmp_path):
+    made = start()
+    record = RunRecord(
+        version="0", model=made.model, model_args=made.args, kept=made.kept, classes=CLASSES, image=made.image,
+        trained_on="abc", method="shuffle",
+    )  # fmt: skip
+    save_run(tmp_path / "run", made.view, TrainConfig(bands=[[0], [1, 2], [3]]), record)
+    assert load_run(tmp_path / "run").bands.to_json() == [[0], [1, 2], [3]]
+    assert start(init=str(tmp_path / "run"), model_named=False).bands.to_json() == [[0], [1, 2], [3]]
+    assert start(init=str(tmp_path / "run"), model_named=False, depth=2).bands.to_json() == [[0], [1]]
+    assert start(init=str(save(tmp_path / "free", made)), model_named=False).bands is None
+    save_run(tmp_path / "wrong", made.view, TrainConfig(bands=[[0], [1, 2]]), record)
+    with pytest.raises(RunError, match=r"wrong: bands .* the model has 0 to 3"):
+        load_run(tmp_path / "wrong")
+
+
 def test_other_classes_start_the_classifier_anew(tmp_path):
     made = start()
     run, told = save(tmp_path / "run", made), []

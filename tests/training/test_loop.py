@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from ls_edge.bands import Bands
 from ls_edge.errors import DataError, RunError, TrainingStopped, UsageError
 from ls_edge.export.writer import export_run
 from ls_edge.training.checkpoint import load_run
@@ -311,7 +312,7 @@ def test_graphs_are_shared_by_orders(drop_path, graphs):
     view.compile_blocks(backend=counter)
     images = torch.randn(2, 3, 16, 16)
     for step in range(3):
-        view(images, make_method("shuffle", {}).draw(12, 0, step).arrangement).sum().backward()
+        view(images, make_method("shuffle", {}).draw(Bands(12), 0, step).arrangement).sum().backward()
         assert 1 <= counter.frame_count <= graphs
     torch._dynamo.reset()
 

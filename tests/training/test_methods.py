@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from ls_edge.arrangement import random_orders
+from ls_edge.bands import Bands
 from ls_edge.errors import UsageError
 from ls_edge.training.methods.base import METHODS, expected_cost, make_method
 from ls_edge.training.methods.step_plan import StepPlan, WorkProfile
@@ -24,23 +25,23 @@ def criterion(logits, targets):
 
 def test_sequential_never_moves_a_block():
     method = make_method("sequential", {})
-    assert {method.draw(5, 0, step).order for step in range(20)} == {(0, 1, 2, 3, 4)}
-    assert [a.order for a in method.validation(5, 4, 0)] == [(0, 1, 2, 3, 4)]
+    assert {method.draw(Bands(5), 0, step).order for step in range(20)} == {(0, 1, 2, 3, 4)}
+    assert [a.order for a in method.validation(Bands(5), 4, 0)] == [(0, 1, 2, 3, 4)]
 
 
 def test_shuffle_draws_uniform_orders_that_depend_on_seed_and_step_alone():
     method = make_method("shuffle", {})
-    orders = [method.draw(3, 7, step).order for step in range(3000)]
+    orders = [method.draw(Bands(3), 7, step).order for step in range(3000)]
     counts = {order: orders.count(order) for order in set(orders)}
     assert len(counts) == 6
     assert all(400 < count < 600 for count in counts.values())
-    assert orders[:50] == [make_method("shuffle", {}).draw(3, 7, step).order for step in range(50)]
-    assert orders[:50] != [method.draw(3, 8, step).order for step in range(50)]
+    assert orders[:50] == [make_method("shuffle", {}).draw(Bands(3), 7, step).order for step in range(50)]
+    assert orders[:50] != [method.draw(Bands(3), 8, step).order for step in range(50)]
     assert all(type(block) is int for block in orders[0])
 
 
 def test_shuffle_is_judged_in_other_orders_than_eval_draws():
-    chosen = [a.order for a in make_method("shuffle", {}).validation(8, 4, 0)]
+    chosen = [a.order for a in make_method("shuffle", {}).validation(Bands(8), 4, 0)]
     assert len(set(chosen)) == 4
     assert not set(chosen) & set(random_orders(8, 64, 0))
 
@@ -48,11 +49,40 @@ def test_shuffle_is_judged_in_other_orders_than_eval_draws():
 def test_layerdrop_drops_a_fifth_and_never_all():
     for name, sorted_ in (("layerdrop", True), ("layerdrop+shuffle", False)):
         method = make_method(name, {})
-        orders = [method.draw(10, 0, step).order for step in range(2000)]
+        orders = [method.draw(Bands(10), 0, step).order for step in range(2000)]
         assert 7.9 < sum(map(len, orders)) / 2000 < 8.1
         assert all(list(order) == sorted(order) for order in orders) is sorted_
-        assert min(len(make_method(name, {"p": 0.99}).draw(3, 0, step).order) for step in range(100)) == 1
+        assert min(len(make_method(name, {"p": 0.99}).draw(Bands(3), 0, step).order) for step in range(100)) == 1
         assert expected_cost(method, WorkProfile(10)) == pytest.approx(2.4, abs=0.05)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize("bands", ["0/1-4/5-6/7", "0-7", "0/1/2/3/4/5/6/7"])
+def test_every_method_draws_within_the_bands(name, bands):
+    bands, method = Bands.from_json(bands), make_method(name, {})
+    free = make_method(name, {})
+    for step in range(200):
+        for item in method.draw(bands, 3, step).groups:
+            bands.check(item)
+        blocks = [sorted(item.order) for item in method.draw(bands, 3, step).groups]
+        assert blocks == [sorted(item.order) for item in free.draw(Bands(8), 3, step).groups] or name == "anyorder"
+    for item in method.validation(bands, 4, 0):
+        bands.check(item)
+        assert sorted(item.order) == list(range(8))
+
+
+def test_shuffle_draws_every_order_that_the_bands_allow():
+    bands = Bands.from_json("0/1-3/4-5")
+    drawn = {make_method("shuffle", {}).draw(bands, 0, step).order for step in range(300)}
+    assert len(drawn) == bands.num_orders == 12
+
+
+def test_waves_and_subsets_of_anyorder_are_drawn_in_bands_too():
+    bands, method = Bands.from_json("0/1-6/7"), make_method("anyorder", {"tracks": 1.0, "trained": 0.0})
+    drawn = [item for step in range(50) for item in method.draw(bands, 0, step).groups]
+    assert any(not item.is_plain for item in drawn)
+    assert any(len(item.order) < 8 for item in drawn)
+    assert any(0 not in item.order for item in drawn)
 
 
 def test_unknown_names_and_settings():

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ls_edge.bands import Bands
 from ls_edge.errors import UsageError
 from ls_edge.training.config import RECIPES, find_recipe, read_config
 from ls_edge.training.methods.base import make_method
@@ -37,7 +38,7 @@ def test_a_recipe_parses_and_builds(name):
     for step in range(10):
         schedule.step_update(step)
         assert [group["lr"] for group in optimiser.param_groups] == [pytest.approx(1e-4)]
-    assert len(method.draw(view.num_blocks, 0, 0).order) <= view.num_blocks
+    assert len(method.draw(Bands(view.num_blocks), 0, 0).order) <= view.num_blocks
 
 
 def test_a_file_wins_over_a_recipe_and_unknown_names_are_told(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
-from ls_edge.arrangement import Arrangement, equal_waves, random_waves
+from ls_edge.arrangement import Arrangement
 from ls_edge.errors import UsageError
 from ls_edge.training.methods.paper import Shuffle
 from ls_edge.training.methods.step_plan import StepPlan, drop_blocks, step_rng
@@ -21,6 +21,7 @@ from ls_edge.training.methods.step_plan import StepPlan, drop_blocks, step_rng
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ls_edge.bands import Bands
     from ls_edge.training.methods.step_plan import Criterion
     from ls_edge.training.models.view import BlockView
 
@@ -92,10 +93,10 @@ class AnyOrder(Shuffle):
         """Whether the settings ask for a teacher and there is none."""
         return self._teacher is None and self.settings.teacher.use != "off"
 
-    def draw(self, num_blocks: int, seed: int, step: int) -> StepPlan:
+    def draw(self, bands: Bands, seed: int, step: int) -> StepPlan:
         """An arrangement for each group."""
         rng = step_rng(seed, step)
-        return StepPlan(tuple(_draw_arrangement(self.settings, num_blocks, rng) for _ in range(self.settings.groups)))
+        return StepPlan(tuple(_draw_arrangement(self.settings, bands, rng) for _ in range(self.settings.groups)))
 
     def loss(self, view: BlockView, images: Tensor, targets: Tensor, plan: StepPlan, criterion: Criterion) -> Tensor:
         """The mean over the groups, with soft targets if there is a teacher."""
@@ -113,15 +114,15 @@ class AnyOrder(Shuffle):
             temperature=teacher.temperature,
         )
 
-    def validation(self, num_blocks: int, count: int, seed: int) -> list[Arrangement]:
+    def validation(self, bands: Bands, count: int, seed: int) -> list[Arrangement]:
         """Random orders and, if tracks are trained, the first of them in two tracks of a quarter of the blocks."""
-        orders = super().validation(num_blocks, count, seed)
-        if not self.settings.tracks or num_blocks < 2:
-            return orders
-        return [*orders, equal_waves(orders[0].order, 2, max(1, num_blocks // 4))]
+        orders = super().validation(bands, count, seed)
+        in_tracks = bands.equal_waves(orders[0].order, 2, max(1, bands.num_blocks // 4))
+        return orders if not self.settings.tracks or in_tracks.is_plain else [*orders, in_tracks]
 
 
-def _draw_arrangement(s: AnyOrderSettings, num_blocks: int, rng: random.Random) -> Arrangement:
+def _draw_arrangement(s: AnyOrderSettings, bands: Bands, rng: random.Random) -> Arrangement:
+    num_blocks = bands.num_blocks
     order = list(range(num_blocks))
     if rng.random() < s.trained:
         return Arrangement.plain(order)
@@ -130,4 +131,4 @@ def _draw_arrangement(s: AnyOrderSettings, num_blocks: int, rng: random.Random) 
     if s.drop:
         order = drop_blocks(order, s.drop, rng)
     rng.shuffle(order)
-    return random_waves(order, rng) if rng.random() < s.tracks else Arrangement.plain(order)
+    return bands.random_waves(order, rng) if rng.random() < s.tracks else Arrangement.plain(bands.sort(order))

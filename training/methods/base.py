@@ -14,6 +14,7 @@ import msgspec
 
 from ls_edge import validation
 from ls_edge.arrangement import Arrangement
+from ls_edge.bands import Bands
 from ls_edge.errors import UsageError
 from ls_edge.training.methods import anyorder, paper
 from ls_edge.training.methods.step_plan import StepPlan, WorkProfile
@@ -55,15 +56,15 @@ class Method(Protocol):
         """Whether the settings ask for a teacher, but the initial weights are not trained."""
         ...
 
-    def draw(self, num_blocks: int, seed: int, step: int) -> StepPlan:
-        """Draw the plan of step ``step``, counted from 0."""
+    def draw(self, bands: Bands, seed: int, step: int) -> StepPlan:
+        """Draw the plan of step ``step``, counted from 0: blocks change places within the model's bands alone."""
         ...
 
     def loss(self, view: BlockView, images: Tensor, targets: Tensor, plan: StepPlan, criterion: Criterion) -> Tensor:
         """Compute the loss of a batch: images ``[B, 3, H, W]``, targets int64 ``[B]``."""
         ...
 
-    def validation(self, num_blocks: int, count: int, seed: int) -> list[Arrangement]:
+    def validation(self, bands: Bands, count: int, seed: int) -> list[Arrangement]:
         """The arrangements whose mean cross-entropy selects the checkpoint; the same in every epoch."""
         ...
 
@@ -94,5 +95,5 @@ def make_method(name: str, args: dict[str, Any]) -> Method:
 
 def expected_cost(method: Method, work: WorkProfile, *, draws: int = 400) -> float:
     """Mean cost of a step for one image over ``draws`` plans, in forward passes (:meth:`StepPlan.cost`)."""
-    plans = (method.draw(work.num_blocks, 0, step) for step in range(draws))
+    plans = (method.draw(Bands(work.num_blocks), 0, step) for step in range(draws))
     return sum(plan.cost(work, teacher=method.has_teacher) for plan in plans) / draws

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from ls_edge.arrangement import Arrangement, apply, random_orders
+from ls_edge.arrangement import Arrangement, apply
 from ls_edge.training.methods.step_plan import StepPlan, drop_blocks, step_rng
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ls_edge.bands import Bands
     from ls_edge.training.methods.step_plan import Criterion
     from ls_edge.training.models.view import BlockView
 
@@ -49,33 +50,33 @@ class Sequential:
         """False."""
         return False
 
-    def draw(self, num_blocks: int, seed: int, step: int) -> StepPlan:  # noqa: ARG002
+    def draw(self, bands: Bands, seed: int, step: int) -> StepPlan:  # noqa: ARG002
         """Trained order."""
-        return StepPlan.plain(range(num_blocks))
+        return StepPlan.plain(range(bands.num_blocks))
 
     def loss(self, view: BlockView, images: Tensor, targets: Tensor, plan: StepPlan, criterion: Criterion) -> Tensor:
         """The criterion on the logits."""
         return criterion(view(images, plan.arrangement).float(), targets)
 
-    def validation(self, num_blocks: int, count: int, seed: int) -> list[Arrangement]:  # noqa: ARG002
+    def validation(self, bands: Bands, count: int, seed: int) -> list[Arrangement]:  # noqa: ARG002
         """Trained order."""
-        return [Arrangement.plain(range(num_blocks))]
+        return [Arrangement.plain(range(bands.num_blocks))]
 
 
 class Shuffle(Sequential):
-    """LayerShuffle: a uniform permutation a batch, validated over ``count`` seeded orders without the trained one."""
+    """LayerShuffle: a uniform order a batch, within the bands, validated over ``count`` seeded orders."""
 
     name = "shuffle"
 
-    def draw(self, num_blocks: int, seed: int, step: int) -> StepPlan:
-        """A permutation of all blocks."""
-        order = list(range(num_blocks))
+    def draw(self, bands: Bands, seed: int, step: int) -> StepPlan:
+        """All blocks in a random order."""
+        order = list(range(bands.num_blocks))
         step_rng(seed, step).shuffle(order)
-        return StepPlan.plain(order)
+        return StepPlan.plain(bands.sort(order))
 
-    def validation(self, num_blocks: int, count: int, seed: int) -> list[Arrangement]:
+    def validation(self, bands: Bands, count: int, seed: int) -> list[Arrangement]:
         """Seeded orders, others than those that ``eval`` draws from the same seed."""
-        return [Arrangement.plain(order) for order in random_orders(num_blocks, count, seed ^ VALIDATION_SALT)]
+        return [Arrangement.plain(order) for order in bands.random_orders(count, seed ^ VALIDATION_SALT)]
 
 
 class PositionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -151,9 +152,9 @@ class LayerDrop(Sequential):
     name = "layerdrop"
     settings_type: ClassVar[type[msgspec.Struct]] = DropSettings
 
-    def draw(self, num_blocks: int, seed: int, step: int) -> StepPlan:
+    def draw(self, bands: Bands, seed: int, step: int) -> StepPlan:
         """A random subset in trained order."""
-        return StepPlan.plain(drop_blocks(range(num_blocks), self.settings.p, step_rng(seed, step)))
+        return StepPlan.plain(drop_blocks(range(bands.num_blocks), self.settings.p, step_rng(seed, step)))
 
 
 class LayerDropShuffle(Shuffle):
@@ -162,9 +163,9 @@ class LayerDropShuffle(Shuffle):
     name = "layerdrop+shuffle"
     settings_type: ClassVar[type[msgspec.Struct]] = DropSettings
 
-    def draw(self, num_blocks: int, seed: int, step: int) -> StepPlan:
+    def draw(self, bands: Bands, seed: int, step: int) -> StepPlan:
         """A random order of a random subset."""
         rng = step_rng(seed, step)
-        order = drop_blocks(range(num_blocks), self.settings.p, rng)
+        order = drop_blocks(range(bands.num_blocks), self.settings.p, rng)
         rng.shuffle(order)
-        return StepPlan.plain(order)
+        return StepPlan.plain(bands.sort(order))

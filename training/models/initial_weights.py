@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
+from ls_edge.bands import Bands
 from ls_edge.bundle import ImageSpec
 from ls_edge.errors import ModelError, RunError, UsageError
 from ls_edge.training.checkpoint import CONFIG, LoadedRun, load_run, read_foreign
@@ -36,6 +37,8 @@ class InitialWeights:
     """Whether all weights, the classifier's included, were loaded and not drawn from the seed."""
     method_weights: dict[str, torch.Tensor] = field(default_factory=dict)
     """Weights of the method's own modules in the run that is given as ``init``."""
+    bands: Bands | None = None
+    """Bands of that run, of the blocks that are kept; None where it has none."""
 
 
 def make_initial_weights(
@@ -103,14 +106,16 @@ def _from_run(
         weights = {name: value for name, value in weights.items() if name not in view.classifier}
     whole = _take(view, weights, str(run.folder), warn)
     kept = run.record.kept
+    bands = None if run.config.bands is None else run.bands
     if config.depth is not None:
         chosen = evenly_spaced(view.num_blocks, config.depth)
+        bands = None if bands is None else bands.keep(chosen)
         view.keep_blocks(chosen)
         kept = tuple(kept[index] for index in chosen)
     trained = whole and (
         run.record.best_epoch is not None or run.config.model.pretrained or bool(run.config.model.init)
     )
-    return InitialWeights(view, run.model, args, kept, image, trained, added)
+    return InitialWeights(view, run.model, args, kept, image, trained, added, bands)
 
 
 def _take(view: BlockView, found: dict[str, torch.Tensor], source: str, warn: Callable[[str], None]) -> bool:
