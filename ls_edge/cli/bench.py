@@ -12,6 +12,7 @@ from ls_edge.cli.command import Command
 
 if TYPE_CHECKING:
     from ls_edge.bundle import Bundle
+    from ls_edge.device_profile import Times
     from ls_edge.engines.benchmark import Bench
 
 
@@ -77,7 +78,6 @@ def _monolith(bundle: Bundle) -> tuple[bytes | None, str]:
 
 
 def _print(result: Bench) -> None:
-    from ls_edge.engines.benchmark import Times
     from ls_edge.report.formatting import counted
     from ls_edge.report.terminal import PlainTable, open_console, print_table
 

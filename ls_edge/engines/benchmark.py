@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from ls_edge.bundle import Bundle
+from ls_edge.device_profile import Times
 from ls_edge.engines.engine import Engine, signature_of
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module, open_session
 from ls_edge.engines.opening import choose_kind, open_engine, usable_threads
@@ -27,20 +28,6 @@ from ls_edge.peers_file import EngineKind
 
 RUNS_A_TURN = 6
 """Most runs of a turn that count: fewer leave cold caches in the figures, more let slow drifts fall on one side."""
-
-
-class Times(msgspec.Struct, frozen=True):
-    """Milliseconds of repeated runs."""
-
-    p50: float
-    p95: float
-    min: float
-
-    @classmethod
-    def of(cls, seconds: list[float]) -> Times:
-        """From at least one run."""
-        ms = np.asarray(seconds) * 1e3
-        return cls(*(round(float(value), 4) for value in (np.median(ms), np.percentile(ms, 95), ms.min())))
 
 
 class Bench(msgspec.Struct, frozen=True):

@@ -1,0 +1,46 @@
+"""The progress of work in steps, on standard error: a bar on a terminal, a line a step elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ls_edge.errors import printable
+from ls_edge.report.terminal import open_console
+
+
+class StepProgress:
+    """Shows which step of how many is being done; a context manager, called as ``progress(done, total, text)``."""
+
+    def __init__(self, label: str, *, console: Console | None = None) -> None:
+        self._console = console or open_console(stderr=True)
+        self._label = printable(label)
+        self._said = ""
+        self._bar: Progress | None = None
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+            self._bar = Progress(
+                *columns, TimeElapsedColumn(), console=self._console, transient=True, redirect_stdout=False
+            )
+            self._task = self._bar.add_task(self._label, total=None)
+
+    def __enter__(self) -> StepProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, done: int, total: int, text: str) -> None:
+        """``done`` of ``total`` steps are done, and ``text`` is what comes next."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total, description=f"{self._label}: {printable(text)}")
+        elif text != self._said:
+            self._said = text
+            self._console.print(f"{self._label}: {printable(text)} ({done}/{total})", markup=False, highlight=False)

@@ -1,0 +1,51 @@
+"""``ls-edge profile`` as a user types it."""
+
+import json
+
+from ls_edge.device_profile import load_profile
+
+
+def test_profile_of_a_device(command, bundle, tmp_path):
+    out = tmp_path / "profile.json"
+    code, printed, errors = command(
+        "profile",
+        bundle,
+        "--out",
+        out,
+        "--name",
+        "here",
+        "--batch",
+        "1,2",
+        "--duration",
+        0.05,
+        "--threads",
+        1,
+        "--json",
+    )
+    assert code in (0, 3), errors  # 3 where this machine throttles
+    found = load_profile(out)
+    assert (found.device.name, list(found.batch)) == ("here", ["1", "2"])
+    assert json.loads(printed) == json.loads(out.read_text(encoding="utf-8"))
+    assert "profile: block 0" in errors
+
+
+def test_tables(command, bundle, tmp_path):
+    code, printed, _ = command(
+        "profile", bundle, "--out", tmp_path / "p.json", "--duration", 0.02, "--threads", 1, "--name", "a"
+    )
+    assert code in (0, 3)
+    assert "chain" in printed
+    assert f"written to {tmp_path / 'p.json'}" in printed
+
+
+def test_bad_input(command, bundle, tmp_path, complaints):
+    for arguments, message in (
+        (("--out", tmp_path / "p.json", "--batch", "1,x"), "--batch '1,x' cannot be read"),
+        (("--out", tmp_path / "p.json", "--batch", "0"), "from 1 to 1024"),
+        (("--out", tmp_path), "is a folder"),
+        (("--out", tmp_path / "p.json", "--name", "no name"), "give one with --name"),
+    ):
+        code, _, errors = command("profile", bundle, *arguments)
+        assert code == 2
+        assert message in errors
+    assert not (tmp_path / "p.json").exists()

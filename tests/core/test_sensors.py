@@ -1,0 +1,213 @@
+"""Sensors, read from trees as the kernel lays them out, and from a library with NVML's interface."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from ls_edge.sensors import Nvml, PowerMeter, Sensors, throttling, total_power, used_watts
+
+
+def tree(root, files):
+    for path, content in files.items():
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(f"{content}\n", encoding="utf-8")
+    return Sensors(root)
+
+
+def ina3221(number, channels, **alarms):
+    base = f"sys/class/hwmon/hwmon{number}"
+    files = {f"{base}/name": "ina3221"}
+    for index, (label, millivolts, milliamperes) in enumerate(channels, 1):
+        files[f"{base}/in{index}_label"] = label
+        files[f"{base}/in{index}_input"] = millivolts
+        files[f"{base}/curr{index}_input"] = milliamperes
+    return files | {f"{base}/{name}": value for name, value in alarms.items()}
+
+
+ORIN_NANO = ina3221(1, [("VDD_IN", 5000, 1400), ("VDD_CPU_GPU_CV", 5000, 400), ("VDD_SOC", 5000, 300)])
+AGX_ORIN = ina3221(3, [("VDD_GPU_SOC", 20000, 300), ("VDD_CPU_CV", 20000, 50), ("VIN_SYS_5V0", 5000, 800)]) | ina3221(
+    4, [("NC", 0, 0), ("VDDQ_VDD2_1V8AO", 5000, 200), ("NC", 0, 0)]
+)
+
+
+def test_the_input_channel_of_an_orin_nano_is_the_whole_board(tmp_path):
+    channels = tree(tmp_path, ORIN_NANO).channel_watts()
+    assert channels == {"VDD_IN": 7.0, "VDD_CPU_GPU_CV": 2.0, "VDD_SOC": 1.5}
+    found = total_power(channels, {}, {})
+    assert (found.watts, found.scope, found.source) == (7.0, "board", "ina3221")
+
+
+def test_the_channels_of_an_agx_orin_are_summed_without_what_is_fed_by_another(tmp_path):
+    channels = tree(tmp_path, AGX_ORIN).channel_watts()
+    assert channels["VDDQ_VDD2_1V8AO"] == 1.0
+    assert "NC" not in channels
+    found = total_power(channels, {}, {})
+    assert (found.watts, found.scope) == (6.0 + 1.0 + 4.0, "board")
+    assert found.channels == channels
+
+
+def test_channels_of_an_unknown_board_are_not_added_up(tmp_path):
+    channels = tree(tmp_path, ina3221(0, [("RAIL_A", 5000, 1000), ("RAIL_B", 3300, 1000)])).channel_watts()
+    assert channels == {"RAIL_A": 5.0, "RAIL_B": 3.3}
+    assert total_power(channels, {}, {}) is None
+    assert total_power({}, {}, {}) is None
+
+
+def rapl(zones):
+    files = {}
+    for zone, (name, energy, most) in zones.items():
+        base = f"sys/class/powercap/intel-rapl:{zone}"
+        files |= {f"{base}/name": name, f"{base}/energy_uj": energy, f"{base}/max_energy_range_uj": most}
+    return files
+
+
+def test_rapl_counts_packages_and_memory_but_not_their_parts(tmp_path):
+    sensors = tree(
+        tmp_path, rapl({"0": ("package-0", 1000, 5000), "0:0": ("core", 700, 5000), "0:2": ("dram", 100, 5000)})
+    )
+    assert sensors.energy_uj() == {"0 package-0": (1000, 5000), "0:2 dram": (100, 5000)}
+    tree(tmp_path, rapl({"1": ("psys", 9000, 50000)}))
+    assert sensors.energy_uj() == {"1 psys": (9000, 50000)}
+    assert sensors.has_power
+
+
+def test_a_rapl_counter_that_began_again():
+    before, after = {"0 package-0": (9_000_000, 10_000_000)}, {"0 package-0": (3_000_000, 10_000_000)}
+    assert used_watts(before, after, 2.0) == {"0 package-0": 2.0}
+    found = total_power({}, used_watts(before, after, 2.0), {"gpu0": 5.0})
+    assert (found.watts, found.scope, found.source) == (7.0, "processor and gpu", "rapl and nvml")
+
+
+def test_a_meter_averages_samples(tmp_path):
+    sensors = tree(tmp_path, ORIN_NANO)
+    with PowerMeter(sensors, every_s=0.005) as meter:
+        pass
+    assert meter.reading.watts == 7.0
+    with PowerMeter(Sensors(tmp_path / "nothing"), every_s=0.005) as meter:
+        pass
+    assert meter.reading is None
+
+
+def test_clocks_temperatures_and_what_throttles(tmp_path):
+    calm = tree(
+        tmp_path,
+        ORIN_NANO
+        | {
+            "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": 1510400,
+            "sys/class/devfreq/17000000.gpu/cur_freq": 624750000,
+            "sys/class/thermal/thermal_zone0/type": "cpu-thermal",
+            "sys/class/thermal/thermal_zone0/temp": 51250,
+            "sys/class/thermal/thermal_zone0/trip_point_0_type": "passive",
+            "sys/class/thermal/thermal_zone0/trip_point_0_temp": 99000,
+            "sys/class/thermal/thermal_zone1/type": "cv0-thermal",
+            "sys/class/thermal/thermal_zone1/temp": -256000,
+            "sys/class/thermal/cooling_device0/type": "pwm-fan",
+            "sys/class/thermal/cooling_device0/cur_state": 2,
+            "sys/class/thermal/cooling_device1/type": "cpu-throttle-alert",
+            "sys/class/thermal/cooling_device1/cur_state": 0,
+            "sys/class/hwmon/hwmon2/name": "soctherm_oc",
+            "sys/class/hwmon/hwmon2/oc3_event_cnt": 4,
+        },
+    )
+    before = calm.state()
+    assert before.clocks_mhz == {"cpu0": 1510.4, "gpu0": 624.75}
+    assert before.temperatures_c == {"cpu-thermal": 51.25}
+    assert before.throttled == []
+    assert throttling(before, before) == []
+    hot = tree(
+        tmp_path,
+        {
+            "sys/class/thermal/thermal_zone0/temp": 99500,
+            "sys/class/thermal/cooling_device1/cur_state": 1,
+            "sys/class/hwmon/hwmon1/curr1_max_alarm": 1,
+            "sys/class/hwmon/hwmon2/oc3_event_cnt": 9,
+        },
+    )
+    assert throttling(before, hot.state()) == [
+        "cpu-thermal at 100 °C (limit 99)",
+        "cpu-throttle-alert at level 1",
+        "over-current alarm of VDD_IN",
+        "soctherm_oc oc3: 5 more",
+    ]
+
+
+def test_throttling_of_x86_and_of_a_raspberry_pi(tmp_path):
+    files = {
+        "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count": 3,
+        "sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_count": 1,
+        "sys/devices/platform/soc/soc:firmware/get_throttled": "50000",
+    }
+    before = tree(tmp_path, files).state()
+    assert before.counters["core"] == 4
+    assert before.throttled == []  # under-voltage and throttling were before
+    files["sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_count"] = 6
+    files["sys/devices/platform/soc/soc:firmware/get_throttled"] = "50005"
+    assert throttling(before, tree(tmp_path, files).state()) == ["under-voltage", "throttled", "core: 5 more"]
+
+
+def test_what_a_jetson_tells_of_itself(tmp_path):
+    sensors = tree(
+        tmp_path,
+        {
+            "etc/nv_tegra_release": "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64",
+            "var/lib/nvpmodel/status": "pmode:0002",
+            "etc/nvpmodel.conf": "< POWER_MODEL ID=0 NAME=15W >\nCPU_ONLINE 1\n< POWER_MODEL ID=2 NAME=MAXN_SUPER >",
+        },
+    )
+    assert (sensors.l4t(), sensors.power_mode()) == ("36.4.3", "MAXN_SUPER")
+    (tmp_path / "etc/nvpmodel.conf").unlink()
+    assert sensors.power_mode() == "2"
+
+
+def test_batteries(tmp_path):
+    base = "sys/class/power_supply"
+    files = {f"{base}/BAT0/type": "Battery", f"{base}/BAT0/energy_now": 42_000_000, f"{base}/AC/type": "Mains"}
+    files |= {
+        f"{base}/BAT1/type": "Battery",
+        f"{base}/BAT1/charge_now": 2_000_000,
+        f"{base}/BAT1/voltage_now": 12_000_000,
+    }
+    files |= {f"{base}/mouse/type": "Battery", f"{base}/mouse/scope": "Device", f"{base}/mouse/energy_now": 1_000_000}
+    assert tree(tmp_path, files).battery_wh() == 42.0 + 24.0
+
+
+def test_nothing_is_there(tmp_path):
+    sensors = Sensors(tmp_path)
+    state = sensors.state()
+    assert (state.temperatures_c, state.clocks_mhz, state.throttled, state.counters) == ({}, {}, [], {})
+    assert not sensors.has_power
+    assert (sensors.battery_wh(), sensors.power_mode(), sensors.l4t(), sensors.gpus()) == (None, None, None, [])
+    assert Nvml.open(str(tmp_path / "libnvidia-ml.so.1")) is None
+
+
+NVML = """
+#include <string.h>
+static unsigned long long joules = 1000000;
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = &joules; return 0; }
+int nvmlDeviceGetName(void *device, char *name, unsigned length) { strncpy(name, "Some GPU", length); return 0; }
+int nvmlDeviceGetPowerUsage(void *device, unsigned *mw) { *mw = 71500; return device == &joules ? 0 : 2; }
+int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *mj) { return 3; }
+int nvmlDeviceGetTemperature(void *device, unsigned sensor, unsigned *t) { *t = 40 + sensor; return 0; }
+int nvmlDeviceGetClockInfo(void *device, unsigned type, unsigned *mhz) { *mhz = 1000 + type; return 0; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *r) { *r = 0x40 | 0x4 | 0x1; return 0; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="builds a library")
+def test_a_card_by_the_interface_of_nvml(tmp_path):
+    (tmp_path / "nvml.c").write_text(NVML, encoding="utf-8")
+    library = tmp_path / "libnvml.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True, timeout=60)
+    nvml = Nvml.open(str(library))
+    (gpu,) = nvml.read()
+    assert (gpu.name, gpu.watts, gpu.joules) == ("Some GPU", 71.5, None)
+    assert (gpu.temperature_c, gpu.clock_mhz, gpu.slowdowns) == (40.0, 1001.0, ["hardware thermal slowdown"])
+    sensors = Sensors(tmp_path, nvml)
+    assert sensors.state().throttled == ["gpu0: hardware thermal slowdown"]
+    with PowerMeter(sensors, every_s=0.005) as meter:
+        pass
+    assert (meter.reading.watts, meter.reading.scope) == (71.5, "gpu")

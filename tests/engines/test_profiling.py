@@ -1,0 +1,111 @@
+"""``ls-edge profile``: what it measures of a real bundle, with a board's sensors and without any."""
+
+import json
+
+import msgspec
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.device_profile import load_profile
+from ls_edge.engines.profiling import profile_bundle
+from ls_edge.errors import DataError, UsageError
+from ls_edge.sensors import Sensors
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle):
+    return Bundle.open(tiny_bundle)
+
+
+def board(root, *, over_current=0):
+    base = root / "sys/class/hwmon"
+    for path, content in {
+        "hwmon0/name": "ina3221", "hwmon0/in1_label": "VDD_IN", "hwmon0/in1_input": 5000, "hwmon0/curr1_input": 1200,
+        "hwmon1/name": "soctherm_oc", "hwmon1/oc1_event_cnt": over_current,
+    }.items():  # fmt: skip
+        (base / path).parent.mkdir(parents=True, exist_ok=True)
+        (base / path).write_text(f"{content}\n", encoding="utf-8")
+    return Sensors(root)
+
+
+def test_a_profile_without_any_sensor(bundle, tmp_path):
+    steps = []
+    found = profile_bundle(
+        bundle, name="here", batches=(2, 1), duration=0.05, threads=1, sensors=Sensors(tmp_path),
+        on_step=lambda done, total, text: steps.append((done, total, text)),
+    )  # fmt: skip
+    assert list(found.batch) == ["1", "2"]
+    for times in found.batch.values():
+        assert len(times.blocks_ms) == 6
+        assert 0 < times.stem_ms.min <= times.stem_ms.p50 <= times.stem_ms.p95
+        assert (
+            times.chain_ms.min >= times.stem_ms.min + times.head_ms.min + sum(one.min for one in times.blocks_ms) - 0.01
+        )
+        assert times.repeats >= 3
+        assert times.energy_mj_per_image is times.power_watts is None
+    assert [part.part for part in found.parts] == ["stem", *(f"block {index}" for index in range(6)), "head"]
+    assert all(part.load_ms > 0 and part.file_bytes > 0 and not part.built for part in found.parts)
+    assert found.memory_bytes >= sum(part.file_bytes for part in found.parts)
+    assert found.block_memory_bytes >= found.parts[1].file_bytes
+    assert (found.power_watts, found.idle_watts, found.power_scope, found.energy_mj_per_image) == (None,) * 4
+    assert (found.throttled, found.throttled_by) == (False, [])
+    assert (found.device.l4t, found.device.power_mode, found.device.battery_wh) == (None, None, None)
+    assert steps[0][2] == "idle"
+    assert steps[-1] == (10, 10, "done")
+    assert [done for done, _, _ in steps] == sorted(done for done, _, _ in steps)
+
+
+def test_power_and_energy_where_the_board_tells_them(bundle, tmp_path):
+    found = profile_bundle(bundle, name="orin-0", duration=0.05, threads=1, sensors=board(tmp_path))
+    assert (found.power_watts, found.idle_watts, found.power_scope) == (6.0, 6.0, "board")
+    times = found.batch["1"]
+    assert found.energy_mj_per_image == times.energy_mj_per_image
+    assert times.energy_mj_per_image >= 6.0 * times.chain_ms.min
+
+
+def test_a_board_that_throttles_in_between_is_marked(bundle, tmp_path):
+    sensors = board(tmp_path)
+    found = profile_bundle(
+        bundle, name="orin-0", duration=0.05, threads=1, sensors=sensors,
+        on_step=lambda _done, _total, text: text == "batch 1" and board(tmp_path, over_current=3),
+    )  # fmt: skip
+    assert (found.throttled, found.throttled_by) == (True, ["soctherm_oc oc1: 3 more"])
+
+
+def test_a_profile_survives_its_file(bundle, tmp_path):
+    found = profile_bundle(bundle, name="here", duration=0.02, threads=1, sensors=Sensors(tmp_path))
+    path = tmp_path / "profile.json"
+    path.write_bytes(msgspec.json.encode(found))
+    assert load_profile(path) == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schema": 2}, "schema 2, this ls-edge reads schema 1"),
+        ({"batch": {}}, "batch has sizes"),
+        ({"batch": {"x": None}}, "batch"),
+        ({"threads": "many"}, "threads"),
+        ({"parts": []}, "parts lists no block"),
+    ],
+)
+def test_what_is_no_profile(bundle, tmp_path, changes, message):
+    found = profile_bundle(bundle, name="here", duration=0.02, threads=1, sensors=Sensors(tmp_path))
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(msgspec.to_builtins(found) | changes), encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        load_profile(path)
+
+
+def test_files_that_are_not_there_or_not_json(tmp_path):
+    with pytest.raises(DataError, match="no such file; make it with 'ls-edge profile"):
+        load_profile(tmp_path / "none.json")
+    (tmp_path / "text.json").write_text("hello", encoding="utf-8")
+    with pytest.raises(DataError, match="not JSON"):
+        load_profile(tmp_path / "text.json")
+
+
+def test_what_cannot_be_profiled(bundle):
+    for wrong in ({"batches": ()}, {"batches": (0,)}, {"duration": 0.0}, {"name": "no name"}, {"threads": 0}):
+        with pytest.raises(UsageError):
+            profile_bundle(bundle, **{"name": "here", "threads": 1, "duration": 0.02, **wrong})
