@@ -20,13 +20,12 @@ import yaml
 
 from benchmarks.common import BenchmarkError, wait_for
 from ls_edge.bundle import Bundle, ImageSpec, Manifest, Part, Parts, TokenSpec
-from ls_edge.engines.engine import Signature, signature_of
-from ls_edge.errors import LsEdgeError
+from ls_edge.engines.engine import Engine, Signature, signature_of
 from ls_edge.peers_file import PeersFile, load_peers
 from ls_edge.runtime.local_cluster import free_ports
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
-from ls_edge.runtime.routing.events import Complete, Computed, ComputeFailed, Instruction, Submit, Warm
+from ls_edge.runtime.routing.events import Complete, Instruction, Submit
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.source_routing import SourceMachine
 from ls_edge.runtime.transport.keys import KeyPair, load_secret, new_keys
@@ -76,13 +75,10 @@ class _Nothing:
 class IdlePeer(Peer):
     """A peer whose engines do nothing."""
 
-    def _load(self) -> Computed | ComputeFailed | Warm | LsEdgeError:
-        parts = [f"block {block}" for block in self.entry.blocks]
-        self._engines = {
-            block: _Nothing(part, signature_of(self.bundle.manifest, part))
-            for block, part in zip(self.entry.blocks, parts, strict=True)
-        }
-        return Warm(1)
+    def open_engines(self) -> Mapping[int, Engine]:
+        """Make an engine for each block that returns its input."""
+        parts = {block: f"block {block}" for block in self.entry.blocks}
+        return {block: _Nothing(part, signature_of(self.bundle.manifest, part)) for block, part in parts.items()}
 
 
 class Caller:

@@ -40,9 +40,9 @@ from ls_edge.runtime.routing.policies import policy_of
 
 log = logging.getLogger("ls_edge.runtime")
 
-_WAITING = 16
+MAX_WAITING = 16
 """Audits that may wait for the thread: each keeps an image's tokens."""
-_CHALLENGES = 4
+MAX_CHALLENGES = 4
 """Challenges on their way at once; where a peer spoils everything, the other mismatches name all holders at once."""
 _NICENESS = 19
 _PRECISION_TOLERANCE = {"fp32": REPLAY_TOLERANCE["raw"], "fp16": REPLAY_TOLERANCE["fp16"]}
@@ -127,7 +127,7 @@ class Auditor:
         if self._random.random() >= self.share:
             return
         with self._change:
-            if self._open >= _WAITING:
+            if self._open >= MAX_WAITING:
                 self._dropped += 1
                 return
             self._open += 1
@@ -200,7 +200,7 @@ class Auditor:
         holders = audit.holders
         with self._change:
             self._mismatched += 1
-            may_challenge = self._challenges < _CHALLENGES
+            may_challenge = self._challenges < MAX_CHALLENGES
             self._challenges += may_challenge
         log.warning(
             "an audit does not match",

@@ -11,7 +11,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +22,8 @@ from ls_edge.engines.opening import open_block_engines
 from ls_edge.errors import EngineError, LsEdgeError, UsageError
 from ls_edge.order_costs import read_order_costs
 from ls_edge.peers_file import EngineKind, PeersFile, is_loopback
-from ls_edge.runtime.protocol.codecs import CODECS, is_finite
-from ls_edge.runtime.protocol.codecs.wire_codec import Tokens
+from ls_edge.runtime.engine_calls import run_blocks
+from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.protocol.messages import MINOR, Hello
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Drain, Instruction, Warm
 from ls_edge.runtime.routing.neighbours import Limits
@@ -157,7 +157,7 @@ class Peer:
 
     def _execute(self, instruction: Instruction) -> None:
         assert isinstance(instruction, Compute)
-        self._worker.submit(lambda: self._compute(instruction))
+        self._worker.submit(lambda: run_blocks(self._engines, instruction, needs_slot=self.bundle.manifest.needs_slot))
 
     def _take(self, result: _Result) -> None:
         if isinstance(result, LsEdgeError):
@@ -173,17 +173,16 @@ class Peer:
 
     # On the worker's thread.
 
+    def open_engines(self) -> Mapping[int, Engine]:
+        """Open the engine of each block; raises what the engine library raises."""
+        return open_block_engines(
+            self.bundle, self.entry.blocks, kind=self._kind, provider=self.entry.provider, threads=self._threads,
+            max_batch=self.entry.max_batch, on_step=self.on_step,
+        )  # fmt: skip
+
     def _load(self) -> _Result:
         try:
-            self._engines = open_block_engines(
-                self.bundle,
-                self.entry.blocks,
-                kind=self._kind,
-                provider=self.entry.provider,
-                threads=self._threads,
-                max_batch=self.entry.max_batch,
-                on_step=self.on_step,
-            )
+            self._engines = self.open_engines()
             if self._faults is not None:
                 from ls_edge.runtime.chaos.faults import Control, FaultyEngine
 
@@ -196,51 +195,6 @@ class Peer:
         except Exception as error:  # noqa: BLE001  an engine library may raise anything
             return EngineError(f"the engines of {self.name} do not load: {error}; try 'ls-edge doctor'")
         return Warm(max(1, round(float(np.median(times)) * 1e3)))
-
-    def _compute(self, compute: Compute) -> _Result:
-        started = time.perf_counter_ns()
-        block = compute.blocks[0]
-        steps: list[Tokens] = []
-        try:
-            tokens: Tokens = compute.tokens[0] if len(compute.tokens) == 1 else np.concatenate(compute.tokens)
-            for index, block in enumerate(compute.blocks):
-                inputs: dict[str, np.ndarray] = {"tokens": tokens}
-                if self.bundle.manifest.needs_slot:
-                    inputs["slot"] = np.asarray(compute.slots, dtype=np.int64) + index
-                tokens = self._engines[block].run(inputs)
-                steps.append(tokens)
-        except Exception as error:  # noqa: BLE001  an engine library may raise anything
-            return ComputeFailed(block, compute.transfers, str(error))
-        # NaN and infinity stay in the tokens, so one look at the last ones is enough.
-        finite = is_finite(tokens)
-        spent = (time.perf_counter_ns() - started) // 1000
-        return _computed(compute, tokens, spent) if finite else _not_finite(compute, steps, spent)
-
-
-def _computed(compute: Compute, tokens: Tokens, spent: int, rows: Sequence[int] | None = None) -> Computed:
-    """What an engine call returned, or only some ``rows`` of its batch."""
-    rows = range(len(compute.transfers)) if rows is None else rows
-    transfers = tuple(compute.transfers[row] for row in rows)
-    return Computed(compute.blocks, transfers, tuple(tokens[row : row + 1] for row in rows), spent)
-
-
-def _not_finite(compute: Compute, steps: Sequence[Tokens], spent: int) -> ComputeFailed:
-    """Say which block made NaN or infinity, and of which requests; the others of the batch are fine."""
-    rows = range(len(compute.transfers))
-    good = [row for row in rows if is_finite(steps[-1][row : row + 1])]
-    bad = [row for row in rows if row not in good]
-    block = next(
-        block
-        for block, tokens in zip(compute.blocks, steps, strict=True)
-        if not all(is_finite(tokens[row : row + 1]) for row in bad)
-    )
-    return ComputeFailed(
-        block,
-        tuple(compute.transfers[row] for row in bad),
-        "the engine returned NaN or infinity",
-        not_finite=True,
-        rest=_computed(compute, steps[-1], spent, good) if good else None,
-    )
 
 
 def _at_end(descriptor: int) -> bool:

@@ -46,7 +46,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Check everything; takes from a second to a minute, by what is installed."""
-    return [*_python(), *_packages(), *_engines(), *_zmq(), *_torch(), *_hardware()]
+    return [*check_python(), *check_packages(), *check_engines(), *check_zmq(), *check_torch(), *check_hardware()]
 
 
 def worst(findings: list[Finding]) -> Status:
@@ -57,7 +57,8 @@ def worst(findings: list[Finding]) -> Status:
 # --- Python and packages ----------------------------------------------------------------------------------------
 
 
-def _python() -> Iterator[Finding]:
+def check_python() -> Iterator[Finding]:
+    """Check the version of Python."""
     version = platform.python_version()
     detail = f"{platform.python_implementation()} {version}, {platform.machine()}, {platform.platform(terse=True)}"
     if numbers(version) >= (3, 10):
@@ -66,7 +67,8 @@ def _python() -> Iterator[Finding]:
         yield Finding("bad", "Python", detail, "install Python 3.10 or newer and make the environment again with it")
 
 
-def _packages() -> Iterator[Finding]:
+def check_packages() -> Iterator[Finding]:
+    """Check what is installed against the requirements of the package and its extras."""
     groups = requirements()
     if not groups:
         yield Finding("bad", "ls-edge", "is not installed, only found on the path", "pip install -e . in its clone")
@@ -188,7 +190,8 @@ print(json.dumps({"built": torch.version.cuda, "names": names}))
 """
 
 
-def _engines() -> Iterator[Finding]:
+def check_engines() -> Iterator[Finding]:
+    """Check that an engine library is installed and that each of its execution providers computes."""
     builds = _onnxruntimes()
     has_ort = importlib.util.find_spec("onnxruntime") is not None
     has_tensorrt = importlib.util.find_spec("tensorrt") is not None
@@ -198,7 +201,7 @@ def _engines() -> Iterator[Finding]:
             engine_advice(),
         )  # fmt: skip
     if has_ort:
-        yield from _onnxruntime(builds[0] if builds else "onnxruntime")
+        yield from check_onnxruntime(builds[0] if builds else "onnxruntime")
     outside = sorted(Path("/usr/lib").glob("python3*/dist-packages/tensorrt"))
     if not has_tensorrt and outside:
         fix = "make the environment again with: python3 -m venv --system-site-packages .venv"
@@ -218,7 +221,8 @@ def _reinstall(build: str) -> str:
     return line.replace("pip install", "pip install --force-reinstall", 1)
 
 
-def _onnxruntime(build: str) -> Iterator[Finding]:
+def check_onnxruntime(build: str) -> Iterator[Finding]:
+    """Check each execution provider that a build of ONNX Runtime lists."""
     listed = probe(_ORT_CODE)
     if listed.found is None:
         yield Finding("bad", "engine ONNX Runtime", f"does not load: {listed.why}", _reinstall(build))
@@ -240,7 +244,8 @@ def _onnxruntime(build: str) -> Iterator[Finding]:
             yield Finding("warn", what, f"is listed, but {why}", fix)
 
 
-def _zmq() -> Iterator[Finding]:
+def check_zmq() -> Iterator[Finding]:
+    """Check that libzmq loads and has CURVE."""
     tried = probe(_ZMQ_CODE)
     if tried.found is None:
         yield Finding("bad", "libzmq", f"does not load: {tried.why}", "pip install --force-reinstall pyzmq")
@@ -253,7 +258,8 @@ def _zmq() -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _torch() -> Iterator[Finding]:
+def check_torch() -> Iterator[Finding]:
+    """Check that torch, where it is installed, computes on the GPUs that it finds."""
     if installed("torch") is None:
         return
     tried = probe(_TORCH_CODE, limit_s=2 * PROBE_LIMIT_S)
@@ -294,7 +300,8 @@ def tiny_model() -> bytes:
 # --- the hardware ------------------------------------------------------------------------------------------------
 
 
-def _hardware() -> Iterator[Finding]:
+def check_hardware() -> Iterator[Finding]:
+    """Check cores, memory and what else of the machine limits ls-edge."""
     board = hardware.board()
     if board is not None:
         yield Finding("ok", "board", board)

@@ -329,9 +329,10 @@ MAX_AVOID = 16
 MAX_CANCELLED = 1024
 """Most requests that one CANCEL names."""
 _REQUEST_BYTES = 16
-_TEXT = 256
+MAX_TEXT = 256
 """Longest text that is neither a name nor an explanation, in characters."""
-_EXPLANATION = 4096
+MAX_EXPLANATION = 4096
+"""Longest explanation of a COMPLAINT, in characters."""
 
 
 def _check(message: Message) -> None:
@@ -368,7 +369,7 @@ def _check(message: Message) -> None:
         _check_texts(message.role, message.model_id, message.bundle_id, message.engine, message.codec)
     if isinstance(message, Refuse):
         _check_texts(message.reason)
-    if isinstance(message, Complaint) and len(message.what) > _EXPLANATION:
+    if isinstance(message, Complaint) and len(message.what) > MAX_EXPLANATION:
         raise WireError(f"complaint of {len(message.what)} characters; dropped")
     if isinstance(message, Complaint):
         _check_texts(message.model_id)
@@ -434,7 +435,7 @@ def _check_names(what: str, names: Iterable[str]) -> None:
 
 def _check_texts(*texts: str) -> None:
     for text in texts:
-        if len(text) > _TEXT:
-            raise WireError(f"text of {len(text)} characters, at most {_TEXT} are allowed; dropped")
+        if len(text) > MAX_TEXT:
+            raise WireError(f"text of {len(text)} characters, at most {MAX_TEXT} are allowed; dropped")
         if not text.isprintable():
             raise WireError(f"text {text[:40]!r} with characters that cannot be printed; dropped")

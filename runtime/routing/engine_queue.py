@@ -15,7 +15,7 @@ from ls_edge.runtime.routing.held_request import HeldRequest
 from ls_edge.runtime.routing.neighbours import TRIP_HALVES, Limits, clamped
 from ls_edge.runtime.routing.policies import policy_of
 
-_SOURCES = 1024
+MAX_SOURCE_TURNS = 1024
 """Sources whose turns are remembered."""
 _NOT_FINITE = 3
 """Requests in a row without finite outputs after which a block counts as failed: one odd image is not enough."""
@@ -97,7 +97,7 @@ class EngineQueue:
             return None
         self._turn += 1
         self._served[first.owner] = self._turn
-        if len(self._served) > _SOURCES:
+        if len(self._served) > MAX_SOURCE_TURNS:
             del self._served[min(self._served, key=lambda owner: self._served[owner])]
         blocks = self._chain(batch, first.engine.block, usable)
         self.running = tuple(batch)

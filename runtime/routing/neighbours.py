@@ -25,15 +25,15 @@ MOST_WAIT_US = 600_000_000
 """Longest queue of another process that counts: the longest budget."""
 _CLAMP = 4.0
 """A measured time counts as at most this many times the usual one, or as the one before if that was longer."""
-_LINKS = 4.0
+TRANSFERS_PER_DEADLINE = 4.0
 """Transfers over its link for which a holder may show no progress: PROGRESS may have to wait for tokens on the link."""
-_STALE_AFTER = 0.35
+STALE_AFTER_S = 0.35
 """Seconds without STATE after which a process counts as busier by each further second: three were missed."""
 _SMOOTH_LINK = 0.2
 """Weight of the newest transfer in the usual time of one: larger follows a changing link, smaller ignores outliers."""
 _SMOOTH_SHORTER, _SMOOTH_LONGER = 0.3, 0.1
 """Weights of the newest trip of a track where it was shorter or longer than usual: long ones are mostly pauses."""
-_UNTRIED_WINDOW = 2
+UNMEASURED_WINDOW = 2
 """Transfers on their way to a process whose link was never measured."""
 
 
@@ -189,10 +189,10 @@ class Neighbour:
 
     def _window(self, now: float, limits: Limits) -> int:
         if not self.link_us:
-            return _UNTRIED_WINDOW
+            return UNMEASURED_WINDOW
         link = self.expected_link_us(now)
         most = int(limits.window * 1e6 / max(1, link))
-        return max(1 if link > 5 * limits.window * 1e6 else _UNTRIED_WINDOW, most)
+        return max(1 if link > 5 * limits.window * 1e6 else UNMEASURED_WINDOW, most)
 
     def accepted_after(self, seconds: float, now: float) -> None:
         """Learn from a transfer."""
@@ -249,7 +249,7 @@ class Neighbour:
         age = now - self.state_at
         left = max(0, min(self.state.wait_us, MOST_WAIT_US) - round(age * 1e6))
         on_their_way = self.offers * max(self.block_us, self.expected_link_us(now))
-        return left + on_their_way + round(max(0.0, age - _STALE_AFTER) * 1e6)
+        return left + on_their_way + round(max(0.0, age - STALE_AFTER_S) * 1e6)
 
     def hop_deadline(self, limits: Limits, left: float, *, accepted: bool = True) -> float:
         """Seconds that a transfer to it may show no progress, ``left`` being left of the budget.
@@ -259,7 +259,7 @@ class Neighbour:
         most = max(limits.hop_most, limits.hop_share * left)
         wanted = max(limits.hop_floor, limits.hop_factor * self.block_us / 1e6)
         if accepted or self.link_us:
-            wanted += _LINKS * self.link_us / 1e6
+            wanted += TRANSFERS_PER_DEADLINE * self.link_us / 1e6
         else:
             wanted += limits.transfer
         return min(wanted, most + (0.0 if accepted else limits.transfer))

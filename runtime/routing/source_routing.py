@@ -58,11 +58,11 @@ from ls_edge.runtime.routing.held_request import HeldRequest, Stage
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.policies import policy_of
 
-_MOST_ENDED = 256
+CANCEL_AT_MOST = 256
 """Requests in one CANCEL."""
-_MOST_SEEN = 64
+MAX_HOLDERS_SEEN = 64
 """Names of processes that had a request that are kept."""
-_ANSWERED = 4096
+MAX_REMEMBERED = 4096
 """Requests that are remembered after their end, to count the answers that come later."""
 _HOLDERS_NOT_FINITE = 2
 """Peers that must have found a request's numbers not to be finite before it ends with an error."""
@@ -301,11 +301,11 @@ class SourceMachine(CustodyMachine):
         del self.requests[request.number], self._by_id[copy.request]
         self.end(copy, why)
         self._answered[copy.request] = request.number
-        if len(self._answered) > _ANSWERED:
+        if len(self._answered) > MAX_REMEMBERED:
             del self._answered[next(iter(self._answered))]
         self._ended[copy.request] = copy.deadline
         self._cancel_at = min(self._cancel_at, self.now + (self.limits.cancel_every if soon else 0.0))
-        if len(self._ended) >= _MOST_ENDED:
+        if len(self._ended) >= CANCEL_AT_MOST:
             self._cancel_at = self.now
 
     def _other_checks(self) -> Iterable[float]:
@@ -426,7 +426,7 @@ def _what_cannot_be(asked: Itinerary, reported: Itinerary) -> str:
 
 def _note_seen(request: OpenRequest, *names: str) -> None:
     for name in names:
-        if len(request.seen_holders) < _MOST_SEEN:
+        if len(request.seen_holders) < MAX_HOLDERS_SEEN:
             request.seen_holders[name] = None
 
 

@@ -14,7 +14,7 @@ from ls_edge.errors import UsageError, WireError
 from ls_edge.peers_file import PeersFile, is_name
 from ls_edge.runtime.protocol.messages import Hello, Run, State, Welcome
 
-_LONGEST_OWNER = 54
+MAX_OWNER_NAME = 54
 
 
 def new_alias(name: str) -> str:
@@ -26,12 +26,12 @@ def new_alias(name: str) -> str:
         raise UsageError(
             f"name {name!r}: use 1 to 63 letters, digits, dots, hyphens or underscores, a letter or digit first"
         )
-    return f"{name[:_LONGEST_OWNER]}.{secrets.token_hex(4)}"
+    return f"{name[:MAX_OWNER_NAME]}.{secrets.token_hex(4)}"
 
 
 def may_be_called(owner: str, name: str) -> bool:
     """Whether ``name`` is ``owner``'s, its own or an alias of it."""
-    return name == owner or re.fullmatch(re.escape(owner[:_LONGEST_OWNER]) + r"\.[0-9a-f]{8}", name) is not None
+    return name == owner or re.fullmatch(re.escape(owner[:MAX_OWNER_NAME]) + r"\.[0-9a-f]{8}", name) is not None
 
 
 class Admission:

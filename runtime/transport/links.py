@@ -59,28 +59,28 @@ _WHY_STRANGER_FAILED = {
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "it has no key, another key for us, or does not speak ZMTP 3 as ls-edge does",
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "the connection ended during the handshake",
 }
-_RECONNECT_MS, _RECONNECT_MOST_MS = 50, 400
+RECONNECT_MS, MAX_RECONNECT_MS = 50, 400
 """A peer that is back is dialled within half a second, which guarantee R8 needs."""
-_CURVE_EXTRA = 64
+CURVE_OVERHEAD = 64
 """Bytes that a frame may be longer on a CURVE link (33 in CurveZMQ: command, nonce, flags, authentication)."""
-_UNREAD = 0
+MAX_UNREAD = 0
 """Messages of a link that libzmq takes in before they are read: any number. Where it stops reading at a bound and the
 connection ends then, its next heartbeat ends the process by an assertion (libzmq 4.3.5)."""
-_FLOOD = 4096
+FLOOD_MESSAGES = 4096
 """Messages of one link, read without ever coming to the end of what waits, after which that link is hung up on: it
 sends faster than can be read, and would fill the memory."""
 _BACKLOG_LINKS = 4096
 """Links that are counted for that at once."""
 _HUNG_UP = 256
 """Links whose remaining messages are dropped unread after that, the last ones."""
-_UNSENT = 256
+MAX_UNSENT = 256
 """Messages of a link that wait to be sent; beyond them :meth:`Links.send` returns False."""
 _SOCKADDR = 16
 """Bytes of an address of AF_UNSPEC, all of them zero: connecting to it dissolves a connection."""
 _libc = ctypes.CDLL(None)
 _MOST_TTL_MS = 6_553_500
 """What ZMTP's field for it can say: 65535 tenths of a second."""
-_REDIAL_S = 0.5
+REDIAL_S = 0.5
 """Seconds after which a peer is dialled again that libzmq has given up."""
 _ZAP_DOMAIN = "ls-edge"
 """Sockets with a domain refuse greetings of ZMTP 1.0 and 2.0, whose connections have no metadata and can end the
@@ -165,7 +165,7 @@ class Links:
         """Messages that were dropped because their connection had ended before it was taken in."""
         self._heartbeat = heartbeat
         self._silence_ms = heartbeat.silence_ms(tokens_frame)
-        self._max_frame = max_frame + (_CURVE_EXTRA if curve is not None else 0)
+        self._max_frame = max_frame + (CURVE_OVERHEAD if curve is not None else 0)
         self._poller = zmq.Poller()
         self._monitors: dict[zmq.Socket[bytes], str] = {}
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
@@ -204,6 +204,11 @@ class Links:
     def refused(self) -> int:
         """Connections of others that did not get through their handshake."""
         return self.failed[""] + (0 if self.zap is None else self.zap.refusals)
+
+    @property
+    def num_incoming(self) -> int:
+        """How many connections of others are kept account of: those that are open, or whose end was not read yet."""
+        return max(len(self._accepted | self._links_at.keys()), len(self._descriptor_of))
 
     def register(self, descriptor: int) -> None:
         """Wake :meth:`poll` also when this file descriptor can be read."""
@@ -279,8 +284,8 @@ class Links:
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, self._silence_ms)
         socket.setsockopt(zmq.HEARTBEAT_TTL, min(self._silence_ms, _MOST_TTL_MS))
         socket.setsockopt(zmq.HANDSHAKE_IVL, 2000)
-        socket.setsockopt(zmq.RCVHWM, _UNREAD)
-        socket.setsockopt(zmq.SNDHWM, _UNSENT)
+        socket.setsockopt(zmq.RCVHWM, MAX_UNREAD)
+        socket.setsockopt(zmq.SNDHWM, MAX_UNSENT)
         socket.setsockopt(zmq.MAXMSGSIZE, self._max_frame)
         socket.setsockopt_string(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
         return socket
@@ -309,8 +314,8 @@ class Links:
     def _dial(self, name: str, address: str, curve: Curve | None) -> None:
         dealer = self._dealers[name] = self._socket(zmq.DEALER)
         dealer.setsockopt(zmq.IMMEDIATE, 1)
-        dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MOST_MS)
+        dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
         dealer.setsockopt(zmq.CONNECT_TIMEOUT, 500)
         if curve is not None:
             dealer.curve_serverkey = curve.peer_keys[name]
@@ -387,7 +392,7 @@ class Links:
             events.append(NoLink(name, f"nobody answers at {address}; start it, or correct its address in peers.yaml"))
         else:
             # libzmq may dial again by itself, and says so next, or have given up, of which it says nothing.
-            self._redial_at.setdefault(name, time.monotonic() + _REDIAL_S)
+            self._redial_at.setdefault(name, time.monotonic() + REDIAL_S)
             if event != _DISCONNECTED:
                 self._count_failure(name, _WHY_FAILED[event], {"peer": name, "address": address})
                 events.append(NoLink(name, f"no link to {address}: {_WHY_FAILED[event]}", refused=True))
@@ -426,7 +431,7 @@ class Links:
                 continue
             backlog[key] = waiting = backlog.get(key, 0) + 1
             link = Link(name, key)
-            if waiting >= _FLOOD:
+            if waiting >= FLOOD_MESSAGES:
                 del backlog[key]
                 self._hang_up(link)
                 continue

@@ -67,7 +67,7 @@ MAX_SOURCES_OF_ONE_KEY = 64
 """Most of these that may have one key, so that the others of the file find room."""
 NOTES_A_MINUTE = 20
 """Most lines that are logged in a minute of one thing that happens with one process; what is beyond is counted."""
-_MAX_EXPLANATION = 500
+MAX_SHOWN_EXPLANATION = 500
 """Longest explanation that is sent or logged, in characters."""
 _MAX_NOTE_KINDS = 4096
 """Kinds of notes, each by process, that are counted at once; beyond them counting starts anew."""
@@ -270,7 +270,7 @@ class Node:
         if name is not None and self._user_of[link] != event.user:  # another connection took its routing id
             name = None
         if isinstance(message, Complaint):
-            what = one_line(message.what, _MAX_EXPLANATION)
+            what = one_line(message.what, MAX_SHOWN_EXPLANATION)
             self._count("complaints", name or event.user, what)
             if link in self._greeting_due:
                 self._problems.note(link.dialled, "greeting", f"it refused us: {what}")
@@ -288,7 +288,7 @@ class Node:
             self._admission.check_state(message, name)
             self.feed(NeighbourState(name, message))
         elif isinstance(message, Bye):
-            reason = one_line(message.reason, _MAX_EXPLANATION)
+            reason = one_line(message.reason, MAX_SHOWN_EXPLANATION)
             self._forget_process(name, f"left ({reason})" if reason else "left")
         elif isinstance(message, Run):
             self.feed(self._arrived(name, message, event.frames[1]))
@@ -358,7 +358,7 @@ class Node:
         return ""
 
     def _refuse(self, event: Incoming, said: Hello | Welcome, reason: str) -> None:
-        reason = one_line(reason, _MAX_EXPLANATION)
+        reason = one_line(reason, MAX_SHOWN_EXPLANATION)
         link, name = event.link, said.name
         whose = link.dialled or (name if event.user in ("", name) else "")
         self._problems.note(whose, "greeting", reason)
@@ -380,13 +380,13 @@ class Node:
             since, said = now, 0
         if said < COMPLAINTS_A_SECOND:
             self._complained[event.link] = (since, said + 1)
-            self._send_link(event.link, Complaint(one_line(why, _MAX_EXPLANATION), model_id))
+            self._send_link(event.link, Complaint(one_line(why, MAX_SHOWN_EXPLANATION), model_id))
 
     def _count(self, what: str, peer: str, why: str) -> None:
         """Count a dropped message and log the 1st, 2nd, 4th, 8th and so on, so that nobody can fill the disk."""
         self.counts[what] += 1
         if is_worth_logging(self.counts[what]):
-            extra = {"peer": peer or "?", "why": one_line(why, _MAX_EXPLANATION), "count": self.counts[what]}
+            extra = {"peer": peer or "?", "why": one_line(why, MAX_SHOWN_EXPLANATION), "count": self.counts[what]}
             log.warning(_DROPPED[what], extra=extra)
 
     def _link_up(self, link: Link) -> None:

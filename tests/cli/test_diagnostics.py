@@ -63,7 +63,7 @@ def test_the_tiny_model_multiplies():
 
 def test_engines_that_load_are_found():
     pytest.importorskip("onnxruntime")
-    found = pairs(diagnostics._engines())
+    found = pairs(diagnostics.check_engines())
     assert found["engine CPUExecutionProvider"].status == "ok"
 
 
@@ -74,7 +74,7 @@ def test_providers_that_are_listed_but_do_not_load(monkeypatch):
         return diagnostics.ProbeResult(None, "crashed with SIGSEGV")
 
     monkeypatch.setattr(diagnostics, "probe", fake)
-    found = pairs(diagnostics._onnxruntime("onnxruntime-gpu"))
+    found = pairs(diagnostics.check_onnxruntime("onnxruntime-gpu"))
     assert found["engine CUDAExecutionProvider"].status == "warn"
     assert "SIGSEGV" in found["engine CUDAExecutionProvider"].detail
     assert found["engine CPUExecutionProvider"].status == "bad"
@@ -83,7 +83,7 @@ def test_providers_that_are_listed_but_do_not_load(monkeypatch):
 
 def test_nothing_to_run_engines_with(monkeypatch):
     monkeypatch.setattr(diagnostics.importlib.util, "find_spec", lambda name: None)
-    (found,) = diagnostics._engines()
+    (found,) = diagnostics.check_engines()
     assert (found.status, found.what) == ("warn", "engines")
 
 
@@ -96,7 +96,7 @@ def with_versions(monkeypatch, **versions):
 
 def test_a_board_without_extras_is_well(monkeypatch):
     with_versions(monkeypatch, onnxruntime="1.20.1")
-    found = pairs(diagnostics._packages())
+    found = pairs(diagnostics.check_packages())
     assert {finding.status for finding in found.values()} == {"ok"}
     assert "needed to train" in found["train"].detail
     assert found["train"].fix.startswith("pip install 'torch>=")
@@ -106,29 +106,29 @@ def test_a_board_without_extras_is_well(monkeypatch):
 def test_two_builds_of_onnxruntime(monkeypatch):
     with_versions(monkeypatch, onnxruntime="1.20.1", onnxruntime_gpu="1.20.1")
     monkeypatch.setattr(hardware, "has_nvidia", lambda: True)
-    found = pairs(diagnostics._packages())["ONNX Runtime"]
+    found = pairs(diagnostics.check_packages())["ONNX Runtime"]
     assert found.status == "bad"
     assert found.detail == "onnxruntime and onnxruntime-gpu are installed and overwrite each other's files"
     assert found.fix == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
     monkeypatch.setattr(hardware, "has_nvidia", lambda: False)
-    assert pairs(diagnostics._packages())["ONNX Runtime"].fix.endswith("&& pip install onnxruntime")
+    assert pairs(diagnostics.check_packages())["ONNX Runtime"].fix.endswith("&& pip install onnxruntime")
 
 
 def test_packages_that_are_missing_or_old(monkeypatch):
     with_versions(monkeypatch, torch="2.15.0+cu130", timm="0.9.1", pyzmq="25.1")
-    found = pairs(diagnostics._packages())
+    found = pairs(diagnostics.check_packages())
     assert (found["pyzmq"].status, found["pyzmq"].detail) == ("bad", "25.1, older than 26.0")
     assert (found["torch"].status, found["torch"].detail) == ("ok", "2.15.0+cu130")
     assert found["timm"].status == "warn"
     assert found["train"].status == "warn"
     assert "safetensors" in found["train"].fix
     monkeypatch.setattr(diagnostics, "installed", lambda name: None)
-    assert worst(list(diagnostics._packages())) == "bad"
+    assert worst(list(diagnostics.check_packages())) == "bad"
 
 
 def test_the_core_list_is_that_of_the_package():
     required = {line.split(">")[0].lower() for line in importlib.metadata.requires("ls-edge") if "extra" not in line}
-    assert required <= set(pairs(diagnostics._packages()))
+    assert required <= set(pairs(diagnostics.check_packages()))
 
 
 def test_worst():
@@ -141,7 +141,7 @@ def test_libzmq_without_curve(monkeypatch):
     monkeypatch.setattr(
         diagnostics, "probe", lambda code: diagnostics.ProbeResult({"version": "4.3.5", "curve": False})
     )
-    (found,) = diagnostics._zmq()
+    (found,) = diagnostics.check_zmq()
     assert found.status == "warn"
     assert "without CURVE" in found.detail
 
@@ -159,6 +159,6 @@ def test_cores_that_the_control_group_does_not_grant(tmp_path, monkeypatch):
     (tmp_path / "root/cpu/cpu.cfs_period_us").write_text("100000\n")
     assert hardware.cpu_quota(tmp_path / "root", own) == 0.5
     monkeypatch.setattr(hardware, "cpu_quota", lambda: 0.5)
-    found = pairs(diagnostics._hardware())["cores"]
+    found = pairs(diagnostics.check_hardware())["cores"]
     assert found.status == "warn"
     assert "no more than 1 thread in all" in found.fix

@@ -7,6 +7,7 @@ from typing import get_args
 import msgspec
 import pytest
 import yaml
+from zmq.utils import z85
 
 from ls_edge import peers_file
 from ls_edge.errors import ConfigError
@@ -83,7 +84,7 @@ def test_examples_of_keys_are_read(tmp_path, heading, key, example):
     value = yaml.safe_load(example)
     file = file_with(heading, key, value)
     if file is None:
-        assert peers_file._Z85_KEY.match(value) if key == "public_key" else value
+        assert len(z85.decode(value)) == 32 if key == "public_key" else value
         return
     path = tmp_path / "peers.yaml"
     path.write_text(yaml.safe_dump(file), encoding="utf-8")

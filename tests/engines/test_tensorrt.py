@@ -165,11 +165,14 @@ def test_two_that_need_the_same_engine_build_it_once(cache):
 
 def test_a_builder_that_was_killed_lets_go_of_the_lock(cache):
     program = (
-        "import sys, time, pathlib; from ls_edge.engines.tensorrt_cache import EngineCache\n"
-        "with EngineCache(pathlib.Path(sys.argv[1]))._locked(print): print('held', flush=True); time.sleep(60)"
+        "import sys, time, pathlib, msgspec; from ls_edge.engines.tensorrt_cache import EngineCache, EngineKey\n"
+        "def build(timing): print('builds', flush=True); time.sleep(60)\n"
+        "EngineCache(pathlib.Path(sys.argv[1])).get(msgspec.json.decode(sys.argv[2], type=EngineKey), build)"
     )
-    with subprocess.Popen([sys.executable, "-c", program, cache.folder], stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"held\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, cache.folder, msgspec.json.encode(KEY)], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"builds\n"
         process.kill()
     assert cache.get(KEY, builder([])) == b"engine"
 

@@ -1,17 +1,25 @@
 """NaN and infinity are never an answer: whoever made them is named, and one odd image spoils nothing else."""
 
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
-from ls_edge.bundle import Bundle
+from ls_edge.bundle import Bundle, bundle_id_of, write_manifest
+from ls_edge.engines.opening import open_block_engines
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import DataError, NotFinite
 from ls_edge.peers_file import load_peers
 from ls_edge.records import read_trace
 from ls_edge.runtime.chaos.faults import Faults, write
+from ls_edge.runtime.engine_calls import run_blocks
 from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.protocol.codecs import is_finite
@@ -46,13 +54,11 @@ def test_large_and_tiny_values_are_finite(dtype):
 
 
 @pytest.fixture
-def peer(tiny_bundle, write_peers):
-    """A peer with its engines, which is not served."""
-    made = Peer(load_peers(write_peers({"a": range(6)})), "a", Bundle.open(tiny_bundle))
-    made._load()
-    yield made
-    made.node.close()
-    made._worker.close()
+def engines(tiny_bundle):
+    opened = open_block_engines(Bundle.open(tiny_bundle), range(6), threads=1, max_batch=3)
+    yield opened
+    for engine in opened.values():
+        engine.close()
 
 
 def compute(blocks, rows):
@@ -60,21 +66,25 @@ def compute(blocks, rows):
     return Compute(blocks, transfers, tuple(rows), tuple(0 for _ in rows))
 
 
-def test_a_batch_gives_outputs_for_all_images_but_the_odd_one(peer):
-    shape = (1, peer.bundle.manifest.tokens.count, peer.bundle.manifest.tokens.dim)
-    rows = [np.random.default_rng(i).standard_normal(shape).astype(np.float32) for i in range(3)]
-    fine = peer._compute(compute((2, 3), rows))
+def tokens_of(bundle, seed):
+    spec = Bundle.open(bundle).manifest.tokens
+    return np.random.default_rng(seed).standard_normal((1, spec.count, spec.dim)).astype(np.float32)
+
+
+def test_a_batch_gives_outputs_for_all_images_but_the_odd_one(engines, tiny_bundle):
+    rows = [tokens_of(tiny_bundle, seed) for seed in range(3)]
+    fine = run_blocks(engines, compute((2, 3), rows), needs_slot=False)
     assert isinstance(fine, Computed)
     rows[1][0, 0, 0] = np.nan
     odd = compute((2, 3), rows)
-    failed = peer._compute(odd)
+    failed = run_blocks(engines, odd, needs_slot=False)
     assert isinstance(failed, ComputeFailed)
     assert failed.not_finite
     assert (failed.block, failed.transfers) == (2, (odd.transfers[1],))
     assert failed.rest.transfers == (odd.transfers[0], odd.transfers[2])
     assert failed.rest.blocks == (2, 3)
     np.testing.assert_allclose(failed.rest.outputs, [fine.outputs[0], fine.outputs[2]], rtol=1e-5)
-    alone = peer._compute(compute((2,), rows[1:2]))
+    alone = run_blocks(engines, compute((2,), rows[1:2]), needs_slot=False)
     assert (alone.not_finite, alone.rest) == (True, None)
 
 
@@ -94,11 +104,9 @@ class Spoiling:
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_the_block_that_began_it_is_named(peer, bad):
-    shape = (1, peer.bundle.manifest.tokens.count, peer.bundle.manifest.tokens.dim)
-    peer._engines = {**peer._engines, 4: Spoiling(peer._engines[4], bad)}
-    row = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    failed = peer._compute(compute((1, 4, 5), [row]))
+def test_the_block_that_began_it_is_named(engines, tiny_bundle, bad):
+    spoilt = {**engines, 4: Spoiling(engines[4], bad)}
+    failed = run_blocks(spoilt, compute((1, 4, 5), [tokens_of(tiny_bundle, 0)]), needs_slot=False)
     assert (failed.block, failed.not_finite, failed.rest) == (4, True, None)
 
 
@@ -107,8 +115,8 @@ def faulty(tiny_bundle, write_peers, serve, tmp_path):
     """Serve peers with faults and open a source: ``faulty(placement, {name: faults})``."""
     opened = []
 
-    def start(placement, faults, **settings):
-        file, bundle = load_peers(write_peers(placement)), Bundle.open(tiny_bundle)
+    def start(placement, faults, bundle=tiny_bundle, **settings):
+        file, bundle = load_peers(write_peers(placement)), Bundle.open(bundle)
         for name in placement:
             path = tmp_path / f"{name}.faults"
             serve(Peer(file, name, bundle, faults=path))
@@ -143,16 +151,43 @@ def test_another_holder_answers_for_one_that_makes_nan(faulty, images, tiny_bund
     assert_replays(tiny_bundle, pictures, answers)
 
 
-def test_logits_that_are_not_finite_are_an_error_that_names_the_holders(faulty, images):
-    source = faulty({"a": [0, 1, 2], "b": [3, 4, 5]}, {})
-    head = source._engines["head"]
-    source._engines = {**source._engines, "head": Spoiling(head, float("nan"))}
+def bundle_whose_head_fails(bundle, folder, threshold):
+    """A copy whose head makes NaN of the logits where the first one is above ``threshold``, and else leaves them."""
+    shutil.copytree(bundle, folder)
+    manifest = Bundle.open(folder).manifest
+    model = onnx.load(folder / manifest.parts.head.file)
+    (output,) = model.graph.output
+    for node in model.graph.node:
+        node.output[:] = ["finite" if name == output.name else name for name in node.output]
+    constants = {"first": np.int64([0]), "threshold": np.float32([threshold]), "zero": np.float32([0.0])}
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+    model.graph.node.extend([
+        helper.make_node("Gather", ["finite", "first"], ["first_logit"], axis=1),
+        helper.make_node("Sub", ["threshold", "first_logit"], ["distance"]),
+        helper.make_node("Sqrt", ["distance"], ["root"]),
+        helper.make_node("Mul", ["root", "zero"], ["zero_or_nan"]),
+        helper.make_node("Add", ["finite", "zero_or_nan"], [output.name]),
+    ])  # fmt: skip
+    raw = model.SerializeToString()
+    (folder / manifest.parts.head.file).write_bytes(raw)
+    head = msgspec.structs.replace(manifest.parts.head, sha256=hashlib.sha256(raw).hexdigest(), bytes=len(raw))
+    parts = msgspec.structs.replace(manifest.parts, head=head)
+    bundle_id = bundle_id_of(Bundle.open(folder).interface, manifest.precision, parts)
+    write_manifest(folder, msgspec.structs.replace(manifest, parts=parts, bundle_id=bundle_id))
+    return folder
+
+
+def test_logits_that_are_not_finite_are_an_error_that_names_the_holders(faulty, images, tiny_bundle, tmp_path):
+    with Pipeline.open(Bundle.open(tiny_bundle), threads=1) as pipeline:
+        fine, spoilt = sorted(images(2), key=lambda image: pipeline.forward(image[np.newaxis])[0, 0])
+        threshold = np.mean([pipeline.forward(image[np.newaxis])[0, 0] for image in (fine, spoilt)])
+    bundle = bundle_whose_head_fails(tiny_bundle, tmp_path / "odd", threshold)
+    source = faulty({"a": [0, 1, 2], "b": [3, 4, 5]}, {}, bundle)
     with pytest.raises(NotFinite, match=r"the head made NaN or infinity of what (a, b|b, a) computed") as raised:
-        source.submit(images(1)[0]).result(20)
+        source.submit(spoilt).result(20)
     assert raised.value.record.prediction is None
     assert raised.value.record.holders == {"a", "b"}
-    source._engines = {**source._engines, "head": head}
-    assert source.submit(images(1)[0]).result(20).prediction in range(10)
+    assert source.submit(fine).result(20).prediction in range(10)
 
 
 @pytest.mark.parametrize("bad", BAD)

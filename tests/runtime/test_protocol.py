@@ -208,18 +208,18 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"Version {wire.MAJOR}.{wire.MINOR}." in TEXT
     assert f"at most {wire.MAX_HEADER} bytes" in TEXT
     assert f"A peer MUST send STATE every {node.STATE_EVERY * 1000:.0f} ms" in TEXT
-    assert f"| after a handshake that failed, or a frame that was too long | {links._REDIAL_S * 1000:.0f} ms |" in TEXT
-    assert f"| `SNDHWM` | {links._UNSENT} messages |" in TEXT
-    assert f"| `RCVHWM` | {links._UNREAD}, no bound |" in TEXT
-    assert f"A link of which {links._FLOOD} messages were read" in TEXT
-    assert f"- Up to {links._UNSENT} messages of a link wait at the sender" in TEXT
+    assert f"| after a handshake that failed, or a frame that was too long | {links.REDIAL_S * 1000:.0f} ms |" in TEXT
+    assert f"| `SNDHWM` | {links.MAX_UNSENT} messages |" in TEXT
+    assert f"| `RCVHWM` | {links.MAX_UNREAD}, no bound |" in TEXT
+    assert f"A link of which {links.FLOOD_MESSAGES} messages were read" in TEXT
+    assert f"- Up to {links.MAX_UNSENT} messages of a link wait at the sender" in TEXT
     assert (
         f"after {node.GREETING_DELAY} s, 1 s, 2 s and so on, and\n   then every {node.MAX_GREETING_DELAY:.0f} s" in TEXT
     )
     assert f"At most {node.COMPLAINTS_A_SECOND} COMPLAINTs are sent" in TEXT
     assert f"At most {node.MAX_SOURCES}\nprocesses beyond the peers" in TEXT
     assert f"every {host_names.LOOK_UP_EVERY:.0f} s while there is no link" in TEXT
-    assert f"| {links._RECONNECT_MS} to {links._RECONNECT_MOST_MS} ms |" in TEXT
+    assert f"| {links.RECONNECT_MS} to {links.MAX_RECONNECT_MS} ms |" in TEXT
     assert wire.encode(wire.Bye())[:3] == bytes.fromhex("4C5302")
     peers_defaults = links.HeartbeatSettings()
     assert f"| `HEARTBEAT_IVL` | {peers_defaults.interval_ms} ms," in TEXT

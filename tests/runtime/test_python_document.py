@@ -38,7 +38,7 @@ class Camera:
     """What ``cv2.VideoCapture`` is to the program; one frame comes while the peer's engine hangs."""
 
     def __init__(self, faults, frames, late):
-        self.faults, self.frames, self.on_straggler = faults, frames, late
+        self.faults, self.frames, self.late = faults, frames, late
         self.read_frames = 0
         self.released = False
 
@@ -46,7 +46,7 @@ class Camera:
         index, self.read_frames = self.read_frames, self.read_frames + 1
         if index >= self.frames:
             return False, None
-        write(self.faults, Faults(hang=index == self.on_straggler))
+        write(self.faults, Faults(hang=index == self.late))
         return True, np.random.default_rng(index).integers(0, 256, (24, 32, 3), dtype=np.uint8)
 
     def release(self):

@@ -10,6 +10,7 @@ from onnx import helper, numpy_helper
 
 from ls_edge.bundle import Bundle
 from ls_edge.peers_file import HeartbeatSettings, load_peers
+from ls_edge.runtime.chaos.faults import Faults, write
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Complaint, Hello, State
@@ -96,36 +97,21 @@ def test_a_real_engine_lets_other_threads_run_while_it_computes():
         assert worker.close(10)
 
 
-class Slow:
-    """An engine that hangs in a call until it is told to go on."""
-
-    kind, provider = "onnx", "CPUExecutionProvider"
-
-    def __init__(self, engine, called, go):
-        self.engine, self.called, self.go = engine, called, go
-
-    def run(self, inputs):
-        self.called.set()
-        assert self.go.wait(60)
-        return self.engine.run(inputs)
-
-
 @pytest.fixture
-def hanging(tiny_bundle, write_peers, serve, wait_until):
-    """A peer that serves all blocks with engines that hang until ``go``; patient limits, so that nobody gives up."""
-    file = load_peers(write_peers({"a": range(6)}))
-    peer = serve(Peer(file, "a", Bundle.open(tiny_bundle), limits=Limits(hop_floor=60.0)))
+def hanging(tiny_bundle, write_peers, serve, wait_until, tmp_path):
+    """The file of a peer whose engines hang, and that of its faults; patient limits, so that nobody gives up."""
+    file, faults = load_peers(write_peers({"a": range(6)})), tmp_path / "a.faults"
+    peer = serve(Peer(file, "a", Bundle.open(tiny_bundle), limits=Limits(hop_floor=60.0), faults=faults))
     wait_until(lambda: peer.machine.warm, what="warm engines")
-    called, go = threading.Event(), threading.Event()
-    peer._engines = {block: Slow(engine, called, go) for block, engine in peer._engines.items()}
-    yield file, peer, called, go
-    go.set()
+    write(faults, Faults(hang=True))
+    yield file, faults
+    write(faults, Faults())
 
 
 def test_an_engine_that_hangs_does_not_keep_a_peer_from_its_neighbours(
     hanging, tiny_bundle, images, assert_replays, wait_until
 ):
-    file, _, called, go = hanging
+    file, faults = hanging
     bundle = Bundle.open(tiny_bundle)
     batch = images(3)
     dial = {"a": file.peer("a").address}
@@ -146,17 +132,15 @@ def test_an_engine_that_hangs_does_not_keep_a_peer_from_its_neighbours(
         with Source(file, bundle, limits=Limits(hop_floor=60.0)) as source:
             assert source.wait_ready() == ()
             futures = [source.submit(image, budget_ms=60_000) for image in batch]
-            assert called.wait(10)
-            wait_until(lambda: any(isinstance(message, State) for message in listen()), what="a greeting")
+            wait_until(lambda: any(isinstance(m, State) and m.queue == 3 for m in listen()), what="three requests")
             heard.clear()
             # Five more of what it says every tenth of a second, and answers to what it is asked, all while it hangs.
             wait_until(lambda: sum(isinstance(m, State) for m in listen()) >= 5, what="five STATE")
             links.send(Link("a"), [b"nonsense"])
             wait_until(lambda: any(isinstance(m, Complaint) for m in listen()), what="a complaint")
             assert {(m.queue, m.calls) for m in heard if isinstance(m, State)} == {(3, 0)}
-            assert not go.is_set()
             assert not any(future.done() for future in futures)
-            go.set()
+            write(faults, Faults())
             answers = [future.result(30) for future in futures]
     finally:
         links.close()
