@@ -160,7 +160,12 @@ def trace_blocks(view: BlockView, tokens: tuple[int, int]) -> Iterator[onnx.Mode
             except KeyError:
                 template = None
         model = _traced(block_target(view, index, tokens))
-        yield canonicalise(model, _names(_parameter_origins(model, arrays), rf"^view\.(model\.)?(blocks\.{index}\.)?"))
+        yield canonicalise(model, _names(_parameter_origins(model, arrays), _prefix(index)))
+
+
+def _prefix(index: int) -> str:
+    """What the names in block ``index``'s file lack: the number of the block, which is that of the file."""
+    return rf"^view\.(model\.)?(blocks\.{index}\.)?|(?<=\.tables)\.{index}$"
 
 
 def _template(view: BlockView, tokens: tuple[int, int]) -> _Template | None:
@@ -182,7 +187,7 @@ def _template(view: BlockView, tokens: tuple[int, int]) -> _Template | None:
     folded = [t for t in model.graph.initializer if t.name not in origins and t.data_type == onnx.TensorProto.FLOAT]
     if recognised != own or any(np.prod(t.dims) > 1 for t in folded):
         return None
-    names = _names(origins, r"^view\.(model\.)?(blocks\.0\.)?")
+    names = _names(origins, _prefix(0))
     if len(names) != len(origins):
         return None
     return _Template(canonicalise(model, names), {names[key]: origin for key, origin in origins.items()})

@@ -151,7 +151,10 @@ class _Training:
         torch.set_num_threads(choose_threads(config.threads, self.view))
         self.method.attach(self.view)
         if initial.method_weights and not self.view.take_method(initial.method_weights):
-            listener.warn(f"{config.model.init} was trained by another method, whose own parameters are left out")
+            listener.warn(
+                f"{config.model.init} was trained by another method or with other settings of it, whose own parameters "
+                "are left out"
+            )
         self.view.checkpointing = config.checkpointing
         if config.epochs:
             self.method.begin(self.view, trained=initial.trained)

@@ -33,12 +33,21 @@ def default_rate(model: str, *, from_weights: bool) -> float:
 
 
 def make_optimiser(view: BlockView, config: OptimConfig) -> torch.optim.Optimizer:
-    """AdamW; no decay of vectors (biases, norms) and of what timm exempts (position embedding, prefix tokens)."""
+    """AdamW; no decay of vectors (biases, norms) and of what timm exempts (position embedding, prefix tokens).
+
+    A slot module with a ``lr_factor`` has a group of its own: that rate over the others', and no decay.
+    """
     exempt: Callable[[], Any] = getattr(view.model, "no_weight_decay", set)
     groups = _optim.param_groups_weight_decay(
         view, config.weight_decay, no_weight_decay_list=[f"model.{name}" for name in exempt()]
     )
     assert config.lr is not None
+    if view.slots is not None and view.slots.lr_factor is not None:
+        own = list(view.slots.parameters())
+        ids = set(map(id, own))
+        for group in groups:
+            group["params"] = [parameter for parameter in group["params"] if id(parameter) not in ids]
+        groups.append({"params": own, "weight_decay": 0.0, "lr_scale": view.slots.lr_factor})  # timm's schedule scales
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
 
 

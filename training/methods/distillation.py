@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 
 def frozen_copy(view: BlockView) -> BlockView:
-    """Copy a view without its slot modules, in evaluation mode and without gradients."""
+    """Copy a view without its predictor, in evaluation mode and without gradients; what conditions its blocks stays."""
     twin = copy.deepcopy(view)
-    twin.slots = None
     twin.predictor = None
     return twin.eval().requires_grad_(False)
 

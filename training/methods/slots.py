@@ -1,4 +1,4 @@
-"""Modules that methods add to the blocks: a slot embedding, and a predictor of the slot.
+"""Modules that methods add to the blocks: conditioning on the slot, a slot embedding, and a predictor of the slot.
 
 The slot of a block is the number of blocks that ran before it (``ls_edge.arrangement``). A :class:`SlotModule` runs
 with the block wherever the model goes and is exported with it; a :class:`PositionPredictor` is only used in training
@@ -7,7 +7,9 @@ and evaluation and dropped at export.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +18,115 @@ from torch import Tensor, nn
 class SlotModule(nn.Module):
     """Runs a block together with its slot."""
 
-    def forward(self, index: int, tokens: Tensor, slot: int | Tensor, run_block: Callable[[Tensor], Tensor]) -> Tensor:
+    lr_factor: float | None = None
+    """Learning rate of its parameters over that of the model's, without weight decay; None: trained as the model's."""
+
+    def forward(self, index: int, tokens: Tensor, slot: int | Tensor, run_block: Callable[..., Tensor]) -> Tensor:
         """Tokens ``[B, N, D]`` after block ``index``, run by ``run_block``; ``slot`` is an int or int64 ``[B]``."""
         raise NotImplementedError
+
+    def runner(self, index: int, block: nn.Module) -> Callable[..., Tensor]:  # noqa: ARG002
+        """What :meth:`forward` runs block ``index`` with; it is what is compiled."""
+        return block
 
     def elementwise_flops(self, count: int, dim: int) -> int:  # noqa: ARG002
         """Operations that it adds to a block element by element, for one image of ``count`` tokens of ``dim``."""
         return 0
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A residual branch of a block, ``x + layer(norm(x))``, by the names of its modules."""
+
+    norm: str
+    layer: str
+    channels_first: bool = False
+    """Whether ``layer`` gives ``[B, D, N]``, as one that mixes tokens does, instead of ``[B, N, D]``."""
+
+
+class SlotNorms(SlotModule):
+    """Conditioning of each block on its slot: scale and shift of each norm, and a gate on each residual branch.
+
+    ``x + (1 + gate) * layer((1 + scale) * norm(x) + shift)``, a vector of each for every block, slot and branch, as in
+    FiLM (arXiv 1709.07871) and the adaptive norms of DiT (arXiv 2212.09748, section 3.2). All start at zero, where a
+    block computes bit by bit what it computes without. The vectors are applied by hooks on the block's own modules, so
+    that timm's forward stays as it is and each block compiles and exports by itself.
+    """
+
+    def __init__(
+        self, blocks: Sequence[nn.Module], branches: Sequence[Branch], dim: int, lr_factor: float = 1.0
+    ) -> None:
+        """Hook ``blocks``; there are as many slots as blocks. Parameters are on the CPU."""
+        super().__init__()
+        self.lr_factor = lr_factor
+        self.tables = nn.ParameterList(torch.zeros(len(blocks), len(branches), 3, dim) for _ in blocks)
+        self._runners = []
+        for block in blocks:
+            running = _Running(block)
+            self._runners.append(running)
+            for number, branch in enumerate(branches):
+                block.get_submodule(branch.norm).register_forward_hook(_ModulateNorm(running, number))
+                gate = _GateBranch(running, number, branch.channels_first)
+                block.get_submodule(branch.layer).register_forward_hook(gate)
+
+    def forward(self, index: int, tokens: Tensor, slot: int | Tensor, run_block: Callable[..., Tensor]) -> Tensor:
+        """See the class."""
+        table = self.tables[index]
+        vectors = table.index_select(0, slot) if isinstance(slot, Tensor) else table[slot]
+        return run_block(tokens, vectors.unsqueeze(-2))
+
+    def runner(self, index: int, block: nn.Module) -> Callable[..., Tensor]:  # noqa: ARG002
+        """The hooked block, called with the vectors ``[branches, 3, 1, D]`` or ``[B, branches, 3, 1, D]`` too."""
+        return self._runners[index].run
+
+    def elementwise_flops(self, count: int, dim: int) -> int:
+        """A product and a sum at each norm, a product at each branch's end."""
+        return int(self.tables[0].shape[1]) * 3 * count * dim
+
+
+class _Running:
+    """A block with the vectors for its hooks; None while it does not run."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self.block = block
+        self.vectors: Tensor | None = None
+
+    def run(self, tokens: Tensor, vectors: Tensor, **inputs: Tensor) -> Tensor:
+        """The vectors are an argument, and read from the attribute within one graph when this is compiled."""
+        self.vectors = vectors
+        try:
+            out: Tensor = self.block(tokens, **inputs)
+        finally:
+            self.vectors = None
+        return out
+
+
+class _ModulateNorm:
+    """Forward hook of a norm."""
+
+    def __init__(self, running: _Running, branch: int) -> None:
+        self._running, self._branch = running, branch
+
+    def __call__(self, _module: nn.Module, _inputs: Any, out: Tensor) -> Tensor:
+        vectors = self._running.vectors
+        if vectors is None:
+            return out
+        scale, shift, _ = vectors[..., self._branch, :, :, :].to(out.dtype).unbind(-3)
+        return out * (1 + scale) + shift
+
+
+class _GateBranch:
+    """Forward hook of the layer of a residual branch."""
+
+    def __init__(self, running: _Running, branch: int, channels_first: bool) -> None:
+        self._running, self._branch, self._channels_first = running, branch, channels_first
+
+    def __call__(self, _module: nn.Module, _inputs: Any, out: Tensor) -> Tensor:
+        vectors = self._running.vectors
+        if vectors is None:
+            return out
+        gate = vectors[..., self._branch, 2, :, :].to(out.dtype)
+        return out * (1 + (gate.transpose(-1, -2) if self._channels_first else gate))
 
 
 class SlotEmbedding(SlotModule):
@@ -39,7 +143,7 @@ class SlotEmbedding(SlotModule):
         )
         self.embed = nn.Embedding(num_blocks, width)
 
-    def forward(self, index: int, tokens: Tensor, slot: int | Tensor, run_block: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(self, index: int, tokens: Tensor, slot: int | Tensor, run_block: Callable[..., Tensor]) -> Tensor:
         """See the class."""
         if isinstance(slot, Tensor):
             embedding = self.embed(slot)[:, None, :]

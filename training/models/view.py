@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from ls_edge.arrangement import Arrangement, apply
 from ls_edge.bundle import TokenSpec
 from ls_edge.errors import ModelError
-from ls_edge.training.methods.slots import PositionPredictor, SlotModule
+from ls_edge.training.methods.slots import Branch, PositionPredictor, SlotModule
 from ls_edge.training.methods.step_plan import WorkProfile
 from ls_edge.training.models.families import Family, evenly_spaced, family_of, shape_of_tokens
 from ls_edge.training.models.flops import count_flops, evaluation_mode
@@ -66,6 +66,11 @@ class BlockView(nn.Module):
     def needs_slot(self) -> bool:
         """Whether a block takes the number of blocks that ran before it as an input."""
         return self.slots is not None
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        """The residual branches of a block; raises :class:`ModelError` for a block that is made otherwise."""
+        return self._family.branches(self.model)
 
     @property
     def token_spec(self) -> TokenSpec:
@@ -127,13 +132,15 @@ class BlockView(nn.Module):
         return self._run(index, tokens, slot)
 
     def _run(self, index: int, tokens: Tensor, slot: int | Tensor) -> Tensor:
-        block = self._compiled[index] if self._compiled is not None and self.training else self._blocks[index]
+        run = self._compiled[index] if self._compiled is not None and self.training else self._runner(index)
         inputs = self._family.block_inputs(self.model, index)
         if self.slots is None:
-            out: Tensor = block(tokens, **inputs)
-            return out
-        after: Tensor = self.slots(index, tokens, slot, lambda before: block(before, **inputs))
+            return run(tokens, **inputs)
+        after: Tensor = self.slots(index, tokens, slot, lambda *before: run(*before, **inputs))
         return after
+
+    def _runner(self, index: int) -> Callable[..., Tensor]:
+        return self._blocks[index] if self.slots is None else self.slots.runner(index, self._blocks[index])
 
     def head(self, tokens: Tensor) -> Tensor:
         """Tokens ``[B, N, D]`` to logits ``[B, C]``."""
@@ -175,7 +182,9 @@ class BlockView(nn.Module):
         dynamo: Any = torch._dynamo.config
         dynamo.recompile_limit = max(dynamo.recompile_limit, self.num_blocks + 8)
         dynamo.optimize_ddp = False  # would split a block's graph at DDP's buckets, which are larger than a block
-        self._compiled = [torch.compile(block, dynamic=False, backend=backend) for block in self._blocks]
+        self._compiled = [
+            torch.compile(self._runner(index), dynamic=False, backend=backend) for index in range(self.num_blocks)
+        ]
 
     def weights(self) -> dict[str, Tensor]:
         """All parameters and buffers under timm's names, the method's under ``method.``."""

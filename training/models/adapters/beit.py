@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from timm.models import beit
 from torch import Tensor
 
-from ls_edge.training.models.adapters.vision_transformer import VisionTransformerFamily
+from ls_edge.training.models.adapters.vision_transformer import (
+    ATTENTION_AND_MLP,
+    BranchTable,
+    VisionTransformerFamily,
+)
 
 
 class BeitFamily(VisionTransformerFamily):
@@ -19,6 +23,7 @@ class BeitFamily(VisionTransformerFamily):
     timm_class = beit.Beit
     timm_module = beit
     classifiers = ("head",)
+    residual_branches: ClassVar[BranchTable] = {beit.Block: ATTENTION_AND_MLP}
 
     def block_inputs(self, model: Any, index: int) -> dict[str, Tensor]:  # noqa: ARG002
         """The bias that all blocks share, if there is one."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from timm.models import cait
 from torch import Tensor
 
-from ls_edge.training.models.adapters.vision_transformer import VisionTransformerFamily
+from ls_edge.training.models.adapters.vision_transformer import (
+    ATTENTION_AND_MLP,
+    BranchTable,
+    VisionTransformerFamily,
+)
 
 
 class CaitFamily(VisionTransformerFamily):
@@ -19,6 +23,7 @@ class CaitFamily(VisionTransformerFamily):
     timm_class = cait.Cait
     timm_module = cait
     classifiers = ("head",)
+    residual_branches: ClassVar[BranchTable] = {cait.LayerScaleBlock: ATTENTION_AND_MLP}
 
     def stem(self, model: Any, images: Tensor) -> Tensor:
         """Patches and their positions; the class token is added in the head."""

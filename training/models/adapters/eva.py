@@ -7,14 +7,18 @@ a block by itself cannot do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from timm.models import eva
 from torch import Tensor, nn
 
 from ls_edge.errors import ModelError
-from ls_edge.training.models.adapters.vision_transformer import VisionTransformerFamily
+from ls_edge.training.models.adapters.vision_transformer import (
+    ATTENTION_AND_MLP,
+    BranchTable,
+    VisionTransformerFamily,
+)
 
 TABLE = "rope_table"
 """Buffer of a rotary table that is not learned; not part of checkpoints."""
@@ -28,6 +32,7 @@ class EvaFamily(VisionTransformerFamily):
     timm_class = eva.Eva
     timm_module = eva
     classifiers = ("head",)
+    residual_branches: ClassVar[BranchTable] = {eva.EvaBlock: ATTENTION_AND_MLP}
 
     def prepare(self, model: Any) -> None:
         """Build the table that all blocks share and switch off the augmentation of its coordinates.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from timm.models import mlp_mixer
 from torch import Tensor
 
-from ls_edge.training.models.adapters.vision_transformer import VisionTransformerFamily
+from ls_edge.training.methods.slots import Branch
+from ls_edge.training.models.adapters.vision_transformer import BranchTable, VisionTransformerFamily
 
 
 class MixerFamily(VisionTransformerFamily):
@@ -19,6 +20,11 @@ class MixerFamily(VisionTransformerFamily):
     timm_module = mlp_mixer
     patch_embedding = "stem"
     classifiers = ("head",)
+    residual_branches: ClassVar[BranchTable] = {
+        mlp_mixer.MixerBlock: (Branch("norm1", "mlp_tokens", channels_first=True), Branch("norm2", "mlp_channels")),
+        mlp_mixer.ResBlock: (Branch("norm1", "linear_tokens", channels_first=True), Branch("norm2", "mlp_channels")),
+        mlp_mixer.SpatialGatingBlock: (Branch("norm", "mlp_channels"),),
+    }
 
     def stem(self, model: Any, images: Tensor) -> Tensor:
         """Patch embedding."""

@@ -8,10 +8,17 @@ belong to the block and stay with it in every order. Adapters have no state, so 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from timm.models import vision_transformer
 from torch import Tensor, nn
+
+from ls_edge.errors import ModelError
+from ls_edge.training.methods.slots import Branch
+
+BranchTable = dict[type[nn.Module], tuple[Branch, ...]]
+"""The residual branches of each class of blocks that has a norm ahead of every branch."""
+ATTENTION_AND_MLP = (Branch("norm1", "attn"), Branch("norm2", "mlp"))
 
 
 class VisionTransformerFamily:
@@ -28,6 +35,7 @@ class VisionTransformerFamily:
     """Has the ``checkpoint_filter_fn`` of the family."""
     patch_embedding = "patch_embed"
     classifiers: tuple[str, ...] = ("head", "head_dist")
+    residual_branches: ClassVar[BranchTable] = {vision_transformer.Block: ATTENTION_AND_MLP}
 
     def matches(self, model: nn.Module) -> bool:
         """Whether ``model`` belongs to this family."""
@@ -43,6 +51,17 @@ class VisionTransformerFamily:
     def block_inputs(self, model: Any, index: int) -> dict[str, Tensor]:  # noqa: ARG002
         """Inputs of block ``index`` besides the tokens, by keyword."""
         return {}
+
+    def branches(self, model: Any) -> tuple[Branch, ...]:
+        """The residual branches of a block; raises :class:`ModelError` where its norms do not stand ahead of them."""
+        kind = type(self.blocks(model)[0])
+        if kind not in self.residual_branches:
+            fits = ", ".join(sorted({known.__name__ for known in self.residual_branches}))
+            raise ModelError(
+                f"conditioning norms: a {kind.__name__} of {type(model).__name__} is not made of a norm ahead of each "
+                f"residual branch, as {fits} is; leave conditioning out, or use another model"
+            )
+        return self.residual_branches[kind]
 
     def keep(self, model: Any, indices: Sequence[int]) -> None:
         """Drop all blocks but these, in place."""
