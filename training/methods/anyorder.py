@@ -17,6 +17,7 @@ from ls_edge.arrangement import Arrangement
 from ls_edge.errors import UsageError
 from ls_edge.training.methods.paper import ConditioningSettings, Shuffle
 from ls_edge.training.methods.step_plan import StepPlan, drop_blocks, step_rng
+from ls_edge.training.methods.williams import balanced_orders
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +54,8 @@ class AnyOrderSettings(ConditioningSettings, frozen=True, forbid_unknown_fields=
     """Probability of a random subset of the blocks, at least a quarter of them."""
     drop: float = 0.2
     """LayerDrop's probability for each block, on top."""
+    balanced: bool = False
+    """Draw the groups' orders from Williams squares: a step's groups share slots and neighbours out evenly."""
     teacher: TeacherSettings = TeacherSettings()
 
     def __post_init__(self) -> None:
@@ -96,8 +99,11 @@ class AnyOrder(Shuffle):
 
     def draw(self, bands: Bands, seed: int, step: int) -> StepPlan:
         """An arrangement for each group."""
-        rng = step_rng(seed, step)
-        return StepPlan(tuple(_draw_arrangement(self.settings, bands, rng) for _ in range(self.settings.groups)))
+        rng, s = step_rng(seed, step), self.settings
+        orders: list[tuple[int, ...] | None] = [None] * s.groups
+        if s.balanced:
+            orders = [*balanced_orders(bands.groups, s.groups, rng)]
+        return StepPlan(tuple(_draw_arrangement(s, bands, rng, order) for order in orders))
 
     def loss(self, view: BlockView, images: Tensor, targets: Tensor, plan: StepPlan, criterion: Criterion) -> Tensor:
         """The mean over the groups, with soft targets if there is a teacher."""
@@ -122,7 +128,10 @@ class AnyOrder(Shuffle):
         return orders if not self.settings.tracks or in_tracks.is_plain else [*orders, in_tracks]
 
 
-def _draw_arrangement(s: AnyOrderSettings, bands: Bands, rng: random.Random) -> Arrangement:
+def _draw_arrangement(
+    s: AnyOrderSettings, bands: Bands, rng: random.Random, drawn: tuple[int, ...] | None
+) -> Arrangement:
+    """An arrangement of all blocks or fewer: in the order ``drawn``, where there is one."""
     num_blocks = bands.num_blocks
     order = list(range(num_blocks))
     if rng.random() < s.trained:
@@ -131,5 +140,8 @@ def _draw_arrangement(s: AnyOrderSettings, bands: Bands, rng: random.Random) -> 
         order = sorted(rng.sample(order, rng.randint(max(1, num_blocks // 4), num_blocks)))
     if s.drop:
         order = drop_blocks(order, s.drop, rng)
-    rng.shuffle(order)
+    if drawn is None:
+        rng.shuffle(order)
+    else:
+        order = [block for block in drawn if block in order]
     return bands.random_waves(order, rng) if rng.random() < s.tracks else Arrangement.plain(bands.sort(order))
