@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from ls_edge.arrangement import random_orders
+from ls_edge.bands import Bands
 from ls_edge.bundle import ImageSpec
 from ls_edge.data.datasets import match_classes, open_data
 from ls_edge.data.preprocess import Preprocessor, iterate
@@ -80,11 +80,13 @@ def read_calibration(data: str, image: ImageSpec, classes: Sequence[str], limit:
     return Calibration(data, part(0), part(1))
 
 
-def activation_ranges(blocks: Sequence[onnx.ModelProto], tokens: np.ndarray) -> list[dict[str, float]]:
+def activation_ranges(
+    blocks: Sequence[onnx.ModelProto], tokens: np.ndarray, bands: Bands | None = None
+) -> list[dict[str, float]]:
     """Largest magnitude that each linear layer of each block is given, by the name of its input.
 
-    ``tokens`` ``[n, N, D]`` come from the stem. They run through the blocks in trained and in random orders, since a
-    block meets both. Raises
+    ``tokens`` ``[n, N, D]`` come from the stem. They run through the blocks in trained and in random orders within
+    ``bands`` (None is one), since a block meets both. Raises
     :class:`ls_edge.errors.EngineError` if ONNX Runtime is not installed.
     """
     watched = [_watched(block) for block in blocks]
@@ -93,7 +95,7 @@ def activation_ranges(blocks: Sequence[onnx.ModelProto], tokens: np.ndarray) -> 
         for i, (model, _) in enumerate(watched)
     ]
     ranges: list[dict[str, float]] = [dict.fromkeys(names, 0.0) for _, names in watched]
-    for order in [tuple(range(len(blocks))), *random_orders(len(blocks), RANGE_ORDERS, seed=0)]:
+    for order in [tuple(range(len(blocks))), *(bands or Bands(len(blocks))).random_orders(RANGE_ORDERS, seed=0)]:
         for start in range(0, min(len(tokens), RANGE_IMAGES), 8):
             now = tokens[start : start + 8]
             for slot, index in enumerate(order):

@@ -1,11 +1,11 @@
 """Measure what orders cost a model, with a fixed number of forward passes, and fit ``ls_edge.order_costs`` to it.
 
-Calibration images run through the PyTorch view in arrangements of several kinds. Plain orders: uniformly drawn; the
-trained one with a few blocks moved, which is what a missing device makes of it; both again with up to a quarter of the
-blocks left out. And such orders dealt into waves of two or three tracks, as several devices would run them. The loss
-of each (negative log-likelihood of the labels, or of the trained order's own answer where there are none) over that of
-the trained one is fitted by ridge regression. A fifth is held out of a first fit, to measure how well the
-estimates rank plain orders and tracks; the tables are then fitted to all.
+Calibration images run through the PyTorch view in arrangements of several kinds, within its bands. Plain orders:
+uniformly drawn; the trained one with a few blocks moved, which is what a missing device makes of it; both again with
+up to a quarter of the blocks left out. And such orders dealt into waves of two or three tracks, as several devices
+would run them. The loss of each (negative log-likelihood of the labels, or of the trained order's own answer where
+there are none) over that of the trained one is fitted by ridge regression. A fifth is held out of a first fit, to
+measure how well the estimates rank plain orders and tracks; the tables are then fitted to all.
 
 Passes: :data:`ORDERS` arrangements on :data:`IMAGES` images each by default, drawn from all that there are, so that
 the tables hold for more images than any order ran on. A start that plain orders share runs once.
@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ls_edge.arrangement import Arrangement, apply, random_waves
+from ls_edge.arrangement import Arrangement, apply
+from ls_edge.bands import Bands
 from ls_edge.evaluation.evaluate import logits_of
 from ls_edge.export.calibration import Samples
 from ls_edge.export.targets import PartsView
@@ -63,7 +64,7 @@ def measure_order_costs(
     ``on_batch`` is called with the number of samples that are done.
     """
     kinds: dict[Arrangement, str] = {}
-    for item, kind in draw_orders(view.parts, orders):
+    for item, kind in draw_orders(view.bands, orders):
         kinds.setdefault(item, kind)
     drawn = list(kinds)
     trained = Arrangement.plain(range(view.parts))
@@ -122,9 +123,9 @@ def ranking_warnings(costs: OrderCosts) -> list[str]:
     return found
 
 
-def draw_orders(blocks: int, count: int) -> list[tuple[Arrangement, str]]:
-    """``count`` arrangements and the kind of each, ``uniform`` or another; the same every time."""
-    generator = random.Random(0)
+def draw_orders(bands: Bands, count: int) -> list[tuple[Arrangement, str]]:
+    """``count`` arrangements within ``bands`` and the kind of each, ``uniform`` or another; the same every time."""
+    generator, blocks = random.Random(0), bands.num_blocks
     found = []
     for number in range(count):
         kind = _KINDS[number % len(_KINDS)]
@@ -138,7 +139,8 @@ def draw_orders(blocks: int, count: int) -> list[tuple[Arrangement, str]]:
         if "fewer" in kind:
             gone = generator.sample(range(blocks), generator.randint(1, max(1, blocks // 4)))
             order = [block for block in order if block not in gone]
-        item = random_waves(order, generator, TRACKS, interleaved=True) if in_tracks else Arrangement.plain(order)
+        plain = Arrangement.plain(bands.sort(order))
+        item = bands.random_waves(order, generator, TRACKS, interleaved=True) if in_tracks else plain
         found.append((item, kind))
     return found
 
@@ -233,9 +235,7 @@ def _run(
 ) -> tuple[dict[Arrangement, np.ndarray], dict[Arrangement, np.ndarray]]:
     """Loss, and right or wrong, of each: float64 by sample, NaN where it did not run; ``trained`` runs on all."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = _PartsModel(
-        PartsView(copy.deepcopy(view.view).to(device).eval(), view.per_part) if device.type == "cuda" else view, device
-    )
+    model = _PartsModel(view.of(copy.deepcopy(view.view).to(device).eval()) if device.type == "cuda" else view, device)
     batches = np.array_split(np.arange(len(samples)), -(-len(samples) // _BATCH))
     each, generator = min(len(batches), max(1, images // _BATCH)), random.Random(1)
     of_batch: list[dict[Arrangement, None]] = [{trained: None} for _ in batches]

@@ -27,6 +27,7 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
+from ls_edge.bundle import NOT_FOLDED, Folded
 from ls_edge.errors import ModelError
 from ls_edge.export.canonical import BATCH, OPSET, canonicalise
 from ls_edge.export.targets import ExportTarget, block_target
@@ -148,18 +149,23 @@ def _of_block(parameter: str, index: int) -> str:
     return ".".join(parts)
 
 
-def trace_blocks(view: BlockView, tokens: tuple[int, int]) -> Iterator[onnx.ModelProto]:
-    """Yield the graph of each block; ``view`` is from ``prepare_for_export``, ``tokens`` is ``(N, D)``."""
-    template = _template(view, tokens) if len(view.blocks) > 1 and _equal_but_for_weights(view.blocks) else None
+def trace_blocks(view: BlockView, tokens: tuple[int, int], folded: Folded = NOT_FOLDED) -> Iterator[onnx.ModelProto]:
+    """Yield the graph of each block; ``view`` is from ``prepare_for_export``, ``tokens`` is ``(N, D)``.
+
+    Blocks that are ``folded`` into stem and head are left out.
+    """
+    template = (
+        _template(view, tokens, folded.stem) if len(view.blocks) > 1 and _equal_but_for_weights(view.blocks) else None
+    )
     arrays = _arrays(block_target(view, 0, tokens).module)
-    for index in range(len(view.blocks)):
+    for index in range(folded.stem, len(view.blocks) - folded.head):
         if template is not None:
             try:
                 yield template.fill(arrays, index)
                 continue
             except KeyError:
                 template = None
-        model = _traced(block_target(view, index, tokens))
+        model = _traced(block_target(view, index, tokens, folded.stem))
         yield canonicalise(model, _names(_parameter_origins(model, arrays), _prefix(index)))
 
 
@@ -168,7 +174,7 @@ def _prefix(index: int) -> str:
     return rf"^view\.(model\.)?(blocks\.{index}\.)?|(?<=\.tables)\.{index}$"
 
 
-def _template(view: BlockView, tokens: tuple[int, int]) -> _Template | None:
+def _template(view: BlockView, tokens: tuple[int, int], folded: int) -> _Template | None:
     """Trace block 0 with random weights; None if some tensor of its graph cannot be matched with a parameter."""
     scratch = copy.deepcopy(view)
     own = {name for name, _ in scratch.blocks[0].named_parameters()}
@@ -177,15 +183,15 @@ def _template(view: BlockView, tokens: tuple[int, int]) -> _Template | None:
         for parameter in scratch.parameters():
             if parameter.is_floating_point():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
-    target = block_target(scratch, 0, tokens)
+    target = block_target(scratch, 0, tokens, folded)
     model = _traced(target)
     arrays = _arrays(target.module)
     origins = _parameter_origins(model, arrays)
     blocks_own = {id(p): name for name, p in scratch.blocks[0].named_parameters()}
     full = {name: blocks_own[id(p)] for name, p in target.module.named_parameters() if id(p) in blocks_own}
     recognised = {full[name] for name, _ in origins.values() if name in full}
-    folded = [t for t in model.graph.initializer if t.name not in origins and t.data_type == onnx.TensorProto.FLOAT]
-    if recognised != own or any(np.prod(t.dims) > 1 for t in folded):
+    constants = [t for t in model.graph.initializer if t.name not in origins and t.data_type == onnx.TensorProto.FLOAT]
+    if recognised != own or any(np.prod(t.dims) > 1 for t in constants):
         return None
     names = _names(origins, _prefix(0))
     if len(names) != len(origins):

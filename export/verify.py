@@ -2,7 +2,7 @@
 
 The reference is the view itself in float32 on the CPU, the subject the files as ONNX Runtime runs them there. Batches
 of one, two and the largest show that the batch axis is free, trained and shuffled orders that blocks follow each
-other in any order. The tolerances by precision (:data:`TOLERANCES`):
+other in any order that the bands allow. The tolerances by precision (:data:`TOLERANCES`):
 
 - ``fp32``: largest difference at most 1e-5 of the largest value of the reference, for parts and logits. A part whose
   float32 is less exact than that in PyTorch itself (long sums, as in convolutional stems) may differ by
@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ls_edge.arrangement import random_orders
 from ls_edge.bundle import Bundle, ImageSpec, model_id_of
 from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline
@@ -161,7 +160,7 @@ def verify_numbers(
             taken = images[start : start + batch]
             start += batch
             trained = _parts(view, chain, taken, result, exact)
-            orders = [tuple(range(chain.num_blocks)), *random_orders(chain.num_blocks, SHUFFLED, seed=0)]
+            orders = [tuple(range(chain.num_blocks)), *view.bands.random_orders(SHUFFLED, seed=0)]
             for place, order in enumerate(orders):
                 ours, theirs = chain.forward(taken, order), trained
                 if place:
@@ -208,7 +207,7 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
             f"{bundle.folder} is of model {m.model_id[:16]}…, {run.folder} is {expected[:16]}…; name the run that it "
             "was exported from, or export again"
         )
-    view = PartsView(run.view, run.view.num_blocks // bundle.num_blocks)
+    view = _view_of(bundle, run)
     batches = batches_of(max(m.verified.get("batches", (MAX_BATCH,))))
     images = generated_images(m.image, sum(batches)) if samples is None else samples.images
     with Pipeline.open(bundle, threads=1, provider="cpu") as chain:
@@ -216,6 +215,14 @@ def verify_run(bundle: Bundle, run: LoadedRun, samples: Samples | None = None, s
         if samples is not None and samples.labels is not None:
             verify_accuracy(view, chain, samples, result)
     return result
+
+
+def _view_of(bundle: Bundle, run: LoadedRun) -> PartsView:
+    """The run's model by the parts and in the bands of the bundle."""
+    folded = bundle.folded
+    view = PartsView(run.view, (run.view.num_blocks - folded.stem - folded.head) // bundle.num_blocks, folded=folded)
+    view.bands = bundle.bands
+    return view
 
 
 class _Exact:
@@ -226,7 +233,7 @@ class _Exact:
 
     @functools.cached_property
     def view(self) -> PartsView:
-        return PartsView(prepare_for_export(self._float32.view).double(), self._float32.per_part)
+        return self._float32.of(prepare_for_export(self._float32.view).double())
 
     def forward(self, images: np.ndarray, order: Sequence[int]) -> torch.Tensor:
         return self.view.forward(torch.from_numpy(images).double(), order)

@@ -25,6 +25,7 @@ import torch
 from ls_edge.bands import Bands
 from ls_edge.bundle import (
     MANIFEST,
+    NOT_FOLDED,
     SCHEMA,
     Bundle,
     Manifest,
@@ -32,6 +33,7 @@ from ls_edge.bundle import (
     Parts,
     bundle_id_of,
     interface_of,
+    manifest_bands,
     model_id_of,
     write_manifest,
 )
@@ -44,7 +46,7 @@ from ls_edge.export.fp16 import to_half
 from ls_edge.export.int8 import quantise_dynamic, quantise_explicit
 from ls_edge.export.merge import group, merge
 from ls_edge.export.order_costs import ORDERS, measure_order_costs, ranking_warnings
-from ls_edge.export.targets import PartsView, head_target, prepare_for_export, stem_target
+from ls_edge.export.targets import PartsView, ends_of, head_target, prepare_for_export, stem_target
 from ls_edge.export.trace_onnx import trace, trace_blocks
 from ls_edge.export.verify import (
     MAX_BATCH,
@@ -56,7 +58,6 @@ from ls_edge.export.verify import (
     verify_numbers,
 )
 from ls_edge.training.checkpoint import LoadedRun
-from ls_edge.training.models.view import BlockView
 
 ENGINE_COSINE = 0.999
 """Least cosine of logits between engines that were built here and the files that they were built from."""
@@ -80,6 +81,10 @@ class ExportSettings:
     """Whether the model is written in one file too."""
     cost_orders: int = ORDERS
     """Orders whose cost is measured on calibration images; 0 for none."""
+    bands: str | None = None
+    """Other bands (``ls_edge.bands``) than the run's own, of the model's blocks."""
+    fold_ends: bool = False
+    """Whether stem and head run a first and a last band, where these are smaller than the largest one."""
 
 
 _DEFAULT = ExportSettings()
@@ -95,9 +100,20 @@ class Exported:
     """Warnings for the user, a line each."""
 
 
-def steps_of(num_blocks: int, settings: ExportSettings = _DEFAULT, *, calibrated: bool = False) -> int:
+def steps_of(num_parts: int, *, calibrated: bool = False) -> int:
     """How often :func:`export_run` calls ``on_step``."""
-    return num_blocks // settings.blocks_per_part + 3 + (3 if calibrated else 0)
+    return num_parts + 3 + (3 if calibrated else 0)
+
+
+def parts_of(run: LoadedRun, settings: ExportSettings = _DEFAULT) -> PartsView:
+    """The run's model by the parts that an export writes; raises as :func:`export_run` where there are no such."""
+    bands = _bands_of(run, settings)
+    folded = ends_of(bands) if settings.fold_ends else NOT_FOLDED
+    return PartsView(run.view, settings.blocks_per_part, bands, folded)
+
+
+def _bands_of(run: LoadedRun, settings: ExportSettings) -> Bands:
+    return run.bands if settings.bands is None else Bands.from_json(settings.bands, run.view.num_blocks)
 
 
 def export_run(
@@ -121,13 +137,18 @@ def export_run(
     check_trained(run)
     if settings.precision == "int8" and settings.engine == "tensorrt" and calibration is None:
         raise UsageError("int8 for TensorRT needs ranges of activations: give images with --calibrate DATA")
-    view = PartsView(run.view, settings.blocks_per_part)
+    view = parts_of(run, settings)
     try:
         with _temporary_folder(out) as folder:
             manifest = _write_parts(run, view, folder, settings, calibration, on_step)
             verified = _verify(Bundle(folder, manifest), view, settings, calibration, on_step)
             costs: dict[str, Any] = {}
             warnings = [f"{run.folder}: {run.record.problem}"] if run.record.problem else []
+            if not run.bands.contains(_bands_of(run, settings)):
+                warnings.append(
+                    f"the bands {settings.bands} allow orders that {run.folder} was not trained for (its bands are "
+                    f"{run.bands}); measure what they cost with 'ls-edge eval --bands {settings.bands}'"
+                )
             if calibration is not None:
                 on_step("order costs")
                 if settings.cost_orders:
@@ -228,11 +249,15 @@ def _write_parts(
             f"{run.folder}: the model has {run.view.num_classes} logits and the run {len(run.classes)} class names; "
             "train it again"
         )
-    interface = interface_of(run.image, spec, Bands(parts.parts), len(run.classes), needs_slot=view.needs_slot)
+    folded = parts.folded
+    interface = interface_of(
+        run.image, spec, parts.bands, len(run.classes), needs_slot=view.needs_slot, folded=folded
+    )  # fmt: skip
     draft = Manifest(
         schema=SCHEMA, bundle_id="", model_id=model_id_of(run.weights_sha256, interface), model=run.model,
         method=run.method, classes=run.classes, image=run.image, tokens=spec, needs_slot=view.needs_slot,
         precision=settings.precision, opset=OPSET, parts=Parts(_NONE, _NONE, ()), trained_on=run.trained_on,
+        bands=manifest_bands(parts.bands), folded=msgspec.UNSET if folded == NOT_FOLDED else folded,
     )  # fmt: skip
 
     def write(name: str, file: str, raw: bytes) -> Part:
@@ -243,17 +268,19 @@ def _write_parts(
 
     ends = to_half if settings.precision == "fp16" else _unchanged
     on_step("stem")
-    stem = to_bytes(ends(trace(stem_target(view, run.image.size))), "stem")
+    stem = to_bytes(ends(trace(stem_target(view, run.image.size, folded.stem))), "stem")
     stem_part = write("stem", "stem.onnx", stem)
     on_step("block 0")
     block_parts, raws = [], []
-    for index, model in enumerate(_grouped(_blocks(view, tokens, settings, calibration, on_step), parts.per_part)):
+    for index, model in enumerate(
+        _grouped(_blocks(parts.of(view), tokens, settings, calibration, on_step), parts.per_part)
+    ):
         raw = to_bytes(model, f"block {index}")
         block_parts.append(write(f"block {index}", f"blocks/{index:02d}.onnx", raw))
         if settings.whole:
             raws.append(raw)
         on_step(f"block {index + 1}" if index + 1 < parts.parts else "head")
-    head = to_bytes(ends(trace(head_target(view, tokens))), "head")
+    head = to_bytes(ends(trace(head_target(view, tokens, folded.head))), "head")
     head_part = write("head", "head.onnx", head)
     whole_part = write("whole", "whole.onnx", merge(stem, raws, head)) if settings.whole else None
     written = Parts(stem_part, head_part, tuple(block_parts), whole_part)
@@ -261,14 +288,14 @@ def _write_parts(
 
 
 def _blocks(
-    view: BlockView,
+    parts: PartsView,
     tokens: tuple[int, int],
     settings: ExportSettings,
     calibration: Calibration | None,
     on_step: Step,
 ) -> Iterator[onnx.ModelProto]:
     """Each block in the precision that is asked for."""
-    traced = trace_blocks(view, tokens)
+    traced = trace_blocks(parts.view, tokens, parts.folded)
     ranges: list[dict[str, float]] = []
     if calibration is not None:
         on_step("ranges")
@@ -277,8 +304,9 @@ def _blocks(
         blocks = list(traced)
         with torch.no_grad():
             images = calibration.fit.images[:RANGE_IMAGES]
-            starts = [view.stem(torch.from_numpy(images[i : i + 8])) for i in range(0, len(images), 8)]
-        ranges = activation_ranges(blocks, torch.cat(starts).numpy())
+            starts = [parts.stem(torch.from_numpy(images[i : i + 8])) for i in range(0, len(images), 8)]
+        of_blocks = Bands(len(blocks), tuple(cut * parts.per_part for cut in parts.bands.cuts))
+        ranges = activation_ranges(blocks, torch.cat(starts).numpy(), of_blocks)
         traced = iter(blocks)
     for index, model in enumerate(traced):
         if settings.precision == "fp16":

@@ -88,6 +88,16 @@ class Parts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The model in one file (``export --whole``), for comparison."""
 
 
+class Folded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many of the model's first and last blocks stem and head run; the manifest's blocks are those between."""
+
+    stem: int
+    head: int
+
+
+NOT_FOLDED = Folded(0, 0)
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """What ``manifest.json`` holds; fields and meaning are fixed by the schema number."""
 
@@ -114,6 +124,8 @@ class Manifest(msgspec.Struct, frozen=True):
     bands: tuple[tuple[int, ...], ...] | msgspec.UnsetType = msgspec.UNSET
     """Groups of blocks within which the order may change (``ls_edge.bands``); left out where it is one, so manifests
     without the setting keep their ids."""
+    folded: Folded | msgspec.UnsetType = msgspec.UNSET
+    """Left out where stem and head run no blocks."""
 
     def part_names(self) -> Iterator[tuple[str, Part]]:
         """Yield ``("stem", part)``, ``("block 0", part)`` ... ``("head", part)``, and ``whole`` where there is one."""
@@ -126,20 +138,24 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def interface_of(
-    image: ImageSpec, tokens: TokenSpec, bands: Bands, classes: int, *, needs_slot: bool
+    image: ImageSpec, tokens: TokenSpec, bands: Bands, classes: int, *, needs_slot: bool, folded: Folded = NOT_FOLDED
 ) -> dict[str, Any]:
     """Everything that two processes must agree on to exchange tokens, as plain JSON.
 
     The bands are a part of it, so processes with other bands are of another model and refuse each other.
     """
-    found = {
+    found: dict[str, Any] = {
         "image": msgspec.to_builtins(image),
         "tokens": msgspec.to_builtins(tokens),
         "blocks": bands.num_blocks,
         "classes": classes,
         "needs_slot": needs_slot,
     }
-    return found if bands.is_one else {**found, "bands": bands.to_json()}
+    if not bands.is_one:
+        found["bands"] = bands.to_json()
+    if folded != NOT_FOLDED:
+        found["folded"] = msgspec.to_builtins(folded)
+    return found
 
 
 def manifest_bands(bands: Bands) -> tuple[tuple[int, ...], ...] | msgspec.UnsetType:
@@ -208,13 +224,19 @@ class Bundle:
     def interface(self) -> dict[str, Any]:
         """See :func:`interface_of`."""
         m = self.manifest
-        return interface_of(m.image, m.tokens, self.bands, len(m.classes), needs_slot=m.needs_slot)
+        return interface_of(m.image, m.tokens, self.bands, len(m.classes), needs_slot=m.needs_slot, folded=self.folded)
 
     @property
     def bands(self) -> Bands:
         """Groups of blocks within which the order may change; one of all blocks where the manifest names none."""
         bands = self.manifest.bands
         return Bands.from_json(None if bands is msgspec.UNSET else bands, self.num_blocks)
+
+    @property
+    def folded(self) -> Folded:
+        """The blocks of the model that stem and head run."""
+        folded = self.manifest.folded
+        return NOT_FOLDED if folded is msgspec.UNSET else folded
 
     def part(self, name: str) -> Part:
         """The part called ``stem``, ``head``, ``whole`` or ``block 3``."""
@@ -317,6 +339,9 @@ def _values(manifest: Manifest) -> Iterator[tuple[str, Any, bool, str]]:
     yield "tokens.dim", tokens.dim, 1 <= tokens.dim <= MAX_TOKENS, f"from 1 to {MAX_TOKENS}"
     yield "tokens.dtype", tokens.dtype, tokens.dtype in TOKEN_DTYPES, f"one of {', '.join(TOKEN_DTYPES)}"
     yield "parts.blocks", len(manifest.parts.blocks), bool(manifest.parts.blocks), "at least one block"
+    if manifest.folded is not msgspec.UNSET:
+        folded = manifest.folded
+        yield "folded", msgspec.to_builtins(folded), min(folded.stem, folded.head) >= 0, "numbers of blocks"
     yield "classes", len(manifest.classes), bool(manifest.classes), "at least one class"
 
 

@@ -49,6 +49,14 @@ from ls_edge.errors import UsageError, printable
     "--cost-orders", type=click.IntRange(min=0), default=256, show_default=True,
     help="Orders to measure for the policies 'quality' and 'parallel', with --calibrate; 0: none.",
 )  # fmt: skip
+@click.option(
+    "--bands", metavar="BANDS",
+    help="Blocks change places within these groups only, such as 0/1-6/7.  [default: those of the run]",
+)  # fmt: skip
+@click.option(
+    "--fold-ends", is_flag=True,
+    help="Put a first band into the stem and a last one into the head, where the largest band is larger.",
+)  # fmt: skip
 @click.option("--whole", is_flag=True, help="Write the model in one file too, as whole.onnx.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def command(
@@ -62,6 +70,8 @@ def command(
     calibrate_images: int,
     max_batch: int,
     cost_orders: int,
+    bands: str | None,
+    fold_ends: bool,
     whole: bool,
     as_json: bool,
 ) -> None:
@@ -91,8 +101,7 @@ def command(
 
     from ls_edge.engines.onnxruntime import onnxruntime_module
     from ls_edge.export.calibration import read_calibration
-    from ls_edge.export.targets import PartsView
-    from ls_edge.export.writer import ExportSettings, build_engines, check_target, export_run, steps_of
+    from ls_edge.export.writer import ExportSettings, build_engines, check_target, export_run, parts_of, steps_of
     from ls_edge.report.terminal import open_console
     from ls_edge.training.checkpoint import load_run
 
@@ -100,13 +109,13 @@ def command(
     onnxruntime_module()
     check_target(out)
     loaded = load_run(run)
-    settings = ExportSettings(precision, engine, blocks_per_part, max_batch, whole, cost_orders)
-    PartsView(loaded.view, blocks_per_part)  # refused before anything is shown
+    settings = ExportSettings(precision, engine, blocks_per_part, max_batch, whole, cost_orders, bands, fold_ends)
+    parts = parts_of(loaded, settings).parts  # refused before anything is shown
     calibration = None
     if calibrate is not None:
         calibration = read_calibration(calibrate, loaded.image, loaded.classes, calibrate_images)
     with Progress(console=open_console(stderr=True), transient=True) as progress:
-        total = steps_of(loaded.view.num_blocks, settings, calibrated=calibration is not None)
+        total = steps_of(parts, calibrated=calibration is not None)
         task = progress.add_task("export", total=total)
 
         def step(what: str) -> None:
@@ -120,7 +129,7 @@ def command(
                 progress.console.print(
                     "TensorRT is not installed here; the devices build their engines from these files"
                 )
-    summary = _summary(out, exported.bundle.manifest, time.perf_counter() - start)
+    summary = _summary(out, exported.bundle, time.perf_counter() - start)
     summary["engines_built"] = built
     summary["warnings"] = exported.warnings
     for warning in exported.warnings:
@@ -131,7 +140,8 @@ def command(
         _print(summary)
 
 
-def _summary(out: Path, manifest: Any, seconds: float) -> dict[str, Any]:
+def _summary(out: Path, bundle: Any, seconds: float) -> dict[str, Any]:
+    manifest = bundle.manifest
     return {
         "bundle": printable(out),
         "bundle_id": manifest.bundle_id,
@@ -139,6 +149,8 @@ def _summary(out: Path, manifest: Any, seconds: float) -> dict[str, Any]:
         "model": manifest.model,
         "method": manifest.method,
         "blocks": len(manifest.parts.blocks),
+        "bands": bundle.bands.to_json(),
+        "folded": msgspec.to_builtins(bundle.folded),
         "tokens": msgspec.to_builtins(manifest.tokens),
         "precision": manifest.precision,
         "opset": manifest.opset,
@@ -168,6 +180,7 @@ def _print(summary: dict[str, Any]) -> None:
         "tokens": "{count} x {dim} {dtype}".format(**summary["tokens"]),
         "files": f"stem {_kb(sizes['stem'])}, {counted(len(blocks), 'block')} of {_kb(max(blocks))}, "
         f"head {_kb(sizes['head'])}" + (f", whole {_kb(sizes['whole'])}" if "whole" in sizes else ""),
+        "bands": _bands(summary),
         "verified": f"{shown(verified)}, each part and all together in trained and shuffled orders, "
         f"batches of {', '.join(map(str, verified['batches']))}, {verified['images']} images",
         "orders": _costs(summary["order_costs"]),
@@ -178,6 +191,16 @@ def _print(summary: dict[str, Any]) -> None:
             continue
         table.add_row(Text(key, "bold"), value)
     print_table(table)
+
+
+def _bands(summary: dict[str, Any]) -> str:
+    from ls_edge.bands import Bands
+    from ls_edge.report.formatting import counted
+
+    bands, folded = Bands.from_json(summary["bands"]), summary["folded"]
+    found = [] if bands.is_one else [f"{bands} (blocks change places within each)"]
+    found += [f"{counted(folded[part], 'block')} folded into the {part}" for part in ("stem", "head") if folded[part]]
+    return ", ".join(found)
 
 
 def _costs(costs: dict[str, Any] | None) -> str:

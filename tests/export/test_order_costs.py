@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ls_edge.arrangement import Arrangement, random_orders, random_waves
+from ls_edge.bands import Bands
 from ls_edge.bundle import Bundle
 from ls_edge.export.calibration import Samples, read_calibration
 from ls_edge.export.order_costs import (
@@ -140,14 +141,35 @@ def test_by_parts_of_several_blocks(trained, calibration):
 
 
 def test_orders_are_of_all_kinds_and_always_the_same():
-    orders = draw_orders(8, 48)
-    assert orders == draw_orders(8, 48)
+    orders = draw_orders(Bands(8), 48)
+    assert orders == draw_orders(Bands(8), 48)
     kinds = [kind for _, kind in orders]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
         "uniform": 8, "near": 8, "fewer": 8, "near fewer": 8, "near tracks": 8, "near fewer tracks": 4, "tracks": 4,
     }  # fmt: skip
     assert {len(item.order) for item, _ in orders} == {6, 7, 8}
     assert all(item.is_plain != kind.endswith("tracks") for item, kind in orders)
+
+
+@pytest.mark.parametrize("bands", ["0/1-6/7", "0-1/2-7", "0/1/2/3/4/5/6/7"])
+def test_all_of_them_are_within_the_bands(bands):
+    bands = Bands.from_json(bands)
+    drawn = draw_orders(bands, 96)
+    for item, _ in drawn:
+        bands.check(item)
+    plain = {item.order for item, kind in drawn if kind == "uniform"}
+    assert (len(plain) == 1) == (bands.num_orders == 1)
+    assert any(not item.is_plain for item, _ in drawn) == (bands.num_orders > 1)
+
+
+def test_costs_in_bands_are_measured_in_bands(trained, calibration):
+    view = PartsView(trained.view, bands=Bands.from_json("0/1-4/5"))
+    found = measure_order_costs(view, calibration.fit, "digits", orders=48, images=32)
+    slot, inverted = np.array(found.slot), np.array(found.inverted)
+    assert not inverted[0].any()  # nothing runs ahead of block 0
+    assert not inverted[:, 5].any()  # nothing runs behind block 5
+    assert not slot[0].any()
+    assert slot[2, [1, 3, 4]].any()
 
 
 @pytest.mark.parametrize("count", [1, 4, 9])
@@ -172,7 +194,7 @@ def test_each_order_runs_on_a_part_of_the_images_and_all_parts_count(trained, ca
 def test_a_linear_truth_is_found():
     generator = np.random.default_rng(0)
     truth = generator.normal(size=3 * 36 + 6)
-    features = np.stack([features_of(order, 6) for order, _ in draw_orders(6, 400)])
+    features = np.stack([features_of(order, 6) for order, _ in draw_orders(Bands(6), 400)])
     found = ridge(features, features @ truth + 0.01 * generator.normal(size=400))
     fresh = np.stack([features_of(order, 6) for order in random_orders(6, 50, seed=5)])
     assert spearman(fresh @ found, fresh @ truth) > 0.99
@@ -203,7 +225,7 @@ def test_features_are_the_terms_of_the_estimate():
         VERSION, "", 1, 1, zero, zero, rows[0], rows[1], tuple(skip.tolist()), Fit(0, 0.0, 0.0), beside=rows[2]
     )
     assert costs.cost(Arrangement.plain(range(5))) == 0
-    for item, _ in draw_orders(5, 60):
+    for item, _ in draw_orders(Bands(5), 60):
         assert features_of(item, 5) @ entries == pytest.approx(costs.cost(item))
 
 

@@ -1,0 +1,185 @@
+"""Bands in a bundle, and a first and a last band that stem and head run."""
+
+import dataclasses
+import json
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from ls_edge.arrangement import Arrangement
+from ls_edge.bands import Bands
+from ls_edge.bundle import NOT_FOLDED, Bundle, Folded, digest_of, interface_of
+from ls_edge.cli.main import main
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.errors import ModelError, UsageError, VerificationError
+from ls_edge.export import verify
+from ls_edge.export.calibration import Calibration, Samples
+from ls_edge.export.targets import PartsView, ends_of
+from ls_edge.export.verify import generated_images, verify_run
+from ls_edge.export.writer import ExportSettings, export_run, parts_of
+from ls_edge.training.checkpoint import load_run
+from ls_edge.training.methods.slots import SlotEmbedding
+from ls_edge.training.models.view import BlockView
+
+IMAGES = np.random.default_rng(1).standard_normal((2, 3, 16, 16), dtype=np.float32)
+DEPTH = 5
+
+
+@pytest.fixture(scope="module")
+def run(make_run, tmp_path_factory):
+    """Five blocks in the bands 0/1-3/4."""
+    return with_bands(load_run(make_run(tmp_path_factory.mktemp("bands") / "run", depth=DEPTH)), "0/1-3/4")
+
+
+def with_bands(run, bands):
+    return dataclasses.replace(run, config=msgspec.structs.replace(run.config, bands=bands))
+
+
+@pytest.fixture(scope="module")
+def banded(run, tmp_path_factory):
+    return export_run(run, tmp_path_factory.mktemp("banded") / "bundle").bundle
+
+
+@pytest.fixture(scope="module")
+def folded(run, tmp_path_factory):
+    settings = ExportSettings(fold_ends=True, whole=True)
+    return export_run(run, tmp_path_factory.mktemp("folded") / "bundle", settings).bundle
+
+
+def test_a_bundle_has_the_bands_of_its_run(run, banded):
+    assert banded.bands == run.bands
+    assert json.loads((banded.folder / "manifest.json").read_bytes())["bands"] == [[0], [1, 2, 3], [4]]
+
+
+def test_it_is_verified_in_orders_within_them(run, banded, monkeypatch):
+    ran = []
+    forward = PartsView.forward
+    monkeypatch.setattr(
+        PartsView, "forward", lambda self, x, order: ran.append(tuple(order)) or forward(self, x, order)
+    )
+    verify_run(banded, run)
+    assert len(set(ran)) == verify.SHUFFLED
+    for order in ran:
+        run.bands.check(Arrangement.plain(order))
+
+
+def test_other_bands_can_be_given_and_wider_ones_are_warned_of(run, banded, tmp_path):
+    assert str(parts_of(run, ExportSettings(bands="0/1/2-3/4")).bands) == "0/1/2-3/4"
+    wider = export_run(run, tmp_path / "wider", ExportSettings(bands="0-4"))
+    assert wider.bundle.bands.is_one
+    assert wider.bundle.manifest.model_id != banded.manifest.model_id
+    assert wider.bundle.manifest.parts.blocks == banded.manifest.parts.blocks
+    (warning,) = wider.warnings
+    assert "the bands 0-4 allow orders that" in warning
+    assert "(its bands are 0/1-3/4)" in warning
+    with pytest.raises(UsageError, match="the model has 0 to 4"):
+        parts_of(run, ExportSettings(bands="0/1-3"))
+
+
+def test_parts_of_several_blocks_stand_in_one_band_each(make_run, tmp_path):
+    run = load_run(make_run(tmp_path / "run", depth=6))
+    assert str(parts_of(run, ExportSettings(blocks_per_part=2, bands="0-1/2-5")).bands) == "0/1-2"
+    with pytest.raises(ModelError, match=r"parts of 2 blocks would stand in two bands \(0/1-5\)"):
+        parts_of(run, ExportSettings(blocks_per_part=2, bands="0/1-5"))
+    parts = parts_of(run, ExportSettings(blocks_per_part=2, bands="0/1-4/5", fold_ends=True))
+    assert (parts.parts, parts.bands, parts.folded) == (2, Bands(2), Folded(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("bands", "found"),
+    [("0/1-6/7", (1, 1)), ("0-1/2-7", (2, 0)), ("0-5/6", (0, 1)), ("0/1/2-6/7", (1, 1)), ("0-1/2-3/4", (0, 1))],
+)
+def test_ends_are_bands_that_are_smaller_than_the_largest(bands, found):
+    assert ends_of(Bands.from_json(bands)) == Folded(*found)
+
+
+@pytest.mark.parametrize("bands", ["0-7", "0/1/2", "0-3/4-7"])
+def test_without_ends_nothing_can_be_folded(bands):
+    with pytest.raises(UsageError, match=f"smaller than the largest, and the bands are {bands}"):
+        ends_of(Bands.from_json(bands))
+
+
+def test_folded_ends_are_run_by_stem_and_head(run, folded, banded):
+    assert (folded.num_blocks, folded.bands, folded.folded) == (3, Bands(3), Folded(1, 1))
+    assert (banded.folded, "folded" in json.loads((banded.folder / "manifest.json").read_bytes())) == (
+        NOT_FOLDED,
+        False,
+    )
+    assert json.loads((folded.folder / "manifest.json").read_bytes())["folded"] == {"stem": 1, "head": 1}
+    with torch.no_grad(), Pipeline.open(folded, threads=1, provider="cpu") as chain:
+        for order, whole in (((0, 1, 2), (0, 1, 2, 3, 4)), ((2, 0, 1), (0, 3, 1, 2, 4)), ((1,), (0, 2, 4))):
+            expected = run.view(torch.from_numpy(IMAGES), whole).numpy()
+            np.testing.assert_allclose(chain.forward(IMAGES, order), expected, rtol=0, atol=1e-5)
+    import onnxruntime
+
+    whole = onnxruntime.InferenceSession(folded.read("whole")).run(None, {"images": IMAGES})[0]
+    with torch.no_grad():
+        np.testing.assert_allclose(whole, run.view(torch.from_numpy(IMAGES)).numpy(), rtol=0, atol=1e-5)
+
+
+def test_folding_other_ends_makes_another_model(folded):
+    m = folded.manifest
+    ids = {
+        digest_of(interface_of(m.image, m.tokens, Bands(3), 10, needs_slot=False, folded=ends))
+        for ends in (NOT_FOLDED, Folded(1, 1), Folded(2, 0))
+    }
+    assert len(ids) == 3
+
+
+def test_a_folded_bundle_is_verified_with_its_run(run, folded, banded, tmp_path):
+    for bundle in (folded, banded):
+        assert verify_run(bundle, run).max_rel_error <= 1e-5
+    shortened = dataclasses.replace(run, view=BlockView.of(run.view.model), weights_sha256="0" * 64)
+    with pytest.raises(VerificationError, match="is of model"):
+        verify_run(folded, shortened)
+
+
+def test_slots_go_on_counting_behind_folded_blocks(run, tmp_path):
+    torch.manual_seed(0)
+    view = BlockView.of(run.view.model)
+    view.slots = SlotEmbedding(view.num_blocks, view.token_spec.dim)
+    view.eval()
+    slotted = dataclasses.replace(run, view=view)
+    bundle = export_run(slotted, tmp_path / "bundle", ExportSettings(fold_ends=True, whole=True)).bundle
+    tracks = Arrangement.from_json([[[2], [0, 1]]])
+    inside = Arrangement.from_json([[[0]], [[3], [1, 2]], [[4]]])
+    with torch.no_grad(), Pipeline.open(bundle, threads=1, provider="cpu") as chain:
+        for ours, theirs in (((2, 0, 1), (0, 3, 1, 2, 4)), (tracks, inside)):
+            expected = view(torch.from_numpy(IMAGES), theirs).numpy()
+            np.testing.assert_allclose(chain.forward(IMAGES, ours), expected, rtol=0, atol=1e-5)
+    grouped = parts_of(slotted, ExportSettings(blocks_per_part=3, fold_ends=True))
+    with torch.no_grad():
+        torch.testing.assert_close(grouped.forward(torch.from_numpy(IMAGES), [0]), view(torch.from_numpy(IMAGES)))
+
+
+def test_ranges_and_costs_of_a_folded_bundle(run, tmp_path):
+    images = generated_images(run.image, 24)
+    samples = Samples(images[::2], None), Samples(images[1::2], None)
+    settings = ExportSettings("int8", "tensorrt", fold_ends=True, cost_orders=6)
+    found = export_run(run, tmp_path / "bundle", settings, calibration=Calibration("waves", *samples)).bundle
+    assert len(found.manifest.order_costs["slot"]) == 3
+    assert found.manifest.verified["min_cosine"] >= 0.999
+
+
+def test_the_command_says_what_it_did(make_run, tmp_path, capsys):
+    make_run(tmp_path / "run", depth=3)
+
+    def call(*words):
+        with pytest.raises(SystemExit) as caught:
+            main([str(word) for word in words])
+        return caught.value.code, *capsys.readouterr()
+
+    out = tmp_path / "bundle"
+    code, text, err = call("export", tmp_path / "run", "--out", out, "--bands", "0/1-2", "--fold-ends")
+    assert code == 0, err
+    assert "1 block folded into the stem" in text
+    assert call("verify", out, "--run", tmp_path / "run")[0] == 0
+    code, text, err = call("export", tmp_path / "run", "--out", out, "--bands", "0/1-2", "--json")
+    assert code == 0, err
+    assert (json.loads(text)["bands"], json.loads(text)["folded"]) == ([[0], [1, 2]], {"stem": 0, "head": 0})
+    assert Bundle.open(out).bands == Bands(3, (1,))
+    code, text, err = call("export", tmp_path / "run", "--out", out, "--fold-ends")
+    assert (code, text, err.count("\n")) == (2, "", 1)
+    assert "leave it out, or give others with --bands" in err
