@@ -135,7 +135,7 @@ EXAMPLES = {
     ),
     "welcome": (
         Welcome("a", "peer", 991, 0, MODEL, BUNDLE, (0, 1, 2), "onnx CPUExecutionProvider", "fp16"),
-        {"model_id": "the same, or it would be a COMPLAINT", "codec": "tokens to a in half precision, please"},
+        {"model_id": "the same, or it would be a COMPLAINT", "codec": "tokens to a are to be sent in half precision"},
     ),
     "state": (
         State(True, False, False, 7, 1, 4711, 1500, 1200, ("b", LAPTOP), (2, 3)),
@@ -150,7 +150,7 @@ EXAMPLES = {
         Run(SECOND, 9_992_300, AT_B, "raw", 17, 192),
         {
             "transfer": "second transfer of this branch: from a to b", "budget_us": "9.9923 s of 10 s are left",
-            "codec": "as b's WELCOME wants it", "count": "the second frame has 4 * 17 * 192 bytes",
+            "codec": "of b's WELCOME", "count": "the second frame has 4 * 17 * 192 bytes",
             "returning": "forward",
         },
     ),
@@ -159,9 +159,9 @@ EXAMPLES = {
     "progress": (Progress(SECOND, 3), {"transfer": "to a, which keeps the copy", "blocks_done": "0, 1 and now 2"}),
     "release": (
         Release(FIRST, "b"),
-        {"transfer": "of the RUN from the source to a: a says so to the source", "holder": "b has accepted"},
+        {"transfer": "of the RUN from the source to a: sent by a to the source", "holder": "b has accepted"},
     ),
-    "moved": (Moved(SECOND, "a"), {"transfer": "b says so to the source", "before": "a keeps the copy before"}),
+    "moved": (Moved(SECOND, "a"), {"transfer": "sent by b to the source", "before": "a keeps the copy before"}),
     "cancel": (Cancel((REQUEST,), 9_984_000), {"requests": "of this source", "budget_us": "of the longest of them"}),
     "complaint": (
         Complaint("tokens frame of 12 bytes, 13056 expected for 17 x 192 as raw; dropped"),
@@ -189,7 +189,7 @@ def example(name):
 
 
 _ITINERARY = {
-    "source": "source: where the answer is wanted",
+    "source": "source: the process that the tokens return to",
     "remaining": "remaining: b has both",
     "waves": "waves: one wave of one track: a ran 0, then 1",
     "visits": "visits: 210 us waiting, 3.1 ms computing at a",
@@ -314,7 +314,7 @@ def drain():
     story.run(0.0015)  # until the source has its ACCEPT
     story.submit()
     story.run(0.0005)
-    story.say("a      is told to leave (SIGTERM)")
+    story.say("a      gets SIGTERM")
     story.drain("a")
     while not story.processes["a"].machine.idle:
         story.run(0.0005)
@@ -565,7 +565,7 @@ def vectors():
         for kind in codecs.CODECS
     ]
     return {
-        "about": "Test vectors of the protocol; runtime/protocol/PROTOCOL.md, 'Test vectors', says what the keys mean.",
+        "about": "Test vectors of the protocol; runtime/protocol/PROTOCOL.md, 'Test vectors', defines the keys.",
         "major": wire.MAJOR,
         "minor": wire.MINOR,
         "messages": messages,
