@@ -47,7 +47,13 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Decoded images are kept in memory up to this many MiB; larger sets are decoded every epoch."""
     augment: Literal["auto", "none", "shift", "crop", "timm"] = "auto"
     """``shift``: small random shifts; ``crop``: padded random crop and flip (CIFAR); ``timm``: random resized crop,
-    flip, RandAugment; ``auto``: ``shift`` for digits, ``crop`` up to 64 pixels, else ``timm``."""
+    flip, RandAugment; ``none``: scaled and cropped at the centre; ``auto``: ``shift`` for digits, ``crop`` up to 64
+    pixels, else ``timm``."""
+    crop_pct: float | None = None
+    """The part of the scaled image's shorter side that the centre crop keeps, in training and wherever the model is
+    used; None: the initial model's own."""
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] | None = None
+    """How images are scaled, in training and wherever the model is used; None: the initial model's own."""
     exif_orientation: bool | None = None
     """Turn photos upright by their EXIF orientation, in training and wherever the model is used; None: as the run
     that ``init`` names, else no, as timm and torchvision do."""
@@ -56,7 +62,7 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """AdamW with a warm-up and a cosine."""
+    """AdamW with a warm-up and a falling rate."""
 
     lr: float | None = None
     """Highest learning rate; None is that of ``ls_edge.training.optim.default_rate``, written out in a run's file."""
@@ -64,8 +70,10 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Not applied to biases, norms and position embeddings."""
     warmup: float = 0.1
     """Part of all steps over which the rate rises from zero."""
+    schedule: Literal["cosine", "linear"] = "cosine"
+    """How the rate falls after the warm-up."""
     final: float = 0.01
-    """The last rate over the highest."""
+    """The last rate over the highest; 1 keeps one rate."""
     betas: tuple[float, float] = (0.9, 0.98)
     clip: float | None = 1.0
     """Largest norm of the gradient; None leaves it."""
@@ -261,6 +269,7 @@ def check(config: TrainConfig, source_map: yaml_source.SourceMap | None) -> None
         (c.data.workers >= 0, ("data", "workers"), "0 or more"),
         (c.data.cache_mb >= 0, ("data", "cache_mb"), "0 or more"),
         (0 < c.data.validation < 1, ("data", "validation"), "above 0 and below 1"),
+        (c.data.crop_pct is None or 0 < c.data.crop_pct <= 8, ("data", "crop_pct"), "above 0 and at most 8"),
         (c.model.depth is None or c.model.depth >= 1, ("model", "depth"), "1 or more"),
         *_argument_rules(c.model.args),
         (c.model.img_size is None or c.model.img_size >= 1, ("model", "img_size"), "1 or more pixels"),

@@ -332,10 +332,15 @@ def _bands_in_force(config: TrainConfig, initial: InitialWeights) -> tuple[Bands
 
 
 def _image_in_force(image: ImageSpec, config: TrainConfig) -> ImageSpec:
-    """The preprocessing of the initial model, with the EXIF orientation of the configuration if it has one."""
-    if config.data.exif_orientation is None:
-        return image
-    return msgspec.structs.replace(image, exif_orientation=config.data.exif_orientation or msgspec.UNSET)
+    """The preprocessing of the initial model, with what the configuration names over it."""
+    data = config.data
+    if data.exif_orientation is not None:
+        image = msgspec.structs.replace(image, exif_orientation=data.exif_orientation or msgspec.UNSET)
+    if data.crop_pct is not None:
+        image = msgspec.structs.replace(image, crop_pct=data.crop_pct)
+    if data.interpolation is not None:
+        image = msgspec.structs.replace(image, interpolation=data.interpolation)
+    return image
 
 
 def _in_force(config: TrainConfig, method: Method, model: str, image: ImageSpec) -> TrainConfig:

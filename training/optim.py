@@ -1,4 +1,4 @@
-"""Optimiser, learning rate schedule and averaged weights: AdamW, a cosine with warm-up, and torch's AveragedModel."""
+"""Optimiser, learning rate schedule and averaged weights: AdamW, timm's schedules, and torch's AveragedModel."""
 
 from __future__ import annotations
 
@@ -52,13 +52,20 @@ def make_optimiser(view: BlockView, config: OptimConfig) -> torch.optim.Optimize
 
 
 def make_schedule(optimiser: torch.optim.Optimizer, config: OptimConfig, steps: int) -> Any:
-    """Timm's cosine schedule: ``step_update(step)``, from 0, sets the rate of each of ``steps`` steps.
+    """Timm's schedule: ``step_update(step)``, from 0, sets the rate of each of ``steps`` steps.
 
-    Linear warm-up over ``config.warmup`` of the steps, then a cosine down to ``config.final`` of the highest rate.
+    Linear warm-up over ``config.warmup`` of the steps, then a cosine or a straight line from the highest rate down to
+    ``config.final`` of it. Without a warm-up the straight line is that of Hugging Face's Trainer: a factor of
+    ``1 - step / steps``.
     """
     assert config.lr is not None
     warmup = math.floor(config.warmup * steps)
-    return _scheduler.CosineLRScheduler(
+    kind, own = (
+        (_scheduler.PolyLRScheduler, {"power": 1.0})
+        if config.schedule == "linear"
+        else (_scheduler.CosineLRScheduler, {})
+    )
+    return kind(
         optimiser,
         t_initial=max(2, steps - warmup),  # timm warns of a cosine of one step
         lr_min=config.lr * config.final,
@@ -66,6 +73,7 @@ def make_schedule(optimiser: torch.optim.Optimizer, config: OptimConfig, steps: 
         warmup_lr_init=config.lr / (warmup + 1),
         warmup_prefix=True,
         t_in_epochs=False,
+        **own,
     )
 
 

@@ -116,10 +116,13 @@ def _with_classes(record, classes):
     return msgspec.structs.replace(record, classes=classes)
 
 
-def test_blocks_that_take_a_slot(loaded, tmp_path):
+@pytest.mark.parametrize("per_block", [False, True])
+def test_blocks_that_take_a_slot(loaded, tmp_path, per_block):
     torch.manual_seed(0)
     view = BlockView.of(loaded.view.model)
-    view.slots = SlotEmbedding(view.num_blocks, view.token_spec.dim)
+    view.slots = SlotEmbedding(view.num_blocks, view.token_spec.dim, per_block=per_block)
+    for table in view.slots.embed if per_block else [view.slots.embed]:
+        torch.nn.init.normal_(table.weight)  # as after a training: it starts at zero
     view.eval()
     bundle = export_run(dataclasses.replace(loaded, view=view), tmp_path / "bundle", ExportSettings(whole=True)).bundle
     assert bundle.manifest.needs_slot

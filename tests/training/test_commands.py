@@ -58,6 +58,21 @@ def test_train_prints_a_summary_as_json(folder, capsys):
     assert load_run(folder / "thin").record.kept == (0, 3)
 
 
+def test_scaling_and_crop_of_the_configuration_hold_wherever_the_model_is_used(folder, tmp_path, capsys):
+    config = tmp_path / "crop.yaml"
+    config.write_text(CONFIG + "data: {crop_pct: 0.5, interpolation: bilinear}\nepochs: 0\n")
+    assert call("train", "--data", "digits", "--config", config, "--out", tmp_path / "run") == 0
+    assert call("train", "--data", "digits", "--init", tmp_path / "run", "--epochs", 0, "--out", tmp_path / "heir") == 0
+    for run in ("run", "heir"):
+        image = load_run(tmp_path / run).image
+        assert (image.crop_pct, image.interpolation) == (0.5, "bilinear")
+    own = load_run(folder / "run").image
+    assert (own.crop_pct, own.interpolation) == (1.0, "bicubic")
+    config.write_text("data: {crop_pct: 0}\n")
+    assert call("train", "--data", "digits", "--config", config, "--out", tmp_path / "no") == 2
+    assert "crop_pct is 0.0; it has to be above 0 and at most 8" in capsys.readouterr().err
+
+
 def test_a_runs_own_file_repeats_it(folder, capsys):
     again = folder / "again"
     assert call("train", "--config", folder / "run" / "config.yaml", "--out", again) == 0

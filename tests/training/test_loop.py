@@ -261,6 +261,14 @@ def test_learning_rate_rises_and_falls():
     assert learning_rates(config, 1) == [1.0]
 
 
+def test_learning_rate_falls_in_a_straight_line():
+    config = msgspec.structs.replace(settings(lr=1.0).optim, schedule="linear", warmup=0.0, final=0.0)
+    assert learning_rates(config, 8) == pytest.approx([1 - step / 8 for step in range(8)])
+    warmed = learning_rates(msgspec.structs.replace(config, warmup=0.2), 10)
+    assert warmed[:2] == sorted(warmed[:2])
+    assert warmed[2:] == pytest.approx([1 - step / 8 for step in range(8)])
+
+
 def test_decay_spares_vectors_and_positions():
     from ls_edge.training.models.small_models import create
 

@@ -97,22 +97,29 @@ def test_unknown_names_and_settings():
     assert all(method.name == name for name, method in METHODS.items())
 
 
-def test_position_tells_each_block_its_slot():
+@pytest.mark.parametrize("embedding", ["shared", "per_block"])
+def test_position_tells_each_block_its_slot(embedding):
     view = viewed().eval()
     plain = view(IMAGES, [3, 1])
-    make_method("position", {}).attach(view)
+    make_method("position", {"embedding": embedding}).attach(view)
     assert view.needs_slot
     names = [name for name in view.weights() if name.startswith("method.")]
-    assert len(names) == 4 * 4 + 1
-    assert view.weights()["method.slots.embed.weight"].shape == (4, 32)
+    tables = [view.slots.embed] if embedding == "shared" else list(view.slots.embed)
+    assert len(tables) == (1 if embedding == "shared" else 4)
+    assert len(names) == 4 * 4 + len(tables)
     with torch.no_grad():
+        for table in tables:
+            assert not table.weight.any()  # as in the reference code
+            assert table.weight.shape == (4, 32)
+            table.weight.normal_()
         tokens = view.stem(IMAGES)
         assert not torch.equal(view.block(2, tokens, 0), view.block(2, tokens, 3))
         mixed = view.block(2, tokens, torch.tensor([0, 3, 3, 0, 0, 0]))
         torch.testing.assert_close(mixed[1], view.block(2, tokens, 3)[1])
         torch.testing.assert_close(mixed[0], view.block(2, tokens, 0)[0])
         # Ahead of the block stands x + GELU(Linear(LN([x; e]))).
-        joined = torch.cat((tokens, view.slots.embed.weight[3].expand(*tokens.shape[:2], -1)), -1)
+        own = tables[0 if embedding == "shared" else 2]
+        joined = torch.cat((tokens, own.weight[3].expand(*tokens.shape[:2], -1)), -1)
         embedded = tokens + torch.nn.functional.gelu(view.slots.project[2][:2](joined))
         torch.testing.assert_close(view.block(2, tokens, 3), view.blocks[2](embedded))
         assert not torch.equal(view(IMAGES, [3, 1]), plain)

@@ -1,8 +1,11 @@
-"""The paper's set-ups parse, say what the paper says, and build."""
+"""The paper's set-ups parse, are what docs/paper.md says, and build."""
 
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
+import yaml
 
 from ls_edge.bands import Bands
 from ls_edge.errors import UsageError
@@ -12,19 +15,57 @@ from ls_edge.training.models.small_models import build
 from ls_edge.training.optim import make_optimiser, make_schedule
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+OWN = {"vit_b_imagenet_anyorder"}
+PAPER = Path(__file__).parents[2] / "docs" / "paper.md"
 
 
-def test_all_set_ups_are_there():
-    assert {"vit_b_imagenet", "deit_b_imagenet", "vit_b_cifar100", "deit_b_cifar100"} < set(NAMES)
-    assert {f"vit_b_imagenet_depth{depth}" for depth in (3, 6, 9)} < set(NAMES)
+def table(heading):
+    """Rows of the first table below a heading of docs/paper.md whose first cell is code; cells without backticks."""
+    section = PAPER.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    first = re.search(r"(?:^\|.*\n)+", section, re.M)
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in first[0].splitlines()]
+    return [[cell.strip("`") for cell in row] for row in rows if row[0].startswith("`")]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_parses_and_builds(name):
-    config, _ = read_config(find_recipe(Path(name)), {"data": "digits"})
-    assert (config.epochs, config.batch_size) == ((100, 128) if "cifar100" in name else (20, 640))
-    assert config.optim.weight_decay == 0
+def settings_of(name):
+    return read_config(find_recipe(Path(name)), {"data": "digits"})[0]
+
+
+def test_the_document_lists_every_recipe():
+    assert sorted(row[0] for row in table("Recipes")) == NAMES
+
+
+@pytest.mark.parametrize("row", table("Recipes"), ids=lambda row: row[0])
+def test_a_recipe_is_what_the_document_says(row):
+    name, start, method, blocks, epochs, batch = row
+    config = settings_of(name)
+    assert config.model.name == start
+    assert config.method == method
+    assert (config.model.depth or 12, config.epochs, config.batch_size) == (int(blocks), int(epochs), int(batch))
     assert config.model.pretrained
+
+
+def test_the_settings_of_all_recipes_are_those_of_the_document():
+    rows = {row[0]: yaml.safe_load(row[3]) for row in table("Settings")}
+    assert {"optim.schedule", "optim.clip", "data.augment", "data.crop_pct"} < set(rows)
+    for name in set(NAMES) - OWN:
+        plain = msgspec.to_builtins(settings_of(name))
+        for setting, wanted in rows.items():
+            value = plain
+            for step in setting.split("."):
+                value = value[step]
+            assert (list(value) if isinstance(value, tuple) else value) == wanted, (name, setting)
+
+
+def test_baselines_and_refined_models_keep_their_order():
+    for name in NAMES:
+        if re.search("depth|sequential", name):
+            assert settings_of(name).method == "sequential", name
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in OWN])
+def test_a_recipe_builds_and_its_rate_falls_in_a_straight_line(name):
+    config = settings_of(name)
     method = make_method(config.method, config.method_args)
     view = build(config.model.name, {**config.model.args, "embed_dim": 24, "num_heads": 2, "img_size": 32})
     assert view.num_blocks == 12
@@ -37,7 +78,7 @@ def test_a_recipe_parses_and_builds(name):
     schedule = make_schedule(optimiser, config.optim, 10)
     for step in range(10):
         schedule.step_update(step)
-        assert [group["lr"] for group in optimiser.param_groups] == [pytest.approx(1e-4)]
+        assert [group["lr"] for group in optimiser.param_groups] == [pytest.approx(1e-4 * (1 - step / 10))]
     assert len(method.draw(Bands(view.num_blocks), 0, 0).order) <= view.num_blocks
 
 

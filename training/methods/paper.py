@@ -106,7 +106,11 @@ class PositionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     width: int = 32
     """Dimensions of the slot embedding."""
+    embedding: Literal["shared", "per_block"] = "shared"
+    """``shared``: one embedding of the slot for all blocks, as in the paper's reference code; ``per_block``: each
+    block learns its own, as the paper's text can be read."""
     dropout: float = 0.1
+    """After the projection; the reference code has none."""
 
     def __post_init__(self) -> None:
         if self.width < 1 or not 0 <= self.dropout < 1:
@@ -124,7 +128,10 @@ class PositionMethod(Shuffle):
         from ls_edge.training.methods.slots import SlotEmbedding
 
         spec = view.token_spec
-        slots = SlotEmbedding(view.num_blocks, spec.dim, self.settings.width, self.settings.dropout)
+        slots = SlotEmbedding(
+            view.num_blocks, spec.dim, self.settings.width, self.settings.dropout,
+            per_block=self.settings.embedding == "per_block",
+        )  # fmt: skip
         view.slots = slots.to(view.device).train(view.training)
 
 

@@ -132,25 +132,40 @@ class _GateBranch:
 class SlotEmbedding(SlotModule):
     """LayerShuffle-position (arXiv 2407.04513, section 3.2): a slot embedding joined to each token before a block.
 
-    ``x + Dropout(GELU(Linear(LN([x; e_slot]))))``; the embedding is shared by all blocks, the rest is per block.
+    ``x + Dropout(GELU(Linear(LN([x; e_slot]))))``; the projection is each block's own. The embedding ``e`` is shared by
+    all blocks and starts at zero, both as in the paper's reference code, or with ``per_block`` each block's own.
     """
 
-    def __init__(self, num_blocks: int, dim: int, width: int = 32, dropout: float = 0.1) -> None:
+    def __init__(
+        self, num_blocks: int, dim: int, width: int = 32, dropout: float = 0.1, *, per_block: bool = False
+    ) -> None:
         super().__init__()
         self.project = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(dim + width), nn.Linear(dim + width, dim), nn.GELU(), nn.Dropout(dropout))
             for _ in range(num_blocks)
         )
-        self.embed = nn.Embedding(num_blocks, width)
+        self.embed: nn.Embedding | nn.ModuleList = (
+            nn.ModuleList(_zero_embedding(num_blocks, width) for _ in range(num_blocks))
+            if per_block
+            else _zero_embedding(num_blocks, width)
+        )
 
     def forward(self, index: int, tokens: Tensor, slot: int | Tensor, run_block: Callable[..., Tensor]) -> Tensor:
         """See the class."""
+        table = self.embed[index] if isinstance(self.embed, nn.ModuleList) else self.embed
+        assert isinstance(table, nn.Embedding)
         if isinstance(slot, Tensor):
-            embedding = self.embed(slot)[:, None, :]
+            embedding = table(slot)[:, None, :]
         else:
-            embedding = self.embed.weight[slot][None, None, :]
+            embedding = table.weight[slot][None, None, :]
         joined = torch.cat((tokens, embedding.to(tokens.dtype).expand(tokens.shape[0], tokens.shape[1], -1)), dim=-1)
         return run_block(tokens + self.project[index](joined))
+
+
+def _zero_embedding(num_slots: int, width: int) -> nn.Embedding:
+    embedding = nn.Embedding(num_slots, width)
+    nn.init.zeros_(embedding.weight)
+    return embedding
 
 
 class PositionPredictor(nn.Module):
