@@ -1,0 +1,278 @@
+"""Plans against brute force: by counts on random instances, by every placement on tiny ones; and failing solvers."""
+
+import functools
+import itertools
+import random
+import sys
+
+import numpy as np
+import pytest
+
+from ls_edge.errors import UsageError
+from ls_edge.runtime.planning import milp
+from ls_edge.runtime.planning.figures import figures_of, value_of
+from ls_edge.runtime.planning.planner import plan_placement
+from ls_edge.runtime.planning.problem import OBJECTIVES, PlannedDevice, PlanningProblem, visit_times, zones_of
+
+pytest.importorskip("highspy")
+
+
+def random_problem(seed, devices=(1, 5), blocks=(1, 8), zones=True):
+    """An instance that has a placement; devices are sometimes alike, sometimes in zones."""
+    rng = random.Random(seed)
+    while True:
+        count = rng.randint(*devices)
+        num_blocks = rng.randint(*blocks)
+        kinds = [
+            {
+                "block_ms": round(rng.uniform(0.2, 5), 2),
+                "capacity": rng.randint(0, 10),
+                "visit_ms": round(rng.uniform(0, 4), 2),
+                "wire_ms": round(rng.uniform(0, 6), 2),
+                "watts": round(rng.uniform(2, 30), 1),
+                "loss": rng.choice([0.0, 0.01, 0.1, 0.3]),
+            }
+            for _ in range(rng.randint(1, count))
+        ]
+        zoned = zones and rng.random() < 0.4
+        made = tuple(
+            PlannedDevice(f"d{i}", **rng.choice(kinds), zone=rng.choice(["x", "y", None]) if zoned else None)
+            for i in range(count)
+        )
+        losses = {"x": 0.05} if zoned and rng.random() < 0.5 else {}
+        problem = PlanningProblem(
+            made, num_blocks, rng.randint(1, 3), source_ms=round(rng.uniform(0, 3), 2), source_visit_ms=0.5,
+            source_wire_ms=0.1, zone_losses=losses,
+        )  # fmt: skip
+        if problem.fits(problem.replicas):
+            return problem
+
+
+@functools.cache
+def compositions(total, parts):
+    """All ways to write ``total`` as a sum of ``parts`` numbers from 0."""
+    bars = itertools.combinations(range(total + parts - 1), parts - 1)
+    return np.array([np.diff([-1, *bar, total + parts - 1]) - 1 for bar in bars]).reshape(-1, parts)
+
+
+def counts_with(problem, replicas):
+    """Every count of blocks by device that gives each block so many holders."""
+    rooms = [min(problem.num_blocks, device.capacity) for device in problem.devices]
+    grids = np.meshgrid(*(np.arange(room + 1) for room in rooms), indexing="ij")
+    found = np.stack([grid.ravel() for grid in grids], axis=1)
+    found = found[found.sum(axis=1) == replicas * problem.num_blocks]
+    for members in zones_of(problem.devices).values():
+        found = found[found[:, members].sum(axis=1) <= problem.num_blocks]
+    return found
+
+
+def brute_force(problem, objective):
+    """The least value of an objective, by the formulas written down once more, over every count."""
+    devices = problem.devices
+    t, c, o, e = (np.array([getattr(device, key) for device in devices])
+                  for key in ("block_ms", "visit_ms", "wire_ms", "block_mj"))  # fmt: skip
+    if objective == "latency":
+        n = counts_with(problem, 1)
+        return problem.source_ms + problem.source_visit_ms + (n @ t + (n > 0) @ c).min()
+    if objective == "energy":
+        return (counts_with(problem, problem.replicas) @ e).min() / problem.replicas
+    best = np.inf
+    for replicas in range(problem.replicas, len(devices) + 1):
+        if objective == "throughput":
+            n = counts_with(problem, replicas)
+            if len(n):
+                slowest = np.maximum((n * t).max(axis=1), ((n > 0) * o).max(axis=1)) / replicas
+                best = min(best, -1e3 / max(slowest.min(), problem.source_ms, problem.source_wire_ms))
+        else:
+            best = min(best, survival(problem, replicas))
+    return best
+
+
+def survival(problem, replicas):
+    """Less the best probability that no block is lost, over all ways to share blocks out over sets of holders."""
+    devices = problem.devices
+    sets = [
+        held for held in itertools.combinations(range(len(devices)), replicas)
+        if len({devices[i].zone or i for i in held}) == replicas
+    ]  # fmt: skip
+    if not sets:
+        return np.inf
+    n = compositions(problem.num_blocks, len(sets))
+    member = np.array([[i in held for held in sets] for i in range(len(devices))])
+    n = n[(n @ member.T <= [device.capacity for device in devices]).all(axis=1)]
+    best = np.inf
+    zones = sorted(problem.zone_losses)
+    for used in {tuple(row) for row in n > 0}:
+        whole = 0.0
+        for states in itertools.product((0, 1), repeat=len(devices) + len(zones)):
+            chance, lost = 1.0, set()
+            for zone, gone in zip(zones, states[len(devices) :], strict=True):
+                chance *= problem.zone_losses[zone] if gone else 1 - problem.zone_losses[zone]
+                lost |= {zone} if gone else set()
+            dead = set()
+            for i, gone in enumerate(states[: len(devices)]):
+                chance *= devices[i].loss if gone else 1 - devices[i].loss
+                dead |= {i} if gone or devices[i].zone in lost else set()
+            if not any(u and dead.issuperset(held) for u, held in zip(used, sets, strict=True)):
+                whole += chance
+        best = min(best, -whole)
+    return best
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_plans_of_200_random_instances_are_as_good_as_brute_force(objective):
+    for seed in range(200):
+        problem = random_problem(seed)
+        planned = plan_placement(problem, objective, solver=milp.solve_here)
+        best = brute_force(problem, objective)
+        assert planned.best.figures.value(objective) == pytest.approx(best, rel=1e-5, abs=1e-9), (seed, planned)
+        assert planned.is_exact, seed
+        assert planned.warnings == ()
+        check(problem, planned.best.placement, planned.best.replicas)
+
+
+def check(problem, placement, replicas):
+    """Each block has so many holders, in different zones, and no device holds more than fits."""
+    zone_of = {problem.devices[i].name: zone for zone, members in zones_of(problem.devices).items() for i in members}
+    assert set(placement) == set(zone_of)
+    for device in problem.devices:
+        held = placement[device.name]
+        assert len(set(held)) == len(held) <= device.capacity
+    for block in range(problem.num_blocks):
+        zones = [zone_of[name] for name, held in placement.items() if block in held]
+        assert len(zones) == len(set(zones)) == replicas
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_placement_of_a_tiny_instance_is_better(seed):
+    """Counts are enough: every single placement with as many holders for each block is tried."""
+    problem = random_problem(1000 + seed, devices=(2, 4), blocks=(2, 4))
+    names = [device.name for device in problem.devices]
+    placements = []
+    for holders in itertools.product(
+        itertools.combinations(range(len(names)), problem.replicas), repeat=problem.num_blocks
+    ):
+        held = {name: tuple(b for b, who in enumerate(holders) if i in who) for i, name in enumerate(names)}
+        distinct = all(
+            len({problem.devices[i].zone or i for i in who}) == problem.replicas for who in holders
+        )  # fmt: skip
+        if distinct and all(len(held[device.name]) <= device.capacity for device in problem.devices):
+            placements.append(held)
+    only = PlanningProblem(**{**vars(problem), "max_replicas": problem.replicas})
+    for objective in OBJECTIVES:
+        best = min(value_of(problem, placement, objective) for placement in placements)
+        planned = plan_placement(only, objective, solver=milp.solve_here)
+        assert planned.best.figures.value(objective) == pytest.approx(best, rel=1e-5, abs=1e-9), objective
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_hundred_devices_and_48_blocks_in_a_process_of_its_own(objective):
+    rng = random.Random(1)
+    kinds = [
+        {"block_ms": rng.uniform(0.3, 3), "capacity": rng.randint(3, 48), "visit_ms": rng.uniform(0.2, 3),
+         "wire_ms": rng.uniform(0.1, 2), "watts": rng.uniform(3, 20), "loss": 0.02}
+        for _ in range(4)
+    ]  # fmt: skip
+    devices = tuple(PlannedDevice(f"d{i}", **kinds[i % 4]) for i in range(100))
+    problem = PlanningProblem(devices, 48, 2, source_ms=1.0)
+    planned = plan_placement(problem, objective)
+    assert planned.warnings == ()
+    check(problem, planned.best.placement, planned.best.replicas)
+    for baseline in planned.baselines.values():
+        assert planned.best.figures.value(objective) <= baseline.figures.value(objective)
+
+
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "warning"),
+    [
+        (KILLED, 5.0, "signal 9"),
+        ("import time; time.sleep(60)", -1.5, "was killed"),
+        ("raise SystemExit('no licence')", 5.0, "exit code 1: no licence"),
+        ("print('nonsense')", 5.0, "cannot be read"),
+        ("print('[]')", 5.0, "answered 0 of 1 programs"),
+    ],
+)
+def test_a_solver_that_fails_leaves_the_plan_by_rule_and_a_warning(code, seconds, warning):
+    problem = random_problem(7)
+    solver = functools.partial(milp.solve, command=[sys.executable, "-c", code])
+    planned = plan_placement(problem, "latency", seconds=seconds, solver=solver)
+    assert not planned.is_exact
+    assert planned.best.name != "solver"
+    assert len(planned.warnings) == 1
+    assert warning in planned.warnings[0]
+    assert planned.warnings[0].endswith("the plan is the best by rule")
+    check(problem, planned.best.placement, planned.best.replicas)
+
+
+def test_rules_alone_are_not_far_off():
+    ratios = []
+    for seed in range(60):
+        problem = random_problem(seed, zones=False)
+        for objective in ("latency", "throughput", "energy"):
+            ruled = plan_placement(problem, objective, solver=None).best.figures
+            ratio = abs(ruled.value(objective)) / abs(brute_force(problem, objective))
+            ratios.append(ratio if objective != "throughput" else 1 / ratio)
+    assert min(ratios) > 1 - 1e-5
+    assert sum(ratio < 1.01 for ratio in ratios) > 0.85 * len(ratios)
+
+
+def test_bands_take_neighbours_and_cost_a_visit_where_they_are_scattered():
+    devices = tuple(PlannedDevice(f"d{i}", 1.0, 4, visit_ms=3.0, wire_ms=0.1) for i in range(2))
+    free = PlanningProblem(devices, 6)
+    banded = PlanningProblem(devices, 6, bands=((4, 5), (0, 1), (2, 3)))
+    planned = plan_placement(banded, "throughput", solver=milp.solve_here)
+    halves = sorted(planned.best.placement.values())
+    assert halves in ([(0, 4, 5), (1, 2, 3)], [(1, 4, 5), (0, 2, 3)], [(0, 4, 5), (1, 2, 3)])
+    assert planned.best.figures.latency_ms == 6 * 1.0 + 2 * 3.0
+    scattered = {"d0": (4, 0, 2), "d1": (5, 1, 3)}
+    assert figures_of(free, scattered).latency_ms == 6 * 1.0 + 2 * 3.0
+    # each band needs both; they meet at the end of one and the begin of the next
+    assert figures_of(banded, scattered).latency_ms == 6 * 1.0 + 4 * 3.0
+
+
+def test_one_device_alone_is_compared():
+    fast = PlannedDevice("fast", 1.0, 8, stem_ms=0.5, head_ms=0.5, visit_ms=5.0, watts=10.0, loss=0.1)
+    small = PlannedDevice("small", 0.1, 2, visit_ms=5.0, watts=1.0, whole=False)
+    planned = plan_placement(PlanningProblem((fast, small), 8, source_ms=1.0), "latency", solver=milp.solve_here)
+    name, figures = planned.single
+    assert (name, figures.latency_ms, figures.throughput) == ("fast", 9.0, 1e3 / 9)
+    assert (figures.energy_mj, figures.whole_share) == (90.0, 0.9)
+    assert planned.best.figures.latency_ms == 1.0 + 8 * 1.0 + 5.0
+    alone = plan_placement(PlanningProblem((small,), 2), "latency", solver=milp.solve_here)
+    assert alone.single is None
+
+
+def test_batteries_and_unknown_power():
+    known = PlannedDevice("a", 2.0, 4, watts=10.0, idle_watts=4.0, battery_wh=7.0)
+    figures = figures_of(PlanningProblem((known,), 4), {"a": (0, 1, 2, 3)})
+    assert figures.throughput == 1e3 / 8
+    assert figures.energy_mj == 80.0
+    assert figures.battery_h == 0.7  # always busy
+    unknown = PlannedDevice("b", 2.0, 4, battery_wh=7.0)
+    figures = figures_of(PlanningProblem((unknown,), 4), {"b": (0, 1, 2, 3)})
+    assert (figures.energy_mj, figures.battery_h) == (None, None)
+
+
+def test_what_cannot_be_planned():
+    device = PlannedDevice("a", 1.0, 3)
+    with pytest.raises(UsageError, match="4 copies; the memory of the devices has room for 3"):
+        plan_placement(PlanningProblem((device,), 4), "latency")
+    with pytest.raises(UsageError, match="needs the power of every device, and a did"):
+        plan_placement(PlanningProblem((device,), 3), "energy")
+    twice = (device, PlannedDevice("b", 1.0, 3))
+    with pytest.raises(UsageError, match="--max-replicas 1 is below --replicas 2"):
+        plan_placement(PlanningProblem(twice, 3, 2, max_replicas=1), "latency")
+    same = tuple(PlannedDevice(name, 1.0, 3, zone="rack") for name in "ab")
+    with pytest.raises(UsageError, match="no zone a block twice"):
+        plan_placement(PlanningProblem(same, 3, 2), "latency")
+
+
+def test_visits_from_links():
+    half = {"s": 0.5, "a": 1.0, "b": 2.0, "c": 0.0}
+    links = {(x, y): half[x] + half[y] for x in half for y in half if x != y}
+    assert visit_times(list(half), links) == pytest.approx({name: 2 * h for name, h in half.items()})
+    assert visit_times(["s", "a"], {("s", "a"): 3.0, ("a", "s"): 3.0}) == {"s": 3.0, "a": 3.0}
+    assert visit_times(["s", "a", "b"], {}) == {"s": 0.0, "a": 0.0, "b": 0.0}
