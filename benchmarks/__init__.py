@@ -6,4 +6,4 @@ and ratios of such runs. The folder is not installed and needs the development e
 """
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ORT_DISABLE_TELEMETRY"), "1")
-"""Environment of what is measured; engines are told their threads one by one."""
+"""Environment of what is measured; engines get their threads as an option."""

@@ -19,7 +19,7 @@ BESIDE = ("chain", "train", "soak", "quality", "engines", "audit")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run what was asked for; the exit code is 0 also where a bar was missed: the tables say so."""
+    """Run what was asked for; the exit code is 0 also where a bar was missed: the tables show that."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"{', '.join(USUAL)} (the default), {', '.join(BESIDE)}"

@@ -6,8 +6,8 @@ For each model and precision, random weights, batch 1:
 
 - ``block``: all blocks one after the other, as a peer runs them, against the same blocks in PyTorch, eager, float32,
   in turns of a few runs; one thread. Medians, a block.
-- ``chain``: what ``ls-edge bench`` says, sessions opened anew a few times, because where their memory comes to lie
-  moves the ratio by two points; the median over those.
+- ``chain``: the measurement of ``ls-edge bench``, with sessions opened anew a few times, because the place of their
+  memory moves the ratio by two points; the median over those.
 
 The int8 bars are those of a CPU with AMX.
 """

@@ -51,7 +51,7 @@ class PolicyRun:
 def two_cores() -> list[int]:
     """Two cores that this process may use, of different physical ones where there are such; none where it cannot be.
 
-    Then processes run where the system likes, and figures say less.
+    Then processes run where the system likes, and figures are noisier.
     """
     if not hasattr(os, "sched_getaffinity"):
         return []
@@ -91,7 +91,7 @@ def open_local_runs(
 
 
 def open_runs(stack: contextlib.ExitStack, file: PeersFile, opened: Open, wanted: Settings) -> dict[str, PolicyRun]:
-    """Sources as wanted; :data:`SINGLE` and :data:`AGAIN` know only the first peer."""
+    """Open a source for each setting; :data:`SINGLE` and :data:`AGAIN` use only the first peer."""
     first = replace(file, peers=file.peers[:1])
     runs = {}
     for name, (policy, more) in wanted.items():

@@ -2,7 +2,7 @@
 
 Four peers, each half of the blocks held by two of them; one request at a time (a closed loop). At a random moment of a
 request the peer that holds it then is killed (SIGKILL), stopped (SIGSTOP) or its engine hangs; which peer that is, and
-since when, the source knows from ACCEPT and MOVED. A request is *affected* if the answer does not name that peer, so
+since when, the source has from ACCEPT and MOVED. A request is *affected* if the answer does not name that peer, so
 that all work done there was lost; the others (the tokens had just moved on) count as missed. What the fault *added* is
 the latency, less the median without faults, less the time from the tokens' arrival at that peer to the fault, which is
 the work that had to be done again. Without faults means the requests between the faults, same peers.
@@ -93,7 +93,7 @@ def run(quick: bool, compare: bool = False) -> dict[str, Any]:
 
 
 class _Holders:
-    """Who works on the newest request, and since when, as its source is told by ACCEPT and MOVED.
+    """Who works on the newest request, and since when, as ACCEPT and MOVED report it to its source.
 
     One request is in flight at a time, so the first id that was not there before belongs to it.
     """

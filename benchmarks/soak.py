@@ -148,7 +148,7 @@ class Watch:
             self.kept.setdefault(name, {})[moment] = self.figure(name)
 
     def forget(self, name: str) -> None:
-        """A process was replaced; its samples say nothing about the new one."""
+        """A process was replaced; its samples do not apply to the new one."""
         self._last[name].clear()
         self.kept.pop(name, None)
 

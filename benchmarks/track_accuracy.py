@@ -1,7 +1,7 @@
 """Accuracy of a trained bundle in tracks beside plain orders, for ``tracks``.
 
 All policies answer the same images, in turn. Where a hop costs more than it saves, ``parallel`` runs in one track and
-its accuracy says nothing of tracks; so what the planner makes for two equal devices without a wire between them is
+its accuracy does not depend on tracks; so what the planner makes for two equal devices without a wire between them is
 computed in one process as well. Both are compared with random orders, which is what the model was trained for.
 """
 

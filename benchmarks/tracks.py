@@ -1,13 +1,13 @@
 """One image at a time on two devices at once: policy ``parallel`` against one of the devices that runs everything.
 
 - *two cores*: two peers of one engine thread, each process on a core of its own, each with all blocks; the source
-  stands where the machine likes. In turn, request by request: a source that knows only the first peer, and sources that
+  stands where the machine likes. In turn, request by request: a source of the first peer alone, and sources that
   ask both for 1, 2 and 3 waves. A ratio is of the latencies of one round, the median over rounds. In the same rounds
   two more processes on the same cores run engines only: all blocks on one core, then half of them on both at once; *s*
   is the time of half of them over the time of all on the same core: 0.5 on two real cores. The bar is s + 0.1.
 - *links*: the same in two network namespaces (root only) whose cables are limited, over CURVE. Beside: the single
-  device once more, which says how much the ratio means. The policy must not lose; where a holder got no track, the
-  trace says why and what a single block there would have taken (*not used* in the table).
+  device once more, which shows the noise of the ratio. The policy must not lose; where a holder got no track, the
+  trace has the reason and the time that a single block would have taken there (*not used* in the table).
 - *trained* (``--trained BUNDLE --data DATA``): top-1 of both modes on the same images in turn, and, since small models
   run in one track where a hop costs more than it saves, computed in one process for two equal devices without a wire.
 """

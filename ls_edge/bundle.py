@@ -159,7 +159,7 @@ def interface_of(
 
 
 def manifest_bands(bands: Bands) -> tuple[tuple[int, ...], ...] | msgspec.UnsetType:
-    """What a manifest says about bands: nothing where there is one."""
+    """The manifest's entry for bands: empty where there is one."""
     return msgspec.UNSET if bands.is_one else tuple(map(tuple, bands.groups))
 
 

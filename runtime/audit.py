@@ -8,8 +8,8 @@ compared with what its blocks make of that hop's input, and the first hop that i
 of the challenge is wrong, one of the answer's holders must be it, and all are named so.
 
 A thread of the lowest priority does this. Answers never wait for it: where too many audits wait, the next is dropped
-and counted. A peer can tell a challenge from other requests, since its hops go through the source; it could then be
-honest in it and stay one of several, but its name returns with each further mismatch.
+and counted. A peer can distinguish a challenge from other requests, since its hops go through the source. If it is
+honest in those alone, it stays one of several, but its name returns with each further mismatch.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Auditor:
         bundle_of: Callable[[str], str],
         challenge: Callable[[Challenge], None],
     ) -> None:
-        """``codecs`` says how each peer gets its tokens and ``bundle_of`` which bundle it serves.
+        """``codecs`` has the codec of tokens to each peer, ``bundle_of`` returns the bundle that it serves.
 
         ``challenge`` is called on the auditor's thread; its end is reported by :meth:`challenged`.
         """
@@ -175,7 +175,7 @@ class Auditor:
                 try:
                     self._judge(job) if isinstance(job, Challenge) else self._check(job)
                 except Exception as error:
-                    # An audit that fails says nothing of a peer; a bundle that was damaged meanwhile is one such.
+                    # An audit that fails, as where the bundle was damaged meanwhile, proves nothing about a peer.
                     known = isinstance(error, LsEdgeError)
                     log.error("an audit failed", extra={"why": str(error)}, exc_info=None if known else error)
                     self._ended("_dropped")
@@ -247,7 +247,7 @@ class Auditor:
         return decode(codec, frame, spec.count, spec.dim)
 
     def _tolerance(self, holders: Sequence[str]) -> float:
-        """Largest difference that says nothing: by codecs and precision, or the loosest where they are not known."""
+        """Largest difference that counts as equal: by codecs and precision, or the loosest where they are unknown."""
         manifest = self._bundle.manifest
         least = _PRECISION_TOLERANCE.get(manifest.precision, _LOOSEST)
         if any(name not in self._codecs or self._bundle_of(name) != manifest.bundle_id for name in holders):

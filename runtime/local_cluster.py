@@ -189,7 +189,7 @@ class PeerCluster:
 
 
 class LocalCluster(PeerCluster):
-    """Peers on free ports of the loopback, with faults of links and lying members where a test wants them."""
+    """Peers on free ports of the loopback, with faults of links and dishonest members for tests."""
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ class PeerStatus(msgspec.Struct, frozen=True):
     bundle_id: str | None
     model_id: str | None
     blocks: tuple[int, ...]
-    """What it serves; what the file gives it where it did not say."""
+    """Blocks that it announces; those of the file where it announced none yet."""
     warm: bool
     queue: int | None
     """Requests that wait for its engine."""
@@ -171,7 +171,7 @@ class Observer:
         try:
             message = wire.decode(event.frames[0].buffer)
         except WireError as error:
-            seen.complaint = f"what it says cannot be read: {error}"
+            seen.complaint = f"its message cannot be read: {error}"
             return
         if isinstance(message, Welcome):
             if seen.waiting:
@@ -230,7 +230,7 @@ def _judge(seen: _Seen) -> tuple[PeerState, str | None]:
     if state.stuck:
         return PeerState.STUCK, "its engine has not answered for longer than it should"
     if state.draining:
-        return PeerState.DRAINING, "it was told to leave and takes nothing new"
+        return PeerState.DRAINING, "it is leaving and accepts nothing new"
     return PeerState.ALIVE, None
 
 

@@ -1,8 +1,8 @@
-"""A peer: a process that serves some blocks of a bundle until it is told to leave.
+"""A peer: a process that serves some blocks of a bundle until it is stopped.
 
-It listens first (so that a port in use is said at once), then loads and warms up its engines, and counts as warm only
-after that. SIGTERM drains: no new work, what is held is finished or handed on, BYE, and the process ends within five
-seconds; a second SIGTERM ends it at once.
+It listens first (so that a port in use is reported at once), then loads and warms up its engines, and counts as warm
+only after that. SIGTERM drains: no new work, what is held is finished or handed on, BYE, and the process ends within
+five seconds; a second SIGTERM ends it at once.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ class OnnxEngine:
             if found(args) != list(wanted):
                 theirs, ours = ", ".join(map(str, found(args))), ", ".join(map(str, wanted))
                 raise EngineError(
-                    f"{self.part}: the file's {what} are {theirs}, the manifest says {ours}; export the bundle again"
+                    f"{self.part}: the file's {what} are {theirs}, by the manifest {ours}; export the bundle again"
                 )
 
 

@@ -41,13 +41,15 @@ class Device:
 def tensorrt_module() -> Any:
     """The package ``tensorrt``, version 10 or 11; raises :class:`EngineError` where it is not there."""
     if importlib.util.find_spec("tensorrt") is None:
-        raise EngineError("tensorrt is not installed; install it as NVIDIA says for this device, or use --engine onnx")
+        raise EngineError(
+            "tensorrt is not installed; follow NVIDIA's instructions for this device, or use --engine onnx"
+        )
     try:
         trt = importlib.import_module("tensorrt")
     except Exception as error:
         raise EngineError(f"tensorrt does not load ({first_line(error)}); use --engine onnx") from error
     if int(trt.__version__.split(".")[0]) not in (10, 11):
-        raise EngineError(f"tensorrt is version {trt.__version__}, this ls-edge knows 10 and 11; use --engine onnx")
+        raise EngineError(f"tensorrt is version {trt.__version__}, this ls-edge supports 10 and 11; use --engine onnx")
     return trt
 
 

@@ -109,9 +109,7 @@ class TensorRTEngine:
             rest = tuple(engine.get_tensor_shape(name))[1:]
             dtype = np.dtype(trt.nptype(engine.get_tensor_dtype(name))).name
             if engine.get_tensor_mode(name) != mode or dtype != tensor.dtype or rest != tensor.rest:
-                raise EngineError(
-                    f"{self.part}: the engine's {name} is {dtype} {list(rest)}, the manifest says {tensor}"
-                )
+                raise EngineError(f"{self.part}: the engine's {name} is {dtype} {list(rest)}, by the manifest {tensor}")
 
 
 def open_tensorrt(

@@ -79,7 +79,7 @@ class AuditSummary(msgspec.Struct, frozen=True):
 
 
 class RunContext(msgspec.Struct, frozen=True):
-    """What a run's records do not say about it."""
+    """Facts about a run that its records do not contain."""
 
     bundle_id: str = ""
     model: str = ""

@@ -20,7 +20,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def distinct_names(paths: Sequence[str | Path]) -> list[str]:
-    """Return a short name for each path, no two alike: its last folders, as many as tell it from the others.
+    """Return a short name for each path, no two alike: its last folders, as many as distinguish it from the others.
 
     A path that was given several times is numbered: ``bundle``, ``bundle (2)``.
     """
@@ -54,7 +54,7 @@ def block_ranges(blocks: Sequence[int]) -> str:
 
 
 def shorten(text: object, limit: int) -> str:
-    """Cut a long text in its middle, where names of files say least."""
+    """Shorten a long text in its middle, the least informative part of a file name."""
     whole = printable(text)
     if len(whole) <= limit:
         return whole

@@ -29,7 +29,7 @@ SHOWN_ANSWERS = 5
 
 
 def print_summary(summary: RunSummary, console: Console | None = None, *, title: str = "") -> None:
-    """Print the two tables of a run, on standard output unless told otherwise."""
+    """Print the two tables of a run, on standard output by default."""
     console = console or open_console()
     _print(console, [summary_table(summary, title=title), peers_table(summary)])
 

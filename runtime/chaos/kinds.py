@@ -18,7 +18,7 @@ KINDS = {
 }
 """All kinds of faults."""
 LIE_TEXTS = {
-    "busy": "refuses everything as busy, and says that it has credits",
+    "busy": "refuses everything as busy, and announces credits",
     "cancelled": "refuses everything as cancelled",
     "refuses_not_finite": "refuses everything as not finite",
     "mute": "answers nothing",
@@ -26,14 +26,14 @@ LIE_TEXTS = {
     "slow": "accepts, is silent, and announces engine calls of 2^32-1 us",
     "progress": "accepts, and makes PROGRESS for ever",
     "growth": "accepts, and makes PROGRESS block by block, for ever",
-    "releases": "accepts, and says RELEASE and MOVED for ever",
+    "releases": "accepts, and sends RELEASE and MOVED for ever",
     "unreachable": "returns everything as it was, as unreachable",
     "budget": "returns everything as it was, for lack of time",
     "credit": "returns everything as it was, for lack of credit",
     "returns_not_finite": "returns everything as not finite",
     "poisons": "returns everything as unreachable, with other tokens",
     "skips": "leaves all blocks out",
-    "waves": "says that blocks ran side by side",
+    "waves": "claims that blocks ran side by side",
     "tracks": "makes a track of a request",
     "bounces": "hands everything to everybody",
     "nan": "sends NaN as what its blocks made",
@@ -41,13 +41,13 @@ LIE_TEXTS = {
     "blames": "sends wrong tokens as what another made",
     "forges": "forges answers, MOVED, CANCEL and more, for requests that it was not given",
     "floods": "floods peers with work for sources that do not exist",
-    "hellos": "says HELLO all the time, under many names",
-    "changes": "says all the time that it is otherwise",
+    "hellos": "sends HELLO all the time, under many names",
+    "changes": "announces other properties all the time",
     "malformed": "sends what cannot be read",
-    "greed": "a source that wants everything and takes nothing back",
+    "greed": "a source that takes all credits and accepts nothing back",
     "aliases": "a source under many names",
 }
 """All lies of :mod:`~ls_edge.runtime.chaos.liar`."""
 COURSE_LIES = tuple(name for name in LIE_TEXTS if name not in ("blames", "poisons"))
-"""Lies of a course: the record of a wrong answer names the liar, if there are any. Of the other two only an audit knows
+"""Lies of a course: the record of a wrong answer names the liar, if there are any. Of the other two only an audit shows
 that the liar had the request in hand."""

@@ -179,7 +179,7 @@ def _forge(liar: Liar) -> Sends:
 
 
 def _flood(liar: Liar) -> Sends:
-    """Work for sources that nobody knows, with the longest budget there is."""
+    """Work for sources that do not exist, with the longest budget that is allowed."""
     for name in liar.others("peer"):
         for number in range(_FLOOD):
             ghost = f"ghost-{liar.turns}-{number}.{liar.rng.getrandbits(32):08x}"
@@ -198,7 +198,7 @@ def _hellos(liar: Liar) -> Sends:
 
 
 def _changing(liar: Liar) -> Sends:
-    """Ever another state, with the largest numbers that may be said."""
+    """Always another STATE, with the largest numbers that are allowed."""
     rng, most = liar.rng, MICROSECONDS - 1
     reaches = tuple(f"n-{rng.getrandbits(32):08x}" for _ in range(1000))
     for name in liar.neighbours.by_name:

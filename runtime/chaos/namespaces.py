@@ -1,6 +1,6 @@
 """Network namespaces of our own, joined by a bridge, with peers in them: cables that can be pulled, cut and made slow.
 
-Needs root, ``ip``, ``tc`` and a kernel with namespaces, veth and bridge; :func:`reason_to_skip` says what is missing.
+Needs root, ``ip``, ``tc`` and a kernel with namespaces, veth and bridge; :func:`reason_to_skip` names what is missing.
 All names begin with ``lsedge-``, the process id and a number; addresses are 10.201.0.0/24 and exist only inside.
 Nothing outside the namespaces is touched, and nothing is left: not after a failure, and what a killed run left the next
 one clears.

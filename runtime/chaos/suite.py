@@ -82,7 +82,7 @@ class ChaosResult(msgspec.Struct, frozen=True):
 
     @property
     def framed(self) -> list[str]:
-        """Honest peers of which the audit said that they alone computed something else."""
+        """Honest peers that the audit named as the only suspect."""
         return [name for name, one in self.suspects.items() if one.named and name != LIAR]
 
     @property
@@ -183,7 +183,7 @@ def run_chaos(
 
 
 def _spoils(lie: str, policy: str) -> bool:
-    """Whether answers may be wrong that a liar had a part in; made up waves show only where none are wanted."""
+    """Whether answers may be wrong that a liar had a part in; forged waves are only detected where none are allowed."""
     return lie in LIES and (LIES[lie].spoils or (lie == "waves" and POLICIES[policy].runs_in_waves))
 
 

@@ -1,4 +1,4 @@
-"""Every message that processes exchange, and how it becomes frames. ``PROTOCOL.md`` beside this file says it in words.
+"""Every message that processes exchange, and how it becomes frames. ``PROTOCOL.md`` beside this file specifies them.
 
 A message is one or two ZeroMQ frames: a header, and the tokens where it carries any. The header is ``LS``, the major
 version in one byte, then MessagePack of one of the tagged structs below. Nothing is used before it was checked:
@@ -93,7 +93,7 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
     source: str
     policy: str
     remaining: tuple[int, ...]
-    """Blocks still to run, the most wanted first: the trained order, or a permutation that was drawn."""
+    """Blocks still to run, in the preferred order: the trained one, or a permutation that was drawn."""
     max_skips: int
     via_source: bool = False
     """Whether every hop goes through the source (for peers that cannot reach each other)."""
@@ -173,7 +173,7 @@ class _Description(_Message, frozen=True):
     engine: str = ""
     """What runs the blocks, for reports."""
     codec: str = "raw"
-    """How this process wants its tokens."""
+    """The codec in which this process is to be sent tokens."""
 
 
 class Hello(_Description, frozen=True, tag="hello"):
@@ -316,7 +316,7 @@ def decode(frame: bytes | memoryview) -> Message:
     return message
 
 
-# What the types above do not say. A number that fits here cannot overflow what is computed from it, nor its own header.
+# Ranges beyond the types above. A number that fits here cannot overflow what is computed from it, nor its own header.
 _U64 = 2**64
 COUNT = 2**16
 """Bound of everything that is counted: blocks, credits, hops, waves."""

@@ -1,8 +1,8 @@
 """Which blocks of a wave go into which of its tracks: a pure function for the policy ``parallel``.
 
-A wave is given as its blocks in the wanted order and the lengths of its tracks, one for each holder. Assigned in turn
-(0, 2, 4 beside 1, 3, 5) every block stays as close to its wanted slot as the lengths allow, and neighbours run side by
-side. Where it was measured what that costs (``ls_edge.order_costs``), blocks of different tracks are swapped while the
+A wave is given as its blocks in the preferred order and the lengths of its tracks, one for each holder. Assigned in
+turn (0, 2, 4 beside 1, 3, 5) every block stays as close to its preferred slot as the lengths allow, and neighbours run
+side by side. Where costs were measured (``ls_edge.order_costs``), blocks of different tracks are swapped while the
 estimate falls. Both respect what each holder has.
 
 Plain Python with a bounded number of steps, for every decision: the search is local and may stop short of the best.
@@ -29,7 +29,7 @@ def assign_blocks(
     before: int,
     costs: OrderCosts | None,
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Assign ``blocks``, in the wanted order, to tracks of ``lengths`` blocks; each track keeps that order.
+    """Assign ``blocks``, in the preferred order, to tracks of ``lengths`` blocks; each track keeps that order.
 
     ``allowed`` holds, for each track, the blocks that its holder has; ``before`` counts the blocks of earlier waves.
     ``costs`` without ``beside`` are not used: they have nothing about tracks. None where no such assignment exists,
@@ -101,7 +101,7 @@ def _improve(
     costs: OrderCosts,
     beside: Sequence[Sequence[float]],
 ) -> None:
-    """Swap blocks of different tracks while that saves something, those that are close in the wanted order first."""
+    """Swap blocks of different tracks while that saves something, those that are close in the preferred order first."""
     count, slot, inverted = len(blocks), costs.slot, costs.inverted
     apart = [[0.0] * count for _ in blocks]
     """What two blocks cost in different tracks, beyond what they cost in one."""

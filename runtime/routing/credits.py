@@ -36,7 +36,7 @@ class Occupancy:
         self.working_from_owner = 0
         """Working requests that came from their source itself."""
         self.sources: Counter[str] = Counter()
-        """All held requests by the process that wants them back."""
+        """All held requests, by the process that they return to."""
 
     @classmethod
     def recount(cls, held: Iterable[HeldRequest]) -> Occupancy:

@@ -13,7 +13,7 @@ ones that every process has:
     any      -> ENDED     RELEASE in a peer, CANCEL, end of the budget, outcome
 
 A peer adds QUEUED, RUNNING and JOINING (``peer_routing.py``), a source AWAY -> WAITING (``source_routing.py``). A
-request that is decided again travels as a new random branch, so that what the old one may still bring is told apart.
+request that is routed again gets a new random branch, which distinguishes it from late messages of the old one.
 
 The machine has no clock, socket or thread: :meth:`CustodyMachine.handle` takes an event and the time and returns
 instructions in the order in which they are to be executed. The same code runs in peers, sources and the simulator

@@ -107,7 +107,7 @@ class EngineQueue:
     def _chain(self, batch: list[HeldRequest], first: int, usable: frozenset[int]) -> tuple[int, ...]:
         """Blocks that all of a batch would run here one after the other anyway, as many as fit one engine call.
 
-        Only what the policies would choose without looking at other processes: the next wanted block, held here.
+        Only what the policies would choose without looking at other processes: the next preferred block, held here.
         """
         if not all(policy_of(request.itinerary.policy).chains_blocks for request in batch):
             return (first,)

@@ -1,7 +1,7 @@
 """What goes into the routing machines and what comes out of them.
 
-Events say what happened, instructions what to do about it; nothing here does input or output. ``tokens`` are opaque to
-routing: arrays in a process, anything in a simulation.
+Events describe what happened, instructions what is to be done; nothing here does input or output. ``tokens`` are opaque
+to routing: arrays in a process, anything in a simulation.
 """
 
 from __future__ import annotations

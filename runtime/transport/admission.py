@@ -100,7 +100,7 @@ class Admission:
             )
         for block, holder in steps:
             if block not in self._blocks_of.get(holder, ()):
-                raise WireError(f"itinerary says that {holder} ran block {block}, which peers.yaml does not give it")
+                raise WireError(f"itinerary with block {block} run by {holder}, to which peers.yaml does not give it")
         if len(it.skipped) > it.max_skips:
             raise WireError(f"itinerary with {len(it.skipped)} blocks skipped, it allows {it.max_skips}; dropped")
         if self._role == "source" and (it.track is not None or it.source != self._name or not run.returning):

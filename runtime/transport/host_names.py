@@ -23,10 +23,10 @@ def numeric(address: str) -> bool:
 
 
 class HostNameResolver:
-    """Looks the hosts of addresses up, again and again for as long as they are wanted."""
+    """Looks up the hosts of addresses repeatedly, on a thread of its own, as long as they are needed."""
 
     def __init__(self, addresses: Mapping[str, str]) -> None:
-        """``addresses``: name of a peer to ``tcp://host:port``; all are wanted at first."""
+        """``addresses``: name of a peer to ``tcp://host:port``; all are needed at first."""
         self._addresses = dict(addresses)
         self._wanted = set(addresses)
         self._found: deque[tuple[str, tuple[str, ...], str]] = deque()

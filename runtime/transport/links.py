@@ -3,7 +3,7 @@
 A peer binds one ROUTER; every process dials each peer of ``peers.yaml`` with a DEALER of its own, so that each link is
 watched by itself: the socket's monitor reports a lost connection at once, ZMTP heartbeats one that has gone silent.
 Links that are lost are dialled again by libzmq; where libzmq gives up (after a failed handshake or a frame that was too
-long) they are dialled again here. Host names are looked up on a thread of their own, since libzmq would stand still for
+long) they are dialled again here. Host names are looked up on a thread of their own, since libzmq would block for
 as long as that takes. A link that another process dialled is known by its routing id, and its end by the file
 descriptor that its messages came from.
 
@@ -79,7 +79,7 @@ _SOCKADDR = 16
 """Bytes of an address of AF_UNSPEC, all of them zero: connecting to it dissolves a connection."""
 _libc = ctypes.CDLL(None)
 _MOST_TTL_MS = 6_553_500
-"""What ZMTP's field for it can say: 65535 tenths of a second."""
+"""Largest value of ZMTP's field for it: 65535 tenths of a second."""
 REDIAL_S = 0.5
 """Seconds after which a peer is dialled again that libzmq has given up."""
 _ZAP_DOMAIN = "ls-edge"
@@ -391,7 +391,7 @@ class Links:
         elif event == _NO_ANSWER:
             events.append(NoLink(name, f"nobody answers at {address}; start it, or correct its address in peers.yaml"))
         else:
-            # libzmq may dial again by itself, and says so next, or have given up, of which it says nothing.
+            # libzmq may dial again by itself, which its next event reports, or give up, which no event reports.
             self._redial_at.setdefault(name, time.monotonic() + REDIAL_S)
             if event != _DISCONNECTED:
                 self._count_failure(name, _WHY_FAILED[event], {"peer": name, "address": address})
@@ -442,7 +442,7 @@ class Links:
                 if link not in self._descriptor_of:
                     self._take_in(link, frames[0].get(zmq.SRCFD), events)
                 user = frames[0].get("User-Id") if self.zap is not None else ""
-            except zmq.ZMQError:  # libzmq knows no address: the connection had ended before it was accepted
+            except zmq.ZMQError:  # libzmq has no address: the connection had ended before it was accepted
                 self.unattributed += 1
                 continue
             events.append(Incoming(link, frames[1:], str(user)))
@@ -467,8 +467,8 @@ class Links:
     def _take_in(self, link: Link, descriptor: int, events: list[LinkEvent]) -> None:
         """Remember which descriptor a new link uses.
 
-        What the monitor said up to now is read first: whatever this descriptor was before has ended then, and if it is
-        not open now, so has this link.
+        The monitor's events up to now are read first: an earlier connection of this descriptor has ended then, and if
+        it is not open now, so has this link.
         """
         if self._router_monitor is not None:
             self._read_monitor(self._router_monitor, "", events)

@@ -104,7 +104,7 @@ class Node:
         self.counts: Counter[str] = Counter()
         """What was dropped or refused, by reason."""
         self.mismatched: dict[str, str] = {}
-        """Peers that serve another model: name to the message that says both ids."""
+        """Peers that serve another model: name to the message with both ids."""
         self.on_note: Callable[[Note], None] | None = None
         self.neighbour_events = 0
         """Times that a neighbour came, went or sent its STATE."""
@@ -188,7 +188,7 @@ class Node:
         if due is not None and due <= now:  # what became due meanwhile ends the next wait at once
             self.feed(Tick())
         if now >= self._state_at:
-            self.feed(Tick())  # what it says of itself is of now
+            self.feed(Tick())  # its STATE is to be current
             self._broadcast_state()
             self._problems.forget_old(now)
         if self._links.refused:
@@ -302,16 +302,16 @@ class Node:
         finite = codecs.is_finite(tokens)
         return Arrived(name, run, tokens, (time.perf_counter_ns() - started) // 1000, finite)
 
-    def _on_greeting(self, event: Incoming, said: Hello | Welcome) -> None:
+    def _on_greeting(self, event: Incoming, greeting: Hello | Welcome) -> None:
         """Admit the process that a HELLO or WELCOME describes, or refuse it."""
-        link, name = event.link, said.name
-        if isinstance(said, Welcome):
+        link, name = event.link, greeting.name
+        if isinstance(greeting, Welcome):
             self._greeting_due.pop(link, None)
-        reason = self._reason_to_refuse_link(link, said, event.user) or self._admission.reason_to_refuse(
-            said, event.user
+        reason = self._reason_to_refuse_link(link, greeting, event.user) or self._admission.reason_to_refuse(
+            greeting, event.user
         )
         if reason:
-            self._refuse(event, said, reason)
+            self._refuse(event, greeting, reason)
             return
         self.mismatched.pop(name, None)
         self._problems.clear(name)
@@ -321,21 +321,21 @@ class Node:
             links.append(link)
             links.sort(key=lambda one: not one.dialled)
             self._name_of[link], self._user_of[link] = name, event.user
-        if isinstance(said, Hello):  # before what the machine has for it
+        if isinstance(greeting, Hello):  # before what the machine has for it
             self._send_link(link, Welcome(*msgspec.structs.astuple(self._hello())))
-        self._codec_of[name] = said.codec if said.codec in codecs.CODECS else "raw"
-        hello = Hello(*msgspec.structs.astuple(said))
+        self._codec_of[name] = greeting.codec if greeting.codec in codecs.CODECS else "raw"
+        hello = Hello(*msgspec.structs.astuple(greeting))
         known = self._machine.neighbours.get(name)
-        if said.role == "observer":  # it is told how we are, and routing knows nothing of it
+        if greeting.role == "observer":  # it gets STATE, and is no neighbour for routing
             self._observers.add(name)
         elif known is None or known.hello != hello:
             self.feed(NeighbourUp(hello))
-        if first and isinstance(said, Hello) and self.role == "peer":
+        if first and isinstance(greeting, Hello) and self.role == "peer":
             self._send_link(link, self._state(name))
 
-    def _reason_to_refuse_link(self, link: Link, said: Hello | Welcome, user: str) -> str:
+    def _reason_to_refuse_link(self, link: Link, greeting: Hello | Welcome, user: str) -> str:
         """Return why a process may not have this name on this link; empty where it may."""
-        name = said.name
+        name = greeting.name
         if link.dialled and name != link.dialled:
             return (
                 f"the process that listens at the address of {link.dialled!r} is {name!r}; correct the addresses in "
@@ -344,8 +344,8 @@ class Node:
         before = self._name_of.get(link, name)
         if name != before:
             return f"hello from {name!r} on the link of {before!r}; a link carries one name"
-        if name in self._links_of and (name in self._observers) != (said.role == "observer"):
-            return f"hello from {name!r} as {said.role!r}, and it has a link in another role"
+        if name in self._links_of and (name in self._observers) != (greeting.role == "observer"):
+            return f"hello from {name!r} as {greeting.role!r}, and it has a link in another role"
         if name not in self._listed and name not in self._links_of:
             others = sum(one not in self._listed for one in self._links_of)
             if others >= MAX_SOURCES:
@@ -357,16 +357,16 @@ class Node:
                 return f"{MAX_SOURCES_OF_ONE_KEY} sources have the key of {user!r} at {self.name}, which is the most"
         return ""
 
-    def _refuse(self, event: Incoming, said: Hello | Welcome, reason: str) -> None:
+    def _refuse(self, event: Incoming, greeting: Hello | Welcome, reason: str) -> None:
         reason = one_line(reason, MAX_SHOWN_EXPLANATION)
-        link, name = event.link, said.name
+        link, name = event.link, greeting.name
         whose = link.dialled or (name if event.user in ("", name) else "")
         self._problems.note(whose, "greeting", reason)
-        if said.model_id != self._manifest.model_id and name == whose and name in self._listed:
+        if greeting.model_id != self._manifest.model_id and name == whose and name in self._listed:
             self.mismatched[name] = reason
-        if isinstance(said, Hello):
+        if isinstance(greeting, Hello):
             ours = self._manifest.model_id
-            self._drop(event, "hello refused", reason, name, "" if said.model_id == ours else ours)
+            self._drop(event, "hello refused", reason, name, "" if greeting.model_id == ours else ours)
         else:
             self._count("hello refused", name, reason)
             self._send_link(link, Bye(reason[:_MAX_REASON]))  # it has let us in, and would send us work
@@ -375,11 +375,11 @@ class Node:
         """Count a dropped message and send a COMPLAINT, unless the link had :data:`COMPLAINTS_A_SECOND` already."""
         self._count(what, name or self._name_of.get(event.link, event.user), why)
         now = time.monotonic()
-        since, said = self._complained.get(event.link, (now, 0))
+        since, sent = self._complained.get(event.link, (now, 0))
         if now - since >= 1.0:
-            since, said = now, 0
-        if said < COMPLAINTS_A_SECOND:
-            self._complained[event.link] = (since, said + 1)
+            since, sent = now, 0
+        if sent < COMPLAINTS_A_SECOND:
+            self._complained[event.link] = (since, sent + 1)
             self._send_link(event.link, Complaint(one_line(why, MAX_SHOWN_EXPLANATION), model_id))
 
     def _count(self, what: str, peer: str, why: str) -> None:
@@ -437,7 +437,7 @@ class Node:
             self.feed(Unsendable(instruction))
 
     def _frames_of(self, forward: Forward) -> list[bytes | memoryview]:
-        """Encode tokens as their receiver wants them, and make the RUN that describes them."""
+        """Encode tokens with their receiver's codec, and make the RUN that describes them."""
         codec = self._codec_of.get(forward.to, "raw")
         started = time.perf_counter_ns()
         payload = codecs.encode(codec, forward.tokens)
@@ -474,7 +474,7 @@ class Node:
 
 
 def new_incarnation() -> int:
-    """A number that tells this process from the one that had its name before."""
+    """A random number that distinguishes this process from an earlier one of its name."""
     return secrets.randbits(63)
 
 

@@ -64,7 +64,7 @@ class Sequential:
 
 
 class ConditioningSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of a method that can tell each block its slot."""
+    """Settings of a method whose blocks can be conditioned on their slot."""
 
     conditioning: Literal["none", "norms"] = "none"
     """``norms``: scale and shift of each norm and a gate on each residual branch, for every block and slot."""

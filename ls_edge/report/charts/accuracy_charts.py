@@ -48,11 +48,11 @@ def accuracy_by_skips(data: RunData) -> Chart | None:
             ),
         )
     )
-    said = [
+    described = [
         f"{row['skipped']}: {show_percent(one.top1)} of {one.labelled}" for row, one in zip(rows, found, strict=True)
     ]
     return alt.layer(*chart, dots).properties(
-        width="container", height=34 * len(rows), description="; ".join(said) + "."
+        width="container", height=34 * len(rows), description="; ".join(described) + "."
     )
 
 
@@ -128,11 +128,11 @@ def slot_heatmap(data: RunData) -> Chart | None:
     )
     layers = [base.mark_rect(color=colour("panel"), stroke=colour("bg")), cells.encode(color=paint, opacity=depth)]
     in_place = float(np.trace(counts)) / max(float(counts.sum()), 1.0)
-    said = f"{show_percent(in_place)} of the blocks ran in their trained slot"
+    described = f"{show_percent(in_place)} of the blocks ran in their trained slot"
     return alt.layer(*layers, *([text] if size > 30 else [])).properties(
         width="container",
         height=size * data.num_blocks,
-        description=f"Blocks by slots over {counted(answers, 'answer')}; {said}; skipped: "
+        description=f"Blocks by slots over {counted(answers, 'answer')}; {described}; skipped: "
         f"{counted(int(skipped.sum()), 'block run')}.",
     )
 
@@ -177,9 +177,9 @@ def accuracy_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
             ),
         )
     )
-    said = "; ".join(f"{row['run']}: {row['text']}" for row in rows)
+    described = "; ".join(f"{row['run']}: {row['text']}" for row in rows)
     return alt.layer(bars, *_accuracy_base(rows, "run:N", names, chance)).properties(
-        width="container", height=36 * len(rows), description=f"{said}."
+        width="container", height=36 * len(rows), description=f"{described}."
     )
 
 
@@ -270,12 +270,12 @@ def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
         height=tall,
         title=title_with_text("Accuracy with fewer blocks", "solid: random order; dashed: trained order"),
     )
-    said = "; ".join(
+    described = "; ".join(
         f"{name}: {show_percent(item.sequential.top1)} in trained order, {show_percent(item.arbitrary.top1_mean)} in "
         "random order"
         for name, item in zip(names, evaluations, strict=True)
     )
-    return alt.hconcat(by_order, by_kept, spacing=40).properties(description=f"{said}.")
+    return alt.hconcat(by_order, by_kept, spacing=40).properties(description=f"{described}.")
 
 
 def check_figure(count: int) -> None:

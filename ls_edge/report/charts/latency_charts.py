@@ -165,7 +165,9 @@ def latency_over_time(data: RunData) -> Chart | None:
                     bold=False,
                 )
             )
-    said = " ".join(f"{event_text(event)} at {event.at_us / 1e6:.2f} s." for event in events[:20]) or "No peer changed."
+    changes = (
+        " ".join(f"{event_text(event)} at {event.at_us / 1e6:.2f} s." for event in events[:20]) or "No peer changed."
+    )
     return (
         alt.layer(*layers)
         .add_params(alt.selection_interval(name="zoom", bind="scales", encodings=["x"], zoom=ZOOM))
@@ -173,7 +175,7 @@ def latency_over_time(data: RunData) -> Chart | None:
             width="container",
             height=260,
             description=f"{counted(len(data.answers), 'answer')}, {len(degraded)} degraded, {len(failed)} failed. "
-            f"{said}",
+            f"{changes}",
         )
     )
 

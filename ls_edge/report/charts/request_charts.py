@@ -132,14 +132,14 @@ def _request_chart(data: RunData, why: str, record: RequestRecord, limit_ms: flo
         room = alt.condition("datum.room * width > 6.5 * length(datum.text)", alt.value(1), alt.value(0))
         layers.append(names_below.encode(x=x, y=y, text="text:N", opacity=room))
     path = dict.fromkeys(span.holder for span in spans if span.critical and span.block is not None)
-    said = f"{why}: request {record.id}, {show_ms(record.latency_us / 1e3)}"
+    described = f"{why}: request {record.id}, {show_ms(record.latency_us / 1e3)}"
     if several:
-        said += f", waited for {', then '.join(shorten(name, 40) for name in list(path)[:MOST_ROWS])}"
+        described += f", waited for {', then '.join(shorten(name, 40) for name in list(path)[:MOST_ROWS])}"
     height = 34 * len(shown) if several else 54
     return (
         alt.layer(*layers)
         .resolve_scale(color="independent", opacity="independent")
-        .properties(width="container", height=height, description=f"{said}.")
+        .properties(width="container", height=height, description=f"{described}.")
     )
 
 

@@ -54,7 +54,7 @@ def decode(codec: str, frame: memoryview | bytes, count: int, dim: int) -> Token
 
 
 def is_finite(tokens: np.ndarray) -> bool:
-    """Whether no value is NaN or infinity; ``docs/measurements.md`` says what it takes.
+    """Whether no value is NaN or infinity; its cost is in ``docs/measurements.md``.
 
     Half-precision values are looked at as integers, since numpy converts them one by one. A dot product of the values
     with themselves would be no cheaper, overflows for large finite values, and may wake its library's threads.

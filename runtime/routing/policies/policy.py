@@ -66,7 +66,7 @@ class Policy:
     """Whether one engine call may run consecutive blocks without a new decision between them."""
 
     def wanted_order(self, num_blocks: int, seed: int, request: int) -> tuple[int, ...]:  # noqa: ARG002
-        """Return the order that a request asks for, most wanted block first; by default the trained order."""
+        """Return the preferred order of a request, its first block first; by default the trained order."""
         return tuple(range(num_blocks))
 
     def next_step(
@@ -119,7 +119,7 @@ def _first_reachable(
     patient: bool,
     tie_break: int,
 ) -> Choice:
-    """The first of the wanted blocks that runs here or has a holder with a credit; else a relay; else nothing."""
+    """The first of the preferred blocks that runs here or has a holder with a credit; else a relay; else nothing."""
     saturated = False
     for block in wanted:
         if block in local.blocks:
