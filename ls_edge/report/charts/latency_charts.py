@@ -165,7 +165,7 @@ def latency_over_time(data: RunData) -> Chart | None:
                     bold=False,
                 )
             )
-    changes = (
+    summary = (
         " ".join(f"{event_text(event)} at {event.at_us / 1e6:.2f} s." for event in events[:20]) or "No peer changed."
     )
     return (
@@ -175,7 +175,7 @@ def latency_over_time(data: RunData) -> Chart | None:
             width="container",
             height=260,
             description=f"{counted(len(data.answers), 'answer')}, {len(degraded)} degraded, {len(failed)} failed. "
-            f"{changes}",
+            f"{summary}",
         )
     )
 
