@@ -16,7 +16,8 @@ from ls_edge.bands import Bands
 from ls_edge.bundle import ImageSpec
 from ls_edge.data.datasets import match_classes, open_data
 from ls_edge.data.preprocess import Preprocessor, iterate
-from ls_edge.engines.onnxruntime import CPU, open_session
+from ls_edge.engines.onnxruntime import open_session
+from ls_edge.engines.providers import CPU
 from ls_edge.errors import DataError
 from ls_edge.export.canonical import to_bytes
 from ls_edge.export.int8 import linear_layers

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from ls_edge.bundle import Bundle
 from ls_edge.engines.engine import signature_of
-from ls_edge.engines.onnxruntime import CPU, OnnxEngine, onnxruntime_module
+from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module
+from ls_edge.engines.providers import CPU
 from ls_edge.errors import BundleError, EngineError, LsEdgeError
 
 

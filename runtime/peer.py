@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from ls_edge.bundle import Bundle
+from ls_edge.engines.block_runner import BlockRunner
 from ls_edge.engines.engine import Engine, warm_up
-from ls_edge.engines.opening import open_block_engines
+from ls_edge.engines.opening import EngineChoice, announce, choose, open_block_engines
 from ls_edge.errors import EngineError, LsEdgeError, UsageError
 from ls_edge.order_costs import read_order_costs
 from ls_edge.peers_file import EngineKind, PeersFile, is_loopback
@@ -36,6 +37,9 @@ log = logging.getLogger("ls_edge.runtime")
 
 _LEAVE_WITHIN = 4.7
 """Seconds after SIGTERM until a peer leaves whatever it holds."""
+
+MAX_ENGINE_TEXT = 256
+"""Most characters of ``engine`` in HELLO."""
 
 _Result = Computed | ComputeFailed | Warm | LsEdgeError
 
@@ -74,7 +78,8 @@ class Peer:
         self._kind: EngineKind = engine or self.entry.engine
         self._threads = threads or self.entry.threads
         self._incarnation = new_incarnation()
-        self._engines: Mapping[int, Engine] = {}
+        self._runner = BlockRunner({}, needs_slot=bundle.manifest.needs_slot)
+        self._choice: EngineChoice | None = None
         self._faults = faults
         self._stops = 0
         self._failure: LsEdgeError | None = None
@@ -138,11 +143,11 @@ class Peer:
                     return
         finally:
             self.node.close()
-            self._worker.close()
+            if self._worker.close():  # else an engine hangs, and ends with the process
+                self._runner.close()
         raise self._failure
 
     def _hello(self) -> Hello:
-        engine = next(iter(self._engines.values()), None)
         return Hello(
             name=self.name,
             role="peer",
@@ -151,13 +156,13 @@ class Peer:
             model_id=self.bundle.manifest.model_id,
             bundle_id=self.bundle.manifest.bundle_id,
             blocks=tuple(b for b in self.entry.blocks if b not in self.machine.engine.failed_blocks),
-            engine=self._kind if engine is None else f"{engine.kind} {engine.provider}",
+            engine=self._kind if self._choice is None else str(self._choice)[:MAX_ENGINE_TEXT],
             codec=self.entry.codec,
         )
 
     def _execute(self, instruction: Instruction) -> None:
         assert isinstance(instruction, Compute)
-        self._worker.submit(lambda: run_blocks(self._engines, instruction, needs_slot=self.bundle.manifest.needs_slot))
+        self._worker.submit(lambda: run_blocks(self._runner, instruction))
 
     def _take(self, result: _Result) -> None:
         if isinstance(result, LsEdgeError):
@@ -168,28 +173,34 @@ class Peer:
         if isinstance(result, Warm) or len(self.machine.engine.failed_blocks) != failed:
             self.node.repeat_greeting()
         if isinstance(result, Warm):
-            provider = next(iter(self._engines.values())).provider
+            provider = next(iter(self._runner.engines.values())).provider
             log.info("warm", extra={"peer": self.name, "provider": provider, "block_ms": result.block_us / 1e3})
 
     # On the worker's thread.
 
     def open_engines(self) -> Mapping[int, Engine]:
-        """Open the engine of each block; raises what the engine library raises."""
-        return open_block_engines(
-            self.bundle, self.entry.blocks, kind=self._kind, provider=self.entry.provider, threads=self._threads,
+        """Choose what runs the blocks and open the engine of each; raises what the engine library raises."""
+        choice = choose(self.bundle, self._kind, self.entry.provider, f"block {self.entry.blocks[0]}")
+        announce(choice)
+        engines = open_block_engines(
+            self.bundle, self.entry.blocks, kind=choice.kind, provider=choice.named_provider, threads=self._threads,
             max_batch=self.entry.max_batch, on_step=self.on_step,
         )  # fmt: skip
+        self._choice = choice
+        return engines
 
     def _load(self) -> _Result:
         try:
-            self._engines = self.open_engines()
+            engines = self.open_engines()
             if self._faults is not None:
                 from ls_edge.runtime.chaos.faults import Control, FaultyEngine
 
                 control = Control(self._faults)
-                self._engines = {block: FaultyEngine(engine, control) for block, engine in self._engines.items()}
+                engines = {block: FaultyEngine(engine, control) for block, engine in engines.items()}
+            self._runner = BlockRunner(engines, needs_slot=self.bundle.manifest.needs_slot)
             for batch in {1, self.entry.max_batch}:
-                times = [warm_up(engine, batch) for engine in self._engines.values()]
+                self._runner.warm_up(batch)
+                times = [warm_up(engine, batch) for engine in engines.values()]
         except LsEdgeError as error:
             return error
         except Exception as error:  # noqa: BLE001  an engine library may raise anything

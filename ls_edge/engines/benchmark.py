@@ -21,7 +21,7 @@ from ls_edge.bundle import Bundle
 from ls_edge.device_profile import Times
 from ls_edge.engines.engine import Engine, signature_of
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module, open_session
-from ls_edge.engines.opening import choose_kind, open_engine, usable_threads
+from ls_edge.engines.opening import choose, open_engine, usable_threads
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import UsageError
 from ls_edge.peers_file import EngineKind
@@ -81,11 +81,14 @@ def bench(
     threads = usable_threads(threads)
     rng = np.random.default_rng(0)
     images = rng.standard_normal((batch, 3, *bundle.manifest.image.size), dtype=np.float32)
-    used_kind = choose_kind(kind, bundle, provider)
+    choice = choose(bundle, kind, provider)
+    used_kind = choice.kind
     if used_kind == "tensorrt" and bundle.manifest.parts.whole is None:
         monolith, reason = None, "TensorRT times only a whole.onnx of the bundle; export it with --whole"
-    with Pipeline.open(bundle, threads=threads, provider=provider, kind=used_kind) as pipeline:
-        whole = _whole(bundle, pipeline, monolith, threads)
+    with Pipeline.open(
+        bundle, threads=threads, provider=choice.named_provider, kind=used_kind, max_batch=batch
+    ) as pipeline:
+        whole = _whole(bundle, pipeline, monolith, threads, batch)
         calls: list[Callable[[], Any]] = [lambda: pipeline.forward(images)]
         if whole is not None:
             calls.append(lambda: whole.run({"images": images}))
@@ -113,11 +116,11 @@ def bench(
     )  # fmt: skip
 
 
-def _whole(bundle: Bundle, pipeline: Pipeline, monolith: bytes | None, threads: int) -> Engine | None:
+def _whole(bundle: Bundle, pipeline: Pipeline, monolith: bytes | None, threads: int, batch: int) -> Engine | None:
     if monolith is None:
         return None
     if pipeline.stem_engine.kind == "tensorrt":
-        return open_engine(bundle, "whole", kind="tensorrt")
+        return open_engine(bundle, "whole", kind="tensorrt", max_batch=batch)
     signature = signature_of(bundle.manifest, "whole")
     return OnnxEngine(monolith, "whole", signature, provider=pipeline.provider, threads=threads)
 

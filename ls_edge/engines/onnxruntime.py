@@ -1,14 +1,17 @@
 """Engines of ONNX Runtime: sessions with options for many small models in one process, and their buffers.
 
 With its defaults every session has a thread pool that spins between runs, and a memory arena: fourteen sessions
-one after the other then cost many times what one costs. Here no pool spins and all sessions share one arena. A
-provider that was asked for is the one that runs, or opening fails; nothing falls back in silence. Only the bytes given
-count: a part that refers to weights in another file does not load.
+one after the other then cost many times what one costs. Here no pool spins and all sessions share one arena. On the
+CUDA provider sessions share a stream and leave tokens on the GPU (:mod:`ls_edge.engines.cuda_memory`); its CUDA graphs
+are not used, since ONNX Runtime up to 1.26 at least waits for the GPU after each. A provider that was asked for is the
+one that runs, or opening fails; nothing falls back in silence. Only the bytes given count: a part that refers to
+weights in another file does not load.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -19,23 +22,39 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ls_edge import hardware
+from ls_edge.engines.cuda_memory import CudaWorkspace
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, check_out, first_line
 from ls_edge.engines.integrity import has_weights_elsewhere
+from ls_edge.engines.providers import CPU, memory_of, preload, providers_of, runs_on_nvidia, switch_off_tf32, why_not
 from ls_edge.errors import EngineError
 from ls_edge.requirements import engine_advice
 
-CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 KEPT_BATCH_SIZES = 4
 """Batch sizes whose buffers an engine keeps; more take memory, fewer allocate again where sizes alternate."""
+KEPT_QUEUED = 32
+"""Pairs of batch size and buffers for which a binding to memory on the GPU is kept; each is some KB."""
+
+log = logging.getLogger("ls_edge.engines")
 
 _TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64"}
-_SHORT = {"cpu": CPU, "cuda": CUDA, "tensorrt": "TensorrtExecutionProvider"}
 
 
-def open_session(raw: bytes, part: str, *, provider: str, threads: int | None, plain: bool = False) -> Any:
+def open_session(
+    raw: bytes,
+    part: str,
+    *,
+    provider: str,
+    threads: int | None,
+    plain: bool = False,
+    precision: str = "fp32",
+    signature: Signature | None = None,
+    max_batch: int = 1,
+    stream: int | None = None,
+) -> Any:
     """Make an ``InferenceSession`` of ``raw`` that really runs on ``provider``; raises :class:`EngineError`.
 
-    ``plain`` leaves ONNX Runtime's options at their defaults (for comparison only).
+    ``plain`` leaves the options of sessions at their defaults (for comparison only). The others are those of
+    :func:`ls_edge.engines.providers.providers_of`.
     """
     ort = onnxruntime_module()
     if provider not in ort.get_available_providers():
@@ -48,6 +67,14 @@ def open_session(raw: bytes, part: str, *, provider: str, threads: int | None, p
             f"{part} does not load in onnxruntime {ort.__version__}: it is no ONNX file, or has weights in another "
             "file; export it again"
         )
+    if runs_on_nvidia(provider):
+        if b"DynamicQuantizeLinear" in raw:  # and the products of its results, which the provider has no kernels for
+            raise EngineError(
+                f"{part} computes its int8 scales anew for each image, which {provider} leaves to the CPU; export with "
+                "--precision int8 --engine tensorrt --calibrate DATA, or ask for cpu"
+            )
+        switch_off_tf32()
+        _preload_once(ort)
     options = ort.SessionOptions()
     options.log_severity_level = 4
     # weights in another file would be looked for in the working directory; below this there is none
@@ -62,37 +89,19 @@ def open_session(raw: bytes, part: str, *, provider: str, threads: int | None, p
             options.add_session_config_entry("session.x64quantprecision", "1")
         if provider == CPU:
             options.add_session_config_entry("session.use_env_allocators", "1")
-    providers = [provider] if provider == CPU else [provider, CPU]
+    providers = providers_of(provider, precision=precision, signature=signature, max_batch=max_batch, stream=stream)
     try:
-        session = ort.InferenceSession(raw, options, providers=providers)
+        # with its fall-back ONNX Runtime would print the reason and go on with other providers
+        session = ort.InferenceSession(raw, options, providers=providers, enable_fallback=0)
     except Exception as error:
         raise EngineError(f"{part} does not load in onnxruntime {ort.__version__}: {first_line(error)}") from error
     if provider not in session.get_providers():
-        raise EngineError(
-            f"{part}: {provider} did not load ({', '.join(session.get_providers())} did); see 'ls-edge doctor', or "
-            "ask for cpu"
-        )
+        why = why_not(ort, provider) or f"{', '.join(session.get_providers())} did"
+        raise EngineError(f"{part}: {provider} did not load ({why}); see 'ls-edge doctor', or ask for cpu")
     session.disable_fallback()
     # Kept by ONNX Runtime for a fall-back that is switched off here; a second copy of all weights on a small board.
     session._model_bytes = None
     return session
-
-
-def choose_provider(provider: str | None, trial: bytes) -> str:
-    """Return the full name of the provider to use.
-
-    None or ``auto``: CUDA where ``trial`` (some part's bytes) loads on it, else CPU. A name (``cpu``, ``cuda``,
-    ``tensorrt`` or ONNX Runtime's own): that one; whether it loads shows when a part is opened.
-    """
-    if provider is not None and provider != "auto":
-        return _SHORT.get(provider.lower(), provider)
-    if CUDA in onnxruntime_module().get_available_providers():
-        try:
-            open_session(trial, "the trial", provider=CUDA, threads=1)
-        except EngineError:
-            return CPU
-        return CUDA
-    return CPU
 
 
 class Buffer:
@@ -103,7 +112,7 @@ class Buffer:
     """
 
     def __init__(self, dtype: str, shape: tuple[int, ...], device: str) -> None:
-        """Zeros on ``cpu`` or ``cuda``."""
+        """Zeros in the memory called ``device``, see :func:`ls_edge.engines.providers.memory_of`."""
         self._array = np.zeros(shape, dtype)
         self._aliased = device == "cpu"
         make = onnxruntime_module().OrtValue.ortvalue_from_numpy
@@ -166,16 +175,32 @@ class OnnxEngine:
         provider: str,
         threads: int,
         buffers: Buffers | None = None,
+        precision: str = "fp32",
+        max_batch: int = 1,
+        workspace: CudaWorkspace | None = None,
     ) -> None:
-        """Open ``raw``; raises :class:`EngineError` naming the part where it, or the provider, does not load."""
+        """Open ``raw``; raises :class:`EngineError` naming the part where it, or the provider, does not load.
+
+        With a ``workspace``, for the CUDA provider alone, tokens stay on the GPU between engines that share it.
+        ``precision`` and ``max_batch`` are for providers that build engines.
+        """
         self.part = part
         self.signature = signature
         self.threads = threads
-        self._session: Any = open_session(raw, part, provider=provider, threads=threads)
+        self.workspace = workspace
+        self._session: Any = open_session(
+            raw, part, provider=provider, threads=threads, precision=precision, signature=signature,
+            max_batch=max_batch, stream=None if workspace is None else workspace.stream,
+        )  # fmt: skip
         self.provider = provider
+        if workspace is not None:
+            workspace.hold()
         self._check_signature()
         self._buffers = buffers if buffers is not None else Buffers()
         self._bindings: OrderedDict[int, Binding] = OrderedDict()
+        self._queued: OrderedDict[tuple[int, ...], Any] = OrderedDict()
+        """Bindings of :meth:`enqueue` by batch and addresses."""
+        self._run_options: Any = None
 
     @property
     def session(self) -> Any:
@@ -186,8 +211,8 @@ class OnnxEngine:
 
     @property
     def device(self) -> str:
-        """``cpu`` or ``cuda``, as ONNX Runtime names the memory."""
-        return "cpu" if self.provider == CPU else "cuda"
+        """Where inputs and outputs are, as ONNX Runtime names the memory."""
+        return memory_of(self.provider)
 
     def run(self, inputs: Mapping[str, np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
         """Run on arrays that are checked against the manifest; raises :class:`EngineError`.
@@ -196,11 +221,44 @@ class OnnxEngine:
         """
         batch = check_inputs(self.part, self.signature, inputs)
         check_out(self.part, self.signature.output, batch, out)
+        if self.workspace is not None:
+            assert self.session is not None
+            result = self.workspace.visit([self], inputs[self.signature.inputs[0].name], inputs.get("slot"))
+            if out is None:
+                return result
+            np.copyto(out, result)
+            return out
         binding = self._bound(batch)
         for name, array in inputs.items():
             binding.inputs[name].write(array)
         binding.step()
         return binding.output.read(out)
+
+    def enqueue(self, batch: int, addresses: Mapping[str, int]) -> None:
+        """Queue one run on the workspace's stream; see :class:`~ls_edge.engines.cuda_memory.DeviceEngine`."""
+        key = (batch, *addresses.values())
+        binding = self._queued.pop(key, None)
+        if binding is None:
+            binding = self.session.io_binding()
+            for tensor in self.signature.inputs:
+                binding.bind_input(
+                    tensor.name, "cuda", 0, np.dtype(tensor.dtype), tensor.shape(batch), addresses[tensor.name]
+                )
+            output = self.signature.output
+            binding.bind_output(
+                output.name, "cuda", 0, np.dtype(output.dtype), output.shape(batch), addresses[output.name]
+            )
+        self._queued[key] = binding
+        while len(self._queued) > KEPT_QUEUED:
+            self._queued.popitem(last=False)
+        if self._run_options is None:
+            self._run_options = onnxruntime_module().RunOptions()
+            # the visit waits once, at its end
+            self._run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        try:
+            self.session.run_with_iobinding(binding, self._run_options)
+        except Exception as error:
+            raise EngineError(f"{self.part} failed on {self.provider}: {first_line(error)}") from error
 
     def bind(self, inputs: Mapping[str, Buffer], output: Buffer) -> Callable[[], None]:
         """Return a call that runs on these very buffers, which are not checked, and allocates nothing."""
@@ -220,6 +278,10 @@ class OnnxEngine:
     def close(self) -> None:
         """Free memory and threads; a second call does nothing."""
         self._bindings.clear()
+        self._queued.clear()
+        if self._session is not None and self.workspace is not None:
+            self._session = None  # before the stream that it runs on
+            self.workspace.release()
         self._session = None
 
     def _bound(self, batch: int) -> Binding:
@@ -266,6 +328,19 @@ def onnxruntime_module() -> Any:
             f"onnxruntime does not load ({first_line(error)}); to install it: {engine_advice()}"
         ) from None
     return onnxruntime
+
+
+_preloaded = False
+
+
+def _preload_once(ort: Any) -> None:
+    """Find pip's CUDA libraries before the first session that needs them."""
+    global _preloaded
+    if not _preloaded:
+        _preloaded = True
+        said = preload(ort)
+        if said:
+            log.debug("preloading CUDA libraries", extra={"text": said})
 
 
 _allocator_shared = False

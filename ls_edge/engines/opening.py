@@ -1,43 +1,116 @@
-"""Open engines: choose the library that runs a bundle here, and open one part or some blocks."""
+"""Open engines: choose what runs a bundle here, and open one part or some blocks.
+
+One choice holds for a process: :func:`choose` makes it and says what was passed over and why; nothing falls back in
+silence.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 from ls_edge import hardware
 from ls_edge.bundle import Bundle
-from ls_edge.engines.engine import Engine, signature_of
-from ls_edge.engines.onnxruntime import Buffers, OnnxEngine, choose_provider
-from ls_edge.engines.tensorrt_build import MAX_BATCH, this_device
+from ls_edge.engines.cuda_memory import CudaWorkspace
+from ls_edge.engines.engine import Engine, first_line, signature_of
+from ls_edge.engines.onnxruntime import Buffers, OnnxEngine, onnxruntime_module, open_session
+from ls_edge.engines.providers import CPU, CUDA, full_name
+from ls_edge.engines.tensorrt_build import EngineOptions, this_device
 from ls_edge.engines.tensorrt_engine import open_tensorrt
 from ls_edge.errors import BundleError, EngineError, UsageError
 from ls_edge.peers_file import EngineKind
 
+log = logging.getLogger("ls_edge.engines")
 
-def choose_kind(kind: EngineKind, bundle: Bundle, provider: str | None) -> Literal["onnx", "tensorrt"]:
-    """Which library runs a bundle here.
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """What runs the parts of a bundle in this process."""
+
+    kind: Literal["onnx", "tensorrt"]
+    provider: str
+    """Of ONNX Runtime, in full; for TensorRT its version and the GPU."""
+    passed_over: tuple[str, ...] = ()
+    """What would have been better and was not taken, each with the reason."""
+
+    @property
+    def named_provider(self) -> str | None:
+        """The provider to open parts with."""
+        return self.provider if self.kind == "onnx" else None
+
+    def __str__(self) -> str:
+        """As HELLO and reports show it."""
+        reasons = f" (not {'; not '.join(self.passed_over)})" if self.passed_over else ""
+        return f"{self.kind} {self.provider}{reasons}"
+
+
+def choose(bundle: Bundle, kind: EngineKind = "auto", provider: str | None = None, part: str = "stem") -> EngineChoice:
+    """Choose the library, and ONNX Runtime's provider, for a bundle.
 
     ``auto`` is TensorRT where it is installed with a GPU, no provider of ONNX Runtime was named and the bundle is one
-    that TensorRT reads; else ONNX Runtime. Raises :class:`UsageError` for another name, and :class:`EngineError` for
-    TensorRT where it is not there or a provider was named as well.
+    that TensorRT reads; else ONNX Runtime on CUDA where ``part`` loads on it; else on the CPU. The choice says why it
+    is not the one before. A named provider (``cpu``, ``cuda``, ``tensorrt``, or ONNX Runtime's own name) is taken;
+    whether it loads shows when a part is opened. Raises :class:`UsageError` for another kind, and :class:`EngineError`
+    for TensorRT where it is not there or a provider was named as well.
     """
     if kind not in ("auto", "onnx", "tensorrt"):
         raise UsageError(f"engine {kind!r} is not known; use auto, onnx or tensorrt")
+    named = provider not in (None, "auto")
     if kind == "tensorrt":
-        if provider not in (None, "auto"):
+        if named:
             raise UsageError(f"engine tensorrt has no provider {provider!r}, which is ONNX Runtime's; leave one out")
-        this_device()
-        return "tensorrt"
-    named = kind == "onnx" or provider not in (None, "auto")
-    if named or bundle.manifest.verified.get("int8") == "dynamic" or importlib.util.find_spec("tensorrt") is None:
-        return "onnx"
-    try:
-        this_device()
-    except EngineError:
-        return "onnx"
-    return "tensorrt"
+        return EngineChoice("tensorrt", str(this_device()))
+    if named:
+        return EngineChoice("onnx", full_name(str(provider)))
+    passed_over: list[str] = []
+    dynamic = bundle.manifest.verified.get("int8") == "dynamic"
+    if kind == "auto":
+        if dynamic:
+            passed_over.append("tensorrt: the bundle's int8 is dynamic, export with --engine tensorrt --calibrate DATA")
+        else:
+            try:
+                return EngineChoice("tensorrt", str(this_device()))
+            except EngineError as error:
+                passed_over.append(f"tensorrt: {_reason(error)}")
+    why = _why_not_cuda(bundle, part)
+    if not why:
+        return EngineChoice("onnx", CUDA, tuple(passed_over))
+    return EngineChoice("onnx", CPU, (*passed_over, f"{CUDA}: {why}"))
+
+
+def announce(choice: EngineChoice) -> None:
+    """Log what runs the engines and what was passed over."""
+    extra = {"engine": choice.kind, "provider": choice.provider}
+    if choice.passed_over:
+        extra["passed_over"] = "; ".join(choice.passed_over)
+    log.info("engine chosen", extra=extra)
+
+
+class EngineMemory:
+    """What the engines of one thread share: host buffers, and stream and memory on the GPU."""
+
+    def __init__(self, bundle: Bundle, max_batch: int | None = None) -> None:
+        """``max_batch``: most images of a run, see :meth:`EngineOptions.of`."""
+        self.options = EngineOptions.of(bundle, max_batch)
+        self.buffers = Buffers()
+        self._bundle = bundle
+        self._workspace: CudaWorkspace | None = None
+        self._no_workspace = ""
+
+    def workspace(self, choice: EngineChoice) -> CudaWorkspace | None:
+        """Memory on the GPU; None where ``choice`` needs none, or ONNX Runtime has to do without ``cuda-bindings``."""
+        if self._workspace is not None or self._no_workspace or (choice.kind == "onnx" and choice.provider != CUDA):
+            return self._workspace
+        try:
+            self._workspace = CudaWorkspace.for_bundle(self._bundle, self.options.max_batch)
+        except EngineError as error:
+            if choice.kind == "tensorrt":
+                raise
+            self._no_workspace = first_line(error)
+            log.warning("tokens are copied for each block", extra={"why": self._no_workspace})
+        return self._workspace
 
 
 def open_engine(
@@ -47,22 +120,19 @@ def open_engine(
     kind: EngineKind = "auto",
     provider: str | None = None,
     threads: int | None = None,
-    buffers: Buffers | None = None,
+    memory: EngineMemory | None = None,
     max_batch: int | None = None,
     on_status: Callable[[str], None] = lambda _: None,
 ) -> Engine:
-    """Open one part of a bundle; only its file is read. Engines with the same ``buffers`` belong to one thread.
+    """Open one part of a bundle; only its file is read. Engines with the same ``memory`` belong to one thread.
 
-    ``max_batch`` is the largest batch of a TensorRT engine; ``on_status`` is called with the reason where one is built.
-    Raises :class:`EngineError` where it, the engine library or the provider does not load, and
-    :class:`ls_edge.errors.BundleError` where the file is not the manifest's.
+    ``max_batch`` is the largest batch of an engine that is built, without ``memory``; ``on_status`` is called with the
+    reason where one is built. Raises :class:`EngineError` where it, the engine library or the provider does not load,
+    and :class:`ls_edge.errors.BundleError` where the file is not the manifest's.
     """
-    signature = signature_of(bundle.manifest, part)
-    if choose_kind(kind, bundle, provider) == "tensorrt":
-        return open_tensorrt(bundle, part, signature, max_batch=max_batch or MAX_BATCH, on_status=on_status)
-    raw = bundle.read(part)
-    chosen = choose_provider(provider, raw)
-    return OnnxEngine(raw, part, signature, provider=chosen, threads=usable_threads(threads), buffers=buffers)
+    choice = choose(bundle, kind, provider, part)
+    memory = memory if memory is not None else EngineMemory(bundle, max_batch)
+    return _open(bundle, part, choice, memory, threads, on_status)
 
 
 def open_block_engines(
@@ -78,27 +148,76 @@ def open_block_engines(
     """Open the engines of some blocks, reading only their files; see :func:`open_engine` for errors.
 
     ``on_step(done, total, text)`` is called before each engine is opened and once at the end; ``text`` names what comes
-    next. Building a TensorRT engine takes a minute the first time.
+    next. Building a TensorRT engine takes a minute the first time. Where one does not open, those before are closed.
     """
-    chosen: str | None = provider
-    used: EngineKind = choose_kind(kind, bundle, provider)
-    buffers = Buffers()
-    engines: dict[int, Engine] = {}
     wanted = list(blocks)
     for block in wanted:
         if not 0 <= block < bundle.num_blocks:
             raise BundleError(
                 f"{bundle.folder} has no block {block}; it has blocks 0 to {bundle.num_blocks - 1}, serve some of those"
             )
-        on_step(len(engines), len(wanted), f"block {block}")
-        engine = open_engine(
-            bundle, f"block {block}", kind=used, provider=chosen, threads=threads, buffers=buffers,
-            max_batch=max_batch, on_status=lambda text: on_step(len(engines), len(wanted), text),
-        )  # fmt: skip
-        engines[block] = engine
-        chosen = engine.provider if used == "onnx" else None
+    choice = choose(bundle, kind, provider, f"block {wanted[0]}" if wanted else "stem")
+    memory = EngineMemory(bundle, max_batch)
+    engines: dict[int, Engine] = {}
+    try:
+        for block in wanted:
+            on_step(len(engines), len(wanted), f"block {block}")
+            engines[block] = _open(
+                bundle, f"block {block}", choice, memory, threads,
+                lambda text: on_step(len(engines), len(wanted), text),
+            )  # fmt: skip
+    except BaseException:
+        for engine in engines.values():
+            engine.close()
+        raise
     on_step(len(engines), len(wanted), "ready")
     return engines
+
+
+def _open(
+    bundle: Bundle, part: str, choice: EngineChoice, memory: EngineMemory, threads: int | None,
+    on_status: Callable[[str], None],
+) -> Engine:  # fmt: skip
+    signature = signature_of(bundle.manifest, part)
+    threads = usable_threads(threads)
+    workspace = memory.workspace(choice)
+    if workspace is None:
+        return _open_onnx(bundle, part, choice, memory, threads, None)
+    workspace.hold()  # freed again where nothing opens
+    try:
+        if choice.kind == "tensorrt":
+            return open_tensorrt(bundle, part, signature, memory.options, workspace, on_status=on_status)
+        return _open_onnx(bundle, part, choice, memory, threads, workspace)
+    finally:
+        workspace.release()
+
+
+def _open_onnx(
+    bundle: Bundle, part: str, choice: EngineChoice, memory: EngineMemory, threads: int,
+    workspace: CudaWorkspace | None,
+) -> OnnxEngine:  # fmt: skip
+    return OnnxEngine(
+        bundle.read(part), part, signature_of(bundle.manifest, part), provider=choice.provider, threads=threads,
+        buffers=memory.buffers, precision=memory.options.precision, max_batch=memory.options.max_batch,
+        workspace=workspace,
+    )  # fmt: skip
+
+
+def _why_not_cuda(bundle: Bundle, part: str) -> str:
+    """Why ONNX Runtime does not run a part on CUDA; empty where it does."""
+    ort = onnxruntime_module()
+    if CUDA not in ort.get_available_providers():
+        return f"not in this build of onnxruntime {ort.__version__}"
+    try:
+        open_session(bundle.read(part), part, provider=CUDA, threads=1)
+    except EngineError as error:
+        return _reason(error)
+    return ""
+
+
+def _reason(error: EngineError) -> str:
+    """The reason of an error without what to do about it, short enough for HELLO."""
+    return first_line(error).split("; ")[0][:100]
 
 
 def usable_threads(threads: int | None) -> int:

@@ -20,8 +20,9 @@ import numpy as np
 from ls_edge.arrangement import Arrangement, apply
 from ls_edge.bundle import Bundle
 from ls_edge.engines.engine import Engine, check_inputs
-from ls_edge.engines.onnxruntime import Buffer, Buffers, OnnxEngine
-from ls_edge.engines.opening import choose_kind, open_engine, usable_threads
+from ls_edge.engines.onnxruntime import Buffer, OnnxEngine
+from ls_edge.engines.opening import EngineMemory, choose, open_engine, usable_threads
+from ls_edge.engines.tensorrt_engine import TensorRTEngine
 from ls_edge.errors import EngineError, UsageError
 from ls_edge.peers_file import EngineKind
 from ls_edge.records import RequestRecord
@@ -48,21 +49,31 @@ class Pipeline:
         threads: int | None = None,
         provider: str | None = None,
         kind: EngineKind = "auto",
+        max_batch: int | None = None,
         on_status: Callable[[str], None] = lambda _: None,
     ) -> Pipeline:
-        """Open every part but ``whole``; ``on_status`` and errors as :func:`ls_edge.engines.opening.open_engine`."""
+        """Open every part but ``whole``.
+
+        ``kind``, ``provider``, ``max_batch``, ``on_status`` and errors as :func:`ls_edge.engines.opening.open_engine`.
+        """
         threads = usable_threads(threads)
-        used: EngineKind = choose_kind(kind, bundle, provider)
-        buffers = Buffers()
-
-        def part(name: str, chosen: str | None) -> Engine:
-            return open_engine(
-                bundle, name, kind=used, provider=chosen, threads=threads, buffers=buffers, on_status=on_status
-            )
-
-        stem = part("stem", provider)
-        chosen = stem.provider if used == "onnx" else None
-        return cls(bundle, stem, [part(f"block {i}", chosen) for i in range(bundle.num_blocks)], part("head", chosen))
+        choice = choose(bundle, kind, provider)
+        memory = EngineMemory(bundle, max_batch)
+        names = ["stem", *(f"block {index}" for index in range(bundle.num_blocks)), "head"]
+        opened: list[Engine] = []
+        try:
+            for name in names:
+                opened.append(
+                    open_engine(
+                        bundle, name, kind=choice.kind, provider=choice.named_provider, threads=threads, memory=memory,
+                        on_status=on_status,
+                    )
+                )  # fmt: skip
+        except BaseException:
+            for engine in opened:
+                engine.close()
+            raise
+        return cls(bundle, opened[0], opened[1:-1], opened[-1])
 
     @property
     def num_blocks(self) -> int:
@@ -97,6 +108,8 @@ class Pipeline:
             arrangement = Arrangement.plain(arrangement)
         for index in arrangement.order:
             self._checked(index)
+        if arrangement.is_plain and self._on_device() is not None:
+            return self._visit(images, arrangement.order)
         bound = self._bind(len(images)) if arrangement.is_plain else None
         if bound is None:
             return self.head(apply(arrangement, self.stem(images), self.block))
@@ -137,8 +150,29 @@ class Pipeline:
             raise UsageError(f"block {index} is not there: the bundle has blocks 0 to {self.num_blocks - 1}")
         return index
 
+    def _on_device(self) -> list[OnnxEngine | TensorRTEngine] | None:
+        """All engines where they share memory on a GPU, else None."""
+        parts = (self.stem_engine, *self.block_engines, self.head_engine)
+        found = [
+            part for part in parts if isinstance(part, (OnnxEngine, TensorRTEngine)) and part.workspace is not None
+        ]
+        return found if len(found) == len(parts) and len({id(part.workspace) for part in found}) == 1 else None
+
+    def _visit(self, images: np.ndarray, order: Sequence[int]) -> np.ndarray:
+        """Stem, blocks and head in one visit to the GPU."""
+        check_inputs("stem", self.stem_engine.signature, {"images": images})
+        engines = self._on_device()
+        assert engines is not None
+        workspace = engines[0].workspace
+        assert workspace is not None
+        # the first block comes second, and its slot is 0
+        slots = np.full(len(images), -1, np.int64) if self.bundle.manifest.needs_slot else None
+        return workspace.visit([engines[0], *(engines[1 + block] for block in order), engines[-1]], images, slots)
+
     def _bind(self, batch: int) -> BoundPipeline | None:
-        """Buffers for ONNX Runtime; None where another library runs a part, which has its own."""
+        """Buffers for ONNX Runtime; None where another library runs a part, or tokens stay on the GPU anyway."""
+        if self._on_device() is not None:
+            return None
         stem, head = self.stem_engine, self.head_engine
         blocks = [engine for engine in self.block_engines if isinstance(engine, OnnxEngine)]
         if not isinstance(stem, OnnxEngine) or not isinstance(head, OnnxEngine) or len(blocks) < self.num_blocks:

@@ -18,8 +18,8 @@ from ls_edge import hardware
 from ls_edge.bundle import Bundle
 from ls_edge.device_profile import SCHEMA, BatchTimes, DeviceFacts, DeviceProfile, PartLoad, Times
 from ls_edge.engines.engine import Engine
-from ls_edge.engines.onnxruntime import Buffers, onnxruntime_module
-from ls_edge.engines.opening import choose_kind, open_engine, usable_threads
+from ls_edge.engines.onnxruntime import onnxruntime_module
+from ls_edge.engines.opening import EngineChoice, EngineMemory, choose, open_engine, usable_threads
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import EngineError, UsageError
 from ls_edge.peers_file import EngineKind, is_name
@@ -55,13 +55,13 @@ def profile_bundle(
         raise UsageError(f"batches {list(batches)} for {duration} seconds cannot be timed; all must be above 0")
     facts = _facts(name, sensors := sensors or Sensors())
     threads = usable_threads(threads)
-    used_kind = choose_kind(kind, bundle, provider)
+    choice = choose(bundle, kind, provider)
     steps = bundle.num_blocks + 2 + len(sizes)
     before = sensors.state()
     on_step(0, steps, "idle")
     idle = _idle_power(sensors)
     resident = _resident_bytes()
-    pipeline, parts = _open(bundle, used_kind, provider, threads, lambda done, text: on_step(done, steps, text))
+    pipeline, parts = _open(bundle, choice, sizes[-1], threads, lambda done, text: on_step(done, steps, text))
     with pipeline:
         taken = None if resident is None else (_resident_bytes() or 0) - resident
         timed: dict[str, BatchTimes] = {}
@@ -77,7 +77,7 @@ def profile_bundle(
     manifest = bundle.manifest
     return DeviceProfile(
         schema=SCHEMA, bundle_id=manifest.bundle_id, model_id=manifest.model_id, model=manifest.model, device=facts,
-        engine=f"onnxruntime {onnxruntime_module().__version__}" if used_kind == "onnx" else "tensorrt", provider=used,
+        engine=f"onnxruntime {onnxruntime_module().__version__}" if choice.kind == "onnx" else "tensorrt", provider=used,
         precision=manifest.precision, threads=threads, batch=timed, parts=parts,
         memory_bytes=max(sum(part.file_bytes for part in parts), taken or 0),
         power_watts=None if power is None else power.watts, idle_watts=None if idle is None else idle.watts,
@@ -119,11 +119,11 @@ def _idle_power(sensors: Sensors) -> PowerReading | None:
 
 
 def _open(
-    bundle: Bundle, kind: EngineKind, provider: str | None, threads: int, on_part: Callable[[int, str], None]
+    bundle: Bundle, choice: EngineChoice, max_batch: int, threads: int, on_part: Callable[[int, str], None]
 ) -> tuple[Pipeline, list[PartLoad]]:
     """Open stem, blocks and head, each timed and with what the process grew by."""
     names = ["stem", *(f"block {index}" for index in range(bundle.num_blocks)), "head"]
-    buffers, chosen = Buffers(), provider
+    memory = EngineMemory(bundle, max_batch)
     engines: list[Engine] = []
     parts: list[PartLoad] = []
     try:
@@ -132,11 +132,11 @@ def _open(
             built: list[str] = []
             resident, began = _resident_bytes(), time.perf_counter()
             engine = open_engine(
-                bundle, name, kind=kind, provider=chosen, threads=threads, buffers=buffers, on_status=built.append
-            )
+                bundle, name, kind=choice.kind, provider=choice.named_provider, threads=threads, memory=memory,
+                on_status=built.append,
+            )  # fmt: skip
             seconds, now = time.perf_counter() - began, _resident_bytes()
             engines.append(engine)
-            chosen = engine.provider if kind == "onnx" else None
             grew = None if resident is None or now is None else max(0, now - resident)
             parts.append(PartLoad(name, round(seconds * 1e3, 3), bool(built), bundle.part(name).bytes, grew))
     except BaseException:

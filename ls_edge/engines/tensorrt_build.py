@@ -6,22 +6,31 @@ since answers must be the same on every device. Identical blocks share TensorRT'
 and the others seconds.
 
 Not run on hardware yet: names and signatures are checked against the published Python bindings of TensorRT 10.3, 10.16,
-11.0 and 11.4 (``tests/engines/test_tensorrt.py``), the cache with builders of its own.
+11.0 and 11.4, and the tests run this code on doubles of CUDA and TensorRT (``tests/doubles``).
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
+import time
 from dataclasses import dataclass
 from typing import Any
 
+from ls_edge.bundle import Bundle
+from ls_edge.engines.cuda_memory import checked, cuda_module
 from ls_edge.engines.engine import first_line
-from ls_edge.engines.tensorrt_cache import EngineKey
+from ls_edge.engines.tensorrt_cache import EngineCache, EngineKey, OnStatus
 from ls_edge.errors import EngineError
 
-MAX_BATCH = 8
-"""Default of the largest batch of an engine; larger batches are run in turns."""
+log = logging.getLogger("ls_edge.engines")
+
+LEAST_MAX_BATCH = 8
+"""An engine takes batches up to this at least: one that was built without knowing ``max_batch`` then serves all up to
+it. Kernels are chosen for one image, so only the memory for activations grows."""
+PROGRESS_EVERY_S = 5.0
+"""Shortest time between two lines about one build."""
 WORKSPACE = 1 << 30
 """Bytes that kernels may use while they run."""
 
@@ -53,27 +62,6 @@ def tensorrt_module() -> Any:
     return trt
 
 
-def cuda_module() -> Any:
-    """``cuda.bindings.runtime``; raises :class:`EngineError` where it is not there."""
-    try:
-        return importlib.import_module("cuda.bindings.runtime")
-    except Exception as error:
-        raise EngineError(
-            f"cuda-bindings does not load ({first_line(error)}), which TensorRT engines need; install it with "
-            "pip install cuda-bindings, of the CUDA version that is here, or use --engine onnx"
-        ) from error
-
-
-def checked(cuda: Any, result: tuple[Any, ...], doing: str) -> Any:
-    """The value of a CUDA call; raises :class:`EngineError` with CUDA's words where it failed."""
-    error, *values = result
-    if error != cuda.cudaError_t.cudaSuccess:
-        _, text = cuda.cudaGetErrorString(error)
-        words = text.decode() if isinstance(text, bytes) else str(text)
-        raise EngineError(f"CUDA failed while {doing}: {words}; see 'ls-edge doctor', or use --engine onnx")
-    return values[0] if values else None
-
-
 def this_device() -> Device:
     """TensorRT and GPU of this machine; raises :class:`EngineError` where one is missing."""
     trt, cuda = tensorrt_module(), cuda_module()
@@ -83,26 +71,108 @@ def this_device() -> Device:
     return Device(trt.__version__, name.strip("\0 "), f"{found.major}.{found.minor}")
 
 
-def flags_of(precision: str) -> tuple[str, ...]:
-    """What the builder is given besides the file."""
-    return ("strongly typed", *(("no tf32",) if precision == "fp32" else ()))
+@dataclass(frozen=True)
+class EngineOptions:
+    """All that decides about an engine besides file and device; ``build`` and ``peer`` make it by :meth:`of`."""
+
+    precision: str
+    """Of the bundle: ``fp32``, ``fp16`` or ``int8``."""
+    max_batch: int
+    """Largest batch of the profile."""
+
+    @classmethod
+    def of(cls, bundle: Bundle, max_batch: int | None = None) -> EngineOptions:
+        """For batches up to ``max_batch``, rounded up to 8, 16, 32, and so on, so that few engines serve all."""
+        largest = LEAST_MAX_BATCH
+        while largest < (max_batch or 1):
+            largest *= 2
+        return cls(bundle.manifest.precision, largest)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What the builder is given besides the file."""
+        return ("strongly typed", *(("no tf32",) if self.precision == "fp32" else ()))
 
 
-def key_of(onnx_sha256: str, device: Device, precision: str, max_batch: int) -> EngineKey:
+def key_of(onnx_sha256: str, device: Device, options: EngineOptions) -> EngineKey:
     """Under what a part's engine is kept."""
     return EngineKey(
         onnx_sha256=onnx_sha256, tensorrt=device.tensorrt, gpu=device.gpu, capability=device.capability,
-        profile=(1, 1, max_batch), flags=flags_of(precision),
+        profile=(1, 1, options.max_batch), flags=options.flags,
     )  # fmt: skip
 
 
-def build(raw: bytes, part: str, key: EngineKey, timing: bytes) -> tuple[bytes, bytes]:
+def built(bundle: Bundle, part: str, key: EngineKey, cache: EngineCache, on_status: OnStatus) -> bytes:
+    """The serialised engine of a part, from the cache or built now; ``on_status`` is called with why and how far."""
+    raw = bundle.read(part)
+    started = time.monotonic()
+    building = False
+
+    def report(text: str) -> None:
+        nonlocal building
+        building = True
+        log.info("engine", extra={"part": part, "status": text})
+        on_status(f"{part}: {text}")
+
+    plan = cache.get(key, lambda timing: build(raw, part, key, timing, report), report)
+    if building:
+        report(f"ready after {time.monotonic() - started:.0f} s")
+    return plan
+
+
+def tensorrt_logger(trt: Any) -> Any:
+    """A logger that sends TensorRT's warnings and errors to the log and keeps the last error, ``logger.last``."""
+
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.last = ""
+
+        def log(self, severity: Any, msg: str) -> None:
+            if severity in (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR):
+                self.last = first_line(ValueError(msg))
+                log.error("TensorRT", extra={"text": self.last})
+            elif severity == trt.ILogger.Severity.WARNING:
+                log.debug("TensorRT", extra={"text": first_line(ValueError(msg))})
+
+    return Logger()
+
+
+def _progress_monitor(trt: Any, report: OnStatus) -> Any:
+    """What TensorRT calls while it builds; it reports a phase with its share at most every few seconds."""
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.steps: dict[str, int] = {}
+            self.reported = time.monotonic()
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:  # noqa: ARG002
+            self.steps[phase_name] = num_steps
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            now = time.monotonic()
+            if now - self.reported >= PROGRESS_EVERY_S:
+                self.reported = now
+                report(f"{phase_name}, step {step + 1} of {self.steps.get(phase_name, step + 1)}")
+            return True
+
+        def phase_finish(self, phase_name: str) -> None:
+            self.steps.pop(phase_name, None)
+
+    return Monitor()
+
+
+def build(
+    raw: bytes, part: str, key: EngineKey, timing: bytes, report: OnStatus = lambda _: None
+) -> tuple[bytes, bytes]:
     """Build ``raw`` for ``key``; return the serialised engine and the timing cache as it is afterwards.
 
-    Raises :class:`EngineError` naming the part where TensorRT cannot read or build it.
+    ``report`` is called now and then with how far it is. Raises :class:`EngineError` naming the part where TensorRT
+    cannot read or build it.
     """
     trt = tensorrt_module()
-    logger = trt.Logger(trt.Logger.ERROR)
+    logger = tensorrt_logger(trt)
     builder = trt.Builder(logger)
     # needed by TensorRT 10, accepted and without effect in 11, where every network is strongly typed
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -128,12 +198,13 @@ def build(raw: bytes, part: str, key: EngineKey, timing: bytes) -> tuple[bytes, 
         rest = tuple(tensor.shape)[1:]
         profile.set_shape(tensor.name, *((batch, *rest) for batch in key.profile))
     config.add_optimization_profile(profile)
+    config.progress_monitor = _progress_monitor(trt, report)
     cache = config.create_timing_cache(timing)
     config.set_timing_cache(cache, False)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise EngineError(
-            f"{part}: TensorRT {trt.__version__} could not build an engine for {key.gpu} (its own words are above); "
-            "use --engine onnx, or a smaller --max-batch"
+            f"{part}: TensorRT {trt.__version__} could not build an engine for {key.gpu} "
+            f"({logger.last or 'it gave no reason'}); use --engine onnx, or a smaller max_batch"
         )
     return bytes(plan), bytes(config.get_timing_cache().serialize())

@@ -1,26 +1,46 @@
-"""Run a part as a TensorRT engine: numpy in, numpy out, buffers on the GPU in between. No torch.
+"""Run a part as a TensorRT engine: numpy in, numpy out, tokens on the GPU in between. No torch.
 
-The engine comes from this user's cache or is built now (:func:`open_tensorrt`). Buffers for the largest batch are
-made once and bound once; a run copies in, executes and copies out on one CUDA stream. Larger batches are run in turns.
-One thread at a time.
+The engine comes from this user's cache or is built now (:func:`open_tensorrt`). Engines of one thread share a
+:class:`~ls_edge.engines.cuda_memory.CudaWorkspace`: stream, buffers, and the memory for activations, of which only one
+engine at a time makes use. For batches of one image and of the largest size a run becomes a CUDA graph the second time
+that it is queued, which costs one call instead of one for each kernel; where CUDA refuses, it runs without
+(:attr:`TensorRTEngine.no_graphs` says why). Larger batches are run in turns. One thread at a time.
 
-Not run on hardware yet; see ``ls_edge.engines.tensorrt_build``. Left out: keeping tokens on the GPU between the parts
-of one process, and CUDA graphs.
+Not run on hardware yet; the tests run this code on doubles of CUDA and TensorRT (``tests/doubles``).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ls_edge.bundle import Bundle
 from ls_edge.engines import tensorrt_build
-from ls_edge.engines.engine import Signature, Tensor, check_inputs, check_out
-from ls_edge.engines.tensorrt_build import MAX_BATCH, Device, checked, cuda_module, key_of, tensorrt_module, this_device
+from ls_edge.engines.cuda_memory import CudaWorkspace, checked
+from ls_edge.engines.engine import Signature, Tensor, check_inputs, check_out, first_line
+from ls_edge.engines.tensorrt_build import Device, EngineOptions, key_of, tensorrt_logger, tensorrt_module, this_device
 from ls_edge.engines.tensorrt_cache import EngineCache, OnStatus
 from ls_edge.errors import EngineError
+
+log = logging.getLogger("ls_edge.engines")
+
+_Key = tuple[int, ...]
+"""Batch and addresses of a run."""
+
+
+@dataclass
+class _Graph:
+    """A context that only ever runs at one batch size between the same addresses, and its graph."""
+
+    context: Any
+    generation: int
+    """Of the workspace when it was made."""
+    graph: Any = None
+    """``cudaGraphExec_t``; None until the second run."""
 
 
 class TensorRTEngine:
@@ -28,74 +48,141 @@ class TensorRTEngine:
 
     kind = "tensorrt"
 
-    def __init__(self, plan: bytes, part: str, signature: Signature, device: Device, *, max_batch: int) -> None:
+    def __init__(self, plan: bytes, part: str, signature: Signature, device: Device, workspace: CudaWorkspace) -> None:
         """Load a serialised engine; raises :class:`EngineError` where it is not for this device or not this part."""
         self.part = part
         self.signature = signature
         self.provider = str(device)
-        self.max_batch = max_batch
-        self._trt, self._cuda = tensorrt_module(), cuda_module()
+        self.workspace = workspace
+        self.no_graphs = "it takes a slot, which is at another address each time" if len(signature.inputs) > 1 else ""
+        """Why runs are not made into CUDA graphs; empty while they are."""
+        self._trt = tensorrt_module()
         # an engine may not outlive the runtime that made it
-        self._runtime: Any = self._trt.Runtime(self._trt.Logger(self._trt.Logger.ERROR))
+        self._runtime: Any = self._trt.Runtime(tensorrt_logger(self._trt))
         self._engine: Any = self._runtime.deserialize_cuda_engine(plan)
         if self._engine is None:
             raise EngineError(f"the engine of {part} does not load in {device}; it is of another device or version")
         self._check_signature()
-        self._context: Any = self._engine.create_execution_context()
-        if self._context is None:
-            raise EngineError(f"{part}: not enough memory on {device.gpu} for the engine; serve fewer blocks there")
-        self._stream: Any = checked(self._cuda, self._cuda.cudaStreamCreate(), "making a stream")
-        self._buffers: dict[str, int] = {}
-        for tensor in (*signature.inputs, signature.output):
-            size = int(np.prod(tensor.shape(max_batch))) * np.dtype(tensor.dtype).itemsize
-            address = int(checked(self._cuda, self._cuda.cudaMalloc(size), f"making buffers for {part}"))
-            self._buffers[tensor.name] = address
-            self._context.set_tensor_address(tensor.name, address)
+        workspace.hold()
+        self._graphs: dict[_Key, _Graph] = {}
+        self._context: Any = None
+        try:
+            self._scratch_bytes = int(self._engine.device_memory_size_v2)
+            workspace.scratch(self._scratch_bytes)  # all engines are opened before one runs, so this is made once
+            self._context, self._generation = self._new_context(), workspace.generation
+        except BaseException:
+            self.close()
+            raise
 
     def run(self, inputs: Mapping[str, np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
         """Run on arrays that are checked against the manifest; raises :class:`EngineError`."""
         batch = check_inputs(self.part, self.signature, inputs)
-        output = self.signature.output
-        check_out(self.part, output, batch, out)
+        check_out(self.part, self.signature.output, batch, out)
         if self._context is None:
             raise EngineError(f"the engine of {self.part} was closed; open it again")
-        if out is not None and out.flags.c_contiguous:
-            result = out
-        else:
-            result = np.empty(output.shape(batch), output.dtype)
-        for start in range(0, batch, self.max_batch):
-            stop = min(start + self.max_batch, batch)
-            self._run({name: array[start:stop] for name, array in inputs.items()}, result[start:stop])
-        if out is not None and result is not out:
-            np.copyto(out, result)
-            return out
-        return result
+        result = self.workspace.visit([self], inputs[self.signature.inputs[0].name], inputs.get("slot"))
+        if out is None:
+            return result
+        np.copyto(out, result)
+        return out
+
+    def enqueue(self, batch: int, addresses: Mapping[str, int]) -> None:
+        """Queue one run; see :class:`~ls_edge.engines.cuda_memory.DeviceEngine`."""
+        if self._context is None:
+            raise EngineError(f"the engine of {self.part} was closed; open it again")
+        if not self.no_graphs and batch in (1, self.workspace.max_batch):
+            self._enqueue_graph(batch, addresses)
+            return
+        if self._generation != self.workspace.generation:
+            self._give_scratch(self._context)
+            self._generation = self.workspace.generation
+        self._set(self._context, batch, addresses)
+        self._execute(self._context)
+
+    def drop_graphs(self, why: str) -> None:
+        """Run without CUDA graphs from now on; nothing may be queued."""
+        self.no_graphs = why
+        for key in list(self._graphs):
+            self._drop(key)
 
     def close(self) -> None:
         """Free memory on the GPU; a second call does nothing."""
-        if self._context is None:
+        if self._engine is None:
             return
+        for key in list(self._graphs):
+            self._drop(key)
         self._context = self._engine = self._runtime = None
-        for address in self._buffers.values():
-            self._cuda.cudaFree(address)
-        self._buffers.clear()
-        self._cuda.cudaStreamDestroy(self._stream)
+        self.workspace.release()
 
-    def _run(self, inputs: Mapping[str, np.ndarray], out: np.ndarray) -> None:
-        cuda, kinds, stream = self._cuda, self._cuda.cudaMemcpyKind, self._stream
-        alive = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
-        for name, array in alive.items():
-            self._context.set_input_shape(name, array.shape)
-            copied = cuda.cudaMemcpyAsync(
-                self._buffers[name], array.ctypes.data, array.nbytes, kinds.cudaMemcpyHostToDevice, stream
-            )
-            checked(cuda, copied, f"copying {name} of {self.part}")
-        if not self._context.execute_async_v3(int(stream)):
+    def _enqueue_graph(self, batch: int, addresses: Mapping[str, int]) -> None:
+        key = (batch, *addresses.values())
+        found = self._graphs.get(key)
+        if found is not None and found.generation != self.workspace.generation:
+            self._drop(key)
+            found = None
+        if found is None:
+            # A context of its own: a graph is bound to the state of the context that it was captured from. It has to
+            # run once with these shapes before it can be captured.
+            found = self._graphs[key] = _Graph(self._new_context(), self.workspace.generation)
+            self._set(found.context, batch, addresses)
+            self._execute(found.context)
+            return
+        if found.graph is None:
+            try:
+                found.graph = self._capture(found.context)
+            except EngineError as error:
+                self.no_graphs = first_line(error)
+                log.warning("runs without CUDA graphs", extra={"part": self.part, "why": self.no_graphs})
+                self._execute(found.context)
+                return
+        self.workspace.call("cudaGraphLaunch", found.graph, self.workspace.stream, doing=f"running {self.part}")
+
+    def _capture(self, context: Any) -> Any:
+        """Record one run as a graph; the stream is as before also where it fails."""
+        cuda, stream, call = self.workspace.cuda, self.workspace.stream, self.workspace.call
+        # only calls of this thread count: other threads of the process may allocate meanwhile
+        mode = cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        call("cudaStreamBeginCapture", stream, mode, doing="recording a graph")
+        try:
+            self._execute(context)
+        finally:
+            ended = cuda.cudaStreamEndCapture(stream)
+        graph = checked(cuda, ended, "recording a graph")
+        try:
+            return call("cudaGraphInstantiate", graph, 0, doing="making a graph")
+        finally:
+            cuda.cudaGraphDestroy(graph)
+
+    def _drop(self, key: _Key) -> None:
+        found = self._graphs.pop(key)
+        if found.graph is not None:
+            self.workspace.cuda.cudaGraphExecDestroy(found.graph)
+
+    def _new_context(self) -> Any:
+        user_managed = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        context = self._engine.create_execution_context(user_managed)
+        if context is None:
+            raise EngineError(f"{self.part}: not enough memory on {self.provider} for the engine; serve fewer blocks")
+        # only the first context of an engine is given the profile by itself
+        if not context.set_optimization_profile_async(0, self.workspace.stream):
+            raise EngineError(f"{self.part}: TensorRT does not take the engine's profile; build the engine again")
+        self._give_scratch(context)
+        return context
+
+    def _give_scratch(self, context: Any) -> None:
+        context.set_device_memory(*self.workspace.scratch(self._scratch_bytes))
+
+    def _set(self, context: Any, batch: int, addresses: Mapping[str, int]) -> None:
+        for tensor in self.signature.inputs:
+            if not context.set_input_shape(tensor.name, tensor.shape(batch)):
+                raise EngineError(f"{self.part}: the engine does not take a batch of {batch}; build it for larger ones")
+        for name, address in addresses.items():
+            if not context.set_tensor_address(name, address):
+                raise EngineError(f"{self.part}: the engine has no tensor {name}; export the bundle again")
+
+    def _execute(self, context: Any) -> None:
+        if not context.execute_async_v3(self.workspace.stream):
             raise EngineError(f"{self.part} failed on {self.provider}; see 'ls-edge doctor', or use --engine onnx")
-        source = self._buffers[self.signature.output.name]
-        copied = cuda.cudaMemcpyAsync(out.ctypes.data, source, out.nbytes, kinds.cudaMemcpyDeviceToHost, stream)
-        checked(cuda, copied, f"copying the result of {self.part}")
-        checked(cuda, cuda.cudaStreamSynchronize(stream), f"running {self.part}")
 
     def _check_signature(self) -> None:
         trt, engine = self._trt, self._engine
@@ -116,26 +203,24 @@ def open_tensorrt(
     bundle: Bundle,
     part: str,
     signature: Signature,
+    options: EngineOptions,
+    workspace: CudaWorkspace,
     *,
-    max_batch: int = MAX_BATCH,
     cache: EngineCache | None = None,
     on_status: OnStatus = lambda _: None,
 ) -> TensorRTEngine:
     """Open a part from the cache of built engines, building it where it is not there.
 
-    ``on_status`` is called with the reason where one is built. Raises :class:`EngineError` where TensorRT, CUDA or
-    a GPU is not there or the part cannot be built.
+    Engines with the same ``workspace`` belong to one thread; ``on_status`` is called with the reason where an engine is
+    built. Raises :class:`EngineError` where TensorRT, CUDA or a GPU is not there or the part cannot be built.
     """
     device = this_device()
-    raw = bundle.read(part)
-    key = key_of(bundle.part(part).sha256, device, bundle.manifest.precision, max_batch)
+    key = key_of(bundle.part(part).sha256, device, options)
     cache = cache if cache is not None else EngineCache()
 
     def load() -> TensorRTEngine:
-        plan = cache.get(
-            key, lambda timing: tensorrt_build.build(raw, part, key, timing), lambda why: on_status(f"{part}: {why}")
-        )
-        return TensorRTEngine(plan, part, signature, device, max_batch=max_batch)
+        plan = tensorrt_build.built(bundle, part, key, cache, on_status)
+        return TensorRTEngine(plan, part, signature, device, workspace)
 
     try:
         return load()

@@ -9,7 +9,7 @@ import pytest
 from ls_edge.bundle import Bundle
 from ls_edge.engines.engine import signature_of, warm_up
 from ls_edge.engines.onnxruntime import Buffers, OnnxEngine
-from ls_edge.engines.opening import open_block_engines, open_engine, usable_threads
+from ls_edge.engines.opening import EngineMemory, open_block_engines, open_engine, usable_threads
 from ls_edge.errors import BundleError, DigestMismatch, EngineError, UsageError
 
 CPU = "CPUExecutionProvider"
@@ -164,8 +164,9 @@ def test_engines_and_threads_that_do_not_exist(bundle):
 
 
 def test_engines_of_one_thread_share_their_buffers(bundle):
-    buffers = Buffers()
-    engines = [open_engine(bundle, f"block {index}", threads=1, buffers=buffers) for index in (0, 1)]
+    memory = EngineMemory(bundle)
+    buffers = memory.buffers
+    engines = [open_engine(bundle, f"block {index}", threads=1, memory=memory) for index in (0, 1)]
     places = [buffers.get(role, "float32", (2, 16, 32), "cpu") for role in ("tokens", "output")]
     for number, engine in enumerate(engines):
         given = tokens(seed=number)

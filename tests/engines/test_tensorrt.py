@@ -1,28 +1,21 @@
-"""TensorRT: the cache of built engines for real, with builders of ours; the names that the code uses, in the bindings.
+"""TensorRT: the cache of built engines for real, with builders of ours; ``test_doubles.py`` runs the engines."""
 
-``tensorrt_names.json`` holds what the published Python bindings of several versions say of each name (introspected with
-empty libraries in the place of TensorRT's own, so that the modules load without them).
-"""
-
-import ast
 import importlib.util
-import json
 import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from ls_edge.bundle import Bundle
-from ls_edge.engines import tensorrt_build, tensorrt_cache, tensorrt_engine
+from ls_edge.engines import tensorrt_build, tensorrt_cache
 from ls_edge.engines.opening import open_block_engines, open_engine
+from ls_edge.engines.tensorrt_build import EngineOptions, key_of
 from ls_edge.engines.tensorrt_cache import EngineCache, EngineKey, default_folder
 from ls_edge.errors import EngineError, UsageError
 
-NAMES = json.loads((Path(__file__).parent / "tensorrt_names.json").read_text())
 KEY = EngineKey(
     onnx_sha256="ab" * 32, tensorrt="10.3.0", gpu="Orin", capability="8.7", profile=(1, 1, 8), flags=("strongly typed",)
 )  # fmt: skip
@@ -194,12 +187,15 @@ def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
     assert default_folder().parts[-3:] == (".cache", "ls-edge", "engines")
 
 
-def test_float32_is_built_without_tf32():
+def test_float32_is_built_without_tf32_and_few_engines_serve_all_batches(tiny_bundle):
     device = tensorrt_build.Device("10.3.0", "Orin", "8.7")
-    assert "no tf32" in tensorrt_build.key_of("ab", device, "fp32", 8).flags
-    assert "no tf32" not in tensorrt_build.key_of("ab", device, "fp16", 8).flags
-    digests = {tensorrt_build.key_of("ab", device, "fp32", batch).digest() for batch in (1, 8)}
-    assert len(digests) == 2
+    assert "no tf32" in key_of("ab", device, EngineOptions("fp32", 8)).flags
+    assert "no tf32" not in key_of("ab", device, EngineOptions("fp16", 8)).flags
+    bundle = Bundle.open(tiny_bundle)
+    largest = {batch: EngineOptions.of(bundle, batch).max_batch for batch in (None, 1, 8, 9, 16, 1000)}
+    assert largest == {None: 8, 1: 8, 8: 8, 9: 16, 16: 16, 1000: 1024}
+    digests = {key_of("ab", device, EngineOptions.of(bundle, batch)).digest() for batch in largest}
+    assert len(digests) == 3
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed")
@@ -216,80 +212,3 @@ def test_steps_of_opening_are_told(tiny_bundle):
     reported = []
     open_block_engines(Bundle.open(tiny_bundle), [3, 1], threads=1, on_step=lambda *step: reported.append(step))
     assert reported == [(0, 2, "block 3"), (1, 2, "block 1"), (2, 2, "ready")]
-
-
-_OBJECTS = {
-    "trt": "", "_trt": "", "builder": "Builder", "network": "INetworkDefinition", "parser": "OnnxParser",
-    "config": "IBuilderConfig", "profile": "IOptimizationProfile", "_runtime": "Runtime", "_engine": "ICudaEngine",
-    "engine": "ICudaEngine", "_context": "IExecutionContext",
-}  # fmt: skip
-
-
-def _used(module):
-    """Dotted names that a module reads of the objects of TensorRT, by the names that it gives them."""
-    found = set()
-    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
-        if not isinstance(node, ast.Attribute):
-            continue
-        parts, inner = [node.attr], node.value
-        while isinstance(inner, ast.Attribute) and inner.attr not in _OBJECTS:
-            parts.insert(0, inner.attr)
-            inner = inner.value
-        name = inner.id if isinstance(inner, ast.Name) else inner.attr if isinstance(inner, ast.Attribute) else None
-        if name in _OBJECTS:
-            found.add(".".join(filter(None, (_OBJECTS[name], *parts))))
-    prefixes = {name.rsplit(".", 1)[0] for name in found}
-    return {name for name in found if name not in prefixes and not name.startswith("__")}
-
-
-@pytest.mark.parametrize("module", [tensorrt_build, tensorrt_engine], ids=lambda m: m.__name__.split("_")[-1])
-def test_every_name_of_tensorrt_is_in_all_bindings(module):
-    used = _used(module) - {"ICudaEngine.dtype"}
-    assert len(used) > 5
-    for name in used:
-        assert name in NAMES["names"], f"{name} is in no list of the bindings' names"
-        versions = {version for entry in NAMES["names"][name] for version in entry["in"]}
-        assert versions == set(NAMES["bindings"]), f"{name} is not in all of {NAMES['bindings']}"
-    assert {version.split(".")[0] for version in NAMES["bindings"]} == {"10", "11"}
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("Builder.create_network", ["flags"]),
-        ("Builder.build_serialized_network", ["network", "config"]),
-        ("OnnxParser", ["network", "logger"]),
-        ("OnnxParser.parse", ["model"]),
-        ("OnnxParser.get_error", ["index"]),
-        ("IBuilderConfig.set_memory_pool_limit", ["pool", "pool_size"]),
-        ("IBuilderConfig.clear_flag", ["flag"]),
-        ("IBuilderConfig.create_timing_cache", ["serialized_timing_cache"]),
-        ("IBuilderConfig.set_timing_cache", ["cache", "ignore_mismatch"]),
-        ("IOptimizationProfile.set_shape", ["input", "min", "opt", "max"]),
-        ("Runtime.deserialize_cuda_engine", ["serialized_engine"]),
-        ("IExecutionContext.set_tensor_address", ["name", "memory"]),
-        ("IExecutionContext.set_input_shape", ["name", "shape"]),
-        ("IExecutionContext.execute_async_v3", ["stream_handle"]),
-    ],
-)
-def test_arguments_are_those_that_the_code_gives(name, arguments):
-    for entry in NAMES["names"][name]:
-        signatures = [
-            [part.split(":")[0].strip() for part in text.split("(", 1)[1].rsplit(")", 1)[0].split(", ")]
-            for text in entry["is"]
-        ]
-        assert any(s[1 : 1 + len(arguments)] == arguments for s in signatures), (entry["in"], signatures)
-
-
-def test_every_name_of_cuda_is_in_the_bindings_that_are_installed():
-    cuda = pytest.importorskip("cuda.bindings.runtime", reason="cuda-bindings is not installed")
-    used = set()
-    for module in (tensorrt_build, tensorrt_engine):
-        for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
-            if isinstance(node, ast.Attribute) and node.attr.startswith("cuda") and not node.attr.startswith("cuda_"):
-                used.add(node.attr)
-    assert {"cudaMalloc", "cudaMemcpyAsync", "cudaStreamSynchronize"} <= used
-    for name in used:
-        owner = cuda.cudaMemcpyKind if name.startswith("cudaMemcpy") and "To" in name else cuda
-        owner = cuda.cudaError_t if name == "cudaSuccess" else owner
-        assert hasattr(owner, name), name

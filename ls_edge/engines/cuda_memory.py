@@ -1,0 +1,256 @@
+"""One CUDA stream and the memory that all engines of one thread share, through ``cuda.bindings.runtime``.
+
+A *visit* is what happens to some tokens in one process: they are copied to the GPU, some engines run on them one after
+the other, and the result is copied back. :meth:`CudaWorkspace.visit` makes one copy in, one copy out and one
+synchronisation of it, however many engines there are. Engines write to two buffers in turn. Host buffers are pinned,
+since only then are copies asynchronous and at the full speed of the bus.
+
+Not run on hardware yet; the tests run this code on doubles of CUDA and TensorRT (``tests/doubles``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ls_edge.bundle import Bundle
+from ls_edge.engines.engine import Signature, first_line
+from ls_edge.errors import EngineError
+
+ALIGNMENT = 256
+"""Bytes: TensorRT asks for tensors that begin at a multiple of this."""
+
+
+def cuda_module() -> Any:
+    """``cuda.bindings.runtime``; raises :class:`EngineError` where it is not there."""
+    try:
+        return importlib.import_module("cuda.bindings.runtime")
+    except Exception as error:
+        raise EngineError(
+            f"cuda-bindings does not load ({first_line(error)}), which TensorRT engines need; install it with "
+            "pip install cuda-bindings, of the CUDA version that is here, or use --engine onnx"
+        ) from error
+
+
+def checked(cuda: Any, result: tuple[Any, ...], doing: str) -> Any:
+    """The value of a CUDA call; raises :class:`EngineError` with CUDA's words where it failed."""
+    error, *values = result
+    if error != cuda.cudaError_t.cudaSuccess:
+        _, text = cuda.cudaGetErrorString(error)
+        words = text.decode() if isinstance(text, bytes) else str(text)
+        raise EngineError(f"CUDA failed while {doing}: {words}; see 'ls-edge doctor', or use --engine onnx")
+    return values[0] if values else None
+
+
+class DeviceEngine(Protocol):
+    """An engine that can be queued on the stream of a workspace, between addresses on the GPU."""
+
+    @property
+    def part(self) -> str:
+        """``stem``, ``head`` or ``block 3``."""
+        ...
+
+    @property
+    def signature(self) -> Signature:
+        """Inputs and output; the first input is what the engine before gives."""
+        ...
+
+    def enqueue(self, batch: int, addresses: Mapping[str, int]) -> None:
+        """Queue one run at a batch size; ``addresses`` are those of inputs and output by name."""
+        ...
+
+
+class CudaWorkspace:
+    """A stream, two buffers on the GPU, their pinned host copies, and scratch memory for kernels.
+
+    Used by one thread. Engines that share it hold it (:meth:`hold`) and let go of it; the last one frees everything.
+    """
+
+    def __init__(self, *, max_batch: int, slot_rows: int = 0) -> None:
+        """Make the stream; buffers grow with the first visit that needs them.
+
+        ``slot_rows``: most engines of a visit that take a slot, 0 where none does. Raises :class:`EngineError` where
+        CUDA does not work.
+        """
+        self.cuda = cuda_module()
+        self.max_batch = max_batch
+        self._slot_rows = slot_rows
+        self._slot_bytes = _aligned(max_batch * 8)
+        self._device: list[int] = []
+        self._device_bytes = 0
+        self._planned: dict[int, Signature] = {}
+        """Signatures that the buffers are large enough for, by id."""
+        self._host_in = _Pinned(self.cuda)
+        self._host_out = _Pinned(self.cuda)
+        self._scratch = 0
+        self._scratch_bytes = 0
+        self._holders = 0
+        self.generation = 0
+        """Grows when scratch memory moves, which makes captured graphs invalid."""
+        flags = self.cuda.cudaStreamNonBlocking
+        self._stream: Any = self.call("cudaStreamCreateWithFlags", flags, doing="making a stream")
+
+    @classmethod
+    def for_bundle(cls, bundle: Bundle, max_batch: int) -> CudaWorkspace:
+        """For any parts of a bundle."""
+        return cls(max_batch=max_batch, slot_rows=bundle.num_blocks + 2 if bundle.manifest.needs_slot else 0)
+
+    @property
+    def stream(self) -> int:
+        """The stream as a number; raises :class:`EngineError` after everything was freed."""
+        if self._stream is None:
+            raise EngineError("the memory of these engines was freed; open them again")
+        return int(self._stream)
+
+    def call(self, name: str, *arguments: Any, doing: str) -> Any:
+        """Call a function of CUDA and return its value; raises :class:`EngineError` with CUDA's words."""
+        return checked(self.cuda, getattr(self.cuda, name)(*arguments), doing)
+
+    def hold(self) -> None:
+        """Count a user of this workspace."""
+        self._holders += 1
+
+    def release(self) -> None:
+        """Let go of it; the last user frees stream and memory."""
+        self._holders -= 1
+        if self._holders > 0 or self._stream is None:
+            return
+        stream, self._stream = self._stream, None
+        # Errors are of no use here: what failed before has been reported, and the rest still has to be freed.
+        self.cuda.cudaStreamSynchronize(stream)
+        for address in (*self._device, self._scratch):
+            if address:
+                self.cuda.cudaFree(address)
+        self._device, self._scratch = [], 0
+        self._host_in.free()
+        self._host_out.free()
+        self.cuda.cudaStreamDestroy(stream)
+
+    def scratch(self, size: int) -> tuple[int, int]:
+        """Address and bytes of memory that the kernels of one engine at a time may use; at least ``size`` bytes."""
+        if size > self._scratch_bytes or not self._scratch:
+            self.synchronize("waiting for engines that run")
+            if self._scratch:
+                self.call("cudaFree", self._scratch, doing="making room")
+                self._scratch = 0
+            wanted = _aligned(max(size, 1))
+            self._scratch = int(self.call("cudaMalloc", wanted, doing=f"making {wanted >> 20} MiB of scratch memory"))
+            self._scratch_bytes = wanted
+            self.generation += 1
+        return self._scratch, self._scratch_bytes
+
+    def synchronize(self, doing: str) -> None:
+        """Wait for all that was queued."""
+        self.call("cudaStreamSynchronize", self._stream, doing=doing)
+
+    def visit(self, engines: Sequence[DeviceEngine], array: np.ndarray, slots: np.ndarray | None = None) -> np.ndarray:
+        """Run engines one after the other on ``array`` and return what the last one gives, in a new array.
+
+        ``slots``, int64 ``[B]``, are those of the first engine that takes one; they grow by one with each engine.
+        Batches above ``max_batch`` are run in turns. Nothing is checked but memory; raises :class:`EngineError` where
+        an engine or CUDA fails.
+        """
+        output = engines[-1].signature.output
+        result = np.empty(output.shape(len(array)), output.dtype)
+        for start in range(0, len(array), self.max_batch):
+            stop = min(start + self.max_batch, len(array))
+            self._visit(engines, array[start:stop], None if slots is None else slots[start:stop], result[start:stop])
+        return result
+
+    def _visit(
+        self, engines: Sequence[DeviceEngine], array: np.ndarray, slots: np.ndarray | None, result: np.ndarray
+    ) -> None:
+        batch = len(array)
+        if slots is not None and len(engines) > self._slot_rows:
+            raise EngineError(f"{len(engines)} engines in a row are more than the {self._slot_rows} that were planned")
+        self._make_buffers(engines)
+        data = self._slot_bytes * self._slot_rows
+        host = self._host_in.array
+        if slots is not None:
+            rows = host[:data].view(np.int64).reshape(self._slot_rows, -1)[: len(engines), :batch]
+            rows[...] = slots + np.arange(len(rows), dtype=np.int64)[:, None]
+        host[data : data + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
+        kinds = self.cuda.cudaMemcpyKind
+        try:
+            self.call(
+                "cudaMemcpyAsync", self._device[0], self._host_in.address, data + array.nbytes,
+                kinds.cudaMemcpyHostToDevice, self._stream, doing=f"copying to the GPU for {engines[0].part}",
+            )  # fmt: skip
+            at = 0
+            for row, engine in enumerate(engines):
+                first, *others = engine.signature.inputs
+                addresses = {
+                    first.name: self._device[at] + data,
+                    engine.signature.output.name: self._device[1 - at] + data,
+                }
+                for other in others:
+                    addresses[other.name] = self._device[0] + row * self._slot_bytes
+                engine.enqueue(batch, addresses)
+                at = 1 - at
+            self.call(
+                "cudaMemcpyAsync", self._host_out.address, self._device[at] + data, result.nbytes,
+                kinds.cudaMemcpyDeviceToHost, self._stream, doing=f"copying from the GPU after {engines[-1].part}",
+            )  # fmt: skip
+        except BaseException:
+            # What was queued reads and writes these buffers; nobody may fill them again before it has ended.
+            self.cuda.cudaStreamSynchronize(self._stream)
+            raise
+        self.synchronize(f"running {_parts(engines)}")
+        result[...] = self._host_out.array[: result.nbytes].view(result.dtype).reshape(result.shape)
+
+    def _make_buffers(self, engines: Sequence[DeviceEngine]) -> None:
+        """Buffers that hold any tensor of these engines at the largest batch, behind the rows of slots."""
+        new = [engine.signature for engine in engines if id(engine.signature) not in self._planned]
+        if not new:
+            return
+        tensors = [t for signature in new for t in (signature.inputs[0], signature.output)]
+        data = max(int(np.prod(t.shape(self.max_batch))) * np.dtype(t.dtype).itemsize for t in tensors)
+        wanted = self._slot_bytes * self._slot_rows + _aligned(data)
+        planned = {id(engine.signature): engine.signature for engine in engines}
+        if wanted <= self._device_bytes:
+            self._planned |= planned
+            return
+        self._device_bytes = 0
+        self._planned.clear()
+        while self._device:
+            self.call("cudaFree", self._device.pop(), doing="making room")
+        for _ in range(2):
+            self._device.append(int(self.call("cudaMalloc", wanted, doing=f"making buffers for {_parts(engines)}")))
+        self._host_in.grow(wanted)
+        self._host_out.grow(wanted)
+        self._device_bytes = wanted
+        self._planned = planned
+        self.generation += 1
+
+
+class _Pinned:
+    """Pinned host memory as an array of bytes."""
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
+        self.address = 0
+        self.array = np.empty(0, np.uint8)
+
+    def grow(self, size: int) -> None:
+        self.free()
+        made = self._cuda.cudaHostAlloc(size, self._cuda.cudaHostAllocDefault)
+        self.address = int(checked(self._cuda, made, f"making {size} bytes of pinned memory"))
+        self.array = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.address))
+
+    def free(self) -> None:
+        address, self.address = self.address, 0
+        self.array = np.empty(0, np.uint8)
+        if address:
+            self._cuda.cudaFreeHost(address)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _parts(engines: Sequence[DeviceEngine]) -> str:
+    return engines[0].part if len(engines) == 1 else f"{engines[0].part} to {engines[-1].part}"

@@ -1,0 +1,126 @@
+"""ONNX Runtime's execution providers: their names, the options that make them exact, and where their memory is.
+
+Answers must be the same on every device (guarantee R2), so float32 stays float32: NVIDIA's libraries would otherwise
+round products to TF32 (10 bits), and OpenVINO computes in half precision on GPUs and in bfloat16 on newer CPUs. What
+each option does is said in ONNX Runtime's documentation of the provider.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ls_edge.engines.engine import Signature, first_line
+from ls_edge.engines.tensorrt_cache import EngineCache, default_folder
+
+CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
+_SHORT = {"cpu": CPU, "cuda": CUDA, "tensorrt": TENSORRT}
+_MEMORY = {
+    CUDA: "cuda",
+    TENSORRT: "cuda",
+    "NvTensorRTRTXExecutionProvider": "cuda",
+    "DmlExecutionProvider": "dml",
+    "CANNExecutionProvider": "cann",
+    "WebGpuExecutionProvider": "webgpu",
+}
+"""How ``OrtValue`` names the memory of a provider. The others take and give memory of the CPU."""
+_LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime_providers_tensorrt.so"}
+
+Options = Mapping[str, str]
+
+
+def full_name(provider: str) -> str:
+    """``cpu``, ``cuda`` and ``tensorrt`` as ONNX Runtime calls them; other names as they are."""
+    return _SHORT.get(provider.lower(), provider)
+
+
+def memory_of(provider: str) -> str:
+    """Where inputs and outputs are bound: ``cpu``, ``cuda`` or another of ONNX Runtime's names."""
+    return _MEMORY.get(provider, "cpu")
+
+
+def runs_on_nvidia(provider: str) -> bool:
+    """Whether a provider needs the CUDA libraries."""
+    return memory_of(provider) == "cuda"
+
+
+def providers_of(
+    provider: str,
+    *,
+    precision: str = "fp32",
+    signature: Signature | None = None,
+    max_batch: int = 1,
+    stream: int | None = None,
+) -> list[tuple[str, dict[str, str]]]:
+    """The providers of a session and their options: ``provider``, those behind it, and the CPU.
+
+    ``signature`` and ``max_batch`` give TensorRT its batch profile; ``stream`` is the CUDA stream that all sessions of
+    a thread share. Raises :class:`ls_edge.errors.EngineError` where the folder of built engines cannot be used.
+    """
+    cuda = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
+    if stream is not None:
+        cuda["user_compute_stream"] = str(stream)
+    if provider == CPU:
+        return [(CPU, {})]
+    if provider == CUDA:
+        return [(CUDA, cuda), (CPU, {})]
+    if provider == TENSORRT:
+        # nodes that TensorRT does not take run on CUDA, not on the CPU
+        return [(TENSORRT, _tensorrt(precision, signature, max_batch)), (CUDA, cuda), (CPU, {})]
+    if provider == "OpenVINOExecutionProvider" and precision == "fp32":
+        return [(provider, {"precision": "FP32"}), (CPU, {})]
+    return [(provider, {}), (CPU, {})]
+
+
+def switch_off_tf32() -> None:
+    """Switch TF32 off for NVIDIA's libraries in this process; ONNX Runtime's TensorRT provider has no option for it.
+
+    They read the variable when they are first used.
+    """
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
+
+
+def preload(ort: Any) -> str:
+    """Load the CUDA libraries that pip installed, where ONNX Runtime would not find them; return what it says of it."""
+    if not hasattr(ort, "preload_dlls"):  # before 1.21
+        return ""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(Exception):
+        ort.preload_dlls()
+    return " ".join(said.getvalue().split())
+
+
+def why_not(ort: Any, provider: str) -> str:
+    """Why the library of a provider does not load, in the words of the loader; empty where it does."""
+    library = _LIBRARIES.get(provider)
+    if library is None:
+        return ""
+    folder = Path(ort.__file__).parent / "capi"
+    try:
+        ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(folder / library))
+    except OSError as error:
+        return first_line(error)
+    return ""
+
+
+def _tensorrt(precision: str, signature: Signature | None, max_batch: int) -> dict[str, str]:
+    folder = EngineCache(default_folder().with_name("onnxruntime-tensorrt")).folder  # of this user alone
+    options = {
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": str(folder),
+        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_path": str(folder),
+        "trt_fp16_enable": "1" if precision == "fp16" else "0",
+        "trt_int8_enable": "1" if precision == "int8" else "0",
+    }
+    if signature is not None:
+        for which, batch in (("min", 1), ("opt", 1), ("max", max_batch)):
+            shapes = (f"{t.name}:{'x'.join(map(str, t.shape(batch)))}" for t in signature.inputs)
+            options[f"trt_profile_{which}_shapes"] = ",".join(shapes)
+    return options

@@ -1,0 +1,1 @@
+"""A double for tests; see tests/doubles/README.md."""

@@ -1,0 +1,379 @@
+"""A double of ``cuda.bindings.runtime`` for tests, strict where CUDA is lenient; see tests/doubles/README.md."""
+
+import atexit
+import bisect
+import enum
+import json
+import os
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+cudaStreamNonBlocking = 1
+cudaHostAllocDefault = 0
+_FREED = 0xDD
+_FRESH = 0xCD
+
+
+class cudaError_t(enum.IntEnum):
+    cudaSuccess = 0
+    cudaErrorInvalidValue = 1
+    cudaErrorMemoryAllocation = 2
+    cudaErrorInvalidResourceHandle = 400
+    cudaErrorIllegalAddress = 700
+    cudaErrorStreamCaptureUnsupported = 900
+
+
+class cudaMemcpyKind(enum.IntEnum):
+    cudaMemcpyHostToHost = 0
+    cudaMemcpyHostToDevice = 1
+    cudaMemcpyDeviceToHost = 2
+    cudaMemcpyDeviceToDevice = 3
+
+
+class cudaStreamCaptureMode(enum.IntEnum):
+    cudaStreamCaptureModeGlobal = 0
+    cudaStreamCaptureModeThreadLocal = 1
+
+
+class Fault(Exception):
+    """What CUDA would answer with an error code, or with undefined behaviour."""
+
+    def __init__(self, code, text):
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass
+class Allocation:
+    kind: str
+    address: int
+    size: int
+    bytes: np.ndarray
+    freed: bool = False
+
+
+@dataclass(eq=False)
+class _Handle:
+    number: int
+
+    def __int__(self):
+        return self.number
+
+    def getPtr(self):
+        return self.number
+
+
+class cudaStream_t(_Handle):
+    pass
+
+
+class cudaGraph_t(_Handle):
+    pass
+
+
+class cudaGraphExec_t(_Handle):
+    pass
+
+
+@dataclass
+class Stream:
+    queue: list = field(default_factory=list)
+    capturing: list | None = None
+
+
+class Device:
+    """The one GPU, its memory and its streams."""
+
+    def __init__(self):
+        self.name, self.major, self.minor = "Double of a GPU", 8, 7
+        self.memory = 1 << 30
+        self.driver, self.runtime = 12060, 12060
+        self.reset()
+
+    def reset(self):
+        self.eager = False
+        self.refuse = {}
+        """Errors to answer with, by function: what CUDA has no room or no driver for."""
+        self.counts = Counter()
+        self.misuse = []
+        """What real hardware may let pass, and is wrong all the same."""
+        self.allocations = []
+        self._addresses = []
+        self.streams, self.graphs, self.execs = {}, {}, {}
+        self.sticky = None
+        self._next_device, self._next_handle = 1 << 52, 0x5000
+
+    def left(self):
+        """What was not freed."""
+        alive = [f"{a.kind} memory of {a.size} bytes" for a in self.allocations if not a.freed]
+        handles = (("stream", self.streams), ("graph", self.graphs), ("executable graph", self.execs))
+        return alive + [f"{what} {number}" for what, table in handles for number in table]
+
+    def allocate(self, kind, size):
+        used = sum(a.size for a in self.allocations if a.kind == "device" and not a.freed)
+        if size <= 0 or (kind == "device" and used + size > self.memory):
+            raise Fault(cudaError_t.cudaErrorMemoryAllocation, "out of memory")
+        if any(stream.capturing is not None for stream in self.streams.values()):
+            raise Fault(
+                cudaError_t.cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing"
+            )
+        if kind == "device":
+            address, memory = self._next_device, np.empty(size, np.uint8)
+            self._next_device += -(-size // 512) * 512 + 4096
+        else:
+            room = np.empty(size + 4096, np.uint8)
+            skip = -room.ctypes.data % 4096
+            memory = room[skip : skip + size]
+            address = memory.ctypes.data
+        memory.fill(_FRESH)
+        made = Allocation(kind, address, size, memory)
+        place = bisect.bisect(self._addresses, address)
+        self._addresses.insert(place, address)
+        self.allocations.insert(place, made)
+        return made
+
+    def free(self, kind, address):
+        found = [a for a in self.allocations if a.address == address and a.kind == kind]
+        if not found:
+            raise Fault(cudaError_t.cudaErrorInvalidValue, f"{address:#x} is no {kind} memory that was allocated")
+        if found[0].freed:
+            raise Fault(cudaError_t.cudaErrorInvalidValue, f"{address:#x} was freed already")
+        if any(stream.queue for stream in self.streams.values()):
+            self.misuse.append(f"{kind} memory was freed while work was queued")
+        found[0].freed = True
+        found[0].bytes.fill(_FREED)
+
+    def span(self, kind, address, size):
+        """The bytes of an address, which must be in one living allocation."""
+        place = bisect.bisect(self._addresses, address) - 1
+        found = self.allocations[place] if place >= 0 else None
+        if found is None or address >= found.address + found.size:
+            raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{address:#x} is no {kind} memory")
+        if found.kind != kind:
+            raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{address:#x} is {found.kind} memory, not {kind}")
+        if found.freed:
+            raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{address:#x} was freed")
+        start = address - found.address
+        if start + size > found.size:
+            raise Fault(cudaError_t.cudaErrorIllegalAddress, f"{size} bytes at {address:#x} end behind the allocation")
+        return found.bytes[start : start + size]
+
+    def stream(self, handle):
+        found = self.streams.get(int(handle))
+        if found is None:
+            raise Fault(cudaError_t.cudaErrorInvalidResourceHandle, f"{int(handle)} is no stream, or was destroyed")
+        return found
+
+    def enqueue(self, handle, work):
+        """Queue ``work``, or record it."""
+        stream = self.stream(handle)
+        if stream.capturing is not None:
+            stream.capturing.append(work)
+        elif self.eager:
+            self._do(work)
+        else:
+            stream.queue.append(work)
+
+    def synchronize(self, handle):
+        stream = self.stream(handle)
+        if stream.capturing is not None:
+            raise Fault(
+                cudaError_t.cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing"
+            )
+        self.counts["synchronize"] += 1
+        queue, stream.queue = stream.queue, []
+        for work in queue:
+            self._do(work)
+
+    def _do(self, work):
+        try:
+            work()
+        except Fault as fault:
+            self.sticky = fault
+            raise
+
+    def handle(self, kind):
+        self._next_handle += 0x10
+        return kind(self._next_handle)
+
+
+DEVICE = Device()
+
+
+def _call(name, body):
+    try:
+        if name in DEVICE.refuse:
+            raise Fault(*DEVICE.refuse[name])
+        if DEVICE.sticky is not None:
+            raise DEVICE.sticky
+        value = body()
+    except Fault as fault:
+        DEVICE.last = str(fault)
+        return (fault.code, None) if name in _GIVING else (fault.code,)
+    return (cudaError_t.cudaSuccess, value) if name in _GIVING else (cudaError_t.cudaSuccess,)
+
+
+_GIVING = {
+    "cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithFlags", "cudaStreamCreate", "cudaStreamEndCapture",
+    "cudaGraphInstantiate", "cudaGetDevice", "cudaGetDeviceProperties", "cudaDriverGetVersion",
+    "cudaRuntimeGetVersion",
+}  # fmt: skip
+
+
+def cudaMalloc(size):
+    return _call("cudaMalloc", lambda: DEVICE.allocate("device", size).address)
+
+
+def cudaHostAlloc(size, flags):
+    return _call("cudaHostAlloc", lambda: DEVICE.allocate("pinned", size).address)
+
+
+def cudaFree(devPtr):
+    return _call("cudaFree", lambda: DEVICE.free("device", devPtr))
+
+
+def cudaFreeHost(ptr):
+    return _call("cudaFreeHost", lambda: DEVICE.free("pinned", ptr))
+
+
+def cudaMemcpyAsync(dst, src, count, kind, stream):
+    def body():
+        into, out_of = {
+            cudaMemcpyKind.cudaMemcpyHostToDevice: ("device", "pinned"),
+            cudaMemcpyKind.cudaMemcpyDeviceToHost: ("pinned", "device"),
+            cudaMemcpyKind.cudaMemcpyDeviceToDevice: ("device", "device"),
+        }[kind]
+        DEVICE.span(into, dst, count)
+        DEVICE.span(out_of, src, count)
+        DEVICE.counts[kind.name] += 1
+
+        def work():
+            DEVICE.span(into, dst, count)[...] = DEVICE.span(out_of, src, count)
+
+        DEVICE.enqueue(stream, work)
+
+    return _call("cudaMemcpyAsync", body)
+
+
+def cudaStreamCreateWithFlags(flags):
+    def body():
+        made = DEVICE.handle(cudaStream_t)
+        DEVICE.streams[int(made)] = Stream()
+        return made
+
+    return _call("cudaStreamCreateWithFlags", body)
+
+
+def cudaStreamCreate():
+    return cudaStreamCreateWithFlags(0)
+
+
+def cudaStreamDestroy(stream):
+    def body():
+        if DEVICE.stream(stream).queue:
+            DEVICE.misuse.append("a stream was destroyed while work was queued on it")
+        del DEVICE.streams[int(stream)]
+
+    return _call("cudaStreamDestroy", body)
+
+
+def cudaStreamSynchronize(stream):
+    return _call("cudaStreamSynchronize", lambda: DEVICE.synchronize(stream))
+
+
+def cudaStreamBeginCapture(stream, mode):
+    def body():
+        DEVICE.stream(stream).capturing = []
+
+    return _call("cudaStreamBeginCapture", body)
+
+
+def cudaStreamEndCapture(stream):
+    def body():
+        found = DEVICE.stream(stream)
+        if found.capturing is None:
+            raise Fault(cudaError_t.cudaErrorInvalidValue, "the stream does not capture")
+        made, work = DEVICE.handle(cudaGraph_t), found.capturing
+        found.capturing = None
+        DEVICE.graphs[int(made)] = work
+        return made
+
+    return _call("cudaStreamEndCapture", body)
+
+
+def cudaGraphInstantiate(graph, flags):
+    def body():
+        made = DEVICE.handle(cudaGraphExec_t)
+        DEVICE.execs[int(made)] = list(DEVICE.graphs[int(graph)])
+        return made
+
+    return _call("cudaGraphInstantiate", body)
+
+
+def cudaGraphLaunch(graphExec, stream):
+    def body():
+        recorded = DEVICE.execs.get(int(graphExec))
+        if recorded is None:
+            raise Fault(cudaError_t.cudaErrorInvalidResourceHandle, "the graph was destroyed")
+        DEVICE.counts["graph"] += 1
+        for work in recorded:
+            DEVICE.enqueue(stream, work)
+
+    return _call("cudaGraphLaunch", body)
+
+
+def cudaGraphDestroy(graph):
+    return _call("cudaGraphDestroy", lambda: DEVICE.graphs.pop(int(graph)) and None)
+
+
+def cudaGraphExecDestroy(graphExec):
+    def body():
+        if any(stream.queue for stream in DEVICE.streams.values()):
+            DEVICE.misuse.append("a graph was destroyed while work was queued")
+        DEVICE.execs.pop(int(graphExec))
+
+    return _call("cudaGraphExecDestroy", body)
+
+
+def cudaGetErrorString(error):
+    return cudaError_t.cudaSuccess, getattr(DEVICE, "last", error.name).encode()
+
+
+def cudaGetLastError():
+    return ((DEVICE.sticky.code if DEVICE.sticky else cudaError_t.cudaSuccess),)
+
+
+def cudaGetDevice():
+    return _call("cudaGetDevice", lambda: 0)
+
+
+@dataclass
+class cudaDeviceProp:
+    name: bytes
+    major: int
+    minor: int
+
+
+def cudaGetDeviceProperties(device):
+    return _call("cudaGetDeviceProperties", lambda: cudaDeviceProp(DEVICE.name.encode(), DEVICE.major, DEVICE.minor))
+
+
+def cudaDriverGetVersion():
+    return _call("cudaDriverGetVersion", lambda: DEVICE.driver)
+
+
+def cudaRuntimeGetVersion():
+    return _call("cudaRuntimeGetVersion", lambda: DEVICE.runtime)
+
+
+@atexit.register
+def _at_exit():
+    """Tell what a process left; ``CUDA_DOUBLE_REPORT`` names a file for the counts."""
+    for what in DEVICE.left() + DEVICE.misuse:
+        print(f"double of CUDA: left at exit: {what}", file=sys.stderr)
+    if "CUDA_DOUBLE_REPORT" in os.environ:
+        with open(os.environ["CUDA_DOUBLE_REPORT"], "w") as stream:
+            json.dump({"left": DEVICE.left(), "misuse": DEVICE.misuse, "counts": DEVICE.counts}, stream)

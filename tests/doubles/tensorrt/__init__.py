@@ -1,0 +1,396 @@
+"""A double of ``tensorrt`` for tests: an engine is the ONNX file, run by ONNX Runtime; see tests/doubles/README.md."""
+
+import enum
+import json
+import weakref
+
+import numpy as np
+import onnxruntime
+from cuda.bindings import runtime as cuda
+
+__version__ = "10.3.0"
+_MAGIC = b"double of a TensorRT engine\n"
+_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
+SCRATCH = 4096
+"""Bytes of activation memory for one image."""
+
+
+class ILogger:
+    class Severity(enum.IntEnum):
+        INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
+
+    def __init__(self):
+        self.made = True
+
+    def log(self, severity, msg):
+        raise NotImplementedError
+
+
+class Logger(ILogger):
+    INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = ILogger.Severity
+
+    def __init__(self, min_severity=ILogger.Severity.WARNING):
+        super().__init__()
+
+    def log(self, severity, msg):
+        pass
+
+
+class IProgressMonitor:
+    def __init__(self):
+        self.made = True
+
+    def phase_start(self, phase_name, parent_phase, num_steps):
+        raise NotImplementedError
+
+    def phase_finish(self, phase_name):
+        raise NotImplementedError
+
+    def step_complete(self, phase_name, step):
+        raise NotImplementedError
+
+
+class NetworkDefinitionCreationFlag(enum.IntEnum):
+    EXPLICIT_BATCH, STRONGLY_TYPED = range(2)
+
+
+class BuilderFlag(enum.IntEnum):
+    FP16, INT8, DEBUG, GPU_FALLBACK, REFIT, DISABLE_TIMING_CACHE, TF32 = range(7)
+
+
+class MemoryPoolType(enum.IntEnum):
+    WORKSPACE = 0
+
+
+class TensorIOMode(enum.IntEnum):
+    NONE, INPUT, OUTPUT = range(3)
+
+
+class ExecutionContextAllocationStrategy(enum.IntEnum):
+    STATIC, ON_PROFILE_CHANGE, USER_MANAGED = range(3)
+
+
+class DataType(enum.Enum):
+    FLOAT, HALF, INT64 = np.float32, np.float16, np.int64
+
+
+def nptype(trt_type):
+    return trt_type.value
+
+
+class IHostMemory:
+    def __init__(self, raw):
+        self._raw = raw
+
+    def __buffer__(self, flags):
+        return memoryview(self._raw)
+
+    def __bytes__(self):
+        return self._raw
+
+
+class ITensor:
+    def __init__(self, name, shape, dtype):
+        self.name, self.shape, self.dtype = name, shape, dtype
+
+
+def _tensors(args):
+    return [ITensor(a.name, tuple(d if isinstance(d, int) else -1 for d in a.shape), _TYPES[a.type]) for a in args]
+
+
+def _session(raw):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
+
+
+class INetworkDefinition:
+    def __init__(self, flags):
+        self.flags, self.raw, self.inputs = flags, None, []
+
+    @property
+    def num_inputs(self):
+        return len(self.inputs)
+
+    def get_input(self, index):
+        return self.inputs[index]
+
+
+class ParserError:
+    def __init__(self, text):
+        self._text = text
+
+    def desc(self):
+        return self._text
+
+
+class OnnxParser:
+    def __init__(self, network, logger):
+        self._network, self._errors = network, []
+        assert logger.made
+
+    @property
+    def num_errors(self):
+        return len(self._errors)
+
+    def get_error(self, index):
+        return self._errors[index]
+
+    def parse(self, model, path=None):
+        model = bytes(model)
+        if b"DynamicQuantizeLinear" in model:
+            self._errors.append(ParserError("No importer registered for op: DynamicQuantizeLinear"))
+            return False
+        try:
+            session = _session(model)
+        except Exception as error:
+            self._errors.append(ParserError(str(error)))
+            return False
+        self._network.raw, self._network.inputs = model, _tensors(session.get_inputs())
+        return True
+
+
+class IOptimizationProfile:
+    def __init__(self):
+        self.shapes = {}
+
+    def set_shape(self, input, min, opt, max):
+        if not all(a <= b <= c for a, b, c in zip(min, opt, max, strict=True)):
+            raise ValueError(f"the profile of {input} does not grow: {min} {opt} {max}")
+        self.shapes[input] = (tuple(min), tuple(opt), tuple(max))
+
+
+class ITimingCache:
+    def __init__(self, raw):
+        self.raw = raw
+
+    def serialize(self):
+        return IHostMemory(self.raw)
+
+
+class IBuilderConfig:
+    def __init__(self):
+        self.flags, self.profiles, self.timing, self.limits = {BuilderFlag.TF32}, [], None, {}
+        self.progress_monitor = None
+
+    def set_memory_pool_limit(self, pool, pool_size):
+        self.limits[pool] = pool_size
+
+    def clear_flag(self, flag):
+        self.flags.discard(flag)
+
+    def add_optimization_profile(self, profile):
+        self.profiles.append(profile)
+        return len(self.profiles) - 1
+
+    def create_timing_cache(self, serialized_timing_cache):
+        return ITimingCache(bytes(serialized_timing_cache))
+
+    def set_timing_cache(self, cache, ignore_mismatch):
+        self.timing = cache
+        return True
+
+    def get_timing_cache(self):
+        return self.timing
+
+
+class Builder:
+    refuse = ""
+    """What TensorRT says when it cannot build; set by a test."""
+
+    def __init__(self, logger):
+        assert logger.made
+        self._logger = logger
+
+    def create_network(self, flags=0):
+        return INetworkDefinition(flags)
+
+    def create_builder_config(self):
+        return IBuilderConfig()
+
+    def create_optimization_profile(self):
+        return IOptimizationProfile()
+
+    def build_serialized_network(self, network, config):
+        why = self.refuse or self._problem(network, config)
+        if why:
+            self._logger.log(ILogger.Severity.ERROR, why)
+            return None
+        if config.progress_monitor is not None:
+            config.progress_monitor.phase_start("Building Engine", None, 2)
+            for step in range(2):
+                if not config.progress_monitor.step_complete("Building Engine", step):
+                    return None
+            config.progress_monitor.phase_finish("Building Engine")
+        config.timing.raw += b"."
+        header = {"profiles": [p.shapes for p in config.profiles], "tf32": BuilderFlag.TF32 in config.flags}
+        return IHostMemory(_MAGIC + json.dumps(header).encode() + b"\n" + network.raw)
+
+    @staticmethod
+    def _problem(network, config):
+        if network.raw is None:
+            return "the network has no outputs"
+        if not network.flags & 1 << int(NetworkDefinitionCreationFlag.STRONGLY_TYPED):
+            return "only strongly typed networks are used here"
+        for tensor in network.inputs:
+            shapes = config.profiles[0].shapes.get(tensor.name) if config.profiles else None
+            if shapes is None:
+                return f"{tensor.name} has a dynamic shape and no profile"
+            if any(len(s) != len(tensor.shape) or tuple(s[1:]) != tensor.shape[1:] for s in shapes):
+                return f"the profile of {tensor.name} is {shapes}, the network has {tensor.shape}"
+        return ""
+
+
+class Runtime:
+    def __init__(self, logger):
+        assert logger.made
+        self._logger = logger
+
+    def deserialize_cuda_engine(self, serialized_engine):
+        raw = bytes(serialized_engine)
+        if not raw.startswith(_MAGIC):
+            self._logger.log(ILogger.Severity.ERROR, "Magic tag does not match")
+            return None
+        header, onnx = raw[len(_MAGIC) :].split(b"\n", 1)
+        return ICudaEngine(json.loads(header), onnx, self._logger)
+
+
+class ICudaEngine:
+    def __init__(self, header, onnx, logger):
+        self._header, self._session, self._logger = header, _session(onnx), logger
+        self._inputs, self._outputs = _tensors(self._session.get_inputs()), _tensors(self._session.get_outputs())
+        self._tensors = self._inputs + self._outputs
+        self._contexts = 0
+        self.num_optimization_profiles = len(header["profiles"])
+        self.device_memory_size_v2 = SCRATCH * max(s[2][0] for s in header["profiles"][0].values())
+
+    @property
+    def num_io_tensors(self):
+        return len(self._tensors)
+
+    def get_tensor_name(self, index):
+        return self._tensors[index].name
+
+    def _tensor(self, name):
+        return next(t for t in self._tensors if t.name == name)
+
+    def get_tensor_mode(self, name):
+        return TensorIOMode.INPUT if self._tensor(name) in self._inputs else TensorIOMode.OUTPUT
+
+    def get_tensor_dtype(self, name):
+        return DataType(self._tensor(name).dtype)
+
+    def get_tensor_shape(self, name):
+        return self._tensor(name).shape
+
+    def create_execution_context(self, strategy=ExecutionContextAllocationStrategy.STATIC):
+        self._contexts += 1
+        return IExecutionContext(self, strategy, profile=0 if self._contexts == 1 else None)
+
+
+class IExecutionContext:
+    def __init__(self, engine, strategy, profile):
+        self._engine, self._strategy, self._profile = engine, strategy, profile
+        self._shapes, self._addresses, self._memory = {}, {}, None
+        self._flushed = None
+        self._state = 0
+
+    def _fail(self, text):
+        self._engine._logger.log(ILogger.Severity.ERROR, text)
+        return False
+
+    def set_optimization_profile_async(self, profile_index, stream_handle):
+        cuda.DEVICE.stream(stream_handle)
+        if not 0 <= profile_index < self._engine.num_optimization_profiles:
+            return self._fail(f"there is no profile {profile_index}")
+        self._profile = profile_index
+        self._state += 1
+        return True
+
+    def set_device_memory(self, memory, size):
+        if self._strategy != ExecutionContextAllocationStrategy.USER_MANAGED:
+            raise RuntimeError("this context has its own memory")
+        self._memory = (memory, size)
+        self._state += 1
+
+    def set_input_shape(self, name, shape):
+        if self._profile is None:
+            return self._fail("no optimization profile was set")
+        tensor = self._engine._tensor(name)
+        least, _, most = self._engine._header["profiles"][self._profile][name]
+        if tensor not in self._engine._inputs or len(shape) != len(least):
+            return self._fail(f"{name} is no input of {len(shape)} dimensions")
+        if not all(a <= b <= c for a, b, c in zip(least, shape, most, strict=True)):
+            return self._fail(f"{tuple(shape)} of {name} is outside the profile {least} to {most}")
+        if self._shapes.get(name) != tuple(shape):
+            self._shapes[name] = tuple(shape)
+            self._state += 1
+        return True
+
+    def set_tensor_address(self, name, memory):
+        if name not in [t.name for t in self._engine._tensors]:
+            return self._fail(f"{name} is no input or output")
+        if memory % 256:
+            return self._fail(f"{memory:#x} is not aligned to 256 bytes")
+        if self._addresses.get(name) != memory:
+            self._addresses[name] = memory
+            self._state += 1
+        return True
+
+    def execute_async_v3(self, stream_handle):
+        engine, device = self._engine, cuda.DEVICE
+        stream = device.stream(stream_handle)
+        if self._profile is None:
+            return self._fail("no optimization profile was set")
+        missing = [t.name for t in engine._inputs if t.name not in self._shapes]
+        missing += [t.name for t in engine._tensors if t.name not in self._addresses]
+        if missing:
+            return self._fail(f"{', '.join(missing)} was not set")
+        need = engine.device_memory_size_v2
+        own = self._strategy != ExecutionContextAllocationStrategy.USER_MANAGED
+        if not own and (self._memory is None or self._memory[1] < need):
+            return self._fail(f"the context needs {need} bytes of memory, has {self._memory}")
+        if stream.capturing is not None and self._flushed != self._state:
+            return self._fail("the context has to run once before it is captured")
+        batch = self._shapes[engine._inputs[0].name][0]
+        if any(shape[0] != batch for shape in self._shapes.values()):
+            return self._fail(f"batches differ: {self._shapes}")
+        spans = {t.name: self._span(t, batch) for t in engine._tensors}
+        inputs = [spans[t.name] for t in engine._inputs]
+        outputs = [spans[t.name] for t in engine._outputs]
+        if any(a < c + m and c < a + n for a, n in inputs for c, m in outputs):
+            return self._fail("input and output overlap")
+        self._flushed = self._state
+        device.counts["execute"] += 1
+        context, state, captured = weakref.ref(self), self._state, stream.capturing is not None
+        addresses, memory = dict(self._addresses), self._memory
+
+        def work():
+            alive = context()
+            if alive is None:
+                device.misuse.append("a context was destroyed while its work was queued")
+            elif captured and alive._state != state:
+                device.misuse.append("a context changed after it was captured")
+            for address, size in (*inputs, *outputs):
+                device.span("device", address, size)
+            if memory is not None:
+                device.span("device", *memory).fill(0xEE)
+            given = {}
+            for tensor in engine._inputs:
+                address, size = spans[tensor.name]
+                assert addresses[tensor.name] == address
+                values = device.span("device", address, size).view(tensor.dtype)
+                given[tensor.name] = values.reshape(batch, *tensor.shape[1:]).copy()
+            for tensor, values in zip(engine._outputs, engine._session.run(None, given), strict=True):
+                if engine._header["tf32"] and values.dtype == np.float32:
+                    values = (values.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+                address, size = spans[tensor.name]
+                device.span("device", address, size)[...] = np.ascontiguousarray(values).view(np.uint8).ravel()
+
+        device.enqueue(stream_handle, work)
+        return True
+
+    def _span(self, tensor, batch):
+        size = batch * int(np.prod(tensor.shape[1:], dtype=np.int64)) * np.dtype(tensor.dtype).itemsize
+        return self._addresses[tensor.name], size

@@ -1,0 +1,61 @@
+"""The doubles of CUDA and TensorRT for tests of the engines; see tests/doubles/README.md."""
+
+import gc
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+DOUBLES = Path(__file__).parents[1] / "doubles"
+NAMES = ("tensorrt", "cuda", "cuda.bindings", "cuda.bindings.runtime")
+
+
+@pytest.fixture
+def doubles(monkeypatch, tmp_path):
+    """Import the doubles in the place of CUDA and TensorRT; whatever is left or misused fails the test."""
+    saved = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
+    monkeypatch.syspath_prepend(str(DOUBLES))
+    monkeypatch.setenv("LS_EDGE_CACHE", str(tmp_path / "cache"))
+    yield importlib.import_module("tensorrt")
+    device = sys.modules["cuda.bindings.runtime"].DEVICE
+    if device.left():
+        gc.collect()
+    left = device.left() + device.misuse
+    device.reset()  # what the end of the process would report again
+    for name in NAMES:
+        sys.modules.pop(name, None)
+    sys.modules.update(saved)
+    assert left == []
+
+
+@pytest.fixture
+def gpu(doubles):
+    """The double of the GPU."""
+    return sys.modules["cuda.bindings.runtime"].DEVICE
+
+
+@pytest.fixture(params=["late", "at once"])
+def any_gpu(gpu, request):
+    """The same, twice: queued work happens when it is waited for, or at once."""
+    gpu.eager = request.param == "at once"
+    return gpu
+
+
+@pytest.fixture(scope="session")
+def slot_bundle(tiny_bundle, tmp_path_factory):
+    """The folder of a bundle as ``tiny_bundle`` whose blocks take a slot."""
+    import dataclasses
+
+    import torch
+
+    from ls_edge.export.writer import export_run
+    from ls_edge.training.checkpoint import load_run
+    from ls_edge.training.methods.base import make_method
+
+    loaded = load_run(tiny_bundle.parent / "run")
+    torch.manual_seed(0)
+    make_method("position", {}).attach(loaded.view)
+    loaded.view.eval()
+    folder = tmp_path_factory.mktemp("slots") / "bundle"
+    return export_run(dataclasses.replace(loaded, view=loaded.view), folder).bundle.folder

@@ -1,0 +1,416 @@
+"""The engine code on doubles of CUDA and TensorRT: results, copies, memory, and what broken code would do.
+
+See tests/doubles/README.md for what the doubles are, and are not.
+"""
+
+import ast
+import inspect
+import json
+import logging
+import sys
+import types
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.engines import cuda_memory, tensorrt_build, tensorrt_engine
+from ls_edge.engines.block_runner import BlockFailed, BlockRunner
+from ls_edge.engines.opening import choose, open_block_engines, open_engine
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.tensorrt_build import EngineOptions
+from ls_edge.errors import EngineError
+
+SIGNATURES = json.loads((Path(__file__).parents[1] / "doubles/signatures.json").read_text())
+COPIES = ("cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost")
+ORDER = (0, 1, 2, 3, 4, 5)
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle):
+    return Bundle.open(tiny_bundle)
+
+
+@pytest.fixture(scope="module")
+def exact(tiny_bundle):
+    with Pipeline.open(Bundle.open(tiny_bundle), threads=1, provider="cpu") as pipeline:
+        yield pipeline
+
+
+@pytest.fixture
+def runner(bundle, any_gpu):
+    engines = open_block_engines(bundle, ORDER, kind="tensorrt", max_batch=2)
+    runner = BlockRunner(engines, needs_slot=False)
+    yield runner
+    runner.close()
+
+
+def tokens(batch=1, seed=0):
+    return np.random.default_rng(seed).standard_normal((batch, 16, 32), dtype=np.float32)
+
+
+def expected(exact, order, given):
+    for block in order:
+        given = exact.block(block, given)
+    return given
+
+
+def counted(gpu, call):
+    before = Counter(gpu.counts)
+    result = call()
+    return result, gpu.counts - before
+
+
+def close(ours, theirs):
+    assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
+
+
+def test_one_visit_of_eight_blocks_makes_two_copies_and_one_synchronisation(runner, exact, any_gpu):
+    runner.warm_up(1)
+    order = (3, 0, 5, 1, 2, 4, 0, 3)
+    result, counts = counted(any_gpu, lambda: runner.run(order, tokens()).last)
+    close(result, expected(exact, order, tokens()))
+    assert {name: counts[name] for name in (*COPIES, "synchronize")} == {COPIES[0]: 1, COPIES[1]: 1, "synchronize": 1}
+    assert counts["graph"] == 8  # and no kernel is launched by itself
+    assert counts["execute"] == 0
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8, 11])
+def test_any_batch_and_order_is_what_onnx_runtime_gives(runner, exact, any_gpu, batch):
+    for seed in range(4):  # plain, captured, launched, and launched on other tokens
+        order = np.random.default_rng(seed).permutation(6)[: seed + 2]
+        close(runner.run(order, tokens(batch, seed)).last, expected(exact, order, tokens(batch, seed)))
+
+
+def test_graphs_are_used_for_one_image_and_the_largest_batch_and_others_run_without(runner, any_gpu):
+    for batch, graphs in ((1, 2), (8, 2), (3, 0)):
+        for _ in range(2):
+            runner.run((0, 1), tokens(batch))
+        _, counts = counted(any_gpu, lambda batch=batch: runner.run((0, 1), tokens(batch)))
+        assert (counts["graph"], counts["execute"]) == (graphs, 2 - graphs)
+
+
+@pytest.mark.parametrize("function", ["cudaStreamBeginCapture", "cudaGraphInstantiate"])
+def test_without_graphs_it_runs_all_the_same_and_says_why(bundle, gpu, exact, function, caplog):
+    code = sys.modules["cuda.bindings.runtime"].cudaError_t.cudaErrorStreamCaptureUnsupported
+    gpu.refuse[function] = (code, "not here")
+    engine = open_engine(bundle, "block 0", kind="tensorrt")
+    with caplog.at_level(logging.WARNING, "ls_edge.engines"):
+        for _ in range(3):
+            close(engine.run({"tokens": tokens()}), expected(exact, [0], tokens()))
+    assert "not here" in engine.no_graphs
+    assert [record.message for record in caplog.records] == ["runs without CUDA graphs"]
+    engine.close()
+
+
+def test_a_graph_with_other_numbers_is_not_used(runner, any_gpu, exact):
+    launch = sys.modules["cuda.bindings.runtime"].cudaGraphLaunch
+    sys.modules["cuda.bindings.runtime"].cudaGraphLaunch = lambda *_: (0,)  # reports success and does nothing
+    try:
+        runner.warm_up(1)
+    finally:
+        sys.modules["cuda.bindings.runtime"].cudaGraphLaunch = launch
+    assert "other numbers" in runner.engines[0].no_graphs
+    close(runner.run(ORDER, tokens()).last, expected(exact, ORDER, tokens()))
+
+
+def test_a_pipeline_on_the_gpu_is_the_pipeline_on_the_cpu(bundle, any_gpu, exact):
+    images = np.random.default_rng(3).standard_normal((3, 3, 16, 16), dtype=np.float32)
+    with Pipeline.open(bundle, kind="tensorrt", max_batch=4) as pipeline:
+        for order in (ORDER, (5, 2), ()):
+            logits, counts = counted(any_gpu, lambda order=order: pipeline.forward(images, order))
+            close(logits, exact.forward(images, order))
+            assert (counts[COPIES[0]], counts[COPIES[1]]) == (1, 1)
+        close(pipeline.profile(images)[0], exact.forward(images))
+
+
+def test_slots_reach_each_block(any_gpu, slot_bundle):
+    bundle = Bundle.open(slot_bundle)
+    images = np.random.default_rng(3).standard_normal((2, 3, 16, 16), dtype=np.float32)
+    order = (4, 1, 0, 5, 3, 2)
+    with (
+        Pipeline.open(bundle, threads=1, provider="cpu") as exact,
+        Pipeline.open(bundle, kind="tensorrt") as pipeline,
+    ):
+        for _ in range(3):
+            close(pipeline.forward(images, order), exact.forward(images, order))
+        engines = open_block_engines(bundle, ORDER, kind="tensorrt")
+        runner = BlockRunner(engines, needs_slot=True)
+        runner.warm_up(2)
+        slots = np.array([0, 2], np.int64)
+        theirs = tokens(2)
+        for index, block in enumerate((3, 1)):
+            theirs = exact.block(block, theirs, slots + index)
+        close(runner.run((3, 1), tokens(2), slots).last, theirs)
+        for engine in engines.values():
+            engine.close()
+
+
+def test_float32_is_exact_because_tf32_is_off(runner, exact, bundle, gpu, monkeypatch):
+    """With TF32 the double rounds as the hardware does, so the comparison of these tests would fail."""
+    monkeypatch.setattr(EngineOptions, "flags", ("strongly typed",))
+    engine = open_engine(bundle, "block 0", kind="tensorrt")
+    rounded = engine.run({"tokens": tokens()})
+    engine.close()
+    theirs = expected(exact, [0], tokens())
+    assert np.abs(rounded - theirs).max() > 1e-5 * np.abs(theirs).max()
+    close(runner.run([0], tokens()).last, theirs)
+
+
+def test_a_failing_engine_is_named_and_the_memory_can_be_used_again(runner, any_gpu, exact, monkeypatch):
+    def fails(batch, addresses):
+        raise EngineError("no")
+
+    monkeypatch.setattr(runner.engines[2], "enqueue", fails)
+    with pytest.raises(BlockFailed, match="no") as caught:
+        runner.run((0, 2, 1), tokens(3))
+    assert caught.value.block == 2
+    close(runner.run((0, 1), tokens(3)).last, expected(exact, (0, 1), tokens(3)))
+
+
+def test_no_memory_is_one_clear_line_and_nothing_is_left(bundle, gpu):
+    gpu.memory = 40_000
+    engines = open_block_engines(bundle, ORDER, kind="tensorrt")
+    with pytest.raises(EngineError, match=r"CUDA failed while making .*out of memory; see 'ls-edge doctor'"):
+        BlockRunner(engines, needs_slot=False).run(ORDER, tokens())
+    for engine in engines.values():
+        engine.close()
+    gpu.memory = 1 << 30
+    assert gpu.left() == []
+
+
+def test_an_illegal_access_is_an_error_and_everything_can_be_closed(bundle, gpu):
+    engine = open_engine(bundle, "block 0", kind="tensorrt")
+    engine.run({"tokens": tokens()})
+    for allocation in gpu.allocations:
+        if allocation.kind == "device":
+            gpu.free("device", allocation.address)
+    with pytest.raises(EngineError, match="was freed; see 'ls-edge doctor'"):
+        engine.run({"tokens": tokens()})
+    with pytest.raises(EngineError, match="was freed"):  # CUDA answers with it from then on
+        engine.run({"tokens": tokens()})
+    engine.close()
+    gpu.reset()
+
+
+def test_engines_that_do_not_open_leave_nothing(bundle, gpu, doubles, monkeypatch):
+    build = tensorrt_build.build
+
+    def fails(raw, part, *rest):
+        if part == "block 3":
+            raise EngineError("block 3: no")
+        return build(raw, part, *rest)
+
+    monkeypatch.setattr(tensorrt_build, "build", fails)
+    with pytest.raises(EngineError, match="block 3: no"):
+        open_block_engines(bundle, ORDER, kind="tensorrt")
+    with pytest.raises(EngineError, match="block 3: no"):
+        Pipeline.open(bundle, kind="tensorrt")
+    assert gpu.left() == []
+
+
+def test_tensorrts_own_words_are_in_the_error_and_the_progress_is_reported(bundle, gpu, doubles, monkeypatch, caplog):
+    monkeypatch.setattr(tensorrt_build, "PROGRESS_EVERY_S", 0.0)
+    reported = []
+    with caplog.at_level(logging.INFO, "ls_edge.engines"):
+        open_engine(bundle, "block 0", kind="tensorrt", on_status=reported.append).close()
+    assert reported[0] == "block 0: building an engine: there is none of this file yet"
+    assert "block 0: Building Engine, step 1 of 2" in reported
+    assert reported[-1].startswith("block 0: ready after ")
+    assert [f"{record.part}: {record.status}" for record in caplog.records if record.message == "engine"] == reported
+    monkeypatch.setattr(doubles.Builder, "refuse", "no tactic fits the workspace")
+    with pytest.raises(
+        EngineError, match=r"could not build an engine for Double of a GPU \(no tactic fits the workspace"
+    ):
+        open_engine(bundle, "block 1", kind="tensorrt")
+
+
+def test_an_engine_of_another_version_is_built_again(bundle, gpu, doubles, monkeypatch):
+    open_engine(bundle, "block 0", kind="tensorrt").close()
+    monkeypatch.setattr(doubles, "_MAGIC", b"another version\n")
+    reported = []
+    open_engine(bundle, "block 0", kind="tensorrt", on_status=reported.append).close()
+    assert any("does not load in" in text for text in reported)
+
+
+def test_auto_takes_tensorrt_where_it_is_and_says_why_not(bundle, gpu, doubles):
+    assert choose(bundle).kind == "tensorrt"
+    gpu.refuse["cudaGetDevice"] = (sys.modules["cuda.bindings.runtime"].cudaError_t.cudaErrorInvalidValue, "no driver")
+    choice = choose(bundle)
+    assert (choice.kind, choice.provider) == ("onnx", "CPUExecutionProvider")
+    assert "tensorrt: CUDA failed while looking for a GPU: no driver" in choice.passed_over
+
+
+# --- broken code: the doubles find it ------------------------------------------------------------------------------
+
+
+ADDRESSES = "first.name: self._device[at] + data, engine.signature.output.name: self._device[1 - at] + data"
+COPY_IN = "self._host_in.address,\n                data + array.nbytes,\n                kinds.cudaMemcpyHostToDevice"
+WAIT = 'self.synchronize(f"running {_parts(engines)}")'
+READ = "result[...] = self._host_out.array[: result.nbytes].view(result.dtype).reshape(result.shape)"
+
+
+@pytest.mark.parametrize(
+    ("what", "old", "new"),
+    [
+        ("no synchronisation", WAIT, "pass"),
+        ("reads before it waits", f"{WAIT}\n        {READ}", f"{READ}\n        {WAIT}"),
+        ("writes where it reads", "self._device[1 - at] + data", "self._device[at] + data"),
+        ("buffers for too few images", '"cudaMalloc", wanted, doing=f"making buffers', '"cudaMalloc", wanted // 4, doing=f"making buffers'),
+        ("an address of the host", "first.name: self._device[at] + data", "first.name: self._host_in.address + data"),
+        ("an address of the other buffer", "first.name: self._device[at]", "first.name: self._device[0]"),
+        ("frees scratch memory too early", WAIT, f"self.cuda.cudaFree(self._scratch); self._scratch = 0; {WAIT}"),
+        ("pinned memory is left", "self._host_in.free()\n", "pass\n"),
+        ("the stream is left", "self.cuda.cudaStreamDestroy(stream)", "pass"),
+        ("memory on the GPU is left", "for address in (*self._device, self._scratch):", "for address in self._device:"),
+        ("scratch memory is too small", "_aligned(max(size, 1))", "_aligned(max(size // 4, 1))"),
+        ("pageable memory", "self._host_in.address,", "array.ctypes.data,"),
+        ("copies in the wrong direction", "kinds.cudaMemcpyHostToDevice", "kinds.cudaMemcpyDeviceToHost"),
+        ("copies too few bytes", "data + array.nbytes", "data + array.nbytes // 2"),
+        ("copies too many bytes back", "result.nbytes,", "result.nbytes * 1000,"),
+    ],
+)  # fmt: skip
+def test_broken_memory_managementis_found(bundle, gpu, exact, monkeypatch, what, old, new):
+    broken = changed(cuda_memory, old, new)
+    monkeypatch.setattr("ls_edge.engines.opening.CudaWorkspace", broken.CudaWorkspace)
+    assert is_found(bundle, gpu, exact), what
+
+
+@pytest.mark.parametrize(
+    ("what", "old", "new"),
+    [
+        ("no profile", "if not context.set_optimization_profile_async(0, self.workspace.stream):", "if False:"),
+        ("no activation memory", "self._give_scratch(context)\n        return context", "return context"),
+        ("no shape", "if not context.set_input_shape(tensor.name, tensor.shape(batch)):", "if False:"),
+        ("no address", "if not context.set_tensor_address(name, address):", "if False:"),
+        ("one context for all graphs", "_Graph(self._new_context(),", "_Graph(self._context,"),
+        ("captured before it ran", "self._execute(found.context)\n            return\n        if found", "pass\n        if found"),
+        ("a graph is left", "self.workspace.cuda.cudaGraphExecDestroy(found.graph)", "pass"),
+        ("what it was made of is left", "cuda.cudaGraphDestroy(graph)", "pass"),
+        ("the memory is left", "self._context = self._engine = self._runtime = None\n        self.workspace.release()", "pass"),
+        ("another stream", "execute_async_v3(self.workspace.stream)", "execute_async_v3(0)"),
+    ],
+)  # fmt: skip
+def test_wrong_orders_of_calls_are_found(bundle, gpu, exact, monkeypatch, what, old, new):
+    broken = changed(tensorrt_engine, old, new)
+    monkeypatch.setattr("ls_edge.engines.opening.open_tensorrt", broken.open_tensorrt)
+    monkeypatch.setattr("ls_edge.engines.block_runner.TensorRTEngine", broken.TensorRTEngine)
+    assert is_found(bundle, gpu, exact), what
+
+
+def changed(module, old, new):
+    """The module with a piece of its source replaced."""
+    source = Path(module.__file__).read_text()
+    assert old in source
+    made = types.ModuleType(module.__name__)
+    monkey = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = made  # dataclasses look there
+    try:
+        exec(compile(source.replace(old, new), module.__file__, "exec"), made.__dict__)
+    finally:
+        sys.modules[module.__name__] = monkey
+    return made
+
+
+def test_code_that_is_not_broken_passes_the_same_check(bundle, gpu, exact):
+    assert not is_found(bundle, gpu, exact)
+
+
+def is_found(bundle, gpu, exact):
+    """Whether a run of some blocks fails, gives other numbers, or leaves or misuses something."""
+    engines = {}
+    try:
+        engines = open_block_engines(bundle, ORDER, kind="tensorrt")
+        runner = BlockRunner(engines, needs_slot=False)
+        results = [(runner.run((2, 0, 1), tokens(batch)).last, batch) for batch in (1, 2, 1, 1, 8, 1)]
+        found = any(
+            not np.abs(ours - expected(exact, (2, 0, 1), tokens(batch))).max() < 1e-4 for ours, batch in results
+        )
+    except (EngineError, sys.modules["cuda.bindings.runtime"].Fault):
+        found = True
+    for engine in engines.values():
+        engine.close()
+    found = found or bool(gpu.left() or gpu.misuse)
+    gpu.reset()
+    return found
+
+
+# --- the doubles and the code against the published bindings -------------------------------------------------------
+
+
+def _arguments(text):
+    inside = text.split("(", 1)[1].rsplit(")", 1)[0]
+    names = [part.split("=")[0].split(":")[0].split()[-1] for part in inside.split(", ") if part.strip()]
+    return [name for name in names if name not in ("self", "/")]
+
+
+def _double(doubles, kind, name):
+    found = doubles if kind == "tensorrt" else sys.modules["cuda.bindings.runtime"]
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+@pytest.mark.parametrize("version", SIGNATURES)
+def test_the_doubles_have_the_signatures_of_the_bindings(doubles, gpu, version):
+    kind = version.split()[0]
+    for name, texts in SIGNATURES[version].items():
+        assert texts, f"{name} is not in {version}"
+        double = _double(doubles, kind, name)
+        if texts[0] in ("value", "property", "class") or double is None:
+            continue
+        call = double.__init__ if inspect.isclass(double) else double
+        ours = [p for p in inspect.signature(call).parameters if p != "self"]
+        assert ours in [_arguments(text) for text in texts], (name, ours, texts)
+
+
+_OBJECTS = {
+    "trt": "", "_trt": "", "builder": "Builder", "network": "INetworkDefinition", "parser": "OnnxParser",
+    "config": "IBuilderConfig", "profile": "IOptimizationProfile", "_runtime": "Runtime", "_engine": "ICudaEngine",
+    "engine": "ICudaEngine", "_context": "IExecutionContext", "context": "IExecutionContext",
+}  # fmt: skip
+
+
+def _used(module):
+    """Dotted names that a module reads of the objects of TensorRT, by the names that it gives them."""
+    found = set()
+    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+        if not isinstance(node, ast.Attribute):
+            continue
+        parts, inner = [node.attr], node.value
+        while isinstance(inner, ast.Attribute) and inner.attr not in _OBJECTS:
+            parts.insert(0, inner.attr)
+            inner = inner.value
+        name = inner.id if isinstance(inner, ast.Name) else inner.attr if isinstance(inner, ast.Attribute) else None
+        if name in _OBJECTS:
+            found.add(".".join(filter(None, (_OBJECTS[name], *parts))))
+    prefixes = {name.rsplit(".", 1)[0] for name in found}
+    return {name.removesuffix(".__init__") for name in found if name not in prefixes and not name.startswith("__")}
+
+
+@pytest.mark.parametrize("module", [tensorrt_build, tensorrt_engine], ids=lambda m: m.__name__.split("_")[-1])
+def test_every_name_of_tensorrt_is_in_all_bindings_and_in_the_double(module, doubles):
+    used = _used(module)
+    assert len(used) > 5
+    versions = [version for version in SIGNATURES if version.startswith("tensorrt")]
+    assert {version.split()[1].split(".")[0] for version in versions} == {"10", "11"}
+    for name in used:
+        for version in versions:
+            assert SIGNATURES[version].get(name), f"{name} is not in {version}"
+
+
+@pytest.mark.parametrize("module", [cuda_memory, tensorrt_build, tensorrt_engine])
+def test_every_name_of_cuda_is_in_all_bindings_and_in_the_double(module, gpu):
+    source = ast.parse(Path(module.__file__).read_text())
+    used = {node.attr for node in ast.walk(source) if isinstance(node, ast.Attribute)}
+    used |= {node.value for node in ast.walk(source) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    used = {name for name in used if name.startswith("cuda") and name.isidentifier() and not name.islower()}
+    assert used
+    for version in (version for version in SIGNATURES if version.startswith("cuda")):
+        known = {part for name in SIGNATURES[version] for part in name.split(".")}
+        assert used <= known, (version, used - known)
+    double = sys.modules["cuda.bindings.runtime"]
+    owners = (double, double.cudaError_t, double.cudaMemcpyKind, double.cudaStreamCaptureMode)
+    assert all(any(hasattr(owner, name) for owner in owners) for name in used)
