@@ -77,7 +77,8 @@ def profile_bundle(
     manifest = bundle.manifest
     return DeviceProfile(
         schema=SCHEMA, bundle_id=manifest.bundle_id, model_id=manifest.model_id, model=manifest.model, device=facts,
-        engine=f"onnxruntime {onnxruntime_module().__version__}" if choice.kind == "onnx" else "tensorrt", provider=used,
+        engine=f"onnxruntime {onnxruntime_module().__version__}" if choice.kind == "onnx" else "tensorrt",
+        provider=used,
         precision=manifest.precision, threads=threads, batch=timed, parts=parts,
         memory_bytes=max(sum(part.file_bytes for part in parts), taken or 0),
         power_watts=None if power is None else power.watts, idle_watts=None if idle is None else idle.watts,
