@@ -34,6 +34,7 @@ COMMANDS = {
     "predict": "Name what is on images, through the peers that can be reached.",
     "bench": "Time the engines of a bundle on this machine.",
     "profile": "Measure what a bundle takes on this device.",
+    "plan": "Plan which blocks on which device, and say whether that pays.",
     "doctor": "Find what is missing or mixed up on this machine.",
     "chaos": "Answer images while peers are killed, stopped, hung and cut off.",
     "demo": "Train, export, serve and measure on embedded data, with a peer killed on the way.",

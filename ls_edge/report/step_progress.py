@@ -1,7 +1,8 @@
-"""The progress of work in steps, on standard error: a bar on a terminal, a line a step elsewhere."""
+"""The progress of work in steps, on standard error: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 
 from rich.console import Console
@@ -10,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ls_edge.errors import printable
 from ls_edge.report.terminal import open_console
 
+LINE_EVERY_S = 5.0
+
 
 class StepProgress:
     """Shows which step of how many is being done; a context manager, called as ``progress(done, total, text)``."""
@@ -17,7 +20,7 @@ class StepProgress:
     def __init__(self, label: str, *, console: Console | None = None) -> None:
         self._console = console or open_console(stderr=True)
         self._label = printable(label)
-        self._said = ""
+        self._next_line = 0.0
         self._bar: Progress | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
@@ -41,6 +44,6 @@ class StepProgress:
         """``done`` of ``total`` steps are done, and ``text`` is what comes next."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, description=f"{self._label}: {printable(text)}")
-        elif text != self._said:
-            self._said = text
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LINE_EVERY_S
             self._console.print(f"{self._label}: {printable(text)} ({done}/{total})", markup=False, highlight=False)

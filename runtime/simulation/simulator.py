@@ -3,8 +3,9 @@
 For tests that go through thousands of courses of events, and for asking what a placement of blocks would do. Tokens
 are the tuple of the blocks that ran on them, so an answer shows what it was computed from. Messages between two
 processes keep their order and arrive ``latency`` seconds later; what is on its way when a link goes down is lost.
+Tokens may take longer (``transfers``) and occupy the links of both ends for a while (``wire``).
 
-Left out: bandwidth, codecs, serialisation, real engines.
+Left out: codecs, serialisation, real engines.
 """
 
 from __future__ import annotations
@@ -78,13 +79,20 @@ class Simulation:
         seed: int = 0,
         limits: Limits | None = None,
         latency: float = 0.001,
-        block_seconds: float = 0.005,
+        block_seconds: float | Mapping[str, float] = 0.005,
         max_batch: int = 1,
         detection: float = 0.35,
         costs: OrderCosts | None = None,
         validate: bool = False,
+        transfers: Callable[[str, str], float] | None = None,
+        wire: Mapping[str, float] | None = None,
     ) -> None:
-        """``validate``: check the books of a machine after each event (``CustodyMachine.validate``)."""
+        """``validate``: check the books of a machine after each event (``CustodyMachine.validate``).
+
+        ``block_seconds`` is what a block takes everywhere, or by peer. ``transfers`` gives the seconds that tokens take
+        from one process to another, ``latency`` where it is left out; ``wire`` is for how long they occupy a process's
+        link, by name, in each direction by itself.
+        """
         self.blocks = blocks
         self.now = 0.0
         self.outcomes: dict[int, list[Complete | Fail]] = {}
@@ -92,10 +100,14 @@ class Simulation:
         """When each request had its outcome."""
         self.notes: list[tuple[float, str, Note]] = []
         self.latency = latency
-        self.block_seconds = dict.fromkeys(peers, block_seconds)
+        self.block_seconds = (
+            dict(block_seconds) if isinstance(block_seconds, Mapping) else dict.fromkeys(peers, block_seconds)
+        )
         self.max_batch = max_batch
         self.detection = detection
         """Seconds until a stopped process counts as lost (heartbeats)."""
+        self.busy = dict.fromkeys(peers, 0.0)
+        """Seconds that the engine of each peer has computed, or was given to compute."""
         self.send_failures = 0.0
         """Part of all messages that cannot be sent, as when a link's queue is full."""
         self._placement = {name: tuple(held) for name, held in peers.items()}
@@ -107,6 +119,12 @@ class Simulation:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._requests = itertools.count()
         self._cut: set[frozenset[str]] = set()
+        self._transfers = transfers
+        self._wire = dict(wire or {})
+        self._sends_until: dict[str, float] = {}
+        self._receives_until: dict[str, float] = {}
+        self._arrives_at: dict[tuple[str, str], float] = {}
+        """When the latest message between two processes arrives: a later one cannot come before it."""
         self.source = SourceMachine(SOURCE, limits=self._limits, rng=self._rng, costs=costs)
         self.processes = {SOURCE: Process(SOURCE, self.source, 0)}
         for name in peers:
@@ -283,7 +301,19 @@ class Simulation:
             if same and self._linked(sender, to) and (known or b.stopped):
                 self._feed(to, event)
 
-        self._at(self.latency, arrive)
+        self._at(self._arrival(sender, to, tokens=isinstance(event, Arrived)) - self.now, arrive)
+
+    def _arrival(self, sender: str, to: str, *, tokens: bool) -> float:
+        """When a message that is sent now arrives; tokens wait for both links, and other messages for their turn."""
+        at = self.now + self.latency
+        if tokens and self._transfers is not None:
+            start = max(self.now, self._sends_until.get(sender, 0.0))
+            self._sends_until[sender] = start + self._wire.get(sender, 0.0)
+            at = max(start + self._transfers(sender, to), self._receives_until.get(to, 0.0) + self._wire.get(to, 0.0))
+            self._receives_until[to] = at
+        if self._transfers is not None:
+            at = self._arrives_at[sender, to] = max(at, self._arrives_at.get((sender, to), 0.0))
+        return at
 
     def _feed(self, name: str, event: Event) -> None:
         process = self.processes[name]
@@ -333,6 +363,7 @@ class Simulation:
 
     def _compute(self, process: Process, compute: Compute) -> None:
         seconds = self.block_seconds[process.name] * len(compute.blocks)
+        self.busy[process.name] += seconds
         outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)
         done = Computed(compute.blocks, compute.transfers, outputs, round(seconds * 1e6))
 

@@ -26,7 +26,7 @@ def test_profile_of_a_device(command, bundle, tmp_path):
     found = load_profile(out)
     assert (found.device.name, list(found.batch)) == ("here", ["1", "2"])
     assert json.loads(printed) == json.loads(out.read_text(encoding="utf-8"))
-    assert "profile: block 0" in errors
+    assert "profile: idle (0/8)" in errors
 
 
 def test_tables(command, bundle, tmp_path):

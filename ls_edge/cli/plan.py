@@ -1,0 +1,267 @@
+"""``ls-edge plan``: which blocks on which device, and whether distributing pays at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ls_edge.cli.command import Command
+from ls_edge.errors import UsageError
+
+if TYPE_CHECKING:
+    from ls_edge.runtime.planning.document import Expected, PlanDocument
+    from ls_edge.runtime.planning.problem import Objective, Placement
+
+PORT = 5555
+"""Of the peers, where no file tells their addresses."""
+
+
+@click.command(
+    cls=Command,
+    short_help="Plan which blocks on which device, and say whether that pays.",
+    examples=(
+        "ls-edge plan --bundle bundle --profiles orin-0.json nano-0.json --objective latency",
+        "ls-edge plan --bundle bundle --profiles orin-0,orin-1=orin.json --objective throughput --out peers.yaml",
+        "ls-edge plan --bundle bundle --profiles a.json b.json --links links.json --objective survival --replicas 2 "
+        "--loss-probability 0.05",
+    ),
+)
+@click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Folder of the exported model.")
+@click.option(
+    "--profiles", required=True, multiple=True, metavar="FILE...",
+    help="Files of 'ls-edge profile'; orin-0,orin-1=FILE for several devices like the one that was measured.",
+)  # fmt: skip
+@click.argument("more", nargs=-1, metavar="")
+@click.option("--source", help="Profile of the machine with the images; as fast as the fastest device if left out.")
+@click.option("--links", type=click.Path(path_type=Path), help="File of 'ls-edge profile --links'.")
+@click.option(
+    "--objective", required=True, type=click.Choice(["latency", "throughput", "energy", "survival"]),
+    help="What is to be best.",
+)  # fmt: skip
+@click.option(
+    "--replicas", type=click.IntRange(min=1, max=256), default=1, show_default=True, help="Least holders of a block."
+)
+@click.option("--max-replicas", type=click.IntRange(min=1, max=256), help="Most holders; else what memory allows.")
+@click.option(
+    "--loss-probability", "losses", multiple=True, metavar="P|NAME=P",
+    help="How likely a device is gone: for all, or for a device or zone by name; several times.",
+)  # fmt: skip
+@click.option(
+    "--zones", multiple=True, metavar="ZONE=NAME,...",
+    help="Devices that fail together; holders of a block are in different zones. Several times.",
+)  # fmt: skip
+@click.option(
+    "--codec", type=click.Choice(["raw", "fp16", "int8"]), default="raw", show_default=True,
+    help="How tokens travel.",
+)  # fmt: skip
+@click.option(
+    "--mbit", type=click.FloatRange(min=0.001), default=1000.0, show_default=True,
+    help="Megabits a second of links that were not measured.",
+)  # fmt: skip
+@click.option(
+    "--link-ms", type=click.FloatRange(min=0), default=0.3, show_default=True,
+    help="Latency of links that were not measured.",
+)  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), help="peers.yaml to write.")
+@click.option("--peers", type=click.Path(path_type=Path), help="peers.yaml whose addresses and keys --out keeps.")
+@click.option(
+    "--solver-seconds", type=click.FloatRange(min=0, max=3600), default=8.0, show_default=True,
+    help="Time limit of the solver; 0 plans by rule alone.",
+)  # fmt: skip
+@click.option("--no-simulation", is_flag=True, help="Figures by formula alone.")
+@click.option("--allow-throttled", is_flag=True, help="Take profiles of devices that throttled.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def command(
+    bundle: Path, profiles: tuple[str, ...], more: tuple[str, ...], source: str | None, links: Path | None,
+    objective: Objective, replicas: int, max_replicas: int | None, losses: tuple[str, ...], zones: tuple[str, ...],
+    codec: str, mbit: float, link_ms: float, out: Path | None, peers: Path | None, solver_seconds: float,
+    no_simulation: bool, allow_throttled: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Plan which blocks of a bundle each device holds, from what they and their links were measured to do, and compare
+    with the best device alone, round robin, equal parts and a pipeline in trained order.
+
+    Where one device alone is as good, that is what is recommended, with the figures of both.
+    """  # noqa: D205
+    import msgspec
+
+    from ls_edge.bundle import Bundle
+    from ls_edge.device_profile import load_links
+    from ls_edge.report.files import check_whole
+    from ls_edge.report.step_progress import StepProgress
+    from ls_edge.runtime.planning import milp
+    from ls_edge.runtime.planning.document import plan_document
+    from ls_edge.runtime.planning.from_profiles import PlanningInputs, problem_of, read_profiles
+    from ls_edge.runtime.planning.planner import plan_placement
+
+    if peers is not None and out is None:
+        raise UsageError("--peers says what --out keeps; give --out FILE as well")
+    if out is not None:
+        check_whole(out)
+    opened = Bundle.open(bundle)
+    inputs = PlanningInputs(
+        profiles=read_profiles((*profiles, *more)), source=None if source is None else read_profiles([source])[0],
+        links=None if links is None else load_links(links), codec=codec, mbit=mbit, latency_ms=link_ms,
+        replicas=replicas, max_replicas=max_replicas, losses=_losses(losses), zones=_zones(zones),
+        throttled=allow_throttled,
+    )  # fmt: skip
+    problem, assumptions = problem_of(opened, inputs)
+    entries = None if peers is None else _known_entries(peers, [device.name for device in problem.devices])
+    with StepProgress("plan") as progress:
+        planned = plan_placement(
+            problem, objective, seconds=solver_seconds, solver=milp.solve if solver_seconds else None, on_step=progress
+        )
+        document = plan_document(
+            problem, objective, planned, assumptions, simulate=not no_simulation,
+            on_step=lambda done, total, text: progress(done, total, f"simulating {text}" if done < total else text),
+        )  # fmt: skip
+    if out is not None:
+        _write_peers(out, document.placement, codec, peers, entries)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+    else:
+        _print(document)
+        if out is not None:
+            click.echo(f"written to {out}" + _next_step(peers))
+
+
+def _losses(texts: tuple[str, ...]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for text in texts:
+        for piece in text.split(","):
+            name, _, value = piece.rpartition("=")
+            try:
+                probability = float(value)
+            except ValueError:
+                probability = -1.0
+            if not 0 <= probability < 1:
+                raise UsageError(
+                    f"--loss-probability {piece!r} cannot be read; write 0.05 for all devices or orin-0=0.1 for one, "
+                    "from 0 to below 1"
+                )
+            found[name] = probability
+    return found
+
+
+def _zones(texts: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        zone, equals, names = text.partition("=")
+        if not equals or not zone or not names:
+            raise UsageError(f"--zones {text!r} cannot be read; write ZONE=NAME,NAME, for example rack=orin-0,orin-1")
+        for name in names.split(","):
+            if found.get(name, zone) != zone:
+                raise UsageError(f"--zones puts {name!r} into {found[name]!r} and {zone!r}; a device is in one zone")
+            found[name] = zone
+    return found
+
+
+def _known_entries(path: Path, names: list[str]) -> dict[str, Any]:
+    """The document of an existing ``peers.yaml``, of which the plan changes blocks only."""
+    import yaml
+
+    from ls_edge.peers_file import load_peers
+
+    file = load_peers(path)  # finds mistakes, with line and column
+    for name in names:
+        file.peer(name)
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert isinstance(document, dict)
+    return document
+
+
+def _write_peers(
+    out: Path, placement: Placement, codec: str, known: Path | None, document: dict[str, Any] | None
+) -> None:
+    """Write the peers that hold blocks; those that hold none stand in a comment."""
+    import yaml
+
+    from ls_edge.report.files import write_whole
+
+    idle = [name for name, blocks in placement.items() if not blocks]
+    text = "# Written by 'ls-edge plan'.\n"
+    if idle:
+        text += f"# Without blocks, so left out: {', '.join(idle)}\n"
+    if document is None:
+        document = {
+            "sources": [],
+            "peers": [
+                {"name": name, "address": f"tcp://{name}:{PORT}", "bind": f"tcp://0.0.0.0:{PORT}", "codec": codec}
+                for name in placement
+            ],
+        }
+        text += (
+            f"# Addresses are the names of the devices, port {PORT}. Keys are still to be made, for each device and\n"
+        )
+        text += "# the source: 'ls-edge keys new NAME'; see docs/peers.md.\n"
+    else:
+        text += f"# Addresses and keys are those of {known}.\n"
+    kept = []
+    for entry in document["peers"]:
+        blocks = placement.get(entry["name"], ())
+        if blocks:
+            kept.append({**entry, "blocks": _ranges(blocks)})
+    write_whole(out, text + yaml.safe_dump({**document, "peers": kept}, sort_keys=False))
+
+
+def _ranges(blocks: tuple[int, ...]) -> str:
+    from ls_edge.report.formatting import block_ranges
+
+    return block_ranges(blocks).replace(" ", "")
+
+
+def _next_step(peers: Path | None) -> str:
+    return "" if peers is not None else "; next: addresses and keys, then copy it to every machine"
+
+
+def _print(document: PlanDocument) -> None:
+    from ls_edge.report.formatting import NOTHING, block_ranges, show, show_ms
+    from ls_edge.report.terminal import PlainTable, open_console, print_table
+
+    console = open_console()
+    if document.recommendation == "single":
+        console.print(f"One device is better. {document.reason}.", soft_wrap=True)
+    else:
+        console.print(f"Distribute: {document.reason}.", soft_wrap=True)
+    placement = PlainTable()
+    placement.add_column("device")
+    placement.add_column("blocks")
+    for name, blocks in document.placement.items():
+        placement.add_row(name, block_ranges(blocks) or NOTHING)
+    print_table(placement, console)
+    table = PlainTable()
+    table.add_column("")
+    for heading in ("latency", "images / s", "energy", "battery", "whole answers"):
+        table.add_column(heading, justify="right")
+    table.add_column("policy")
+
+    def row(name: str, figures: Expected | None) -> None:
+        if figures is None:
+            table.add_row(name, *[NOTHING] * 5, "no room")
+            return
+        table.add_row(
+            name,
+            show_ms(figures.latency_ms),
+            show(figures.throughput),
+            NOTHING if figures.energy_mj is None else f"{show(figures.energy_mj)} mJ",
+            NOTHING if figures.battery_h is None else f"{show(figures.battery_h)} h",
+            NOTHING if figures.whole_share is None else f"{100 * figures.whole_share:.3f} %",
+            figures.policy or "",
+        )
+
+    row("plan", document.expected)
+    for name, figures in document.baselines.items():
+        called = name.replace("_", " ")
+        row(f"{called}: {figures.device}" if figures is not None and figures.device else called, figures)
+    print_table(table, console)
+    if document.policy is not None:
+        console.print(f"run it with --policy {document.policy}")
+    if document.chosen not in ("solver", "heuristic"):
+        console.print(f"the placement is that of the baseline {document.chosen.replace('_', ' ')}", soft_wrap=True)
+    proof = "no placement is better by the formulas" if document.solver == "exact" else "not proven to be the best"
+    console.print(f"{proof}; solver {document.solver_seconds:.1f} s")
+    for line in document.assumptions:
+        console.print(f"assumed: {line}", soft_wrap=True)
+    for line in document.warnings:
+        console.print(f"warning: {line}", style="yellow", soft_wrap=True)

@@ -1,0 +1,193 @@
+"""``ls-edge plan``: from profiles of devices to a peers.yaml, with figures that a simulation confirms."""
+
+import json
+
+import msgspec
+import pytest
+import yaml
+
+from ls_edge.bundle import Bundle
+from ls_edge.device_profile import LinkFit, LinksDocument, LinkTimes, load_profile
+from ls_edge.engines.profiling import profile_bundle
+from ls_edge.peers_file import load_peers
+from ls_edge.sensors import Sensors
+
+pytest.importorskip("highspy")
+
+
+@pytest.fixture(scope="module")
+def measured(bundle, tmp_path_factory):
+    """A profile of this machine; the tests change its figures to those of boards."""
+    return profile_bundle(
+        Bundle.open(bundle), name="here", duration=0.02, threads=1, sensors=Sensors(tmp_path_factory.mktemp("none"))
+    )
+
+
+@pytest.fixture
+def profile(measured, tmp_path):
+    """Write the profile of a board whose blocks take ``block_ms`` and need a tenth of its memory ``tenths`` times."""
+
+    def write(name, block_ms=1.0, *, tenths=100, watts=None, throttled_by=(), **changes):
+        document = msgspec.to_builtins(measured)
+        times = document["batch"]["1"]
+        for key, ms in (("stem_ms", 0.5), ("head_ms", 0.5)):
+            times[key] = {"p50": ms, "p95": ms, "min": ms}
+        times["blocks_ms"] = [{"p50": block_ms, "p95": block_ms, "min": block_ms}] * 4
+        for part in document["parts"]:
+            part["file_bytes"], part["resident_bytes"] = 1000, 1000
+        document["memory_bytes"] = 6000
+        document["device"] |= {"name": name, "available_bytes": 100 * tenths * 125 // 10}
+        document |= {
+            "power_watts": watts,
+            "throttled": bool(throttled_by),
+            "throttled_by": list(throttled_by),
+        } | changes
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(document), encoding="utf-8")
+        load_profile(path)
+        return path
+
+    return write
+
+
+def planned(command, *arguments):
+    code, printed, errors = command("plan", *arguments, "--json")
+    assert code == 0, errors
+    return json.loads(printed)
+
+
+def test_one_fast_board_is_better_alone_for_latency(command, bundle, profile):
+    found = planned(
+        command, "--bundle", bundle, "--profiles", profile("a", 1.0), profile("b", 3.0), "--objective", "latency",
+        "--link-ms", "2", "--mbit", "100000",
+    )  # fmt: skip
+    assert found["recommendation"] == "single"
+    single = found["baselines"]["single"]
+    assert (single["device"], single["latency_ms"], single["throughput"]) == ("a", 5.0, 200.0)
+    assert found["reason"].startswith("a alone is as good or better: 5.0 ms against")
+    assert found["expected"]["latency_ms"] > 5.0
+    assert found["solver"] == "exact"
+    code, printed, _ = command(
+        "plan", "--bundle", bundle, "--profiles", profile("a", 1.0), "--objective", "latency", "--no-simulation"
+    )
+    assert code == 0
+    assert printed.startswith("One device is better. a alone")
+
+
+def test_throughput_of_a_fleet_and_its_baselines(command, bundle, profile, tmp_path):
+    out = tmp_path / "peers.yaml"
+    found = planned(
+        command, "--bundle", bundle, "--profiles", profile("fast", 2.0), profile("slow", 6.0), "--objective",
+        "throughput", "--link-ms", "0.1", "--mbit", "100000", "--out", out,
+    )  # fmt: skip
+    assert found["recommendation"] == "distribute"
+    assert found["replicas"] in (1, 2)
+    expected = found["expected"]
+    assert expected["throughput"] >= found["formula"]["throughput"] * 0.95
+    for name in ("single", "round_robin", "equal_split", "trained_order"):
+        assert expected["throughput"] >= 0.99 * found["baselines"][name]["throughput"]
+    assert expected["policy"] == found["policy"]
+    assert found["expected"]["energy_mj"] is None
+    written = yaml.safe_load(out.read_text(encoding="utf-8"))
+    held = {entry["name"]: entry["blocks"] for entry in written["peers"]}
+    assert set(held) == {name for name, blocks in found["placement"].items() if blocks}
+    assert all(entry["address"] == f"tcp://{entry['name']}:5555" for entry in written["peers"])
+
+
+def test_a_model_that_fits_no_board_alone(command, bundle, profile, tmp_path):
+    """Three blocks to a board at most; one that is known keeps its address and key."""
+    base = tmp_path / "base.yaml"
+    base.write_text(
+        "peers:\n- {name: a, address: 'tcp://127.0.0.1:5601', blocks: [0], threads: 2}\n"
+        "- {name: b, address: 'tcp://127.0.0.1:5602', blocks: [0]}\n",
+        encoding="utf-8",
+    )
+    out = tmp_path / "peers.yaml"
+    found = planned(
+        command, "--bundle", bundle, "--profiles", profile("a", tenths=3), profile("b", tenths=3), "--objective",
+        "latency", "--out", out, "--peers", base,
+    )  # fmt: skip
+    assert found["recommendation"] == "distribute"
+    assert found["reason"] == "no device has memory for the whole model"
+    assert found["baselines"]["single"] is None
+    file = load_peers(out)
+    assert {peer.name: (peer.address, peer.threads) for peer in file.peers} == {
+        "a": ("tcp://127.0.0.1:5601", 2), "b": ("tcp://127.0.0.1:5602", None),
+    }  # fmt: skip
+    assert sorted(block for peer in file.peers for block in peer.blocks) == [0, 1, 2, 3]
+    assert {peer.name: peer.blocks for peer in file.peers} == {k: tuple(v) for k, v in found["placement"].items()}
+
+
+def test_energy_and_survival(command, bundle, profile):
+    boards = profile("hungry", 1.0, watts=20.0), profile("frugal", 2.0, watts=4.0)
+    found = planned(command, "--bundle", bundle, "--profiles", *boards, "--objective", "energy")
+    assert found["placement"]["frugal"] == [0, 1, 2, 3]
+    assert found["formula"]["energy_mj"] == pytest.approx(4 * 2.0 * 4.0 + 20.0 * 1.0)
+    assert found["expected"]["energy_mj"] == pytest.approx(found["formula"]["energy_mj"], rel=0.01)
+    boards = [profile(name, 1.0) for name in "abc"]
+    found = planned(
+        command, "--bundle", bundle, "--profiles", *boards, "--objective", "survival", "--replicas", "2",
+        "--max-replicas", "2", "--loss-probability", "0.1",
+    )  # fmt: skip
+    assert found["formula"]["whole_share"] == pytest.approx(0.99)
+    assert found["expected"]["simulated_whole_share"] == pytest.approx(0.99, abs=0.06)
+    assert found["recommendation"] == "distribute"
+    assert found["baselines"]["single"]["whole_share"] == 0.9
+
+
+def test_zones_links_and_devices_alike(command, bundle, profile, tmp_path):
+    board = profile("orin", 1.0)
+    model = Bundle.open(bundle).manifest.model_id
+    names = ("laptop", "o1", "o2", "o3")
+    transfers = [
+        LinkTimes(one, two, "raw", 2048, 9, 5.0 if "o3" in (one, two) else 0.5, 6.0)
+        for one in names for two in names if one != two
+    ]  # fmt: skip
+    links = tmp_path / "links.json"
+    links.write_bytes(
+        msgspec.json.encode(LinksDocument(1, model, "laptop", transfers, [LinkFit("o1", "o2", None, None)], []))
+    )
+    found = planned(
+        command, "--bundle", bundle, "--profiles", f"o1,o2,o3={board}", "--links", links, "--objective", "latency",
+        "--replicas", "2", "--zones", "left=o1,o2",
+    )  # fmt: skip
+    assert found["placement"]["o3"] == [0, 1, 2, 3]  # the only one in another zone
+    assert sorted(found["placement"]["o1"] + found["placement"]["o2"]) == [0, 1, 2, 3]
+    assert "o3" not in found["route"]
+    assert not any("Mbit/s" in line for line in found["assumptions"])
+
+
+def test_without_a_solver(command, bundle, profile):
+    found = planned(
+        command, "--bundle", bundle, "--profiles", profile("a"), profile("b"), "--objective", "throughput",
+        "--solver-seconds", "0",
+    )  # fmt: skip
+    assert found["solver"] == "heuristic"
+    assert found["warnings"] == ["the solver was left out; the plan is the best by rule"]
+
+
+def test_bad_input(command, bundle, profile, tmp_path, make_bundle):
+    a, b = profile("a"), profile("b")
+    other = make_bundle(tmp_path / "other", seed=9)
+    hot = profile("hot", throttled_by=["cpu-thermal at 100"])
+    for arguments, code, message in (
+        ((bundle, a, a), 2, "two profiles are of 'a'"),
+        ((other, a), 1, "profile this bundle on that device"),
+        ((bundle, tmp_path / "none.json"), 1, "no such file; make it with 'ls-edge profile"),
+        ((bundle, hot), 1, "hot throttled while it was measured (cpu-thermal at 100)"),
+        ((bundle, a, "--replicas", "2"), 2, "8 copies; the memory of the devices has room for 4"),
+        ((bundle, a, b, "--objective", "energy"), 2, "a, b did not tell any"),
+        ((bundle, a, "--loss-probability", "2"), 2, "'2' cannot be read"),
+        ((bundle, a, "--loss-probability", "c=0.1"), 2, "names 'c', which is no device or zone; there are a"),
+        ((bundle, a, "--zones", "rack"), 2, "write ZONE=NAME"),
+        ((bundle, a, "--zones", "rack=c"), 2, "--zones names 'c'"),
+        ((bundle, a, "--peers", a), 2, "give --out FILE as well"),
+        ((bundle, f"a b={a}"), 2, "is no name of a device"),
+    ):
+        bundle_, *rest = arguments
+        wanted = () if "--objective" in rest else ("--objective", "latency")
+        found, _, errors = command("plan", "--bundle", bundle_, "--profiles", *rest, *wanted)
+        assert (found, message in errors) == (code, True), errors
+    assert planned(
+        command, "--bundle", bundle, "--profiles", hot, "--objective", "latency", "--allow-throttled"
+    )["placement"]["hot"]  # fmt: skip
