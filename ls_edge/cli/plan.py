@@ -23,9 +23,8 @@ PORT = 5555
     short_help="Plan which blocks on which device, and say whether that pays.",
     examples=(
         "ls-edge plan --bundle bundle --profiles orin-0.json nano-0.json --objective latency",
-        "ls-edge plan --bundle bundle --profiles orin-0,orin-1=orin.json --objective throughput --out peers.yaml",
-        "ls-edge plan --bundle bundle --profiles a.json b.json --links links.json --objective survival --replicas 2 "
-        "--loss-probability 0.05",
+        "ls-edge plan --bundle bundle --profiles orin-0,orin-1=orin.json --objective energy --out p.yaml",
+        "ls-edge plan --bundle b --profiles a.json c.json --objective survival --loss-probability 0.05",
     ),
 )
 @click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Folder of the exported model.")

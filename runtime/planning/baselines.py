@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ls_edge.runtime.planning.dealing import deal_in_circle
+from ls_edge.runtime.planning.assignment import assign_in_circle
 from ls_edge.runtime.planning.figures import Figures
 from ls_edge.runtime.planning.problem import Objective, Placement, PlannedDevice, PlanningProblem, zones_of
 
@@ -84,10 +84,10 @@ def trained_order(problem: PlanningProblem) -> Placement | None:
 
 
 def _in_stretches(problem: PlanningProblem, counts: Sequence[int]) -> Placement | None:
-    """Deal out in the order of the devices; None where one has no room, or a zone would hold a block twice."""
+    """Assign in the order of the devices; None where one has no room, or a zone would hold a block twice."""
     if any(count > problem.room(device) for count, device in zip(counts, problem.devices, strict=True)):
         return None
     for devices in zones_of(problem.devices).values():
         if sum(counts[index] for index in devices) > problem.num_blocks:
             return None
-    return deal_in_circle(problem, tuple(counts))
+    return assign_in_circle(problem, tuple(counts))

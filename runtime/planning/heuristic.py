@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ls_edge.runtime.planning.dealing import deal_in_circle, deal_route, deal_sets
+from ls_edge.runtime.planning.assignment import assign_in_circle, assign_route, assign_sets
 from ls_edge.runtime.planning.problem import Objective, Placement, PlanningProblem, zones_of
 
 
@@ -23,7 +23,7 @@ def heuristic_placement(problem: PlanningProblem, objective: Objective, replicas
     if objective == "energy":
         order = sorted(range(len(problem.devices)), key=lambda i: (problem.devices[i].block_mj or 0.0, i))
         counts = fill(problem, order, replicas)
-        return None if counts is None else deal_in_circle(problem, counts)
+        return None if counts is None else assign_in_circle(problem, counts)
     return _mirrors(problem, replicas)
 
 
@@ -66,7 +66,7 @@ def _few_fast_devices(problem: PlanningProblem, replicas: int) -> Placement | No
         )
         if best is None or cost < best[0]:
             best = cost, counts
-    return None if best is None else deal_route(problem, best[1], replicas)
+    return None if best is None else assign_route(problem, best[1], replicas)
 
 
 def _balanced(problem: PlanningProblem, replicas: int) -> Placement | None:
@@ -94,13 +94,13 @@ def _balanced(problem: PlanningProblem, replicas: int) -> Placement | None:
         else:
             high = middle
     found = counts(candidates[low])
-    return None if found is None else deal_in_circle(problem, found)
+    return None if found is None else assign_in_circle(problem, found)
 
 
 def _mirrors(problem: PlanningProblem, replicas: int) -> Placement | None:
     """Groups of devices that hold the same blocks, the likeliest survivors and the roomiest first.
 
-    Where what is left over makes no full group, its blocks are dealt out in a circle instead.
+    Where what is left over makes no full group, its blocks are given out in a circle instead.
     """
     devices = problem.devices
     zone_of = {index: zone for zone, members in zones_of(devices).items() for index in members}
@@ -115,9 +115,9 @@ def _mirrors(problem: PlanningProblem, replicas: int) -> Placement | None:
                 group.append(index)
         if len(group) < replicas:
             counts = fill(problem, sorted(range(len(devices)), key=lambda i: (devices[i].loss, i)), replicas)
-            return None if counts is None else deal_in_circle(problem, counts)
+            return None if counts is None else assign_in_circle(problem, counts)
         count = min(blocks, *(problem.room(devices[index]) for index in group))
         sets.append((frozenset(group), count))
         blocks -= count
         left = [index for index in left if index not in group]
-    return deal_sets(problem, sets)
+    return assign_sets(problem, sets)

@@ -98,7 +98,7 @@ class PlanningProblem:
         """Whether each block can be held by so many devices, all in different zones.
 
         That is so if the zones, none of which holds a block twice, have room for all copies:
-        ``sum(min(B, room of the zone)) >= R B`` (blocks dealt out in a circle then give each zone different ones).
+        ``sum(min(B, room of the zone)) >= R B`` (blocks given out in a circle then give each zone different ones).
         """
         return sum(self.zone_rooms().values()) >= replicas * self.num_blocks
 

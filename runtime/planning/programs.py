@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ls_edge.runtime.planning.dealing import deal_in_circle, deal_route, deal_sets
+from ls_edge.runtime.planning.assignment import assign_in_circle, assign_route, assign_sets
 from ls_edge.runtime.planning.milp import LinearProgram
 from ls_edge.runtime.planning.problem import Objective, Placement, PlanningProblem, kinds_of, zones_of
 from ls_edge.runtime.planning.whole_share import dead_sets
@@ -85,7 +85,7 @@ def _latency(problem: PlanningProblem, replicas: int) -> PlacementProgram:
         return tuple(counts)
 
     def read(values: Sequence[float]) -> Placement | None:
-        return deal_route(problem, counts_of(values), replicas)
+        return assign_route(problem, counts_of(values), replicas)
 
     def route(values: Sequence[float]) -> tuple[str, ...]:
         return tuple(d.name for d, count in zip(problem.devices, counts_of(values), strict=True) if count)
@@ -127,7 +127,7 @@ def _energy(problem: PlanningProblem, replicas: int) -> PlacementProgram:
         for kind, column in zip(kinds, n, strict=True):  # on as few devices of a kind as have room: fewer visits
             room, count = problem.room(problem.devices[kind[0]]), round(values[column])
             _spread(counts, kind[: math.ceil(count / room)] if room else (), count)
-        return deal_in_circle(problem, tuple(counts))
+        return assign_in_circle(problem, tuple(counts))
 
     return PlacementProgram(lp, read, is_exact=True)
 
@@ -157,7 +157,7 @@ def _survival(problem: PlanningProblem, replicas: int) -> PlacementProgram:
                 lp.row({whole: 1, z: 1}, upper=1)
 
     def read(values: Sequence[float]) -> Placement | None:
-        return deal_sets(problem, [(members, round(values[n])) for members, n in zip(sets, holds, strict=True)])
+        return assign_sets(problem, [(members, round(values[n])) for members, n in zip(sets, holds, strict=True)])
 
     return PlacementProgram(lp, read, is_exact=True)
 
@@ -199,7 +199,7 @@ def _mirrored_groups(problem: PlanningProblem, replicas: int) -> PlacementProgra
             for _ in range(round(values[column])):
                 sets.append((frozenset(left[k].pop(0) for k in group), min(room, blocks)))
                 blocks -= sets[-1][1]
-        return deal_sets(problem, sets) if blocks == 0 else None
+        return assign_sets(problem, sets) if blocks == 0 else None
 
     return PlacementProgram(lp, read, is_exact=False)
 
@@ -211,7 +211,7 @@ def _in_circle(
         counts = [0] * len(problem.devices)
         for kind, column in zip(kinds, n, strict=True):
             _spread(counts, kind, round(values[column]))
-        return deal_in_circle(problem, tuple(counts))
+        return assign_in_circle(problem, tuple(counts))
 
     return read
 

@@ -1,4 +1,4 @@
-"""From how many blocks each device holds to which: dealt out in a circle, so that holders of a block lie apart.
+"""From how many blocks each device holds to which: given out in a circle, so that holders of a block lie apart.
 
 Blocks are taken band after band, so a device gets neighbours in that order and a request comes by it once.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ls_edge.runtime.planning.problem import Count, Placement, PlanningProblem, zones_of
 
 
-def deal_in_circle(problem: PlanningProblem, counts: Count) -> Placement:
+def assign_in_circle(problem: PlanningProblem, counts: Count) -> Placement:
     """Give each device so many blocks, one stretch after the other, around the circle of all blocks.
 
     With ``sum(counts) = R B`` each block gets ``R`` holders. The devices of a zone come one after the other, and hold
@@ -27,12 +27,12 @@ def deal_in_circle(problem: PlanningProblem, counts: Count) -> Placement:
     return placement
 
 
-def deal_route(problem: PlanningProblem, counts: Count, replicas: int) -> Placement | None:
+def assign_route(problem: PlanningProblem, counts: Count, replicas: int) -> Placement | None:
     """Give the devices of a route their stretches, and find ``replicas - 1`` further holders for each block.
 
     ``counts`` add up to the number of blocks. None where the memory that is left does not allow the others.
     """
-    first = deal_in_circle(problem, counts)
+    first = assign_in_circle(problem, counts)
     if replicas == 1:
         return first
     held = [set(first[device.name]) for device in problem.devices]
@@ -42,7 +42,7 @@ def deal_route(problem: PlanningProblem, counts: Count, replicas: int) -> Placem
     return {device.name: tuple(sorted(blocks)) for device, blocks in zip(problem.devices, held, strict=True)}
 
 
-def deal_sets(problem: PlanningProblem, sets: Sequence[tuple[frozenset[int], int]]) -> Placement:
+def assign_sets(problem: PlanningProblem, sets: Sequence[tuple[frozenset[int], int]]) -> Placement:
     """Give each set of devices its number of blocks, stretch after stretch; the numbers add up to all blocks."""
     held: list[list[int]] = [[] for _ in problem.devices]
     blocks = iter(problem.band_order)
