@@ -242,11 +242,11 @@ class OnnxEngine:
             binding = self.session.io_binding()
             for tensor in self.signature.inputs:
                 binding.bind_input(
-                    tensor.name, "cuda", 0, np.dtype(tensor.dtype), tensor.shape(batch), addresses[tensor.name]
+                    tensor.name, "cuda", 0, np.dtype(tensor.dtype).type, tensor.shape(batch), addresses[tensor.name]
                 )
             output = self.signature.output
             binding.bind_output(
-                output.name, "cuda", 0, np.dtype(output.dtype), output.shape(batch), addresses[output.name]
+                output.name, "cuda", 0, np.dtype(output.dtype).type, output.shape(batch), addresses[output.name]
             )
         self._queued[key] = binding
         while len(self._queued) > KEPT_QUEUED:

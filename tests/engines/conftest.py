@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
-NAMES = ("tensorrt", "cuda", "cuda.bindings", "cuda.bindings.runtime")
+NAMES = ("tensorrt", "cuda", "cuda.bindings", "cuda.bindings.runtime", "onnxruntime_cuda")
 
 
 @pytest.fixture

@@ -1,0 +1,112 @@
+"""A double of ``onnxruntime-gpu`` for tests: ONNX Runtime's CPU provider behind the double of CUDA; see README.md.
+
+Sessions, their options and their bindings are those of the ONNX Runtime that is installed, but CUDA is in the list of
+providers and "runs" on the stream of ``user_compute_stream``, between addresses of the double of CUDA. Whoever leaves
+TF32 on gets results that are rounded as TF32 rounds.
+"""
+
+import numpy as np
+import onnxruntime
+from cuda.bindings import runtime as cuda
+
+CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
+OPTIONS = {
+    CUDA: {
+        "device_id", "gpu_mem_limit", "arena_extend_strategy", "cudnn_conv_algo_search", "do_copy_in_default_stream",
+        "cudnn_conv_use_max_workspace", "cudnn_conv1d_pad_to_nc1d", "user_compute_stream", "enable_cuda_graph",
+        "prefer_nhwc", "use_ep_level_unified_stream", "use_tf32", "fuse_conv_bias",
+    },
+    TENSORRT: {
+        "device_id", "user_compute_stream", "trt_engine_cache_enable", "trt_engine_cache_path",
+        "trt_engine_cache_prefix", "trt_timing_cache_enable", "trt_timing_cache_path", "trt_force_timing_cache",
+        "trt_fp16_enable", "trt_int8_enable", "trt_max_workspace_size", "trt_cuda_graph_enable",
+        "trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes",
+    },
+}  # fmt: skip
+"""Options of onnxruntime-gpu 1.31 that the tests allow, read from its documentation and from its libraries."""
+
+
+class OnnxRuntimeWithCuda:
+    """Stands for the module ``onnxruntime``."""
+
+    def __init__(self, *, broken=()):
+        """``broken``: providers that are listed and whose libraries do not load."""
+        self.broken, self.opened, self.preloaded = broken, [], 0
+
+    def __getattr__(self, name):
+        return getattr(onnxruntime, name)
+
+    def get_available_providers(self):
+        return [TENSORRT, CUDA, "CPUExecutionProvider"]
+
+    def preload_dlls(self, cuda=True, cudnn=True, msvc=True, directory=None):
+        self.preloaded += 1
+        print("Failed to load libcurand.so.10: not there")
+
+    def InferenceSession(self, raw, options, providers, enable_fallback=1):
+        self.opened.append(providers)
+        for name, given in providers:
+            unknown = set(given) - OPTIONS.get(name, set())
+            if unknown:
+                raise RuntimeError(f"Unknown provider option: {', '.join(unknown)}")
+        named = [name for name, _ in providers if name not in self.broken]
+        session = onnxruntime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
+        return Session(session, named, dict(providers).get(CUDA, {}))
+
+
+class Session:
+    """A session of the CPU provider that takes addresses of the double of CUDA."""
+
+    def __init__(self, session, providers, options):
+        self._session, self._providers, self._options = session, providers, options
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+    def get_providers(self):
+        return self._providers
+
+    def io_binding(self):
+        return Binding(self._session)
+
+    def run_with_iobinding(self, iobinding, run_options=None):
+        if not iobinding.places:
+            return self._session.run_with_iobinding(iobinding.real, run_options)
+        stream = int(self._options.get("user_compute_stream", "0"))
+        places = dict(iobinding.places)
+
+        def work():
+            inputs = {a.name: _values(*places[a.name]).copy() for a in self._session.get_inputs()}
+            for args, values in zip(self._session.get_outputs(), self._session.run(None, inputs), strict=True):
+                if self._options.get("use_tf32", "1") != "0" and values.dtype == np.float32:
+                    values = (values.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+                _values(*places[args.name])[...] = values
+
+        cuda.DEVICE.counts["execute"] += 1
+        cuda.DEVICE.enqueue(stream, work)
+        key = "disable_synchronize_execution_providers"
+        if run_options is None or run_options.get_run_config_entry(key) != "1":
+            cuda.DEVICE.synchronize(stream)
+        return None
+
+
+class Binding:
+    """An ``IOBinding`` between addresses on the GPU, or the real one."""
+
+    def __init__(self, session):
+        self.real, self.places = session.io_binding(), {}
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+    def bind_input(self, name, device_type, device_id, element_type, shape, buffer_ptr):
+        assert (device_type, device_id) == ("cuda", 0)
+        self.places[name] = (np.dtype(element_type), tuple(shape), buffer_ptr)
+
+    def bind_output(self, name, device_type="cpu", device_id=0, element_type=None, shape=None, buffer_ptr=None):
+        self.bind_input(name, device_type, device_id, element_type, shape, buffer_ptr)
+
+
+def _values(dtype, shape, address):
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return cuda.DEVICE.span("device", address, size).view(dtype).reshape(shape)

@@ -1,0 +1,214 @@
+"""ONNX Runtime's providers: the options that keep float32 exact, where memory is, and why one was passed over.
+
+The CUDA provider is a double (``tests/doubles/onnxruntime_cuda.py``), the engine code is the real one.
+"""
+
+import importlib
+import inspect
+import logging
+import os
+from collections import Counter
+
+import msgspec
+import numpy as np
+import onnxruntime
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.engines.block_runner import BlockRunner
+from ls_edge.engines.engine import signature_of
+from ls_edge.engines.opening import announce, choose, open_block_engines, open_engine
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.providers import CPU, CUDA, TENSORRT, memory_of, providers_of, why_not
+from ls_edge.errors import EngineError, UsageError
+
+ORDER = (0, 1, 2, 3, 4, 5)
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle):
+    return Bundle.open(tiny_bundle)
+
+
+@pytest.fixture
+def ort(any_gpu, monkeypatch):
+    """onnxruntime-gpu, as far as the engine code can tell."""
+    made = importlib.import_module("onnxruntime_cuda").OnnxRuntimeWithCuda()
+    for module in ("onnxruntime", "opening"):
+        monkeypatch.setattr(f"ls_edge.engines.{module}.onnxruntime_module", lambda: made)
+    monkeypatch.setattr("ls_edge.engines.onnxruntime._preloaded", False)
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "")
+    return made
+
+
+def tokens(batch=1, seed=0):
+    return np.random.default_rng(seed).standard_normal((batch, 16, 32), dtype=np.float32)
+
+
+def close(ours, theirs):
+    assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_no_provider_rounds_float32(precision):
+    assert dict(providers_of(CUDA, precision=precision))[CUDA]["use_tf32"] == "0"
+    behind = providers_of(TENSORRT, precision=precision)
+    assert [name for name, _ in behind] == [TENSORRT, CUDA, CPU]  # what TensorRT does not take runs on CUDA
+    assert dict(behind)[CUDA]["use_tf32"] == "0"
+    assert dict(behind)[TENSORRT]["trt_fp16_enable"] == str(int(precision == "fp16"))
+    assert dict(behind)[TENSORRT]["trt_int8_enable"] == str(int(precision == "int8"))
+    openvino = dict(providers_of("OpenVINOExecutionProvider", precision=precision))["OpenVINOExecutionProvider"]
+    assert openvino == ({"precision": "FP32"} if precision == "fp32" else {})
+
+
+def test_onnx_runtimes_tensorrt_has_an_engine_cache_and_a_batch_profile(bundle, monkeypatch, tmp_path):
+    monkeypatch.setenv("LS_EDGE_CACHE", str(tmp_path))
+    signature = signature_of(bundle.manifest, "block 0")
+    options = dict(providers_of(TENSORRT, signature=signature, max_batch=8))[TENSORRT]
+    assert options["trt_engine_cache_enable"] == options["trt_timing_cache_enable"] == "1"
+    folder = tmp_path / "onnxruntime-tensorrt"
+    assert options["trt_engine_cache_path"] == options["trt_timing_cache_path"] == str(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    shapes = [options[f"trt_profile_{which}_shapes"] for which in ("min", "opt", "max")]
+    assert shapes == ["tokens:1x16x32", "tokens:1x16x32", "tokens:8x16x32"]
+    folder.chmod(0o777)
+    with pytest.raises(EngineError, match="can be written by others"):
+        providers_of(TENSORRT)
+
+
+def test_memory_is_named_as_onnx_runtime_names_it():
+    assert {name: memory_of(name) for name in (CPU, CUDA, TENSORRT)} == {CPU: "cpu", CUDA: "cuda", TENSORRT: "cuda"}
+    assert memory_of("DmlExecutionProvider") == "dml"
+    for name in ("OpenVINOExecutionProvider", "CoreMLExecutionProvider", "QNNExecutionProvider"):
+        assert memory_of(name) == "cpu"  # they take and give memory of the host
+
+
+def test_one_visit_on_cuda_makes_two_copies_and_one_synchronisation(bundle, ort, any_gpu):
+    engines = open_block_engines(bundle, ORDER, kind="onnx", provider="cuda", threads=1)
+    runner = BlockRunner(engines, needs_slot=False)
+    with Pipeline.open(bundle, provider="cpu", threads=1) as exact:
+        for batch in (1, 3, 11, 1):
+            order, theirs = (3, 0, 5, 1, 2, 4, 0, 3), tokens(batch)
+            before = Counter(any_gpu.counts)
+            ours = runner.run(order, tokens(batch)).last
+            counts = any_gpu.counts - before
+            for block in order:
+                theirs = exact.block(block, theirs)
+            close(ours, theirs)
+            turns = -(-batch // 8)
+            names = ("cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost", "synchronize")
+            assert [counts[name] for name in names] == [turns] * 3
+        assert len({options[0][1]["user_compute_stream"] for options in ort.opened if options[0][0] == CUDA}) == 1
+        assert ort.preloaded == 1
+        assert os.environ["NVIDIA_TF32_OVERRIDE"] == "0"
+    runner.close()
+
+
+def test_a_pipeline_on_cuda_is_the_pipeline_on_the_cpu(ort, any_gpu, slot_bundle):
+    bundle = Bundle.open(slot_bundle)
+    images = np.random.default_rng(3).standard_normal((2, 3, 16, 16), dtype=np.float32)
+    with (
+        Pipeline.open(bundle, threads=1, provider="cpu") as exact,
+        Pipeline.open(bundle, threads=1, provider="cuda") as pipeline,
+    ):
+        for order in (ORDER, (4, 1)):
+            close(pipeline.forward(images, order), exact.forward(images, order))
+        close(pipeline.profile(images)[0], exact.forward(images))
+
+
+def test_with_tf32_the_double_rounds(bundle, ort, monkeypatch):
+    monkeypatch.setattr(
+        "ls_edge.engines.onnxruntime.providers_of",
+        lambda provider, stream=None, **_: [(CUDA, {"user_compute_stream": str(stream)}), (CPU, {})]
+        if provider == CUDA else [(CPU, {})],
+    )  # fmt: skip
+    engine = open_engine(bundle, "block 0", provider="cuda", threads=1)
+    rounded = engine.run({"tokens": tokens()})
+    engine.close()
+    with Pipeline.open(bundle, provider="cpu", threads=1) as exact:
+        theirs = exact.block(0, tokens())
+    assert np.abs(rounded - theirs).max() > 1e-5 * np.abs(theirs).max()
+
+
+def test_auto_takes_cuda_and_says_what_it_passed_over(bundle, ort, caplog):
+    choice = choose(bundle, "onnx")
+    assert (choice.kind, choice.provider, choice.passed_over) == ("onnx", CUDA, ())
+    ort.broken = (CUDA,)
+    choice = choose(bundle, "onnx")
+    assert (choice.kind, choice.provider) == ("onnx", CPU)
+    assert choice.passed_over[0].startswith(f"{CUDA}: stem: {CUDA} did not load (")
+    with caplog.at_level(logging.INFO, "ls_edge.engines"):
+        announce(choice)
+    assert caplog.records[0].passed_over == choice.passed_over[0]
+    assert str(choice) == f"onnx {CPU} (not {choice.passed_over[0]})"
+
+
+def test_a_session_on_cuda_says_why_it_does_not_load(bundle, ort):
+    ort.broken = (CUDA,)
+    with pytest.raises(EngineError, match=rf"^block 0: {CUDA} did not load \(.*\); see 'ls-edge doctor', or ask"):
+        open_engine(bundle, "block 0", provider="cuda", threads=1)
+
+
+def test_the_words_of_the_loader_are_the_reason(tmp_path):
+    class Build:
+        __file__ = str(tmp_path / "__init__.py")
+
+    (tmp_path / "capi").mkdir()
+    assert "libonnxruntime_providers_shared.so: cannot open shared object file" in why_not(Build, CUDA)
+    assert why_not(Build, "CoreMLExecutionProvider") == ""
+
+
+def test_without_cuda_bindings_onnx_runtime_copies_and_it_is_logged(bundle, ort, any_gpu, monkeypatch, caplog):
+    def missing(*_, **__):
+        raise EngineError("cuda-bindings does not load (no module)")
+
+    monkeypatch.setattr("ls_edge.engines.opening.CudaWorkspace.for_bundle", missing)
+    monkeypatch.setattr("ls_edge.engines.onnxruntime.memory_of", lambda provider: "cpu")  # the double has no OrtValue
+    with caplog.at_level(logging.WARNING, "ls_edge.engines"):
+        engines = open_block_engines(bundle, (0, 1), provider="cuda", threads=1)
+    assert [record.message for record in caplog.records] == ["tokens are copied for each block"]
+    runner = BlockRunner(engines, needs_slot=False)
+    with Pipeline.open(bundle, provider="cpu", threads=1) as exact:
+        close(runner.run((0, 1), tokens()).last, exact.block(1, exact.block(0, tokens())))
+    runner.close()
+
+
+def test_dynamic_int8_on_cuda_is_refused_with_the_way_out(bundle, ort, tmp_path):
+    import onnx
+
+    model = onnx.load_model_from_string(bundle.read("block 0"))
+    model.graph.node.add(op_type="DynamicQuantizeLinear", input=["tokens"], output=["a", "b", "c"], name="dynamic")
+    from ls_edge.engines.onnxruntime import open_session
+
+    words = "computes its int8 scales anew for each image, .*--engine tensorrt --calibrate DATA, or ask for cpu"
+    for provider in (CUDA, TENSORRT):
+        with pytest.raises(EngineError, match=words):
+            open_session(model.SerializeToString(), "block 0", provider=provider, threads=1)
+    assert open_session(model.SerializeToString(), "block 0", provider=CPU, threads=1) is not None
+    assert ort.opened[-1] == [(CPU, {})]
+
+
+def test_auto_on_a_dynamic_int8_bundle_is_onnx_runtime_and_says_so(tiny_bundle):
+    bundle = Bundle.open(tiny_bundle)
+    manifest = msgspec.structs.replace(bundle.manifest, verified={"int8": "dynamic"})
+    choice = choose(Bundle(bundle.folder, manifest))
+    assert choice.kind == "onnx"
+    assert any(why.startswith("tensorrt: the bundle's int8 is dynamic, export with") for why in choice.passed_over)
+
+
+def test_names_that_cannot_be(bundle):
+    with pytest.raises(UsageError, match="engine 'paper' is not known; use auto, onnx or tensorrt"):
+        choose(bundle, "paper")
+    with pytest.raises(UsageError, match="engine tensorrt has no provider 'cuda'"):
+        choose(bundle, "tensorrt", "cuda")
+    assert choose(bundle, "auto", "cuda").provider == CUDA
+
+
+def test_the_double_has_the_signatures_of_onnx_runtime(gpu):
+    double = importlib.import_module("onnxruntime_cuda")
+    for name in ("bind_input", "bind_output"):
+        ours, theirs = (inspect.signature(getattr(c, name)) for c in (double.Binding, onnxruntime.IOBinding))
+        assert list(ours.parameters) == list(theirs.parameters)
+        assert [p.default for p in ours.parameters.values()] == [p.default for p in theirs.parameters.values()]
+    ours = inspect.signature(double.Session.run_with_iobinding)
+    assert list(ours.parameters) == list(inspect.signature(onnxruntime.InferenceSession.run_with_iobinding).parameters)
