@@ -32,7 +32,7 @@ from rich.table import Table
 from benchmarks.common import BenchmarkError, local_cluster, report_progress
 from benchmarks.policy_runs import Settings, figures_of, open_runs, top1
 from ls_edge.bundle import Bundle
-from ls_edge.data.datasets import ImageSet, match_classes, open_data
+from ls_edge.data.datasets import ImageSet, match_classes, open_data, trained_on_warning
 from ls_edge.data.preprocess import Preprocessor, iterate
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.order_costs import OrderCosts, read_order_costs
@@ -72,6 +72,9 @@ def run(quick: bool, *, trained: Path | None, data: str) -> dict[str, Any]:
     if costs is None:
         raise BenchmarkError(f"{trained} has no order_costs; export it again with --calibrate DATA")
     images = open_data(data, "eval")
+    warning = trained_on_warning(images, bundle.manifest.trained_on)
+    if warning:
+        report_progress(f"  warning: {warning}")
     images = match_classes(images.take(min(20 if quick else IMAGES, len(images))), bundle.manifest.classes)
     if not images.classes:
         raise BenchmarkError(f"{data} has no labels, which accuracy needs; name a folder of class folders or a tar")

@@ -20,7 +20,7 @@ from benchmarks.common import BenchmarkError, report_progress
 from benchmarks.policy_runs import PEERS, cells, figures_of, open_local_runs, parallel, top1
 from ls_edge.arrangement import Arrangement
 from ls_edge.bundle import Bundle
-from ls_edge.data.datasets import ImageSet, match_classes, open_data
+from ls_edge.data.datasets import ImageSet, match_classes, open_data, trained_on_warning
 from ls_edge.data.preprocess import Preprocessor, iterate
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.order_costs import read_order_costs
@@ -39,6 +39,9 @@ def run(path: Path, data: str, cores: Sequence[int], waves: Sequence[int], *, qu
     report_progress(f"  {path.name} on {data}")
     bundle = Bundle.open(path)
     images = open_data(data, "eval")
+    warning = trained_on_warning(images, bundle.manifest.trained_on)
+    if warning:
+        report_progress(f"  warning: {warning}")
     images = match_classes(images.take(min(20 if quick else IMAGES, len(images))), bundle.manifest.classes)
     if not images.classes:
         raise BenchmarkError(f"{data} has no labels, which accuracy needs; name a folder of class folders or a tar")

@@ -8,11 +8,13 @@ A run that is stopped, or that an error ends, still returns the records of its a
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -57,13 +59,15 @@ def run_dataset(
     on_skip: Callable[[ImageRef, DataError], None] | None = None,
     on_tick: Callable[[], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    settings: Mapping[str, Any] | None = None,
 ) -> DatasetRun:
     """Submit each image of the set once and wait for all answers; errors of requests become records.
 
     All callbacks are called by the calling thread: ``on_record`` with each record as it comes, ``on_tick`` about every
     :data:`TICK_S` seconds. Events of peers come from the source, see ``on_event`` of :class:`Source`. Once ``stop``
-    returns true no further image is submitted and the requests in flight are given up. Raises :class:`DataError` where
-    not one image could be used.
+    returns true no further image is submitted and the requests in flight are given up. ``settings`` is what else the
+    run was made with; it stands in the summary beside the source's settings. Raises :class:`DataError` where not one
+    image could be used.
     """
     run = _Requests(source, on_record, on_tick, stop)
     started, since = time.monotonic(), round((time.monotonic() - source.opened) * 1e6)
@@ -115,14 +119,11 @@ def run_dataset(
             classes=len(source.bundle.manifest.classes),
             peers={v.name: PeerContext(v.blocks, v.state, v.engine) for v in source.view().values()},
             settings={
-                "budget_ms": source.settings.budget_ms,
+                **(settings or {}),
+                **dataclasses.asdict(source.settings),
                 "max_skips": source.max_skips,
                 "concurrency": concurrency,
-                "threads": source.settings.threads,
-                "via_source": source.settings.via_source,
                 "waves": source.settings.waves if POLICIES[source.settings.policy].runs_in_waves else 0,
-                "on_straggler": source.settings.on_straggler,
-                "audit": source.settings.audit,
                 "images": len(images),
                 "images_skipped": len(skipped),
             },

@@ -9,9 +9,11 @@ import click
 import msgspec
 
 from ls_edge.cli.command import Command
+from ls_edge.errors import printable
 
 if TYPE_CHECKING:
     from ls_edge.bundle import Bundle
+    from ls_edge.data.datasets import ImageSet
     from ls_edge.device_profile import Times
     from ls_edge.engines.benchmark import Bench
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     examples=(
         "ls-edge bench bundle",
         "ls-edge bench bundle --threads 1 --batch 4 --json",
+        "ls-edge bench bundle --data val --limit 500",
     ),
 )
 @click.argument("bundle", type=click.Path(path_type=Path))
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--engine", type=click.Choice(["auto", "onnx", "tensorrt"]), default="auto", help="What runs the parts.")
 @click.option("--provider", help="cpu, cuda, or an execution provider of ONNX Runtime; cuda where it loads, else cpu.")
+@click.option("--data", metavar="DATA", help="Also the accuracy of these engines on DATA, in trained order.")
+@click.option("--limit", type=click.IntRange(min=1), help="Use this many images of DATA.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def command(
     bundle: Path,
@@ -41,23 +46,43 @@ def command(
     duration: float,
     engine: Literal["auto", "onnx", "tensorrt"],
     provider: str | None,
+    data: str | None,
+    limit: int | None,
     as_json: bool,
 ) -> None:
     """Time stem, blocks and head of the folder BUNDLE, the chain of them, and the whole model in one engine."""
     from ls_edge.bundle import Bundle
     from ls_edge.engines.benchmark import bench
+    from ls_edge.engines.chain_accuracy import chain_accuracy
 
     opened = Bundle.open(bundle)
+    images = None if data is None else _images(data, limit, opened)
     monolith, origin = _monolith(opened)
     reason = origin if monolith is None else None
     result = bench(
         opened, threads=threads, batch=batch, duration=duration, provider=provider, kind=engine, monolith=monolith,
         origin=None if monolith is None else origin, reason=reason,
     )  # fmt: skip
+    if images is not None:
+        accuracy = chain_accuracy(opened, images, threads=threads, batch=batch, provider=provider, kind=engine)
+        result = msgspec.structs.replace(result, accuracy=accuracy)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(result), indent=1).decode())
     else:
         _print(result)
+
+
+def _images(data: str, limit: int | None, bundle: Bundle) -> ImageSet:
+    """The images, with a warning where the model was trained on them; found before anything is timed."""
+    from ls_edge.cli.argument_checks import check_data
+    from ls_edge.data.datasets import open_data, require_labels, trained_on_warning
+
+    check_data(data)
+    images = open_data(data, "eval")
+    warning = trained_on_warning(images, bundle.manifest.trained_on)
+    if warning:
+        click.echo(f"ls-edge: warning: {printable(warning)}", err=True)
+    return require_labels(images, bundle.manifest.classes).take(limit)
 
 
 def _monolith(bundle: Bundle) -> tuple[bytes | None, str]:
@@ -106,3 +131,8 @@ def _print(result: Bench) -> None:
         console.print(f"chain / monolith: {result.chain_over_monolith:.3f} (monolith: {result.monolith})")
     else:
         console.print(f"no monolith: {result.monolith_reason}")
+    if result.accuracy is not None:
+        found = result.accuracy
+        console.print(
+            f"top-1 {found.top1:.3f} in trained order, {counted(found.images, 'image')} of {printable(found.data)}"
+        )

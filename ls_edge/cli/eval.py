@@ -172,7 +172,7 @@ def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Ev
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.text import Text
 
-    from ls_edge.data.datasets import require_labels
+    from ls_edge.data.datasets import require_labels, trained_on_warning
     from ls_edge.data.preprocess import Preprocessor, iterate_batches
     from ls_edge.evaluation.evaluate import blocks_to_run, evaluate
     from ls_edge.evaluation.orders import EvaluationOrders
@@ -198,8 +198,9 @@ def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Ev
         bands, options.orders, options.keep, options.seed, arrangements=options.arrangements,
         kendall=options.kendall,
     )  # fmt: skip
-    if images.part == "all" and about["trained_on"] == images.digest():
-        console.print(Text.assemble(("warning: ", "yellow"), f"the model was trained on the images of {data}"))
+    warning = trained_on_warning(images, about["trained_on"])
+    if warning:
+        console.print(Text.assemble(("warning: ", "yellow"), printable(warning)), soft_wrap=True)
     images = require_labels(images, about["classes"]).take(options.limit)
     skipped: list[str] = []
 

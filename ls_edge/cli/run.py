@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -19,7 +19,7 @@ from ls_edge.errors import LsEdgeError, printable
 from ls_edge.runtime.routing.policies import POLICIES
 
 if TYPE_CHECKING:
-    from ls_edge.data.datasets import ImageRef, ImageSet
+    from ls_edge.data.datasets import ImageRef
     from ls_edge.errors import DataError
     from ls_edge.evaluation.run_summary import RunSummary
     from ls_edge.records import RequestRecord
@@ -103,6 +103,7 @@ def command(
     from ls_edge.cli.argument_checks import check_output
     from ls_edge.cli.descriptor_limit import require_descriptors
     from ls_edge.cli.holder_check import check_holders, wait_for_holders
+    from ls_edge.data.datasets import open_data, trained_on_warning
     from ls_edge.logs import set_up
     from ls_edge.peers_file import load_peers
     from ls_edge.report.progress import RunProgress
@@ -118,7 +119,11 @@ def command(
     file = load_peers(peers)
     require_descriptors(file)
     opened = Bundle.open(bundle)
-    images = _images(data, limit)
+    images = open_data(data, "eval")
+    known = trained_on_warning(images, opened.manifest.trained_on)
+    if known:
+        _warn(known)
+    images = images.take(limit)
     images.labels_for(opened.manifest.classes)  # other classes are found before anybody is waited for
     from ls_edge.evaluation.run_summary import summarise
     from ls_edge.records import TraceWriter
@@ -158,7 +163,7 @@ def command(
         with progress:
             measured = run_dataset(
                 source, images, concurrency=concurrency, on_record=on_record, on_skip=skip,
-                on_tick=_watch_holders(source, progress), stop=lambda: bool(stop),
+                on_tick=_watch_holders(source, progress), stop=lambda: bool(stop), settings=_flags_in_force(),
             )  # fmt: skip
         problems = [] if measured.error is None else [str(measured.error)]
         if writer is not None:
@@ -217,6 +222,16 @@ def _finish(
     return _exit_code(summary)
 
 
+def _flags_in_force() -> dict[str, Any]:
+    """Every flag of this call with its value or default; ``--json`` says only how the result is printed."""
+    flags = click.get_current_context().params
+    return {
+        name: printable(value) if isinstance(value, Path) else value
+        for name, value in flags.items()
+        if name != "as_json"
+    }
+
+
 def _exit_code(summary: RunSummary) -> int:
     if not summary.answered:
         return 1
@@ -271,9 +286,3 @@ def _unused_peers(problems: Mapping[str, str], summary: RunSummary, reported: st
 
 def _warn(text: str) -> None:
     print(f"ls-edge: warning: {printable(text)}", file=sys.stderr)  # noqa: T201
-
-
-def _images(data: str, limit: int | None) -> ImageSet:
-    from ls_edge.data.datasets import open_data
-
-    return open_data(data, "eval").take(limit)

@@ -103,6 +103,17 @@ class ImageSet:
         return replace(self, images=picked)
 
 
+def trained_on_warning(images: ImageSet, trained_on: str) -> str:
+    """A line for the user where these are the images that a model was trained on; empty where they are not.
+
+    ``trained_on`` is the digest of its training images, empty if unknown. Images of a part that training does not use
+    are none of them, whatever their names.
+    """
+    if images.part == "val" or not trained_on or images.digest() != trained_on:
+        return ""
+    return f"the model was trained on the images of {images.source}, so its accuracy on them says little; use others"
+
+
 def match_classes(image_set: ImageSet, model_classes: Sequence[str]) -> ImageSet:
     """The same images with labels and classes of the model, matched by name (see :meth:`ImageSet.labels_for`)."""
     labels = image_set.labels_for(model_classes)

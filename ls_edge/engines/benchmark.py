@@ -19,6 +19,7 @@ import numpy as np
 
 from ls_edge.bundle import Bundle
 from ls_edge.device_profile import Times
+from ls_edge.engines.chain_accuracy import ChainAccuracy
 from ls_edge.engines.engine import Engine, signature_of
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module, open_session
 from ls_edge.engines.opening import choose, open_engine, usable_threads
@@ -56,6 +57,8 @@ class Bench(msgspec.Struct, frozen=True):
     """Where the monolith came from; None where there is none."""
     monolith_reason: str | None
     """Why there is none."""
+    accuracy: ChainAccuracy | None = None
+    """Where images were given."""
 
 
 def bench(

@@ -11,8 +11,10 @@ import msgspec
 import pytest
 import yaml
 import zmq
+from PIL import Image
 
 from ls_edge.bundle import Bundle, bundle_id_of, write_manifest
+from ls_edge.data.datasets import open_data
 from ls_edge.peers_file import load_peers
 from ls_edge.records import read_trace
 from ls_edge.runtime.chaos.faults import Faults
@@ -390,3 +392,47 @@ def test_refused_keys(ls_edge, complaints, write_peers, serve, tiny_bundle, tmp_
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = complaints(done)
     assert "it refused our key" in line
+
+
+# What the run was made with, and on what.
+
+
+def test_json_holds_every_setting_in_force(ls_edge, peers, tiny_bundle):
+    from ls_edge.cli.run import command
+
+    done = ls_edge.run(
+        "run", "--peers", peers.path, "--bundle", tiny_bundle, "--data", "digits", "--limit", "3", "--json",
+        "--latency-weight", "2.5", "--wait", "9",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    settings = json.loads(done.stdout)["settings"]
+    flags = {parameter.name for parameter in command.params} - {"as_json", "help", "debug"}
+    assert flags <= set(settings)
+    assert (settings["latency_weight"], settings["wait"], settings["data"], settings["limit"]) == (2.5, 9, "digits", 3)
+    assert (settings["bundle"], settings["max_skips"], settings["max_inflight"]) == (str(tiny_bundle), 1, 4)
+
+
+def test_run_and_bench_warn_where_the_model_was_trained_on_the_images(
+    ls_edge, complaints, peers, tiny_bundle, tmp_path
+):
+    for label in ("0", "1"):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        Image.new("L", (16, 16), 9 * int(label)).save(tmp_path / "data" / label / "a.png")
+    bundle = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle, bundle)
+    trained_on = open_data(str(tmp_path / "data"), "train").digest()
+    write_manifest(bundle, msgspec.structs.replace(Bundle.open(bundle).manifest, trained_on=trained_on))
+    run = ["run", "--peers", peers.path, "--data", tmp_path / "data", "--limit", "5", "--bundle"]
+    bench = ["bench", "--data", tmp_path / "data", "--limit", "5", "--duration", "0.1", "--threads", "1", "--json"]
+    for command in (run, bench):
+        done = ls_edge.run(*command, bundle)
+        assert done.returncode == 0, done.stderr
+        (line,) = complaints(done)
+        assert f"the model was trained on the images of {tmp_path / 'data'}" in line
+        assert complaints(ls_edge.run(*command, tiny_bundle)) == []
+    accuracy = json.loads(done.stdout)["accuracy"]
+    assert (accuracy["data"], accuracy["images"]) == (str(tmp_path / "data"), 5)
+    assert 0 <= accuracy["top1"] <= 1
+    missing = ls_edge.run("bench", tiny_bundle, "--data", tmp_path / "nowhere")
+    assert missing.returncode != 0
+    assert "nowhere: no such folder or tar" in complaints(missing)[0]
