@@ -122,6 +122,8 @@ class Bands:
 
     def in_one_go(self, remaining: Sequence[int], held: Collection[int]) -> tuple[int, ...]:
         """Those of the remaining blocks that a holder of ``held`` could run before anybody else has to."""
+        if not self.cuts:
+            return tuple(block for block in remaining if block in held)
         found: list[int] = []
         rest = tuple(remaining)
         while rest:

@@ -135,6 +135,8 @@ class RequestRecord(msgspec.Struct, frozen=True):
     visits: tuple[Visit, ...] = ()
     duplicates: int = 0
     """Later answers to the same request, dropped."""
+    why_skipped: str = ""
+    """Why blocks were left out of the answer, the bands that they stand in named; empty where none were."""
 
     @property
     def arrangement(self) -> Arrangement:
@@ -209,7 +211,7 @@ def encode_record(record: RequestRecord) -> bytes:
 
 _LINE = (
     "id", "image", "label", "prediction", "latency_ms", "degraded", "error", "order", "skipped", "attempts", "logits",
-    "waves", "submitted_ms", "stem_ms", "head_ms", "visits", "duplicates",
+    "waves", "submitted_ms", "stem_ms", "head_ms", "visits", "duplicates", "why_skipped",
 )  # fmt: skip
 """Keys of a trace's line, in their order."""
 

@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 
 from ls_edge.arrangement import Arrangement, apply
+from ls_edge.bands import Bands
 from ls_edge.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline, relative_error
 from ls_edge.errors import LsEdgeError, UsageError
@@ -276,10 +277,14 @@ class Auditor:
             self._change.notify_all()
 
 
-def challenge_itinerary(asked: Itinerary, answer: Itinerary) -> Itinerary:
-    """The itinerary of a challenge: the blocks in the order of the answer, then what it skipped, all via the source."""
+def challenge_itinerary(asked: Itinerary, answer: Itinerary, bands: Bands) -> Itinerary:
+    """The itinerary of a challenge: the blocks in the order of the answer, all via the source.
+
+    In each band what the answer skipped comes last.
+    """
     ran = tuple(block for wave in answer.waves for track in wave for block, _ in track)
     policy = "nearest" if policy_of(asked.policy).runs_in_waves else asked.policy
     return msgspec.structs.replace(
-        asked, policy=policy, remaining=(*ran, *answer.skipped), via_source=True, waves_wanted=0, on_straggler="later"
-    )
+        asked, policy=policy, remaining=bands.sort((*ran, *answer.skipped)), via_source=True, waves_wanted=0,
+        on_straggler="later",
+    )  # fmt: skip

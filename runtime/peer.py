@@ -96,6 +96,7 @@ class Peer:
             max_batch=self.entry.max_batch,
             batch_wait=self.entry.batch_wait_ms / 1e3,
             costs=read_order_costs(bundle.manifest.order_costs, bundle.num_blocks),
+            bands=bundle.bands,
         )
         self.node = Node(
             name=name,

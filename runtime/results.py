@@ -101,6 +101,7 @@ def record_of(
         stem_us=inflight.stem_us,
         head_us=head_us,
         visits=itinerary.visits if itinerary is not None else (),
+        why_skipped=end.why_skipped if isinstance(end, Complete) and logits is not None else "",
     )
 
 

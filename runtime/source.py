@@ -135,6 +135,7 @@ class Source:
             limits=limits or Limits.for_frames(peers.heartbeat.transfer_s(bundle.manifest.tokens.bytes_per_image)),
             rng=random.SystemRandom(),
             costs=read_order_costs(bundle.manifest.order_costs, bundle.num_blocks),
+            bands=bundle.bands,
         )
         if self.policy.needs_order_costs and self._machine.costs is None:
             raise UsageError(
@@ -410,7 +411,7 @@ class Source:
             self._deadlines.remove(inflight.request)
             if self._auditor is not None:
                 inflight.stem_tokens = result.tokens
-            order = self.policy.wanted_order(self.bundle.num_blocks, self.settings.seed, inflight.request)
+            order = self.policy.wanted_order(self.bundle.bands, self.settings.seed, inflight.request)
             self._node.feed(Submit(inflight.request, self._itinerary(order), result.tokens, inflight.deadline))
 
     def _itinerary(self, order: tuple[int, ...]) -> Itinerary:
@@ -494,7 +495,7 @@ class Source:
         number = next(self._challenge_ids)
         self._challenges[number] = challenge
         answer = challenge.audit.itinerary
-        itinerary = challenge_itinerary(self._itinerary(answer.remaining), answer)
+        itinerary = challenge_itinerary(self._itinerary(answer.remaining), answer, self.bundle.bands)
         deadline = time.monotonic() + self.settings.budget_ms / 1e3
         self._node.feed(Submit(number, itinerary, challenge.audit.stem_tokens, deadline, watch_returns=True))
 

@@ -95,6 +95,28 @@ def other_bundle(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def banded_bundle(tiny_bundle, tmp_path_factory):
+    """``tiny_bundle`` with the bands 0/1-4/5, as ``export --bands`` would write it."""
+    import shutil
+
+    import msgspec
+
+    from ls_edge.bands import Bands
+    from ls_edge.bundle import Bundle, bundle_id_of, interface_of, manifest_bands, model_id_of, write_manifest
+
+    folder = tmp_path_factory.mktemp("banded") / "bundle"
+    shutil.copytree(tiny_bundle, folder)
+    m, bands = Bundle.open(folder).manifest, Bands.from_json("0/1-4/5")
+    interface = interface_of(m.image, m.tokens, bands, len(m.classes), needs_slot=m.needs_slot)
+    changed = msgspec.structs.replace(
+        m, bands=manifest_bands(bands), bundle_id=bundle_id_of(interface, m.precision, m.parts),
+        model_id=model_id_of("banded", interface),
+    )  # fmt: skip
+    write_manifest(folder, changed)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def wide_bundle(tmp_path_factory):
     """As ``tiny_bundle``, but tokens of 49 KB: 2 blocks of width 768."""
     return _export(tmp_path_factory.mktemp("wide"), seed=2, depth=2, width=768)

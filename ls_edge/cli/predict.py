@@ -161,11 +161,12 @@ class PredictionPrinter:
         if self._as_json:
             self._line(
                 name, [{"label": self._classes[index], "probability": p} for index, p in top], answer.degraded,
-                answer.latency_ms, None,
+                answer.latency_ms, None, answer.record.why_skipped,
             )  # fmt: skip
             return
         named = ", ".join(f"{printable(self._classes[index])} {p:.1%}" for index, p in top)
-        remark = f", without {len(answer.record.skipped)} of the blocks" if answer.degraded else ""
+        why = f": {answer.record.why_skipped}" if answer.record.why_skipped else ""
+        remark = f", without {len(answer.record.skipped)} of the blocks{why}" if answer.degraded else ""
         click.echo(f"{printable(name)}: {named}  ({answer.latency_ms:.1f} ms{remark})")
 
     def failed(self, name: str, why: str) -> None:
@@ -184,11 +185,17 @@ class PredictionPrinter:
         return DEGRADED if self._failed or self._degraded else 0
 
     def _line(
-        self, name: str, top: list[dict[str, Any]], degraded: bool, latency_ms: float | None, error: str | None
+        self,
+        name: str,
+        top: list[dict[str, Any]],
+        degraded: bool,
+        latency_ms: float | None,
+        error: str | None,
+        why_skipped: str = "",
     ) -> None:
         document = {
             "image": name.encode("utf-8", "replace").decode(), "top": top, "degraded": degraded,
-            "latency_ms": latency_ms, "error": error,
+            "latency_ms": latency_ms, "error": error, "why_skipped": why_skipped,
         }  # fmt: skip
         click.echo(json.dumps(document, allow_nan=False))
 

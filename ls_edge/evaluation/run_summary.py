@@ -23,6 +23,8 @@ from ls_edge.evaluation.orders import kendall_tau
 from ls_edge.records import PeerEvent, PeerState, RequestRecord, holder_times
 
 Floats = npt.NDArray[np.float64]
+_MOST_REASONS = 16
+"""Different reasons of skips that a summary names."""
 
 
 class PeerContext(msgspec.Struct, frozen=True):
@@ -123,6 +125,8 @@ class Skips(msgspec.Struct, frozen=True):
 
     mean: float | None = None
     max: int | None = None
+    reasons: dict[str, int] = {}
+    """Why, and in how many answers, the most frequent first."""
 
 
 class Hops(msgspec.Struct, frozen=True):
@@ -230,6 +234,7 @@ def summarise(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
     labelled = [record for record in answers if record.label is not None]
     correct = sum(record.prediction == record.label for record in labelled)
     skipped = [len(record.skipped) for record in answers]
+    reasons = Counter(record.why_skipped for record in answers if record.why_skipped)
     return RunSummary(
         bundle_id=context.bundle_id,
         policy=context.policy,
@@ -240,7 +245,9 @@ def summarise(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
         top1=correct / len(labelled) if labelled else None,
         throughput=1e6 * len(answers) / (last_answer - first) if last_answer > first else None,
         latency_ms=quantiles(latency),
-        skips=Skips(mean=sum(skipped) / len(skipped), max=max(skipped)) if skipped else Skips(),
+        skips=Skips(sum(skipped) / len(skipped), max(skipped), dict(reasons.most_common(_MOST_REASONS)))
+        if skipped
+        else Skips(),
         retries=sum(max(0, record.attempts - 1) for record in records),
         duplicates_dropped=sum(record.duplicates for record in records),
         hops=_hops(answers),

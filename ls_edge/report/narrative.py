@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ls_edge.evaluation.run_summary import RunSummary
 from ls_edge.records import PeerState
 from ls_edge.report.formatting import counted, shorten, show, show_ms, show_percent
 from ls_edge.report.statistics import RunData
@@ -29,10 +30,18 @@ def narrative(data: RunData) -> str:
         sentences.append(f"{show_percent(summary.top1)} of the answers were right{guess}")
     sentences += _tracks(data) + _losses(data)
     if summary.degraded:
-        sentences.append(f"{counted(summary.degraded, 'answer')} had to skip blocks")
+        sentences.append(f"{counted(summary.degraded, 'answer')} had to skip blocks{_why_skipped(summary)}")
     if summary.failed and summary.answered:
         sentences.append(f"{counted(summary.failed, 'request')} failed")
     return ". ".join(sentences) + "."
+
+
+def _why_skipped(summary: RunSummary) -> str:
+    """The most frequent reason."""
+    for why, count in summary.skips.reasons.items():
+        of_all = "" if count == summary.degraded else f", {count:,} of them"
+        return f"{of_all} because {shorten(why, 200)}"
+    return ""
 
 
 def _images(count: int) -> str:

@@ -26,6 +26,8 @@ STATE_STYLES = {
 }
 SHOWN_ANSWERS = 5
 """Answers with class names at the end of a run."""
+SHOWN_REASONS = 3
+"""Reasons for which blocks were skipped."""
 
 
 def print_summary(summary: RunSummary, console: Console | None = None, *, title: str = "") -> None:
@@ -74,6 +76,8 @@ def summary_table(summary: RunSummary, *, title: str = "") -> Table:
     table.add_row("latency", Text(quantiles))
     table.add_row("throughput", Text(f"{show(summary.throughput)} / s"))
     table.add_row("skipped blocks", Text(f"{show(summary.skips.mean)} on average, {_count(summary.skips.max)} at most"))
+    for why, count in list(summary.skips.reasons.items())[:SHOWN_REASONS]:
+        table.add_row("", Text(f"{counted(count, 'answer')}: {why}", style="yellow"))
     table.add_row(
         "hops",
         Text(

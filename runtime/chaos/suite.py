@@ -56,7 +56,7 @@ class ChaosResult(msgspec.Struct, frozen=True):
     twice: int
     """Requests with more than one outcome."""
     not_replayed: int
-    """Answers whose logits are not those of their order (guarantee R2)."""
+    """Answers whose logits are not those of their order (guarantee R2), or whose order is outside the bands."""
     worst_replay: float
     """Largest difference of logits over the largest logit."""
     duplicates_dropped: int
@@ -254,5 +254,5 @@ def _replay(bundle: Bundle, images: ImageSet, records: list[RequestRecord], liar
                 continue
             worst = max(worst, replayed.error)
             complete = sorted([*record.arrangement.order, *record.skipped]) == list(range(bundle.num_blocks))
-            bad += differs or not complete
+            bad += differs or not complete or bool(bundle.bands.fault(record.arrangement))
     return bad, worst, spoilt

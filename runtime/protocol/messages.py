@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ls_edge.arrangement import Arrangement
 from ls_edge.errors import WireError
 from ls_edge.peers_file import is_name
 from ls_edge.records import TrackSpan, Visit
@@ -119,6 +120,11 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
         return self.source if self.track is None else self.track.origin
 
     @property
+    def arrangement(self) -> Arrangement:
+        """What ran, without the holders."""
+        return Arrangement(tuple(tuple(tuple(b for b, _ in track) for track in wave) for wave in self.waves))
+
+    @property
     def blocks(self) -> int:
         """How many blocks it names."""
         return sum(len(track) for wave in self.waves for track in wave) + len(self.remaining) + len(self.skipped)
@@ -151,9 +157,10 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
             self, waves=(*self.waves, tracks), remaining=tuple(b for b in self.remaining if b not in ran), relays=()
         )
 
-    def skip_rest(self) -> Itinerary:
-        """Return the itinerary with all that remains skipped."""
-        return msgspec.structs.replace(self, skipped=(*self.skipped, *self.remaining), remaining=())
+    def skip(self, blocks: tuple[int, ...]) -> Itinerary:
+        """Return the itinerary with these of the remaining blocks skipped."""
+        remaining = tuple(block for block in self.remaining if block not in blocks)
+        return msgspec.structs.replace(self, skipped=(*self.skipped, *blocks), remaining=remaining)
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="t"):

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ls_edge.bands import Bands
 from ls_edge.order_costs import OrderCosts
+
+ONE_BAND = Bands(0)
+"""Of a model whose blocks may run in any order, however many they are."""
 
 
 class Candidate(NamedTuple):
@@ -42,3 +46,5 @@ class LocalNode:
     """Seconds that a wait for credit may take."""
     beside_us: int = 0
     """Usual time of one engine call while tokens of other tracks are transferred; 0 where not measured."""
+    bands: Bands = ONE_BAND
+    """Of the model: what remains may run once all bands before its own have ended."""

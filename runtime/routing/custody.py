@@ -32,6 +32,7 @@ from typing import Any
 
 import msgspec
 
+from ls_edge.bands import Bands
 from ls_edge.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import (
     MAX_BUDGET_US,
@@ -44,7 +45,7 @@ from ls_edge.runtime.protocol.messages import (
     ReturnReason,
     TransferId,
 )
-from ls_edge.runtime.routing.candidates import Candidate, LocalNode
+from ls_edge.runtime.routing.candidates import ONE_BAND, Candidate, LocalNode
 from ls_edge.runtime.routing.credits import Occupancy
 from ls_edge.runtime.routing.events import (
     AnnounceState,
@@ -98,8 +99,20 @@ class CustodyMachine(ABC):
     Its parts (engine queue, waves, credits) use the public methods.
     """
 
-    def __init__(self, name: str, *, limits: Limits, rng: random.Random, costs: OrderCosts | None = None) -> None:
-        """``rng`` draws branches; seed it in a test, never in a process. ``costs`` are for policies that need them."""
+    def __init__(
+        self,
+        name: str,
+        *,
+        limits: Limits,
+        rng: random.Random,
+        costs: OrderCosts | None = None,
+        bands: Bands = ONE_BAND,
+    ) -> None:
+        """``rng`` draws branches; seed it in a test, never in a process.
+
+        ``costs`` are for policies that need them; ``bands`` are the model's, the same for all processes.
+        """
+        self.bands = bands
         self.name = name
         self.limits = limits
         self.rng = rng
@@ -680,7 +693,7 @@ class CustodyMachine(ABC):
         if request.returning:
             return request.downstream == request.itinerary.source
         others = [c for c in self.reachable() if c.name != request.downstream]
-        wanted = frozenset(request.itinerary.remaining)
+        wanted = frozenset(self.bands.permitted(request.itinerary.remaining))
         return wanted.isdisjoint(self.local_node(request).blocks) and not any(
             wanted & (c.blocks | c.reach_blocks) for c in others
         )

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 
-from ls_edge.runtime.protocol.messages import RequestId
+from ls_edge.bands import Bands
+from ls_edge.runtime.protocol.messages import Itinerary, RequestId
+from ls_edge.runtime.routing.candidates import ONE_BAND
 from ls_edge.runtime.routing.events import Computed, ComputeFailed
 from ls_edge.runtime.routing.held_request import HeldRequest
 from ls_edge.runtime.routing.neighbours import TRIP_HALVES, Limits, clamped
@@ -28,7 +30,9 @@ _SMOOTH_BESIDE = 0.3
 class EngineQueue:
     """Requests for an engine that runs ``blocks``, and what is known of its calls."""
 
-    def __init__(self, blocks: frozenset[int], limits: Limits, max_batch: int, batch_wait: float) -> None:
+    def __init__(
+        self, blocks: frozenset[int], limits: Limits, max_batch: int, batch_wait: float, bands: Bands = ONE_BAND
+    ) -> None:
         """``batch_wait``: seconds that a request waits for others to share an engine call with."""
         self.blocks = blocks
         self.failed_blocks: dict[int, str] = {}
@@ -46,6 +50,7 @@ class EngineQueue:
         self.max_batch = max_batch
         self._batch_wait = batch_wait if max_batch > 1 else 0.0
         self._limits = limits
+        self._bands = bands
         self._beside_at = 0.0
         self._last_took = 0.0
         self._running_since = 0.0
@@ -90,7 +95,7 @@ class EngineQueue:
         )
         batch = [first]
         for request in self.queued:
-            if len(batch) < self.max_batch and request is not first and _may_join(request, first.engine.block):
+            if len(batch) < self.max_batch and request is not first and self._may_join(request, first.engine.block):
                 batch.append(request)
         self._start_at = first.engine.queued_at + self._batch_wait
         if len(batch) < self.max_batch and now < self._start_at:
@@ -108,12 +113,13 @@ class EngineQueue:
         """Blocks that all of a batch would run here one after the other anyway, as many as fit one engine call.
 
         Only what the policies would choose without looking at other processes: the next preferred block, held here.
+        Blocks of an earlier band stand before those of a later one, so a chain keeps to the bands.
         """
         if not all(policy_of(request.itinerary.policy).chains_blocks for request in batch):
             return (first,)
         most = max(1, int(self._limits.chain * 1e6 / max(1, self.block_us)))
         chain = [first]
-        following = [[b for b in request.itinerary.remaining if b != first] for request in batch]
+        following = [[b for b in self._may_follow(request.itinerary) if b != first] for request in batch]
         while len(chain) < most:
             index = len(chain) - 1
             wanted = {blocks[index] if index < len(blocks) else -1 for blocks in following}
@@ -122,6 +128,18 @@ class EngineQueue:
                 break
             chain.append(block)
         return tuple(chain)
+
+    def _may_follow(self, itinerary: Itinerary) -> tuple[int, ...]:
+        """Blocks that one call may run; where waves may be planned, each band is a new decision."""
+        waves = policy_of(itinerary.policy).runs_in_waves and itinerary.track is None
+        return self._bands.permitted(itinerary.remaining) if waves else itinerary.remaining
+
+    def _may_join(self, request: HeldRequest, block: int) -> bool:
+        """Whether a queued request may run ``block`` next; its slot may be any."""
+        if request.engine.block == block:
+            return True
+        itinerary = request.itinerary
+        return policy_of(itinerary.policy).batches_freely and block in self._bands.permitted(itinerary.remaining)
 
     def measure(self, event: Computed, now: float) -> None:
         """Learn from a call that has ended."""
@@ -147,9 +165,3 @@ class EngineQueue:
                 return False
         self.failed_blocks[event.block] = event.why
         return True
-
-
-def _may_join(request: HeldRequest, block: int) -> bool:
-    """Whether a queued request may run ``block`` next; its slot may be any."""
-    freely = policy_of(request.itinerary.policy).batches_freely
-    return request.engine.block == block or (freely and block in request.itinerary.remaining)

@@ -184,6 +184,8 @@ class Complete:
     attempts: int
     seen_holders: tuple[str, ...] = ()
     """Who has had its tokens as far as the source saw itself: the itinerary is what the holders report."""
+    why_skipped: str = ""
+    """Why blocks were left out; empty where none were."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import msgspec
 
+from ls_edge.bands import Bands
 from ls_edge.order_costs import OrderCosts
 from ls_edge.records import Visit
 from ls_edge.runtime.protocol.messages import (
@@ -33,7 +34,7 @@ from ls_edge.runtime.protocol.messages import (
     State,
     TransferId,
 )
-from ls_edge.runtime.routing.candidates import LocalNode
+from ls_edge.runtime.routing.candidates import ONE_BAND, LocalNode
 from ls_edge.runtime.routing.credits import Credits
 from ls_edge.runtime.routing.custody import CustodyMachine
 from ls_edge.runtime.routing.engine_queue import EngineQueue
@@ -78,10 +79,11 @@ class PeerMachine(CustodyMachine):
         max_batch: int = 1,
         batch_wait: float = 0.0,
         costs: OrderCosts | None = None,
+        bands: Bands = ONE_BAND,
     ) -> None:
         """``batch_wait``: seconds that a request waits for others to share an engine call with."""
-        super().__init__(name, limits=limits, rng=rng, costs=costs)
-        self.engine = EngineQueue(frozenset(blocks), limits, max_batch, batch_wait)
+        super().__init__(name, limits=limits, rng=rng, costs=costs, bands=bands)
+        self.engine = EngineQueue(frozenset(blocks), limits, max_batch, batch_wait, bands)
         self.joins = WaveJoiner(self, self._run_here)
         self.tombstones = Tombstones(limits.tombstones)
         self.warm = False
@@ -222,6 +224,7 @@ class PeerMachine(CustodyMachine):
             costs=self.costs,
             credit_wait=self.limits.credit_wait,
             beside_us=self.engine.expected_beside_us(self.now),
+            bands=self.bands,
         )
 
     def _decide_locally(self, request: HeldRequest, local: LocalNode) -> bool:

@@ -7,22 +7,24 @@ To what every process does (``custody.py``) a source adds one transition:
 
     AWAY -> WAITING   both holders lost, no news, or what came back cannot be
 
-A request ends with the first answer that comes back; later ones are counted and dropped. What comes back counts
-only as far as the request allows it: what was asked for (policy, skips, the order of blocks) is kept here and not
-taken from the wire, and a request is identified by random bits that nobody has who was not handed it. When nothing that
-remains can be reached, the source skips (at most ``max_skips`` blocks, after a short wait for holders to come back),
-and at the end of the budget it answers from the furthest tokens if that many skips are allowed, else with an error.
+A request ends with the first answer that comes back; later ones are counted and dropped. What comes back counts only
+as far as the request allows it: what was asked for (policy, skips, the order of blocks) is kept here and not taken
+from the wire, and a request is identified by random bits that nobody has who was not handed it. When nothing that may
+run now can be reached, the source skips it (at most ``max_skips`` blocks, after a short wait for holders to come
+back), which lets the next band run, and at the end of the budget it answers from the furthest tokens if that many
+skips are allowed, else with an error.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
+from ls_edge.bands import Bands
 from ls_edge.errors import BudgetExceeded, NotFinite, Overloaded, RequestError
 from ls_edge.evaluation.run_summary import Rejection
 from ls_edge.order_costs import OrderCosts
@@ -37,7 +39,7 @@ from ls_edge.runtime.protocol.messages import (
     ReturnReason,
     TransferId,
 )
-from ls_edge.runtime.routing.candidates import LocalNode
+from ls_edge.runtime.routing.candidates import ONE_BAND, LocalNode
 from ls_edge.runtime.routing.custody import CustodyMachine
 from ls_edge.runtime.routing.events import (
     Abandon,
@@ -68,6 +70,12 @@ _HOLDERS_NOT_FINITE = 2
 """Peers that must have found a request's numbers not to be finite before it ends with an error."""
 
 
+_NO_HOLDER = "had no reachable holder"
+_TOO_LATE = "did not run in time"
+_NO_TRACK = "stood in a track that did not come back"
+_WHY_NOT_RUN = {ReturnReason.UNREACHABLE.value: _NO_HOLDER, ReturnReason.CREDIT.value: "got no peer's credit"}
+
+
 @dataclass(eq=False)
 class OpenRequest:
     """A request without an outcome."""
@@ -89,15 +97,25 @@ class OpenRequest:
     holder: str = ""
     reason: str = ""
     """Why it could not go on, when it last could not."""
+    left_out: dict[int, str] = field(default_factory=dict)
+    """Blocks that this source has skipped in it, and why."""
     watch_returns: bool = False
 
 
 class SourceMachine(CustodyMachine):
     """Routing of a process that has the images."""
 
-    def __init__(self, name: str, *, limits: Limits, rng: random.Random, costs: OrderCosts | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        limits: Limits,
+        rng: random.Random,
+        costs: OrderCosts | None = None,
+        bands: Bands = ONE_BAND,
+    ) -> None:
         """``rng`` draws what identifies requests too: in a process it has to be a source of secrets."""
-        super().__init__(name, limits=limits, rng=rng, costs=costs)
+        super().__init__(name, limits=limits, rng=rng, costs=costs, bands=bands)
         self.requests: dict[int, OpenRequest] = {}
         self.rejected: dict[str, Rejection] = {}
         """Answers and returns that cannot be true, by who sent them; a new mapping with each."""
@@ -175,7 +193,7 @@ class SourceMachine(CustodyMachine):
             elif not run.itinerary.remaining:
                 self.duplicates[number] += 1
             return
-        lie = _what_cannot_be(request.asked, run.itinerary)
+        lie = _what_cannot_be(request.asked, run.itinerary, request.left_out, self.bands)
         if lie:
             self._reject(sender, lie, request)
             self._pass_over(request, sender)
@@ -243,7 +261,7 @@ class SourceMachine(CustodyMachine):
         why = "NaN or infinity in what it computed"
         self.instructions.append(Note(NoteKind.NOT_FINITE, sender, copy.request, why))
         self._avoid(request, sender, copy.deadline)
-        wanted = frozenset(copy.itinerary.remaining)
+        wanted = frozenset(self.bands.permitted(copy.itinerary.remaining))
         others = [c for c in self.reachable() if c.name not in copy.avoid and wanted & (c.blocks | c.reach_blocks)]
         if others and len(request.not_finite) < _HOLDERS_NOT_FINITE:
             self.reroute(copy, "numbers that are not finite")
@@ -254,7 +272,7 @@ class SourceMachine(CustodyMachine):
 
     def local_node(self, request: HeldRequest) -> LocalNode:  # noqa: ARG002
         """Return a node without blocks: a source runs none."""
-        return LocalNode(costs=self.costs, credit_wait=self.limits.credit_wait)
+        return LocalNode(costs=self.costs, credit_wait=self.limits.credit_wait, bands=self.bands)
 
     def _decide_locally(self, request: HeldRequest, local: LocalNode) -> bool:  # noqa: ARG002
         return False
@@ -268,10 +286,11 @@ class SourceMachine(CustodyMachine):
             self._complete(owner)
             return
         owner.reason = reason
-        if reason is ReturnReason.UNREACHABLE and _may_skip(request.itinerary):
-            skip_at = max(self.last_seen(block) for block in request.itinerary.remaining) + self.limits.skip_grace
+        stuck = self.bands.permitted(request.itinerary.remaining)
+        if reason is ReturnReason.UNREACHABLE and _may_skip(request.itinerary, stuck):
+            skip_at = max(self.last_seen(block) for block in stuck) + self.limits.skip_grace
             if skip_at <= self.now:
-                self._complete(owner)
+                self._skip(owner, stuck, _NO_HOLDER)
             else:
                 self.wait(request, skip_at, "unreachable")
             return
@@ -282,13 +301,36 @@ class SourceMachine(CustodyMachine):
     def _waits_for_credit(self, request: HeldRequest) -> None:
         self._by_id[request.request].reason = ReturnReason.CREDIT
 
+    def _skip(self, request: OpenRequest, blocks: tuple[int, ...], why: str) -> None:
+        """Leave blocks out: what remains may run now, or the request is complete."""
+        copy = request.copy
+        copy.itinerary = copy.itinerary.skip(blocks)
+        request.left_out.update(dict.fromkeys(blocks, why))
+        if copy.itinerary.remaining:
+            self.decide_soon(copy)
+        else:
+            self._complete(request)
+
+    def _why_skipped(self, request: OpenRequest, skipped: tuple[int, ...]) -> str:
+        reasons: dict[str, list[int]] = {}
+        for block in skipped:
+            reasons.setdefault(request.left_out.get(block, _NO_TRACK), []).append(block)
+        return "; ".join(f"{self._blocks_text(tuple(blocks))} {why}" for why, blocks in reasons.items())
+
+    def _blocks_text(self, blocks: tuple[int, ...]) -> str:
+        """Blocks for a message, with the band that they stand in where the model has several."""
+        bands = list(dict.fromkeys(self.bands.name(self.bands.band_of(block)) for block in sorted(blocks)))
+        text = f"{'block' if len(blocks) == 1 else 'blocks'} {_listed(blocks)}"
+        return f"{text} of {bands[0]}" if len(bands) == 1 and bands[0] else text
+
     # Ends.
 
     def _complete(self, request: OpenRequest) -> None:
         copy = request.copy
-        itinerary = copy.itinerary.skip_rest()
+        itinerary = copy.itinerary
         holders = tuple(request.seen_holders)
-        self.instructions.append(Complete(request.number, itinerary, copy.tokens, request.attempts, holders))
+        why = self._why_skipped(request, itinerary.skipped)
+        self.instructions.append(Complete(request.number, itinerary, copy.tokens, request.attempts, holders, why))
         self._end_request(request, "complete", soon=request.attempts == 1 and not itinerary.skipped)
 
     def _fail(self, request: OpenRequest, error: RequestError) -> None:
@@ -329,22 +371,28 @@ class SourceMachine(CustodyMachine):
             return False
         owner = self._by_id[request.request]
         it = request.itinerary
-        if not it.remaining or _may_skip(it):
+        if not it.remaining:
             self._complete(owner)
+            return True
+        if _may_skip(it, it.remaining):
+            self._skip(owner, it.remaining, _WHY_NOT_RUN.get(owner.reason, _TOO_LATE))
             return True
         if owner.not_finite:
             self._fail(owner, _not_finite(owner))
             return True
-        left = ", ".join(map(str, it.remaining))
+        stuck = self.bands.permitted(it.remaining)
+        left = self._blocks_text(stuck)
+        behind = len(it.remaining) - len(stuck)
+        waits = f", and {behind} of later bands had to wait for {'it' if len(stuck) == 1 else 'them'}" if behind else ""
         if owner.reason == ReturnReason.CREDIT:
             error: BudgetExceeded | Overloaded = Overloaded(
-                f"request {owner.number}: no peer had a credit for blocks {left} within the budget; "
+                f"request {owner.number}: no peer had a credit for {left} within the budget{waits}; "
                 "send more slowly, or raise the peers' credits or the budget"
             )
         else:
-            why = "had no reachable holder" if owner.reason == ReturnReason.UNREACHABLE else "were not run in time"
+            why = _NO_HOLDER if owner.reason == ReturnReason.UNREACHABLE else _TOO_LATE
             error = BudgetExceeded(
-                f"request {owner.number}: blocks {left} {why} within the budget and at most {it.max_skips} may "
+                f"request {owner.number}: {left} {why} within the budget{waits} and at most {it.max_skips} may "
                 "be skipped; check the peers, or raise --budget-ms or --max-skips"
             )
         self._fail(owner, error)
@@ -398,22 +446,25 @@ class SourceMachine(CustodyMachine):
         self._expect(by_id == self._by_id, "requests and their ids differ")
 
 
-def _may_skip(itinerary: Itinerary) -> bool:
-    """Whether what remains of a request may be left out."""
-    skips = len(itinerary.skipped) + len(itinerary.remaining)
+def _may_skip(itinerary: Itinerary, blocks: tuple[int, ...]) -> bool:
+    """Whether these blocks of a request may be left out, beside what was left out already."""
+    skips = len(itinerary.skipped) + len(blocks)
     return policy_of(itinerary.policy).may_skip and skips <= itinerary.max_skips
 
 
-def _what_cannot_be(asked: Itinerary, reported: Itinerary) -> str:
+def _what_cannot_be(asked: Itinerary, reported: Itinerary, left_out: Collection[int], bands: Bands) -> str:
     """Why what came back cannot be what became of a request; nothing where it can.
+
+    ``left_out``: blocks that its source has skipped, perhaps not yet when this copy was on its way.
 
     That each block of the model stands in it once, and who serves which block, is checked on arrival.
     """
     if reported.track is not None:
         return "a track of a wave, which belongs to a peer"
     policy = policy_of(asked.policy)
-    if reported.skipped and (asked.on_straggler != "skip" or not policy.runs_in_waves):
-        return f"blocks {_listed(reported.skipped)} left out, which only its source may do"
+    skipped = tuple(block for block in reported.skipped if block not in left_out)
+    if skipped and (asked.on_straggler != "skip" or not policy.runs_in_waves):
+        return f"blocks {_listed(skipped)} left out, which only its source may do"
     if len(reported.skipped) > asked.max_skips:
         return f"{len(reported.skipped)} blocks left out where {asked.max_skips} may be"
     if not policy.runs_in_waves and any(len(wave) != 1 for wave in reported.waves):
@@ -421,7 +472,7 @@ def _what_cannot_be(asked: Itinerary, reported: Itinerary) -> str:
     ran = tuple(block for wave in reported.waves for track in wave for block, _ in track)
     if not policy.may_reorder and ran != asked.remaining[: len(ran)]:
         return f"blocks in the order {_listed(ran)} under the policy {asked.policy}"
-    return ""
+    return "" if bands.is_one else bands.fault(reported.arrangement, _restored(asked, reported).remaining)
 
 
 def _note_seen(request: OpenRequest, *names: str) -> None:

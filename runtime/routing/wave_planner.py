@@ -3,7 +3,8 @@
 The tokens' holder runs one track itself and gives others to neighbours. Each block goes to whoever would have run it
 first, counting queue, transfer there and back, and the blocks given before; so a slower device gets a shorter track,
 and one that is not worth its transfer gets none. Which blocks these are follows from the preferred order, or from the
-measured order costs where there are any (``ls_edge.runtime.routing.block_assignment``).
+measured order costs where there are any (``ls_edge.runtime.routing.block_assignment``). A wave has blocks of one band,
+and it is each band that is cut into so many waves.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ls_edge.bands import Bands
 from ls_edge.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.block_assignment import assign_blocks
-from ls_edge.runtime.routing.candidates import Candidate, LocalNode
+from ls_edge.runtime.routing.candidates import ONE_BAND, Candidate, LocalNode
 
 GAIN = 0.95
 """A wave is split only where it is expected to take at most this part of the holder's own time for it: nearer to 1
@@ -69,7 +71,7 @@ def plan_wave(itinerary: Itinerary, name: str, local: LocalNode, candidates: Seq
 
     A plan of one track means that splitting does not pay.
     """
-    remaining = itinerary.remaining
+    remaining = local.bands.permitted(itinerary.remaining)
     drafts = [_DraftTrack(name, local.blocks & frozenset(remaining), local.beside_us or local.block_us, local.wait_us)]
     if not drafts[0].allowed:
         return None
@@ -91,7 +93,7 @@ def plan_wave(itinerary: Itinerary, name: str, local: LocalNode, candidates: Seq
         draft.end_us += draft.block_us
         given.append((draft, block))
         ends.append(max(ends[-1], draft.end_us))
-    size = _size(ends, itinerary.waves_wanted - len(itinerary.waves), len(drafts))
+    size = _size(ends, itinerary.waves_wanted - _begun(itinerary, local.bands), len(drafts))
     for index, (draft, block) in enumerate(given):
         if index < size:
             draft.blocks.append(block)
@@ -108,6 +110,12 @@ def plan_wave(itinerary: Itinerary, name: str, local: LocalNode, candidates: Seq
         tuple(PlannedTrack(draft.holder, tuple(draft.blocks), draft.end_us) for draft in drafts if draft.blocks),
         tuple(PlannedTrack(draft.holder, (), draft.first_us) for draft in drafts if not draft.blocks),
     )
+
+
+def _begun(itinerary: Itinerary, bands: Bands) -> int:
+    """How many waves of the present band there have been."""
+    present = bands.band_of(itinerary.remaining[0])
+    return sum(any(bands.band_of(block) == present for t in wave for block, _ in t) for wave in itinerary.waves)
 
 
 def _size(ends: Sequence[int], waves: int, drafts: int) -> int:
@@ -140,14 +148,16 @@ def _assign(drafts: list[_DraftTrack], place: dict[int, int], before: int, costs
         draft.blocks = list(track)
 
 
-def best_joiner(itinerary: Itinerary, candidates: Sequence[Candidate], tie_break: int) -> Candidate | None:
+def best_joiner(
+    itinerary: Itinerary, candidates: Sequence[Candidate], tie_break: int, bands: Bands = ONE_BAND
+) -> Candidate | None:
     """Whom to hand tokens to that this process cannot run itself: who would be expected to be done with all first."""
     best: tuple[float, int] | None = None
     chosen: Candidate | None = None
     for index, c in enumerate(sorted(candidates, key=lambda c: c.name)):
         if c.credits <= 0:
             continue
-        local = LocalNode(c.blocks, c.wait_us, c.block_us)
+        local = LocalNode(c.blocks, c.wait_us, c.block_us, bands=bands)
         plan = plan_wave(itinerary, c.name, local, candidates)
         if plan is None:
             continue

@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from ls_edge import arrangement
 from ls_edge.records import TrackSpan
 from ls_edge.runtime.protocol.messages import Accept, Itinerary, Ran, ReturnReason, TrackRef, TransferId
@@ -228,5 +226,4 @@ class WaveJoiner:
 def _leave_out(request: HeldRequest, blocks: list[int]) -> None:
     it = request.itinerary
     if blocks and it.on_straggler == "skip" and len(it.skipped) + len(blocks) <= it.max_skips:
-        remaining = tuple(block for block in it.remaining if block not in blocks)
-        request.itinerary = msgspec.structs.replace(it, remaining=remaining, skipped=(*it.skipped, *blocks))
+        request.itinerary = it.skip(tuple(blocks))

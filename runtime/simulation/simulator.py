@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ls_edge.bands import Bands
 from ls_edge.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import Hello, Itinerary
 from ls_edge.runtime.routing.custody import CustodyMachine
@@ -83,6 +84,7 @@ class Simulation:
         max_batch: int = 1,
         detection: float = 0.35,
         costs: OrderCosts | None = None,
+        bands: Bands | None = None,
         validate: bool = False,
         transfers: Callable[[str, str], float] | None = None,
         wire: Mapping[str, float] | None = None,
@@ -94,6 +96,7 @@ class Simulation:
         link, by name, in each direction by itself.
         """
         self.blocks = blocks
+        self.bands = bands or Bands(blocks)
         self.now = 0.0
         self.outcomes: dict[int, list[Complete | Fail]] = {}
         self.ended: dict[int, float] = {}
@@ -125,7 +128,7 @@ class Simulation:
         self._receives_until: dict[str, float] = {}
         self._arrives_at: dict[tuple[str, str], float] = {}
         """When the latest message between two processes arrives: a later one cannot come before it."""
-        self.source = SourceMachine(SOURCE, limits=self._limits, rng=self._rng, costs=costs)
+        self.source = SourceMachine(SOURCE, limits=self._limits, rng=self._rng, costs=costs, bands=self.bands)
         self.processes = {SOURCE: Process(SOURCE, self.source, 0)}
         for name in peers:
             self.processes[name] = Process(name, self._new_peer(name), next(self._counter))
@@ -147,7 +150,7 @@ class Simulation:
     ) -> int:
         """Submit an image; its outcome appears in :attr:`outcomes`."""
         request = next(self._requests)
-        order = POLICIES[policy].wanted_order(self.blocks, 0, request)
+        order = POLICIES[policy].wanted_order(self.bands, 0, request)
         itinerary = Itinerary(
             SOURCE,
             policy,
@@ -247,8 +250,9 @@ class Simulation:
 
     def _new_peer(self, name: str) -> PeerMachine:
         made = PeerMachine(
-            name, self._placement[name], limits=self._limits, rng=self._rng, max_batch=self.max_batch, costs=self._costs
-        )
+            name, self._placement[name], limits=self._limits, rng=self._rng, max_batch=self.max_batch,
+            costs=self._costs, bands=self.bands,
+        )  # fmt: skip
         made.joins.join = join_tuples
         return made
 

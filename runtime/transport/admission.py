@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 import secrets
 
+from msgspec import UNSET
+
+from ls_edge.bands import Bands
 from ls_edge.bundle import Manifest
 from ls_edge.errors import UsageError, WireError
 from ls_edge.peers_file import PeersFile, is_name
@@ -46,6 +49,7 @@ class Admission:
         self._blocks = len(manifest.parts.blocks)
         self._blocks_of = {p.name: frozenset(p.blocks) for p in peers.peers}
         self._strict = strict_bundle
+        self._bands = Bands.from_json(None if manifest.bands is UNSET else manifest.bands, self._blocks)
 
     def reason_to_refuse(self, hello: Hello | Welcome, user: str) -> str:
         """Why a process is not let in, or nothing; ``user`` is the name behind its key, empty without CURVE."""
@@ -81,8 +85,8 @@ class Admission:
         """Raise :class:`WireError` where tokens or itinerary of a RUN cannot be what ``sender`` may send us.
 
         Each block of the model has run, remains or was skipped, so that nobody can leave one out unseen, and ran at a
-        peer to which ``peers.yaml`` gives it. A track has some of the blocks, and must be joined by a peer. A source
-        sends what is its own, and gets what is its own.
+        peer to which ``peers.yaml`` gives it, in an order that the bands allow. A track has some of the blocks of a
+        band, and must be joined by a peer. A source sends what is its own, and gets what is its own.
         """
         tokens = self._manifest.tokens
         if (run.count, run.dim) != (tokens.count, tokens.dim):
@@ -93,6 +97,8 @@ class Admission:
         if it.track is not None:
             if it.source not in self._blocks_of or blocks[-1:] > [self._blocks - 1] or it.track.before > self._blocks:
                 raise WireError(f"track of blocks {str(blocks)[:200]} for {it.source}, which cannot be; dropped")
+            if len({self._bands.band_of(block) for block in blocks}) > 1:
+                raise WireError(f"track of blocks {str(blocks)[:200]}, which are not of one band; dropped")
         elif blocks != list(range(self._blocks)):
             raise WireError(
                 f"itinerary with blocks {str(blocks)[:200]}, the model has 0 to {self._blocks - 1} and each has run, "
@@ -103,6 +109,10 @@ class Admission:
                 raise WireError(f"itinerary with block {block} run by {holder}, to which peers.yaml does not give it")
         if len(it.skipped) > it.max_skips:
             raise WireError(f"itinerary with {len(it.skipped)} blocks skipped, it allows {it.max_skips}; dropped")
+        # What comes home is judged with the request that it belongs to: its sender is passed over for it.
+        judged_here = self._role != "source" and not self._bands.is_one
+        if judged_here and (fault := self._bands.fault(it.arrangement, it.remaining)):
+            raise WireError(f"itinerary in which {fault}; dropped")
         if self._role == "source" and (it.track is not None or it.source != self._name or not run.returning):
             raise WireError(f"tokens of {it.source}, not on their way home, sent to a source; dropped")
         if sender not in self._blocks_of and (it.source != sender or it.track is not None or run.returning):
@@ -126,7 +136,7 @@ class Admission:
         if hello.model_id != manifest.model_id:
             return (
                 f"{hello.name} serves model {hello.model_id[:16]}…, {self._name} has {manifest.model_id[:16]}…; "
-                "give both bundles of the same run"
+                "give both bundles of the same run, with the same bands"
             )
         if self._strict and hello.bundle_id != manifest.bundle_id:
             return (

@@ -53,7 +53,7 @@ def test_the_documents_keys_are_those_of_the_contract():
         "skips", "retries", "duplicates_dropped", "hops", "peers",
     } <= document.keys()  # fmt: skip
     assert document["latency_ms"].keys() == {"mean", "p50", "p95", "p99", "max"}
-    assert document["skips"].keys() == {"mean", "max"}
+    assert document["skips"].keys() == {"mean", "max", "reasons"}
     assert document["hops"].keys() == {"mean", "wire_ms_p50", "queue_ms_p50", "engine_ms_p50", "codec_ms_p50"}
     assert {"blocks", "requests", "busy", "state"} <= document["peers"]["a"].keys()
 

@@ -168,7 +168,7 @@ def test_the_only_holder_of_a_block_is_killed(tmp_path, tiny_bundle):
         with Source.open(local.path, tiny_bundle, max_skips=0, budget_ms=600) as strict:
             strict.wait_ready(0.5)
             image = open_data("digits", "eval").images[0]
-            with pytest.raises(BudgetExceeded, match=f"blocks {blocks - 1} had no reachable holder"):
+            with pytest.raises(BudgetExceeded, match=f"block {blocks - 1} had no reachable holder"):
                 strict.submit(image.read()).result(5)
 
 

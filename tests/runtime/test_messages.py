@@ -276,8 +276,8 @@ def test_what_ran_here_joins_the_track_and_forgets_relays():
     it = it.ran(1, "a").ran(0, "b")
     assert it.waves == ((((1, "a"), (0, "b")),),)
     assert (it.remaining, it.relays, it.blocks_done) == ((2,), (), 2)
-    assert it.skip_rest().skipped == (2,)
-    assert it.skip_rest().remaining == ()
+    assert it.skip((2,)).skipped == (2,)
+    assert it.skip((2,)).remaining == ()
     side_by_side = Itinerary("s", "nearest", (3,), 0, waves=((((0, "a"),), ((1, "b"),)),))
     assert side_by_side.ran(3, "c").waves[1] == (((3, "c"),),)
     assert side_by_side.blocks_done == 2

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from ls_edge.bands import Bands
 from ls_edge.runtime.routing.events import Complete, Fail
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.peer_routing import PeerMachine
@@ -29,12 +30,16 @@ class Faults(RuleBasedStateMachine):
         credit=st.integers(1, 4),
         batch=st.integers(1, 3),
         failures=st.sampled_from([0.0, 0.0, 0.02, 0.2]),
+        cuts=st.one_of(st.just(set()), st.sets(st.integers(1, BLOCKS - 1))),
     )
-    def start(self, placement, seed, credit, batch, failures):
+    def start(self, placement, seed, credit, batch, failures, cuts):
         limits = Limits(credits=credit, custody=2 * credit)
         held = {name: sorted(blocks) for name, blocks in zip(NAMES, placement, strict=True)}
         self.held = held
-        self.sim = Simulation(held, blocks=BLOCKS, seed=seed, limits=limits, max_batch=batch, validate=True)
+        self.bands = Bands(BLOCKS, tuple(sorted(cuts)))
+        self.sim = Simulation(
+            held, blocks=BLOCKS, seed=seed, limits=limits, max_batch=batch, bands=self.bands, validate=True
+        )
         self.sim.run(0.05)
         self.sim.send_failures = failures
         self.asked = {}
@@ -118,9 +123,11 @@ class Faults(RuleBasedStateMachine):
             order = ran(outcome)
             assert len(set(order)) == len(order)
             assert len(outcome.itinerary.skipped) <= skips
+            assert not self.bands.fault(outcome.itinerary.arrangement, outcome.itinerary.remaining)
             if isinstance(outcome, Complete):
                 assert sorted([*order, *outcome.itinerary.skipped]) == list(range(BLOCKS))
                 assert outcome.tokens == tuple(order)
+                assert bool(outcome.why_skipped) == bool(outcome.itinerary.skipped)
                 assert all(b in self.held[h] for w in outcome.itinerary.waves for t in w for b, h in t)
                 if policy == "sequential":
                     assert order == list(range(BLOCKS))

@@ -36,15 +36,15 @@ def least_time_step(
     itinerary: Itinerary, local: LocalNode, candidates: Sequence[Candidate], tie_break: int
 ) -> Choice | None:
     """Return the step with the least expected time a block; None where nobody has a credit."""
-    remaining = frozenset(itinerary.remaining)
+    bands, remaining = local.bands, itinerary.remaining
     best: tuple[float, int] | None = None
     choice: Choice | None = None
-    here = local.blocks & remaining
+    here = bands.in_one_go(remaining, local.blocks)
     if here:
         best = (local.wait_us / len(here) + local.block_us, -1)
-        choice = RunHere(next(block for block in itinerary.remaining if block in here))
+        choice = RunHere(here[0])
     for rank, c in in_turn(candidates, tie_break):
-        there = len(c.blocks & remaining)
+        there = len(bands.in_one_go(remaining, c.blocks))
         if not there or c.credits <= 0:
             continue
         expected = ((c.wait_us + c.link_us) / there + c.block_us, rank)

@@ -14,7 +14,7 @@ from ls_edge.runtime.routing.wave_planner import best_joiner
 class Parallel(Policy):
     """Hand the tokens to the best joiner of a wave; where splitting does not pay, as ``fastest``.
 
-    A holder that has a remaining block splits the request itself (``ls_edge.runtime.routing.waves``).
+    A holder that has a block that may run now splits the request itself (``ls_edge.runtime.routing.waves``).
     """
 
     name = "parallel"
@@ -30,8 +30,8 @@ class Parallel(Policy):
         tie_break: int,
     ) -> Choice | None:
         """Return the joiner that is expected to be done first, or the step of ``fastest``."""
-        if local.blocks.isdisjoint(itinerary.remaining):
-            joiner = best_joiner(itinerary, candidates, tie_break)
+        if local.blocks.isdisjoint(local.bands.permitted(itinerary.remaining)):
+            joiner = best_joiner(itinerary, candidates, tie_break, local.bands)
             if joiner is not None:
                 return SendTo(joiner.name)
         return least_time_step(itinerary, local, candidates, tie_break)

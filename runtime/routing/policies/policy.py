@@ -1,8 +1,9 @@
 """Base class of the policies: which block of a request runs next, and who runs it.
 
-A policy is a pure function of the itinerary and of what can be reached. Where a block cannot be reached it prefers
-another holder of it, then to run it later (running out of order beats skipping: arXiv 2407.09298). A policy never
-skips: the source does, when nothing else remains and :attr:`Policy.may_skip` allows it.
+A policy is a pure function of the itinerary, of the model's bands and of what can be reached. It chooses among the
+remaining blocks of the first band that has any (``Bands.permitted``). Where a block cannot be reached it prefers
+another holder of it, then to run it later in its band (running out of order beats skipping: arXiv 2407.09298). A
+policy never skips: the source does, when nothing else remains and :attr:`Policy.may_skip` allows it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ls_edge.bands import Bands
 from ls_edge.runtime.protocol.messages import Itinerary, ReturnReason
 from ls_edge.runtime.routing.candidates import Candidate, LocalNode
 
@@ -65,9 +67,12 @@ class Policy:
     chains_blocks: ClassVar[bool] = True
     """Whether one engine call may run consecutive blocks without a new decision between them."""
 
-    def wanted_order(self, num_blocks: int, seed: int, request: int) -> tuple[int, ...]:  # noqa: ARG002
-        """Return the preferred order of a request, its first block first; by default the trained order."""
-        return tuple(range(num_blocks))
+    def wanted_order(self, bands: Bands, seed: int, request: int) -> tuple[int, ...]:  # noqa: ARG002
+        """Return the preferred order of a request, its first block first; by default the trained order.
+
+        Blocks of an earlier band stand before those of a later one.
+        """
+        return tuple(range(bands.num_blocks))
 
     def next_step(
         self,
@@ -83,7 +88,7 @@ class Policy:
         ``patient``: whether waiting for credit is still better than another order. ``tie_break`` (any number, the same
         for a request) chooses between equal holders, so that they share the work.
         """
-        wanted = itinerary.remaining if self.may_reorder else itinerary.remaining[:1]
+        wanted = local.bands.permitted(itinerary.remaining) if self.may_reorder else itinerary.remaining[:1]
         if itinerary.track is not None:  # the holder of a track runs it, or returns what it has
             return RunHere(wanted[0]) if wanted[0] in local.blocks else ReturnToSource(ReturnReason.UNREACHABLE)
         choice = self.preferred_step(itinerary, local, candidates, patient=patient, tie_break=tie_break)

@@ -34,9 +34,10 @@ class Quality(Policy):
         """Return the step of least cost; None without costs, or where nobody with a credit has a remaining block."""
         if local.costs is None:
             return None
-        remaining = frozenset(itinerary.remaining)
+        permitted = local.bands.permitted(itinerary.remaining)
+        remaining = frozenset(permitted)
         slot, weight = itinerary.blocks_done, itinerary.latency_weight
-        loss = {block: _regret(local.costs, block, itinerary.remaining, slot) for block in itinerary.remaining}
+        loss = {block: _regret(local.costs, block, permitted, slot) for block in permitted}
         here = local.blocks & remaining
         seconds = (local.wait_us / max(1, len(here)) + local.block_us) / 1e6
         # Cost, rank among equals, block: the least of them is chosen.
@@ -61,7 +62,9 @@ class Quality(Policy):
 
 
 def _regret(costs: OrderCosts, block: int, remaining: Sequence[int], slot: int) -> float:
-    """Nats that running ``block`` now costs, beyond what it would cost at a later time drawn at random.
+    """Nats that running ``block`` now costs, beyond what it would cost at a later time of its band drawn at random.
+
+    ``remaining`` are the blocks of that band.
 
     Only this difference distinguishes blocks, since each of them has to run at some time.
     """

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from ls_edge.arrangement import random_order
+from ls_edge.bands import Bands
 from ls_edge.runtime.routing.policies.policy import Policy
 
 
 class Random(Policy):
-    """As ``nearest``, with one uniform permutation drawn from seed and request in place of the trained order."""
+    """As ``nearest``, with one uniform order within the bands, drawn from seed and request, for the trained one."""
 
     name = "random"
 
-    def wanted_order(self, num_blocks: int, seed: int, request: int) -> tuple[int, ...]:
-        """Draw a permutation; the same for the same seed and request on every machine."""
-        return random_order(num_blocks, seed, request)
+    def wanted_order(self, bands: Bands, seed: int, request: int) -> tuple[int, ...]:
+        """Draw an order; the same for the same seed and request on every machine."""
+        return bands.random_order(seed, request)

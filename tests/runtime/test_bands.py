@@ -1,0 +1,251 @@
+"""Bands in routing: what may run next, for every policy; what happens to blocks that nobody holds any more."""
+
+import random
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from ls_edge.bands import Bands
+from ls_edge.errors import BudgetExceeded
+from ls_edge.order_costs import VERSION, Fit, Measured, OrderCosts
+from ls_edge.runtime.audit import challenge_itinerary
+from ls_edge.runtime.protocol.messages import Accept, Itinerary
+from ls_edge.runtime.routing.candidates import Candidate, LocalNode
+from ls_edge.runtime.routing.events import Arrived, Complete, Fail, Forward, NoteKind
+from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.policies import POLICIES
+from ls_edge.runtime.routing.policies.policy import RunHere, SendTo
+from ls_edge.runtime.routing.source_routing import SourceMachine
+from ls_edge.runtime.routing.wave_planner import plan_wave
+from ls_edge.runtime.simulation.simulator import Simulation
+from tests.runtime.driver import Driver, run_of, submits
+
+BLOCKS = 8
+ENDS = Bands.from_json("0/1-6/7")
+
+
+def costs(blocks=BLOCKS):
+    """Costs by which the last block wants to run first."""
+    square = tuple(tuple(float(slot * block) for slot in range(blocks)) for block in range(blocks))
+    zero = Measured(0.0, None)
+    none = tuple((0.0,) * blocks for _ in range(blocks))
+    return OrderCosts(VERSION, "", 1, 1, zero, zero, square, none, (0.0,) * blocks, Fit(0, 0.0, 0.0), beside=none)
+
+
+def way(outcome):
+    return [block for wave in outcome.itinerary.waves for track in wave for block, _ in track]
+
+
+def outcome_of(sim, request):
+    (one,) = sim.outcomes[request]
+    return one
+
+
+@st.composite
+def situations(draw):
+    bands = Bands(BLOCKS, tuple(cut for cut in range(1, BLOCKS) if draw(st.booleans())))
+    some = st.sets(st.integers(0, BLOCKS - 1)).map(frozenset)
+    remaining = bands.sort(draw(st.permutations(sorted(draw(st.sets(st.integers(0, BLOCKS - 1), min_size=1))))))
+    others = [
+        Candidate(name, draw(some), draw(some), draw(st.integers(0, 2)), draw(st.integers(0, 9000)), 1000, 500, 900)
+        for name in "bcd"
+    ]
+    return bands, remaining, draw(some), others
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+@given(situation=situations(), seed=st.integers(0, 3))
+@settings(max_examples=80, deadline=None)
+def test_every_policy_chooses_what_may_run(policy, situation, seed):
+    bands, remaining, own, others = situation
+    local = LocalNode(own, 0, 1000, costs=costs(), bands=bands)
+    itinerary = Itinerary("s", policy, remaining, 0, waves_wanted=2)
+    permitted = set(bands.permitted(remaining))
+    choice = POLICIES[policy].next_step(itinerary, local, others, patient=False, tie_break=seed)
+    if isinstance(choice, RunHere):
+        assert choice.block in permitted & own
+    elif isinstance(choice, SendTo):
+        chosen = next(c for c in others if c.name == choice.holder)
+        assert permitted & (chosen.reach_blocks if choice.relay else chosen.blocks)
+    else:
+        assert not permitted & own
+    plan = plan_wave(itinerary, "a", local, others)
+    assert (plan is None) == (not permitted & own)
+    if plan is not None:
+        blocks = [block for track in plan.tracks for block in track.blocks]
+        assert set(blocks) <= permitted
+        assert len(set(blocks)) == len(blocks) > 0
+    order = POLICIES[policy].wanted_order(bands, seed, 5)
+    assert sorted(order) == list(range(BLOCKS))
+    assert list(map(bands.band_of, order)) == sorted(map(bands.band_of, order))
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_every_answer_of_a_swarm_is_within_the_bands(policy):
+    bands = Bands.from_json("0-1/2-6/7")
+    placement = {"a": [1, 4, 5, 7], "b": [0, 2, 6], "c": [0, 1, 3, 4, 5], "d": [2, 3, 6, 7]}
+    sim = Simulation(placement, blocks=BLOCKS, bands=bands, costs=costs(), max_batch=2, validate=True)
+    sim.run(0.3)
+    requests = [sim.submit(policy=policy, budget=20.0, latency_weight=0.0) for _ in range(12)]
+    sim.settle()
+    found = [outcome_of(sim, request) for request in requests]
+    assert all(isinstance(one, Complete) for one in found)
+    for one in found:
+        assert not bands.fault(one.itinerary.arrangement)
+        assert one.tokens == tuple(way(one))
+    orders = {tuple(way(one)) for one in found}
+    if policy == "sequential":
+        assert orders == {tuple(range(BLOCKS))}
+    elif policy == "random":
+        assert len(orders) > 1
+    elif policy == "quality":  # by these costs the later block of a band is better run first
+        assert all(order.index(6) < order.index(2) for order in orders)
+
+
+def test_waves_are_those_of_a_band():
+    sim = Simulation({name: range(BLOCKS) for name in "abc"}, blocks=BLOCKS, bands=ENDS, latency=0.0002)
+    sim.run(0.3)
+    answer = None
+    for _ in range(4):
+        request = sim.submit(policy="parallel", waves=1)
+        sim.settle()
+        answer = outcome_of(sim, request)
+    wide = [wave for wave in answer.itinerary.waves if len(wave) > 1]
+    assert len(wide) == 1
+    assert sorted(block for track in wide[0] for block, _ in track) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if policy.may_skip])
+def test_without_the_only_holder_of_a_first_band_it_is_skipped_and_the_rest_runs(policy):
+    sim = Simulation({"a": range(1, BLOCKS), "b": [0]}, blocks=BLOCKS, bands=ENDS, costs=costs())
+    sim.run(0.3)
+    sim.kill("b")
+    request = sim.submit(policy=policy, max_skips=1, budget=10.0)
+    sim.settle()
+    answer = outcome_of(sim, request)
+    assert isinstance(answer, Complete)
+    assert answer.itinerary.skipped == (0,)
+    assert sorted(way(answer)) == [1, 2, 3, 4, 5, 6, 7]
+    assert way(answer)[-1] == 7
+    assert answer.why_skipped == "block 0 of band [0] (1 of 3) had no reachable holder"
+    assert sim.ended[request] < sim.now
+
+
+@pytest.mark.parametrize(("policy", "skips"), [("sequential", 0), ("nearest", 0), ("fastest", 0)])
+def test_where_nothing_may_be_skipped_it_waits_until_its_budget_ends(policy, skips):
+    sim = Simulation({"a": range(1, BLOCKS), "b": [0]}, blocks=BLOCKS, bands=ENDS)
+    sim.run(0.3)
+    sim.kill("b")
+    request = sim.submit(policy=policy, max_skips=skips, budget=1.0)
+    begun = sim.now
+    sim.settle()
+    failed = outcome_of(sim, request)
+    assert isinstance(failed, Fail)
+    assert isinstance(failed.error, BudgetExceeded)
+    assert 0.9 < sim.ended[request] - begun <= 1.0
+    assert way(failed) == []
+    assert (
+        "block 0 of band [0] (1 of 3) had no reachable holder within the budget, and 7 of later bands had to wait for "
+        "it and at most 0 may be skipped" in str(failed.error)
+    )
+
+
+def test_a_holder_that_returns_in_time_costs_only_the_wait():
+    sim = Simulation({"a": range(1, BLOCKS), "b": [0]}, blocks=BLOCKS, bands=ENDS)
+    sim.run(0.3)
+    sim.kill("b")
+    request = sim.submit(policy="nearest", budget=5.0)
+    sim.run(1.0)
+    assert not sim.outcomes[request]
+    sim.restart("b")
+    sim.settle()
+    assert way(outcome_of(sim, request)) == list(range(BLOCKS))
+
+
+def test_in_the_middle_the_other_blocks_of_a_band_run_first():
+    sim = Simulation({"a": [0, 2, 3, 4, 5, 6, 7], "b": [1]}, blocks=BLOCKS, bands=ENDS)
+    sim.run(0.3)
+    sim.kill("b")
+    request = sim.submit(max_skips=1, budget=10.0)
+    sim.settle()
+    answer = outcome_of(sim, request)
+    assert way(answer) == [0, 2, 3, 4, 5, 6, 7]
+    assert answer.why_skipped == "block 1 of band [1-6] (2 of 3) had no reachable holder"
+
+
+def test_several_bands_are_skipped_one_after_the_other():
+    sim = Simulation({"a": range(1, 7), "b": [0, 7]}, blocks=BLOCKS, bands=ENDS)
+    sim.run(0.3)
+    sim.kill("b")
+    both, one = (sim.submit(max_skips=skips, budget=3.0) for skips in (2, 1))
+    sim.settle()
+    answer = outcome_of(sim, both)
+    assert answer.itinerary.skipped == (0, 7)
+    assert answer.why_skipped == "blocks 0, 7 had no reachable holder"
+    failed = outcome_of(sim, one)
+    assert way(failed) == [1, 2, 3, 4, 5, 6]
+    assert "block 7 of band [7] (3 of 3) had no reachable holder within the budget and at most 1" in str(failed.error)
+
+
+def test_a_fixed_order_is_one_band_a_block():
+    sim = Simulation({"a": [3, 1], "b": [0, 2]}, blocks=4, bands=Bands.fixed(4))
+    sim.run(0.3)
+    requests = [sim.submit(policy=policy) for policy in ("nearest", "random", "fastest", "parallel")]
+    sim.settle()
+    assert {tuple(way(outcome_of(sim, request))) for request in requests} == {(0, 1, 2, 3)}
+
+
+def source_with(bands, **peers):
+    source = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0), bands=bands))
+    for name, blocks in peers.items():
+        source.meets(name, blocks)
+    return source
+
+
+@pytest.mark.parametrize(
+    ("waves", "remaining"),
+    [
+        (((((1, "a"), (0, "a"), (2, "a"), (3, "a")),),), ()),
+        (((((1, "a"),),),), (0, 2, 3)),
+        (((((0, "a"),),), (((1, "a"), (3, "a"), (2, "a")),)), ()),
+    ],
+)
+def test_an_order_outside_the_bands_is_no_answer(waves, remaining):
+    source = source_with(Bands.from_json("0/1-2/3"), a=range(4), b=range(4))
+    submits(source)
+    sent = source.sent(Forward)[0]
+    source.hears(sent.to, Accept(sent.transfer, 5))
+    lie = run_of(sent.transfer._replace(hop=2), remaining=remaining, waves=waves, returning="done")
+    source(Arrived(sent.to, lie, ()))
+    assert not any(isinstance(one, Complete) for one in source.said)
+    assert NoteKind.REJECTED in source.notes()
+    (rejection,) = source.machine.rejected.values()
+    assert "band [" in rejection.why
+
+
+def test_tokens_from_before_a_skip_are_still_good():
+    """A branch that was given up comes back after its source has skipped a block, and has run that block."""
+    source = source_with(Bands.from_json("0/1-2/3"), a=[0], b=[1, 2, 3])
+    submits(source, max_skips=1)
+    (old,) = source.sent(Forward, "a")
+    source.hears("a", Accept(old.transfer, 5))
+    (skipped,) = [one for one in source.passes(2.5) if isinstance(one, Forward)]
+    assert (skipped.to, skipped.itinerary.skipped, skipped.itinerary.remaining) == ("b", (0,), (1, 2, 3))
+    waves = ((((0, "a"),),),)
+    late = run_of(old.transfer._replace(hop=2), remaining=(1, 2, 3), waves=waves, returning="unreachable")
+    source(Arrived("a", late, ()))
+    assert source.machine.rejected == {}
+    (onward,) = source.sent(Forward, "b")
+    assert (onward.itinerary.skipped, onward.itinerary.waves) == ((), waves)
+    done = ((((0, "a"), (1, "b"), (2, "b"), (3, "b")),),)
+    source(Arrived("b", run_of(onward.transfer._replace(hop=3), remaining=(), waves=done, returning="done"), ()))
+    assert source.only(Complete).why_skipped == ""
+
+
+def test_a_challenge_keeps_to_the_bands():
+    answer = Itinerary("s", "nearest", (), 2, waves=((((2, "a"), (1, "a")),), (((4, "b"),),)), skipped=(0, 3))
+    asked = Itinerary("s", "nearest", tuple(range(5)), 2)
+    bands = Bands.from_json("0/1-3/4")
+    assert challenge_itinerary(asked, answer, bands).remaining == (0, 2, 1, 3, 4)
+    assert challenge_itinerary(asked, answer, Bands(5)).remaining == (2, 1, 4, 0, 3)

@@ -1,0 +1,87 @@
+"""Real peers with bands: the only holder of a first-band block is killed, and peers with other bands are refused."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ls_edge.arrangement import Arrangement
+from ls_edge.bundle import Bundle
+from ls_edge.errors import BudgetExceeded
+from ls_edge.records import read_trace
+from ls_edge.runtime.local_cluster import LocalCluster
+from ls_edge.runtime.source import Source
+
+PLACEMENT = {"a": [1, 2, 3, 4, 5], "b": [0], "c": [2, 4, 1]}
+WHY = "block 0 of band [0] (1 of 3) had no reachable holder"
+
+
+@pytest.fixture
+def peers(banded_bundle, tmp_path):
+    with LocalCluster(tmp_path / "peers", banded_bundle, PLACEMENT) as local:
+        local.wait_warm()
+        yield local
+
+
+def test_answers_stay_within_the_bands_and_other_bands_are_refused(
+    peers, banded_bundle, tiny_bundle, images, assert_replays
+):
+    bands, shown = Bundle.open(banded_bundle).bands, images(12)
+    orders = set()
+    for policy in ("random", "fastest", "parallel"):
+        with Source.open(peers.path, banded_bundle, policy=policy, audit=1.0) as source:
+            assert source.wait_ready() == ()
+            answers = [future.result() for future in [source.submit(image) for image in shown]]
+            audits = source.finish_audits(10.0)
+        for answer in answers:
+            assert not bands.fault(answer.arrangement)
+            orders.add(answer.arrangement.order)
+        assert_replays(banded_bundle, shown, answers)
+        assert (audits.mismatched, source.rejected) == (0, {})
+    assert len(orders) > 5
+    assert {(order[0], order[5]) for order in orders} == {(0, 5)}
+    ours, theirs = (Bundle.open(folder).manifest.model_id[:12] for folder in (tiny_bundle, banded_bundle))
+    with Source.open(peers.path, tiny_bundle) as source:
+        assert len(source.wait_ready(0.5)) == 6
+        for why in source.mismatched.values():
+            assert ours in why
+            assert theirs in why
+            assert "with the same bands" in why
+
+
+def test_the_only_holder_of_a_first_band_is_killed(peers, banded_bundle, images, assert_replays, tmp_path):
+    shown = images(6)
+    with (
+        Source.open(peers.path, banded_bundle, max_skips=1) as lenient,
+        Source.open(peers.path, banded_bundle, policy="sequential", budget_ms=700) as strict,
+    ):
+        assert lenient.wait_ready() == strict.wait_ready() == ()
+        assert not lenient.submit(shown[0]).result().degraded
+        peers.kill("b")
+        answers = [future.result() for future in [lenient.submit(image) for image in shown]]
+        for answer in answers:
+            assert answer.degraded
+            assert answer.record.skipped == (0,)
+            assert answer.record.why_skipped == WHY
+            assert answer.arrangement.order[-1] == 5
+        assert_replays(banded_bundle, shown, answers)
+        with pytest.raises(BudgetExceeded, match=r"block 0 of band \[0\] \(1 of 3\) had no reachable holder") as error:
+            strict.submit(shown[0]).result()
+        assert error.value.record.waves == ()
+    trace = tmp_path / "trace.jsonl"
+    command = [
+        sys.executable, "-m", "ls_edge", "run", "--peers", str(peers.path), "--bundle", str(banded_bundle),
+        "--data", "digits", "--limit", "5", "--wait", "0.3", "--json", "--trace", str(trace),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3, done.stderr
+    assert json.loads(done.stdout)["skips"] == {"mean": 1.0, "max": 1, "reasons": {WHY: 5}}
+    for record in read_trace(trace):
+        assert record.why_skipped == WHY
+        assert not Bundle.open(banded_bundle).bands.fault(Arrangement.plain([b for b, _ in record.steps]))
+    peers.start("b")
+    peers.wait_warm("b")
+    with Source.open(peers.path, banded_bundle) as source:
+        assert source.wait_ready() == ()
+        assert not source.submit(shown[0]).result().degraded
