@@ -126,7 +126,7 @@ def test_nothing_answered_gives_nulls_and_no_nan(records):
     assert document["throughput"] is None
     assert set(document["latency_ms"].values()) == {None}
     assert set(document["hops"].values()) == {None}
-    assert document["skips"] == {"mean": None, "max": None}
+    assert document["skips"] == {"mean": None, "max": None, "reasons": {}}
 
 
 def test_no_labels_gives_no_accuracy():
