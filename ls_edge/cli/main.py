@@ -33,7 +33,7 @@ COMMANDS = {
     "status": "Show how every peer is, and why it cannot be used.",
     "predict": "Name what is on images, through the peers that can be reached.",
     "bench": "Time the engines of a bundle on this machine.",
-    "profile": "Measure what a bundle takes on this device.",
+    "profile": "Measure what a bundle takes on this device, or what links take.",
     "plan": "Plan which blocks on which device, and say whether that pays.",
     "doctor": "Find what is missing or mixed up on this machine.",
     "chaos": "Answer images while peers are killed, stopped, hung and cut off.",

@@ -113,6 +113,8 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
     track: TrackRef | None = None
     avoid: tuple[str, ...] = ()
     """Who gave this request back as it was, or never, as its source has seen it: holders hand it to somebody else."""
+    codec: str = ""
+    """Codec in which holders send these tokens, whatever their receivers announce; empty for what those announce."""
 
     @property
     def owner(self) -> str:
@@ -265,6 +267,8 @@ class Release(_Message, frozen=True, tag="release"):
     transfer: TransferId
     holder: str
     """The next holder."""
+    link_us: int = 0
+    """What the transfer to the next holder took, from the decision to its ACCEPT."""
 
 
 class Moved(_Message, frozen=True, tag="moved"):
@@ -362,6 +366,7 @@ def _check(message: Message) -> None:
         _check_numbers("progress", COUNT, message.blocks_done)
     elif isinstance(message, Release):
         _check_names("release", (message.holder,))
+        _check_numbers("release", MICROSECONDS, message.link_us)
     elif isinstance(message, Moved):
         _check_names("moved", (message.before,))
     elif isinstance(message, Cancel):
@@ -411,7 +416,7 @@ def _check_run(run: Run) -> None:
         _check_numbers("visit", COUNT, *visit.blocks)
         for row in visit.tracks:
             _check_track_row(row)
-    _check_texts(run.codec, run.returning, it.policy, it.on_straggler)
+    _check_texts(run.codec, run.returning, it.policy, it.on_straggler, it.codec)
 
 
 def _check_track_row(row: TrackSpan) -> None:

@@ -36,6 +36,7 @@ from ls_edge.bands import Bands
 from ls_edge.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import (
     MAX_BUDGET_US,
+    MICROSECONDS,
     Accept,
     Itinerary,
     Progress,
@@ -489,9 +490,10 @@ class CustodyMachine(ABC):
         return request if request is not None and request.downstream == sender else None
 
     def _on_accept(self, sender: str, message: Accept) -> None:
-        self._learn(sender, message)
+        seconds = self._learn(sender, message)
         request = self._sent_to(sender, message)
         if request is not None and request.stage is Stage.OFFERED:
+            request.link_us = min(round(seconds * 1e6), MICROSECONDS - 1)
             self.transition(request, Stage.CUSTODY, f"{sender} accepted")
             self._accepted(request)
 
@@ -533,20 +535,22 @@ class CustodyMachine(ABC):
             self.neighbours.clear_suspicion(sender)
             self._released(request, message.holder)
 
-    def _learn(self, name: str, message: Accept | Refuse) -> None:
-        """Take in the credits that an answer to a transfer reports, and how long the transfer took."""
+    def _learn(self, name: str, message: Accept | Refuse) -> float:
+        """Take in the credits that an answer to a transfer reports; return the seconds that the transfer took."""
         n = self.neighbours.get(name)
         offered = self._offered.pop(message.transfer, None)
         if n is None or offered is None or offered[0] != name:
-            return
+            return 0.0
+        took = self.now - offered[1]
         if n.state is not None:
             n.state = msgspec.structs.replace(n.state, credits=message.credits)
         if isinstance(message, Accept):
-            n.accepted_after(self.now - offered[1], self.now)
+            n.accepted_after(took, self.now)
         self._changed(name)
         if name in self._full:
             self._full.discard(name)
             self._credit_came = True
+        return took
 
     # Deciding and handing on.
 

@@ -90,6 +90,8 @@ class HeldRequest:
     """The next holder, while there is one."""
     sent: TransferId | None = None
     """The transfer by which they were last handed on."""
+    link_us: int = 0
+    """What that transfer took until it was accepted."""
     check_at: float = INFINITY
     """When it has to be looked at in its present stage; set by ``CustodyMachine.set_check`` alone."""
     hop_at: float = INFINITY

@@ -418,7 +418,8 @@ class PeerMachine(CustodyMachine):
     def _accepted(self, request: HeldRequest) -> None:
         if request.upstream in self.neighbours.by_name:
             assert request.upstream is not None
-            self.instructions.append(Send(request.upstream, Release(request.transfer, request.downstream)))
+            release = Release(request.transfer, request.downstream, request.link_us)
+            self.instructions.append(Send(request.upstream, release))
         if request.returning and request.downstream == request.itinerary.source:
             self.end(request, "home")
 

@@ -437,8 +437,9 @@ class Node:
             self.feed(Unsendable(instruction))
 
     def _frames_of(self, forward: Forward) -> list[bytes | memoryview]:
-        """Encode tokens with their receiver's codec, and make the RUN that describes them."""
-        codec = self._codec_of.get(forward.to, "raw")
+        """Encode tokens with the codec that their itinerary asks for, else their receiver's, and make their RUN."""
+        asked = forward.itinerary.codec
+        codec = asked if asked in codecs.CODECS else self._codec_of.get(forward.to, "raw")
         started = time.perf_counter_ns()
         payload = codecs.encode(codec, forward.tokens)
         spent = (time.perf_counter_ns() - started) // 1000

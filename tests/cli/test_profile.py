@@ -2,7 +2,8 @@
 
 import json
 
-from ls_edge.device_profile import load_profile
+from ls_edge.device_profile import load_links, load_profile
+from ls_edge.runtime.peer import open_peer
 
 
 def test_profile_of_a_device(command, bundle, tmp_path):
@@ -49,3 +50,31 @@ def test_bad_input(command, bundle, tmp_path, complaints):
         assert code == 2
         assert message in errors
     assert not (tmp_path / "p.json").exists()
+
+
+def test_links_between_peers(command, bundle, write_peers, serve, tmp_path):
+    path = write_peers({"a": [0, 1], "b": [2, 3]})
+    for name in "ab":
+        serve(open_peer(path, name, bundle))
+    out = tmp_path / "links.json"
+    code, printed, errors = command("profile", bundle, "--links", "--peers", path, "--out", out, "--transfers", 3)
+    assert code == 0, errors
+    found = load_links(out)
+    assert {(one.origin, one.to) for one in found.transfers} >= {("a", "b"), ("b", "a")}
+    assert {one.transfers for one in found.transfers} == {3}
+    assert f"written to {out}" in printed
+    assert "raw p50 (p95)" in printed
+
+
+def test_links_bad_input(command, bundle, write_peers, tmp_path):
+    path = write_peers({"a": [0]})
+    out = tmp_path / "links.json"
+    for arguments, code, message in (
+        ((bundle, "--links"), 2, "give --peers peers.yaml"),
+        ((bundle, "--peers", path), 2, "--peers is for --links"),
+        ((), 2, "name the folder of a bundle to profile"),
+        ((tmp_path / "none", "--links", "--peers", path), 1, "no bundle"),
+    ):
+        found, _, errors = command("profile", *arguments, "--out", out)
+        assert (found, message in errors) == (code, True), errors
+    assert not out.exists()

@@ -158,8 +158,11 @@ EXAMPLES = {
     "refuse": (Refuse(SECOND, "busy"), {"reason": "a saw an older number of credits", "credits": "none, still"}),
     "progress": (Progress(SECOND, 3), {"transfer": "to a, which keeps the copy", "blocks_done": "0, 1 and now 2"}),
     "release": (
-        Release(FIRST, "b"),
-        {"transfer": "of the RUN from the source to a: sent by a to the source", "holder": "b has accepted"},
+        Release(FIRST, "b", 640),
+        {
+            "transfer": "of the RUN from the source to a: sent by a to the source", "holder": "b has accepted",
+            "link_us": "0.64 ms after a decided to send",
+        },
     ),
     "moved": (Moved(SECOND, "a"), {"transfer": "sent by b to the source", "before": "a keeps the copy before"}),
     "cancel": (Cancel((REQUEST,), 9_984_000), {"requests": "of this source", "budget_us": "of the longest of them"}),

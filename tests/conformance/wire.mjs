@@ -242,7 +242,7 @@ const ITINERARY = [
   ["waves", list(list(list(row(RAN, { open: false }), { least: 1 }), { least: 1 })), []], ["skipped", list(u16), []],
   ["visits", list(row(VISIT_ROW)), []], ["relays", list(name), []], ["latency_weight", latency_weight, new Float(1)],
   ["waves_wanted", u16, 0], ["on_straggler", short, "later"], ["track", orNil(row(TRACK)), null],
-  ["avoid", list(name, { most: 16 }), []],
+  ["avoid", list(name, { most: 16 }), []], ["codec", short, ""],
 ];
 const transfer = row(TRANSFER_ID, { open: false });
 const budget = int(600_000_001);
@@ -266,7 +266,7 @@ const MESSAGES = {
   accept: [["transfer", transfer], ["credits", u16]],
   refuse: [["transfer", transfer], ["reason", short], ["credits", u16, 0]],
   progress: [["transfer", transfer], ["blocks_done", u16]],
-  release: [["transfer", transfer], ["holder", name]],
+  release: [["transfer", transfer], ["holder", name], ["link_us", us, 0]],
   moved: [["transfer", transfer], ["before", name]],
   cancel: [["requests", list(id, { most: 1024 })], ["budget_us", budget]],
   complaint: [["what", text(4096, false)], ["model_id", short, ""]],

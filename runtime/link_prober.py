@@ -1,0 +1,327 @@
+"""Measure the links between all processes of a ``peers.yaml``: what ``ls-edge profile --links`` does.
+
+A prober greets every peer as a source and sends requests of two blocks: one that the first peer has, then one that the
+second has and the first has not. The first peer runs its block, sends real tokens on, and reports in RELEASE how long
+that took, from its decision until the second had them, decoded and checked. So peers measure themselves, with one clock
+each. Links from and to the prober are measured by requests of one block. One request is on its way at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+
+from ls_edge.bundle import Bundle
+from ls_edge.device_profile import SCHEMA, LinkFit, LinksDocument, LinkTimes
+from ls_edge.engines.opening import open_engine
+from ls_edge.errors import LinkError, UsageError, WireError
+from ls_edge.peers_file import PeersFile
+from ls_edge.runtime.protocol import codecs
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import (
+    Accept,
+    Bye,
+    Complaint,
+    Hello,
+    Itinerary,
+    Refuse,
+    Release,
+    Run,
+    State,
+    TransferId,
+    Welcome,
+)
+from ls_edge.runtime.transport.admission import new_alias
+from ls_edge.runtime.transport.keys import KeyPair
+from ls_edge.runtime.transport.links import Incoming, Link, LinkDown, Links, LinkUp, NoLink
+from ls_edge.runtime.transport.node import curve_of, new_incarnation
+from ls_edge.runtime.transport.problems import one_line
+
+WARM_UP = 2
+"""Transfers of each link and codec that do not count: TCP begins slowly."""
+ANSWER_S = 5.0
+"""How long a request of two blocks may take until the link is given up."""
+_AGAIN_S = 0.05
+"""Pause after a peer refused for being busy."""
+_HELLO_AGAIN_S = 0.5
+_CREDITS = 16
+
+
+@dataclass(eq=False)
+class _ProbedPeer:
+    """What is known of one peer."""
+
+    up: bool = False
+    problem: str = ""
+    hello_at: float = 0.0
+    welcome: Welcome | None = None
+    state: State | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.up and self.welcome is not None and self.state is not None and self.state.warm
+
+
+class LinkProber:
+    """Links to all peers of a file, as a source that measures them; one thread uses it. A context manager."""
+
+    def __init__(self, peers: PeersFile, bundle: Bundle, *, keys: KeyPair | None = None) -> None:
+        """Dial the peers; raises :class:`UsageError` and :class:`LinkError` for keys that do not fit the file."""
+        peers.check_blocks(bundle.num_blocks)
+        self.source = _source_of(peers, keys)
+        self._name = new_alias(self.source)
+        self._peers = peers
+        self._bundle = bundle
+        manifest = bundle.manifest
+        self._hello = Hello(
+            self._name, "source", new_incarnation(), wire.MINOR, manifest.model_id, manifest.bundle_id
+        )  # fmt: skip
+        self._seen = {peer.name: _ProbedPeer() for peer in peers.peers}
+        frame = codecs.wire_bytes("raw", manifest.tokens.count, manifest.tokens.dim)
+        self._links = Links(
+            {peer.name: peer.address for peer in peers.peers}, bind=None, heartbeat=peers.heartbeat,
+            max_frame=max(wire.MAX_HEADER, frame), tokens_frame=frame,
+            curve=curve_of(peers, self._name, keys),
+        )  # fmt: skip
+        self._tokens = _real_tokens(bundle)
+
+    def __enter__(self) -> LinkProber:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Send BYE and close the links."""
+        for name, seen in self._seen.items():
+            if seen.welcome is not None:
+                self._links.send(Link(dialled=name), [wire.encode(Bye())])
+        time.sleep(0.02)  # lets libzmq's thread write them
+        self._links.close()
+
+    def measure(
+        self,
+        *,
+        transfers: int = 20,
+        codec_names: Sequence[str] = tuple(codecs.CODECS),
+        wait: float = 5.0,
+        on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None,
+    ) -> LinksDocument:
+        """Measure ``transfers`` of each link in each codec; peers have ``wait`` seconds to be warm.
+
+        Raises :class:`LinkError` where no peer can be used.
+        """
+        self._greet(wait)
+        ready = [name for name, seen in self._seen.items() if seen.is_ready]
+        if not ready:
+            why = "; ".join(f"{name}: {self._why(seen)}" for name, seen in self._seen.items())
+            raise LinkError(f"no peer of {self._peers.path} can be used ({why}); see 'ls-edge status'")
+        missing = [
+            (self.source, name, self._why(seen)) for name, seen in self._seen.items() if not seen.is_ready
+        ]  # fmt: skip
+        pairs = [(one, other) for one in [self.source, *ready] for other in [*ready, self.source] if one != other]
+        found: list[LinkTimes] = []
+        for number, (origin, to) in enumerate(pairs):
+            on_step(number, len(pairs), f"{origin} to {to}")
+            try:
+                found += [self._measure(origin, to, codec, transfers) for codec in codec_names]
+            except LinkError as error:
+                missing.append((origin, to, str(error)))
+        on_step(len(pairs), len(pairs), "done")
+        return LinksDocument(
+            SCHEMA, self._bundle.manifest.model_id, self.source, found, [fit_of(times) for times in _by_pair(found)],
+            missing,
+        )  # fmt: skip
+
+    def _measure(self, origin: str, to: str, codec: str, transfers: int) -> LinkTimes:
+        """Time one link in one codec; raises :class:`LinkError` where it cannot be."""
+        route = self._route(origin, to)
+        took = [self._probe(route, codec, of_first=origin == self.source) for _ in range(WARM_UP + transfers)]
+        ms = np.asarray(took[WARM_UP:]) * 1e3
+        tokens = self._bundle.manifest.tokens
+        return LinkTimes(
+            origin=origin, to=to, codec=codec, bytes=codecs.wire_bytes(codec, tokens.count, tokens.dim),
+            transfers=transfers, p50_ms=round(float(np.median(ms)), 4), p95_ms=round(float(np.percentile(ms, 95)), 4),
+        )  # fmt: skip
+
+    def _route(self, origin: str, to: str) -> tuple[tuple[int, str], ...]:
+        """Blocks to ask for, and who is to run each: one to be at the first peer, one that is the second's alone."""
+        if self.source in (origin, to):
+            peer = to if origin == self.source else origin
+            return ((self._blocks_of(peer)[0], peer),)
+        here, others = self._blocks_of(origin), set(self._blocks_of(to)) - set(self._blocks_of(origin))
+        if not others:
+            raise LinkError(f"{to} serves no block that {origin} does not serve as well, so {origin} keeps the tokens")
+        # In trained order where that can be, which bands ask for; few other holders, who have to be avoided by name.
+        last = min(others, key=lambda block: (block < min(here), len(self._holders(block)), block))
+        if len(self._holders(last)) > wire.MAX_AVOID:
+            raise LinkError(f"block {last} has more than {wire.MAX_AVOID} holders; measure with fewer peers")
+        return ((min(here), origin), (last, to))
+
+    def _blocks_of(self, name: str) -> tuple[int, ...]:
+        welcome = self._seen[name].welcome
+        if welcome is None or not welcome.blocks:
+            raise LinkError(f"{name} serves no block")
+        return welcome.blocks
+
+    def _holders(self, block: int) -> list[str]:
+        return [name for name, seen in self._seen.items() if seen.welcome is not None and block in seen.welcome.blocks]
+
+    def _probe(self, route: Sequence[tuple[int, str]], codec: str, *, of_first: bool) -> float:
+        """Seconds of one transfer: ``of_first`` the one from here, else the one that the first peer reports."""
+        end = time.monotonic() + ANSWER_S
+        while True:
+            took = self._try_probe(route, codec, end, of_first=of_first)
+            if took is not None:
+                return took
+            self._listen(_AGAIN_S)
+
+    def _try_probe(
+        self, route: Sequence[tuple[int, str]], codec: str, end: float, *, of_first: bool
+    ) -> float | None:  # fmt: skip
+        """The same; None where the peer was busy and it may be tried again."""
+        (_, first), (last_block, last) = route[0], route[-1]
+        transfer = TransferId(os.urandom(16), int.from_bytes(os.urandom(8), "big"), 1)
+        wanted = tuple(block for block, _ in route)
+        skipped = tuple(block for block in range(self._bundle.num_blocks) if block not in wanted)
+        avoid = tuple(name for name in self._holders(last_block) if name != last) if len(route) > 1 else ()
+        itinerary = Itinerary(self._name, "sequential", wanted, len(skipped), skipped=skipped, avoid=avoid, codec=codec)
+        tokens = self._bundle.manifest.tokens
+        began = time.monotonic()
+        run = Run(transfer, round((end - began) * 1e6), itinerary, codec, tokens.count, tokens.dim)
+        frames: list[bytes | memoryview] = [wire.encode(run), codecs.encode(codec, self._tokens)]
+        if not self._links.send(Link(dialled=first), frames):
+            raise LinkError(f"nothing can be sent to {first}")
+        accepted = reported = None
+        is_home = False
+        while accepted is None or reported is None or not is_home:
+            if time.monotonic() > end:
+                raise LinkError(f"{first} and {last} did not answer within {ANSWER_S:.0f} s")
+            for sender, message in self._listen(0.05):
+                if isinstance(message, Accept) and message.transfer == transfer:
+                    accepted = time.monotonic() - began
+                elif isinstance(message, Refuse) and message.transfer == transfer:
+                    if message.reason != wire.RefuseReason.BUSY or time.monotonic() > end - 2 * _AGAIN_S:
+                        raise LinkError(f"{first} refused: {one_line(message.reason)}")
+                    return None
+                elif isinstance(message, Release) and message.transfer == transfer:
+                    if len(route) > 1 and message.holder != last:
+                        raise LinkError(f"{first} handed the tokens to {message.holder}, not to {last}")
+                    reported = message.link_us / 1e6
+                elif isinstance(message, Run) and message.transfer.request == transfer.request:
+                    self._links.send(Link(dialled=sender), [wire.encode(Accept(message.transfer, _CREDITS))])
+                    is_home = True
+                    if message.itinerary.remaining:
+                        raise LinkError(f"{sender} gave the tokens back: {one_line(message.returning)}")
+            for name in (first, last):
+                if self._seen[name].problem:
+                    raise LinkError(f"{name}: {self._seen[name].problem}")
+        if not of_first and not reported:
+            raise LinkError(f"{first} does not report what a transfer took; install the same version everywhere")
+        return accepted if of_first else reported
+
+    def _greet(self, wait: float) -> None:
+        end = time.monotonic() + wait
+        while time.monotonic() < end and not all(seen.is_ready or seen.problem for seen in self._seen.values()):
+            self._listen(0.05)
+            for name, seen in self._seen.items():
+                if seen.up and seen.welcome is None and time.monotonic() >= seen.hello_at + _HELLO_AGAIN_S:
+                    self._say_hello(name)
+
+    def _say_hello(self, name: str) -> None:
+        self._seen[name].hello_at = time.monotonic()
+        self._links.send(Link(dialled=name), [wire.encode(self._hello)])
+
+    def _listen(self, seconds: float) -> list[tuple[str, wire.Message]]:
+        """Take in what comes within ``seconds``, at least one round; return messages about transfers."""
+        found: list[tuple[str, wire.Message]] = []
+        for event in self._links.poll(seconds):
+            if isinstance(event, LinkUp):
+                self._seen[event.link.dialled] = _ProbedPeer(up=True)
+                self._say_hello(event.link.dialled)
+            elif isinstance(event, LinkDown):
+                self._seen[event.link.dialled] = _ProbedPeer(problem=event.why)
+            elif isinstance(event, NoLink):
+                self._seen[event.name].problem = event.why if event.refused else ""
+            elif event.link.dialled:
+                message = self._take(self._seen[event.link.dialled], event)
+                if message is not None:
+                    found.append((event.link.dialled, message))
+        return found
+
+    def _take(self, seen: _ProbedPeer, event: Incoming) -> wire.Message | None:
+        try:
+            message = wire.decode(event.frames[0].buffer)
+        except WireError as error:
+            seen.problem = f"what it sends cannot be read: {error}"
+            return None
+        if isinstance(message, Welcome):
+            seen.welcome = message
+        elif isinstance(message, State):
+            seen.state = message
+        elif isinstance(message, Complaint):
+            seen.problem = one_line(message.what)
+        elif isinstance(message, Bye):
+            seen.problem = f"it left ({one_line(message.reason)})" if message.reason else "it left"
+        else:
+            return message
+        return None
+
+    def _why(self, seen: _ProbedPeer) -> str:
+        if seen.problem:
+            return seen.problem
+        if not seen.up:
+            return "nobody answers"
+        return "it does not greet" if seen.welcome is None else "its engines are still being loaded"
+
+
+def fit_of(times: Sequence[LinkTimes]) -> LinkFit:
+    """Latency and bandwidth of one link: the least squares line ``ms = latency + bytes / bandwidth`` of its codecs.
+
+    Null where a larger frame does not take longer: on a fast link what codecs take is more than what bytes take.
+    """
+    origin, to = times[0].origin, times[0].to
+    sizes = np.array([one.bytes for one in times], dtype=float)
+    ms = np.array([one.p50_ms for one in times])
+    if len(set(sizes)) < 2:
+        return LinkFit(origin, to, None, None)
+    slope, latency = (float(value) for value in np.polyfit(sizes, ms, 1))
+    if slope <= 0 or latency < 0:
+        return LinkFit(origin, to, None, None)
+    return LinkFit(origin, to, round(latency, 4), round(8e-3 / slope, 3))
+
+
+def _by_pair(times: Sequence[LinkTimes]) -> Iterator[list[LinkTimes]]:
+    pairs: dict[tuple[str, str], list[LinkTimes]] = {}
+    for one in times:
+        pairs.setdefault((one.origin, one.to), []).append(one)
+    yield from pairs.values()
+
+
+def _real_tokens(bundle: Bundle) -> np.ndarray:
+    """What the stem makes of noise, float32 ``[1, N, D]``."""
+    image = np.random.default_rng(0).standard_normal((1, 3, *bundle.manifest.image.size), dtype=np.float32)
+    engine = open_engine(bundle, "stem", kind="onnx", threads=1)
+    try:
+        return np.ascontiguousarray(engine.run({"images": image}), dtype=np.float32)
+    finally:
+        engine.close()
+
+
+def _source_of(peers: PeersFile, keys: KeyPair | None) -> str:
+    """The source whose key this is; without keys the first one of the file, or any name."""
+    if keys is None:
+        if peers.uses_keys:
+            raise UsageError(f"{peers.path} has keys, so measuring needs those of a source: give --secret-key FILE")
+        return peers.sources[0].name if peers.sources else "prober"
+    for source in peers.sources:
+        if source.public_key and source.public_key.encode() == keys.public:
+            return source.name
+    raise UsageError(f"the secret key belongs to no source of {peers.path}; add its public key under 'sources'")

@@ -1,0 +1,81 @@
+"""Links between real peers, measured by the peers themselves."""
+
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.device_profile import LinkTimes
+from ls_edge.errors import LinkError, UsageError
+from ls_edge.peers_file import load_peers
+from ls_edge.runtime.link_prober import LinkProber, fit_of
+from ls_edge.runtime.peer import open_peer
+from ls_edge.runtime.transport.keys import load_secret, new_keys
+
+CODECS = ("raw", "fp16", "int8")
+
+
+@pytest.fixture
+def bundle(wide_bundle):
+    return Bundle.open(wide_bundle)
+
+
+def started(path, bundle, serve, names, keys=lambda _name: None):
+    for name in names:
+        serve(open_peer(path, name, bundle.folder, secret_key=keys(name)))
+
+
+def test_every_pair_in_every_codec(bundle, write_peers, serve):
+    """Block 1 has two holders, so the one that is not measured has to be passed over."""
+    path = write_peers({"a": [0], "b": [1], "c": [1]}, sources=["laptop"])
+    started(path, bundle, serve, "abc")
+    steps = []
+    with LinkProber(load_peers(path), bundle) as prober:
+        found = prober.measure(transfers=5, on_step=lambda *step: steps.append(step), wait=20)
+    assert found.source == "laptop"
+    pairs = {("laptop", "a"), ("laptop", "b"), ("laptop", "c"), ("a", "laptop"), ("b", "laptop"), ("c", "laptop"),
+             ("a", "b"), ("a", "c"), ("b", "a"), ("c", "a")}  # fmt: skip
+    measured = {(one.origin, one.to, one.codec) for one in found.transfers}
+    assert measured == {(*pair, codec) for pair in pairs for codec in CODECS}
+    sizes = {one.codec: one.bytes for one in found.transfers}
+    assert sizes == {"raw": 16 * 768 * 4, "fp16": 16 * 768 * 2, "int8": 16 * 768 + 16 * 4}
+    assert all(0 < one.p50_ms <= one.p95_ms < 1000 for one in found.transfers)
+    assert {(fit.origin, fit.to) for fit in found.fits} == pairs
+    assert {(origin, to) for origin, to, _ in found.missing} == {("b", "c"), ("c", "b")}
+    assert found.missing[0][2].startswith("c serves no block that b does not serve as well")
+    assert steps[-1] == (12, 12, "done")
+
+
+def test_with_keys_and_a_peer_that_is_not_there(bundle, write_peers, serve, tmp_path):
+    keys = {name: new_keys(name, tmp_path)[0] for name in ("a", "b", "gone", "laptop")}
+    path = write_peers({"a": [0], "b": [1], "gone": [0]}, keys=keys, sources=["laptop"])
+    started(path, bundle, serve, "ab", lambda name: tmp_path / f"{name}.key_secret")
+    file = load_peers(path)
+    with pytest.raises(UsageError, match="give --secret-key FILE"):
+        LinkProber(file, bundle)
+    with pytest.raises(UsageError, match="belongs to no source"):
+        LinkProber(file, bundle, keys=load_secret(tmp_path / "a.key_secret"))
+    with LinkProber(file, bundle, keys=load_secret(tmp_path / "laptop.key_secret")) as prober:
+        found = prober.measure(transfers=3, codec_names=("fp16",), wait=4)
+    assert {(one.origin, one.to) for one in found.transfers} == {
+        ("a", "b"), ("b", "a"), ("laptop", "a"), ("laptop", "b"), ("a", "laptop"), ("b", "laptop"),
+    }  # fmt: skip
+    assert [(origin, to) for origin, to, _ in found.missing] == [("laptop", "gone")]
+    assert all(fit.mbit_per_s is fit.latency_ms is None for fit in found.fits)  # of one size nobody can tell
+
+
+def test_another_model_and_nobody(bundle, tiny_bundle, write_peers, serve):
+    path = write_peers({"a": [0]})
+    with LinkProber(load_peers(path), bundle) as prober, pytest.raises(LinkError, match=r"no peer of .* can be used"):
+        prober.measure(transfers=3, wait=0.3)
+    started(path, Bundle.open(tiny_bundle), serve, "a")
+    with LinkProber(load_peers(path), bundle) as prober, pytest.raises(LinkError, match="model"):
+        prober.measure(transfers=3, wait=5)
+
+
+def test_latency_and_bandwidth_of_a_line():
+    def times(*sizes_ms):
+        return [LinkTimes("a", "b", f"c{size}", size, 5, ms, ms) for size, ms in sizes_ms]
+
+    fit = fit_of(times((600_000, 0.5 + 4.8), (300_000, 0.5 + 2.4), (150_000, 0.5 + 1.2)))
+    assert (fit.latency_ms, fit.mbit_per_s) == pytest.approx((0.5, 1000.0))
+    assert fit_of(times((600, 1.0), (300, 2.0))).mbit_per_s is None
+    assert fit_of(times((600, 1.0))).latency_ms is None
