@@ -1,7 +1,6 @@
 """Several processes, parts of a batch, checkpointed blocks, averaged weights: the same training, done otherwise."""
 
 import os
-import socket
 import subprocess
 import sys
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from ls_edge.errors import UsageError
+from ls_edge.runtime.local_cluster import free_ports
 from ls_edge.training.checkpoint import load_run
 from ls_edge.training.config import OptimConfig, read_config, to_yaml
 from ls_edge.training.distributed import DistributedContext
@@ -49,23 +49,34 @@ def logits(folder):
         return load_run(folder).view(images, [2, 0, 1])
 
 
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+RANK = """
+import os, sys
+from ls_edge.cli.main import main
+
+for argument in sys.argv[2:]:
+    method, os.environ["MASTER_PORT"] = argument.split(":")
+    try:
+        main(["train", "--config", f"{sys.argv[1]}/{method}.yaml", "--out", f"{sys.argv[1]}/{method}-two", "--json"])
+    except SystemExit as ended:
+        if ended.code:
+            raise
+"""
+METHODS = {"shuffle": {}, "anyorder": {"accumulate": 2}}
+"""Methods that two processes train, with what they do otherwise than the one process."""
 
 
-@pytest.mark.parametrize("method", ["shuffle", "anyorder"])
-def test_two_processes_match_one(tmp_path, method):
-    config = settings(epochs=2, method=method)
-    train(config, tmp_path / "one", listener=Silent())
-    parts = msgspec.structs.replace(config, accumulate=2 if method == "anyorder" else 1)
-    (tmp_path / "train.yaml").write_text(to_yaml(parts))
-    command = [sys.executable, "-m", "ls_edge", "train", "--config", str(tmp_path / "train.yaml")]
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+@pytest.fixture(scope="module")
+def trained_by_two(tmp_path_factory):
+    """The folder in which a pair of processes trained each method, and what each of them printed."""
+    folder = tmp_path_factory.mktemp("two")
+    for method, changes in METHODS.items():
+        config = msgspec.structs.replace(settings(epochs=2, method=method), **changes)
+        (folder / f"{method}.yaml").write_text(to_yaml(config))
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    trainings = [f"{method}:{port}" for method, port in zip(METHODS, free_ports(len(METHODS)), strict=True)]
     processes = [
         subprocess.Popen(
-            [*command, "--out", str(tmp_path / "two"), "--json"], text=True, stdout=subprocess.PIPE,
+            [sys.executable, "-c", RANK, str(folder), *trainings], text=True, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, env={**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(2)
@@ -77,11 +88,22 @@ def test_two_processes_match_one(tmp_path, method):
             process.kill()
             process.communicate()
     assert [process.returncode for process in processes] == [0, 0], outputs
-    assert '"seconds"' in outputs[0][0]
-    assert outputs[1][0] == ""
-    one, two = load_run(tmp_path / "one"), load_run(tmp_path / "two")
+    return folder, [output for output, _ in outputs]
+
+
+def test_one_of_two_processes_reports(trained_by_two):
+    _, (first, second) = trained_by_two
+    assert first.count('"seconds"') == len(METHODS)
+    assert second == ""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_processes_match_one(trained_by_two, tmp_path, method):
+    folder, _ = trained_by_two
+    train(settings(epochs=2, method=method), tmp_path / "one", listener=Silent())
+    one, two = load_run(tmp_path / "one"), load_run(folder / f"{method}-two")
     assert one.record.val_loss == pytest.approx(two.record.val_loss, rel=1e-5)
-    torch.testing.assert_close(logits(tmp_path / "two"), logits(tmp_path / "one"), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits(folder / f"{method}-two"), logits(tmp_path / "one"), rtol=1e-5, atol=1e-5)
     for name, value in one.view.weights().items():
         if not name.endswith("qkv.bias"):  # the keys' part has no gradient but rounding, which Adam blows up
             torch.testing.assert_close(two.view.weights()[name], value, rtol=1e-5, atol=1e-5)
@@ -94,13 +116,12 @@ def test_a_batch_has_to_divide():
 
 
 @pytest.mark.parametrize("method", ["shuffle", "anyorder"])
-@pytest.mark.parametrize("changes", [{"accumulate": 3}, {"checkpointing": True}], ids=str)
-def test_less_memory_is_the_same_training(tmp_path, changes, method):
+def test_less_memory_is_the_same_training(tmp_path, method):
     plain = settings(batch_size=120, method=method)
     train(plain, tmp_path / "plain", listener=Silent())
-    config = msgspec.structs.replace(plain, **changes)
-    train(config, tmp_path / "other", listener=Silent())
-    torch.testing.assert_close(logits(tmp_path / "other"), logits(tmp_path / "plain"), rtol=1e-4, atol=1e-4)
+    for name, changes in (("parts", {"accumulate": 3}), ("again", {"checkpointing": True})):
+        train(msgspec.structs.replace(plain, **changes), tmp_path / name, listener=Silent())
+        torch.testing.assert_close(logits(tmp_path / name), logits(tmp_path / "plain"), rtol=1e-4, atol=1e-4)
 
 
 def test_checkpointing_gives_the_same_gradients_and_runs_blocks_twice():
@@ -158,12 +179,19 @@ def test_averaged_weights_are_kept_and_resumed(tmp_path, monkeypatch):
     assert files[0] == files[1]
 
 
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """A run in trained order."""
+    folder = tmp_path_factory.mktemp("start") / "run"
+    train(settings(method="sequential"), folder, listener=Silent())
+    return folder
+
+
 @pytest.mark.parametrize("method", ["position", "predict", "layerdrop", "layerdrop+shuffle", "anyorder"])
-def test_every_method_trains_and_is_read_again(tmp_path, method):
-    train(settings(method="sequential"), tmp_path / "start", listener=Silent())
+def test_every_method_trains_and_is_read_again(start, tmp_path, method):
     args = {"teacher": {"use": "on"}} if method == "anyorder" else {}
     config = msgspec.structs.replace(settings(method=method), method_args=args, model=msgspec.structs.replace(
-        settings().model, args={}, init=str(tmp_path / "start")))  # fmt: skip
+        settings().model, args={}, init=str(start)))  # fmt: skip
     summary = train(config, tmp_path / "run", listener=Silent(), model_named=False)
     run = load_run(tmp_path / "run")
     assert run.method == method
