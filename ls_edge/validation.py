@@ -97,7 +97,7 @@ def at_path(value: Any, where: Path_) -> Any:
     return value
 
 
-_SIMPLE: dict[type, str] = {
+_SIMPLE: dict[type[inspect.Type], str] = {
     inspect.IntType: "a whole number", inspect.FloatType: "a number", inspect.StrType: "text",
     inspect.BoolType: "true or false",
 }  # fmt: skip
@@ -127,13 +127,7 @@ def _describe_member(info: inspect.Type) -> str:
         return f"a group of keys ({keys}{', …' if len(_keys(info)) > 6 else ''})"
     if isinstance(info, inspect.DictType):
         return "a group of keys"
-    simple = {
-        inspect.IntType: "a whole number",
-        inspect.FloatType: "a number",
-        inspect.StrType: "text",
-        inspect.BoolType: "true or false",
-    }
-    return simple.get(type(info), "something else")
+    return _SIMPLE.get(type(info), "something else")
 
 
 def _plural(inner: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,12 +81,16 @@ def command(
     from ls_edge.logs import set_up
     from ls_edge.report.terminal import open_console
     from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS
-    from ls_edge.runtime.chaos.suite import run_chaos
+    from ls_edge.runtime.chaos.suite import ChaosSettings, run_chaos
 
     chosen_kinds = _chosen("--kinds", kinds, tuple(KINDS))
     chosen_lies = _chosen("--lies", lies, COURSE_LIES)
     if "other_bundle" in chosen_kinds and kinds and other_bundle is None:
         raise UsageError("--kinds other_bundle needs --other-bundle, a bundle of another model")
+    settings = ChaosSettings(
+        requests=requests, faults=faults, seconds=seconds, policy=policy, block_ms=block_ms, kinds=chosen_kinds,
+        lies=chosen_lies, keys=keys,
+    )  # fmt: skip
     set_up(as_json=False, level=50)
     images = open_data(data, "eval")
     _check_bundles(bundle, other_bundle)
@@ -105,25 +110,8 @@ def command(
                 progress.advance(progress.task_ids[task])
 
             with tempfile.TemporaryDirectory(prefix="ls-edge-chaos-") as folder:
-                results.append(
-                    run_chaos(
-                        bundle,
-                        other_bundle,
-                        images,
-                        Path(folder),
-                        seed=number,
-                        requests=requests,
-                        faults=faults,
-                        seconds=seconds,
-                        policy=policy,
-                        block_ms=block_ms,
-                        kinds=chosen_kinds,
-                        lies=chosen_lies,
-                        keys=keys,
-                        on_fault=on_fault,
-                        on_answer=on_answer,
-                    )
-                )
+                course = dataclasses.replace(settings, seed=number)
+                results.append(run_chaos(bundle, other_bundle, images, Path(folder), course, on_fault, on_answer))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(results), indent=1).decode())
     else:

@@ -13,9 +13,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -97,72 +98,73 @@ class ChaosResult(msgspec.Struct, frozen=True):
         return not (wrong or self.ended or self.framed or self.unnoticed)
 
 
+@dataclass(frozen=True)
+class ChaosSettings:
+    """How many requests, how many faults of which kinds, over which time."""
+
+    seed: int = 0
+    requests: int = 1000
+    faults: int = 20
+    seconds: float = 25.0
+    concurrency: int = 8
+    budget_ms: float = 20_000.0
+    policy: str = "nearest"
+    block_ms: float = 0.0
+    """Least time of an engine call, so that policies have a choice to make with small models, too."""
+    kinds: tuple[str, ...] = tuple(KINDS)
+    lies: tuple[str, ...] = COURSE_LIES
+    keys: bool = False
+    """Whether every process has a key, and so links use CURVE."""
+
+
 def run_chaos(
-    bundle: Path,
-    other_bundle: Path | None,
-    images: ImageSet,
-    folder: Path,
-    *,
-    seed: int = 0,
-    requests: int = 1000,
-    faults: int = 20,
-    seconds: float = 25.0,
-    concurrency: int = 8,
-    budget_ms: float = 20_000.0,
-    policy: str = "nearest",
-    block_ms: float = 0.0,
-    kinds: Sequence[str] = tuple(KINDS),
-    lies: Sequence[str] = COURSE_LIES,
-    keys: bool = False,
-    on_fault: Callable[[Fault], None] | None = None,
-    on_answer: Callable[[], None] | None = None,
-) -> ChaosResult:
-    """Answer ``requests`` images over ``seconds`` under ``faults`` faults; see the module's docstring.
+    bundle: Path, other_bundle: Path | None, images: ImageSet, folder: Path, settings: ChaosSettings,
+    on_fault: Callable[[Fault], None] | None = None, on_answer: Callable[[], None] | None = None,
+) -> ChaosResult:  # fmt: skip
+    """Answer images while faults come and go; see the module's docstring.
 
     ``other_bundle`` is a bundle of another model for the fault of that name, which is left out where it is None.
-    Engine calls take at least ``block_ms``, so that small models give policies something to weigh. ``keys`` gives
-    everybody a key, and so CURVE.
     """
     opened = Bundle.open(bundle)
     placement = _placement(opened.num_blocks)
-    chosen = tuple(kind for kind in kinds if kind != "other_bundle" or other_bundle is not None)
-    course = plan(seed, faults, seconds, tuple(placement), chosen, tuple(lies))
-    spoils = any(_spoils(fault.lie, policy) for fault in course)
-    images = images.take(requests)
+    chosen = tuple(kind for kind in settings.kinds if kind != "other_bundle" or other_bundle is not None)
+    course = plan(settings.seed, settings.faults, settings.seconds, tuple(placement), chosen, settings.lies)
+    spoils = any(_spoils(fault.lie, settings.policy) for fault in course)
+    images = images.take(settings.requests)
     with LocalCluster(
-        folder, bundle, placement, proxied=True, keys=keys, sources=(LAPTOP, THIEF),
+        folder, bundle, placement, proxied=True, keys=settings.keys, sources=(LAPTOP, THIEF),
         members={LIAR: range(opened.num_blocks)} if "liar" in chosen else None,
     ) as peers:  # fmt: skip
-        usual = Faults(least_ms=block_ms)
+        usual = Faults(least_ms=settings.block_ms)
         for name in placement:
             peers.set_faults(name, usual)
         peers.wait_warm(timeout=START_S)
         with Source.open(
-            peers.path, opened, policy=policy, max_skips=0, budget_ms=budget_ms, audit=float(spoils),
+            peers.path, opened, policy=settings.policy, max_skips=0, budget_ms=settings.budget_ms, audit=float(spoils),
             secret_key=peers.secret_key(LAPTOP), name=LAPTOP,
         ) as source:  # fmt: skip
             source.wait_ready()
             watch = _Requests(source, on_answer)
             arrays = _arrays(opened, images)
-            injector = FaultInjector(peers, opened, other_bundle, course, seconds, on_fault, usual)
+            injector = FaultInjector(peers, opened, other_bundle, course, settings.seconds, on_fault, usual)
             started = time.monotonic()
             injector.start()
             try:
-                watch.submit_all(images, concurrency, arrays, injector.pace)
+                watch.submit_all(images, settings.concurrency, arrays, injector.pace)
             finally:
                 injector.finish()
-            watch.wait(budget_ms / 1e3 + _GIVE_UP)
+            watch.wait(settings.budget_ms / 1e3 + _GIVE_UP)
             spent = time.monotonic() - started
             audits = source.finish_audits(_GIVE_UP)
             counts = source.snapshot
     bad, worst, spoilt = _replay(opened, images, watch.records, LIAR if spoils else "")
     latencies = [record.latency_us / 1e3 for record in watch.records if record.error is None] or [0.0]
     return ChaosResult(
-        seed=seed,
-        requests=requests,
+        seed=settings.seed,
+        requests=settings.requests,
         answered=sum(record.error is None for record in watch.records),
         failed=dict(Counter(r.error.split(":")[0] for r in watch.records if r.error is not None)),
-        lost=requests - len({r.id for r in watch.records}),
+        lost=settings.requests - len({r.id for r in watch.records}),
         twice=len(watch.records) - len({r.id for r in watch.records}),
         not_replayed=bad,
         worst_replay=worst,

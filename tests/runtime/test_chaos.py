@@ -12,7 +12,7 @@ from ls_edge.evaluation.run_summary import Suspect
 from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS, LIE_TEXTS
 from ls_edge.runtime.chaos.lies import LIES
 from ls_edge.runtime.chaos.plan import plan
-from ls_edge.runtime.chaos.suite import ChaosResult, run_chaos
+from ls_edge.runtime.chaos.suite import ChaosResult, ChaosSettings, run_chaos
 
 PEERS = ("anna", "ben", "cleo", "dan")
 
@@ -53,20 +53,11 @@ def test_a_plan_without_a_kind_lacks_only_that():
 
 def test_nothing_is_lost_under_every_kind_of_fault(tiny_bundle, other_bundle, tmp_path):
     seen, answers = [], []
-    result = run_chaos(
-        tiny_bundle,
-        other_bundle,
-        open_data("digits", "eval"),
-        tmp_path,
-        seed=1,
-        requests=150,
-        faults=len(KINDS),
-        seconds=8.0,
-        lies=("unreachable",),
-        keys=zmq.has("curve"),
-        on_fault=seen.append,
-        on_answer=lambda: answers.append(1),
+    settings = ChaosSettings(
+        seed=1, requests=150, faults=len(KINDS), seconds=8.0, lies=("unreachable",), keys=zmq.has("curve")
     )
+    images = open_data("digits", "eval")
+    result = run_chaos(tiny_bundle, other_bundle, images, tmp_path, settings, seen.append, lambda: answers.append(1))
     assert result.holds, result
     assert (result.answered, result.lost, result.twice, result.not_replayed) == (150, 0, 0, 0)
     assert (result.failed, result.degraded) == ({}, 0)
@@ -90,10 +81,8 @@ def test_nothing_is_lost_with_bands(banded_bundle, tiny_bundle, tmp_path):
 
 def test_wrong_tokens_in_a_course_count_apart_and_name_who_sent_them(tiny_bundle, tmp_path):
     images = open_data("digits", "eval")
-    result = run_chaos(
-        tiny_bundle, None, images, tmp_path, seed=2, requests=80, faults=1, seconds=8.0, kinds=("liar",),
-        lies=("wrong",),
-    )  # fmt: skip
+    settings = ChaosSettings(seed=2, requests=80, faults=1, seconds=8.0, kinds=("liar",), lies=("wrong",))
+    result = run_chaos(tiny_bundle, None, images, tmp_path, settings)
     assert result.holds, result
     assert (result.answered, result.not_replayed) == (80, 0)
     assert result.spoilt > 0
