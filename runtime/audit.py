@@ -45,7 +45,8 @@ MAX_WAITING = 16
 """Audits that may wait for the thread: each keeps an image's tokens."""
 MAX_CHALLENGES = 4
 """Challenges on their way at once; where a peer spoils everything, the other mismatches name all holders at once."""
-_NICENESS = 19
+NICENESS = 19
+"""Of the thread that computes audits: answers go first."""
 _PRECISION_TOLERANCE = {"fp32": REPLAY_TOLERANCE["raw"], "fp16": REPLAY_TOLERANCE["fp16"]}
 """Least tolerance of a bundle, by its precision: engines of other devices round differently."""
 _LOOSEST = max(REPLAY_TOLERANCE.values())
@@ -170,7 +171,7 @@ class Auditor:
     def _run(self) -> None:
         if sys.platform == "linux":  # there a thread has a niceness of its own
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         try:
             while (job := self._jobs.get()) is not None:
                 try:

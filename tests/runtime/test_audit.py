@@ -26,6 +26,12 @@ from ls_edge.runtime.source import Settings, Source
 CHAIN = {"a": [0, 1], "b": [2, 3], "c": [4, 5]}
 
 
+@pytest.fixture(autouse=True)
+def not_nice(monkeypatch):
+    """Audits get their share of a busy machine, so that no test waits for them until its limit."""
+    monkeypatch.setattr("ls_edge.runtime.audit.NICENESS", 0)
+
+
 @pytest.fixture
 def audited(tiny_bundle, write_peers, serve, tmp_path):
     """Serve peers, some of which lie, and open a source that audits."""

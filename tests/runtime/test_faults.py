@@ -179,10 +179,10 @@ def test_the_command_answers_writes_its_trace_and_says_that_it_was_degraded(tmp_
         trace, report = tmp_path / "t.jsonl", tmp_path / "r.html"
         command = [
             sys.executable, "-m", "ls_edge", "run", "--peers", str(local.path), "--bundle", str(tiny_bundle), "--data",
-            "digits", "--limit", "60", "--policy", "random", "--seed", "3", "--json", "--trace", str(trace), "--report",
-            str(report),
+            "digits", "--limit", "60", "--policy", "random", "--seed", "3", "--json", "--trace", str(trace),
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        reported = [*command, "--report", str(report)]
+        done = subprocess.run(reported, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         summary = json.loads(done.stdout)
         assert (summary["requests"], summary["answered"], summary["failed"], summary["degraded"]) == (60, 60, 0, 0)
@@ -236,7 +236,7 @@ def test_peers_of_another_model_are_refused_with_both_ids(tmp_path, tiny_bundle,
             assert theirs in source.mismatched["a"]
         done = subprocess.run(
             [sys.executable, "-m", "ls_edge", "run", "--peers", str(local.path), "--bundle", str(tiny_bundle), "--data",
-             "digits", "--limit", "3"],
+             "digits", "--limit", "3", "--wait", "1"],
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert done.returncode == ModelMismatch.exit_code

@@ -135,7 +135,7 @@ def faulty(tiny_bundle, write_peers, serve, tmp_path):
 def test_the_only_holder_of_a_block_that_makes_nan_is_named(faulty, images):
     source = faulty({"a": [0, 1], "b": [2, 3], "c": [4, 5]}, {"b": Faults(not_finite=1.0)}, max_skips=0)
     for image in images(2):
-        error = source.submit(image, budget_ms=3000).exception(20)
+        error = source.submit(image, budget_ms=1000).exception(20)
         assert isinstance(error, NotFinite)
         assert "b" in str(error).partition("in what")[2].partition("computed")[0].replace(",", " ").split()
         assert error.record.logits is None
@@ -219,7 +219,7 @@ def test_a_run_through_such_a_peer_ends_with_errors_and_a_trace_that_is_read_aga
         trace = tmp_path / "t.jsonl"
         done = subprocess.run(
             [sys.executable, "-m", "ls_edge", "run", "--peers", str(peers.path), "--bundle", str(tiny_bundle),
-             "--data", "digits", "--limit", "3", "--max-skips", "0", "--budget-ms", "3000", "--trace", str(trace),
+             "--data", "digits", "--limit", "3", "--max-skips", "0", "--budget-ms", "1000", "--trace", str(trace),
              "--json"],
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip

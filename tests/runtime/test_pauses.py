@@ -16,8 +16,8 @@ from ls_edge.runtime.local_cluster import LocalCluster, free_ports
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.source import Source
 
-PAUSE_S = 8.0
-BUDGET_MS = 500.0
+PAUSE_S = 4.0
+BUDGET_MS = 300.0
 """Less than a tenth of the pause: what the pause would add to a moving average of engine times."""
 
 
