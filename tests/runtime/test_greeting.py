@@ -165,9 +165,7 @@ def test_each_hello_has_one_welcome_and_welcome_has_no_answer(peer, file, socket
     assert caller.count(Hello) == caller.count(Complaint) == 0
 
 
-def test_after_a_goodbye_of_one_that_stays_it_is_greeted_again(
-    file, peer, sockets, hello_of, wait_until, monkeypatch
-):
+def test_after_a_goodbye_of_one_that_stays_it_is_greeted_again(file, peer, sockets, hello_of, wait_until, monkeypatch):
     monkeypatch.setattr(node, "MAX_GREETING_DELAY", 1.5)  # which is how long the next greeting waits
     b = Script(sockets(zmq.ROUTER, bind=file.peer("b").address))
     b.hears(Hello)
