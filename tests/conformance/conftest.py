@@ -62,7 +62,7 @@ class MixedPeers(LocalCluster):
 def mixed(node, tiny_bundle, tmp_path):
     """Make peers of a placement, some of them in JavaScript; a context manager."""
 
-    def make(placement, *javascript, **named):
-        return MixedPeers(tmp_path, tiny_bundle, placement, node=node, javascript=javascript, **named)
+    def make(placement, *javascript, bundle=tiny_bundle, **named):
+        return MixedPeers(tmp_path, bundle, placement, node=node, javascript=javascript, **named)
 
     return make

@@ -26,6 +26,7 @@ const blocksOf = new Map(file.peers.map((peer) => [peer.name, new Set(peer.block
 const own = file.peers.find((peer) => peer.name === ownName);
 const { count, dim } = manifest.tokens;
 const modelBlocks = manifest.parts.blocks.length;
+const bandOf = (block) => (manifest.bands ? manifest.bands.findIndex((band) => band.includes(block)) : 0);
 const credits = own.credits ?? 16;
 const incarnation = randomBytes(8).readBigUInt64BE();
 
@@ -181,6 +182,12 @@ function check(sender, { itinerary: it, count: n, dim: d, returning }) {
   for (const { block, holder } of ran) {
     if (!blocksOf.get(holder)?.has(block)) throw new Malformed(`${holder} cannot have run block ${block}`);
   }
+  const order = [...ran.map(({ block }) => block), ...it.remaining].map(bandOf);
+  const beside = it.waves.filter((wave) => wave.length > 1).map((wave) => wave.flat());
+  const mixed = beside.some((track) => new Set(track.map(({ block }) => bandOf(block))).size > 1);
+  if (mixed || order.some((band, at) => at && band < order[at - 1]) || (it.track && new Set(order).size > 1)) {
+    throw new Malformed("an itinerary outside the bands");
+  }
   if (it.skipped.length > it.max_skips) throw new Malformed("an itinerary with too many skips");
   if (processes.get(sender).role === "source" && (it.source !== sender || it.track || returning)) {
     throw new Malformed(`tokens of ${it.source}, sent by the source ${sender}`);
@@ -228,10 +235,11 @@ function reasonToRefuseRun(sender, { transfer, itinerary, returning }, tokens) {
 
 function nextBlock({ itinerary: it, wanted, ran }) {
   let next;
+  const band = Math.min(...it.remaining.map(bandOf)); // of what may run now
   if (it.track || it.policy === "sequential") [next] = it.remaining;
   else if (ran.length) next = wanted[wanted.indexOf(ran.at(-1)) + 1];
-  else next = it.remaining.find((block) => served.has(block));
-  return served.has(next) ? next : undefined;
+  else next = it.remaining.find((block) => served.has(block) && bandOf(block) === band);
+  return served.has(next) && bandOf(next) === band ? next : undefined;
 }
 
 function compute() {

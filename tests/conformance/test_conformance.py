@@ -3,6 +3,7 @@
 It needs ``node`` and nothing else: ZMTP, MessagePack and the few ONNX operators of the bundle are its own.
 """
 
+import contextlib
 import json
 import random
 import signal
@@ -108,6 +109,22 @@ def test_answers_of_every_policy_replay(mixed, tiny_bundle, images, assert_repla
         assert complained == []
 
 
+def test_answers_stay_within_the_bands(mixed, banded_bundle, images, assert_replays):
+    bands, pictures = Bundle.open(banded_bundle).bands, images(6)
+    with mixed({"a": [1, 2, 3, 5], "js": [0, 2, 4]}, "js", bundle=banded_bundle) as peers:
+        peers.wait_warm()
+        for policy in ("nearest", "random", "parallel"):
+            with Source.open(peers.path, banded_bundle, policy=policy, max_skips=0, budget_ms=30_000) as source:
+                assert source.wait_ready(30) == ()
+                answers = [future.result(40) for future in [source.submit(picture) for picture in pictures]]
+                assert source.rejected == {}
+            assert not any(bands.fault(answer.arrangement) for answer in answers)
+            assert all(names == {"a", "js"} for names in holders(answers))
+            assert_replays(banded_bundle, pictures, answers)
+        assert peers.terminate("js") == 0
+        assert peers.left("js")["complaints"] == 0
+
+
 def test_two_of_them_answer_without_any_other_peer(mixed, tiny_bundle, images, assert_replays):
     with mixed({"js-0": [0, 2, 4], "js-1": [1, 3, 5]}, "js-0", "js-1", each={"codec": "fp16"}) as peers:
         peers.wait_warm()
@@ -207,8 +224,21 @@ class Caller:
 @pytest.fixture
 def js(mixed, tiny_bundle):
     """A peer in JavaScript with blocks 1 to 3, and processes that dial it; peer ``a`` has all blocks."""
+    with world_of(mixed, tiny_bundle) as world:
+        yield world
+
+
+@pytest.fixture
+def banded_js(mixed, banded_bundle):
+    """The same with the bands 0/1-4/5."""
+    with world_of(mixed, banded_bundle) as world:
+        yield world
+
+
+@contextlib.contextmanager
+def world_of(mixed, bundle):
     context = zmq.Context()
-    manifest = Bundle.open(tiny_bundle).manifest
+    manifest = Bundle.open(bundle).manifest
     callers = []
 
     class World:
@@ -233,12 +263,12 @@ def js(mixed, tiny_bundle):
 
         def computed(self, *blocks):
             tokens = self.tokens
-            with Pipeline.open(Bundle.open(tiny_bundle), threads=1) as chain:
+            with Pipeline.open(Bundle.open(bundle), threads=1) as chain:
                 for block in blocks:
                     tokens = chain.block(block, tokens)
             return tokens
 
-    with mixed({"js": [1, 2, 3], "a": range(BLOCKS)}, "js") as peers:
+    with mixed({"js": [1, 2, 3], "a": range(BLOCKS)}, "js", bundle=bundle) as peers:
         peers.signal("a", signal.SIGSTOP)
         peers.wait_warm("js")
         world = World()
@@ -305,6 +335,23 @@ def test_tokens_of_a_source_come_back_with_what_ran(js):
     np.testing.assert_allclose(tokens, js.computed(1, 2), rtol=1e-4, atol=1e-4)
     source.send(Accept(home.transfer, 1))
     assert source.next(Release) == Release(run.transfer, "laptop")
+
+
+def test_blocks_of_a_later_band_do_not_run(banded_js):
+    js = banded_js
+    source, peer = js.caller("laptop"), js.caller("a", role="peer")
+    source.send(*js.run(plain(0, 2, 1, 3, 4, 5)))
+    home, tokens = (source.next(Accept), source.next(Run))[1]
+    assert (home.itinerary.waves, home.returning) == ((), "unreachable")
+    np.testing.assert_array_equal(tokens, js.tokens)
+    source.send(Accept(home.transfer, 1))
+    peer.send(*js.run(plain(2, 1, 3, 4, 5, waves=BY_A), hop=3, request=b"s" * 16))
+    home, _ = (source.next(Release), source.next(Moved), source.next(Run))[2]
+    assert home.itinerary.waves == ((((0, "a"), (2, "js"), (1, "js"), (3, "js")),),)
+    source.send(Accept(home.transfer, 1))
+    for remaining, waves in (((1, 0, 2, 3, 4, 5), ()), ((0, 2, 3, 4, 5), ((((1, "a"),),),))):
+        source.send(*js.run(plain(*remaining, waves=waves), request=b"t" * 16))
+        assert "outside the bands" in source.next(Complaint).what
 
 
 def test_tokens_of_a_peer_are_reported_to_the_source_and_released(js):
