@@ -87,6 +87,21 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Part of training after which ``swa`` begins."""
 
 
+class TeacherConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A trained model whose answers are imitated beside the labels (``ls_edge.training.teacher``)."""
+
+    model: str | None = None
+    """A run folder, or timm's name of a model of any kind, convolutional ones too; None is no teacher."""
+    weights: str | None = None
+    """A ``.safetensors`` or ``.pth`` file for a model of timm; None: timm's pretrained weights."""
+    kind: Literal["hard", "soft"] = "hard"
+    """``hard``: the class that it names (DeiT, CaiT); ``soft``: its probabilities."""
+    weight: float = 0.5
+    """Of the teacher, 0 to 1; the labels have the rest."""
+    temperature: float = 2.0
+    """Of ``soft``."""
+
+
 class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole configuration of a run."""
 
@@ -100,6 +115,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Groups of blocks within which the order may change (``ls_edge.bands``), ``[[0], [1, 2, 3], [4]]`` or
     ``0/1-3/4``; blocks count after ``depth``. None: as the run that ``init`` names, else one band of all blocks."""
     optim: OptimConfig = OptimConfig()
+    teacher: TeacherConfig = TeacherConfig()
     epochs: int = 20
     """0 writes the model as it starts."""
     batch_size: int = 64
@@ -176,6 +192,9 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "pretrained": ("model", "pretrained"),
     "lr": ("optim", "lr"),
     "weight_decay": ("optim", "weight_decay"),
+    "teacher": ("teacher", "model"),
+    "teacher_weights": ("teacher", "weights"),
+    "teacher_kind": ("teacher", "kind"),
 }
 """Where a flag stands in the configuration; a flag that is not here stands at its top under its own name."""
 
@@ -237,7 +256,7 @@ def _named(parsed: RunFile, key: str, source_map: yaml_source.SourceMap) -> Any:
 def _dotted(plain: dict[str, Any]) -> list[str]:
     names = []
     for key, value in plain.items():
-        section = isinstance(value, dict) and key in {"data", "model", "optim"}
+        section = isinstance(value, dict) and key in {"data", "model", "optim", "teacher"}
         names += [f"{key}.{inner}" for inner in value] if section else [key]
     return names
 
@@ -266,6 +285,13 @@ def check(config: TrainConfig, source_map: yaml_source.SourceMap | None) -> None
         (0 <= o.average_decay < 1, ("optim", "average_decay"), "0 to below 1"),
         (0 <= o.average_from < 1, ("optim", "average_from"), "0 to below 1"),
         (o.clip is None or o.clip > 0, ("optim", "clip"), "above 0, or null"),
+        (0 <= c.teacher.weight <= 1, ("teacher", "weight"), "0 to 1"),
+        (c.teacher.temperature > 0, ("teacher", "temperature"), "above 0"),
+        (
+            c.teacher.weights is None or c.teacher.model is not None,
+            ("teacher", "weights"),
+            "left out where no teacher is named (--teacher)",
+        ),
         (c.data.workers >= 0, ("data", "workers"), "0 or more"),
         (c.data.cache_mb >= 0, ("data", "cache_mb"), "0 or more"),
         (0 < c.data.validation < 1, ("data", "validation"), "above 0 and below 1"),

@@ -26,6 +26,7 @@ from ls_edge.training.methods.step_plan import StepPlan
 from ls_edge.training.models.view import BlockView
 from ls_edge.training.optim import averages_step, make_averaged_model, make_optimiser, make_schedule
 from ls_edge.training.precision import autocast
+from ls_edge.training.teacher import Teacher, TeacherCriterion
 
 CHECK_EVERY = 16
 """Steps between checks of the loss, each of which waits for the device; more notice a loss that is NaN later."""
@@ -34,14 +35,14 @@ CHECK_EVERY = 16
 class PlanLoss(nn.Module):
     """The loss of a batch as a module, so that ``DistributedDataParallel`` sees one forward pass a step."""
 
-    def __init__(self, view: BlockView, method: Method, label_smoothing: float) -> None:
+    def __init__(self, view: BlockView, method: Method, criterion: nn.Module) -> None:
         super().__init__()
         self.view = view
         self.method = method
-        self.criterion = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
+        self.criterion = criterion
 
     def forward(self, images: Tensor, targets: Tensor, plan: StepPlan) -> Tensor:
-        """The method's loss of images ``[B, 3, H, W]`` with targets int64 ``[B]``."""
+        """The method's loss of images ``[B, 3, H, W]`` with the targets ``[B, ...]`` that the criterion takes."""
         return self.method.loss(self.view, images, targets, plan, self.criterion)
 
 
@@ -49,7 +50,8 @@ class EpochTrainer:
     """Trains a view for an epoch at a time; the parts that a checkpoint needs are attributes.
 
     ``normalise`` makes the model's input from pixels (``ls_edge.training.data.normaliser``). The initial weights of all
-    processes become those of rank 0. ``bands``: within which the order changes; None is one band.
+    processes become those of rank 0. ``bands``: within which the order changes; None is one band. ``teacher``: whose
+    answers are imitated (``ls_edge.training.teacher``).
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class EpochTrainer:
         normalise: Callable[[Tensor], Tensor],
         context: DistributedContext,
         bands: Bands | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         self.view, self.method, self.config = view, method, config
         self.bands = bands or Bands(view.num_blocks)
@@ -72,7 +75,9 @@ class EpochTrainer:
         self.cost = 0.0
         """Cost so far, in forward passes of the whole model for one image (:meth:`StepPlan.cost`)."""
         self._schedule: Any = None
-        self._loss: PlanLoss | DistributedDataParallel = PlanLoss(view, method, config.optim.smoothing)
+        self.teacher = teacher
+        self._teacher_cost = 0.0 if teacher is None else teacher.flops() / view.work.forward
+        self._loss: PlanLoss | DistributedDataParallel = PlanLoss(view, method, self._criterion())
         if context.world_size > 1:
             self._loss = DistributedDataParallel(
                 self._loss,
@@ -82,6 +87,10 @@ class EpochTrainer:
         self.averaged = make_averaged_model(view, config.optim)
         if config.compile == "on" or (config.compile == "auto" and device.type == "cuda"):
             view.compile_blocks()
+
+    def _criterion(self) -> nn.Module:
+        labels = nn.CrossEntropyLoss(label_smoothing=self.config.optim.smoothing)
+        return labels if self.teacher is None else TeacherCriterion(labels, self.config.teacher)
 
     @property
     def evaluated(self) -> BlockView:
@@ -113,7 +122,7 @@ class EpochTrainer:
             if self.averaged is not None and averages_step(config.optim, step, all_steps):
                 self.averaged.update_parameters(view)
             images = len(batch[1]) * self.context.world_size
-            self.cost += images * plan.cost(view.work, teacher=self.method.has_teacher)
+            self.cost += images * (plan.cost(view.work, teacher=self.method.has_teacher) + self._teacher_cost)
             seen += images
             unchecked.append((step, plan, rate, loss))
             if len(unchecked) == CHECK_EVERY or index == steps - 1:
@@ -136,6 +145,8 @@ class EpochTrainer:
         chunks = list(zip(pixels.chunk(parts), labels.chunk(parts), strict=True))
         for index, (some, some_labels) in enumerate(chunks):
             targets = some_labels.to(self.device, non_blocking=True)
+            if self.teacher is not None:
+                targets = self.teacher.targets(some, targets)
             with self._no_sync() if index < len(chunks) - 1 else contextlib.nullcontext():
                 with autocast(self.device, self.dtype):
                     loss = self._loss(self.normalise(some), targets, plan)

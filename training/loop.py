@@ -47,6 +47,7 @@ from ls_edge.training.precision import (
     seed_epoch,
 )
 from ls_edge.training.resume import RESUME, TrainingProgress, load_progress, save_progress
+from ls_edge.training.teacher import open_teacher
 from ls_edge.version import __version__
 
 ABOVE_CHANCE = 3.0
@@ -172,6 +173,7 @@ class _Training:
         self.trainer = EpochTrainer(
             self.view, self.method, config, device=self.device, dtype=self.dtype, normalise=self.normalise,
             context=context, bands=self.bands,
+            teacher=open_teacher(config.teacher, images.classes, self.device, self.dtype) if config.epochs else None,
         )  # fmt: skip
         self.progress = TrainingProgress()
 

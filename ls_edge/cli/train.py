@@ -43,6 +43,12 @@ if TYPE_CHECKING:
     help="Blocks change places within these groups only, such as 0/1-6/7.  [default: one, or as --init RUN]",
 )  # fmt: skip
 @click.option("--init", metavar="RUN_OR_FILE", help="Start from a run, or a .safetensors or .pth file.")
+@click.option("--teacher", metavar="RUN_OR_NAME", help="Imitate this run or model of timm too, convolutional or not.")
+@click.option("--teacher-weights", metavar="FILE", help="Weights of timm's model.  [default: timm's pretrained]")
+@click.option(
+    "--teacher-kind", type=click.Choice(["hard", "soft"]),
+    help="hard: the class that the teacher names; soft: its probabilities.  [default: hard]",
+)  # fmt: skip
 @click.option("--pretrained", is_flag=True, default=None, help="Start from timm's pretrained weights.")
 @click.option("--img-size", type=click.IntRange(1), metavar="N", help="Side of the images.  [default: the model's]")
 @click.option("--epochs", type=click.IntRange(0), metavar="N", help="0 writes the model as it starts.  [default: 20]")

@@ -1,0 +1,195 @@
+"""Distillation from a trained teacher: its own preprocessing, its classes, hard and soft losses, whole trainings."""
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+import safetensors.torch
+import timm
+import torch
+from PIL import Image
+from torch.nn import functional
+
+from ls_edge.cli.main import main
+from ls_edge.errors import ModelError, RunError, UsageError
+from ls_edge.training.checkpoint import CONFIG, load_run
+from ls_edge.training.config import TeacherConfig
+from ls_edge.training.data import normaliser
+from ls_edge.training.teacher import Teacher, TeacherCriterion, open_teacher
+
+CLASSES = tuple("0123456789")
+TINY = "model: {args: {embed_dim: 16, depth: 4, num_heads: 2, mlp_ratio: 2.0}}\nbatch_size: 128\nprecision: fp32\n"
+CPU = torch.device("cpu")
+PIXELS = torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([3, 1, 4, 1, 5, 9])
+
+
+def call(*argv):
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in argv])
+    return caught.value.code
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run, and a convolutional model with weights in a file."""
+    folder = tmp_path_factory.mktemp("teachers")
+    (folder / "tiny.yaml").write_text(TINY)
+    assert call("train", "--data", "digits", "--out", folder / "run", "--config", folder / "tiny.yaml",
+                "--method", "sequential", "--epochs", 3) == 0  # fmt: skip
+    torch.manual_seed(0)
+    model = timm.create_model("test_resnet", num_classes=10)
+    safetensors.torch.save_file(model.state_dict(), str(folder / "resnet.safetensors"))
+    return folder
+
+
+def opened(**settings):
+    return open_teacher(TeacherConfig(**settings), CLASSES, CPU, torch.float32)
+
+
+def test_a_run_answers_for_the_pixels_as_it_would_itself(folder):
+    run = load_run(folder / "run")
+    with torch.no_grad():
+        expected = run.view(normaliser(run.image, CPU)(PIXELS))
+    torch.testing.assert_close(opened(model=str(folder / "run")).logits(PIXELS), expected)
+
+
+def test_a_convolutional_teacher_has_its_own_size_and_normalisation(folder):
+    teacher = opened(model="test_resnet", weights=str(folder / "resnet.safetensors"))
+    assert teacher.size == (160, 160)
+    seen = []
+    teacher.model.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    logits = teacher.logits(PIXELS)
+    scaled = functional.interpolate(PIXELS / 255, (160, 160), mode="bicubic", antialias=True).clamp(0, 1)
+    torch.testing.assert_close(seen[0], (scaled - 0.5) / 0.5)
+    assert logits.shape == (6, 10)
+    assert not logits.requires_grad
+    assert not teacher.model.training
+    norm = Teacher(torch.nn.Identity(), size=(16, 16), mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 4.0), columns=[0],
+                   device=CPU, dtype=torch.float32)  # fmt: skip
+    expected = (PIXELS / 255 - torch.tensor([0.1, 0.2, 0.3])[:, None, None]) / torch.tensor([1.0, 2, 4])[:, None, None]
+    torch.testing.assert_close(norm.images(PIXELS), expected)
+
+
+def test_classes_are_matched_by_name(folder):
+    run = str(folder / "run")
+    turned = open_teacher(TeacherConfig(model=run), CLASSES[::-1], CPU, torch.float32)
+    torch.testing.assert_close(turned.logits(PIXELS), opened(model=run).logits(PIXELS).flip(1))
+    few = open_teacher(TeacherConfig(model=run), ("7", "2"), CPU, torch.float32)
+    torch.testing.assert_close(few.logits(PIXELS), opened(model=run).logits(PIXELS)[:, [7, 2]])
+
+
+def test_the_losses(folder):
+    teacher = opened(model=str(folder / "run"))
+    targets = teacher.targets(PIXELS, LABELS)
+    answers = teacher.logits(PIXELS)
+    assert targets.shape == (6, 11)
+    logits = torch.randn(6, 10, generator=torch.Generator().manual_seed(1))
+    own = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    hard = TeacherCriterion(own, TeacherConfig(weight=0.25))(logits, targets)
+    named = functional.cross_entropy(logits, answers.argmax(1))
+    torch.testing.assert_close(hard, 0.75 * own(logits, LABELS) + 0.25 * named)
+    soft = TeacherCriterion(own, TeacherConfig(kind="soft", weight=1.0, temperature=3.0))(logits, targets)
+    p = functional.softmax(answers / 3, 1)
+    divergence = (p * (p.log() - functional.log_softmax(logits / 3, 1))).sum(1).mean() * 9
+    torch.testing.assert_close(soft, divergence)
+    assert TeacherCriterion(own, TeacherConfig(weight=0.0))(logits, targets) == own(logits, LABELS)
+
+
+def test_opening_one_draws_nothing(folder):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    opened(model="test_resnet", weights=str(folder / "resnet.safetensors"))
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("method", ["shuffle", "anyorder"])
+def test_a_student_imitates_its_teacher_with_every_method(folder, tmp_path, capsys, method):
+    """A teacher alone, without labels: the student comes to name what the teacher names, right or wrong."""
+    config = tmp_path / "student.yaml"
+    config.write_text(TINY + "teacher: {weight: 1.0}\noptim: {smoothing: 0.0}\n")
+    arguments = ["--data", "digits", "--config", config, "--method", method, "--seed", 7]
+    found = {}
+    for name, more in {"alone": ["--epochs", 0], "taught": ["--epochs", 4, "--teacher", folder / "run"]}.items():
+        assert call("train", "--out", tmp_path / name, *arguments, *more, "--json") == 0
+        found[name] = json.loads(capsys.readouterr().out)
+    assert found["taught"]["settings"]["teacher"]["kind"] == "hard"
+    teacher = opened(model=str(folder / "run")).logits(PIXELS_OF_DIGITS).argmax(1)
+    same = {}
+    for name in found:
+        run = load_run(tmp_path / name)
+        with torch.no_grad():
+            same[name] = float(
+                (run.view(normaliser(run.image, CPU)(PIXELS_OF_DIGITS)).argmax(1) == teacher).float().mean()
+            )
+    assert same["taught"] > same["alone"] + 0.15
+
+
+def digits():
+    from ls_edge.bundle import ImageSpec
+    from ls_edge.data.datasets import open_data
+    from ls_edge.data.preprocess import Preprocessor, decode
+
+    preprocess = Preprocessor(ImageSpec((16, 16), (0.5,) * 3, (0.5,) * 3, crop_pct=1.0))
+    images = open_data("digits", "eval").images
+    return torch.stack(
+        [torch.from_numpy(np.array(preprocess.crop(decode(i.read(), i.name)))).permute(2, 0, 1) for i in images]
+    )
+
+
+PIXELS_OF_DIGITS = digits()
+
+
+def test_a_convolutional_teacher_by_command_and_its_cost(tmp_path, capsys):
+    for name in ("cat", "dog"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for index in range(6):
+            picture = Image.new("RGB", (16, 16), (20 * index, 90, 0))
+            picture.save(tmp_path / "data" / name / f"{index}.png")
+    weights = timm.create_model("test_resnet", num_classes=2).state_dict()
+    safetensors.torch.save_file(weights, str(tmp_path / "two.safetensors"))
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    arguments = ["train", "--data", tmp_path / "data", "--config", tmp_path / "tiny.yaml", "--method", "shuffle",
+                 "--epochs", 1, "--batch-size", 4, "--json"]  # fmt: skip
+    teacher = ["--teacher", "test_resnet", "--teacher-weights", tmp_path / "two.safetensors", "--teacher-kind", "soft"]
+    assert call(*arguments, "--out", tmp_path / "plain") == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert call(*arguments, "--out", tmp_path / "taught", *teacher) == 0
+    taught = json.loads(capsys.readouterr().out)
+    assert taught["cost"] > 5 * plain["cost"]  # its forward pass at 160 x 160 pixels dwarfs the student
+    own = load_run(tmp_path / "taught").config.teacher
+    assert (own.model, own.kind) == ("test_resnet", "soft")
+    one, other = (load_run(tmp_path / name).view.weights()["head.weight"] for name in ("plain", "taught"))
+    assert not torch.equal(one, other)
+
+
+def test_teachers_that_cannot_be_had_end_in_one_line(folder, tmp_path, capsys):
+    for settings, kind, text in (
+        ({"model": str(tmp_path)}, RunError, f"is no run: it has no {CONFIG}"),
+        ({"model": "resnet_x"}, ModelError, "--teacher: unknown model 'resnet_x'"),
+        ({"model": "test_resnet", "weights": "no.pth"}, RunError, "no.pth: there is no such file"),
+        (
+            {"model": "test_vit", "weights": str(folder / "resnet.safetensors")},
+            ModelError,
+            "does not fit test_vit with 10",
+        ),
+        ({"model": str(folder / "run"), "weights": "x.pth"}, UsageError, "leave --teacher-weights out"),
+    ):
+        with pytest.raises(kind, match=text.replace("(", r"\(")) as caught:
+            opened(**settings)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match="does not know the class 'cat' of the data and 1 more"):
+        open_teacher(TeacherConfig(model=str(folder / "run")), ("1", "cat", "dog"), CPU, torch.float32)
+    weights = str(folder / "resnet.safetensors")
+    with pytest.raises(ModelError, match="with 3 classes"):
+        open_teacher(TeacherConfig(model="test_resnet", weights=weights), ("a", "b", "c"), CPU, torch.float32)
+    train = ["train", "--data", "digits", "--out", tmp_path / "out"]
+    assert call(*train, "--teacher-weights", "x.pth") == 2
+    assert "weights is 'x.pth'; it has to be left out where no teacher is named" in capsys.readouterr().err
+    config = tmp_path / "bad.yaml"
+    config.write_text("teacher: {model: a, weight: 2}\n")
+    assert call(*train, "--config", config) == 2
+    assert "weight is 2.0; it has to be 0 to 1" in capsys.readouterr().err
+    assert msgspec.structs.asdict(TeacherConfig())["kind"] == "hard"
