@@ -51,7 +51,29 @@ def set_up(*, as_json: bool, level: int = logging.INFO) -> None:
     """Send this package's log from ``level`` on to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if as_json else _People())
+    handler.setLevel(level)  # the loggers below may have levels of their own
+    if level <= logging.INFO:
+        logging.getLogger("ls_edge.engines").handlers.clear()
     logger = logging.getLogger("ls_edge")
     logger.handlers[:] = [handler]
     logger.setLevel(level)
     logger.propagate = False
+
+
+class _EngineStatus(logging.Handler):
+    """Prints why engines are built and how far they are, and warnings about engines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        status = getattr(record, "status", None)
+        if status is not None:
+            print(f"{getattr(record, 'part', 'engine')}: {printable(status)}", file=sys.stderr)  # noqa: T201
+        elif record.levelno >= logging.WARNING:
+            why = getattr(record, "why", getattr(record, "text", ""))
+            print(f"ls-edge: warning: {printable(record.getMessage())}: {printable(why)}", file=sys.stderr)  # noqa: T201
+
+
+def show_engine_status() -> None:
+    """Print on standard error what engines report; for commands that do not show the log (:func:`set_up`)."""
+    logger = logging.getLogger("ls_edge.engines")
+    logger.handlers[:] = [_EngineStatus()]
+    logger.setLevel(logging.INFO)

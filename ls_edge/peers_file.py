@@ -37,6 +37,12 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     public_key: str | None = None
     """Its CURVE public key, 40 characters of Z85."""
+    engine: EngineKind = "auto"
+    """What runs its stem and head."""
+    provider: str | None = None
+    """ONNX Runtime execution provider, for example ``CUDAExecutionProvider``."""
+    threads: int | None = None
+    """Threads of stem and head; one where it is left out."""
 
 
 class PeerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,6 +144,13 @@ class PeersFile:
             if peer.name == name:
                 return peer
         raise ConfigError(unknown_name("peer", name, [p.name for p in self.peers]), path=self.path)
+
+    def source(self, name: str) -> SourceEntry | None:
+        """The source called ``name``; the only one where keys are off and just one is listed, whatever it is called."""
+        for source in self.sources:
+            if source.name == name:
+                return source
+        return self.sources[0] if len(self.sources) == 1 and not self.uses_keys else None
 
     def check_blocks(self, blocks: int) -> None:
         """Raise :class:`ConfigError` where a peer lists a block that a model of ``blocks`` blocks lacks."""
@@ -257,16 +270,22 @@ def _check_peer(entry: PeerEntry, index: int, source_map: yaml_source.SourceMap)
         ("threads", entry.threads, 1, 1024), ("max_batch", entry.max_batch, 1, 1024),
         ("credits", entry.credits, 1, 65535), ("batch_wait_ms", entry.batch_wait_ms, 0, 60_000),
     ):  # fmt: skip
-        if number is not None and number < least:
-            raise source_map.error(f"{key} is {number}, the least is {least}", *at, key)
-        if number is not None and number > most:
-            raise source_map.error(f"{key} is {number}, the most is {most}", *at, key)
+        _check_range(key, number, least, most, source_map, *at)
     _check_key(entry.public_key, source_map, *at, "public_key")
     return PeerConfig(
         name=entry.name, address=entry.address, bind=entry.bind or entry.address, blocks=tuple(sorted(blocks)),
         public_key=entry.public_key, engine=entry.engine, provider=entry.provider, threads=entry.threads,
         max_batch=entry.max_batch, batch_wait_ms=entry.batch_wait_ms, codec=entry.codec, credits=entry.credits,
     )  # fmt: skip
+
+
+def _check_range(
+    key: str, number: float | None, least: int, most: int, source_map: yaml_source.SourceMap, *at: str | int
+) -> None:
+    if number is not None and number < least:
+        raise source_map.error(f"{key} is {number}, the least is {least}", *at, key)
+    if number is not None and number > most:
+        raise source_map.error(f"{key} is {number}, the most is {most}", *at, key)
 
 
 def _check_unique(file: PeersDocument, source_map: yaml_source.SourceMap) -> None:
@@ -277,6 +296,7 @@ def _check_unique(file: PeersDocument, source_map: yaml_source.SourceMap) -> Non
         if kind == "sources":
             _check_name(name, source_map, kind, index, "name")
             _check_key(file.sources[index].public_key, source_map, kind, index, "public_key")
+            _check_range("threads", file.sources[index].threads, 1, 1024, source_map, kind, index)
         if name in seen:
             raise source_map.error(f"the name {name!r} stands twice; each process needs its own", kind, index, "name")
         seen[name] = kind

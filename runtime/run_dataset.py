@@ -123,6 +123,8 @@ def run_dataset(
                 **dataclasses.asdict(source.settings),
                 "max_skips": source.max_skips,
                 "concurrency": concurrency,
+                "threads": source.threads,
+                "engine": source.engine,
                 "waves": source.settings.waves if POLICIES[source.settings.policy].runs_in_waves else 0,
                 "images": len(images),
                 "images_skipped": len(skipped),

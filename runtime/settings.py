@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from ls_edge.errors import UsageError
+from ls_edge.peers_file import EngineKind
 from ls_edge.runtime.protocol.messages import MAX_LATENCY_WEIGHT
 from ls_edge.runtime.routing.policies import POLICIES
 
@@ -31,8 +32,12 @@ class Settings:
     """Requests on their way at once; the others wait their turn."""
     via_source: bool = False
     """Every hop through this process, for peers that cannot reach each other."""
-    threads: int = 1
-    """Threads of stem and head."""
+    threads: int | None = None
+    """Threads of stem and head; what ``peers.yaml`` says of the source where it is None, else one."""
+    engine: EngineKind | None = None
+    """What runs stem and head: ``auto``, ``onnx`` or ``tensorrt``; as :attr:`threads`, else ``auto``."""
+    provider: str | None = None
+    """Execution provider of ONNX Runtime for stem and head; as :attr:`threads`."""
     latency_weight: float = 1.0
     """What a second is worth to the policy ``quality``, in nats of log-likelihood."""
     waves: int = 2
@@ -55,11 +60,12 @@ class Settings:
             "budget_ms": checked_budget(self.budget_ms),
             "seed": whole_number("seed", self.seed, -(2**63), 2**63 - 1),
             "max_inflight": whole_number("max_inflight", self.max_inflight, 1, 1_000_000),
-            "threads": whole_number("threads", self.threads, 1, 1024),
             "latency_weight": _number("latency_weight", self.latency_weight, 0.0, MAX_LATENCY_WEIGHT),
             "waves": whole_number("waves", self.waves, 1, 1024),
             "audit": _number("audit", self.audit, 0.0, 1.0),
         }
+        if self.threads is not None:
+            checked["threads"] = whole_number("threads", self.threads, 1, 1024)
         if self.max_skips is not None:
             checked["max_skips"] = whole_number("max_skips", self.max_skips, 0, 2**31)
         for name, value in checked.items():

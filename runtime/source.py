@@ -34,11 +34,11 @@ import numpy as np
 from ls_edge.bundle import Bundle
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.engine import Engine, warm_up
-from ls_edge.engines.opening import open_engine
+from ls_edge.engines.opening import EngineMemory, announce, choose, open_engine
 from ls_edge.errors import BudgetExceeded, DataError, NotFinite, Overloaded, RequestError, SourceClosed, UsageError
 from ls_edge.evaluation.run_summary import AuditSummary, Rejection
 from ls_edge.order_costs import read_order_costs
-from ls_edge.peers_file import PeersFile, load_peers
+from ls_edge.peers_file import EngineKind, PeersFile, SourceEntry, load_peers
 from ls_edge.records import PeerEvent
 from ls_edge.runtime.audit import Audit, Auditor, Challenge, challenge_itinerary, require_block_files
 from ls_edge.runtime.deadlines import Deadlines
@@ -126,9 +126,11 @@ class Source:
         self.opened = time.monotonic()
         """Origin of the times of :attr:`events`, on the clock of :func:`time.monotonic`."""
         self._incarnation = new_incarnation()
-        self._engines: Mapping[str, Engine] = {
-            part: open_engine(bundle, part, threads=self.settings.threads) for part in ("stem", "head")
-        }
+        self.threads: int
+        """Threads of stem and head."""
+        self.engine: str
+        """What runs stem and head, and what was passed over."""
+        self._engines: Mapping[str, Engine] = self._open_engines()
         warm_ms = [warm_up(engine) for engine in self._engines.values()]
         self._machine = SourceMachine(
             self._alias,
@@ -212,6 +214,28 @@ class Source:
             strict_bundle=strict_bundle,
             on_event=on_event,
         )
+
+    def _open_engines(self) -> Mapping[str, Engine]:
+        """Stem and head, by the settings, else by what ``peers.yaml`` says of this source."""
+        entry = self.peers.source(self.name) or SourceEntry(self.name)
+        self.threads = self.settings.threads or entry.threads or 1
+        kind: EngineKind = self.settings.engine or entry.engine
+        provider = self.settings.provider or (entry.provider if self.settings.engine is None else None)
+        choice = choose(self.bundle, kind, provider)
+        announce(choice)
+        self.engine = str(choice)
+        memory, engines = EngineMemory(self.bundle), {}
+        try:
+            for part in ("stem", "head"):
+                engines[part] = open_engine(
+                    self.bundle, part, kind=choice.kind, provider=choice.named_provider, threads=self.threads,
+                    memory=memory,
+                )  # fmt: skip
+        except BaseException:
+            for opened in engines.values():
+                opened.close()
+            raise
+        return engines
 
     def __enter__(self) -> Source:
         return self

@@ -30,6 +30,13 @@ class Command(click.Command):
         for param in self.params:
             limit_number(param)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; engines that are built meanwhile are reported."""
+        from ls_edge.logs import show_engine_status
+
+        show_engine_status()
+        return super().invoke(ctx)
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples, a line each, never wrapped: they are there to be copied."""
         super().format_epilog(ctx, formatter)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ls_edge.data.datasets import ImageRef
     from ls_edge.errors import DataError
     from ls_edge.evaluation.run_summary import RunSummary
+    from ls_edge.peers_file import EngineKind
     from ls_edge.records import RequestRecord
     from ls_edge.report.progress import RunProgress
     from ls_edge.runtime.run_dataset import DatasetRun
@@ -71,7 +72,13 @@ MAX_REMARKS = 10
     help="Policy parallel: blocks of a track that does not come back run later, or are skipped.",
 )  # fmt: skip
 @click.option("--via", type=click.Choice(["peers", "source"]), default="peers", show_default=True, help="Way of a hop.")
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of stem and head.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), help="Threads of stem and head; wins over peers.yaml, else 1."
+)  # fmt: skip
+@click.option(
+    "--engine", type=click.Choice(["auto", "onnx", "tensorrt"]), help="Of stem and head; wins over peers.yaml."
+)
+@click.option("--provider", help="Of ONNX Runtime, for stem and head; wins over peers.yaml.")
 @click.option(
     "--wait", type=click.FloatRange(min=0, max=86_400), default=WAIT_S, show_default=True, metavar="SECONDS",
     help="How long a warm holder of each block is waited for before the first image.",
@@ -89,7 +96,8 @@ MAX_REMARKS = 10
 def command(
     peers: Path, bundle: Path, data: str, policy: str, limit: int | None, concurrency: int, budget_ms: float,
     max_skips: int | None, seed: int, latency_weight: float, waves: int, on_straggler: Literal["later", "skip"],
-    via: str, threads: int, wait: float, audit: float, as_json: bool, report: Path | None, trace: Path | None,
+    via: str, threads: int | None, engine: EngineKind | None, provider: str | None, wait: float, audit: float,
+    as_json: bool, report: Path | None, trace: Path | None,
     secret_key: Path | None, strict_bundle: bool, log_json: bool,
 ) -> int:  # fmt: skip
     """Send images through the peers of peers.yaml and print accuracy, latency and who did what.
@@ -136,8 +144,8 @@ def command(
             Source.open(
                 file, opened, policy=policy, secret_key=secret_key, strict_bundle=strict_bundle, budget_ms=budget_ms,
                 max_skips=max_skips, seed=seed, max_inflight=max(concurrency, 1), via_source=via == "source",
-                threads=threads, latency_weight=latency_weight, waves=waves, on_straggler=on_straggler, audit=audit,
-                on_event=progress.event,
+                threads=threads, engine=engine, provider=provider, latency_weight=latency_weight, waves=waves,
+                on_straggler=on_straggler, audit=audit, on_event=progress.event,
             )
         )  # fmt: skip
         stop = stack.enter_context(interrupts.StopRequest())

@@ -102,8 +102,40 @@ def key_of(onnx_sha256: str, device: Device, options: EngineOptions) -> EngineKe
     )  # fmt: skip
 
 
-def built(bundle: Bundle, part: str, key: EngineKey, cache: EngineCache, on_status: OnStatus) -> bytes:
-    """The serialised engine of a part, from the cache or built now; ``on_status`` is called with why and how far."""
+@dataclass(frozen=True)
+class BuiltPart:
+    """An engine of a part, in the cache."""
+
+    part: str
+    key: EngineKey
+    plan: bytes
+    """The serialised engine."""
+    built: bool
+    """Whether it was built now."""
+    seconds: float
+    """Until it was there."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the serialised engine."""
+        return len(self.plan)
+
+
+def build_part(
+    bundle: Bundle,
+    part: str,
+    options: EngineOptions,
+    *,
+    cache: EngineCache | None = None,
+    on_status: OnStatus = lambda _: None,
+) -> BuiltPart:
+    """The engine of a part for this device, from the cache or built now; why and how far is logged and reported.
+
+    What ``ls-edge build`` makes and what a peer loads come from here alone. Raises :class:`EngineError` where TensorRT,
+    CUDA or a GPU is not there or the part cannot be built.
+    """
+    key = key_of(bundle.part(part).sha256, this_device(), options)
+    cache = cache if cache is not None else EngineCache()
     raw = bundle.read(part)
     started = time.monotonic()
     building = False
@@ -115,9 +147,10 @@ def built(bundle: Bundle, part: str, key: EngineKey, cache: EngineCache, on_stat
         on_status(f"{part}: {text}")
 
     plan = cache.get(key, lambda timing: build(raw, part, key, timing, report), report)
+    seconds = time.monotonic() - started
     if building:
-        report(f"ready after {time.monotonic() - started:.0f} s")
-    return plan
+        report(f"ready after {seconds:.0f} s")
+    return BuiltPart(part, key, plan, building, seconds)
 
 
 def tensorrt_logger(trt: Any) -> Any:

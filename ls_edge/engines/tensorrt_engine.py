@@ -19,10 +19,17 @@ from typing import Any
 import numpy as np
 
 from ls_edge.bundle import Bundle
-from ls_edge.engines import tensorrt_build
 from ls_edge.engines.cuda_memory import CudaWorkspace, checked
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, check_out, first_line
-from ls_edge.engines.tensorrt_build import Device, EngineOptions, key_of, tensorrt_logger, tensorrt_module, this_device
+from ls_edge.engines.tensorrt_build import (
+    BuiltPart,
+    Device,
+    EngineOptions,
+    build_part,
+    tensorrt_logger,
+    tensorrt_module,
+    this_device,
+)
 from ls_edge.engines.tensorrt_cache import EngineCache, OnStatus
 from ls_edge.errors import EngineError
 
@@ -214,19 +221,17 @@ def open_tensorrt(
     Engines with the same ``workspace`` belong to one thread; ``on_status`` is called with the reason where an engine is
     built. Raises :class:`EngineError` where TensorRT, CUDA or a GPU is not there or the part cannot be built.
     """
-    device = this_device()
-    key = key_of(bundle.part(part).sha256, device, options)
     cache = cache if cache is not None else EngineCache()
 
-    def load() -> TensorRTEngine:
-        plan = tensorrt_build.built(bundle, part, key, cache, on_status)
-        return TensorRTEngine(plan, part, signature, device, workspace)
+    def load(built: BuiltPart) -> TensorRTEngine:
+        return TensorRTEngine(built.plan, part, signature, this_device(), workspace)
 
+    built = build_part(bundle, part, options, cache=cache, on_status=on_status)
     try:
-        return load()
+        return load(built)
     except EngineError as error:
         if "does not load in" not in str(error):
             raise
         on_status(f"{error}; building it again")
-        cache.forget(key)
-        return load()
+        cache.forget(built.key)
+        return load(build_part(bundle, part, options, cache=cache, on_status=on_status))

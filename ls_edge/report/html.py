@@ -368,6 +368,7 @@ def _settings(summary: RunSummary) -> list[tuple[str, str]]:
         "seed": summary.seed,
         "preprocessing, median": show_ms(summary.preprocess_ms.p50),
         **summary.settings,
+        **{f"engine of {name}": peer.engine for name, peer in summary.peers.items()},
     }
     return [(key, shorten(value, 400)) for key, value in facts.items() if value not in (None, "")]
 

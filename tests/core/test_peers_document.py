@@ -22,7 +22,7 @@ SECTIONS = {
 }
 NONE = {
     "bind": "the `address`", "provider": "the best that is there", "threads": "the engine's choice",
-    "public_key": "none",
+    "public_key": "none", "A source: threads": "one",
 }  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def test_keys_and_defaults_are_those_of_the_code(heading):
         elif isinstance(field.default, HeartbeatSettings):
             expected[field.name] = "all defaults"
         elif field.default is None:
-            expected[field.name] = NONE[field.name].strip("`")
+            expected[field.name] = NONE.get(f"{heading}: {field.name}", NONE.get(field.name, "")).strip("`")
         else:
             default = [] if field.default is msgspec.NODEFAULT else field.default
             expected[field.name] = default if isinstance(default, str) else yaml.safe_dump(default).split("\n")[0]
@@ -53,7 +53,8 @@ def test_keys_and_defaults_are_those_of_the_code(heading):
 
 
 def test_engines_are_those_of_the_code():
-    assert re.findall(r"`(\w+)`", rows("A peer")["engine"][0]) == list(get_args(peers_file.EngineKind))
+    for heading in ("A peer", "A source"):
+        assert re.findall(r"`(\w+)`", rows(heading)["engine"][0]) == list(get_args(peers_file.EngineKind))
 
 
 def file_with(heading, key, value):
@@ -112,6 +113,7 @@ def test_bounds_are_those_of_the_code(tmp_path):
         ("A peer", key, least - 1)
         for key, least in [("threads", 1), ("max_batch", 1), ("credits", 1), ("batch_wait_ms", 0)]
     ]
+    refused += [("A source", "threads", 0), ("A source", "threads", 1025), ("A source", "engine", "paper")]
     refused += [
         ("Heartbeat", "interval_ms", 4), ("Heartbeat", "timeout_ms", 199), ("Heartbeat", "timeout_ms", 600_001),
         ("Heartbeat", "slowest_mbit", 0.009), ("Heartbeat", "slowest_mbit", 1_000_001), ("At the top", "port", 1),

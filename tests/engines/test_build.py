@@ -1,0 +1,169 @@
+"""``ls-edge build``, peers and sources on the doubles of CUDA and TensorRT, as processes and in this one."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.peers_file import load_peers
+from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.settings import Settings
+from ls_edge.runtime.source import Source
+
+DOUBLES = Path(__file__).parents[1] / "doubles"
+WITHOUT = (
+    "import sys, runpy\n"
+    "class Gone:\n"
+    "    def find_spec(self, name, path=None, target=None):\n"
+    "        if name.split('.')[0] in ('torch', 'timm', 'onnx'): raise ImportError(name)\n"
+    "sys.meta_path.insert(0, Gone())\n"
+    "runpy.run_module('ls_edge', run_name='__main__')\n"
+)
+
+
+@pytest.fixture
+def board(tmp_path):
+    """Run ``ls-edge`` as on a board: TensorRT, CUDA and a cache, no torch, timm or onnx."""
+    counts = tmp_path / "counts.json"
+    env = {
+        **os.environ, "PYTHONPATH": str(DOUBLES), "LS_EDGE_CACHE": str(tmp_path / "cache"),
+        "CUDA_DOUBLE_REPORT": str(counts),
+    }  # fmt: skip
+
+    def run(*arguments, code=0):
+        command = [sys.executable, "-c", WITHOUT, *map(str, arguments)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == code, done.stderr
+        if counts.exists():
+            left = json.loads(counts.read_text())
+            assert left["left"] == left["misuse"] == []
+        return done
+
+    run.env, run.counts = env, counts
+    return run
+
+
+def keys(done):
+    return {engine["part"]: engine["key"] for engine in json.loads(done.stdout)["engines"]}
+
+
+def test_what_is_built_is_what_the_peer_loads(board, tiny_bundle, write_peers, images, assert_replays):
+    peers = write_peers({"a": [0, 2, 3], "b": [1, 4, 5]}, engine="tensorrt", max_batch=4)
+    done = board("build", tiny_bundle, "--blocks", "0,2-3", "--json")
+    assert list(keys(done)) == ["block 0", "block 2", "block 3"]
+    assert "block 2: building an engine: there is none of this file yet" in done.stderr
+    assert "block 2: ready after 0 s" in done.stderr
+    by_name = board("build", tiny_bundle, "--peers", peers, "--name", "a", "--json")
+    assert keys(by_name) == keys(done)
+    assert not any(engine["built"] for engine in json.loads(by_name.stdout)["engines"])
+    assert "building" not in by_name.stderr
+    # the peer that has its engines, and one that has not, as a service would run them: no terminal
+    command = [
+        sys.executable,
+        "-c",
+        WITHOUT,
+        "peer",
+        "--peers",
+        peers,
+        "--bundle",
+        tiny_bundle,
+        "--until-eof",
+        "--name",
+    ]
+    processes = [
+        subprocess.Popen(
+            [*command, "--name", name], env={**board.env, "CUDA_DOUBLE_REPORT": f"{board.counts}.{name}"},
+            stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for name in "ab"
+    ]  # fmt: skip
+    try:
+        with Source(load_peers(peers), Bundle.open(tiny_bundle), Settings(provider="cpu")) as source:
+            assert source.wait_ready(30) == ()
+            answers = [source.submit(image).result() for image in images(4)]
+            assert_replays(tiny_bundle, images(4), answers)
+            assert {view.engine for view in source.view().values()} == {"tensorrt TensorRT 10.3.0 on Double of a GPU"}
+    finally:
+        for process in processes:
+            process.stdin.close()
+        logs = [process.stderr.read() for process in processes]
+        for process in processes:
+            process.wait(30)
+            process.stderr.close()
+    assert "building an engine" not in logs[0]
+    assert "building an engine: there is none of this file yet" in logs[1]
+    assert "engine chosen  engine=tensorrt" in logs[0]
+    for name, log in zip("ab", logs, strict=True):
+        counted = json.loads(Path(f"{board.counts}.{name}").read_text())
+        assert counted["left"] == counted["misuse"] == [], log
+        assert counted["counts"]["graph"] > 0
+
+
+def test_build_makes_all_parts_and_largest_batches_are_rounded(board, tiny_bundle):
+    done = board("build", tiny_bundle)
+    assert done.stdout == (
+        "8 engines for TensorRT 10.3.0 on Double of a GPU, up to 8 images: 8 built, 0 in the cache already\n"
+    )
+    assert board("build", tiny_bundle, "--max-batch", "8").stdout.endswith("0 built, 8 in the cache already\n")
+    assert "up to 16 images: 1 built" in board("build", tiny_bundle, "--blocks", "0", "--max-batch", "9").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--blocks", "0-6"], "--blocks '0-6': the bundle has blocks 0 to 5; leave block 6 out"),
+        (["--blocks", "two"], "--blocks 'two': cannot read 'two'; write for example 0-2,7"),
+        (["--name", "a"], "--peers and --name belong together; give both, or neither"),
+        (["--blocks", "0", "--peers", "p", "--name", "a"], "--blocks and --peers both say which blocks"),
+    ],
+)
+def test_bad_arguments_are_one_clear_line(board, tiny_bundle, arguments, words):
+    done = board("build", tiny_bundle, *arguments, code=2)
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif("tensorrt" in sys.modules, reason="TensorRT is installed")
+def test_without_tensorrt_build_says_so(board, tiny_bundle):
+    board.env["PYTHONPATH"] = ""
+    assert "tensorrt is not installed" in board("build", tiny_bundle, code=1).stderr
+
+
+def test_stem_and_head_have_an_engine_of_their_own(
+    gpu, tiny_bundle, write_peers, serve, images, assert_replays, tmp_path, caplog
+):
+    path = write_peers({"a": range(6)}, sources=["laptop"], provider="cpu")
+    path.write_text(path.read_text().replace("- name: laptop", "- name: laptop\n  engine: tensorrt"))
+    bundle, file = Bundle.open(tiny_bundle), load_peers(path)
+    serve(Peer(file, "a", bundle))
+    with caplog.at_level(logging.INFO, "ls_edge.engines"), Source(file, bundle) as source:
+        assert source.engine == "tensorrt TensorRT 10.3.0 on Double of a GPU"
+        assert source.wait_ready(30) == ()
+        assert_replays(tiny_bundle, images(2), [source.submit(image).result() for image in images(2)])
+    assert gpu.counts["execute"] + gpu.counts["graph"] > 0
+    assert any(record.message == "engine chosen" and record.engine == "tensorrt" for record in caplog.records)
+    for settings, words in (
+        (Settings(provider="cpu", engine="onnx", threads=2), "onnx CPUExecutionProvider"),
+        (Settings(engine="onnx"), "onnx CPUExecutionProvider (not CUDAExecutionProvider: not in this build of"),
+    ):
+        with Source(file, bundle, settings) as source:
+            assert source.engine.startswith(words)
+            assert source.threads == (settings.threads or 1)
+
+
+def test_threads_of_the_file_hold_where_no_flag_is_given(tiny_bundle, write_peers):
+    path = write_peers({"a": range(6)}, sources=["laptop", "other"])
+    path.write_text(path.read_text().replace("- name: laptop", "- name: laptop\n  threads: 2"))
+    bundle, file = Bundle.open(tiny_bundle), load_peers(path)
+    for name, settings, threads in (
+        ("laptop", Settings(), 2),
+        ("other", Settings(), 1),
+        ("laptop", Settings(threads=1), 1),
+    ):
+        with Source(file, bundle, settings, name=name) as source:
+            assert source.threads == threads
