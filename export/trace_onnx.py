@@ -152,13 +152,20 @@ def _of_block(parameter: str, index: int) -> str:
 def trace_blocks(view: BlockView, tokens: tuple[int, int], folded: Folded = NOT_FOLDED) -> Iterator[onnx.ModelProto]:
     """Yield the graph of each block; ``view`` is from ``prepare_for_export``, ``tokens`` is ``(N, D)``.
 
-    Blocks that are ``folded`` into stem and head are left out.
+    Blocks that are ``folded`` into stem and head are left out. Blocks that share their weights have one graph, which
+    is traced once.
     """
-    template = (
-        _template(view, tokens, folded.stem) if len(view.blocks) > 1 and _equal_but_for_weights(view.blocks) else None
-    )
+    alike = view.slots is None or view.slots.is_uniform
+    template = None
+    if alike and len(set(view.owners)) > 1 and _equal_but_for_weights(view.blocks):
+        template = _template(view, tokens, folded.stem)
     arrays = _arrays(block_target(view, 0, tokens).module)
+    shared: dict[int, onnx.ModelProto] = {}
     for index in range(folded.stem, len(view.blocks) - folded.head):
+        owner = view.owners[index]
+        if owner in shared:
+            yield shared[owner]
+            continue
         if template is not None:
             try:
                 yield template.fill(arrays, index)
@@ -166,12 +173,15 @@ def trace_blocks(view: BlockView, tokens: tuple[int, int], folded: Folded = NOT_
             except KeyError:
                 template = None
         model = _traced(block_target(view, index, tokens, folded.stem))
-        yield canonicalise(model, _names(_parameter_origins(model, arrays), _prefix(index)))
+        found = canonicalise(model, _names(_parameter_origins(model, arrays), _prefix(index)))
+        if view.owners.count(owner) > 1:
+            shared[owner] = found
+        yield found
 
 
 def _prefix(index: int) -> str:
-    """What the names in block ``index``'s file lack: the number of the block, which is that of the file."""
-    return rf"^view\.(model\.)?(blocks\.{index}\.)?|(?<=\.tables)\.{index}$"
+    """What the names in block ``index``'s file lack: the numbers of the block and of its table."""
+    return rf"^view\.(model\.)?(blocks\.{index}\.)?|(?<=\.tables)\.\d+$"
 
 
 def _template(view: BlockView, tokens: tuple[int, int], folded: int) -> _Template | None:

@@ -13,7 +13,7 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -271,12 +271,15 @@ def _write_parts(
     stem = to_bytes(ends(trace(stem_target(view, run.image.size, folded.stem))), "stem")
     stem_part = write("stem", "stem.onnx", stem)
     on_step("block 0")
-    block_parts, raws = [], []
+    block_parts: list[Part] = []
+    raws = []
     for index, model in enumerate(
         _grouped(_blocks(parts.of(view), tokens, settings, calibration, on_step), parts.per_part)
     ):
         raw = to_bytes(model, f"block {index}")
-        block_parts.append(write(f"block {index}", f"blocks/{index:02d}.onnx", raw))
+        digest = hashlib.sha256(raw).hexdigest()
+        same = next((part for part in block_parts if part.sha256 == digest), None)  # blocks that share their weights
+        block_parts.append(same or write(f"block {index}", f"blocks/{index:02d}.onnx", raw))
         if settings.whole:
             raws.append(raw)
         on_step(f"block {index + 1}" if index + 1 < parts.parts else "head")
@@ -306,7 +309,8 @@ def _blocks(
             images = calibration.fit.images[:RANGE_IMAGES]
             starts = [parts.stem(torch.from_numpy(images[i : i + 8])) for i in range(0, len(images), 8)]
         of_blocks = Bands(len(blocks), tuple(cut * parts.per_part for cut in parts.bands.cuts))
-        ranges = activation_ranges(blocks, torch.cat(starts).numpy(), of_blocks)
+        owners = parts.view.owners[parts.folded.stem : parts.folded.stem + len(blocks)]
+        ranges = _shared_ranges(activation_ranges(blocks, torch.cat(starts).numpy(), of_blocks), owners)
         traced = iter(blocks)
     for index, model in enumerate(traced):
         if settings.precision == "fp16":
@@ -315,6 +319,16 @@ def _blocks(
             yield quantise_explicit(model, ranges[index]) if ranges else quantise_dynamic(model)
         else:
             yield model
+
+
+def _shared_ranges(ranges: list[dict[str, float]], owners: Sequence[int]) -> list[dict[str, float]]:
+    """The largest of each range among blocks that share their weights, and so their file."""
+    found: dict[int, dict[str, float]] = {}
+    for owner, item in zip(owners, ranges, strict=True):
+        largest = found.setdefault(owner, {})
+        for name, value in item.items():
+            largest[name] = max(largest.get(name, 0.0), value)
+    return [found[owner] for owner in owners]
 
 
 def _grouped(models: Iterator[onnx.ModelProto], size: int) -> Iterator[onnx.ModelProto]:

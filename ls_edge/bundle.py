@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -238,6 +238,17 @@ class Bundle:
         folded = self.manifest.folded
         return NOT_FOLDED if folded is msgspec.UNSET else folded
 
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """For each block the first one with the same file: itself, where no two blocks share their weights."""
+        first: dict[str, int] = {}
+        return tuple(first.setdefault(part.sha256, index) for index, part in enumerate(self.manifest.parts.blocks))
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether some blocks are steps of one block, which takes its slot: their order then makes no difference."""
+        return self.manifest.needs_slot and len(set(self.owners)) < self.num_blocks
+
     def part(self, name: str) -> Part:
         """The part called ``stem``, ``head``, ``whole`` or ``block 3``."""
         for candidate, part in self.manifest.part_names():
@@ -343,6 +354,14 @@ def _values(manifest: Manifest) -> Iterator[tuple[str, Any, bool, str]]:
         folded = manifest.folded
         yield "folded", msgspec.to_builtins(folded), min(folded.stem, folded.head) >= 0, "numbers of blocks"
     yield "classes", len(manifest.classes), bool(manifest.classes), "at least one class"
+
+
+def shared_groups(owners: Sequence[int]) -> list[list[int]]:
+    """The groups of two or more blocks with the same owner, the first one that has their weights."""
+    groups: dict[int, list[int]] = {}
+    for block, owner in enumerate(owners):
+        groups.setdefault(owner, []).append(block)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

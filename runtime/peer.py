@@ -201,7 +201,8 @@ class Peer:
             self._runner = BlockRunner(engines, needs_slot=self.bundle.manifest.needs_slot)
             for batch in {1, self.entry.max_batch}:
                 self._runner.warm_up(batch)
-                times = [warm_up(engine, batch) for engine in engines.values()]
+                distinct = {id(engine): engine for engine in engines.values()}
+                times = [warm_up(engine, batch) for engine in distinct.values()]
         except LsEdgeError as error:
             return error
         except Exception as error:  # noqa: BLE001  an engine library may raise anything

@@ -144,6 +144,11 @@ class Source:
                 f"{bundle.folder} has no order_costs, which the policy {self.policy.name} goes by; export it again "
                 "with --calibrate DATA, or use nearest"
             )
+        if self.policy.runs_in_waves and bundle.shares_weights:
+            raise UsageError(
+                f"{bundle.folder} has blocks that are steps of one block and run one after the other, so the policy "
+                f"{self.policy.name} cannot run them side by side; use nearest or fastest"
+            )
         self._machine.head_us = round(warm_ms[1] * 2e3)
         self._ids = itertools.count()
         # Filled by other threads, emptied by the source thread.

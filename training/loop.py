@@ -150,6 +150,7 @@ class _Training:
         self.config = config = _in_force(config, self.method, initial.model, image)
         self.view = initial.view.to(self.device)
         torch.set_num_threads(choose_threads(config.threads, self.view))
+        places = self.method.reshape(self.view, self.bands, initial.source, trained=initial.trained)
         self.method.attach(self.view)
         if initial.method_weights and not self.view.take_method(initial.method_weights):
             listener.warn(
@@ -163,9 +164,9 @@ class _Training:
                 listener.warn("no teacher: the start has no trained classifier for these classes; train it first")
         self.skipped = Skipped(listener.warn)
         self.record = RunRecord(
-            version=__version__, model=initial.model, model_args=initial.args, kept=initial.kept,
-            classes=images.classes, image=image, trained_on=images.digest() if config.epochs else "",
-            method=self.method.name,
+            version=__version__, model=initial.model, model_args=initial.args,
+            kept=tuple(initial.kept[place] for place in places), classes=images.classes, image=image,
+            trained_on=images.digest() if config.epochs else "", method=self.method.name,
         )  # fmt: skip
         self.images = images
         self.arrangements = self.method.validation(self.bands, config.validation_orders, config.seed)

@@ -23,6 +23,11 @@ class TorchBlocks:
         """How many blocks."""
         return self.view.num_blocks
 
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """For each block the first one with the same weights."""
+        return self.view.owners
+
     @torch.inference_mode()
     def stem(self, images: np.ndarray) -> Tensor:
         """Images float32 ``[B, 3, H, W]`` to tokens on the model's device."""

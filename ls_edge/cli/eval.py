@@ -172,6 +172,7 @@ def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Ev
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.text import Text
 
+    from ls_edge.bundle import shared_groups
     from ls_edge.data.datasets import require_labels, trained_on_warning
     from ls_edge.data.preprocess import Preprocessor, iterate_batches
     from ls_edge.evaluation.evaluate import blocks_to_run, evaluate
@@ -218,7 +219,7 @@ def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Ev
     settings = {
         "of": printable(path), "data": data, "part": images.part, "model": about["model"],
         "method": about["method"], "engine": about["engine"], "blocks": model.num_blocks, "bands": bands.to_json(),
-        "orders": options.orders, "keep": list(orders.keep),
+        "shared": shared_groups(about["owners"]), "orders": options.orders, "keep": list(orders.keep),
         "limit": options.limit, "seed": options.seed, "batch_size": options.batch_size,
         "block_runs": blocks_to_run(orders.all_orders()),
     }  # fmt: skip
@@ -245,6 +246,7 @@ def _open_bundle(folder: Path, options: EvalOptions) -> tuple[BlockModel, ImageS
         "model": m.model,
         "method": m.method,
         "bands": bundle.bands,
+        "owners": bundle.owners,
     }
     return pipeline, m.image, {**about, "engine": f"onnxruntime {pipeline.provider}"}
 
@@ -265,7 +267,7 @@ def _open_run(folder: Path, options: EvalOptions) -> tuple[BlockModel, ImageSpec
     run = load_run(folder, chosen)
     torch.set_num_threads(choose_threads(options.threads, run.view))
     about = {"classes": run.classes, "trained_on": run.trained_on, "model": run.model, "method": run.method,
-             "bands": run.bands}  # fmt: skip
+             "bands": run.bands, "owners": run.view.owners}  # fmt: skip
     engine = f"torch {torch.__version__} {chosen} {options.precision}"
     return TorchBlocks(run.view, dtype), run.image, {**about, "engine": engine}
 
@@ -304,6 +306,11 @@ def _print(result: Evaluation) -> None:
     if result.position_accuracy is not None:
         table.add_row("own slot", "", f"{result.position_accuracy:.3f}", "named by the blocks themselves")
     print_table(table)
+    for group in s["shared"]:
+        click.echo(
+            f"blocks {', '.join(map(str, group))} are steps of one block: their order makes no difference, and a "
+            "step is left out only where nobody has that block"
+        )
     if result.models is not None:
         m = result.models
         print(  # noqa: T201

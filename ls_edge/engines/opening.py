@@ -147,6 +147,8 @@ def open_block_engines(
 ) -> dict[int, Engine]:
     """Open the engines of some blocks, reading only their files; see :func:`open_engine` for errors.
 
+    Blocks that share a file share one engine.
+
     ``on_step(done, total, text)`` is called before each engine is opened and once at the end; ``text`` names what comes
     next. Building a TensorRT engine takes a minute the first time. Where one does not open, those before are closed.
     """
@@ -159,15 +161,19 @@ def open_block_engines(
     choice = choose(bundle, kind, provider, f"block {wanted[0]}" if wanted else "stem")
     memory = EngineMemory(bundle, max_batch)
     engines: dict[int, Engine] = {}
+    opened: dict[int, Engine] = {}
     try:
         for block in wanted:
-            on_step(len(engines), len(wanted), f"block {block}")
-            engines[block] = _open(
-                bundle, f"block {block}", choice, memory, threads,
-                lambda text: on_step(len(engines), len(wanted), text),
-            )  # fmt: skip
+            owner = bundle.owners[block]
+            if owner not in opened:
+                on_step(len(engines), len(wanted), f"block {block}")
+                opened[owner] = _open(
+                    bundle, f"block {block}", choice, memory, threads,
+                    lambda text: on_step(len(engines), len(wanted), text),
+                )  # fmt: skip
+            engines[block] = opened[owner]
     except BaseException:
-        for engine in engines.values():
+        for engine in opened.values():
             engine.close()
         raise
     on_step(len(engines), len(wanted), "ready")

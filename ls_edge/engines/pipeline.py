@@ -59,7 +59,8 @@ class Pipeline:
         threads = usable_threads(threads)
         choice = choose(bundle, kind, provider)
         memory = EngineMemory(bundle, max_batch)
-        names = ["stem", *(f"block {index}" for index in range(bundle.num_blocks)), "head"]
+        owners = sorted(set(bundle.owners))
+        names = ["stem", *(f"block {owner}" for owner in owners), "head"]
         opened: list[Engine] = []
         try:
             for name in names:
@@ -73,12 +74,18 @@ class Pipeline:
             for engine in opened:
                 engine.close()
             raise
-        return cls(bundle, opened[0], opened[1:-1], opened[-1])
+        blocks = dict(zip(owners, opened[1:-1], strict=True))
+        return cls(bundle, opened[0], [blocks[owner] for owner in bundle.owners], opened[-1])
 
     @property
     def num_blocks(self) -> int:
         """How many blocks."""
         return len(self.block_engines)
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """For each block the first one with the same engine."""
+        return self.bundle.owners
 
     @property
     def provider(self) -> str:

@@ -136,7 +136,8 @@ def evaluate(
     """Count correct answers in every order of the plan.
 
     ``batches`` gives images float32 ``[B, 3, H, W]`` and labels int ``[B]``; ``on_batch`` is called with the number of
-    images that are done. Raises :class:`DataError` if there are none.
+    images that are done. Orders that differ only in blocks that share their weights (``model.owners``) run once. Raises
+    :class:`DataError` if there are none.
     """
     orders = plan.all_orders()
     uniform = plan.uniform()
@@ -144,11 +145,17 @@ def evaluate(
     arrangements = [item for trained, drawn in shaped for item in (trained, *drawn)]
     correct: dict[Any, int] = dict.fromkeys([*orders, *arrangements], 0)
     slots = _Slots(uniform)
+    owners: Sequence[int] = getattr(model, "owners", range(plan.num_blocks))
+    alike: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for order in orders:
+        alike.setdefault(tuple(owners[block] for block in order), []).append(order)
     images = 0
     for pixels, labels in batches:
         start = model.stem(pixels)
-        for order, logits in _walk(model, start, orders, slots):
-            correct[order] += int((logits.argmax(axis=1) == labels).sum())
+        for path, logits in _walk(model, start, list(alike), slots):
+            right = int((logits.argmax(axis=1) == labels).sum())
+            for order in alike[path]:
+                correct[order] += right
         for arrangement in dict.fromkeys(arrangements):
             logits = model.head(apply(arrangement, start, model.block))
             correct[arrangement] += int((logits.argmax(axis=1) == labels).sum())

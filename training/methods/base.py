@@ -8,6 +8,7 @@ the command line can list the methods.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
@@ -16,7 +17,7 @@ from ls_edge import validation
 from ls_edge.arrangement import Arrangement
 from ls_edge.bands import Bands
 from ls_edge.errors import UsageError
-from ls_edge.training.methods import anyorder, paper
+from ls_edge.training.methods import anyorder, paper, shared
 from ls_edge.training.methods.step_plan import StepPlan, WorkProfile
 
 if TYPE_CHECKING:
@@ -37,6 +38,14 @@ class Method(Protocol):
     settings: Any
 
     def __init__(self, settings: msgspec.Struct | None = None) -> None: ...
+
+    def reshape(self, view: BlockView, bands: Bands, source: BlockView | None, *, trained: bool) -> Sequence[int]:
+        """Change which block of the initial model stands in which place, and return that, before :meth:`attach`.
+
+        ``source`` is the model that training starts from as it was trained, with the modules of its own method; None
+        where that was changed. ``trained`` as in :meth:`begin`.
+        """
+        ...
 
     def attach(self, view: BlockView) -> None:
         """Give the view the modules that this method trains besides the model's own."""
@@ -77,6 +86,7 @@ METHODS: dict[str, type[Method]] = {
     "layerdrop": paper.LayerDrop,
     "layerdrop+shuffle": paper.LayerDropShuffle,
     "anyorder": anyorder.AnyOrder,
+    "shared": shared.SharedTrunk,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
@@ -33,6 +34,10 @@ class Sequential:
 
     def __init__(self, settings: msgspec.Struct | None = None) -> None:
         self.settings: Any = self.settings_type() if settings is None else settings
+
+    def reshape(self, view: BlockView, bands: Bands, source: BlockView | None, *, trained: bool) -> Sequence[int]:  # noqa: ARG002
+        """Leave each block in its place."""
+        return range(view.num_blocks)
 
     def attach(self, view: BlockView) -> None:
         """Add nothing."""

@@ -7,7 +7,7 @@ and evaluation and dropped at export.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,11 @@ class SlotModule(nn.Module):
     def runner(self, index: int, block: nn.Module) -> Callable[..., Tensor]:  # noqa: ARG002
         """What :meth:`forward` runs block ``index`` with; it is what is compiled."""
         return block
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether it is made of the same modules for every block, so that blocks differ in weights only."""
+        return True
 
     def elementwise_flops(self, count: int, dim: int) -> int:  # noqa: ARG002
         """Operations that it adds to a block element by element, for one image of ``count`` tokens of ``dim``."""
@@ -54,14 +59,25 @@ class SlotNorms(SlotModule):
     """
 
     def __init__(
-        self, blocks: Sequence[nn.Module], branches: Sequence[Branch], dim: int, lr_factor: float = 1.0
+        self,
+        blocks: Sequence[nn.Module],
+        branches: Sequence[Branch],
+        dim: int,
+        lr_factor: float = 1.0,
+        only: Collection[int] | None = None,
     ) -> None:
-        """Hook ``blocks``; there are as many slots as blocks. Parameters are on the CPU."""
+        """Hook ``blocks``, or those whose indices are in ``only``; there are as many slots as blocks.
+
+        One block in several places has one table. Parameters are on the CPU.
+        """
         super().__init__()
         self.lr_factor = lr_factor
-        self.tables = nn.ParameterList(torch.zeros(len(blocks), len(branches), 3, dim) for _ in blocks)
+        chosen = range(len(blocks)) if only is None else sorted(only)
+        modules = list(dict.fromkeys(blocks[index] for index in chosen))
+        self._table_of = {index: modules.index(blocks[index]) for index in chosen}
+        self.tables = nn.ParameterList(torch.zeros(len(blocks), len(branches), 3, dim) for _ in modules)
         self._runners = []
-        for block in blocks:
+        for block in modules:
             running = _Running(block)
             self._runners.append(running)
             for number, branch in enumerate(branches):
@@ -71,13 +87,20 @@ class SlotNorms(SlotModule):
 
     def forward(self, index: int, tokens: Tensor, slot: int | Tensor, run_block: Callable[..., Tensor]) -> Tensor:
         """See the class."""
-        table = self.tables[index]
+        if index not in self._table_of:
+            return run_block(tokens)
+        table = self.tables[self._table_of[index]]
         vectors = table.index_select(0, slot) if isinstance(slot, Tensor) else table[slot]
         return run_block(tokens, vectors.unsqueeze(-2))
 
-    def runner(self, index: int, block: nn.Module) -> Callable[..., Tensor]:  # noqa: ARG002
+    def runner(self, index: int, block: nn.Module) -> Callable[..., Tensor]:
         """The hooked block, called with the vectors ``[branches, 3, 1, D]`` or ``[B, branches, 3, 1, D]`` too."""
-        return self._runners[index].run
+        return self._runners[self._table_of[index]].run if index in self._table_of else block
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether every block has a table, none of them another's."""
+        return len(self.tables) == int(self.tables[0].shape[0])
 
     def elementwise_flops(self, count: int, dim: int) -> int:
         """A product and a sum at each norm, a product at each branch's end."""

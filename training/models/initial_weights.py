@@ -37,6 +37,8 @@ class InitialWeights:
     """Whether all weights, the classifier's included, were loaded and not drawn from the seed."""
     method_weights: dict[str, torch.Tensor] = field(default_factory=dict)
     """Weights of the method's own modules in the run that is given as ``init``."""
+    source: BlockView | None = None
+    """The model of that run with its method's modules, if nothing of it was changed: blocks, images and classes."""
     bands: Bands | None = None
     """Bands of that run, of the blocks that are kept; None where it has none."""
 
@@ -115,7 +117,9 @@ def _from_run(
     trained = whole and (
         run.record.best_epoch is not None or run.config.model.pretrained or bool(run.config.model.init)
     )
-    return InitialWeights(view, run.model, args, kept, image, trained, added, bands)
+    unchanged = whole and config.depth is None and view.image_size == run.view.image_size
+    source = run.view if unchanged else None
+    return InitialWeights(view, run.model, args, kept, image, trained, added, source, bands)
 
 
 def _take(view: BlockView, found: dict[str, torch.Tensor], source: str, warn: Callable[[str], None]) -> bool:

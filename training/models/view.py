@@ -38,7 +38,9 @@ class BlockView(nn.Module):
         self.model = model
         self._family = family
         self._tokens = tokens
-        self._blocks: list[nn.Module] = list(family.blocks(model))
+        self._blocks: list[nn.Module] = []
+        self._owners: tuple[int, ...] = ()
+        self._find_blocks()
         self.slots: SlotModule | None = None
         self.predictor: PositionPredictor | None = None
         self.checkpointing = False
@@ -52,10 +54,25 @@ class BlockView(nn.Module):
         family = family_of(model)
         return cls(model, family, shape_of_tokens(family, model))
 
+    def _find_blocks(self) -> None:
+        self._blocks = list(self._family.blocks(self.model))
+        first: dict[nn.Module, int] = {}
+        self._owners = tuple(first.setdefault(block, index) for index, block in enumerate(self._blocks))
+
     @property
     def num_blocks(self) -> int:
         """How many blocks."""
         return len(self._blocks)
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """For each block the first one with the same weights: itself, where no two blocks share theirs."""
+        return self._owners
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether some blocks have one set of weights."""
+        return len(set(self._owners)) < self.num_blocks
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -133,7 +150,7 @@ class BlockView(nn.Module):
 
     def _run(self, index: int, tokens: Tensor, slot: int | Tensor) -> Tensor:
         run = self._compiled[index] if self._compiled is not None and self.training else self._runner(index)
-        inputs = self._family.block_inputs(self.model, index)
+        inputs = self._family.block_inputs(self.model, self._owners[index])
         if self.slots is None:
             return run(tokens, **inputs)
         after: Tensor = self.slots(index, tokens, slot, lambda *before: run(*before, **inputs))
@@ -169,9 +186,9 @@ class BlockView(nn.Module):
         return kept
 
     def keep_blocks(self, indices: Sequence[int]) -> None:
-        """Keep exactly these blocks, in this order."""
+        """Keep exactly these blocks, in this order; one that is named several times is one block in several places."""
         self._family.keep(self.model, indices)
-        self._blocks = list(self._family.blocks(self.model))
+        self._find_blocks()
         self._compiled = None
 
     def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
@@ -187,8 +204,17 @@ class BlockView(nn.Module):
         ]
 
     def weights(self) -> dict[str, Tensor]:
-        """All parameters and buffers under timm's names, the method's under ``method.``."""
-        return {**self.model.state_dict(), **self._method_weights()}
+        """All parameters and buffers under timm's names, the method's under ``method.``.
+
+        Weights that blocks share stand there once, under the name of the first block that has them.
+        """
+        state = self.model.state_dict()
+        if self.shares_weights:
+            names: dict[int, str] = {}
+            for name, value in self.model.state_dict(keep_vars=True).items():
+                names.setdefault(id(value), name)
+            state = {name: state[name] for name in names.values()}
+        return {**state, **self._method_weights()}
 
     def _method_weights(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
@@ -212,7 +238,8 @@ class BlockView(nn.Module):
         extra = next((name for name in weights if name not in own), None)
         if extra is not None:
             raise ModelError(f"the checkpoint has {extra!r}, which this model lacks; it is of another model")
-        self.model.load_state_dict({name: value for name, value in weights.items() if not name.startswith(METHOD)})
+        state = {name: value for name, value in weights.items() if not name.startswith(METHOD)}
+        self.model.load_state_dict(state, strict=not self.shares_weights)  # the names were compared above
         self.take_method(weights)
 
     def take_method(self, weights: dict[str, Tensor]) -> bool:
