@@ -157,6 +157,35 @@ def _export(folder, seed, depth=BLOCKS, width=32):
     return export_run(load_run(folder / "run"), folder / "bundle").bundle.folder
 
 
+@pytest.fixture(scope="session")
+def shared_runs(tmp_path_factory):
+    """A run that learned the digits a little, ``start``, and one made from it whose 4 blocks share weights, ``run``."""
+    from ls_edge.training.config import read_config
+    from ls_edge.training.loop import train
+
+    class Silent:
+        def __getattr__(self, name):
+            return lambda *args: None
+
+    folder = tmp_path_factory.mktemp("shared")
+    fixed = {"data": "digits", "threads": 1, "device": "cpu", "precision": "fp32", "lr": 4e-3, "batch_size": 64}
+    (folder / "model.yaml").write_text("model: {args: {embed_dim: 32, depth: 4}}")
+    for name, method, init in (("start", "sequential", None), ("run", "shared", str(folder / "start"))):
+        flags = {**fixed, "method": method, "init": init, "epochs": 6}
+        config, _ = read_config(folder / "model.yaml", flags)
+        train(config, folder / name, listener=Silent())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shared_bundle(shared_runs):
+    """The folder of the bundle of that run: 4 blocks, one file."""
+    from ls_edge.export.writer import export_run
+    from ls_edge.training.checkpoint import load_run
+
+    return export_run(load_run(shared_runs / "run"), shared_runs / "bundle").bundle.folder
+
+
 @pytest.fixture
 def write_peers(tmp_path):
     """Write a ``peers.yaml`` with a free port of the loopback for each peer, and return its path."""

@@ -141,6 +141,8 @@ def command(
 
 
 def _summary(out: Path, bundle: Any, seconds: float) -> dict[str, Any]:
+    from ls_edge.bundle import shared_groups
+
     manifest = bundle.manifest
     return {
         "bundle": printable(out),
@@ -151,6 +153,7 @@ def _summary(out: Path, bundle: Any, seconds: float) -> dict[str, Any]:
         "blocks": len(manifest.parts.blocks),
         "bands": bundle.bands.to_json(),
         "folded": msgspec.to_builtins(bundle.folded),
+        "shared": shared_groups(bundle.owners),
         "tokens": msgspec.to_builtins(manifest.tokens),
         "precision": manifest.precision,
         "opset": manifest.opset,
@@ -166,7 +169,6 @@ def _summary(out: Path, bundle: Any, seconds: float) -> dict[str, Any]:
 def _print(summary: dict[str, Any]) -> None:
     from rich.text import Text
 
-    from ls_edge.report.formatting import counted
     from ls_edge.report.terminal import PlainTable, print_table
 
     sizes, verified = summary["bytes"], summary["verified"]
@@ -178,7 +180,7 @@ def _print(summary: dict[str, Any]) -> None:
         "bundle": f"{summary['bundle']}  ({summary['bundle_id'][:12]})",
         "model": f"{summary['model']}, {summary['method']}, {summary['precision']}, opset {summary['opset']}",
         "tokens": "{count} x {dim} {dtype}".format(**summary["tokens"]),
-        "files": f"stem {_kb(sizes['stem'])}, {counted(len(blocks), 'block')} of {_kb(max(blocks))}, "
+        "files": f"stem {_kb(sizes['stem'])}, {_blocks(summary, len(blocks))} of {_kb(max(blocks))}, "
         f"head {_kb(sizes['head'])}" + (f", whole {_kb(sizes['whole'])}" if "whole" in sizes else ""),
         "bands": _bands(summary),
         "verified": f"{shown(verified)}, each part and all together in trained and shuffled orders, "
@@ -191,6 +193,13 @@ def _print(summary: dict[str, Any]) -> None:
             continue
         table.add_row(Text(key, "bold"), value)
     print_table(table)
+
+
+def _blocks(summary: dict[str, Any], count: int) -> str:
+    from ls_edge.report.formatting import counted
+
+    files = count - sum(len(group) - 1 for group in summary["shared"])
+    return counted(count, "block") if files == count else f"{counted(count, 'block')} in {counted(files, 'file')}"
 
 
 def _bands(summary: dict[str, Any]) -> str:

@@ -128,8 +128,13 @@ def _open(
     engines: list[Engine] = []
     parts: list[PartLoad] = []
     try:
-        for name in names:
+        for number, name in enumerate(names):
             on_part(len(engines), name)
+            owner = bundle.owners[number - 1] + 1 if 0 < number < len(names) - 1 else number
+            if owner < number:  # blocks that share their weights have one engine
+                engines.append(engines[owner])
+                parts.append(PartLoad(name, 0.0, False, 0, 0))
+                continue
             built: list[str] = []
             resident, began = _resident_bytes(), time.perf_counter()
             engine = open_engine(

@@ -1,0 +1,58 @@
+"""A shared trunk on real processes: each peer has the one block, and nothing is lost while one of them lives."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.data.datasets import open_data
+from ls_edge.data.preprocess import Preprocessor
+from ls_edge.errors import UsageError
+from ls_edge.runtime.local_cluster import LocalCluster
+from ls_edge.runtime.source import Source
+
+EVERYTHING = {name: [0, 1, 2, 3] for name in "abc"}
+IMAGES = 90
+
+
+@pytest.mark.parametrize("killed", ["ab", "ca"])
+def test_any_two_of_three_may_die_and_nothing_is_lost(killed, tmp_path, shared_bundle, assert_replays):
+    bundle = Bundle.open(shared_bundle)
+    preprocess = Preprocessor(bundle.manifest.image)
+    refs = open_data("digits", "eval").take(IMAGES).images
+    pixels = [preprocess(ref.read(), ref.name) for ref in refs]
+    labels = np.array([ref.label for ref in refs])
+    local = LocalCluster(tmp_path / "peers", shared_bundle, EVERYTHING)
+    for name in EVERYTHING:  # what a board has to have: the manifest and one block
+        folder = tmp_path / name
+        (folder / "blocks").mkdir(parents=True)
+        shutil.copy(shared_bundle / "manifest.json", folder)
+        shutil.copy(shared_bundle / "blocks" / "00.onnx", folder / "blocks")
+        local.bundles[name] = folder
+    with local:
+        local.wait_warm()
+        with Source.open(local.file, bundle, policy="random", budget_ms=20_000) as source:
+            assert source.wait_ready() == ()
+            before = [source.submit(image).result(20) for image in pixels]
+            futures = [source.submit(image) for image in pixels[: IMAGES // 3]]
+            local.kill(killed[0])
+            futures += [source.submit(image) for image in pixels[IMAGES // 3 : 2 * IMAGES // 3]]
+            local.kill(killed[1])
+            futures += [source.submit(image) for image in pixels[2 * IMAGES // 3 :]]
+            after = [future.result(20) for future in futures]
+    top1 = [float(np.mean([a.prediction == label for a, label in zip(answers, labels, strict=True)]))
+            for answers in (before, after)]  # fmt: skip
+    assert top1[0] > 0.5
+    assert top1[1] == top1[0]
+    assert not any(answer.degraded or answer.record.skipped for answer in (*before, *after))
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_allclose(other.logits, one.logits, rtol=0, atol=1e-4 * np.abs(one.logits).max())
+    orders = {tuple(answer.arrangement.order) for answer in before}
+    assert len(orders) > 10
+    assert_replays(shared_bundle, pixels, after)
+
+
+def test_steps_of_one_block_do_not_run_side_by_side(tmp_path, shared_bundle, write_peers):
+    with pytest.raises(UsageError, match=r"steps of one block .* the policy parallel cannot run them side by side"):
+        Source.open(write_peers(EVERYTHING), shared_bundle, policy="parallel")
