@@ -134,7 +134,7 @@ def _candidates(problem: PlanningProblem, objective: Objective, planned: Planned
     """The plan, the baselines, and for latency some with more holders: blocks that run side by side need them."""
     found = [planned.best]
     found += [one for one in planned.baselines.values() if one is not None and one.name != planned.best.name]
-    if objective == "latency" and len(problem.bands) <= 1:
+    if objective == "latency" and problem.may_reorder:
         for replicas in sorted({problem.replicas, problem.replicas + 1, problem.most_replicas}):
             placement = heuristic_placement(problem, "throughput", replicas)
             if placement is not None and problem.replicas <= replicas <= problem.most_replicas:

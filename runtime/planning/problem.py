@@ -89,6 +89,11 @@ class PlanningProblem:
         return tuple(block for band in self.bands for block in band) or tuple(range(self.num_blocks))
 
     @property
+    def may_reorder(self) -> bool:
+        """Whether some band leaves a choice of order."""
+        return not self.bands or any(len(band) > 1 for band in self.bands)
+
+    @property
     def most_replicas(self) -> int:
         """The most holders that every block can have at once; 0 where the model does not fit at all."""
         bound = len(zones_of(self.devices)) if self.max_replicas is None else self.max_replicas

@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ls_edge.bands import Bands
 from ls_edge.runtime.planning.figures import throughput_of
 from ls_edge.runtime.planning.problem import Objective, Placement, PlanningProblem
 from ls_edge.runtime.routing.events import Complete
@@ -53,8 +54,8 @@ class SimulatedFigures:
 
 
 def policies_for(problem: PlanningProblem) -> tuple[str, ...]:
-    """The policies that a plan is tried with."""
-    return ("nearest", "fastest", "parallel") if len(problem.bands) <= 1 else ("sequential",)
+    """The policies that a plan is tried with: one where the bands leave no choice of order."""
+    return ("nearest", "fastest", "parallel") if problem.may_reorder else ("sequential",)
 
 
 def simulate_placement(problem: PlanningProblem, placement: Placement, policy: str, seed: int = 0) -> SimulatedFigures:
@@ -89,7 +90,7 @@ def _simulation(problem: PlanningProblem, placement: Placement, seed: int) -> Si
     seconds = {device.name: device.block_ms / 1e3 for device in problem.devices if device.name in held}
     sim = Simulation(
         held, blocks=problem.num_blocks, seed=seed, latency=_CONTROL_S, block_seconds=seconds, transfers=transfer,
-        wire=wire,
+        wire=wire, bands=Bands.from_json([list(band) for band in problem.bands]) if problem.bands else None,
     )  # fmt: skip
     sim.run(0.4)  # everybody has greeted and told its state
     return sim

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 import yaml
 
-from ls_edge.bundle import Bundle
+from ls_edge.bands import Bands
+from ls_edge.bundle import Bundle, bundle_id_of, interface_of
 from ls_edge.device_profile import LinkFit, LinksDocument, LinkTimes, load_profile
 from ls_edge.engines.profiling import profile_bundle
 from ls_edge.peers_file import load_peers
@@ -191,3 +192,24 @@ def test_bad_input(command, bundle, profile, tmp_path, make_bundle):
     assert planned(
         command, "--bundle", bundle, "--profiles", hot, "--objective", "latency", "--allow-throttled"
     )["placement"]["hot"]  # fmt: skip
+
+
+def test_bands_of_the_bundle(command, make_bundle, profile, tmp_path):
+    """Every block has its place: only the trained order is simulated, and each board gets a stretch of it."""
+    folder = make_bundle(tmp_path / "fixed")
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    opened = Bundle.open(folder)
+    bands = Bands.fixed(4)
+    interface = interface_of(
+        opened.manifest.image, opened.manifest.tokens, bands, len(opened.manifest.classes), needs_slot=False
+    )
+    manifest |= {
+        "bands": bands.to_json(),
+        "bundle_id": bundle_id_of(interface, "fp32", opened.manifest.parts),
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    boards = [profile(name, 1.0, tenths=3, model_id=manifest["model_id"]) for name in "ab"]
+    found = planned(command, "--bundle", folder, "--profiles", *boards, "--objective", "throughput")
+    assert sorted(found["placement"].values()) == [[0, 1], [2, 3]]
+    assert found["policy"] == "sequential"
+    assert found["recommendation"] == "distribute"
