@@ -83,9 +83,24 @@ def board() -> str | None:
     return f"{model}, L4T {release[0]}" if model and release else model or None
 
 
+def jetpack(root: Path = Path("/")) -> str | None:
+    """Version of JetPack: of its package where that is installed, else by Jetson Linux's release; None elsewhere."""
+    package = re.search(
+        r"^Package: nvidia-jetpack\n(?:\S.*\n|\s.*\n)*?Version: ([\w.]+)", _text(root / "var/lib/dpkg/status"), re.M
+    )
+    if package:
+        return package[1]
+    release = re.search(r"R(\d+) \(release\)", _text(root / "etc/nv_tegra_release"))
+    return _JETPACKS.get(release[1], f"of Jetson Linux {release[1]}") if release else None
+
+
 def has_nvidia() -> bool:
     """Whether the NVIDIA driver shows a GPU, on a card or in a Jetson."""
     return any(Path(device).exists() for device in ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu"))
+
+
+_JETPACKS = {"35": "5", "36": "6", "38": "7", "39": "7"}
+"""By the first number of Jetson Linux."""
 
 
 @functools.cache  # reading it takes milliseconds where there are many cores

@@ -131,6 +131,8 @@ class ProbeResult:
     """The JSON object that it printed, None where it failed."""
     why: str = ""
     """Why it failed."""
+    errors: str = ""
+    """All that it wrote to standard error."""
 
 
 def probe(code: str, *arguments: str, limit_s: float = PROBE_LIMIT_S) -> ProbeResult:
@@ -145,14 +147,15 @@ def probe(code: str, *arguments: str, limit_s: float = PROBE_LIMIT_S) -> ProbeRe
     except OSError as error:
         return ProbeResult(None, f"could not be started: {error.strerror}")
     if done.returncode < 0:
-        return ProbeResult(None, f"crashed with {signal.Signals(-done.returncode).name}")
+        return ProbeResult(None, f"crashed with {signal.Signals(-done.returncode).name}", done.stderr)
     last = (done.stdout.strip().splitlines() or [""])[-1]
     try:
         found = json.loads(last)
     except ValueError:
         lines = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
-        return ProbeResult(None, lines[-1][:300])
-    return ProbeResult(found)
+        reason = lines[-1].removeprefix("ls_edge.errors.EngineError: ")
+        return ProbeResult(None, reason[:300], done.stderr)
+    return ProbeResult(found, errors=done.stderr)
 
 
 _NO_CWD = "import sys; sys.path[:] = [entry for entry in sys.path if entry]\n"
@@ -165,17 +168,37 @@ print(json.dumps({"version": onnxruntime.__version__, "all": onnxruntime.get_ava
 
 _PROVIDER_CODE = """
 import json, sys
-import numpy, onnxruntime
-options = onnxruntime.SessionOptions()
-options.intra_op_num_threads = 1
-session = onnxruntime.InferenceSession(bytes.fromhex(sys.argv[1]), options, providers=[sys.argv[2]])
-if sys.argv[2] not in session.get_providers():
-    sys.exit("its libraries do not load")
-x = numpy.eye(4, dtype=numpy.float32) * 3
-print(json.dumps({"right": bool(numpy.allclose(session.run(None, {"x": x})[0], x @ x))}))
+import numpy
+from ls_edge.engines.onnxruntime import open_session
+session = open_session(bytes.fromhex(sys.argv[1]), "a product of matrices", provider=sys.argv[2], threads=1)
+x = numpy.full((4, 4), 1 + 2.0 ** -12, numpy.float32)  # which TF32 and half precision round to 1
+error = numpy.abs(session.run(None, {"x": x})[0] - x @ x).max()
+print(json.dumps({"right": bool(error < 1e-3), "exact": bool(error < 1e-5)}))
 """
 
-_TENSORRT_CODE = "import json, tensorrt; print(json.dumps({'version': tensorrt.__version__}))"
+_TENSORRT_CODE = """
+import json, sys
+import numpy
+from ls_edge.engines.cuda_memory import CudaWorkspace
+from ls_edge.engines.engine import Signature, Tensor
+from ls_edge.engines.tensorrt_build import EngineOptions, build, key_of, this_device
+from ls_edge.engines.tensorrt_engine import TensorRTEngine
+device = this_device()
+signature = Signature((Tensor("x", "float32", (4,)),), Tensor("y", "float32", (4,)))
+plan, _ = build(bytes.fromhex(sys.argv[1]), "a layer", key_of("", device, EngineOptions("fp32", 8)), b"")
+engine = TensorRTEngine(plan, "a layer", signature, device, CudaWorkspace(max_batch=8))
+x = numpy.random.default_rng(0).standard_normal((3, 4), dtype=numpy.float32)
+right = all(numpy.array_equal(engine.run({"x": x[:size]}), x[:size] + x[:size]) for size in (1, 1, 1, 3))
+print(json.dumps({"device": str(device), "right": right, "graphs": engine.no_graphs}))
+engine.close()
+"""
+
+_CUDA_CODE = """
+import json
+from ls_edge.engines.cuda_memory import cuda_module
+error, driver = cuda_module().cudaDriverGetVersion()
+print(json.dumps({"error": int(error), "driver": int(driver or 0)}))
+"""
 
 _ZMQ_CODE = "import json, zmq; print(json.dumps({'version': zmq.zmq_version(), 'curve': zmq.has('curve')}))"
 
@@ -202,18 +225,81 @@ def check_engines() -> Iterator[Finding]:
         )  # fmt: skip
     if has_ort:
         yield from check_onnxruntime(builds[0] if builds else "onnxruntime")
-    outside = sorted(Path("/usr/lib").glob("python3*/dist-packages/tensorrt"))
-    if not has_tensorrt and outside:
-        fix = "make the environment again with: python3 -m venv --system-site-packages .venv"
-        yield Finding("warn", "engine TensorRT", f"is at {outside[0]}, which this environment does not see", fix)
-    if has_tensorrt:
-        tried = probe(_TENSORRT_CODE)
-        if tried.found is not None:
-            yield Finding("ok", "engine TensorRT", str(tried.found["version"]))
-        else:
-            yield Finding(
-                "warn", "engine TensorRT", f"does not load: {tried.why}", "pip install --force-reinstall tensorrt"
-            )
+    yield from check_tensorrt()
+    yield from check_cuda_bindings()
+
+
+def check_tensorrt(system: Path = Path("/usr/lib")) -> Iterator[Finding]:
+    """Check that TensorRT builds and runs a layer, or why it is not found though the system has it."""
+    what = "engine TensorRT"
+    if importlib.util.find_spec("tensorrt") is None:
+        for outside in sorted(system.glob("python3*/dist-packages/tensorrt"))[:1]:
+            needed = outside.parts[-3]
+            ours = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+            python = ours if needed in ("python3", ours) else needed
+            detail = f"is at {outside}, which this environment does not see"
+            if python != ours:
+                detail += f", and made for {needed} while this is {ours}"
+            fix = f"make the environment again with: {python} -m venv --system-site-packages .venv"
+            yield Finding("warn", what, detail, fix)
+        return
+    tried = probe(_TENSORRT_CODE, layer_model().hex(), limit_s=2 * PROBE_LIMIT_S)
+    if tried.found is None:
+        yield Finding("warn", what, tried.why, _numpy_fix(tried) or _fix_of(tried.why, "tensorrt"))
+    elif not tried.found["right"]:
+        yield Finding(
+            "bad", what, f"{tried.found['device']} computes wrong numbers", "use --engine onnx, and report it"
+        )
+    else:
+        graphs = f"; without CUDA graphs: {tried.found['graphs']}" if tried.found["graphs"] else ""
+        yield Finding("ok", what, f"{tried.found['device']}, builds and runs a layer{graphs}")
+
+
+def check_cuda_bindings() -> Iterator[Finding]:
+    """Check that ``cuda-bindings`` are of a CUDA release that the driver knows."""
+    version = installed("cuda-bindings")
+    has_tensorrt = importlib.util.find_spec("tensorrt") is not None
+    if not has_tensorrt and installed("onnxruntime-gpu") is None:  # torch brings them too, and has its own check
+        return
+    if version is None:
+        if has_tensorrt and importlib.util.find_spec("cuda") is None:
+            fix = f"pip install '{_bindings_for(hardware.jetpack())}'"
+            yield Finding("warn", "cuda-bindings", "not installed; TensorRT engines need it", fix)
+        return
+    tried = probe(_CUDA_CODE)
+    if tried.found is None:
+        yield Finding("warn", "cuda-bindings", f"{version}: {tried.why}", "pip install --force-reinstall cuda-bindings")
+        return
+    major, driver = numbers(version)[0], tried.found["driver"] // 1000
+    known = f"{driver}.{tried.found['driver'] % 1000 // 10}"
+    if driver == 0:
+        yield Finding("warn", "cuda-bindings", f"{version}, and no driver of NVIDIA", "install the driver, or leave it")
+    elif major > driver:
+        yield Finding(
+            "warn", "cuda-bindings", f"{version} are for CUDA {major}, the driver knows CUDA {known}",
+            f"pip install 'cuda-bindings<{driver + 1}'",
+        )  # fmt: skip
+    else:
+        yield Finding("ok", "cuda-bindings", f"{version}; the driver knows CUDA {known}")
+
+
+def _bindings_for(jetpack: str | None) -> str:
+    if jetpack is not None and jetpack.startswith("6"):
+        return "cuda-bindings>=12.8,<13"
+    return "cuda-bindings>=13,<14" if jetpack is not None else "cuda-bindings"
+
+
+def _fix_of(why: str, package: str) -> str:
+    """What an error of ours says to do, else to install the package again."""
+    _, found, fix = why.rpartition("; ")
+    return fix if found else f"install {package} again as NVIDIA says for this device"
+
+
+def _numpy_fix(tried: ProbeResult) -> str | None:
+    """What helps where a package was made for numpy 1 and numpy 2 is here."""
+    if "compiled using NumPy 1.x" in tried.errors or "_ARRAY_API not found" in tried.errors:
+        return "pip install 'numpy<2', which this wheel was made for (the extra jetson6 has it)"
+    return None
 
 
 def _reinstall(build: str) -> str:
@@ -225,8 +311,12 @@ def check_onnxruntime(build: str) -> Iterator[Finding]:
     """Check each execution provider that a build of ONNX Runtime lists."""
     listed = probe(_ORT_CODE)
     if listed.found is None:
-        yield Finding("bad", "engine ONNX Runtime", f"does not load: {listed.why}", _reinstall(build))
+        fix = _numpy_fix(listed) or _reinstall(build)
+        yield Finding("bad", "engine ONNX Runtime", f"does not load: {listed.why}", fix)
         return
+    if _numpy_fix(listed) is not None:
+        detail = f"was made for numpy 1, and numpy {installed('numpy')} is here"
+        yield Finding("bad", "engine ONNX Runtime", detail, _numpy_fix(listed))
     model = tiny_model().hex()
     for provider in listed.found["all"]:
         what = f"engine {provider}"
@@ -234,13 +324,16 @@ def check_onnxruntime(build: str) -> Iterator[Finding]:
             continue
         tried = probe(_PROVIDER_CODE, model, provider)
         if tried.found is not None and tried.found["right"]:
-            yield Finding("ok", what, f"{build} {listed.found['version']}, loads and computes")
+            rounds = "" if tried.found["exact"] else ", but rounds float32: answers would differ from other devices'"
+            detail = f"{build} {listed.found['version']}, loads and computes{rounds}"
+            advice = "serve fp16 bundles with it, or leave it" if rounds else None
+            yield Finding("warn" if rounds else "ok", what, detail, advice)
             continue
         why = tried.why or "computes wrong numbers"
         if provider == "CPUExecutionProvider":
             yield Finding("bad", what, why, _reinstall(build))
         else:
-            fix = "install the libraries that it needs, or leave it: peers with 'engine: auto' pass over it"
+            fix = "install the libraries that it names, or leave it: peers with 'engine: auto' pass over it and say so"
             yield Finding("warn", what, f"is listed, but {why}", fix)
 
 
@@ -276,25 +369,38 @@ def check_torch() -> Iterator[Finding]:
 
 def tiny_model() -> bytes:
     """An ONNX model that multiplies its input ``x``, float32 ``[4, 4]``, by itself; written out without onnx."""
+    return _model(b"MatMul", _number(1, 4))
 
-    def varint(number: int) -> bytes:
-        low = number & 0x7F
-        return bytes((low,)) if number < 128 else bytes((low | 0x80,)) + varint(number >> 7)
 
-    def number(field: int, value: int) -> bytes:
-        return varint(field << 3) + varint(value)
+def layer_model() -> bytes:
+    """An ONNX model that adds its input ``x``, float32 ``[B, 4]``, to itself, for any number of rows."""
+    return _model(b"Add", _nested(2, b"B"))
 
-    def nested(field: int, *content: bytes) -> bytes:
-        body = b"".join(content)
-        return varint(field << 3 | 2) + varint(len(body)) + body
+
+def _model(operator: bytes, rows: bytes) -> bytes:
+    """One node that takes ``x`` twice; ``rows`` is the first side of its shape, the second is 4."""
 
     def tensor(field: int, name: bytes) -> bytes:
-        side = nested(1, number(1, 4))
-        return nested(field, nested(1, name), nested(2, nested(1, number(1, 1), nested(2, side, side))))
+        shape = _nested(2, _nested(1, rows), _nested(1, _number(1, 4)))
+        return _nested(field, _nested(1, name), _nested(2, _nested(1, _number(1, 1), shape)))
 
-    node = nested(1, nested(1, b"x"), nested(1, b"x"), nested(2, b"y"), nested(4, b"MatMul"))
-    graph = nested(7, node, nested(2, b"square"), tensor(11, b"x"), tensor(12, b"y"))
-    return number(1, 8) + graph + nested(8, number(2, 13))
+    node = _nested(1, _nested(1, b"x"), _nested(1, b"x"), _nested(2, b"y"), _nested(4, operator))
+    graph = _nested(7, node, _nested(2, b"square"), tensor(11, b"x"), tensor(12, b"y"))
+    return _number(1, 8) + graph + _nested(8, _number(2, 13))
+
+
+def _varint(number: int) -> bytes:
+    low = number & 0x7F
+    return bytes((low,)) if number < 128 else bytes((low | 0x80,)) + _varint(number >> 7)
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _nested(field: int, *content: bytes) -> bytes:
+    body = b"".join(content)
+    return _varint(field << 3 | 2) + _varint(len(body)) + body
 
 
 # --- the hardware ------------------------------------------------------------------------------------------------
@@ -305,6 +411,9 @@ def check_hardware() -> Iterator[Finding]:
     board = hardware.board()
     if board is not None:
         yield Finding("ok", "board", board)
+    jetpack = hardware.jetpack()
+    if jetpack is not None:
+        yield Finding("ok", "JetPack", jetpack)
     features = hardware.cpu_features()
     yield Finding("ok", "CPU", f"{hardware.cpu_name()}; {' '.join(features) or 'no vector instructions of note'}")
     cores, quota = hardware.cores(), hardware.cpu_quota()

@@ -1,6 +1,7 @@
 """Doctor: probes survive what they look for, and each fault has its line."""
 
 import importlib.metadata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -162,3 +163,71 @@ def test_cores_that_the_control_group_does_not_grant(tmp_path, monkeypatch):
     found = pairs(diagnostics.check_hardware())["cores"]
     assert found.status == "warn"
     assert "no more than 1 thread in all" in found.fix
+
+
+DOUBLES = Path(__file__).parents[1] / "doubles"
+
+
+def test_tensorrt_builds_and_runs_a_layer(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(DOUBLES))
+    monkeypatch.setattr(diagnostics.importlib.util, "find_spec", lambda name: name)
+    (found,) = diagnostics.check_tensorrt()
+    assert (found.status, found.fix) == ("ok", None)
+    assert found.detail == "TensorRT 10.3.0 on Double of a GPU, builds and runs a layer"
+    (tmp_path / "tensorrt").mkdir()
+    (tmp_path / "tensorrt" / "__init__.py").write_text("raise ImportError('libnvinfer.so.10: cannot open')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (found,) = diagnostics.check_tensorrt()
+    assert (found.status, found.fix) == ("warn", "use --engine onnx")
+    assert "libnvinfer.so.10: cannot open" in found.detail
+
+
+def test_the_layer_is_a_whole_onnx_model():
+    onnx = pytest.importorskip("onnx")
+    onnx.checker.check_model(onnx.load_from_string(diagnostics.layer_model()), full_check=True)
+
+
+@pytest.mark.parametrize(("python", "words"), [("python3.10", "made for python3.10 while this is"), ("python3", "")])
+def test_tensorrt_that_the_environment_hides(monkeypatch, tmp_path, python, words):
+    monkeypatch.setattr(diagnostics.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(diagnostics.sys, "version_info", (3, 11, 2))
+    assert list(diagnostics.check_tensorrt(tmp_path)) == []
+    (tmp_path / python / "dist-packages" / "tensorrt").mkdir(parents=True)
+    (found,) = diagnostics.check_tensorrt(tmp_path)
+    wanted = "python3.10" if words else "python3.11"
+    assert found.fix == f"make the environment again with: {wanted} -m venv --system-site-packages .venv"
+    assert "which this environment does not see" in found.detail
+    assert words in found.detail
+
+
+def test_cuda_bindings_that_do_not_fit_the_driver(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(DOUBLES))  # its driver knows CUDA 12.6
+    for version, status, fix in (("13.0.1", "warn", "pip install 'cuda-bindings<13'"), ("12.9.4", "ok", None)):
+        monkeypatch.setattr(diagnostics, "installed", lambda name, version=version: version)
+        (found,) = diagnostics.check_cuda_bindings()
+        assert (found.status, found.fix) == (status, fix)
+        assert "knows CUDA 12.6" in found.detail
+
+
+def test_a_wheel_made_for_numpy_1(monkeypatch, tmp_path):
+    (tmp_path / "onnxruntime").mkdir()
+    (tmp_path / "onnxruntime" / "__init__.py").write_text(
+        "import sys\nsys.stderr.write('A module that was compiled using NumPy 1.x cannot be run in NumPy 2.1.0')\n"
+        "raise ImportError('numpy.core.multiarray failed to import')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (found,) = diagnostics.check_onnxruntime("onnxruntime-gpu")
+    assert found.status == "bad"
+    assert found.fix.startswith("pip install 'numpy<2'")
+
+
+def test_a_provider_that_rounds_float32_is_named(monkeypatch):
+    def fake(code, *arguments, **kwargs):
+        if "get_available_providers" in code:
+            return diagnostics.ProbeResult({"version": "9", "all": ["CUDAExecutionProvider"]})
+        return diagnostics.ProbeResult({"right": True, "exact": False})
+
+    monkeypatch.setattr(diagnostics, "probe", fake)
+    (found,) = diagnostics.check_onnxruntime("onnxruntime-gpu")
+    assert found.status == "warn"
+    assert "rounds float32" in found.detail

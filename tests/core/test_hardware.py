@@ -34,3 +34,19 @@ def test_what_a_processor_multiplies(flags, bfloat16, saturates):
 def test_memory():
     total, free = hardware.memory_gib()
     assert 0 < free <= total
+
+
+def test_jetpack_is_that_of_its_package_or_of_jetson_linux(tmp_path):
+    assert hardware.jetpack(tmp_path) is None
+    (tmp_path / "etc").mkdir()
+    release = tmp_path / "etc/nv_tegra_release"
+    for first, version in (("36", "6"), ("38", "7"), ("99", "of Jetson Linux 99")):
+        release.write_text(f"# R{first} (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64\n")
+        assert hardware.jetpack(tmp_path) == version
+    (tmp_path / "var/lib/dpkg").mkdir(parents=True)
+    (tmp_path / "var/lib/dpkg/status").write_text(
+        "Package: nvidia-jetpack-runtime\nStatus: install ok installed\nVersion: 9\n\n"
+        "Package: nvidia-jetpack\nStatus: install ok installed\nMaintainer: NVIDIA\nDepends: a,\n b\n"
+        "Version: 6.2+b77\n\nPackage: other\nVersion: 1\n"
+    )
+    assert hardware.jetpack(tmp_path) == "6.2"
