@@ -126,6 +126,7 @@ def run_dataset(
                 "threads": source.threads,
                 "engine": source.engine,
                 "waves": source.settings.waves if POLICIES[source.settings.policy].runs_in_waves else 0,
+                "bands": source.bundle.bands.to_json(),
                 "images": len(images),
                 "images_skipped": len(skipped),
             },

@@ -76,6 +76,7 @@ def test_the_only_holder_of_a_first_band_is_killed(peers, banded_bundle, images,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 3, done.stderr
+    assert json.loads(done.stdout)["settings"]["bands"] == [[0], [1, 2, 3, 4], [5]]
     assert json.loads(done.stdout)["skips"] == {"mean": 1.0, "max": 1, "reasons": {WHY: 5}}
     for record in read_trace(trace):
         assert record.why_skipped == WHY
