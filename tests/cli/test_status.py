@@ -107,17 +107,17 @@ def test_peers_that_are_not_there(ls_edge, tiny_bundle, tmp_path, write_peers):
         path.write_text(
             f"insecure: true\n{text}- {{name: nowhere, address: 'tcp://no.such.host.invalid:5555', blocks: [0]}}\n"
         )
-        found = asked(ls_edge, path, code=3)
+        found = asked(ls_edge, path, "--wait", "2", code=3)
         assert {name: peer["state"] for name, peer in found.items()} == {"a": "alive", "b": "lost", "nowhere": "lost"}
         assert "nobody answers at tcp://127.0.0.1:" in found["b"]["reason"]
         assert "'no.such.host.invalid' is not known" in found["nowhere"]["reason"]
         for name in ("b", "nowhere"):
             assert (found[name]["reachable"], found[name]["warm"], found[name]["latency_ms"]) == (False, False, None)
         assert found["b"]["blocks"] == PLACEMENT["b"]
-        shown = ls_edge.run("status", "--peers", path).stdout
+        shown = ls_edge.run("status", "--peers", path, "--wait", "1").stdout
         assert "blocks 4-5: no holder" in shown
     nobody = write_peers({"a": range(6)})
-    assert asked(ls_edge, nobody, code=1)["a"]["state"] == "lost"
+    assert asked(ls_edge, nobody, "--wait", "1", code=1)["a"]["state"] == "lost"
 
 
 def test_something_else_that_listens_there(ls_edge, tmp_path):
