@@ -36,6 +36,7 @@ COMMANDS = {
     "bench": "Time the engines of a bundle on this machine.",
     "profile": "Measure what a bundle takes on this device, or what links take.",
     "plan": "Plan which blocks on which device, and say whether that pays.",
+    "report": "Put runs, plans and profiles side by side.",
     "doctor": "Find what is missing or mixed up on this machine.",
     "chaos": "Answer images while peers are killed, stopped, hung and cut off.",
     "demo": "Train, export, serve and measure on embedded data, with a peer killed on the way.",

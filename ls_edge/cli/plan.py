@@ -112,7 +112,7 @@ def command(
             problem, objective, seconds=solver_seconds, solver=milp.solve if solver_seconds else None, on_step=progress
         )
         document = plan_document(
-            problem, objective, planned, assumptions, simulate=not no_simulation,
+            problem, objective, planned, assumptions, bundle_id=opened.manifest.bundle_id, simulate=not no_simulation,
             on_step=lambda done, total, text: progress(done, total, f"simulating {text}" if done < total else text),
         )  # fmt: skip
     if out is not None:

@@ -76,6 +76,17 @@ def write_comparison(path: str | Path, runs: Sequence[Run], *, title: str = "Run
     write_whole(path, text)
 
 
+def write_side_by_side(
+    path: str | Path, rows: Sequence[Sequence[str]], pairs: Sequence[Sequence[str]], *, title: str = "Side by side"
+) -> None:
+    """Write a page of documents in figures and, with ``pairs``, of what was planned and measured."""
+    style = Markup(f"{STYLE}:root{{--font:{FONT}}}\n{_asset('report.css')}")  # noqa: S704  our own files
+    text = _environment().get_template("side_by_side.html.j2").render(
+        title=title, style=style, rows=rows, pairs=pairs, version=__version__
+    )  # fmt: skip
+    write_whole(path, text)
+
+
 class Card(NamedTuple):
     """A figure of a run, with its unit and a remark."""
 

@@ -49,6 +49,7 @@ class PlanDocument(msgspec.Struct, frozen=True):
     """What ``ls-edge plan --json`` prints."""
 
     schema: int
+    bundle_id: str
     objective: Objective
     recommendation: str
     """``single`` or ``distribute``."""
@@ -90,6 +91,7 @@ def plan_document(
     planned: PlannedPlacement,
     assumptions: list[str],
     *,
+    bundle_id: str,
     simulate: bool = True,
     on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None,
 ) -> PlanDocument:
@@ -121,7 +123,7 @@ def plan_document(
     recommendation, reason = _recommend(objective, _expected(best), planned)
     proven = planned.is_exact and best.candidate is planned.best
     return PlanDocument(
-        schema=SCHEMA, objective=objective, recommendation=recommendation, reason=reason,
+        schema=SCHEMA, bundle_id=bundle_id, objective=objective, recommendation=recommendation, reason=reason,
         placement=dict(best.candidate.placement), replicas=best.candidate.replicas,
         route=best.candidate.figures.route, policy=None if best.simulated is None else best.simulated.policy,
         expected=_expected(best), formula=_expected(_Scored(best.candidate, None)), baselines=baselines,

@@ -1,0 +1,88 @@
+"""``ls-edge report``: documents as the commands print them, side by side."""
+
+import json
+
+import msgspec
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.engines.profiling import profile_bundle
+from ls_edge.report.side_by_side import side_by_side
+from ls_edge.runtime.peer import open_peer
+from ls_edge.sensors import Sensors
+
+
+@pytest.fixture
+def documents(command, bundle, write_peers, serve, tmp_path):
+    """Files of a profile, a plan, a run of one request at a time, and one of several."""
+    found = profile_bundle(Bundle.open(bundle), name="a", duration=0.02, threads=1, sensors=Sensors(tmp_path / "none"))
+    (tmp_path / "profile.json").write_bytes(msgspec.json.encode(found))
+    planning = ("plan", "--bundle", bundle, "--profiles", tmp_path / "profile.json", "--objective", "latency", "--json")
+    path = write_peers({"a": [0, 1], "b": [2, 3]})
+    for name in "ab":
+        serve(open_peer(path, name, bundle))
+    running = ("run", "--peers", path, "--bundle", bundle, "--data", "digits", "--limit", 6, "--json", "--concurrency")
+    for name, words in (("plan", planning), ("alone", (*running, 1)), ("several", (*running, 3))):
+        code, printed, errors = command(*words)
+        assert code == 0, errors
+        (tmp_path / f"{name}.json").write_text(printed, encoding="utf-8")
+    return [tmp_path / f"{name}.json" for name in ("profile", "plan", "alone", "several")]
+
+
+def test_what_commands_print_side_by_side(command, documents, tmp_path):
+    out = tmp_path / "compared.html"
+    code, printed, errors = command("report", *documents, "--out", out, "--json")
+    assert code == 0, errors
+    found = json.loads(printed)
+    rows = {row["name"]: row for row in found["rows"]}
+    assert list(rows) == ["profile.json", "plan.json", "plan.json: alone", "alone.json", "several.json"]
+    assert [row["kind"] for row in found["rows"]] == ["profile", "plan", "plan, alone", "run", "run"]
+    measured = json.loads(documents[2].read_text(encoding="utf-8"))
+    assert rows["alone.json"]["latency_ms"] == measured["latency_ms"]["p50"]
+    assert rows["alone.json"]["accuracy"] == measured["top1"]
+    assert (rows["alone.json"]["at_once"], rows["several.json"]["at_once"]) == (1, 3)
+    pairs = {(pair["run"], pair["figure"]): pair for pair in found["planned_against_measured"]}
+    assert set(pairs) == {("alone.json", "latency_ms"), ("several.json", "throughput")}
+    pair = pairs["alone.json", "latency_ms"]
+    planned = json.loads(documents[1].read_text(encoding="utf-8"))["expected"]["latency_ms"]
+    assert (pair["planned"], pair["measured"]) == (planned, measured["latency_ms"]["p50"])
+    assert pair["ratio"] == pytest.approx(pair["measured"] / planned, abs=1e-3)
+    page = out.read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert "several.json" in page
+    assert "Planned and measured" in page
+    code, printed, _ = command("report", *documents)
+    assert code == 0
+    assert "images / s" in printed
+
+
+def test_an_evaluation_and_a_benchmark(tmp_path):
+    (tmp_path / "e.json").write_text(
+        json.dumps({"sequential": {"top1": 0.9}, "arbitrary": {"top1_mean": 0.8, "orders": 64}, "images": 10}),
+        encoding="utf-8",
+    )
+    times = {"p50": 4.0, "p95": 5.0, "min": 3.0}
+    (tmp_path / "b.json").write_text(
+        json.dumps({"bundle_id": "x", "precision": "fp16", "threads": 2, "batch": 2, "chain_ms": times,
+                    "monolith_ms": None}), encoding="utf-8",
+    )  # fmt: skip
+    rows = side_by_side([tmp_path / "e.json", tmp_path / "b.json"]).rows
+    assert [(row.name, row.accuracy, row.throughput) for row in rows] == [
+        ("e.json", 0.9, None), ("e.json: any order", 0.8, None), ("b.json", None, 500.0),
+    ]  # fmt: skip
+
+
+def test_bad_input(command, tmp_path):
+    for name, text, message in (
+        ("none.json", None, "no such file"),
+        ("text.json", "hello", "is not JSON"),
+        ("list.json", "[]", "no document that can be compared"),
+        ("other.json", "{}", "no document that can be compared"),
+        ("half.json", '{"chain_ms": 1, "monolith_ms": 2}', "has the keys of a known document, not its values"),
+    ):
+        if text is not None:
+            (tmp_path / name).write_text(text, encoding="utf-8")
+        code, _, errors = command("report", tmp_path / name)
+        assert (code, message in errors) == (1, True), errors
+    code, _, errors = command("report", tmp_path / "text.json", "--out", tmp_path)
+    assert (code, "is a folder" in errors) == (2, True), errors
