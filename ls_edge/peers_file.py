@@ -43,6 +43,8 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """ONNX Runtime execution provider, for example ``CUDAExecutionProvider``."""
     threads: int | None = None
     """Threads of stem and head; one where it is left out."""
+    may_push: bool = False
+    """Whether it may send bundles to peers that have a store (``ls-edge push``)."""
 
 
 class PeerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -335,7 +337,15 @@ def _check_keys(file: PeersDocument, source_map: yaml_source.SourceMap) -> None:
             raise source_map.error(
                 "the peers have keys but no source is listed, so nobody may send images; add 'sources'"
             )
-    elif not file.insecure:
+        return
+    for index, source in enumerate(file.sources):
+        if source.may_push:
+            raise source_map.error(
+                f"source {source.name!r} may push bundles, and the file has no keys, so anybody could; make some with "
+                "'ls-edge keys new', or remove may_push",
+                "sources", index, "may_push",
+            )  # fmt: skip
+    if not file.insecure:
         for index, peer in enumerate(file.peers):
             for key, address in (("address", peer.address), ("bind", peer.bind)):
                 if address is not None and not is_loopback(address):

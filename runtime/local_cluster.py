@@ -47,12 +47,14 @@ class PeerCluster:
         arguments: Sequence[str] = (),
         sources: Sequence[str] = (),
         keys: bool = False,
+        stores: bool = False,
     ) -> None:
         """Write ``peers.yaml`` and, with ``keys``, a key pair for everybody into ``folder``.
 
         ``entries`` are the peers of the file, ``started`` the names of those that are processes of this cluster,
         ``top`` further keys at the top of the file, ``arguments`` more arguments of ``ls-edge peer`` and ``sources``
-        the names of sources in the file. Threads are 1 where an entry does not set them.
+        the names of sources in the file. Threads are 1 where an entry does not set them. With ``stores`` the peers
+        begin without a bundle, each with a store of its own, and the sources may push.
         """
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -64,9 +66,10 @@ class PeerCluster:
         self._log_from: dict[str, int] = {}
         names = [*(entry["name"] for entry in entries), *sources] if keys else []
         public = {name: {"public_key": new_keys(name, self.folder)[0].public.decode()} for name in names}
-        self._keys = keys
+        self._keys, self._stores = keys, stores
         peers = [{"threads": 1, **entry, **public.get(entry["name"], {})} for entry in entries]
-        listed = [{"name": name, **public.get(name, {})} for name in sources]
+        more = {"may_push": True} if stores else {}
+        listed = [{"name": name, **public.get(name, {}), **more} for name in sources]
         content = {**(top or {}), **({"sources": listed} if listed else {}), "peers": peers}
         self.path = self.folder / "peers.yaml"
         self.path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
@@ -88,7 +91,8 @@ class PeerCluster:
                 raise UsageError(f"peer {name!r} runs already")
             self._close_input(name)
             command = [*self.command(name, "peer"), "--peers", str(self.path), "--name", name]
-            command += ["--bundle", str(self.bundles[name]), "--faults", str(self._faults_path(name))]
+            command += ["--store", str(self.store(name))] if self._stores else ["--bundle", str(self.bundles[name])]
+            command += ["--faults", str(self._faults_path(name))]
             command += ["--until-eof", *self._arguments]
             if self._keys:
                 command += ["--secret-key", str(self.secret_key(name))]
@@ -105,6 +109,10 @@ class PeerCluster:
     def secret_key(self, name: str) -> Path | None:
         """The file with the secret key of a member or source; None where there are no keys."""
         return self.folder / f"{name}.key_secret" if self._keys else None
+
+    def store(self, name: str) -> Path:
+        """The folder in which a peer keeps what is pushed."""
+        return self.folder / f"{name}.store"
 
     def _close_input(self, name: str) -> None:
         stdin = self.processes[name].stdin if name in self.processes else None
@@ -204,6 +212,7 @@ class LocalCluster(PeerCluster):
         members: Mapping[str, Sequence[int]] | None = None,
         sources: Sequence[str] = (),
         keys: bool = False,
+        stores: bool = False,
     ) -> None:
         """Write ``peers.yaml``; ``each`` are further keys of every peer, the others as in :class:`PeerCluster`.
 
@@ -228,7 +237,15 @@ class LocalCluster(PeerCluster):
             for name, blocks in everybody.items()
         ]
         super().__init__(
-            folder, bundle, entries, started=list(placement), top=top, arguments=arguments, sources=sources, keys=keys
+            folder,
+            bundle,
+            entries,
+            started=list(placement),
+            top=top,
+            arguments=arguments,
+            sources=sources,
+            keys=keys,
+            stores=stores,
         )
 
     def __enter__(self) -> Self:

@@ -223,6 +223,8 @@ def _judge(seen: _Seen) -> tuple[PeerState, str | None]:
             PeerState.REFUSED,
             f"the process at {peer.address} is {welcome.name!r}; correct the addresses in peers.yaml",
         )
+    if not welcome.model_id:
+        return PeerState.COLD, "it has no bundle; send it one with 'ls-edge push'"
     if set(welcome.blocks) - set(peer.blocks):
         return PeerState.REFUSED, f"it serves blocks {list(welcome.blocks)}, peers.yaml gives it {list(peer.blocks)}"
     if not state.warm:

@@ -24,6 +24,7 @@ from ls_edge.errors import EngineError, LsEdgeError, UsageError
 from ls_edge.order_costs import read_order_costs
 from ls_edge.peers_file import EngineKind, PeersFile, is_loopback
 from ls_edge.runtime.engine_calls import run_blocks
+from ls_edge.runtime.installer import Installer
 from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.protocol.messages import MINOR, Hello
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Drain, Instruction, Warm
@@ -60,8 +61,10 @@ class Peer:
         limits: Limits | None = None,
         faults: Path | None = None,
         until_eof: bool = False,
+        installer: Installer | None = None,
+        on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None,
     ) -> None:
-        """``engine`` and ``threads`` win over the file's.
+        """``engine`` and ``threads`` win over the file's; ``installer`` takes bundles that are pushed.
 
         ``until_eof``: leave when standard input ends, so as not to outlive who started it. ``faults`` is for
         :mod:`ls_edge.runtime.chaos`. Raises :class:`LinkError` where the port is in use.
@@ -73,7 +76,7 @@ class Peer:
             raise UsageError(f"{self.entry.bind} is not on the loopback and {peers.path} has no keys; add keys")
         self.bundle = bundle
         self.name = name
-        self.on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None
+        self.on_step = on_step
         """Called on another thread with the number of open engines, their total, and the next step."""
         self._kind: EngineKind = engine or self.entry.engine
         self._threads = threads or self.entry.threads
@@ -109,7 +112,16 @@ class Peer:
             state=self.machine.state,
             keys=keys,
             strict_bundle=strict_bundle,
+            installer=installer,
         )
+        self._installer = installer
+        if installer is not None:
+            installer.attach(
+                self.node.send_to,
+                self.node.wake,
+                is_busy=lambda: bool(self.machine.held),
+                is_warm=lambda: self.machine.warm,
+            )
         if until_eof:
             os.set_blocking(0, False)
             self.node.watch(0)
@@ -131,8 +143,12 @@ class Peer:
                 self.node.step()
                 for result in self._worker.results():
                     self._take(result)
-                if self._until_eof and _at_end(0):
+                if self._until_eof and at_end(0):
                     self._stops = 2
+                if self._installer is not None:
+                    self._installer.step()
+                    if self._installer.switch_to is not None:
+                        self._stops = self._stops or 1
                 if self._stops and leave_at == float("inf"):
                     leave_at = time.monotonic() + _LEAVE_WITHIN
                     log.info("draining", extra={"peer": self.name, "held": len(self.machine.held)})
@@ -210,7 +226,7 @@ class Peer:
         return Warm(max(1, round(float(np.median(times)) * 1e3)))
 
 
-def _at_end(descriptor: int) -> bool:
+def at_end(descriptor: int) -> bool:
     """Whether a non-blocking descriptor has come to its end."""
     try:
         return not os.read(descriptor, 4096)

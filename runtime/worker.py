@@ -6,8 +6,11 @@ still answers its neighbours. A call cannot be interrupted: a thread that hangs 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -18,8 +21,9 @@ T = TypeVar("T")
 class Worker(Generic[T]):
     """Runs jobs one at a time, the lowest ``priority`` first, and collects what they return."""
 
-    def __init__(self, name: str, wake: Callable[[], None]) -> None:
-        """``wake`` is called from the thread after each job."""
+    def __init__(self, name: str, wake: Callable[[], None], *, niceness: int = 0) -> None:
+        """``wake`` is called from the thread after each job; ``niceness`` above 0 lets others go first."""
+        self._niceness = niceness
         self._jobs: queue.PriorityQueue[tuple[int, int, Callable[[], T] | None]] = queue.PriorityQueue()
         self._results: queue.SimpleQueue[T] = queue.SimpleQueue()
         self._count = itertools.count()
@@ -47,6 +51,9 @@ class Worker(Generic[T]):
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        if self._niceness and sys.platform == "linux":  # there a thread has a niceness of its own
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
         while True:
             _, _, job = self._jobs.get()
             if job is None:

@@ -29,6 +29,7 @@ COMMANDS = {
     "verify": "Check a bundle's digests and, with its run, its numbers.",
     "keys": "Make CURVE keys.",
     "peer": "Serve blocks of a bundle.",
+    "push": "Send a bundle to the peers, and switch to it.",
     "run": "Answer images through the peers that can be reached.",
     "status": "Show how every peer is, and why it cannot be used.",
     "predict": "Name what is on images, through the peers that can be reached.",

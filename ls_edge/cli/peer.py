@@ -5,14 +5,17 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ls_edge.cli.command import Command
+from ls_edge.errors import UsageError
 
 if TYPE_CHECKING:
     from ls_edge.peers_file import EngineKind
+    from ls_edge.runtime.peer import Peer
+    from ls_edge.runtime.stored_peer import StoredPeer
 
 
 @click.command(
@@ -21,11 +24,17 @@ if TYPE_CHECKING:
     examples=(
         "ls-edge peer --peers peers.yaml --name orin-0 --bundle bundle",
         "ls-edge peer --peers peers.yaml --name nuc --bundle bundle --secret-key nuc.key_secret",
+        "ls-edge peer --peers peers.yaml --name orin-0 --store store --secret-key orin-0.key_secret",
     ),
 )
 @click.option("--peers", required=True, type=click.Path(path_type=Path), help="The peers.yaml of all machines.")
 @click.option("--name", required=True, help="Which peer of peers.yaml this process is.")
-@click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Folder of the exported model.")
+@click.option("--bundle", type=click.Path(path_type=Path), help="Folder of the exported model.")
+@click.option(
+    "--store",
+    type=click.Path(path_type=Path),
+    help="Instead of --bundle: for ls-edge push.",
+)
 @click.option("--secret-key", type=click.Path(path_type=Path), help="NAME.key_secret, where peers.yaml has keys.")
 @click.option("--engine", type=click.Choice(["auto", "onnx", "tensorrt"]), help="Wins over peers.yaml.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the engine; wins over peers.yaml.")
@@ -34,10 +43,14 @@ if TYPE_CHECKING:
 @click.option("--faults", type=click.Path(path_type=Path), hidden=True)
 @click.option("--log-json", is_flag=True, help="Log lines as JSON.")
 def command(
-    peers: Path, name: str, bundle: Path, secret_key: Path | None, engine: EngineKind | None, threads: int | None,
-    strict_bundle: bool, faults: Path | None, until_eof: bool, log_json: bool,
+    peers: Path, name: str, bundle: Path | None, store: Path | None, secret_key: Path | None,
+    engine: EngineKind | None, threads: int | None, strict_bundle: bool, faults: Path | None, until_eof: bool,
+    log_json: bool,
 ) -> int:  # fmt: skip
     """Serve the blocks that peers.yaml gives to NAME.
+
+    With --store the bundle comes over the network: the peer begins with its key and an empty folder, takes what
+    'ls-edge push' sends it, switches when it is told to, and keeps the bundle before.
 
     SIGTERM or Ctrl-C: no new work, finish or hand on what is held, leave within five seconds with exit code 0; a second
     one leaves at once.
@@ -50,17 +63,22 @@ def command(
     set_up(as_json=log_json)
     file = load_peers(peers)
     require_descriptors(file)
-    peer = open_peer(
-        file,
-        name,
-        bundle,
-        secret_key=secret_key,
-        engine=engine,
-        threads=threads,
-        strict_bundle=strict_bundle,
-        faults=faults,
-        until_eof=until_eof,
-    )
+    if (bundle is None) == (store is None):
+        raise UsageError(
+            "give the model as --bundle FOLDER, or --store FOLDER for what 'ls-edge push' sends; one of them"
+        )
+    options: dict[str, Any] = {
+        "secret_key": secret_key, "engine": engine, "threads": threads, "strict_bundle": strict_bundle,
+        "faults": faults, "until_eof": until_eof,
+    }  # fmt: skip
+    peer: Peer | StoredPeer
+    if store is not None:
+        from ls_edge.runtime.stored_peer import open_stored_peer
+
+        peer = open_stored_peer(file, name, store, **options)
+    else:
+        assert bundle is not None
+        peer = open_peer(file, name, bundle, **options)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: peer.stop())
     progress = None if log_json else _progress(name)

@@ -42,6 +42,16 @@ def distinct_names(paths: Sequence[str | Path]) -> list[str]:
     return found
 
 
+def byte_size(count: int) -> str:
+    """A number of bytes for people: ``605 KB``, ``1.2 MB``, in powers of 1000."""
+    size, unit = float(count), "B"
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if size < 999.5 or unit == "TB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 99.5 else f"{size:.1f} {unit}"
+
+
 def block_ranges(blocks: Sequence[int]) -> str:
     """``0-3, 7`` for 0, 1, 2, 3 and 7."""
     runs: list[list[int]] = []

@@ -21,7 +21,7 @@ from ls_edge.errors import WireError
 from ls_edge.peers_file import is_name
 from ls_edge.records import TrackSpan, Visit
 
-MAJOR, MINOR = 2, 0
+MAJOR, MINOR = 2, 1
 _MAGIC = b"LS"
 _PREFIX = _MAGIC + bytes([MAJOR])
 MAX_LATENCY_WEIGHT = 1e6
@@ -172,7 +172,7 @@ class _Message(msgspec.Struct, frozen=True, tag_field="t"):
 class _Description(_Message, frozen=True):
     name: str
     role: str
-    """``peer``, ``source`` or ``observer``."""
+    """``peer``, ``source``, ``observer`` or ``pusher``."""
     incarnation: int
     """Random for each process start."""
     minor: int
@@ -294,8 +294,81 @@ class Complaint(_Message, frozen=True, tag="complaint"):
     """The sender's model, where a Hello was refused because it is another one."""
 
 
+class StoreState(_Text):
+    """How far an offered bundle is; receivers of a Stored accept other words too."""
+
+    IDLE = "idle"
+    """Nothing was offered by the process that is told."""
+    BUSY = "busy"
+    """Another process pushes at the moment."""
+    RECEIVING = "receiving"
+    READY = "ready"
+    """All parts are there and verified; an Install switches to them."""
+    SWITCHING = "switching"
+    """It drains, or loads and warms up the engines of the offered bundle."""
+    ACTIVE = "active"
+    """It serves the offered bundle, and is warm."""
+    FAILED = "failed"
+
+
+class Offer(_Message, frozen=True, tag="offer"):
+    """From a pusher: take this bundle. Nothing changes yet in what the receiver serves."""
+
+    manifest: bytes
+    """SHA-256 of ``manifest.json``."""
+    size: int
+    """Bytes of ``manifest.json``; 0 for a bundle that the receiver still has."""
+
+
+class Want(_Message, frozen=True, tag="want"):
+    """To a pusher: send these bytes of a file of the offered bundle."""
+
+    digest: bytes
+    """SHA-256 of the file."""
+    offset: int
+    size: int
+
+
+class Chunk(_Message, frozen=True, tag="chunk"):
+    """From a pusher: bytes that were asked for."""
+
+    digest: bytes
+    offset: int
+    data: bytes
+
+
+class Install(_Message, frozen=True, tag="install"):
+    """From a pusher: drain, switch to the bundle that was offered, and warm up."""
+
+    manifest: bytes
+
+
+class Stored(_Message, frozen=True, tag="stored"):
+    """To a pusher: what is in the store, and how far the offered bundle is."""
+
+    state: str
+    """A word of :class:`StoreState`."""
+    manifest: bytes = b""
+    """Of the bundle that was offered."""
+    active: bytes = b""
+    """SHA-256 of the manifest of the bundle that is served."""
+    previous: bytes = b""
+    """Of the one before, which is kept."""
+    parts: int = 0
+    """Files of the offered bundle that it needs, the manifest not counted."""
+    size: int = 0
+    """Their bytes."""
+    missing: int = 0
+    """Bytes that it still has to ask for."""
+    reason: str = ""
+    """Why it is ``failed`` or ``busy``."""
+
+
+PushMessage = Offer | Chunk | Install
+"""What only a pusher may send."""
 Message = (
     Hello | Welcome | State | Bye | Run | Accept | Refuse | Progress | Release | Moved | Cancel | Complaint
+    | Offer | Want | Chunk | Install | Stored
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
@@ -339,7 +412,14 @@ MAX_AVOID = 16
 """Most processes that an itinerary names to be avoided."""
 MAX_CANCELLED = 1024
 """Most requests that one CANCEL names."""
+MAX_CHUNK = 48 * 1024
+"""Most bytes of a file in one message. It delays what else is on its way by 0.4 ms at 1 Gbit/s."""
+MAX_MANIFEST = 16 * 1024 * 1024
+"""Longest ``manifest.json`` that may be offered, in bytes."""
+MAX_FILE = 2**40
+"""Bound of sizes of files and of places in them."""
 _REQUEST_BYTES = 16
+_DIGEST_BYTES = 32
 MAX_TEXT = 256
 """Longest text that is neither a name nor an explanation, in characters."""
 MAX_EXPLANATION = 4096
@@ -379,6 +459,8 @@ def _check(message: Message) -> None:
         _check_numbers("hello", _U64, message.incarnation)
         _check_numbers("hello", COUNT, message.minor, *message.blocks)
         _check_texts(message.role, message.model_id, message.bundle_id, message.engine, message.codec)
+    elif isinstance(message, (Offer, Want, Chunk, Install, Stored)):
+        _check_push(message)
     if isinstance(message, Refuse):
         _check_texts(message.reason)
     if isinstance(message, Complaint) and len(message.what) > MAX_EXPLANATION:
@@ -387,6 +469,35 @@ def _check(message: Message) -> None:
         _check_texts(message.model_id)
     if isinstance(message, Bye):
         _check_texts(message.reason)
+
+
+def _check_push(message: Offer | Want | Chunk | Install | Stored) -> None:
+    if isinstance(message, Offer):
+        _check_digest(message.manifest)
+        _check_numbers("offer", MAX_MANIFEST + 1, message.size)
+    elif isinstance(message, Want):
+        _check_digest(message.digest)
+        _check_numbers("want", MAX_FILE, message.offset)
+        if not 1 <= message.size <= MAX_CHUNK:
+            raise WireError(f"want of {message.size} bytes, from 1 to {MAX_CHUNK} are allowed; dropped")
+    elif isinstance(message, Chunk):
+        _check_digest(message.digest)
+        _check_numbers("chunk", MAX_FILE, message.offset)
+        if not 1 <= len(message.data) <= MAX_CHUNK:
+            raise WireError(f"chunk of {len(message.data)} bytes, from 1 to {MAX_CHUNK} are allowed; dropped")
+    elif isinstance(message, Install):
+        _check_digest(message.manifest)
+    else:
+        for digest in (message.manifest, message.active, message.previous):
+            _check_digest(digest or bytes(_DIGEST_BYTES))
+        _check_numbers("stored", COUNT, message.parts)
+        _check_numbers("stored", MAX_FILE, message.size, message.missing)
+        _check_texts(message.state, message.reason)
+
+
+def _check_digest(digest: bytes) -> None:
+    if len(digest) != _DIGEST_BYTES:
+        raise WireError(f"digest of {len(digest)} bytes, {_DIGEST_BYTES} are needed; dropped")
 
 
 def _check_run(run: Run) -> None:

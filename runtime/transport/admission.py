@@ -18,6 +18,8 @@ from ls_edge.peers_file import PeersFile, is_name
 from ls_edge.runtime.protocol.messages import Hello, Run, State, Welcome
 
 MAX_OWNER_NAME = 54
+GUESTS = ("observer", "pusher")
+"""Roles of processes that take no part in routing: they have no model, get no tokens and may send none."""
 
 
 def new_alias(name: str) -> str:
@@ -40,7 +42,20 @@ def may_be_called(owner: str, name: str) -> bool:
 class Admission:
     """The checks of one process, called ``name``; ``role`` is ``peer`` or ``source``."""
 
-    def __init__(self, name: str, role: str, peers: PeersFile, manifest: Manifest, *, strict_bundle: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        role: str,
+        peers: PeersFile,
+        manifest: Manifest,
+        *,
+        strict_bundle: bool,
+        has_store: bool = False,
+        closed: str = "",
+    ) -> None:
+        """``has_store``: bundles may be pushed. ``closed`` is why no peer and no source is let in."""
+        self._has_store = has_store
+        self._closed = closed
         self._name = name
         self._role = role
         self._peers = peers
@@ -53,22 +68,26 @@ class Admission:
 
     def reason_to_refuse(self, hello: Hello | Welcome, user: str) -> str:
         """Why a process is not let in, or nothing; ``user`` is the name behind its key, empty without CURVE."""
-        if hello.role not in ("peer", "source", "observer") or hello.name == self._name:
+        if hello.role not in ("peer", "source", *GUESTS) or hello.name == self._name:
             return f"hello from {hello.name!r} as {hello.role!r}: not a process of ours"
         if user and user != hello.name and (hello.name in self._names or not may_be_called(user, hello.name)):
             return f"hello from {hello.name!r} with the key of {user!r}; each process needs its own key"
         listed = any(p.name == hello.name for p in self._peers.peers)
         if hello.role == "peer" and not listed:
             return f"peer {hello.name!r} does not stand in {self._peers.path}; add it there"
-        if hello.role in ("source", "observer"):
+        if hello.role in ("source", *GUESTS):
             if self._role == "source":
                 return f"a {hello.role} does not link to sources"
             if listed:
                 return f"{hello.name!r} is a peer of {self._peers.path}; a {hello.role} needs a name of its own"
             if self._peers.uses_keys and not any(may_be_called(s.name, hello.name) for s in self._peers.sources):
                 return f"source {hello.name!r} does not stand in {self._peers.path}; add it under 'sources'"
-        if hello.role == "observer":  # it has no model, gets no tokens and may send none
-            return f"observer {hello.name!r} announces blocks, and has none" if hello.blocks else ""
+        if hello.role in GUESTS:
+            if hello.blocks:
+                return f"{hello.role} {hello.name!r} announces blocks, and has none"
+            return self._reason_to_refuse_pusher(user) if hello.role == "pusher" else ""
+        if self._closed:
+            return self._closed
         return self._reason_to_refuse_bundle(hello) or self._reason_to_refuse_blocks(hello)
 
     def check_state(self, state: State, sender: str) -> None:
@@ -117,6 +136,19 @@ class Admission:
             raise WireError(f"tokens of {it.source}, not on their way home, sent to a source; dropped")
         if sender not in self._blocks_of and (it.source != sender or it.track is not None or run.returning):
             raise WireError(f"tokens of {it.source}, sent by the source {sender}; dropped")
+
+    def _reason_to_refuse_pusher(self, user: str) -> str:
+        """Only who has the key of a source that may push."""
+        if not self._has_store:
+            return f"{self._name} was started with --bundle and takes no other; start it with --store DIR"
+        if not user:
+            return f"{self._peers.path} of {self._name} has no keys, so nobody may push; make some with 'ls-edge keys'"
+        if not any(source.name == user and source.may_push for source in self._peers.sources):
+            return (
+                f"{user!r} may not push to {self._name}; write 'may_push: true' below it in {self._peers.path} there, "
+                "and start the peer again"
+            )
+        return ""
 
     def _reason_to_refuse_blocks(self, hello: Hello | Welcome) -> str:
         if hello.role == "source":

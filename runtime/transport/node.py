@@ -20,6 +20,7 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import msgspec
 import zmq
@@ -29,7 +30,21 @@ from ls_edge.errors import LinkError, UsageError, WireError
 from ls_edge.peers_file import PeersFile
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, Message, Run, State, Welcome
+from ls_edge.runtime.protocol.messages import (
+    Bye,
+    Chunk,
+    Complaint,
+    Hello,
+    Install,
+    Message,
+    Offer,
+    PushMessage,
+    Run,
+    State,
+    Stored,
+    Want,
+    Welcome,
+)
 from ls_edge.runtime.routing.custody import CustodyMachine
 from ls_edge.runtime.routing.events import (
     AnnounceState,
@@ -47,7 +62,7 @@ from ls_edge.runtime.routing.events import (
     Tick,
     Unsendable,
 )
-from ls_edge.runtime.transport.admission import Admission, may_be_called
+from ls_edge.runtime.transport.admission import GUESTS, Admission, may_be_called
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.links import Curve, Incoming, Link, LinkDown, Links, LinkUp, NoLink
 from ls_edge.runtime.transport.problems import PeerProblems, one_line
@@ -81,6 +96,19 @@ _DROPPED = {
 }
 
 
+class TakesBundles(Protocol):
+    """What a node hands the messages of pushers to."""
+
+    def greeted(self, pusher: str) -> None:
+        """A pusher was let in, on one more link."""
+
+    def lost(self, name: str) -> None:
+        """The last link to a pusher has ended."""
+
+    def receive(self, pusher: str, message: PushMessage) -> None:
+        """Do what a pusher says."""
+
+
 class Node:
     """A process among the others; ``Peer`` and ``Source`` each have one."""
 
@@ -97,8 +125,13 @@ class Node:
         state: Callable[[str], State],
         keys: KeyPair | None,
         strict_bundle: bool = False,
+        installer: TakesBundles | None = None,
+        closed: str = "",
     ) -> None:
-        """``execute`` is called with the instructions that are not about links (Compute, Complete, Fail)."""
+        """``execute`` is called with the instructions that are not about links (Compute, Complete, Fail).
+
+        ``installer`` takes bundles that are pushed. ``closed`` is why no peer and no source is let in, or dialled.
+        """
         self.name = name
         self.role = role
         self.counts: Counter[str] = Counter()
@@ -110,7 +143,10 @@ class Node:
         """Times that a neighbour came, went or sent its STATE."""
         self._peers = peers
         self._manifest = manifest
-        self._admission = Admission(name, role, peers, manifest, strict_bundle=strict_bundle)
+        self._admission = Admission(
+            name, role, peers, manifest, strict_bundle=strict_bundle, has_store=installer is not None, closed=closed
+        )
+        self._installer = installer
         self._machine = machine
         self._execute_other = execute
         self._hello = hello
@@ -118,7 +154,8 @@ class Node:
         self._links_of: dict[str, list[Link]] = {}
         self._name_of: dict[Link, str] = {}
         self._user_of: dict[Link, str] = {}
-        self._observers: set[str] = set()
+        self._guests: dict[str, str] = {}
+        """Linked processes that routing knows nothing of: name to role, ``observer`` or ``pusher``."""
         self._greeting_due: dict[Link, tuple[float, float]] = {}
         self._complained: dict[Link, tuple[float, int]] = {}
         self._listed = {p.name for p in peers.peers}
@@ -136,7 +173,7 @@ class Node:
         self._wake_out.setblocking(False)
         try:
             self._links = Links(
-                {p.name: p.address for p in peers.peers if p.name != name},
+                {} if closed else {p.name: p.address for p in peers.peers if p.name != name},
                 bind=own.bind if own is not None and role == "peer" else None,
                 heartbeat=peers.heartbeat,
                 max_frame=max(wire.MAX_HEADER, tokens_frame),
@@ -161,6 +198,10 @@ class Node:
         """Make :meth:`step` return soon; any thread may call it."""
         with contextlib.suppress(OSError):  # it is awake already, or closed
             self._wake_out.send(b"x")
+
+    def send_to(self, name: str, message: Message) -> bool:
+        """Send a message that routing has no part in; False where there is no link that takes it."""
+        return any(self._links.send(link, [wire.encode(message)]) for link in self._links_of.get(name, ()))
 
     def watch(self, descriptor: int) -> None:
         """Make :meth:`step` return also when this file descriptor can be read."""
@@ -282,14 +323,23 @@ class Node:
         if name is None:
             self._drop(event, "before hello", f"{type(message).__name__.lower()} before hello; dropped")
             return
-        if name in self._observers and not isinstance(message, Bye):
-            raise WireError(f"{type(message).__name__.lower()} from an observer, which only listens; dropped")
-        if isinstance(message, State):
-            self._admission.check_state(message, name)
-            self.feed(NeighbourState(name, message))
-        elif isinstance(message, Bye):
+        if isinstance(message, Bye):
             reason = one_line(message.reason, MAX_SHOWN_EXPLANATION)
             self._forget_process(name, f"left ({reason})" if reason else "left")
+        elif isinstance(message, (Offer, Chunk, Install)):
+            if self._guests.get(name) != "pusher" or self._installer is None:
+                raise WireError(f"{type(message).__name__.lower()} from {name}, which is no pusher; dropped")
+            self._installer.receive(name, message)
+        elif isinstance(message, (Want, Stored)):
+            raise WireError(f"{type(message).__name__.lower()}, which only pushers get; dropped")
+        elif name in self._guests:
+            raise WireError(
+                f"{type(message).__name__.lower()} from the {self._guests[name]} {name}, which takes no part in "
+                "routing; dropped"
+            )
+        elif isinstance(message, State):
+            self._admission.check_state(message, name)
+            self.feed(NeighbourState(name, message))
         elif isinstance(message, Run):
             self.feed(self._arrived(name, message, event.frames[1]))
         else:
@@ -326,12 +376,14 @@ class Node:
         self._codec_of[name] = greeting.codec if greeting.codec in codecs.CODECS else "raw"
         hello = Hello(*msgspec.structs.astuple(greeting))
         known = self._machine.neighbours.get(name)
-        if greeting.role == "observer":  # it gets STATE, and is no neighbour for routing
-            self._observers.add(name)
+        if greeting.role in GUESTS:
+            self._guests[name] = greeting.role
         elif known is None or known.hello != hello:
             self.feed(NeighbourUp(hello))
         if first and isinstance(greeting, Hello) and self.role == "peer":
             self._send_link(link, self._state(name))
+        if greeting.role == "pusher" and self._installer is not None:
+            self._installer.greeted(name)
 
     def _reason_to_refuse_link(self, link: Link, greeting: Hello | Welcome, user: str) -> str:
         """Return why a process may not have this name on this link; empty where it may."""
@@ -344,7 +396,7 @@ class Node:
         before = self._name_of.get(link, name)
         if name != before:
             return f"hello from {name!r} on the link of {before!r}; a link carries one name"
-        if name in self._links_of and (name in self._observers) != (greeting.role == "observer"):
+        if name in self._links_of and self._guests.get(name, "") != (greeting.role if greeting.role in GUESTS else ""):
             return f"hello from {name!r} as {greeting.role!r}, and it has a link in another role"
         if name not in self._listed and name not in self._links_of:
             others = sum(one not in self._listed for one in self._links_of)
@@ -419,7 +471,8 @@ class Node:
             self._forget_process(name, event.why)
 
     def _forget_process(self, name: str, why: str) -> None:
-        self._observers.discard(name)
+        if self._guests.pop(name, "") == "pusher" and self._installer is not None:
+            self._installer.lost(name)
         for link in self._links_of.pop(name, []):
             self._name_of.pop(link, None)
             self._user_of.pop(link, None)

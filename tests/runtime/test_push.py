@@ -1,0 +1,226 @@
+"""Bundles over the wire: real peers that begin with an empty store, a real pusher, and real requests meanwhile."""
+
+import json
+import shutil
+import threading
+import time
+
+import pytest
+import zmq
+
+from ls_edge.bundle import MANIFEST, Bundle
+from ls_edge.runtime.local_cluster import LocalCluster
+from ls_edge.runtime.push import Pusher, PushError
+from ls_edge.runtime.source import Source
+from ls_edge.runtime.transport.keys import load_secret
+
+pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
+
+TWICE = {"a": (0, 1, 2, 3), "b": (2, 3, 4, 5), "c": (0, 1, 4, 5)}
+"""Every block has two holders."""
+
+
+@pytest.fixture
+def fleet(tmp_path, tiny_bundle):
+    """Make peers with keys and empty stores; a context manager."""
+
+    def make(placement, **named):
+        return LocalCluster(
+            tmp_path / "fleet", tiny_bundle, placement, sources=["laptop", "desk"], keys=True, stores=True, **named
+        )
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def half_bundle(tmp_path_factory, tiny_bundle):
+    """``tiny_bundle`` with float16 inside: another bundle of the same model."""
+    from ls_edge.export.writer import ExportSettings, export_run
+    from ls_edge.training.checkpoint import load_run
+
+    folder = tmp_path_factory.mktemp("half") / "bundle"
+    made = export_run(load_run(tiny_bundle.parent / "run"), folder, ExportSettings(precision="fp16")).bundle
+    assert made.manifest.model_id == Bundle.open(tiny_bundle).manifest.model_id
+    assert made.manifest.bundle_id != Bundle.open(tiny_bundle).manifest.bundle_id
+    return folder
+
+
+def pusher(peers, name="laptop", **named):
+    return Pusher(peers.file, keys=load_secret(peers.secret_key(name)), wait=20.0, **named)
+
+
+def push(peers, bundle, name="laptop", **named):
+    with pusher(peers, name, **named) as one:
+        try:
+            one.push(Bundle.open(bundle))
+        finally:
+            found = one.results()
+    return found
+
+
+def record(peers, name):
+    return json.loads((peers.store(name) / "store.json").read_text())
+
+
+def active(peers, name):
+    """The bundle that a peer's store names, and its files."""
+    folder = peers.store(name) / "bundles" / record(peers, name)["active"]
+    return Bundle.open(folder), {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+class Load:
+    """Images through the fleet until the end of the with block."""
+
+    def __init__(self, peers, bundle, images):
+        self.source = Source(peers.file, Bundle.open(bundle), keys=load_secret(peers.secret_key("desk")))
+        self.images, self.answers, self.failed = images(8), [], []
+        self.halt = threading.Event()
+        self.thread = threading.Thread(target=self.run, name="load")
+
+    def __enter__(self):
+        assert self.source.wait_ready() == ()
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.halt.set()
+        self.thread.join(30)
+        self.source.close()
+
+    def run(self):
+        while not self.halt.is_set():
+            for future in [self.source.submit(image) for image in self.images[:4]]:
+                try:
+                    self.answers.append(future.result(30))
+                except Exception as error:  # noqa: BLE001
+                    self.failed.append(error)
+            time.sleep(0.01)
+
+    def assert_whole(self):
+        assert self.failed == []
+        assert len(self.answers) > 20
+        assert [answer.record for answer in self.answers if answer.record.degraded] == []
+
+
+def test_peers_begin_empty_get_their_parts_and_answer(fleet, tiny_bundle, images, assert_replays):
+    with fleet(TWICE) as peers:
+        found = push(peers, tiny_bundle)
+        manifest = Bundle.open(tiny_bundle).manifest
+        for name, blocks in TWICE.items():
+            sizes = [manifest.parts.blocks[block].bytes for block in blocks]
+            assert (found[name].state, found[name].reason) == ("active", None)
+            assert (found[name].parts, found[name].bytes) == (len(blocks), sum(sizes))
+            assert found[name].sent_bytes == sum(sizes) + (tiny_bundle / MANIFEST).stat().st_size
+            bundle, files = active(peers, name)
+            assert files == {MANIFEST, *(manifest.parts.blocks[block].file for block in blocks)}
+            assert all(bundle.read(f"block {block}") for block in blocks)
+        with Source(peers.file, Bundle.open(tiny_bundle), keys=load_secret(peers.secret_key("desk"))) as source:
+            assert source.wait_ready() == ()
+            batch = images(4)
+            answers = [future.result(10) for future in [source.submit(image) for image in batch]]
+        assert_replays(tiny_bundle, batch, answers)
+        again = push(peers, tiny_bundle)
+        assert {one.state for one in again.values()} == {"active"}
+        assert sum(one.sent_bytes for one in again.values()) == 0
+
+
+def test_under_load_and_with_a_peer_killed_in_the_middle_nothing_is_lost(
+    fleet, tiny_bundle, half_bundle, images, wait_until
+):
+    with fleet(TWICE) as peers:
+        push(peers, tiny_bundle)
+        killed = threading.Event()
+
+        def kill_once(name, state, missing, total):
+            if name == "b" and state == "receiving" and 0 < missing < total and not killed.is_set():
+                killed.set()
+                peers.kill("b")
+                peers.start("b")
+
+        with Load(peers, tiny_bundle, images) as load:
+            found = push(peers, half_bundle, on_change=kill_once)
+            done = len(load.answers)
+            wait_until(lambda: len(load.answers) > done + 20, what="answers after the push")
+        assert killed.is_set()
+        assert {name: one.state for name, one in found.items()} == dict.fromkeys(TWICE, "active")
+        for name, blocks in TWICE.items():
+            bundle, _ = active(peers, name)
+            assert bundle.manifest.bundle_id == Bundle.open(half_bundle).manifest.bundle_id
+            assert all(bundle.read(f"block {block}") for block in blocks)
+        load.assert_whole()
+        assert {holder for answer in load.answers[-20:] for holder in answer.record.holders} <= set(TWICE)
+
+
+def test_rolled_back_to_the_bundle_before(fleet, tiny_bundle, half_bundle):
+    with fleet({"a": range(6), "b": range(6)}) as peers:
+        push(peers, tiny_bundle)
+        with pusher(peers) as one, pytest.raises(PushError, match="no bundle before"):
+            one.roll_back()
+        push(peers, half_bundle)
+        for expected in (tiny_bundle, half_bundle):
+            with pusher(peers) as one:
+                one.roll_back()
+                assert {result.state for result in one.results().values()} == {"active"}
+                assert sum(result.sent_bytes for result in one.results().values()) == 0
+            for name in ("a", "b"):
+                assert active(peers, name)[0].manifest == Bundle.open(expected).manifest
+
+
+def test_a_roll_back_after_half_a_push_leaves_the_others(fleet, tiny_bundle, half_bundle):
+    with fleet({"a": range(6), "b": range(6)}) as peers:
+        push(peers, tiny_bundle)
+        assert push(peers, half_bundle, only=["a"]).keys() == {"a"}
+        with pusher(peers) as one:
+            one.roll_back()
+            assert one.results().keys() == {"a"}
+        assert {record(peers, name)["active"] for name in "ab"} == {record(peers, "b")["active"]}
+
+
+def test_two_pushes_at_once_one_goes_through(fleet, tiny_bundle, half_bundle):
+    with fleet(TWICE) as peers:
+        refused = []
+
+        def push_too(_name, state, _missing, _total):
+            if state == "receiving" and not refused:
+                refused.append(None)
+                with pytest.raises(PushError, match=r"a: laptop\.\w+ pushes a bundle at the moment.*no peer was"):
+                    push(peers, half_bundle, "desk")
+                refused.append("said so")
+
+        found = push(peers, tiny_bundle, on_change=push_too)
+        assert refused == [None, "said so"]
+        assert {one.state for one in found.values()} == {"active"}
+        assert {active(peers, name)[0].manifest.precision for name in TWICE} == {"fp32"}
+        push(peers, half_bundle, "desk")
+
+
+def test_a_bundle_that_does_not_load_is_given_up_for_the_one_before(fleet, tiny_bundle, tmp_path, images):
+    """Its digests are right and its content is not: only the switch finds out."""
+    import hashlib
+
+    import msgspec
+
+    from ls_edge.bundle import bundle_id_of, write_manifest
+
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_bundle, broken)
+    good = Bundle.open(tiny_bundle)
+    raw = b"not a model"
+    (broken / good.manifest.parts.blocks[1].file).write_bytes(raw)
+    parts = list(good.manifest.parts.blocks)
+    parts[1] = msgspec.structs.replace(parts[1], sha256=hashlib.sha256(raw).hexdigest(), bytes=len(raw))
+    parts = msgspec.structs.replace(good.manifest.parts, blocks=tuple(parts))
+    changed = bundle_id_of(good.interface, good.manifest.precision, parts)
+    write_manifest(broken, msgspec.structs.replace(good.manifest, parts=parts, bundle_id=changed))
+    with fleet(TWICE) as peers:
+        push(peers, tiny_bundle)
+        with Load(peers, tiny_bundle, images) as load:
+            with pusher(peers) as one:
+                with pytest.raises(PushError, match=r"a: it went back to the bundle before: .*no peer was switched"):
+                    one.push(Bundle.open(broken))
+                states = {name: result.state for name, result in one.results().items()}
+            assert states == {"a": "failed", "b": "ready", "c": "ready"}
+            while len(load.answers) < 25:
+                time.sleep(0.02)
+        load.assert_whole()
+        assert {active(peers, name)[0].manifest.bundle_id for name in TWICE} == {good.manifest.bundle_id}
