@@ -31,7 +31,7 @@ MOST_ASKED = 5
 """Times that a piece is asked for in vain."""
 KEEP_TURN_S = 60.0
 """Seconds for which whoever asked for a switch keeps its turn without a link."""
-_NICENESS = 19
+_NICENESS = 5
 _REASON = 250
 
 

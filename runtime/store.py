@@ -32,7 +32,7 @@ from pathlib import Path
 import msgspec
 
 from ls_edge.bundle import MANIFEST, Bundle, Part
-from ls_edge.errors import BundleError, DigestMismatch, UsageError
+from ls_edge.errors import BundleError, DigestMismatch, LsEdgeError, UsageError
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -179,7 +179,7 @@ class Store:
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir()
             self._link(manifest, building / MANIFEST)
-            bundle = Bundle.open(building)
+            bundle = _open(building)
             check(bundle)
             parts = self._parts(bundle, blocks)
             sizes = {part.sha256: part.bytes for part in parts}
@@ -329,6 +329,14 @@ class Store:
         for path in self._bundles.iterdir():
             if path.name.removesuffix(".part") not in bundles | {manifest}:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _open(building: Path) -> Bundle:
+    """Read a manifest that came; errors speak of the manifest, not of where it lies for the moment."""
+    try:
+        return Bundle.open(building)
+    except LsEdgeError as error:
+        raise BundleError(str(error).replace(f"{building}/", "")) from None
 
 
 def _is_digest(text: str) -> bool:

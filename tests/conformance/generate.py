@@ -6,6 +6,7 @@ Grammar, examples and transcripts stand in ``runtime/protocol/PROTOCOL.md`` betw
 ``<!-- end -->``. ``test_vectors.py`` compares both files with what this module makes.
 """
 
+import hashlib
 import json
 import math
 import re
@@ -22,17 +23,22 @@ from ls_edge.runtime.protocol.messages import (
     Accept,
     Bye,
     Cancel,
+    Chunk,
     Complaint,
     Hello,
+    Install,
     Itinerary,
     Moved,
+    Offer,
     Progress,
     Refuse,
     Release,
     Run,
     State,
+    Stored,
     TrackRef,
     TransferId,
+    Want,
     Welcome,
 )
 from ls_edge.runtime.routing.events import AnnounceState, Complete, Compute, Forward, Note, Send
@@ -46,12 +52,13 @@ VECTORS = HERE / "vectors.json"
 
 MESSAGES = (
     "hello", "welcome", "state", "bye", "run", "accept", "refuse", "progress", "release", "moved", "cancel",
-    "complaint",
+    "complaint", "offer", "want", "chunk", "install", "stored",
 )  # fmt: skip
 ARRAYS = ("TransferId", "Itinerary", "TrackRef", "Visit", "TrackSpan")
 _NUMBERS = {
     "0 to 2^16-1": "u16", "0 to 2^16-2": "hops", "0 to 2^32-1": "us", "0 to 2^64-1": "u64", "1 to 2^20": "size",
-    "0 to 600000000": "budget", "0 to 1000000": "latency_weight",
+    "0 to 600000000": "budget", "0 to 16777216": "manifest-size", "0 to 2^40-1": "u40", "1 to 49152": "chunk-size",
+    "0 to 1000000": "latency_weight",
 }  # fmt: skip
 _RULES = """
 name    = tstr .regexp "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
@@ -64,6 +71,10 @@ us      = 0..4294967295
 u64     = 0..18446744073709551615
 size    = 1..1048576
 budget  = 0..600000000
+manifest-size    = 0..16777216
+chunk-size       = 1..49152
+u40     = 0..1099511627775
+digest  = bytes .size 32
 latency_weight   = 0.0..1000000.0 / 0..1000000
 ran     = [block: u16, holder: name]
 waves   = [* [+ [+ ran]]]"""
@@ -92,7 +103,11 @@ def _rule(kind, bounds, heading, name):
         return {"name": "name", "≤ 256": "text", "≤ 4096": "long"}[bounds]
     if kind == "float":
         return "latency_weight"
-    return {"bool": "bool", "bytes": "id", "TrackRef | None": "track-ref / nil"}.get(kind) or _lower(kind)
+    if kind == "bytes":
+        return {
+            "32 bytes": "digest", "0 or 32 bytes": "digest / h''", "1 to 49152 bytes": "bytes .size (1..49152)",
+        }.get(bounds, "id")  # fmt: skip
+    return {"bool": "bool", "TrackRef | None": "track-ref / nil"}.get(kind) or _lower(kind)
 
 
 def _lower(name):
@@ -100,7 +115,8 @@ def _lower(name):
 
 
 def grammar(text):
-    lines = ["message = " + " / ".join(MESSAGES[:6]), "        / " + " / ".join(MESSAGES[6:]), ""]
+    rows = [" / ".join(MESSAGES[at : at + 6]) for at in range(0, len(MESSAGES), 6)]
+    lines = ["message = " + "\n        / ".join(rows), ""]
     for heading, rows in tables(text).items():
         is_map = heading in MESSAGES
         lines.append(f"{_lower(heading)} = " + ("{" if is_map else "["))
@@ -125,6 +141,7 @@ BRANCH = 0x4B7A19C0D35E8F26
 MODEL, BUNDLE = "7a55ad5b68d823ca", "a62094a18cab24ed"
 FIRST, SECOND, HOME = (TransferId(REQUEST, BRANCH, hop) for hop in (1, 2, 3))
 BY_A = ((((0, "a"), (1, "a")),),)
+MANIFEST, ACTIVE, PART = (hashlib.sha256(text).digest() for text in (b"offered", b"served", b"block 2"))
 VISIT_A = Visit("a", (0, 1), 210, 3100, 40)
 ASKED = Itinerary(LAPTOP, "nearest", (0, 1, 2, 3), 1)
 AT_B = Itinerary(LAPTOP, "nearest", (2, 3), 1, False, BY_A, (), (VISIT_A,))
@@ -169,6 +186,26 @@ EXAMPLES = {
     "complaint": (
         Complaint("tokens frame of 12 bytes, 13056 expected for 17 x 192 as raw; dropped"),
         {"what": "one line for people"},
+    ),
+    "offer": (
+        Offer(MANIFEST, 5210),
+        {"manifest": "of a bundle of the same model as float16", "size": "of manifest.json"},
+    ),
+    "want": (
+        Want(PART, 98304, 49152),
+        {"digest": "of blocks/02.onnx, from the manifest", "offset": "b has the first two pieces already"},
+    ),
+    "chunk": (
+        Chunk(PART, 98304, b"\x08\x0a\x12\x07pytorch"),
+        {"data": "here 11 bytes, really the 49152 that were asked for"},
+    ),
+    "install": (Install(MANIFEST), {"manifest": "b said that it is ready"}),
+    "stored": (
+        Stored("receiving", MANIFEST, ACTIVE, b"", 2, 178_400, 80_096),
+        {
+            "manifest": "what is offered", "active": "what b serves meanwhile", "previous": "that was its first bundle",
+            "parts": "blocks 2 and 3", "missing": "98304 bytes are there",
+        },
     ),
 }  # fmt: skip
 
@@ -398,6 +435,15 @@ MORE = {
     "cancel of nothing": Cancel((), 0),
     "cancel of two": Cancel((REQUEST, _ANOTHER), 600_000_000),
     "complaint of another model": Complaint("a serves model 12…", MODEL),
+    "hello of a pusher": Hello(LAPTOP, "pusher", 5, 1, "", ""),
+    "offer of a bundle that was kept": Offer(ACTIVE, 0),
+    "offer of the longest manifest": Offer(MANIFEST, 16_777_216),
+    "want of the last byte that can be": Want(PART, 2**40 - 1, 1),
+    "chunk of one byte": Chunk(PART, 0, b"\0"),
+    "stored in an empty store": Stored("idle"),
+    "stored, failed": Stored(
+        "failed", MANIFEST, ACTIVE, PART, 2**16 - 1, 2**40 - 1, 2**40 - 1, "disk full at /store; make room"
+    ),
 }  # fmt: skip
 
 
@@ -501,6 +547,19 @@ MALFORMED = {
     "itinerary of three values": _pack(_plain(RUN, itinerary=_itinerary()[:3])),
     "itinerary that is a map": _pack(_plain(RUN, itinerary={"source": "a"})),
     "visit with a time below 0": _pack(_plain(RUN, itinerary=_itinerary(visits=[["a", [0], -1, 0, 0]]))),
+    "digest of 31 bytes": _pack(_plain(EXAMPLES["install"][0], manifest=MANIFEST[:31])),
+    "digest that is text": _pack(_plain(EXAMPLES["install"][0], manifest="a" * 32)),
+    "no digest at all in an offer": _pack(_plain(EXAMPLES["offer"][0], manifest=b"")),
+    "digest of one byte in stored": _pack(_plain(EXAMPLES["stored"][0], active=b"a")),
+    "manifest longer than may be offered": _pack(_plain(EXAMPLES["offer"][0], size=16_777_217)),
+    "want of nothing": _pack(_plain(EXAMPLES["want"][0], size=0)),
+    "want of more than a chunk": _pack(_plain(EXAMPLES["want"][0], size=49_153)),
+    "want below the start": _pack(_plain(EXAMPLES["want"][0], offset=-1)),
+    "want at 2^40": _pack(_plain(EXAMPLES["want"][0], offset=2**40)),
+    "chunk without bytes": _pack(_plain(EXAMPLES["chunk"][0], data=b"")),
+    "chunk that is text": _pack(_plain(EXAMPLES["chunk"][0], data="abc")),
+    "stored with 2^16 parts": _pack(_plain(EXAMPLES["stored"][0], parts=2**16)),
+    "stored with a line break in its reason": _pack(_plain(EXAMPLES["stored"][0], reason="a\nb")),
     "track whose origin is no name": _pack(_plain(RUN, itinerary=_itinerary(track=[1, 0, 0, "a/b"]))),
 }  # fmt: skip
 

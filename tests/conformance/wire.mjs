@@ -185,6 +185,14 @@ function id(value) {
   return value;
 }
 
+function bytes(lengths, least = 0, most = -1) {
+  return (value) => {
+    const length = value instanceof Uint8Array ? value.length : -1;
+    if (!lengths.includes(length) && !(length >= least && length <= most)) throw new Malformed(`${show(value)} for bytes`);
+    return value;
+  };
+}
+
 function latency_weight(value) {
   const number = value instanceof Float ? value.value : typeof value === "boolean" ? NaN : Number(value ?? NaN);
   if (typeof value === "string" || !(number >= 0 && number <= 1e6)) throw new Malformed(`${show(value)} for a latency_weight`);
@@ -247,6 +255,10 @@ const ITINERARY = [
 const transfer = row(TRANSFER_ID, { open: false });
 const budget = int(600_000_001);
 const size = int(2 ** 20 + 1, 1);
+const u40 = int(2 ** 40);
+const digest = bytes([32]);
+const digestOrNone = bytes([0, 32]);
+const NONE = new Uint8Array(0);
 const DESCRIPTION = [
   ["name", name], ["role", short], ["incarnation", u64], ["minor", u16], ["model_id", short], ["bundle_id", short],
   ["blocks", list(u16), []], ["engine", short, ""], ["codec", short, "raw"],
@@ -270,6 +282,14 @@ const MESSAGES = {
   moved: [["transfer", transfer], ["before", name]],
   cancel: [["requests", list(id, { most: 1024 })], ["budget_us", budget]],
   complaint: [["what", text(4096, false)], ["model_id", short, ""]],
+  offer: [["manifest", digest], ["size", int(16_777_217)]],
+  want: [["digest", digest], ["offset", u40], ["size", int(49_153, 1)]],
+  chunk: [["digest", digest], ["offset", u40], ["data", bytes([], 1, 49_152)]],
+  install: [["manifest", digest]],
+  stored: [
+    ["state", short], ["manifest", digestOrNone, NONE], ["active", digestOrNone, NONE], ["previous", digestOrNone, NONE],
+    ["parts", u16, 0], ["size", u40, 0], ["missing", u40, 0], ["reason", short, ""],
+  ],
 };
 
 function itinerary(value) {

@@ -70,7 +70,7 @@ def file_with(heading, key, value):
         file["heartbeat"] = {key: value} | ({"timeout_ms": 1000} if key == "interval_ms" else {"interval_ms": 100})
     else:
         file[key] = value
-    if key == "public_key" or key == "sources":
+    if key in ("public_key", "sources", "may_push"):
         return None  # tried in the example, since one key alone is an error
     if key == "bind":
         file["insecure"] = True
@@ -119,6 +119,17 @@ def test_bounds_are_those_of_the_code(tmp_path):
         ("Heartbeat", "slowest_mbit", 0.009), ("Heartbeat", "slowest_mbit", 1_000_001), ("At the top", "port", 1),
         ("A peer", "name", "n" * 64), ("A peer", "name", "-a"),
     ]  # fmt: skip
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "sources": [{"name": "s", "may_push": True}],
+                "peers": [{"name": "b", "address": "tcp://127.0.0.1:5599", "blocks": [0]}],
+            }
+        ),
+        encoding="utf-8",
+    )
+    with pytest.raises(ConfigError, match=r":7:13: source 's' may push bundles, and the file has no keys"):
+        load_peers(path)
     for heading, key, value in refused:
         path.write_text(yaml.safe_dump(file_with(heading, key, value)), encoding="utf-8")
         with pytest.raises(ConfigError):

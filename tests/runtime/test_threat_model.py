@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from ls_edge.runtime import audit, peer_monitor
+from ls_edge.runtime import audit, installer, peer_monitor
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.routing import engine_queue, neighbours
 from ls_edge.runtime.routing import source_routing as source
@@ -15,6 +15,7 @@ TEXT = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
 HOMES = {
     "audit": audit, "links": links, "node": node, "wire": wire, "zap": zap, "neighbours": neighbours,
     "engine_queue": engine_queue, "source": source, "Limits": Limits(), "peer_monitor": peer_monitor,
+    "installer": installer,
 }  # fmt: skip
 
 

@@ -1,0 +1,296 @@
+"""Pushers that lie, and those who may not push: nothing is half installed, and the peer goes on."""
+
+import hashlib
+import os
+import random
+import subprocess
+
+import pytest
+import zmq
+
+from ls_edge.bundle import MANIFEST, Bundle
+from ls_edge.errors import UsageError
+from ls_edge.peers_file import HeartbeatSettings, load_peers
+from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import Chunk, Complaint, Hello, Install, Offer, Stored, Want
+from ls_edge.runtime.push import Pusher, PushError
+from ls_edge.runtime.stored_peer import StoredPeer
+from ls_edge.runtime.transport.keys import KeyPair
+from ls_edge.runtime.transport.links import Curve, Incoming, Link, Links, LinkUp
+
+pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
+
+FRAMES = int(os.environ.get("LS_EDGE_HOSTILE_FRAMES", "5000")) // 2
+MANIFEST_DIGEST = hashlib.sha256(b"manifest").digest()
+
+
+@pytest.fixture
+def keys():
+    return {name: KeyPair(*zmq.curve_keypair()) for name in ("a", "laptop", "camera", "stranger")}
+
+
+@pytest.fixture
+def file(write_peers, keys):
+    """One peer; ``laptop`` may push, ``camera`` may not."""
+    path = write_peers({"a": (1, 4)}, keys=keys, sources=["laptop", "camera"])
+    path.write_text(path.read_text().replace("- name: laptop\n", "- name: laptop\n  may_push: true\n"))
+    return load_peers(path)
+
+
+@pytest.fixture
+def peer(serve, file, keys, tmp_path):
+    """A peer with an empty store, on a thread."""
+    return serve(StoredPeer(file, "a", tmp_path / "store", keys=keys["a"]))
+
+
+class Hand:
+    """A process that dials the peer and says what it likes."""
+
+    def __init__(self, file, keys, name="laptop", role="pusher", *, greet=True):
+        curve = Curve(keys[name], {"a": file.peer("a").public_key.encode()}, {})
+        self.links = Links(
+            {"a": file.peer("a").address}, bind=None, heartbeat=HeartbeatSettings(), max_frame=wire.MAX_HEADER,
+            curve=curve,
+        )  # fmt: skip
+        self.name, self.role, self.greet = name, role, greet
+        self.heard = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.links.close()
+
+    def says(self, *messages):
+        for message in messages:
+            self.links.send(Link("a"), [message if isinstance(message, bytes) else wire.encode(message)])
+
+    def poll(self):
+        """What came since the last call."""
+        new = []
+        for event in self.links.poll(0.02):
+            if isinstance(event, LinkUp) and self.greet:
+                self.says(Hello(f"{self.name}.00000000", self.role, 1, 1, "", ""))
+            if isinstance(event, Incoming):
+                new.append(wire.decode(event.frames[0].bytes))
+        self.heard += new
+        return new
+
+    def last(self, kind):
+        self.poll()
+        return next((one for one in reversed(self.heard) if isinstance(one, kind)), None)
+
+
+def serve_files(hand, bundle, answer):
+    """Offer a bundle, answer what is wanted by ``answer(want, right bytes)``, until the peer is ready or has failed."""
+    raw = (bundle / MANIFEST).read_bytes()
+    files = {hashlib.sha256(raw).digest(): raw}
+    for _, part in Bundle.open(bundle).manifest.part_names():
+        files[bytes.fromhex(part.sha256)] = (bundle / part.file).read_bytes()
+    hand.says(Offer(hashlib.sha256(raw).digest(), len(raw)))
+
+    def step():
+        for message in hand.poll():
+            if isinstance(message, Want):
+                right = files[message.digest][message.offset : message.offset + message.size]
+                hand.says(*answer(message, right))
+        said = hand.last(Stored)
+        return said is not None and said.state in ("ready", "failed")
+
+    return step
+
+
+def honest(want, right):
+    return [Chunk(want.digest, want.offset, right)]
+
+
+def files_in(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {"lock", "store.json"}
+
+
+def greeted(hand):
+    return lambda: hand.last(Stored) is not None
+
+
+def test_a_tampered_chunk_is_refused_and_nothing_is_installed(peer, file, keys, tiny_bundle, tmp_path, wait_until):
+    part = bytes.fromhex(Bundle.open(tiny_bundle).manifest.parts.blocks[4].sha256)
+
+    def tamper(want, right):
+        changed = bytes([right[0] ^ 1]) + right[1:]
+        return [Chunk(want.digest, want.offset, changed if want.digest == part else right)]
+
+    with Hand(file, keys) as hand:
+        wait_until(greeted(hand))
+        wait_until(serve_files(hand, tiny_bundle, tamper), what="the end of the push")
+        said = hand.last(Stored)
+        assert said.state == "failed"
+        assert "not the file that the manifest names" in said.reason
+        hand.says(Install(said.manifest))  # says so, and is not done
+        count = len(hand.heard)
+        wait_until(lambda: hand.poll() and len(hand.heard) > count)
+        assert (hand.last(Stored).state, hand.last(Stored).active) == ("failed", b"")
+    found = files_in(tmp_path / "store")
+    assert not any(name.startswith("bundles") or name.endswith(part.hex()) for name in found)
+    with Pusher(file, keys=keys["laptop"], wait=20) as pusher:
+        pusher.push(Bundle.open(tiny_bundle))
+        assert pusher.results()["a"].state == "active"
+        assert pusher.results()["a"].sent_bytes < sum(
+            Bundle.open(tiny_bundle).manifest.parts.blocks[block].bytes for block in (1, 4)
+        )  # what was right is not sent again
+
+
+def test_what_was_not_asked_for_is_ignored(peer, file, keys, tiny_bundle, tmp_path, wait_until):
+    def noisy(want, right):
+        return [
+            Chunk(MANIFEST_DIGEST, 0, b"x"), Chunk(want.digest, want.offset + 1, right),
+            Chunk(want.digest, 2**39, b"x" * wire.MAX_CHUNK), *honest(want, right), *honest(want, right),
+        ]  # fmt: skip
+
+    with Hand(file, keys) as hand:
+        wait_until(greeted(hand))
+        hand.says(Chunk(MANIFEST_DIGEST, 0, b"x"), Install(MANIFEST_DIGEST))
+        wait_until(serve_files(hand, tiny_bundle, noisy), what="the end of the push")
+        assert hand.last(Stored).state == "ready"
+        hand.says(Install(MANIFEST_DIGEST))  # not what it offered
+        count = len(hand.heard)
+        wait_until(lambda: hand.poll() and len(hand.heard) > count)
+        assert hand.last(Stored).state == "ready"
+    assert not any(MANIFEST_DIGEST.hex() in name for name in files_in(tmp_path / "store"))
+
+
+def test_a_piece_of_another_length_ends_the_push(peer, file, keys, tiny_bundle, wait_until):
+    with Hand(file, keys) as hand:
+        wait_until(greeted(hand))
+        step = serve_files(hand, tiny_bundle, lambda want, right: [Chunk(want.digest, want.offset, right + b"x")])
+        wait_until(step, what="the end of the push")
+        assert (hand.last(Stored).state, "were asked for" in hand.last(Stored).reason) == ("failed", True)
+
+
+def test_a_manifest_that_is_none_is_refused(peer, file, keys, tmp_path, wait_until):
+    (tmp_path / "junk").mkdir()
+    for raw in (b"{}", b"\xff" * 1000, b'{"schema": 1}'):
+        digest = hashlib.sha256(raw).digest()
+        with Hand(file, keys) as hand:
+            wait_until(greeted(hand))
+            hand.says(Offer(digest, len(raw)))
+            wait_until(lambda hand=hand: hand.last(Want), what="a want")
+            hand.says(Chunk(digest, 0, raw))
+            wait_until(lambda hand=hand: hand.last(Stored).state == "failed", what="a refusal")
+            assert len(hand.last(Stored).reason) > 20
+    assert not any(name.startswith("bundles") for name in files_in(tmp_path / "store"))
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "said"),
+    [("camera", "pusher", "may not push"), ("laptop", "source", "has no bundle yet"), ("a", "pusher", "not a process")],
+)
+def test_who_may_not_push_is_told_so(peer, file, keys, wait_until, name, role, said):
+    hand = Hand(file, keys, name, role, greet=name != "a")
+    with hand:
+        if name == "a":  # the peer's own key, under its own name
+            wait_until(lambda: any(isinstance(event, LinkUp) for event in hand.links.poll(0.02)))
+            hand.says(Hello("a", "pusher", 1, 1, "", ""))
+        wait_until(lambda: hand.last(Complaint), what="a complaint")
+        assert said in hand.last(Complaint).what
+        hand.says(Offer(MANIFEST_DIGEST, 10))
+        count = len(hand.heard)
+        wait_until(lambda: hand.poll() and len(hand.heard) > count)
+        assert hand.last(Stored) is None
+
+
+def test_a_stranger_is_refused_before_a_word(peer, file, keys, wait_until):
+    with Hand(file, keys, "stranger") as hand:
+        wait_until(lambda: hand.poll() or hand.links.failed["a"], what="a refusal")
+        assert hand.heard == []
+    with pytest.raises(UsageError, match="belongs to no source"):
+        Pusher(file, keys=keys["stranger"])
+    with pytest.raises(UsageError, match="'camera' may not push"):
+        Pusher(file, keys=keys["camera"])
+    with pytest.raises(UsageError, match="give --secret-key"):
+        Pusher(file, keys=None)
+
+
+def test_an_observer_and_a_source_cannot_offer(serve, file, keys, tiny_bundle, wait_until):
+    serve(Peer(file, "a", Bundle.open(tiny_bundle), keys=keys["a"]))
+    manifest = Bundle.open(tiny_bundle).manifest
+    with Hand(file, keys, role="observer") as hand:
+        wait_until(lambda: hand.last(wire.Welcome))
+        for message in (Offer(MANIFEST_DIGEST, 10), Chunk(MANIFEST_DIGEST, 0, b"x"), Install(MANIFEST_DIGEST),
+                        Want(MANIFEST_DIGEST, 0, 1), Stored("idle")):  # fmt: skip
+            count = len(hand.heard)
+            hand.says(message)
+            wait_until(lambda hand=hand, count=count: any(
+                isinstance(one, Complaint) for one in (hand.poll(), hand.heard[count:])[1]
+            ))  # fmt: skip
+    with Hand(file, keys, greet=False) as hand:
+        wait_until(lambda: any(isinstance(event, LinkUp) for event in hand.links.poll(0.02)))
+        hand.says(Hello("laptop.00000000", "source", 1, 1, manifest.model_id, manifest.bundle_id))
+        wait_until(lambda: hand.last(wire.Welcome))
+        hand.says(Offer(MANIFEST_DIGEST, 10))
+        wait_until(lambda: hand.last(Complaint))
+        assert "no pusher" in hand.last(Complaint).what
+    with Pusher(file, keys=keys["laptop"]) as pusher, pytest.raises(PushError, match="start it with --store"):
+        pusher.push(Bundle.open(tiny_bundle))
+
+
+def test_a_peer_lives_under_thousands_of_broken_pushes(peer, file, keys, tiny_bundle, mutate, wait_until, tmp_path):
+    rng = random.Random(5)
+    raw = (tiny_bundle / MANIFEST).read_bytes()
+    digest = hashlib.sha256(raw).digest()
+    good = [
+        wire.encode(message)
+        for message in (
+            Offer(digest, len(raw)), Offer(MANIFEST_DIGEST, 0), Offer(MANIFEST_DIGEST, wire.MAX_MANIFEST),
+            Chunk(digest, 0, raw[:100]), Chunk(MANIFEST_DIGEST, 0, b"x" * wire.MAX_CHUNK), Install(digest),
+            Want(digest, 0, 10), Stored("ready", digest), wire.Bye("x"),
+        )
+    ]  # fmt: skip
+    with Hand(file, keys) as hand:
+        wait_until(greeted(hand))
+        for index in range(FRAMES):
+            hand.says(rng.choice(good) if index % 4 == 0 else mutate(rng.choice(good), rng))
+            if index % 50 == 0:
+                hand.says(Hello("laptop.00000000", "pusher", 1, 1, "", ""))
+                hand.poll()
+                hand.heard.clear()
+    with Pusher(file, keys=keys["laptop"], wait=20) as pusher:
+        pusher.push(Bundle.open(tiny_bundle))
+        assert pusher.results()["a"].state == "active"
+    assert sum(path.stat().st_size for path in (tmp_path / "store").rglob("*") if path.is_file()) < 20 * 1024 * 1024
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a disk of its own of 6 MB; skipped where nothing may be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True, timeout=10)
+    except OSError as error:
+        pytest.skip(f"no disk can be mounted here: {error}")
+    if done.returncode:
+        pytest.skip(f"no disk can be mounted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True, timeout=10)
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_full_disk_is_said_and_nothing_is_installed(
+    serve, file, keys, tiny_bundle, small_disk, wait_until, monkeypatch, when
+):
+    if when == "meanwhile":  # somebody else fills it after the space was found to be enough
+        monkeypatch.setattr("ls_edge.runtime.store.SPARE_BYTES", -(1 << 40))
+    fill = small_disk / "fill"
+    serve(StoredPeer(file, "a", small_disk / "store", keys=keys["a"]))
+    with Pusher(file, keys=keys["laptop"], wait=20) as pusher:
+        free = os.statvfs(small_disk)
+        fill.write_bytes(bytes(free.f_bavail * free.f_frsize - 20_000))
+        with pytest.raises(PushError, match=r"a: disk full.*no peer was switched"):
+            pusher.push(Bundle.open(tiny_bundle))
+    assert not any(name.startswith("bundles") for name in files_in(small_disk / "store"))
+    fill.unlink()
+    with Pusher(file, keys=keys["laptop"], wait=20) as pusher:
+        pusher.push(Bundle.open(tiny_bundle))
+        assert pusher.results()["a"].state == "active"
