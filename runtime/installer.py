@@ -111,9 +111,9 @@ class Installer:
         self._store.close()
 
     def greeted(self, pusher: str) -> None:
-        """A pusher was let in, and is told what is there."""
+        """A pusher was let in, and gets what is there."""
         self._pushers.add(pusher)
-        self._tell(pusher)
+        self._report(pusher)
 
     def lost(self, name: str) -> None:
         """A process has gone; what came of its push is kept on the disk."""
@@ -126,7 +126,7 @@ class Installer:
         if isinstance(message, Offer):
             self._on_offer(pusher, message)
         elif self._push is None or self._push.pusher != pusher:
-            self._tell(pusher)
+            self._report(pusher)
         elif isinstance(message, Chunk):
             self._on_chunk(self._push, message)
         elif isinstance(message, Install):
@@ -146,7 +146,7 @@ class Installer:
             self._do(None, "confirm", self._store.confirm)
             if push is not None and push.state is StoreState.SWITCHING:
                 push.state = StoreState.ACTIVE
-            self._tell_all()
+            self._report_all()
         if push is not None and push.state is StoreState.RECEIVING and push.file is not None:
             self._ask(push, push.file)
 
@@ -157,12 +157,12 @@ class Installer:
         if (self._push is not None and self._push.pusher != pusher) or (
             holder not in ("", pusher) and time.monotonic() < until
         ):
-            self._tell(pusher)
+            self._report(pusher)
             return
         manifest = offer.manifest.hex()
         push = self._push
         if push is not None and push.manifest == manifest and push.state is not StoreState.FAILED:
-            self._tell(pusher)  # it was repeated
+            self._report(pusher)  # it was repeated
             return
         push = self._push = _Push(pusher, manifest, offer.size, last=time.monotonic())
         log.info("a bundle is offered", extra={"peer": pusher, "bundle": manifest[:8]})
@@ -194,7 +194,7 @@ class Installer:
             self.switch_to = push.manifest
             self._turn = (push.pusher, time.monotonic() + KEEP_TURN_S)
             log.info("switching", extra={"peer": push.pusher, "bundle": push.manifest[:8]})
-        self._tell(push.pusher)
+        self._report(push.pusher)
 
     # What the store's thread does.
 
@@ -231,7 +231,7 @@ class Installer:
                 self._complete(push)
             else:
                 self._begin(push, done.value.missing[0])
-            self._tell(push.pusher)
+            self._report(push.pusher)
         elif done.what == "write" and isinstance(done.value, int):
             push.written = done.value
             self._finish_if_whole(push)
@@ -243,7 +243,7 @@ class Installer:
             else:
                 push.file = None
                 self._look(push)
-            self._tell(push.pusher)
+            self._report(push.pusher)
 
     def _complete(self, push: _Push) -> None:
         push.file = None
@@ -292,13 +292,13 @@ class Installer:
     def _fail(self, push: _Push, reason: str) -> None:
         push.state, push.reason, push.file = StoreState.FAILED, one_line(reason, _REASON), None
         log.warning("a push failed", extra={"peer": push.pusher, "bundle": push.manifest[:8], "why": push.reason})
-        self._tell(push.pusher)
+        self._report(push.pusher)
 
-    def _tell_all(self) -> None:
+    def _report_all(self) -> None:
         for pusher in self._pushers:
-            self._tell(pusher)
+            self._report(pusher)
 
-    def _tell(self, pusher: str) -> None:
+    def _report(self, pusher: str) -> None:
         record, push = self._store.record, self._push
         active, previous = bytes.fromhex(record.active or ""), bytes.fromhex(record.previous or "")
         holder, until = self._turn

@@ -262,7 +262,7 @@ class Pusher:
                         self._stop(target, "it comes back without having switched; see its log")
                     installs += 1
                     target.stored = None
-                    self._tell(target, Install(target.offered))
+                    self._send(target, Install(target.offered))
                 if target.up and target.stored is not None:  # it is there, and warms up
                     target.moved_at = time.monotonic()
                 if time.monotonic() > began + WARM_UP_S:
@@ -352,8 +352,8 @@ class Pusher:
         for target in self._all.values():
             if target.up and target.welcome is None and not target.complaint and now > target.greeted_at + AGAIN_S:
                 self._greet(target)
-            told = target.stored is not None and target.stored.manifest == target.offered
-            if target.up and target.welcome and target.offered and not told and now > target.offered_at + AGAIN_S:
+            known = target.stored is not None and target.stored.manifest == target.offered
+            if target.up and target.welcome and target.offered and not known and now > target.offered_at + AGAIN_S:
                 self._offer(target)
 
     def _greet(self, target: _Target) -> None:
@@ -361,13 +361,13 @@ class Pusher:
         hello = (
             self._hello if target.peer.name in self._targets else msgspec.structs.replace(self._hello, role="observer")
         )
-        self._tell(target, hello)
+        self._send(target, hello)
 
     def _offer(self, target: _Target) -> None:
         target.offered_at = time.monotonic()
-        self._tell(target, Offer(target.offered, target.files[target.offered.hex()].size))
+        self._send(target, Offer(target.offered, target.files[target.offered.hex()].size))
 
-    def _tell(self, target: _Target, message: Message) -> bool:
+    def _send(self, target: _Target, message: Message) -> bool:
         return self._links.send(Link(dialled=target.peer.name), [wire.encode(message)])
 
     def _on_message(self, target: _Target, event: Incoming) -> None:
@@ -406,7 +406,7 @@ class Pusher:
         except OSError as error:
             target.failure = f"cannot read {file.path}: {error.strerror}"
             return
-        if len(data) == want.size and self._tell(target, Chunk(want.digest, want.offset, data)):
+        if len(data) == want.size and self._send(target, Chunk(want.digest, want.offset, data)):
             target.sent += len(data)
             target.moved_at = time.monotonic()
             if target.last is not None:
