@@ -118,17 +118,19 @@ class Pusher:
         keys: KeyPair | None,
         only: Collection[str] = (),
         wait: float = 120.0,
+        connect: float = CONNECT_S,
         on_change: Callable[[str, str, int, int], None] = lambda _name, _state, _missing, _total: None,
         on_warning: Callable[[str], None] = lambda _text: None,
     ) -> None:
         """Dial the peers; ``only`` are those that get the bundle, all where it is empty.
 
-        ``wait``: seconds for which a peer may be away or get no further. ``on_change(name, state, missing, total)``
+        ``wait``: seconds for which a peer may be away or get no further; ``connect``: seconds in which all have to answer
+        before anything is sent. ``on_change(name, state, missing, total)``
         is called when a peer got further, in bytes. Raises :class:`UsageError` and :class:`LinkError` for keys or names
         that do not fit the file.
         """
         name = _name_of(peers, keys)
-        self._peers, self._wait = peers, wait
+        self._peers, self._wait, self._connect_s = peers, wait, connect
         self._on_change, self._on_warning = on_change, on_warning
         self._hello = Hello(new_alias(name), "pusher", new_incarnation(), wire.MINOR, "", "")
         self._all = {peer.name: _Target(peer) for peer in peers.peers}
@@ -221,7 +223,7 @@ class Pusher:
 
     def _connect(self) -> None:
         """Wait until all peers have let us in."""
-        end = time.monotonic() + CONNECT_S
+        end = time.monotonic() + self._connect_s
         while time.monotonic() < end and not any(t.complaint or t.refused for t in self._targets.values()):
             if all(t.stored for t in self._targets.values()):
                 break

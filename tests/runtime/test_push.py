@@ -46,7 +46,7 @@ def half_bundle(tmp_path_factory, tiny_bundle):
 
 
 def pusher(peers, name="laptop", **named):
-    return Pusher(peers.file, keys=load_secret(peers.secret_key(name)), wait=20.0, **named)
+    return Pusher(peers.file, keys=load_secret(peers.secret_key(name)), wait=60.0, connect=60.0, **named)
 
 
 def push(peers, bundle, name="laptop", **named):

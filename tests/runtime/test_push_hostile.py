@@ -132,7 +132,7 @@ def test_a_tampered_chunk_is_refused_and_nothing_is_installed(peer, file, keys, 
         assert (hand.last(Stored).state, hand.last(Stored).active) == ("failed", b"")
     found = files_in(tmp_path / "store")
     assert not any(name.startswith("bundles") or name.endswith(part.hex()) for name in found)
-    with Pusher(file, keys=keys["laptop"], wait=20) as pusher:
+    with Pusher(file, keys=keys["laptop"], wait=60, connect=60) as pusher:
         pusher.push(Bundle.open(tiny_bundle))
         assert pusher.results()["a"].state == "active"
         assert pusher.results()["a"].sent_bytes < sum(
@@ -254,7 +254,7 @@ def test_a_peer_lives_under_thousands_of_broken_pushes(peer, file, keys, tiny_bu
                 hand.says(Hello("laptop.00000000", "pusher", 1, 1, "", ""))
                 hand.poll()
                 hand.heard.clear()
-    with Pusher(file, keys=keys["laptop"], wait=20) as pusher:
+    with Pusher(file, keys=keys["laptop"], wait=60, connect=60) as pusher:
         pusher.push(Bundle.open(tiny_bundle))
         assert pusher.results()["a"].state == "active"
     assert sum(path.stat().st_size for path in (tmp_path / "store").rglob("*") if path.is_file()) < 20 * 1024 * 1024
@@ -284,13 +284,13 @@ def test_a_full_disk_is_said_and_nothing_is_installed(
         monkeypatch.setattr("ls_edge.runtime.store.SPARE_BYTES", -(1 << 40))
     fill = small_disk / "fill"
     serve(StoredPeer(file, "a", small_disk / "store", keys=keys["a"]))
-    with Pusher(file, keys=keys["laptop"], wait=20) as pusher:
+    with Pusher(file, keys=keys["laptop"], wait=60, connect=60) as pusher:
         free = os.statvfs(small_disk)
         fill.write_bytes(bytes(free.f_bavail * free.f_frsize - 20_000))
         with pytest.raises(PushError, match=r"a: disk full.*no peer was switched"):
             pusher.push(Bundle.open(tiny_bundle))
     assert not any(name.startswith("bundles") for name in files_in(small_disk / "store"))
     fill.unlink()
-    with Pusher(file, keys=keys["laptop"], wait=20) as pusher:
+    with Pusher(file, keys=keys["laptop"], wait=60, connect=60) as pusher:
         pusher.push(Bundle.open(tiny_bundle))
         assert pusher.results()["a"].state == "active"
