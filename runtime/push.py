@@ -126,7 +126,8 @@ class Pusher:
 
         ``wait``: seconds for which a peer may be away or get no further; ``connect``: seconds in which all have to
         answer before anything is sent. ``on_change(name, state, missing, total)`` is called when
-        a peer got further, in bytes. Raises :class:`UsageError` and :class:`LinkError` for keys or names that do not fit the file.
+        a peer got further, in bytes. Raises :class:`UsageError` and :class:`LinkError` for keys or names
+        that do not fit the file.
         """
         name = _name_of(peers, keys)
         self._peers, self._wait, self._connect_s = peers, wait, connect
