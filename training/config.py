@@ -41,8 +41,9 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     source: str = ""
     """DATA: class folders, a tar of them, ``digits``, or a name of timm's dataset factory."""
-    workers: int = 0
-    """Processes that decode images; 0 is this one. Small sets are decoded once and kept in memory."""
+    workers: int | None = None
+    """Processes that decode images; 0 is this one. None: up to eight beside a GPU, by its cores, else 0. Small sets are
+    decoded once and kept in memory."""
     cache_mb: int = 512
     """Decoded images are kept in memory up to this many MiB; larger sets are decoded every epoch."""
     augment: Literal["auto", "none", "shift", "crop", "timm"] = "auto"
@@ -292,7 +293,7 @@ def check(config: TrainConfig, source_map: yaml_source.SourceMap | None) -> None
             ("teacher", "weights"),
             "left out where no teacher is named (--teacher)",
         ),
-        (c.data.workers >= 0, ("data", "workers"), "0 or more"),
+        (c.data.workers is None or c.data.workers >= 0, ("data", "workers"), "0 or more, or null"),
         (c.data.cache_mb >= 0, ("data", "cache_mb"), "0 or more"),
         (0 < c.data.validation < 1, ("data", "validation"), "above 0 and below 1"),
         (c.data.crop_pct is None or 0 < c.data.crop_pct <= 8, ("data", "crop_pct"), "above 0 and at most 8"),

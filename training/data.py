@@ -9,6 +9,7 @@ An image that cannot be decoded is reported, left out and counted. Datasets that
 
 from __future__ import annotations
 
+import os
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ls_edge import hardware
 from ls_edge.bundle import ImageSpec
 from ls_edge.data.datasets import ImageRef, ImageSet
 from ls_edge.data.preprocess import Preprocessor, decode
@@ -32,6 +34,8 @@ from ls_edge.training.distributed import DistributedContext
 _timm_data: Any = timm.data
 Batch = tuple[Tensor, Tensor]
 """Pixels uint8 ``[B, 3, H, W]`` and labels int64 ``[B]``."""
+MAX_WORKERS = 8
+"""Most processes that decode by default; more than these wait for a disk, or for the GPU."""
 
 
 def split(images: ImageSet, part: float, seed: int) -> tuple[list[int], list[int]]:
@@ -122,7 +126,7 @@ class Batches:
         self._seed = seed
         self._augment = augment
         self._skipped = skipped
-        self._workers = config.workers
+        self._workers = default_workers(on_gpu=pin) if config.workers is None else config.workers
         self._images = tuple(images)
         self._transform = _timm_transform(spec) if augment == "timm" else None
         self._set = Decoded(self._images, spec, self._transform)
@@ -150,17 +154,61 @@ class Batches:
         batches = [order[i * self.batch_size : (i + 1) * self.batch_size] for i in range(self.steps())]
         share = slice(self._context.rank * self._local, (self._context.rank + 1) * self._local)
         if self.cached:  # moved as a whole, so that every process draws for all images alike
-            for pixels, labels in self._load(batches, generator):
-                yield augment(pixels, self._augment, generator)[share], labels[share]
+            for batch in self._load(batches, generator):
+                assert batch is not None  # what cannot be decoded is not in memory
+                pixels, labels = batch
+                yield self._pinned(augment(pixels, self._augment, generator)[share], labels[share])
             return
-        for pixels, labels in self._load([batch[share] for batch in batches], generator):
-            yield augment(pixels, self._augment, generator), labels
+        for pixels, labels in self._same_count(self._load([batch[share] for batch in batches], generator)):
+            yield self._pinned(augment(pixels, self._augment, generator), labels)
 
     def fixed(self) -> Iterator[Batch]:
-        """All images in the set's order, as they are; several processes divide the batches among themselves."""
+        """All images in the set's order, as they are; several processes divide the batches among themselves.
+
+        A process among several whose share cannot be decoded yields nothing; one by itself raises :class:`DataError`.
+        """
         rows = list(range(len(self)))
         batches = [rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
-        yield from self._load(batches[self._context.rank :: self._context.world_size], torch.Generator().manual_seed(0))
+        share = batches[self._context.rank :: self._context.world_size]
+        used = False
+        for batch in self._load(share, torch.Generator().manual_seed(0)):
+            if batch is not None:
+                used = True
+                yield self._pinned(*batch)
+        if share and not used and self._context.world_size == 1:
+            raise self.all_unreadable()
+
+    def all_unreadable(self) -> DataError:
+        """The error where no image can be decoded."""
+        return DataError(
+            f"none of {len(self._images)} images can be used, {self._images[0].name} is the first; check the files"
+        )
+
+    def _same_count(self, batches: Iterator[Batch | None]) -> Iterator[Batch]:
+        """The batches that can be used, or as many as there were in every process.
+
+        Processes that train together average their gradients in every step, so where there are several the last good
+        batch stands in for one that has no image. One process by itself leaves it out.
+        """
+        first = next((batch for batch in batches if batch is not None), None)
+        if self._context.any(first is None):
+            raise self.all_unreadable()
+        assert first is not None
+        yield first
+        yielded, good = 1, first
+        for batch in batches:
+            if batch is None and self._context.world_size == 1:
+                continue
+            good = good if batch is None else batch
+            yielded += 1
+            yield good
+        while self._context.world_size > 1 and yielded < self.steps():  # those ahead of the first good one
+            yielded += 1
+            yield good
+
+    def _pinned(self, pixels: Tensor, labels: Tensor) -> Batch:
+        """In pinned memory where they go to a GPU: only from there they are copied while it computes."""
+        return (pixels.pin_memory(), labels.pin_memory()) if self._pin else (pixels, labels)
 
     def _keep(self, on_decoded: Callable[[int], None]) -> None:
         pixels: list[Tensor] = []
@@ -174,33 +222,35 @@ class Batches:
                 pixels.append(found)
                 labels.append(label)
         if not pixels:
-            raise _all_unreadable(self._images)
+            raise self.all_unreadable()
         self._pixels, self._labels = torch.stack(pixels), torch.tensor(labels)
 
-    def _load(self, batches: list[list[int]], generator: torch.Generator) -> Iterator[Batch]:
+    def _load(self, batches: list[list[int]], generator: torch.Generator) -> Iterator[Batch | None]:
+        """Each batch without the images that cannot be decoded; None for one of which none can."""
         if self._pixels is not None:
             for rows in batches:
-                pixels, labels = self._pixels[rows], self._labels[rows]
-                yield (pixels.pin_memory(), labels.pin_memory()) if self._pin else (pixels, labels)
+                yield self._pixels[rows], self._labels[rows]
             return
         loader: DataLoader[Any] = DataLoader(
             self._set, batch_sampler=batches, num_workers=self._workers, generator=generator,
-            collate_fn=_collate, worker_init_fn=_seed_worker if self._workers else None, pin_memory=self._pin,
+            collate_fn=_collate, worker_init_fn=_seed_worker if self._workers else None,
             prefetch_factor=4 if self._workers else None,
         )  # fmt: skip
-        used = 0
         for pixels, labels, reasons in loader:
             for why in reasons:
                 self._skipped.add(why)
-            if pixels is not None:
-                used += 1
-                yield pixels, labels
-        if batches and not used:
-            raise _all_unreadable(self._images)
+            yield None if pixels is None else (pixels, labels)
 
 
-def _all_unreadable(images: Sequence[ImageRef]) -> DataError:
-    return DataError(f"none of {len(images)} images can be used, {images[0].name} is the first; check the files")
+def default_workers(*, on_gpu: bool) -> int:
+    """Processes that decode images where the configuration does not say: enough to feed a GPU, none on the CPU.
+
+    On the CPU training itself needs the cores; beside a GPU all but one of this process's share are free.
+    """
+    if not on_gpu:
+        return 0
+    processes = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, min(MAX_WORKERS, hardware.cores() // processes - 1))
 
 
 def _collate(items: list[tuple[Tensor | None, int, str]]) -> tuple[Tensor | None, Tensor, list[str]]:

@@ -51,10 +51,49 @@ class DistributedContext:
             dist.all_reduce(values)
         return values
 
+    def any(self, here: bool) -> bool:
+        """Whether it is so in one of the processes; every process has to ask."""
+        if self.world_size == 1:
+            return here
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        return bool(self.sum(torch.tensor(float(here), device=device)))
+
+    @contextlib.contextmanager
+    def one_first(self) -> Iterator[None]:
+        """Let one process of this machine go first, such as to download what the others find; all have to enter."""
+        first = self.local_rank == 0
+        if not first:
+            self.barrier()
+        try:
+            yield
+        finally:
+            if first:
+                self.barrier()
+
     def barrier(self) -> None:
         """Wait until every process is here."""
         if self.world_size > 1:
             dist.barrier()
+
+
+def select_device(device: str) -> None:
+    """Make the GPU of this process of ``torchrun`` its current one, before anything else touches CUDA.
+
+    Whatever comes first (random states, a tensor) would else open the first GPU in every process, at some hundred MiB.
+    ``device`` is the configuration's. Raises :class:`UsageError` for a CUDA device that does not exist.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ or not _uses_cuda(device):
+        return
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if local_rank >= torch.cuda.device_count():
+        raise UsageError(
+            f"process {local_rank} has no GPU: this machine has {torch.cuda.device_count()}; start fewer processes"
+        )
+    torch.cuda.set_device(local_rank)
+
+
+def _uses_cuda(device: str) -> bool:
+    return device == "cuda" or (device == "auto" and torch.cuda.is_available())
 
 
 @contextlib.contextmanager
@@ -69,14 +108,8 @@ def process_group(device: str) -> Iterator[DistributedContext]:
         yield DistributedContext()
         return
     context = DistributedContext(int(os.environ["RANK"]), world_size, int(os.environ.get("LOCAL_RANK", "0")))
-    cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    if cuda:
-        if context.local_rank >= torch.cuda.device_count():
-            raise UsageError(
-                f"process {context.local_rank} has no GPU: this machine has {torch.cuda.device_count()}; start fewer "
-                "processes"
-            )
-        torch.cuda.set_device(context.local_rank)
+    cuda = _uses_cuda(device)
+    select_device(device)
     dist.init_process_group("nccl" if cuda else "gloo", timeout=TIMEOUT)
     try:
         yield context

@@ -29,7 +29,7 @@ from ls_edge.errors import DataError, RunError, TrainingStopped, UsageError
 from ls_edge.training.checkpoint import CONFIG, METRICS, WEIGHTS, append_metrics, read_record, save_run
 from ls_edge.training.config import RunRecord, TrainConfig
 from ls_edge.training.data import Batches, Skipped, choose_augment, normaliser, split
-from ls_edge.training.distributed import DistributedContext, process_group
+from ls_edge.training.distributed import DistributedContext, process_group, select_device
 from ls_edge.training.epoch_trainer import EpochTrainer
 from ls_edge.training.folder_lock import folder_lock
 from ls_edge.training.methods.base import Method, make_method
@@ -103,6 +103,7 @@ def train(
     _check_apart(out, config.data.source)
     if not resume and not overwrite:
         _check_new(out)
+    select_device(config.device)  # ahead of the random states, which are also those of a GPU
     with preserve_rng_state():
         try:
             with (
@@ -141,10 +142,11 @@ class _Training:
         self.device = choose_device(config.device)
         self.dtype = choose_precision(config.precision, self.device)
         self.method: Method = make_method(config.method, config.method_args)
-        images = open_data(config.data.source, "train")
-        initial = make_initial_weights(
-            config.model, images.classes, seed=config.seed, model_named=model_named, warn=listener.warn
-        )
+        with context.one_first():  # which downloads data and weights where they are not here yet
+            images = open_data(config.data.source, "train")
+            initial = make_initial_weights(
+                config.model, images.classes, seed=config.seed, model_named=model_named, warn=listener.warn
+            )
         image = _image_in_force(initial.image, config)
         self.bands, config = _bands_in_force(config, initial)
         self.config = config = _in_force(config, self.method, initial.model, image)
@@ -306,6 +308,8 @@ class _Training:
             count += len(labels) * len(self.arrangements)
         sums = torch.tensor([loss, correct, count], dtype=torch.float64, device=self.device)
         loss, right, seen = self.context.sum(sums).tolist()
+        if not seen:
+            raise batches.all_unreadable()
         return loss / seen, right / seen
 
     def _remark(self, loss: float, top1: float, images: int) -> str:

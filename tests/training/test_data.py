@@ -6,12 +6,13 @@ import pytest
 import torch
 from PIL import Image
 
+from ls_edge import hardware
 from ls_edge.bundle import ImageSpec
 from ls_edge.data.datasets import open_data
 from ls_edge.data.preprocess import Preprocessor, decode
 from ls_edge.errors import DataError, UsageError
 from ls_edge.training.config import DataConfig
-from ls_edge.training.data import Batches, Skipped, augment, choose_augment, normaliser, split
+from ls_edge.training.data import Batches, Skipped, augment, choose_augment, default_workers, normaliser, split
 from ls_edge.training.precision import seed_epoch
 
 SPEC = ImageSpec(size=(16, 16), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), crop_pct=0.9)
@@ -249,3 +250,32 @@ def test_an_indexed_set_becomes_images(tmp_path, monkeypatch):
         ("cat/0000000", 0), ("cat/0000001", 0), ("dog/0000002", 1), ("dog/0000003", 1),
     ]  # fmt: skip
     assert found.images[2].read() == (root / "dog" / "0.png").read_bytes()
+
+
+@pytest.mark.parametrize("cache_mb", [0, 512])
+def test_what_goes_to_a_gpu_is_pinned_after_augmentation(tmp_path, monkeypatch, cache_mb):
+    pinned = set()
+
+    def pin(tensor):
+        pinned.add(tensor.data_ptr())
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    images = open_data(str(folder(tmp_path)), "train").images
+    made = Batches(
+        images, SPEC, DataConfig(cache_mb=cache_mb, workers=0), batch_size=4, seed=0, augment="crop",
+        skipped=Skipped(pytest.fail), pin=True,
+    )  # fmt: skip
+    assert made.cached == (cache_mb > 0)
+    for found in (made.epoch(0), made.fixed()):
+        for pixels, labels in found:
+            assert {pixels.data_ptr(), labels.data_ptr()} <= pinned
+
+
+def test_a_default_number_of_workers_feeds_a_gpu(monkeypatch):
+    monkeypatch.setattr(hardware, "cores", lambda: 16)
+    assert (default_workers(on_gpu=False), default_workers(on_gpu=True)) == (0, 8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert default_workers(on_gpu=True) == 3
+    monkeypatch.setattr(hardware, "cores", lambda: 2)
+    assert default_workers(on_gpu=True) == 1

@@ -1,17 +1,20 @@
 """Several processes, parts of a batch, checkpointed blocks, averaged weights: the same training, done otherwise."""
 
+import json
 import os
 import subprocess
 import sys
 
 import msgspec
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from ls_edge.errors import UsageError
 from ls_edge.runtime.local_cluster import free_ports
 from ls_edge.training.checkpoint import load_run
-from ls_edge.training.config import OptimConfig, read_config, to_yaml
+from ls_edge.training.config import DataConfig, OptimConfig, read_config, to_yaml
 from ls_edge.training.distributed import DistributedContext
 from ls_edge.training.loop import train
 from ls_edge.training.methods.base import expected_cost, make_method
@@ -65,6 +68,22 @@ METHODS = {"shuffle": {}, "anyorder": {"accumulate": 2}}
 """Methods that two processes train, with what they do otherwise than the one process."""
 
 
+RUNS = (*METHODS, "spoilt")
+"""What the pair of processes trains; ``spoilt`` on images of which most cannot be decoded."""
+
+
+def spoilt_images(folder):
+    """Two classes of 24 images, every other one and the first ten broken: parts of batches have no image at all."""
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        for index in range(24):
+            path = folder / name / f"{index:02d}.png"
+            Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(path)
+            if index % 2 or index < 10:
+                path.write_bytes(path.read_bytes()[:60])
+
+
 @pytest.fixture(scope="module")
 def trained_by_two(tmp_path_factory):
     """The folder in which a pair of processes trained each method, and what each of them printed."""
@@ -72,8 +91,12 @@ def trained_by_two(tmp_path_factory):
     for method, changes in METHODS.items():
         config = msgspec.structs.replace(settings(epochs=2, method=method), **changes)
         (folder / f"{method}.yaml").write_text(to_yaml(config))
+    spoilt_images(folder / "spoilt-data")
+    data = DataConfig(str(folder / "spoilt-data"), cache_mb=0, validation=0.3)
+    spoilt = msgspec.structs.replace(settings(epochs=2, batch_size=4), data=data)
+    (folder / "spoilt.yaml").write_text(to_yaml(spoilt))
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    trainings = [f"{method}:{port}" for method, port in zip(METHODS, free_ports(len(METHODS)), strict=True)]
+    trainings = [f"{method}:{port}" for method, port in zip(RUNS, free_ports(len(RUNS)), strict=True)]
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", RANK, str(folder), *trainings], text=True, stdout=subprocess.PIPE,
@@ -93,8 +116,57 @@ def trained_by_two(tmp_path_factory):
 
 def test_one_of_two_processes_reports(trained_by_two):
     _, (first, second) = trained_by_two
-    assert first.count('"seconds"') == len(METHODS)
+    assert first.count('"seconds"') == len(RUNS)
     assert second == ""
+
+
+def test_a_process_without_images_in_a_step_does_not_leave_the_other_alone(trained_by_two):
+    folder, _ = trained_by_two
+    lines = [json.loads(line) for line in (folder / "spoilt-two" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2]
+
+
+class Ranked(DistributedContext):
+    def barrier(self):
+        ORDER.append(f"{self.local_rank} waits")
+
+
+ORDER = []
+
+
+def test_one_process_goes_first_and_the_others_wait():
+    ORDER.clear()
+    for rank in (0, 1):
+        with Ranked(rank, 2, rank).one_first():
+            ORDER.append(f"{rank} downloads")
+    assert ORDER == ["0 downloads", "0 waits", "1 waits", "1 downloads"]
+    with pytest.raises(RuntimeError), Ranked(0, 2, 0).one_first():  # the others are let go all the same
+        raise RuntimeError("no network")
+    assert ORDER[-1] == "0 waits"
+
+
+def test_the_gpu_is_chosen_before_anything_touches_one(monkeypatch, tmp_path):
+    calls = []
+
+    class Touched(Exception):
+        pass
+
+    def touch():
+        calls.append("touch")
+        raise Touched
+
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: calls.append(f"set {index}"))
+    monkeypatch.setattr(torch.cuda, "current_device", touch)
+    with pytest.raises(Touched):
+        train(settings(device="cuda"), tmp_path / "run", listener=Silent())
+    assert calls == ["set 1", "touch"]
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UsageError, match="process 2 has no GPU: this machine has 2"):
+        train(settings(device="cuda"), tmp_path / "run", listener=Silent())
 
 
 @pytest.mark.parametrize("method", METHODS)
