@@ -1,5 +1,6 @@
 """What the charts are drawn from: exact spans, shares and windows."""
 
+import io
 import itertools
 import json
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from ls_edge.evaluation.run_summary import RunContext, summarise
 from ls_edge.records import PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
@@ -15,6 +17,7 @@ from ls_edge.report import charts
 from ls_edge.report.formatting import shorten, show, show_ms, ticks
 from ls_edge.report.narrative import narrative
 from ls_edge.report.statistics import Away, RunData, coverage, pick_requests, pick_window, tracks_by_peer
+from ls_edge.report.tables import summary_table
 from ls_edge.report.terminal_timeline import WIDTH, text_timeline
 from ls_edge.report.theme import block_colour, ink_on
 from ls_edge.report.timeline import spans_of
@@ -92,6 +95,19 @@ def test_coverage_is_exact_and_adds_overlaps():
     edges = np.array([0.0, 10.0, 20.0, 30.0])
     start, end = np.array([2.0, 5.0, 8.0]), np.array([4.0, 25.0, 9.0])
     assert coverage(start, end, edges).tolist() == pytest.approx([(2 + 5 + 1) / 10, 1.0, 0.5])
+
+
+def test_why_blocks_were_skipped_is_reported():
+    why = "block 1 of band [1-2] (2 of 2) had no reachable holder"
+    gone = [record(id=n, degraded=True, skipped=(1,), why_skipped=why) for n in range(3)]
+    late = record(id=3, degraded=True, skipped=(2,), why_skipped="block 2 of band [1-2] (2 of 2) did not run in time")
+    data = data_of([*gone, late, record(id=4)])
+    assert data.summary.skips.reasons == {why: 3, late.why_skipped: 1}
+    assert f"4 answers had to skip blocks, 3 of them because {why}." in narrative(data)
+    assert f"3 answers had to skip blocks because {why}." in narrative(data_of(gone))
+    console = Console(file=io.StringIO(), width=120)
+    console.print(summary_table(data.summary))
+    assert f"3 answers: {why}" in console.file.getvalue()
 
 
 def test_times_away():
