@@ -65,6 +65,7 @@ SCENES = (
     examples=(
         "ls-edge demo",
         "ls-edge demo --out /tmp/demo --limit 100",
+        "ls-edge demo --boards orin-nano,orin-nano,orin-nano-super",
     ),
 )
 @click.option(
@@ -72,14 +73,32 @@ SCENES = (
     help="Folder for models, bundles and the report.",
 )  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=10), default=359, show_default=True, help="Images a run.")
+@click.option(
+    "--boards", metavar="NAME,...",
+    help="Instead: plan for emulated boards, orin-nano, orin-nano-super or a profile.json, and try the plan on them.",
+)  # fmt: skip
+@click.option(
+    "--bundle", type=click.Path(path_type=Path), help="With --boards: what they serve; else an untrained one."
+)
+@click.option(
+    "--slowdown", type=click.FloatRange(min=1, max=1000), default=1.0, show_default=True,
+    help="With --boards: all boards and cables this many times slower, where these cores would be the limit.",
+)  # fmt: skip
 @click.option("--fresh", is_flag=True, help="Train again even where OUT has models from an earlier demo.")
-def command(out: Path, limit: int, fresh: bool) -> int:
+def command(out: Path, limit: int, boards: str | None, bundle: Path | None, slowdown: float, fresh: bool) -> int:
     """Fine-tune a small vision transformer with shuffled block order, cut it into one engine a block, serve the blocks
     by three peer processes, answer real images while one of the peers is killed, and do the same with a model that was
     trained without shuffling.
 
     Ends with a table and OUT/report.html. Takes a few minutes on two cores.
+
+    With --boards: engines on this machine are paced to the published figures of boards, in network namespaces with
+    cables of a gigabit where root may make them. Memory and power are not emulated, and the boards share these cores.
     """  # noqa: D205
+    if boards is not None:
+        return _boards(out, boards, bundle, limit, slowdown)
+    if bundle is not None:
+        raise UsageError("--bundle is for --boards; leave it out, or add --boards")
     from ls_edge.report.tables import print_comparison
     from ls_edge.report.terminal import open_console
 
@@ -105,6 +124,20 @@ def command(out: Path, limit: int, fresh: bool) -> int:
     _print_accuracy(accuracy)
     print_comparison([(name, summary) for name, summary, _, _ in runs])
     console.print(f"\nreport: {report}    figures: {out / 'demo.json'}    {document['seconds']:.0f} s", soft_wrap=True)
+    return 0
+
+
+def _boards(out: Path, boards: str, bundle: Path | None, limit: int, slowdown: float) -> int:
+    from ls_edge.cli.board_demo import board_demo, check_boards
+    from ls_edge.report.terminal import open_console
+
+    kinds = check_boards(boards)
+    _make_folder(out)
+    console = open_console(stderr=True)
+    found = board_demo(out, kinds, bundle, limit, console, slowdown=slowdown)
+    (out / "boards.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    _ls_edge(console, "report", *found["files"])
+    console.print(f"\nfigures: {out / 'boards.json'}", soft_wrap=True)
     return 0
 
 

@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -183,8 +184,9 @@ class NamespaceCluster(PeerCluster):
 
 
 def port(name: str) -> str:
-    """The bridge's end of a cable."""
-    return f"to-{name}"
+    """The bridge's end of a cable; Linux allows 15 characters."""
+    plain = f"to-{name}"
+    return plain if len(plain) <= 15 else f"to-{zlib.crc32(name.encode()):08x}"
 
 
 def _clear_left_over() -> None:

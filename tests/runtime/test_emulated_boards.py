@@ -1,0 +1,72 @@
+"""Boards that are emulated: figures and their sources, profiles that are marked, and a plan that is tried on them."""
+
+import json
+
+import msgspec
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.cli.board_demo import board_demo, check_boards
+from ls_edge.engines.profiling import profile_bundle
+from ls_edge.errors import UsageError
+from ls_edge.report.terminal import open_console
+from ls_edge.runtime.emulated_boards import EmulatedBoard, emulated_boards, emulated_profile
+from ls_edge.sensors import Sensors
+
+pytest.importorskip("highspy")
+
+
+@pytest.fixture
+def measured(tiny_bundle, tmp_path):
+    return profile_bundle(
+        Bundle.open(tiny_bundle), name="here", duration=0.02, threads=1, sensors=Sensors(tmp_path / "none")
+    )
+
+
+def test_boards_by_name_and_by_profile(measured, tmp_path):
+    path = tmp_path / "jetson.json"
+    path.write_bytes(msgspec.json.encode(measured))
+    boards = emulated_boards(["orin-nano", "orin-nano-super", "orin-nano", str(path)])
+    assert [board.name for board in boards] == ["orin-nano-0", "orin-nano-super-0", "orin-nano-1", "here-0"]
+    assert 12 * boards[0].block_ms == pytest.approx(1000 / 98)
+    assert 12 * boards[1].block_ms == pytest.approx(1000 / 158)
+    assert boards[3].block_ms == measured.block_ms
+    assert "vit-base-patch16-224" in boards[0].source
+    assert boards[3].source == "its profile jetson.json"
+    (slow,) = emulated_boards(["orin-nano"], 10)
+    assert slow.pace.least_ms == pytest.approx(10 * boards[0].block_ms)
+    assert slow.source.endswith("10 times slower")
+    with pytest.raises(UsageError, match="unknown board 'orin-nan'; did you mean 'orin-nano'"):
+        emulated_boards(["orin-nan"])
+    assert check_boards("a, b,") == ["a", "b"]
+    with pytest.raises(UsageError, match="names no board"):
+        check_boards(" ,")
+
+
+def test_an_emulated_profile_is_marked_and_says_nothing_that_is_not_known(measured):
+    (board,) = emulated_boards(["orin-nano"], 100)
+    found = emulated_profile(msgspec.structs.replace(measured, power_watts=5.0, throttled=True), board)
+    assert found.block_ms == pytest.approx(board.block_ms, abs=1e-3)
+    assert (found.device.name, found.device.emulated) == ("orin-nano-0", board.source)
+    assert (found.power_watts, found.energy_mj_per_image, found.throttled) == (None, None, False)
+    with pytest.raises(UsageError, match="cannot stand for one"):
+        emulated_profile(measured, EmulatedBoard("quick-0", 1e-6, "nobody"))
+
+
+def test_a_plan_is_tried_on_emulated_boards(tiny_bundle, tmp_path):
+    console = open_console(stderr=True)
+    found = board_demo(tmp_path, ["orin-nano", "orin-nano-super"], tiny_bundle, 10, console, slowdown=5)
+    plan = found["plan"]
+    assert plan["recommendation"] in ("single", "distribute")
+    assert any("is emulated, by NVIDIA's table" in line for line in plan["assumptions"])
+    rows = {row["name"]: row for row in found["compared"]["rows"]}
+    assert {"plan.json", "run-alone.json", "run-many.json"} <= set(rows)
+    pairs = found["compared"]["planned_against_measured"]
+    assert {(pair["run"], pair["figure"]) for pair in pairs} == {
+        ("run-alone.json", "latency_ms"), ("run-many.json", "throughput"),
+    }  # fmt: skip
+    run = json.loads((tmp_path / "run-alone.json").read_text(encoding="utf-8"))
+    assert (run["answered"], run["degraded"]) == (10, 0)
+    # no board is faster than it was paced to be
+    paced = min(board.block_ms for board in emulated_boards(["orin-nano", "orin-nano-super"], 5))
+    assert run["latency_ms"]["p50"] >= paced * 6 / len(plan["placement"])
