@@ -1,11 +1,11 @@
 """From a module to the bytes of an ONNX file, and from one block's file to all blocks'.
 
-Tracing is ``torch.onnx.export`` with ``dynamo=True``: it alone writes ``LayerNormalization`` and ``Gelu`` as one
-operator each and folds the shape arithmetic of a fixed token count away. It takes a second or more a module
-whatever its size, and the blocks of a model differ in their weights only. So block 0 is traced once with random
-weights in all of its parameters (equal weights, such as biases of zero, would be merged into one tensor), each
-tensor of the graph is matched with one of the parameters, and the weights of the other blocks are filled in.
-If a tensor cannot be matched with certainty, each block is traced by itself.
+Tracing is ``torch.onnx.export`` with ``dynamo=True``, which writes ``LayerNormalization`` and ``Gelu`` as one operator
+each and folds the shape arithmetic of a fixed token count. It takes a second or more a module whatever its size, and
+the blocks of a model differ in their weights only. So block 0 is traced once with random weights in all of its
+parameters (equal weights, such as biases of zero, would be merged into one tensor), each tensor of the graph is matched
+with one of the parameters, and the weights of the other blocks are filled in. If a tensor cannot be matched with
+certainty, each block is traced by itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A bundle: ``manifest.json`` and one engine file for stem, head and each block.
 
-Reading trusts nothing: names in a manifest stay inside the folder, links are refused, and a part is handed out
-only as the very bytes whose digest was checked (:meth:`Bundle.read`), so that nothing is opened by path
+Reading validates everything: paths in a manifest stay inside the folder, links are refused, and a part is returned
+as the bytes whose digest was checked (:meth:`Bundle.read`), so that no file is opened by path
 afterwards. Writing is for ``ls_edge.export``: parts first, manifest last, so that a folder with a manifest is
 complete.
 

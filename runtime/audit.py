@@ -1,11 +1,11 @@
-"""An audit: a share of a source's answers is computed a second time here, to notice peers whose work is wrong.
+"""An audit: a share of a source's answers is computed a second time here, to detect peers that return wrong tokens.
 
-Which answers are audited is drawn from secret random numbers after they came back, so no peer can know. The second
+The audited answers are drawn from secret random numbers after they returned, so peers cannot predict them. The second
 computation takes the image's stem tokens through the recorded arrangement with the bundle's own block files, and its
-logits may differ by the tolerance of a replay (guarantee R2). Where they differ by more, somebody computed something
-else. The same image is then sent once more with every hop through the source (the *challenge*): each hop's tokens are
-compared with what its blocks make of that hop's input, and the first hop that is wrong names its holder. Where no hop
-of the challenge is wrong, one of the answer's holders must be it, and all are named so.
+logits may differ by the tolerance of a replay (guarantee R2). Where they differ by more, some tokens were wrong. The
+same image is then sent once more with every hop through the source (the *challenge*): each hop's tokens are compared
+with the output of its blocks for that hop's input, and the first hop that is wrong names its holder. Where no hop of
+the challenge is wrong, all holders of the answer are suspects and counted as one of several.
 
 A thread of the lowest priority does this. Answers never wait for it: where too many audits wait, the next is dropped
 and counted. A peer can distinguish a challenge from other requests, since its hops go through the source. If it is

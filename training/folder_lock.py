@@ -1,7 +1,7 @@
-"""A lock on a run folder: one training writes to it at a time, and one that dies lets go.
+"""A lock on a run folder: one training writes to it at a time; the lock ends with its process.
 
 The lock is ``flock`` on the file ``.lock`` in the folder, which is removed when training ends; a file that a killed
-process left behind holds nobody up. On file systems without locks training goes on without one.
+process left behind does not block another. On file systems without locks training goes on without one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether this process may open as many sockets as its peers need, checked before the first one.
 
-In the middle of a run libzmq's sockets would fail one by one, at whatever line opens the next.
+Without the check a run would fail at whichever socket libzmq cannot open.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ then raises ``KeyboardInterrupt`` in the main thread, so that ``with`` and ``fin
 While modules are being imported it ends the process directly: there is nothing to clean up, and extension modules that
 are just being initialised swallow exceptions. A second signal always ends the process directly.
 
-Only the standard library is imported here, and little of it.
+Only a few modules of the standard library are imported here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Time a bundle on this machine: its parts one after the other (the chain), and one engine of the whole (the monolith).
 
-Chain and monolith run by the same library with the same options, in turns of a few runs each, so that whatever else
-the machine does falls on both; figures are medians. The monolith with ONNX Runtime's default options is timed
+Chain and monolith run by the same library with the same options, in turns of a few runs each, so that other load
+on the machine affects both; figures are medians. The monolith with ONNX Runtime's default options is timed
 afterwards, because its threads spin and would slow the others (ONNX Runtime only). Images are noise: the time does
 not depend on them.
 

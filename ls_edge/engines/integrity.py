@@ -1,4 +1,4 @@
-"""Look into the bytes of an ONNX file without the package ``onnx``.
+"""Check the bytes of an ONNX file without the package ``onnx``.
 
 An ONNX file is a protobuf message. Only the fields in which tensors can stand are followed; weights are skipped by
 their length, so a look costs microseconds a node whatever the size of the file.

@@ -1,7 +1,7 @@
 """Open engines: choose what runs a bundle here, and open one part or some blocks.
 
-One choice holds for a process: :func:`choose` makes it and says what was passed over and why; nothing falls back in
-silence.
+The choice is made once per process: :func:`choose` returns it with the alternatives that were rejected and the reasons.
+There is no silent fallback.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Built engines on disk: found again under everything they depend on, and loaded only if this user wrote them.
+"""Cache of built engines on disk, with a key of all that an engine depends on; loaded only if this user wrote them.
 
 A TensorRT engine is code for one GPU and one TensorRT. It is never part of a bundle: each device builds its own and
 keeps it in ``$LS_EDGE_CACHE/engines`` (default ``~/.cache/ls-edge/engines``), a folder of mode 0700. Since loading one

@@ -1,4 +1,4 @@
-"""A request laid out on a clock: what happened when, who did it, and which of it the answer waited for.
+"""A request as spans on a time axis: what happened when, at which holder, and which spans are on the critical path.
 
 The clock is the source's; times are microseconds since the start of the run. A holder reports durations, not times, so
 a visit starts where the one before it ends, with wire, queue, codec, engine. Blocks of one visit or track share its

@@ -1,11 +1,11 @@
 """Every message that processes exchange, and how it becomes frames. ``PROTOCOL.md`` beside this file specifies them.
 
 A message is one or two ZeroMQ frames: a header, and the tokens where it carries any. The header is ``LS``, the major
-version in one byte, then MessagePack of one of the tagged structs below. Nothing is used before it was checked:
-:func:`decode` raises :class:`WireError` for all that is not exactly a message, and ``codecs.decode``
+version in one byte, then MessagePack of one of the tagged structs below. All input is checked:
+:func:`decode` raises :class:`WireError` for bytes that are not exactly one message, and ``codecs.decode``
 does the same for tokens.
 
-Left out: who sends what when (``routing``), sockets (``links``).
+Elsewhere: the order of messages (``routing``), sockets (``links``).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ side by side. Where costs were measured (``ls_edge.order_costs``), blocks of dif
 estimate falls. Both respect what each holder has.
 
 Plain Python with a bounded number of steps, for every decision: the search is local and may stop short of the best.
-Left out: how long the tracks are and who runs them, which is a matter of time, not of loss.
+The lengths of tracks and their holders depend on time, not on loss, and are chosen by ``wave_planner``.
 """
 
 from __future__ import annotations

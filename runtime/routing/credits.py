@@ -1,4 +1,4 @@
-"""How much more a peer accepts, and from whom: counts of what it holds, and the credits that follow from them."""
+"""Credits: how many more requests a peer accepts from each sender, by counts of what it holds."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A process is under suspicion after a hop to it passed its deadline. It gets noth
 strike, and is trusted again as soon as it shows progress: a process that hangs looks idle, and must not attract work by
 it. Nor must one that refuses or returns whatever it is given: it is passed over for a while that doubles, too.
 
-What a process reports of itself counts within bounds, since it may be wrong or lie.
+Values that a process reports of itself are limited, since they may be wrong or forged.
 """
 
 from __future__ import annotations

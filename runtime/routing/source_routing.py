@@ -5,11 +5,11 @@ given up before the request ends: when its next holder has passed it on it is ``
 and routed again when both the holder and the keeper of the copy before are lost, or when there is no news for too long.
 To what every process does (``custody.py``) a source adds one transition:
 
-    AWAY -> WAITING   both holders lost, no news, or what came back cannot be
+    AWAY -> WAITING   both holders lost, no message, or a contradictory return
 
-A request ends with the first answer that comes back; later ones are counted and dropped. What comes back counts only
-as far as the request allows it: what was asked for (policy, skips, the order of blocks) is kept here and not taken
-from the wire, and a request is identified by random bits that nobody has who was not handed it. When nothing that may
+A request ends with the first answer that comes back; later ones are counted and dropped. What comes back is used only
+as far as the request allows it: its parameters (policy, skips, the order of blocks) are kept here and not taken
+from the wire, and its id consists of random bits that only processes with its tokens have. When nothing that may
 run now can be reached, the source skips it (at most ``max_skips`` blocks, after a short wait for holders to come
 back), which lets the next band run, and at the end of the budget it answers from the furthest tokens if that many
 skips are allowed, else with an error.

@@ -1,4 +1,4 @@
-"""Which blocks of a request run side by side, and on whom: a pure function of what was measured.
+"""Which blocks of a request run side by side, and at which holders: a pure function of measured times.
 
 The tokens' holder runs one track itself and gives others to neighbours. Each block goes to whoever would have run it
 first, counting queue, transfer there and back, and the blocks given before; so a slower device gets a shorter track,

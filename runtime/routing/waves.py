@@ -8,8 +8,8 @@ goes to its own engine.
 A track ends with the tokens that come back, or without them: its holder is lost, refuses, or shows no progress by its
 hop's deadline. When all have ended, the additions are summed in track order (``ls_edge.arrangement.join``) and the
 request goes on. Blocks that a track did not run remain to be run, in a later wave or by the next holder; where the
-itinerary has ``skip``, and as long as skips are left, they are left out. If the joiner dies, whoever kept the
-copy before it runs the wave again; the holders of tracks drop them as work whose source went away.
+itinerary has ``skip``, and as long as skips are left, they are left out. If the joiner dies, the process that
+kept the copy before it runs the wave again; the holders of tracks drop them, since their source is gone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """CURVE keys: made, written and read as the certificates that pyzmq's ``zmq.auth`` uses.
 
 ``NAME.key`` holds the public key, ``NAME.key_secret`` both. The secret file has mode 0600 from the moment that it
-exists, and one that others may read is refused. Keys are not encrypted; whoever owns the disk owns the key.
+exists, and one that others may read is refused. Keys are not encrypted: a copy of the disk contains them.
 """
 
 from __future__ import annotations

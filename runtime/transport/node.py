@@ -1,12 +1,12 @@
-"""A process among the others: links, greetings and the routing machine between them, for peers and sources.
+"""A node of the network: links, greetings and the routing machine, for peers and sources alike.
 
 Frames from the links are checked, turned into events and given to the machine; its instructions are executed. A
-process is introduced by HELLO or WELCOME, which must name the same model (guarantee R7), come from somebody who stands
-in ``peers.yaml`` and, on a CURVE link, carry the name that the key belongs to. What is malformed or not allowed is
+process is introduced by HELLO or WELCOME, which must name the same model (guarantee R7), come from a process
+of ``peers.yaml`` and, on a CURVE link, carry the name that the key belongs to. What is malformed or not allowed is
 counted, dropped and answered with a COMPLAINT (guarantee R5); it never raises.
 
-A greeting ends: HELLO is sent by the side that dialled, when the link is up, again after a delay while no WELCOME came,
-and when its content changes. It is answered by one WELCOME or COMPLAINT, which are not answered.
+A greeting terminates: HELLO is sent by the side that dialled, when the link is up, again after a delay while no WELCOME
+came, and when its content changes. It is answered by one WELCOME or COMPLAINT, which are not answered.
 
 One thread runs :meth:`Node.step` in a loop. Other threads may call :meth:`Node.wake`.
 """

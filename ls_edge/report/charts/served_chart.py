@@ -1,4 +1,4 @@
-"""The chart of who served what when: an overview, and the detail of a stretch that a brush picks."""
+"""The blocks that each holder served over time: an overview, and the detail of a stretch that a brush picks."""
 
 from __future__ import annotations
 

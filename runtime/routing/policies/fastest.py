@@ -1,4 +1,4 @@
-"""The policy ``fastest``: whoever is expected to have run a next block first."""
+"""The policy ``fastest``: the holder that is expected to finish a next block first."""
 
 from __future__ import annotations
 
