@@ -47,4 +47,4 @@ def main(folder: str, trace: str, *peers: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]) or 0)
