@@ -116,7 +116,7 @@ def command(
         run = out if seeds is None else out / f"seed-{settings.seed + number}"
         seeded = msgspec.structs.replace(settings, seed=settings.seed + number) if seeds else settings
         started = resume and (seeds is None or (run / "config.yaml").exists())
-        summaries.append(_train(run, seeded, named, console, resume=started, overwrite=overwrite))
+        summaries.append(train_run(run, seeded, named, console, resume=started, overwrite=overwrite))
     summaries = [summary for summary in summaries if summary is not None]
     if os.environ.get("RANK", "0") != "0" or not summaries:
         return
@@ -128,7 +128,7 @@ def command(
         _print(summary)
 
 
-def _train(
+def train_run(
     out: Path, settings: TrainConfig, named: frozenset[str], console: Console, *, resume: bool, overwrite: bool
 ) -> Any:
     """Train one run and return its summary; None where it is finished already."""
@@ -155,21 +155,33 @@ def _train(
 
 def _settings_of(out: Path, asked: TrainConfig, named: frozenset[str]) -> TrainConfig:
     """The run's own settings; raises :class:`UsageError` where a flag asks for others."""
-    from ls_edge.training.checkpoint import read_record
-    from ls_edge.training.config import TrainConfig
+    other = other_setting(out, asked, named)
+    if other:
+        raise UsageError(
+            f"--resume goes on with the settings of {out}, where {other}; leave it out, or start anew in another "
+            "folder with --init"
+        )
+    return _own_settings(out)
 
-    file, _ = read_record(out)
-    own = TrainConfig(**{name: getattr(file, name) for name in TrainConfig.__struct_fields__})
+
+def other_setting(out: Path, asked: TrainConfig, named: frozenset[str]) -> str:
+    """The first of the settings ``named`` that the run has otherwise, in words; empty where it has them as asked."""
+    own = _own_settings(out)
     for name in sorted(named - {"data.workers"}):
         value, was = asked, own
         for step in name.split("."):
             value, was = getattr(value, step), getattr(was, step)
         if value != was:
-            raise UsageError(
-                f"--resume goes on with the settings of {out}, where {name} is {was!r}, not {value!r}; leave it out, "
-                "or start anew in another folder with --init"
-            )
-    return own
+            return f"{name} is {was!r}, not {value!r}"
+    return ""
+
+
+def _own_settings(out: Path) -> TrainConfig:
+    from ls_edge.training.checkpoint import read_record
+    from ls_edge.training.config import TrainConfig
+
+    file, _ = read_record(out)
+    return TrainConfig(**{name: getattr(file, name) for name in TrainConfig.__struct_fields__})
 
 
 def _print(summary: Any) -> None:

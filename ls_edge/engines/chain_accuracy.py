@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from ls_edge.bundle import Bundle
-from ls_edge.data.datasets import ImageSet, require_labels
-from ls_edge.data.preprocess import Preprocessor, iterate_batches
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import DataError
 from ls_edge.peers_file import EngineKind
+
+if TYPE_CHECKING:
+    from ls_edge.data.datasets import ImageSet
 
 
 class ChainAccuracy(msgspec.Struct, frozen=True):
@@ -30,6 +33,9 @@ def chain_accuracy(
     kind: EngineKind = "auto",
 ) -> ChainAccuracy:
     """Answer every image of a labelled set in batches; raises :class:`DataError` where there is none to be used."""
+    from ls_edge.data.datasets import require_labels
+    from ls_edge.data.preprocess import Preprocessor, iterate_batches
+
     images = require_labels(images, bundle.manifest.classes)
     right = count = 0
     with Pipeline.open(bundle, threads=threads, provider=provider, kind=kind) as pipeline:

@@ -35,12 +35,13 @@ fi
 # ONNX Runtime reads /proc/cpuinfo, and that of an x86 machine ends it. FOLDER has the same path inside and outside,
 # because proot does not translate the paths of newer system calls (faccessat2).
 emulated=(
-    proot --kill-on-exit -q qemu-aarch64-static -0 -r "$root" -b /dev -b /proc -b /sys
+    proot -q qemu-aarch64-static -0 -r "$root" -b /dev -b /proc -b /sys
     -b "$here/tests/arm64/cpuinfo:/proc/cpuinfo" -b "$work" -w "$work"
     /usr/bin/env -i PATH=/usr/local/bin:/usr/bin:/bin HOME=/root LANG=C.UTF-8 COLUMNS=120 PYTHONWARNINGS=ignore
 )
 guest() { "${emulated[@]}" "$@"; }
-echo "== $(guest /usr/bin/python3 -c 'import platform, sys; print(platform.machine(), sys.version)')"
+machine=$(guest /usr/bin/python3 -c 'import platform, sys; print(platform.machine(), sys.version)')
+echo "== $machine"
 
 echo "== install from the wheel"
 rm -rf "$work/wheels"
@@ -75,11 +76,11 @@ peers:
   - {name: here, address: "tcp://127.0.0.1:$near", blocks: "0-3", engine: onnx}
   - {name: arm64, address: "tcp://127.0.0.1:$far", blocks: "4-7", engine: onnx}
 YAML
-peers=()
-trap 'kill "${peers[@]}" 2>/dev/null || true; wait 2>/dev/null || true' EXIT
-"$python" -m ls_edge peer --peers "$work/peers.yaml" --name here --bundle "$work/bundle" >"$work/here.log" 2>&1 &
+peers=() # each a process group of its own, because proot does not end with its program
+trap 'for peer in "${peers[@]}"; do kill -- "-$peer" 2>/dev/null || true; done; wait 2>/dev/null || true' EXIT
+setsid "$python" -m ls_edge peer --peers "$work/peers.yaml" --name here --bundle "$work/bundle" >"$work/here.log" 2>&1 &
 peers+=($!)
-"${emulated[@]}" ls-edge peer --peers "$work/peers.yaml" --name arm64 --bundle "$work/bundle" >"$work/arm64.log" 2>&1 &
+setsid "${emulated[@]}" ls-edge peer --peers "$work/peers.yaml" --name arm64 --bundle "$work/bundle" >"$work/arm64.log" 2>&1 &
 peers+=($!)
 rm -f "$work/trace.jsonl"
 "$python" -m ls_edge run --peers "$work/peers.yaml" --bundle "$work/bundle" --data digits --policy random --limit "$images" \

@@ -1,0 +1,184 @@
+"""``ls-edge reproduce``: plans, what they cost, a kill and a restart, one table and one figure, bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from ls_edge.cli.main import main
+from ls_edge.training.checkpoint import load_run
+from ls_edge.training.config import find_recipe, read_config
+from ls_edge.training.models.small_models import build
+from ls_edge.training.reproduction import PLANS, find_plan, read_plan
+
+MODEL = {"name": "vit_digits", "args": {"embed_dim": 16, "depth": 4, "num_heads": 2}}
+COMMON = {"batch_size": 4, "precision": "fp32", "epochs": 1}
+PLAN = {
+    "title": "tiny",
+    "data": {"marks": {}},
+    "start": {"marks": {"config": {"model": MODEL, "method": "sequential", **COMMON}}},
+    "rows": {
+        "shuffle": {"data": "marks", "config": {"method": "shuffle", **COMMON}},
+        "depth2": {"data": "marks", "config": {"method": "sequential", **COMMON, "model": {"depth": 2}}},
+    },
+    "keep": [2, 3],
+}
+PATIENCE_S = 120
+
+
+def call(*argv):
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in argv])
+    return caught.value.code
+
+
+@pytest.fixture(scope="module")
+def marks(tmp_path_factory):
+    """A folder with a plan and small images in a train and a val part."""
+    folder = tmp_path_factory.mktemp("reproduce")
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 12), ("val", 5)):
+        for label, name in enumerate(("dark", "light")):
+            (folder / "marks" / part / name).mkdir(parents=True)
+            for index in range(count):
+                pixels = rng.integers(0, 240, (16, 16, 3), dtype=np.uint8) + 3 * label
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / "marks" / part / name / f"{part}{index}.png")
+    (folder / "plan.yaml").write_text(yaml.safe_dump(PLAN, sort_keys=False))
+    return folder
+
+
+def words(marks, out, *more):
+    return ["reproduce", marks / "plan.yaml", "--data", marks / "marks", "--out", out, "--seeds", 2, "--orders", 4,
+            "--threads", 1, *more]  # fmt: skip
+
+
+def weights(out):
+    return {path.relative_to(out): path for path in sorted(out.glob("*/seed-*/model.safetensors"))}
+
+
+@pytest.mark.leaks_ok("vl-convert keeps its runtime")
+def test_killed_and_restarted_it_comes_to_the_same_end(marks, tmp_path, capsys):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert call(*words(marks, whole)) == 0
+    capsys.readouterr()
+    command = [sys.executable, "-m", "ls_edge", *map(str, words(marks, killed))]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        end = time.monotonic() + PATIENCE_S
+        middle = killed / "shuffle" / "seed-0" / "resume.safetensors"  # the second training has begun
+        while not middle.exists() and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.002)
+        os.kill(process.pid, signal.SIGKILL)
+    finally:
+        process.kill()
+        process.communicate()
+    finished = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in killed.glob("s*/seed-0/*")
+                if not list(path.parent.glob("resume*"))}  # fmt: skip
+    assert killed / "start-marks" / "seed-0" / "model.safetensors" in finished
+    assert not (killed / "results.json").exists()
+    assert call(*words(marks, killed, "--json")) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (
+        found == json.loads((killed / "results.json").read_text()) == json.loads((whole / "results.json").read_text())
+    )
+    assert finished == {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in finished}
+    assert weights(killed).keys() == weights(whole).keys()
+    assert len(weights(whole)) == 6
+    for name, path in weights(whole).items():
+        assert path.read_bytes() == weights(killed)[name].read_bytes(), name
+
+    # One table and one figure, from the evaluations of the runs.
+    assert [row["row"] for row in found["rows"]] == ["shuffle", "depth2"]
+    evaluations = {row["row"]: row["evaluation"] for row in found["rows"]}
+    ones = [json.loads((whole / "shuffle" / f"seed-{seed}" / "eval.json").read_text()) for seed in (0, 1)]
+    mean = np.mean([one["arbitrary"]["top1_mean"] for one in ones])
+    assert evaluations["shuffle"]["arbitrary"]["top1_mean"] == pytest.approx(mean)
+    assert evaluations["shuffle"]["models"]["count"] == 2
+    assert evaluations["depth2"]["settings"]["blocks"] == 2
+    assert set(evaluations["depth2"]["kept"]) == {"2"}
+    table = (whole / "table.md").read_text().splitlines()
+    assert len([line for line in table if line.startswith("|")]) == 4
+    assert f"{mean:.3f} ± " in next(line for line in table if line.startswith("| shuffle"))
+    texts = "".join(ElementTree.parse(whole / "figure.svg").getroot().itertext())
+    assert "sequential" in texts  # the method of depth2
+    assert "shuffle" in texts
+
+    # Every run begins from the start of its seed, and its file repeats it.
+    for seed in (0, 1):
+        run = load_run(whole / "shuffle" / f"seed-{seed}")
+        assert (run.config.seed, run.config.model.init) == (seed, str(whole / "start-marks" / f"seed-{seed}"))
+    settings, _ = read_config(whole / "configs" / "depth2.yaml", {"data": "digits"})
+    assert (settings.method, settings.model.depth) == ("sequential", 2)
+
+    # What is finished with other settings is not mixed with new ones.
+    before = {path: path.stat().st_mtime_ns for path in weights(whole).values()}
+    assert call(*words(marks, whole, "--epochs", 2)) == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert "seed-0 was trained with other settings: epochs is 1, not 2; give another --out" in line
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_the_cost_is_counted_from_the_model(capsys):
+    assert call("reproduce", "digits", "--dry-run", "--only", "sequential", "--seeds", 3, "--tflops", 2, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    start, row = found["rows"]
+    forward = build("vit_digits", {"num_classes": 10}).work.forward
+    train, held = 1438, 144
+    seen = (train - held) // 64 * 64 * 4
+    assert (start["name"], row["name"], row["trained_images"]) == ("start-digits", "sequential", seen)
+    assert row["training_flops"] == pytest.approx(3 * forward * seen + 4 * held * forward)
+    assert row["evaluation_flops"] > 64 * 359 * 0.5 * forward
+    assert start["evaluation_flops"] == 0
+    total = 3 * sum(item["training_flops"] + item["evaluation_flops"] for item in found["rows"])
+    assert found["total_flops"] == pytest.approx(total)
+    assert found["hours"] == pytest.approx(total / 2e12 / 3600)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in PLANS.glob("*.yaml")))
+def test_the_plans_of_the_package(name):
+    plan = read_plan(find_plan(name))
+    for row in plan.rows.values():
+        if row.recipe is not None:
+            assert find_recipe(Path(row.recipe)).is_file()
+    for data in plan.data:
+        assert sum(row.figure for row in plan.rows.values() if row.data == data) <= 8
+
+
+def test_the_paper_plan_has_every_recipe_of_the_paper():
+    used = {row.recipe for row in read_plan(find_plan("paper")).rows.values()}
+    recipes = {path.stem for path in (PLANS.parent / "recipes").glob("*.yaml")}
+    assert used == recipes - {"vit_b_imagenet_anyorder"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["papers"], "no such file and no plan 'papers'; the plans are cifar10, digits, paper"),
+        (["digits"], "no folder to write to: give --out DIR"),
+        (["digits", "--only", "dropout"], "--only dropout: the plan has no such row or data set; rows are sequential"),
+        (["digits", "--data", "mnist=x"], "--data mnist=...: the plan's data sets are digits"),
+        (["paper", "--data", "x", "--dry-run"], "write --data NAME=DATA"),
+        (["paper", "--out", "out"], "the plan needs the data set imagenet: give --data imagenet=DATA"),
+        (["cifar10", "--data", "nowhere", "--out", "out"], "nowhere: no such folder or tar"),
+        (["digits", "--tflops", "1", "--out", "out"], "--tflops is for --dry-run"),
+        (["digits", "--out", "file"], "--out file is a file"),
+        (["wrong.yaml", "--out", "out"], "wrong.yaml:3:"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(arguments, text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "wrong.yaml").write_text("title: t\ndata: {a: {}}\nrows: {one: {data: b}}\n")
+    assert call("reproduce", *arguments) in (1, 2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert text in line
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,215 @@
+"""Plans of whole comparisons: rows of trainings over data sets and seeds, and what they cost.
+
+A plan is a YAML file; those of the package are in ``plans/``. Every training of a plan is an ordinary run folder with
+an ordinary ``--config`` file (:meth:`Plan.write_configs`), so each can be repeated by ``ls-edge train`` alone.
+``ls-edge reproduce`` executes a plan.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import yaml
+
+from ls_edge import yaml_source
+from ls_edge.errors import UsageError
+from ls_edge.training.config import TrainConfig, find_recipe, read_config
+
+if TYPE_CHECKING:
+    from ls_edge.training.methods.step_plan import WorkProfile
+
+PLANS = Path(__file__).parent / "plans"
+"""The plans of the package."""
+START = "start"
+"""Name of the folders with the trainings that rows begin from."""
+
+
+class PlanData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A data set; the numbers are for the cost where it is not at hand."""
+
+    source: str = ""
+    """DATA; empty where the user has to give it."""
+    images: int | None = None
+    """To train on."""
+    test_images: int | None = None
+    classes: int | None = None
+
+
+class PlanRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One training, repeated over the seeds."""
+
+    data: str = ""
+    """Name of the data set in the plan."""
+    recipe: str | None = None
+    """A recipe of the package or a ``--config`` file."""
+    config: dict[str, Any] = {}
+    """Settings over those of the recipe, as in a ``--config`` file."""
+    figure: bool = True
+    """Whether it is drawn; the table has every row."""
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A comparison."""
+
+    title: str
+    data: dict[str, PlanData]
+    rows: dict[str, PlanRow]
+    start: dict[str, PlanRow] = {}
+    """By data set: a training for each seed from which every row of that data set begins."""
+    keep: list[int] | None = None
+    """How many blocks are kept in the evaluation; None: a quarter, a half and three quarters."""
+
+    def only(self, names: Sequence[str]) -> Plan:
+        """The plan with these rows and data sets alone, all where ``names`` is empty; raises :class:`UsageError`."""
+        unknown = [name for name in names if name not in self.rows and name not in self.data]
+        if unknown:
+            raise UsageError(
+                f"--only {unknown[0]}: the plan has no such row or data set; rows are {', '.join(self.rows)}, data "
+                f"sets {', '.join(self.data)}"
+            )
+        rows = {name: row for name, row in self.rows.items() if not names or name in names or row.data in names}
+        used = {row.data for row in rows.values()}
+        return msgspec.structs.replace(
+            self, rows=rows, data={name: data for name, data in self.data.items() if name in used},
+            start={name: row for name, row in self.start.items() if name in used},
+        )  # fmt: skip
+
+    def with_data(self, given: Mapping[str, str]) -> Plan:
+        """The plan with other sources of its data sets; raises :class:`UsageError` for one that it lacks."""
+        unknown = [name for name in given if name not in self.data]
+        if unknown:
+            raise UsageError(
+                f"--data {unknown[0]}=...: the plan's data sets are {', '.join(self.data)}; name one of them"
+            )
+        data = {
+            name: msgspec.structs.replace(item, source=given.get(name, item.source)) for name, item in self.data.items()
+        }
+        return msgspec.structs.replace(self, data=data)
+
+    def write_configs(self, folder: Path) -> None:
+        """Write the ``--config`` file of every row and start to ``folder``, so that each can be repeated by hand."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, row in self._configs(folder):
+            base = {} if row.recipe is None else yaml.safe_load(find_recipe(Path(row.recipe)).read_text("utf-8"))
+            text = yaml.safe_dump(_merged(base, row.config), sort_keys=False, allow_unicode=True)
+            path.write_text(text, encoding="utf-8")
+
+    def _configs(self, folder: Path) -> Iterator[tuple[Path, PlanRow]]:
+        for name, row in self.rows.items():
+            yield folder / f"{name}.yaml", row
+        for data, row in self.start.items():
+            yield folder / f"{START}-{data}.yaml", row
+
+
+def find_plan(name: str) -> Path:
+    """The file of that name, or the packaged plan; raises :class:`UsageError`."""
+    path, packaged = Path(name), PLANS / f"{name.removesuffix('.yaml')}.yaml"
+    if path.is_file():
+        return path
+    if len(path.parts) > 1 or not packaged.is_file():
+        known = ", ".join(sorted(item.stem for item in PLANS.glob("*.yaml")))
+        raise UsageError(f"no such file and no plan {name!r}; the plans are {known}")
+    return packaged
+
+
+def read_plan(path: Path) -> Plan:
+    """Read a plan; raises :class:`ConfigError` with file, line and column."""
+    plan, source_map = yaml_source.load(path, Plan)
+    if not plan.rows:
+        raise source_map.error("a plan needs at least one row", "rows")
+    for section, rows in (("rows", plan.rows), (START, plan.start)):
+        for name, row in rows.items():
+            data = name if section == START else row.data
+            if data not in plan.data:
+                known = ", ".join(plan.data)
+                raise source_map.error(f"{name}: data is {data!r}; the plan's data sets are {known}", section, name)
+            if not name or "/" in name or name.startswith((".", f"{START}-")):
+                raise source_map.error(
+                    f"{name!r} names a folder; leave out '/', a leading dot and 'start-'", section, name
+                )
+    return plan
+
+
+def settings_of(
+    config: Path, *, source: str, seed: int, start: Path | None, flags: Mapping[str, Any]
+) -> tuple[TrainConfig, frozenset[str]]:
+    """The configuration of one training and what of it was named, as :func:`read_config`."""
+    init = None if start is None else str(start)
+    return read_config(config, {**flags, "data": source, "seed": seed, "init": init})
+
+
+def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` on ``base``, section by section."""
+    found = dict(base)
+    for key, value in over.items():
+        old = found.get(key)
+        found[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return found
+
+
+class RowCost(msgspec.Struct, frozen=True):
+    """Floating point operations of one seed of a row, counted for its model; matrix products and convolutions."""
+
+    name: str
+    training_flops: float
+    """Forward and backward of every image of every epoch, and the validation after each epoch."""
+    evaluation_flops: float
+    trained_images: int
+    """Images seen in training."""
+
+
+def cost_of(
+    name: str,
+    config: TrainConfig,
+    *,
+    images: int,
+    test_images: int,
+    classes: int,
+    keep: Sequence[int] | None,
+    orders: int,
+) -> RowCost:
+    """Count what a training and its evaluation take; builds the model, untrained, and needs torch.
+
+    ``images`` are those of the training part, of which ``data.validation`` selects and is not trained on.
+    """
+    from ls_edge.bands import Bands
+    from ls_edge.evaluation.evaluate import blocks_to_run
+    from ls_edge.evaluation.orders import EvaluationOrders
+    from ls_edge.training.methods.base import expected_cost, make_method
+
+    work = _work_of(
+        config.model.name, config.model.depth, config.model.img_size, yaml.safe_dump(config.model.args), classes,
+        config.method, yaml.safe_dump(config.method_args),
+    )  # fmt: skip
+    method = make_method(config.method, config.method_args)
+    held = round(images * config.data.validation)
+    seen = (images - held) // config.batch_size * config.batch_size * config.epochs
+    training = expected_cost(method, work) * work.forward * seen
+    one = work.forward + work.num_blocks * work.added
+    bands = Bands.from_json(config.bands, work.num_blocks)
+    validation = config.epochs * held * len(method.validation(bands, config.validation_orders, config.seed)) * one
+    kept = None if keep is None else [count for count in keep if count <= work.num_blocks]
+    plan = EvaluationOrders.make(bands, orders, kept)
+    runs = blocks_to_run(plan.all_orders()) * (work.block + work.added) + len(plan.all_orders()) * work.head
+    return RowCost(name, training + validation, test_images * (work.stem + runs), seen)
+
+
+@functools.cache
+def _work_of(
+    name: str, depth: int | None, img_size: int | None, args: str, classes: int, method: str, method_args: str
+) -> WorkProfile:
+    from ls_edge.training.methods.base import make_method
+    from ls_edge.training.models.small_models import build
+
+    settings = {**yaml.safe_load(args), "num_classes": classes}
+    if img_size is not None:
+        settings["img_size"] = img_size
+    view = build(name, settings)
+    if depth is not None:
+        view.keep(depth)
+    make_method(method, yaml.safe_load(method_args)).attach(view)
+    return view.work
