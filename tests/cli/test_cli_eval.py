@@ -34,6 +34,18 @@ def test_every_table_has_a_name_and_one_table_has_all(command, two):
         assert sum(name in line for line in lines) == 2, out
 
 
+def test_blocks_that_share_their_weights_are_named(command, shared_bundle, two):
+    code, out, err = command("eval", shared_bundle, *EVAL)
+    assert code == 0, err
+    assert "blocks 0, 1, 2, 3 are steps of one block" in out
+    _, out, _ = command("eval", shared_bundle, *EVAL, "--json")
+    document = json.loads(out)
+    assert document["settings"]["shared"] == [[0, 1, 2, 3]]
+    assert document["arbitrary"]["top1_std"] == 0
+    assert document["arbitrary"]["top1_mean"] == document["sequential"]["top1"]
+    assert "steps of one block" not in command("eval", two[0], *EVAL)[1]
+
+
 def test_names_in_the_json(command, two):
     code, out, _ = command("eval", *two, two[0], *EVAL, "--json")
     assert code == 0

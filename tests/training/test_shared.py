@@ -13,12 +13,14 @@ from ls_edge.data.datasets import open_data
 from ls_edge.data.preprocess import Preprocessor, iterate_batches
 from ls_edge.engines.opening import open_block_engines
 from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.profiling import profile_bundle
 from ls_edge.errors import UsageError
 from ls_edge.evaluation.evaluate import evaluate
 from ls_edge.evaluation.orders import EvaluationOrders
 from ls_edge.export.targets import prepare_for_export
 from ls_edge.export.trace_onnx import trace_blocks
 from ls_edge.export.writer import ExportSettings, export_run
+from ls_edge.sensors import Sensors
 from ls_edge.training.checkpoint import load_run, read_tensors, save_run
 from ls_edge.training.config import read_config
 from ls_edge.training.loop import train
@@ -186,11 +188,14 @@ def test_it_resumes_to_the_same_bits_and_goes_on_with_labels(shared_runs, tmp_pa
     assert (tmp_path / "further" / "model.safetensors").read_bytes() == files[0]
 
 
-def test_a_bundle_has_one_file_for_all_steps(shared_bundle, shared_runs):
+def test_a_bundle_has_one_file_for_all_steps(shared_bundle, shared_runs, tmp_path):
     bundle = Bundle.open(shared_bundle)
     assert sorted(path.name for path in (shared_bundle / "blocks").iterdir()) == ["00.onnx"]
     assert {part.file for part in bundle.manifest.parts.blocks} == {"blocks/00.onnx"}
     assert (bundle.num_blocks, bundle.owners, bundle.shares_weights) == (4, (0, 0, 0, 0), True)
+    profile = profile_bundle(bundle, name="here", duration=0.01, threads=1, sensors=Sensors(tmp_path))
+    blocks = [part for part in profile.parts if part.part.startswith("block ")]
+    assert [part.file_bytes for part in blocks] == [bundle.part("block 0").bytes, 0, 0, 0]
     engines = open_block_engines(bundle, [1, 2, 3], threads=1)
     assert len(engines) == 3
     assert len({id(engine) for engine in engines.values()}) == 1
