@@ -4,11 +4,12 @@ import itertools
 
 import msgspec
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 
 from ls_edge.bands import Bands
-from ls_edge.bundle import Bundle
+from ls_edge.bundle import Bundle, Folded
 from ls_edge.data.datasets import open_data
 from ls_edge.data.preprocess import Preprocessor, iterate_batches
 from ls_edge.engines.opening import open_block_engines
@@ -19,9 +20,8 @@ from ls_edge.evaluation.evaluate import evaluate
 from ls_edge.evaluation.orders import EvaluationOrders
 from ls_edge.export.targets import prepare_for_export
 from ls_edge.export.trace_onnx import trace_blocks
-from ls_edge.export.writer import ExportSettings, export_run
 from ls_edge.sensors import Sensors
-from ls_edge.training.checkpoint import load_run, read_tensors, save_run
+from ls_edge.training.checkpoint import load_run, read_tensors
 from ls_edge.training.config import read_config
 from ls_edge.training.loop import train
 from ls_edge.training.methods.base import make_method
@@ -211,27 +211,19 @@ def test_a_bundle_has_one_file_for_all_steps(shared_bundle, shared_runs, tmp_pat
 
 
 @pytest.mark.leaks_ok(reason="torch's exporter starts a monitor thread of tqdm")
-def test_ends_of_their_own_and_folded(tmp_path):
-    """Blocks of other bands take a slot and do not read it; folded ends leave one file, slots counted behind."""
-    config, _ = read_config(None, {"data": "digits", "method": "sequential", "epochs": 0, "threads": 1})
-    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, args={**TINY, "depth": 4}))
-    train(config, tmp_path / "start", listener=Silent())
-    start = load_run(tmp_path / "start")
-    method = make_method("shared", {})
-    places = method.reshape(start.view, Bands.from_json("0/1-3", 4), None, trained=True)
-    method.attach(start.view)
-    set_tables(start.view)
-    record = msgspec.structs.replace(start.record, kept=tuple(places), method="shared")
-    save_run(tmp_path / "run", start.view, msgspec.structs.replace(config, method="shared", bands="0/1-3"), record)
-    run = load_run(tmp_path / "run")
-    with torch.no_grad():
-        wanted = run.view(IMAGES).numpy()
-    first = next(trace_blocks(prepare_for_export(run.view), (16, 16))).graph
+def test_ends_take_a_slot_that_they_do_not_read_and_slots_count_behind_folded_ones():
+    view = made("0/1-5")[1]
+    set_tables(view)
+    plain = prepare_for_export(view)
+    first = next(trace_blocks(plain, (16, 16))).graph
     assert [value.name for value in first.input] == ["tokens", "slot"]
     assert "slots.tables" not in {tensor.name for tensor in first.initializer}
-    bundle = export_run(run, tmp_path / "bundle", ExportSettings(fold_ends=True)).bundle
-    assert bundle.owners == (0, 0, 0)
-    with Pipeline.open(bundle, threads=1) as pipeline:
-        for order in ([0, 1, 2], [2, 0, 1]):
-            found = pipeline.forward(IMAGES.numpy(), order)
-            assert np.abs(found - wanted).max() <= 1e-4 * np.abs(wanted).max()
+    graphs = list(trace_blocks(plain, (16, 16), Folded(stem=1, head=0)))
+    assert len(graphs) == 5
+    assert all(graph is graphs[0] for graph in graphs)
+    session = onnxruntime.InferenceSession(graphs[0].SerializeToString())
+    tokens = torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(2))
+    [found] = session.run(None, {"tokens": tokens.numpy(), "slot": np.array([0, 2, 4])})
+    with torch.no_grad():
+        wanted = view.block(1, tokens, torch.tensor([1, 3, 5])).numpy()
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
