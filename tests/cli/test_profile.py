@@ -4,6 +4,7 @@ import json
 
 from ls_edge.device_profile import load_links, load_profile
 from ls_edge.runtime.peer import open_peer
+from ls_edge.sensors import Sensors
 
 
 def test_profile_of_a_device(command, bundle, tmp_path):
@@ -78,3 +79,21 @@ def test_links_bad_input(command, bundle, write_peers, tmp_path):
         found, _, errors = command("profile", *arguments, "--out", out)
         assert (found, message in errors) == (code, True), errors
     assert not out.exists()
+
+
+def test_a_device_that_throttles(command, bundle, tmp_path, monkeypatch):
+    """The sensors are those of a board whose processor is at its limit."""
+    zone = tmp_path / "board/sys/class/thermal/thermal_zone0"
+    zone.mkdir(parents=True)
+    for name, text in (("type", "cpu-thermal"), ("temp", "99500"), ("trip_point_0_type", "passive"),
+                       ("trip_point_0_temp", "99000")):  # fmt: skip
+        (zone / name).write_text(text, encoding="utf-8")
+    monkeypatch.setattr("ls_edge.engines.profiling.Sensors", lambda: Sensors(tmp_path / "board"))
+    out = tmp_path / "hot.json"
+    code, _, errors = command("profile", bundle, "--out", out, "--duration", 0.02, "--threads", 1, "--name", "hot")
+    assert code == 3
+    assert "throttled, so these times are no good: cpu-thermal at 100" in errors
+    assert load_profile(out).throttled
+    code, _, errors = command("plan", "--bundle", bundle, "--profiles", out, "--objective", "latency")
+    assert code == 1
+    assert "hot throttled while it was measured" in errors
