@@ -49,7 +49,7 @@ class PeerCluster:
         keys: bool = False,
         stores: bool = False,
     ) -> None:
-        """Write ``peers.yaml`` and, with ``keys``, a key pair for everybody into ``folder``.
+        """Write ``peers.yaml`` and, with ``keys``, a key pair for each process into ``folder``.
 
         ``entries`` are the peers of the file, ``started`` the names of those that are processes of this cluster,
         ``top`` further keys at the top of the file, ``arguments`` more arguments of ``ls-edge peer`` and ``sources``
@@ -173,7 +173,7 @@ class PeerCluster:
         return "its log is empty"
 
     def close(self) -> None:
-        """End all peers: SIGTERM to all, SIGKILL to whoever is left after two seconds."""
+        """End all peers: SIGTERM to all, SIGKILL to those that are left after two seconds."""
         for process in self.processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
@@ -303,7 +303,7 @@ class LocalCluster(PeerCluster):
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that nobody listened on a moment ago."""
+    """Ports of the loopback that were free a moment ago."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:

@@ -31,7 +31,7 @@ ASK_AGAIN = 0.5
 SAMPLES = 3
 """Greetings from which the latency of a link is taken, the fastest of them."""
 GIVE_UP = 0.7
-"""Seconds after which a peer that nobody answers for is reported so; it might be just starting."""
+"""Seconds after which a peer that does not answer is reported; it might be just starting."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ MOST_WHOLE, MOST_SECONDS = 10**9, 10**6
 
 
 class Whole(click.IntRange):
-    """A whole number; ``most`` is checked but not shown with the range, since nobody comes near it."""
+    """A whole number; ``most`` is checked but not shown with the range, since it is far above useful values."""
 
     def __init__(self, least: int | None, max_: int | None, most: float) -> None:
         super().__init__(least, max_)

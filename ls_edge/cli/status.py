@@ -182,11 +182,11 @@ def _gaps(blocks_of: Mapping[str, tuple[int, ...]], file: PeersFile, blocks: int
     for name, held in blocks_of.items():
         for block in held:
             holders.setdefault(block, []).append(name)
-    nobody = [block for block, names in holders.items() if not names]
+    unheld = [block for block, names in holders.items() if not names]
     one = [block for block, names in holders.items() if len(names) == 1]
     lines = []
-    if nobody:
-        lines.append(f"{blocks_text(nobody)}: no holder")
+    if unheld:
+        lines.append(f"{blocks_text(unheld)}: no holder")
     if one:
         lines.append(f"{blocks_text(one)}: one holder only; without it answers skip {_them(one)} or fail")
     return lines

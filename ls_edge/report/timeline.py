@@ -195,7 +195,7 @@ def _critical(wave: Sequence[TrackSpan], cursor: float, joiner: str) -> dict[int
 
 
 def waves_of(visit: Visit) -> list[list[TrackSpan]]:
-    """The tracks of each wave, without those that nobody was given."""
+    """The tracks of each wave, without those that were planned and not given away."""
     waves: dict[int, list[TrackSpan]] = {}
     for track in visit.tracks:
         if track.why != NO_GAIN:

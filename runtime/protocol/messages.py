@@ -34,7 +34,7 @@ class TransferId(NamedTuple):
     """Identity of one transfer: a request, a branch of it, and how many transfers it took to get here."""
 
     request: bytes
-    """128 random bits that only those know who were handed the request: whoever names it has held it."""
+    """128 random bits, which only processes with the tokens of the request have."""
     branch: int
     """64 random bits; a copy that is sent again starts a new branch."""
     hop: int
@@ -112,7 +112,7 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
     """What becomes of blocks whose track did not come back: they run ``later``, or are left out (``skip``)."""
     track: TrackRef | None = None
     avoid: tuple[str, ...] = ()
-    """Who gave this request back as it was, or never, as its source has seen it: holders hand it to somebody else."""
+    """Processes that returned this request without progress, or not at all; set by its source, holders avoid them."""
     codec: str = ""
     """Codec in which holders send these tokens, whatever their receivers announce; empty for what those announce."""
 

@@ -259,7 +259,7 @@ class CustodyMachine(ABC):
 
     @abstractmethod
     def _cannot_go_on(self, request: HeldRequest, reason: ReturnReason) -> None:
-        """Act on a request that nobody in reach can be handed."""
+        """Act on a request that no process within reach can take."""
 
     @abstractmethod
     def _accepted(self, request: HeldRequest) -> None:
@@ -693,7 +693,7 @@ class CustodyMachine(ABC):
             self._check_hop(request)
 
     def _only_holder(self, request: HeldRequest) -> bool:
-        """Whether nobody else could go on with a request that its next holder keeps."""
+        """Whether no other process could continue a request that its next holder keeps."""
         if request.returning:
             return request.downstream == request.itinerary.source
         others = [c for c in self.reachable() if c.name != request.downstream]

@@ -108,7 +108,7 @@ class Limits:
         return cls(transfer=min(seconds, cls.hop_most), **others)
 
     def most_hops(self, blocks: int) -> int:
-        """Transfers that a branch may make before its tokens go home: nobody can have them bounce for ever."""
+        """Transfers that a branch may make before its tokens go home, so that they cannot circulate for ever."""
         return self.hops + 4 * blocks
 
     def fair_share(self, sources: int) -> int:
@@ -217,7 +217,7 @@ class Neighbour:
         self.backoff_until = now + min(limits.backoff_most, pause)
 
     def reset_back_off(self) -> None:
-        """It got on with what it was given: chosen like everybody again."""
+        """It made progress with its work: chosen like the others again."""
         self.backoffs, self.backoff_until = 0, 0.0
 
     def track_took(self, seconds: float, inside_us: int, now: float) -> None:

@@ -61,7 +61,7 @@ from ls_edge.runtime.routing.tombstones import Tombstones
 from ls_edge.runtime.routing.waves import WaveJoiner
 
 _NO_WAY_HOME_S = 0.1
-"""Seconds until tokens that nobody can bring home are looked at again: a new link decides them at once anyway."""
+"""Seconds until tokens that no neighbour can bring home are routed again; a new link does so at once."""
 _BLOCK_SHARE = 0.25
 """Most of a budget that is kept back for an engine call: a wrong measurement of one must not keep it from running."""
 
@@ -93,7 +93,7 @@ class PeerMachine(CustodyMachine):
         self._arrivals = 0
         self._drain_until = float("inf")
         self._orphaned: dict[str, float] = {}
-        """Sources of held work that nobody reaches, and when the work is dropped."""
+        """Sources of held work that are out of reach, and when the work is dropped."""
         self.transitions |= {
             (Stage.WAITING, Stage.QUEUED): self._enter_queued,
             (Stage.QUEUED, Stage.RUNNING): self._enter_running,
@@ -281,7 +281,7 @@ class PeerMachine(CustodyMachine):
             self.wait(request, self.now + _NO_WAY_HOME_S, "no way home")
 
     def _holder_before(self, request: HeldRequest) -> str:
-        """Who was on the tokens' way from the source, is not on their way back yet and can be reached; or nobody."""
+        """A holder by which the tokens came, that is not on their way back yet and can be reached; "" without one."""
         for visit in reversed(request.itinerary.visits):
             n = self.neighbours.get(visit.holder)
             if n is not None and n.available(self.now) and visit.holder not in request.itinerary.relays:
@@ -494,7 +494,7 @@ class PeerMachine(CustodyMachine):
         if self.engine.next_start is not None:
             yield self.engine.next_start
 
-    # What nobody waits for any more.
+    # Work that no process waits for any more.
 
     def _on_drain(self, _event: Drain) -> None:
         self.draining = True
@@ -502,7 +502,7 @@ class PeerMachine(CustodyMachine):
         self.instructions.append(AnnounceState())
 
     def _on_cancel(self, sender: str, message: Cancel) -> None:
-        """Forget what belongs to the sender: nobody cancels the requests of others."""
+        """Forget requests of the sender, which cannot cancel those of others."""
         keys = {(sender, request) for request in message.requests}
         self.tombstones.add(keys, self.now + message.budget_us / 1e6, self.now)
         for request in [request for request in self.held.values() if (request.owner, request.request) in keys]:
@@ -526,7 +526,7 @@ class PeerMachine(CustodyMachine):
                 self.end(request, "its source went away")
 
     def _look_for_orphans(self) -> None:
-        """Find sources of held work that nobody reaches any more, however it was that they were reached."""
+        """Find sources of held work that no linked process reaches any more."""
         sources = self.occupancy.sources.keys() - {self.name}
         for name in sources:
             if name in self.neighbours.by_name or any(n.state and name in n.state.reaches for n in self.neighbours):

@@ -87,7 +87,7 @@ class OpenRequest:
     """The furthest tokens."""
     attempts: int = 1
     avoid: tuple[str, ...] = ()
-    """Who has returned it as it was, or never; its holders hand it to somebody else."""
+    """Processes that returned it without progress, or not at all; its holders avoid them."""
     not_finite: list[str] = field(default_factory=list)
     """Who has returned it because numbers were not finite, or with tokens that were not."""
     seen_holders: dict[str, None] = field(default_factory=dict)
@@ -418,7 +418,7 @@ class SourceMachine(CustodyMachine):
         self.set_check(request, min(news_by, request.keep_until, request.keep_end, self._end(request)))
 
     def _late(self, request: HeldRequest) -> None:
-        """What is away has given no news for too long, or is kept by somebody for too long."""
+        """There was no message about an away request for too long, or a holder keeps it for too long."""
         owner = self._by_id[request.request]
         if owner.holder and owner.holder != request.downstream:
             self._avoid(owner, owner.holder, self.now + self.limits.away_floor)

@@ -93,7 +93,7 @@ class Admission:
     def check_state(self, state: State, sender: str) -> None:
         """Raise :class:`WireError` where a STATE is a source's, or names a block that the model lacks.
 
-        What a source would reach counts for nobody: tokens on their way home go by peers.
+        What a source reaches is not used: tokens on their way home go by peers.
         """
         if sender not in self._blocks_of:
             raise WireError(f"state of {sender}, which is no peer; dropped")
@@ -103,7 +103,7 @@ class Admission:
     def check_run(self, run: Run, sender: str) -> None:
         """Raise :class:`WireError` where tokens or itinerary of a RUN cannot be what ``sender`` may send us.
 
-        Each block of the model has run, remains or was skipped, so that nobody can leave one out unseen, and ran at a
+        Each block of the model has run, remains or was skipped, so that none can be left out unnoticed, and ran at a
         peer to which ``peers.yaml`` gives it, in an order that the bands allow. A track has some of the blocks of a
         band, and must be joined by a peer. A source sends what is its own, and gets what is its own.
         """

@@ -67,8 +67,8 @@ MAX_UNREAD = 0
 """Messages of a link that libzmq takes in before they are read: any number. Where it stops reading at a bound and the
 connection ends then, its next heartbeat ends the process by an assertion (libzmq 4.3.5)."""
 FLOOD_MESSAGES = 4096
-"""Messages of one link, read without ever coming to the end of what waits, after which that link is hung up on: it
-sends faster than can be read, and would fill the memory."""
+"""Messages of one link, read without reaching the end of its queue, after which it is disconnected: it sends faster
+than can be read, and would fill the memory."""
 _BACKLOG_LINKS = 4096
 """Links that are counted for that at once."""
 _HUNG_UP = 256
@@ -117,7 +117,7 @@ class NoLink:
     name: str
     why: str
     refused: bool = False
-    """Whether somebody answers there, and the handshake failed."""
+    """Whether a process answers there, and the handshake failed."""
 
 
 @dataclass(frozen=True)
@@ -377,7 +377,7 @@ class Links:
                 del self._descriptor_of[link]
                 events.append(LinkDown(link, "connection lost"))
         elif event != zmq.Event.HANDSHAKE_FAILED_AUTH:  # counted and logged by the ZAP handler
-            self._count_failure("", _WHY_STRANGER_FAILED[event], {"peer": "somebody who dialled us"})
+            self._count_failure("", _WHY_STRANGER_FAILED[event], {"peer": "a process that dialled us"})
 
     def _on_dealer(self, event: zmq.Event, name: str, events: list[LinkEvent]) -> None:
         address = self._addresses[name]
@@ -449,7 +449,10 @@ class Links:
 
     def _hang_up(self, link: Link) -> None:
         """End a connection, which libzmq has no call for."""
-        log.warning("hung up", extra={"peer": link.dialled or "somebody who dialled us", "why": "it floods us"})
+        log.warning(
+            "disconnected",
+            extra={"peer": link.dialled or "a process that dialled us", "why": "it sends faster than it is read"},
+        )
         if link.dialled:
             if link.dialled in self._up:
                 self._up.discard(link.dialled)

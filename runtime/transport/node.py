@@ -435,7 +435,7 @@ class Node:
             self._send_link(event.link, Complaint(one_line(why, MAX_SHOWN_EXPLANATION), model_id))
 
     def _count(self, what: str, peer: str, why: str) -> None:
-        """Count a dropped message and log the 1st, 2nd, 4th, 8th and so on, so that nobody can fill the disk."""
+        """Count a dropped message and log the 1st, 2nd, 4th, 8th and so on, so that the log stays small."""
         self.counts[what] += 1
         if is_worth_logging(self.counts[what]):
             extra = {"peer": peer or "?", "why": one_line(why, MAX_SHOWN_EXPLANATION), "count": self.counts[what]}

@@ -28,14 +28,14 @@ class Fastest(Policy):
         patient: bool,  # noqa: ARG002
         tie_break: int,
     ) -> Choice | None:
-        """Return the least expected time for each block that could run there; None where nobody has a credit."""
+        """Return the least expected time for each block that could run there; None where no holder has a credit."""
         return least_time_step(itinerary, local, candidates, tie_break)
 
 
 def least_time_step(
     itinerary: Itinerary, local: LocalNode, candidates: Sequence[Candidate], tie_break: int
 ) -> Choice | None:
-    """Return the step with the least expected time a block; None where nobody has a credit."""
+    """Return the step with the least expected time a block; None where no holder has a credit."""
     bands, remaining = local.bands, itinerary.remaining
     best: tuple[float, int] | None = None
     choice: Choice | None = None

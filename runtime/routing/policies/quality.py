@@ -31,7 +31,7 @@ class Quality(Policy):
         patient: bool,
         tie_break: int,
     ) -> Choice | None:
-        """Return the step of least cost; None without costs, or where nobody with a credit has a remaining block."""
+        """Return the step of least cost; None without costs, or where no holder of a block has a credit."""
         if local.costs is None:
             return None
         permitted = local.bands.permitted(itinerary.remaining)
