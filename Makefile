@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 FLOORS := .venv-floors
+# The pinned versions are those of Python 3.11 and newer; several packages have none of them for 3.10.
+CONSTRAINT = $(shell $(PYTHON) -c 'import sys; print("--constraint constraints.txt" if sys.version_info >= (3, 11) else "")')
 
 .PHONY: help setup demo test test-floors check types format bench docs clean
 .DEFAULT_GOAL := help
@@ -14,12 +16,12 @@ help: ## list the targets
 setup: $(STAMP) ## make the environment .venv
 
 $(STAMP): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer, or use 'make PYTHON=/path/to/python3.11 ...'" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"this needs Python 3.11 or newer and $(PYTHON) is {v[0]}.{v[1]}: install one, or use \"make PYTHON=/path/to/python3.11 ...\"")'
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.10 or newer, or use 'make PYTHON=/path/to/python3.11 ...'" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 10) else f"this needs Python 3.10 or newer and $(PYTHON) is {v[0]}.{v[1]}: install one, or use \"make PYTHON=/path/to/python3.11 ...\"")'
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module: install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	@echo "setting up $(VENV): torch is several GB, this takes some minutes the first time" >&2
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(CONSTRAINT)
 	@touch $@
 
 demo: $(STAMP) ## train, export, serve, kill a peer, measure, on embedded data
