@@ -66,7 +66,7 @@ PORT = 5555
 @click.option("--out", type=click.Path(path_type=Path), help="peers.yaml to write.")
 @click.option("--peers", type=click.Path(path_type=Path), help="peers.yaml whose addresses and keys --out keeps.")
 @click.option(
-    "--solver-seconds", type=click.FloatRange(min=0, max=3600), default=8.0, show_default=True,
+    "--solver-seconds", type=click.FloatRange(min=0, max=3600), default=6.0, show_default=True,
     help="Time limit of the solver; 0 plans by rule alone.",
 )  # fmt: skip
 @click.option("--no-simulation", is_flag=True, help="Figures by formula alone.")

@@ -17,7 +17,7 @@ from ls_edge.runtime.planning.heuristic import heuristic_placement
 from ls_edge.runtime.planning.problem import Objective, Placement, PlanningProblem
 from ls_edge.runtime.planning.programs import PlacementProgram, placement_program
 
-SECONDS = 8.0
+SECONDS = 6.0
 """Time limit of the solver: what it has not found by then, nobody waits for."""
 MANY_REPLICAS = 12
 """Numbers of holders that are tried one by one; above, some between these and the most."""

@@ -27,6 +27,8 @@ SURVIVAL_DEVICES = 8
 """Most devices whose every set of holders is a variable: 9 make a program of seconds one of minutes."""
 MOST_SETS = 400
 """Most kinds of groups of devices that hold the same blocks, beyond that."""
+_MOST_TRIED = 100_000
+"""Groups of kinds that are looked at for those: more of them take seconds."""
 _TIE = 1e-6
 """Weight of the number of used devices where the objective leaves it open, as a part of the objective."""
 
@@ -165,6 +167,8 @@ def _survival(problem: PlanningProblem, replicas: int) -> PlacementProgram:
 def _mirrored_groups(problem: PlanningProblem, replicas: int) -> PlacementProgram | None:
     """Groups of ``R`` devices that all hold the same blocks: as few and as safe ones as have room for the model."""
     devices, kinds = problem.devices, kinds_of(problem.devices)
+    if math.comb(len(kinds) + replicas - 1, replicas) > _MOST_TRIED:
+        return None
     groups: list[tuple[int, ...]] = []
     for group in itertools.combinations_with_replacement(range(len(kinds)), replicas):
         named = [devices[kinds[k][0]].zone for k in group]
