@@ -12,6 +12,7 @@ from ls_edge.errors import ModelError
 from ls_edge.export.writer import export_run
 from ls_edge.training.checkpoint import load_run, save_run
 from ls_edge.training.config import RunRecord, TrainConfig
+from ls_edge.training.models.adapters import eva as eva_adapter
 from ls_edge.training.models.families import FAMILIES, family_of
 from ls_edge.training.models.small_models import create, image_spec_of
 from ls_edge.training.models.view import BlockView
@@ -161,3 +162,17 @@ def test_the_document_has_a_row_for_every_family():
     assert {name for name, _ in rows} == {family.name for family in FAMILIES}
     for family in FAMILIES:
         assert dict(rows)[family.name].startswith(family.members)
+
+
+def test_a_learned_rotary_table_is_made_for_its_block_alone(monkeypatch):
+    view = made("vit_small_patch16_rope_mixed_224", NARROW)
+    rope = view.model.rope
+    tables = rope.get_embed()
+    sizes = []
+    compute = eva_adapter.get_mixed_freqs
+    monkeypatch.setattr(eva_adapter, "get_mixed_freqs", lambda f, *rest: sizes.append(f.shape) or compute(f, *rest))
+    monkeypatch.setattr(type(rope), "get_embed", lambda *_, **__: pytest.fail("made for all blocks"))
+    family = family_of(view.model)
+    for index in range(view.num_blocks):
+        torch.testing.assert_close(family.block_inputs(view.model, index)["rope"], tables[index], rtol=0, atol=0)
+    assert sizes == [rope.freqs[:, 0].shape] * view.num_blocks

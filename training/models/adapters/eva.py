@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
+from timm.layers.pos_embed_sincos import get_mixed_freqs
 from timm.models import eva
 from torch import Tensor, nn
 
@@ -58,7 +59,7 @@ class EvaFamily(VisionTransformerFamily):
         if model.rope is None:
             return {}
         if getattr(model, "rope_mixed", False):
-            return {"rope": _rotary_tables(model)[index]}
+            return {"rope": _learned_table(model, index)}
         return {"rope": getattr(model, TABLE)}
 
     def keep(self, model: Any, indices: Sequence[int]) -> None:
@@ -72,6 +73,15 @@ class EvaFamily(VisionTransformerFamily):
         """Patch embedding, prefix tokens, position embedding if there is one."""
         tokens: Tensor = model.norm_pre(model._pos_embed(model.patch_embed(images))[0])
         return tokens
+
+
+def _learned_table(model: Any, index: int) -> Tensor:
+    """The table of one block, as timm makes those of all blocks at once."""
+    rope = model.rope
+    if model.dynamic_img_size or rope.t_x is None:
+        return _rotary_tables(model)[index]
+    table: Tensor = get_mixed_freqs(rope.freqs[:, index], rope.t_x, rope.t_y)
+    return table
 
 
 def _rotary_tables(model: Any) -> Tensor:
