@@ -17,7 +17,16 @@ from ls_edge.errors import UsageError, WireError
 from ls_edge.peers_file import PeerConfig, PeersFile
 from ls_edge.records import PeerState
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, State, Welcome
+from ls_edge.runtime.protocol.messages import (
+    Bye,
+    Complaint,
+    FindingRow,
+    Findings,
+    Hello,
+    Inspect,
+    State,
+    Welcome,
+)
 from ls_edge.runtime.transport.admission import new_alias
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.links import Incoming, Link, LinkDown, Links, LinkUp, NoLink
@@ -77,6 +86,7 @@ class _Seen:
     asked_at: float = 0.0
     waiting: bool = False
     took: list[float] = field(default_factory=list)
+    findings: tuple[FindingRow, ...] | None = None
 
 
 class Observer:
@@ -121,6 +131,26 @@ class Observer:
         while time.monotonic() < began + seconds and any(self._open(began)):
             self._step(0.02)
         return self.view()
+
+    def inspect(self, seconds: float) -> Mapping[str, tuple[FindingRow, ...] | str]:
+        """Ask all peers to check their machines; returns what each found, or why nothing came within ``seconds``."""
+        began = time.monotonic()
+        asked: set[str] = set()
+        while time.monotonic() < began + seconds:
+            for name, seen in self._seen.items():
+                if not seen.up:
+                    asked.discard(name)
+                elif seen.welcome is not None and name not in asked:
+                    asked.add(name)
+                    self._links.send(Link(dialled=name), [wire.encode(Inspect())])
+            late = time.monotonic() > began + GIVE_UP
+            if all(
+                seen.findings is not None or seen.complaint or seen.refused or (late and not seen.up and seen.why)
+                for seen in self._seen.values()
+            ):
+                break
+            self._step(0.05)
+        return {name: _silence(seen) if seen.findings is None else seen.findings for name, seen in self._seen.items()}
 
     def wait(self, seconds: float) -> None:
         """Listen for a while."""
@@ -179,6 +209,8 @@ class Observer:
             seen.waiting, seen.welcome = False, message
         elif isinstance(message, State):
             seen.state = message
+        elif isinstance(message, Findings):
+            seen.findings = message.rows
         elif isinstance(message, Complaint):
             seen.complaint = one_line(message.what)
         elif isinstance(message, Bye):  # its links end next
@@ -205,6 +237,15 @@ class Observer:
             address=seen.peer.address,
             reason=reason,
         )
+
+
+def _silence(seen: _Seen) -> str:
+    """Why a peer has not said what it found."""
+    if seen.complaint:
+        return seen.complaint
+    if not seen.up:
+        return seen.why or f"nobody has answered at {seen.peer.address} yet"
+    return "it has not answered; is its check still running, or is it an older version of ls-edge?"
 
 
 def _judge(seen: _Seen) -> tuple[PeerState, str | None]:

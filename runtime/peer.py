@@ -24,6 +24,7 @@ from ls_edge.errors import EngineError, LsEdgeError, UsageError
 from ls_edge.order_costs import read_order_costs
 from ls_edge.peers_file import EngineKind, PeersFile, is_loopback
 from ls_edge.runtime.engine_calls import run_blocks
+from ls_edge.runtime.inspector import Examine, Inspector
 from ls_edge.runtime.installer import Installer
 from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.protocol.messages import MINOR, Hello
@@ -62,10 +63,12 @@ class Peer:
         faults: Path | None = None,
         until_eof: bool = False,
         installer: Installer | None = None,
+        examine: Examine | None = None,
         on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None,
     ) -> None:
-        """``engine`` and ``threads`` win over the file's; ``installer`` takes bundles that are pushed.
+        """``engine`` and ``threads`` win over the file's.
 
+        ``installer`` takes bundles that are pushed, ``examine`` checks this machine for whoever asks.
         ``until_eof``: leave when standard input ends, so as not to outlive who started it. ``faults`` is for
         :mod:`ls_edge.runtime.chaos`. Raises :class:`LinkError` where the port is in use.
         """
@@ -113,8 +116,10 @@ class Peer:
             keys=keys,
             strict_bundle=strict_bundle,
             installer=installer,
+            inspect=None if examine is None else self._inspect,
         )
         self._installer = installer
+        self._inspector = None if examine is None else Inspector(examine, self.node.send_to, self.node.wake)
         if installer is not None:
             installer.attach(
                 self.node.send_to,
@@ -145,6 +150,8 @@ class Peer:
                     self._take(result)
                 if self._until_eof and at_end(0):
                     self._stops = 2
+                if self._inspector is not None:
+                    self._inspector.step()
                 if self._installer is not None:
                     self._installer.step()
                     if self._installer.switch_to is not None:
@@ -160,9 +167,15 @@ class Peer:
                     return
         finally:
             self.node.close()
+            if self._inspector is not None:
+                self._inspector.close()
             if self._worker.close():  # else an engine hangs, and ends with the process
                 self._runner.close()
         raise self._failure
+
+    def _inspect(self, name: str) -> None:
+        assert self._inspector is not None
+        self._inspector.ask(name)
 
     def _hello(self) -> Hello:
         return Hello(
@@ -247,6 +260,7 @@ def open_peer(
     strict_bundle: bool = False,
     faults: Path | None = None,
     until_eof: bool = False,
+    examine: Examine | None = None,
 ) -> Peer:
     """Read the files and make a :class:`Peer`; what ``ls-edge peer`` does."""
     from ls_edge.peers_file import load_peers
@@ -261,5 +275,5 @@ def open_peer(
         )
     return Peer(
         file, name, Bundle.open(bundle), keys=keys, engine=engine, threads=threads,
-        strict_bundle=strict_bundle, faults=faults, until_eof=until_eof,
+        strict_bundle=strict_bundle, faults=faults, until_eof=until_eof, examine=examine,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from ls_edge.bundle import Bundle, ImageSpec, Manifest, Parts, TokenSpec
 from ls_edge.bundle import Part as BundlePart
 from ls_edge.errors import BundleError, LinkError, LsEdgeError, UsageError
 from ls_edge.peers_file import EngineKind, PeersFile, load_peers
+from ls_edge.runtime.inspector import Examine, Inspector
 from ls_edge.runtime.installer import Installer
 from ls_edge.runtime.peer import Peer, at_end
 from ls_edge.runtime.protocol.codecs import CODECS
@@ -43,7 +44,15 @@ class _WaitingPeer:
     """A peer without a bundle: it listens, says so to everybody, and takes bundles that are pushed."""
 
     def __init__(
-        self, peers: PeersFile, name: str, why: str, installer: Installer, keys: KeyPair | None, *, until_eof: bool
+        self,
+        peers: PeersFile,
+        name: str,
+        why: str,
+        installer: Installer,
+        keys: KeyPair | None,
+        examine: Examine | None,
+        *,
+        until_eof: bool,
     ) -> None:
         self.name, self._entry, self._why = name, peers.peer(name), why
         self._installer, self._until_eof = installer, until_eof
@@ -53,8 +62,9 @@ class _WaitingPeer:
         self.node = Node(
             name=name, role="peer", peers=peers, manifest=_NO_MODEL, machine=machine, execute=lambda _: None,
             hello=self._hello, state=machine.state, keys=keys, installer=installer,
-            closed=f"{name} {why}",
+            closed=f"{name} {why}", inspect=None if examine is None else self._inspect,
         )  # fmt: skip
+        self._inspector = None if examine is None else Inspector(examine, self.node.send_to, self.node.wake)
         installer.attach(self.node.send_to, self.node.wake, is_busy=lambda: False, is_warm=lambda: False, serves=False)
         if until_eof:
             os.set_blocking(0, False)
@@ -70,11 +80,19 @@ class _WaitingPeer:
             while not self._stopped and self._installer.switch_to is None:
                 self.node.step()
                 self._installer.step()
+                if self._inspector is not None:
+                    self._inspector.step()
                 if self._until_eof and at_end(0):
                     break
             self.node.leave("draining")
         finally:
             self.node.close()
+            if self._inspector is not None:
+                self._inspector.close()
+
+    def _inspect(self, name: str) -> None:
+        assert self._inspector is not None
+        self._inspector.ask(name)
 
     def _hello(self) -> Hello:
         return Hello(self.name, "peer", self._incarnation, MINOR, "", "")
@@ -95,6 +113,7 @@ class StoredPeer:
         strict_bundle: bool = False,
         faults: Path | None = None,
         until_eof: bool = False,
+        examine: Examine | None = None,
     ) -> None:
         """Open the store; the other arguments are those of :class:`~ls_edge.runtime.peer.Peer`.
 
@@ -111,6 +130,7 @@ class StoredPeer:
         """As of a :class:`~ls_edge.runtime.peer.Peer`."""
         self._peers, self._keys, self._until_eof, self._strict = peers, keys, until_eof, strict_bundle
         self._engine, self._threads, self._faults = engine or entry.engine, threads, faults
+        self._examine = examine
         self._stops = 0
         self._running: Peer | _WaitingPeer | None = None
         self._store = Store(store)
@@ -168,14 +188,16 @@ class StoredPeer:
                     return Peer(
                         self._peers, self.name, bundle, keys=self._keys, engine=self._engine, threads=self._threads,
                         strict_bundle=self._strict, faults=self._faults, until_eof=self._until_eof,
-                        installer=self._installer, on_step=self.on_step,
+                        installer=self._installer, on_step=self.on_step, examine=self._examine,
                     )  # fmt: skip
                 why = "has no bundle yet; send it one with 'ls-edge push'"
             except (BundleError, UsageError) as error:
                 if self._store.give_up(str(error)):
                     return self._listen("")
                 why = f"cannot serve what it has: {error}"
-        return _WaitingPeer(self._peers, self.name, why, self._installer, self._keys, until_eof=self._until_eof)
+        return _WaitingPeer(
+            self._peers, self.name, why, self._installer, self._keys, self._examine, until_eof=self._until_eof
+        )
 
 
 def open_stored_peer(
@@ -189,11 +211,12 @@ def open_stored_peer(
     strict_bundle: bool = False,
     faults: Path | None = None,
     until_eof: bool = False,
+    examine: Examine | None = None,
 ) -> StoredPeer:
     """Read the files and make a :class:`StoredPeer`; what ``ls-edge peer --store`` does."""
     file = peers if isinstance(peers, PeersFile) else load_peers(peers)
     keys = load_secret(secret_key) if secret_key is not None else None
     return StoredPeer(
         file, name, store, keys=keys, engine=engine, threads=threads, strict_bundle=strict_bundle, faults=faults,
-        until_eof=until_eof,
+        until_eof=until_eof, examine=examine,
     )  # fmt: skip

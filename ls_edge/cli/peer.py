@@ -15,6 +15,7 @@ from ls_edge.errors import UsageError
 if TYPE_CHECKING:
     from ls_edge.peers_file import EngineKind
     from ls_edge.runtime.peer import Peer
+    from ls_edge.runtime.protocol.messages import FindingRow
     from ls_edge.runtime.stored_peer import StoredPeer
 
 
@@ -69,7 +70,7 @@ def command(
         )
     options: dict[str, Any] = {
         "secret_key": secret_key, "engine": engine, "threads": threads, "strict_bundle": strict_bundle,
-        "faults": faults, "until_eof": until_eof,
+        "faults": faults, "until_eof": until_eof, "examine": _examine,
     }  # fmt: skip
     peer: Peer | StoredPeer
     if store is not None:
@@ -86,6 +87,14 @@ def command(
         peer.on_step = progress
     peer.serve()
     return 0
+
+
+def _examine() -> list[FindingRow]:
+    """What ``ls-edge doctor`` finds here, for ``ls-edge doctor --peers`` elsewhere."""
+    from ls_edge.cli.diagnostics import examine
+    from ls_edge.runtime.protocol.messages import FindingRow
+
+    return [FindingRow(one.status, one.what, one.detail, one.fix or "") for one in examine()]
 
 
 def _progress(name: str) -> Callable[[int, int, str], None] | None:

@@ -364,11 +364,32 @@ class Stored(_Message, frozen=True, tag="stored"):
     """Why it is ``failed`` or ``busy``."""
 
 
+class FindingRow(msgspec.Struct, frozen=True, array_like=True):
+    """What one check of a peer's machine found."""
+
+    status: str
+    """``ok``, ``warn`` or ``bad``."""
+    what: str
+    detail: str
+    fix: str = ""
+    """A command or a change that helps; empty where there is nothing to do."""
+
+
+class Inspect(_Message, frozen=True, tag="inspect"):
+    """From an observer or pusher: check your machine, as ``ls-edge doctor`` does."""
+
+
+class Findings(_Message, frozen=True, tag="findings"):
+    """Answer to an Inspect."""
+
+    rows: tuple[FindingRow, ...]
+
+
 PushMessage = Offer | Chunk | Install
 """What only a pusher may send."""
 Message = (
     Hello | Welcome | State | Bye | Run | Accept | Refuse | Progress | Release | Moved | Cancel | Complaint
-    | Offer | Want | Chunk | Install | Stored
+    | Offer | Want | Chunk | Install | Stored | Inspect | Findings
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
@@ -416,6 +437,8 @@ MAX_CHUNK = 48 * 1024
 """Most bytes of a file in one message. It delays what else is on its way by 0.4 ms at 1 Gbit/s."""
 MAX_MANIFEST = 16 * 1024 * 1024
 """Longest ``manifest.json`` that may be offered, in bytes."""
+MAX_FINDINGS = 64
+"""Most rows of a FINDINGS."""
 MAX_FILE = 2**40
 """Bound of sizes of files and of places in them."""
 _REQUEST_BYTES = 16
@@ -461,6 +484,11 @@ def _check(message: Message) -> None:
         _check_texts(message.role, message.model_id, message.bundle_id, message.engine, message.codec)
     elif isinstance(message, (Offer, Want, Chunk, Install, Stored)):
         _check_push(message)
+    elif isinstance(message, Findings):
+        if len(message.rows) > MAX_FINDINGS:
+            raise WireError(f"{len(message.rows)} findings, at most {MAX_FINDINGS} are allowed; dropped")
+        for row in message.rows:
+            _check_texts(row.status, row.what, row.detail, row.fix)
     if isinstance(message, Refuse):
         _check_texts(message.reason)
     if isinstance(message, Complaint) and len(message.what) > MAX_EXPLANATION:

@@ -34,7 +34,9 @@ from ls_edge.runtime.protocol.messages import (
     Bye,
     Chunk,
     Complaint,
+    Findings,
     Hello,
+    Inspect,
     Install,
     Message,
     Offer,
@@ -126,11 +128,13 @@ class Node:
         keys: KeyPair | None,
         strict_bundle: bool = False,
         installer: TakesBundles | None = None,
+        inspect: Callable[[str], None] | None = None,
         closed: str = "",
     ) -> None:
         """``execute`` is called with the instructions that are not about links (Compute, Complete, Fail).
 
-        ``installer`` takes bundles that are pushed. ``closed`` is why no peer and no source is let in, or dialled.
+        ``installer`` takes bundles that are pushed. ``inspect`` is called with the name of an observer or pusher that
+        wants the machine checked. ``closed`` is why no peer and no source is let in, or dialled.
         """
         self.name = name
         self.role = role
@@ -146,7 +150,7 @@ class Node:
         self._admission = Admission(
             name, role, peers, manifest, strict_bundle=strict_bundle, has_store=installer is not None, closed=closed
         )
-        self._installer = installer
+        self._installer, self._inspect = installer, inspect
         self._machine = machine
         self._execute_other = execute
         self._hello = hello
@@ -330,8 +334,12 @@ class Node:
             if self._guests.get(name) != "pusher" or self._installer is None:
                 raise WireError(f"{type(message).__name__.lower()} from {name}, which is no pusher; dropped")
             self._installer.receive(name, message)
-        elif isinstance(message, (Want, Stored)):
-            raise WireError(f"{type(message).__name__.lower()}, which only pushers get; dropped")
+        elif isinstance(message, (Want, Stored, Findings)):
+            raise WireError(f"{type(message).__name__.lower()}, which only observers and pushers get; dropped")
+        elif isinstance(message, Inspect):
+            if name not in self._guests or self._inspect is None:
+                raise WireError(f"inspect from {name}, which is no observer; dropped")
+            self._inspect(name)
         elif name in self._guests:
             raise WireError(
                 f"{type(message).__name__.lower()} from the {self._guests[name]} {name}, which takes no part in "

@@ -25,7 +25,10 @@ from ls_edge.runtime.protocol.messages import (
     Cancel,
     Chunk,
     Complaint,
+    FindingRow,
+    Findings,
     Hello,
+    Inspect,
     Install,
     Itinerary,
     Moved,
@@ -52,9 +55,9 @@ VECTORS = HERE / "vectors.json"
 
 MESSAGES = (
     "hello", "welcome", "state", "bye", "run", "accept", "refuse", "progress", "release", "moved", "cancel",
-    "complaint", "offer", "want", "chunk", "install", "stored",
+    "complaint", "offer", "want", "chunk", "install", "stored", "inspect", "findings",
 )  # fmt: skip
-ARRAYS = ("TransferId", "Itinerary", "TrackRef", "Visit", "TrackSpan")
+ARRAYS = ("TransferId", "Itinerary", "TrackRef", "Visit", "TrackSpan", "FindingRow")
 _NUMBERS = {
     "0 to 2^16-1": "u16", "0 to 2^16-2": "hops", "0 to 2^32-1": "us", "0 to 2^64-1": "u64", "1 to 2^20": "size",
     "0 to 600000000": "budget", "0 to 16777216": "manifest-size", "0 to 2^40-1": "u40", "1 to 49152": "chunk-size",
@@ -95,7 +98,7 @@ def _rule(kind, bounds, heading, name):
     if kind.startswith("tuple[tuple"):
         return "waves"
     if kind.startswith("tuple["):
-        most = {"requests": "*1024 ", "avoid": "*16 "}.get(name, "* ")
+        most = {"requests": "*1024 ", "rows": "*64 ", "avoid": "*16 "}.get(name, "* ")
         return f"[{most}{_rule(kind[6:].removesuffix(', ...]'), bounds, heading, '')}]"
     if kind == "int":
         return _NUMBERS[bounds]
@@ -199,6 +202,10 @@ EXAMPLES = {
         Chunk(PART, 98304, b"\x08\x0a\x12\x07pytorch"),
         {"data": "here 11 bytes, really the 49152 that were asked for"},
     ),
+    "inspect": (Inspect(), {}),
+    "findings": (
+        Findings((FindingRow("ok", "Python", "3.10.12"), FindingRow("warn", "disk", "1.2 GB free", "make room"))), {},
+    ),
     "install": (Install(MANIFEST), {"manifest": "b said that it is ready"}),
     "stored": (
         Stored("receiving", MANIFEST, ACTIVE, b"", 2, 178_400, 80_096),
@@ -239,7 +246,7 @@ _ITINERARY = {
 def _shown(value):
     if isinstance(value, bytes):
         return f"h'{value.hex()[:8]}…'"
-    if isinstance(value, (tuple, Visit, TrackRef, TrackSpan)):
+    if isinstance(value, (tuple, Visit, TrackRef, TrackSpan, FindingRow)):
         items = value if isinstance(value, tuple) else msgspec.structs.astuple(value)
         return "[" + ", ".join(map(_shown, items)) + "]"
     return "nil" if value is None else json.dumps(value)
@@ -436,6 +443,7 @@ MORE = {
     "cancel of two": Cancel((REQUEST, _ANOTHER), 600_000_000),
     "complaint of another model": Complaint("a serves model 12…", MODEL),
     "hello of a pusher": Hello(LAPTOP, "pusher", 5, 1, "", ""),
+    "findings of none": Findings(()),
     "offer of a bundle that was kept": Offer(ACTIVE, 0),
     "offer of the longest manifest": Offer(MANIFEST, 16_777_216),
     "want of the last byte that can be": Want(PART, 2**40 - 1, 1),
@@ -547,6 +555,9 @@ MALFORMED = {
     "itinerary of three values": _pack(_plain(RUN, itinerary=_itinerary()[:3])),
     "itinerary that is a map": _pack(_plain(RUN, itinerary={"source": "a"})),
     "visit with a time below 0": _pack(_plain(RUN, itinerary=_itinerary(visits=[["a", [0], -1, 0, 0]]))),
+    "finding without a detail": _pack({"t": "findings", "rows": [["ok", "Python"]]}),
+    "65 findings": _pack({"t": "findings", "rows": [["ok", "a", "b"]] * 65}),
+    "finding with a line break": _pack({"t": "findings", "rows": [["ok", "a", "b\nc"]]}),
     "digest of 31 bytes": _pack(_plain(EXAMPLES["install"][0], manifest=MANIFEST[:31])),
     "digest that is text": _pack(_plain(EXAMPLES["install"][0], manifest="a" * 32)),
     "no digest at all in an offer": _pack(_plain(EXAMPLES["offer"][0], manifest=b"")),

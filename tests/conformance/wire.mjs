@@ -258,6 +258,7 @@ const size = int(2 ** 20 + 1, 1);
 const u40 = int(2 ** 40);
 const digest = bytes([32]);
 const digestOrNone = bytes([0, 32]);
+const FINDING = [["status", short], ["what", short], ["detail", short], ["fix", short, ""]];
 const NONE = new Uint8Array(0);
 const DESCRIPTION = [
   ["name", name], ["role", short], ["incarnation", u64], ["minor", u16], ["model_id", short], ["bundle_id", short],
@@ -286,6 +287,8 @@ const MESSAGES = {
   want: [["digest", digest], ["offset", u40], ["size", int(49_153, 1)]],
   chunk: [["digest", digest], ["offset", u40], ["data", bytes([], 1, 49_152)]],
   install: [["manifest", digest]],
+  inspect: [],
+  findings: [["rows", list(row(FINDING), { most: 64 })]],
   stored: [
     ["state", short], ["manifest", digestOrNone, NONE], ["active", digestOrNone, NONE], ["previous", digestOrNone, NONE],
     ["parts", u16, 0], ["size", u40, 0], ["missing", u40, 0], ["reason", short, ""],

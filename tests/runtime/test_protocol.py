@@ -13,7 +13,7 @@ from ls_edge.errors import WireError
 from ls_edge.records import TrackSpan, Visit
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.protocol.messages import Itinerary, Run, TrackRef, TransferId
+from ls_edge.runtime.protocol.messages import FindingRow, Findings, Itinerary, Run, TrackRef, TransferId
 from ls_edge.runtime.routing import custody, neighbours
 from ls_edge.runtime.routing import source_routing as source
 from ls_edge.runtime.routing.neighbours import Limits
@@ -27,6 +27,7 @@ PARTS = {
     "TrackRef": TrackRef,
     "Visit": Visit,
     "TrackSpan": TrackSpan,
+    "FindingRow": FindingRow,
 }
 
 HOMES = {
@@ -83,7 +84,7 @@ def some(kind):
     """A valid message of a kind."""
     values = {
         "str": "a", "int": 1, "bool": True, "bytes": b"s" * 32, "TransferId": TRANSFER, "Itinerary": ITINERARY,
-        "tuple[int, ...]": (), "tuple[str, ...]": (), "tuple[bytes, ...]": (),
+        "tuple[int, ...]": (), "tuple[str, ...]": (), "tuple[bytes, ...]": (), "tuple[FindingRow, ...]": (),
     }  # fmt: skip
     return kind(**{name: values[annotation] for name, (annotation, _) in declared(kind).items()})
 
@@ -102,6 +103,8 @@ def accepted(heading, name, new):
         message = replaced(some(MESSAGES[heading]), name, new)
     elif heading == "TransferId":
         message = wire.Accept(replaced(TRANSFER, name, new), 1)
+    elif heading == "FindingRow":
+        message = Findings((replaced(FindingRow("ok", "a", "b"), name, new),))
     else:
         part = replaced(
             {"Itinerary": ITINERARY, "TrackRef": ITINERARY.track, "Visit": VISIT, "TrackSpan": ROW}[heading],
@@ -152,7 +155,7 @@ def test_ranges_are_those_that_the_code_checks(heading, name):
     else:
         assert bounds == ""
         parts = ("bool", "TransferId", "Itinerary", "TrackRef | None", "tuple[Visit, ...]", "tuple[TrackSpan, ...]")
-        assert kind in parts or "Ran" in kind
+        assert kind in (*parts, "tuple[FindingRow, ...]") or "Ran" in kind
         return
     assert [value for value in good if not accepted(heading, name, wrap(value))] == []
     assert [value for value in bad if accepted(heading, name, wrap(value))] == []
