@@ -39,10 +39,10 @@ def lint(program, *arguments, **named):
 def parse_peer(words):
     """Read a command line of ``ls-edge peer`` as the command does; raises for flags that it lacks."""
     assert words[0] == "peer"
-    command = cli.get_command(click.Context(cli), "peer")
-    found = command.make_context(
-        "peer", [re.sub(r"%i|\$\(NODE\)|\$\{NAME(:\?)?\}", "orin-0", one) for one in words[1:]]
-    )
+    parent = click.Context(cli, info_name="ls-edge", help_option_names=["-h", "--help"])
+    command = cli.get_command(parent, "peer")
+    typed = [re.sub(r"%i|\$\(NODE\)|\$\{NAME(:\?)?\}", "orin-0", one) for one in words[1:]]
+    found = command.make_context("peer", typed, parent=parent)
     return found.params
 
 

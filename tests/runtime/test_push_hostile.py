@@ -217,7 +217,7 @@ def test_an_observer_and_a_source_cannot_offer(serve, file, keys, tiny_bundle, w
     with Hand(file, keys, role="observer") as hand:
         wait_until(lambda: hand.last(wire.Welcome))
         for message in (Offer(MANIFEST_DIGEST, 10), Chunk(MANIFEST_DIGEST, 0, b"x"), Install(MANIFEST_DIGEST),
-                        Want(MANIFEST_DIGEST, 0, 1), Stored("idle")):  # fmt: skip
+                        Want(MANIFEST_DIGEST, 0, 1), Stored("idle"), wire.Findings(()), wire.Inspect()):  # fmt: skip
             count = len(hand.heard)
             hand.says(message)
             wait_until(lambda hand=hand, count=count: any(
