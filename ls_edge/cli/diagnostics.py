@@ -214,6 +214,21 @@ print(json.dumps({"built": torch.version.cuda, "names": names}))
 
 
 def check_engines() -> Iterator[Finding]:
+    """Check what can run engines, and say which of it 'engine: auto' takes and why not what comes before."""
+    found = list(_check_each_engine())
+    yield from found
+    by_name = {finding.what: finding for finding in found}
+    passed_over: list[str] = []
+    for name in ("TensorRT", "CUDAExecutionProvider", "CPUExecutionProvider"):
+        finding = by_name.get(f"engine {name}")
+        if finding is not None and (finding.status == "ok" or "loads and computes" in finding.detail):
+            reasons = f" (not {'; not '.join(passed_over)})" if passed_over else ""
+            yield Finding("ok", "engine auto", f"takes {name}{reasons}")
+            return
+        passed_over.append(f"{name}: {'not installed' if finding is None else finding.detail}")
+
+
+def _check_each_engine() -> Iterator[Finding]:
     """Check that an engine library is installed and that each of its execution providers computes."""
     builds = _onnxruntimes()
     has_ort = importlib.util.find_spec("onnxruntime") is not None

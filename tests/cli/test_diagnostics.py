@@ -66,6 +66,9 @@ def test_engines_that_load_are_found():
     pytest.importorskip("onnxruntime")
     found = pairs(diagnostics.check_engines())
     assert found["engine CPUExecutionProvider"].status == "ok"
+    if "engine TensorRT" not in found and "engine CUDAExecutionProvider" not in found:
+        auto = "takes CPUExecutionProvider (not TensorRT: not installed; not CUDAExecutionProvider: not installed)"
+        assert found["engine auto"].detail == auto
 
 
 def test_providers_that_are_listed_but_do_not_load(monkeypatch):
