@@ -224,3 +224,23 @@ def test_a_bundle_that_does_not_load_is_given_up_for_the_one_before(fleet, tiny_
                 time.sleep(0.02)
         load.assert_whole()
         assert {active(peers, name)[0].manifest.bundle_id for name in TWICE} == {good.manifest.bundle_id}
+
+
+def test_a_push_that_was_cut_off_goes_on_where_it_was(fleet, wide_bundle):
+    """57 MB, the peer killed in the middle of a file: what had come is not sent again."""
+    from ls_edge.runtime.installer import WINDOW
+    from ls_edge.runtime.protocol.messages import MAX_CHUNK
+
+    with fleet({"a": (0, 1)}) as peers:
+        killed = []
+
+        def kill_once(name, _state, missing, total):
+            if not killed and 0 < missing < total // 3:
+                killed.append(missing)
+                peers.kill(name)
+                peers.start(name)
+
+        found = push(peers, wide_bundle, on_change=kill_once)["a"]
+        assert (killed != [], found.state) == (True, "active")
+        whole = found.bytes + (wide_bundle / MANIFEST).stat().st_size
+        assert whole <= found.sent_bytes <= whole + WINDOW * MAX_CHUNK
