@@ -15,17 +15,25 @@ from ls_edge.runtime.protocol.messages import (
     Accept,
     Bye,
     Cancel,
+    Chunk,
     Complaint,
+    FindingRow,
+    Findings,
     Hello,
+    Inspect,
+    Install,
     Itinerary,
     Moved,
+    Offer,
     Progress,
     Refuse,
     Release,
     Run,
     State,
+    Stored,
     TrackRef,
     TransferId,
+    Want,
     Welcome,
 )
 
@@ -34,6 +42,7 @@ EXAMPLES = 3000
 
 REQUEST = bytes(range(16))
 TRANSFER = TransferId(REQUEST, 2**63 + 1, 3)
+DIGEST = bytes(range(32))
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True)
 counts = st.integers(0, 2**16 - 1)
@@ -83,6 +92,10 @@ states = st.builds(
 )  # fmt: skip
 sizes = st.integers(1, 2**20)
 runs = st.builds(Run, transfers, budgets, itineraries(), texts, sizes, sizes, texts)
+digests = st.binary(min_size=32, max_size=32)
+sizes_of_files = st.integers(0, wire.MAX_FILE - 1)
+chunk_sizes = st.integers(1, wire.MAX_CHUNK)
+finding_rows = st.builds(FindingRow, texts, texts, texts, texts)
 cancelled = st.lists(requests, max_size=4).map(tuple)
 messages = st.one_of(
     hellos, welcomes, states, runs, st.builds(Bye, texts), st.builds(Accept, transfers, counts),
@@ -90,6 +103,12 @@ messages = st.one_of(
     st.builds(Progress, transfers, counts),
     st.builds(Moved, transfers, names), st.builds(Cancel, cancelled, budgets),
     st.builds(Complaint, st.text(max_size=20)),
+    st.builds(Offer, digests, st.integers(0, wire.MAX_MANIFEST)), st.builds(Want, digests, sizes_of_files, chunk_sizes),
+    st.builds(Chunk, digests, sizes_of_files, st.binary(min_size=1, max_size=64)), st.builds(Install, digests),
+    st.builds(
+        Stored, texts, *[digests | st.just(b"")] * 3, counts, sizes_of_files, sizes_of_files, texts
+    ),
+    st.builds(Inspect), st.builds(Findings, st.lists(finding_rows, max_size=3).map(tuple)),
 )  # fmt: skip
 
 ITINERARY = Itinerary(
@@ -108,6 +127,13 @@ VALID = {
     "moved": Moved(TRANSFER, "b"),
     "cancel": Cancel((REQUEST,), 10_000),
     "complaint": Complaint("what"),
+    "offer": Offer(DIGEST, 4096),
+    "want": Want(DIGEST, 49_152, 1000),
+    "chunk": Chunk(DIGEST, 49_152, b"bytes of a file"),
+    "install": Install(DIGEST),
+    "stored": Stored("ready", DIGEST, DIGEST[::-1], b"", 10, 4_000_000, 0),
+    "inspect": Inspect(),
+    "findings": Findings((FindingRow("warn", "clock", "two hours behind", "set it"),)),
 }
 
 
@@ -207,6 +233,14 @@ MALFORMED = {
     "negative skips": (raw("run", itinerary=itinerary(max_skips=-1)), "number -1"),
     "long policy": (raw("run", itinerary=itinerary(policy=TOO_LONG)), "text of 257 characters"),
     "long codec": (raw("run", codec=TOO_LONG), "text of 257 characters"),
+    "digest too short": (raw("offer", manifest=DIGEST[1:]), "31 bytes"),
+    "endless manifest": (raw("offer", size=wire.MAX_MANIFEST + 1), "number 16777217"),
+    "nothing wanted": (raw("want", size=0), "want of 0 bytes"),
+    "too much wanted": (raw("want", size=wire.MAX_CHUNK + 1), "want of 49153 bytes"),
+    "wanted ahead of a file": (raw("want", offset=-1), "number -1"),
+    "empty chunk": (raw("chunk", data=b""), "chunk of 0 bytes"),
+    "large chunk": (raw("chunk", data=bytes(wire.MAX_CHUNK + 1)), "chunk of 49153 bytes"),
+    "too many findings": (raw("findings", rows=[["ok", "", "", ""]] * (wire.MAX_FINDINGS + 1)), "65 findings"),
     "itinerary cut off": (raw("run", itinerary=["laptop", "nearest"]), "malformed header"),
 }  # fmt: skip
 
