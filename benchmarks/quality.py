@@ -53,6 +53,8 @@ HOP = 1.0
 """Blocks' times that a message takes."""
 BUDGET = 10_000
 """Blocks' times after which a request would fail."""
+LEAST_BUDGET_S = 10.0
+"""The same in seconds: routing pauses for tens of milliseconds, however short a block is."""
 BAR = 0.5
 POLICY_SETTINGS: Settings = {
     "random": ("random", {}),
@@ -153,7 +155,9 @@ def courses(
     orders: list[list[int]] = []
     times: list[float] = []
     for _ in range(requests):
-        request = simulation.submit(policy=policy, latency_weight=latency_weight, budget=BUDGET * block_s)
+        request = simulation.submit(
+            policy=policy, latency_weight=latency_weight, budget=max(BUDGET * block_s, LEAST_BUDGET_S)
+        )
         start = simulation.now
         while not simulation.outcomes[request]:
             for pair in pairs:

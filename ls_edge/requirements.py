@@ -22,13 +22,15 @@ ORT_BUILDS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxrun
 
 
 class Requirement(NamedTuple):
-    """A package that ls-edge needs, and the least version, empty where any will do."""
+    """A package that ls-edge needs, with the least version and the first that is too new, empty where any will do."""
 
     name: str
     least: str
+    below: str = ""
 
     def __str__(self) -> str:
-        return f"'{self.name}>={self.least}'" if self.least else self.name
+        bounds = [sign + bound for sign, bound in ((">=", self.least), ("<", self.below)) if bound]
+        return f"'{self.name}{','.join(bounds)}'" if bounds else self.name
 
 
 def install_command(*extras: str) -> str:
@@ -70,16 +72,15 @@ def requirements() -> dict[str, list[Requirement]]:
     direct: dict[str, list[Requirement]] = {"": []}
     includes: dict[str, list[str]] = {}
     for line in lines:
-        match = re.match(
-            r"([A-Za-z0-9._-]+)(?:\[([\w,-]+)\])?(?:>=([0-9.]+))?[^;]*(?:;.*extra\s*==\s*[\"'](\w+)[\"'])?", line
-        )
+        match = re.match(r"([A-Za-z0-9._-]+)(?:\[([\w,-]+)\])?([^;]*)(?:;.*extra\s*==\s*[\"']([\w-]+)[\"'])?", line)
         if match is None:
             continue
         extra = match[4] or ""
+        bounds = dict(re.findall(r"(>=|<(?!=))\s*([0-9.]+)", match[3]))
         if match[1].lower() == "ls-edge":
             includes.setdefault(extra, []).extend((match[2] or "").split(","))
         else:
-            direct.setdefault(extra, []).append(Requirement(match[1], match[3] or ""))
+            direct.setdefault(extra, []).append(Requirement(match[1], bounds.get(">=", ""), bounds.get("<", "")))
 
     def whole(extra: str, above: tuple[str, ...] = ()) -> Iterator[Requirement]:
         for other in includes.get(extra, ()):
@@ -99,9 +100,14 @@ def installed(name: str) -> str | None:
 
 
 def satisfied(item: Requirement) -> bool:
-    """Whether a distribution of at least this version is installed."""
+    """Whether a distribution within these bounds is installed."""
     version = installed(item.name)
-    return version is not None and numbers(version) >= numbers(item.least)
+    return version is not None and numbers(version) >= numbers(item.least) and not too_new(item, version)
+
+
+def too_new(item: Requirement, version: str) -> bool:
+    """Whether this version is at or above the first that is too new."""
+    return bool(item.below) and numbers(version) >= numbers(item.below)
 
 
 def numbers(version: str) -> tuple[int, ...]:

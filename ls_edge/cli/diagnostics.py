@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from ls_edge import hardware
 from ls_edge.report.formatting import counted
-from ls_edge.requirements import ORT_BUILDS, Requirement, engine_advice, installed, numbers, requirements
+from ls_edge.requirements import ORT_BUILDS, Requirement, engine_advice, installed, numbers, requirements, too_new
 
 Status = Literal["ok", "warn", "bad"]
 
@@ -114,8 +114,10 @@ def _package(item: Requirement, *, needed: bool) -> Finding:
     version = installed(item.name)
     if version is None:
         return Finding("bad", item.name, "not installed", f"pip install {item}")
+    status: Status = "bad" if needed else "warn"
+    if too_new(item, version):
+        return Finding(status, item.name, f"{version}, and {item.below} is too new", f"pip install {item}")
     if numbers(version) < numbers(item.least):
-        status: Status = "bad" if needed else "warn"
         return Finding(status, item.name, f"{version}, older than {item.least}", f"pip install {item}")
     return Finding("ok", item.name, version)
 

@@ -57,6 +57,19 @@ def test_a_build_that_is_there_is_not_doubled(monkeypatch):
     assert re.fullmatch(r"pip install 'onnx>=[\d.]+'", requirements.install_command("export", "cpu"))
 
 
+def test_the_bounds_of_an_extra_whose_name_has_a_hyphen(monkeypatch):
+    """The index's tools write the upper bound first."""
+    found = requirements.requirements()
+    assert all(item.name not in ("cuda-bindings", "tensorrt-cu12") for item in found[""])
+    (tensorrt, bindings) = found["tensorrt-cu12"]
+    assert (tensorrt.name, tensorrt.least, tensorrt.below) == ("tensorrt-cu12", "10.3", "12")
+    assert str(bindings) == "'cuda-bindings>=12.8,<13'"
+    monkeypatch.setattr(requirements, "installed", {"cuda-bindings": "13.0.1"}.get)
+    assert not requirements.satisfied(bindings)
+    monkeypatch.setattr(requirements, "installed", {"cuda-bindings": "12.9.4"}.get)
+    assert requirements.satisfied(bindings)
+
+
 def test_extras_that_include_others():
     known = requirements.requirements()
     assert set(known["train"]) < set(known["export"]) < set(known["dev"])

@@ -63,18 +63,7 @@ def test_what_is_built_is_what_the_peer_loads(board, tiny_bundle, write_peers, i
     assert not any(engine["built"] for engine in json.loads(by_name.stdout)["engines"])
     assert "building" not in by_name.stderr
     # the peer that has its engines, and one that has not, as a service would run them: no terminal
-    command = [
-        sys.executable,
-        "-c",
-        WITHOUT,
-        "peer",
-        "--peers",
-        peers,
-        "--bundle",
-        tiny_bundle,
-        "--until-eof",
-        "--name",
-    ]
+    command = [sys.executable, "-c", WITHOUT, "peer", "--peers", peers, "--bundle", tiny_bundle, "--until-eof"]
     processes = [
         subprocess.Popen(
             [*command, "--name", name], env={**board.env, "CUDA_DOUBLE_REPORT": f"{board.counts}.{name}"},

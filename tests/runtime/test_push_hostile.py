@@ -89,13 +89,18 @@ def serve_files(hand, bundle, answer):
     for _, part in Bundle.open(bundle).manifest.part_names():
         files[bytes.fromhex(part.sha256)] = (bundle / part.file).read_bytes()
     hand.says(Offer(hashlib.sha256(raw).digest(), len(raw)))
+    answered = len(hand.heard)
 
     def step():
-        for message in hand.poll():
+        nonlocal answered
+        hand.poll()
+        while answered < len(hand.heard):
+            message = hand.heard[answered]
+            answered += 1
             if isinstance(message, Want):
                 right = files[message.digest][message.offset : message.offset + message.size]
                 hand.says(*answer(message, right))
-        said = hand.last(Stored)
+        said = next((one for one in reversed(hand.heard) if isinstance(one, Stored)), None)
         return said is not None and said.state in ("ready", "failed")
 
     return step
