@@ -166,7 +166,7 @@ def test_wrong_tokens_are_noticed_by_an_audit_alone_which_names_who_sent_them(
     counts = lying("wrong")
     pictures = images(12)
     answers, audit = audited(peers, tiny_bundle, pictures, wait_until)
-    assert counts().received > 0
+    wait_until(lambda: counts().received > 0, what="the liar's counts")  # written a few times a second
     by_liar = [LIAR in answer.record.holders for answer in answers]
     assert any(by_liar)
     assert wrong(tiny_bundle, pictures, answers) == by_liar
