@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from ls_edge import yaml_source
-from ls_edge.errors import ConfigError
+from ls_edge.errors import ConfigError, UsageError
 from ls_edge.validation import unknown_name
 
 EngineKind = Literal["auto", "onnx", "tensorrt"]
@@ -163,6 +163,13 @@ class PeersFile:
                         f"peer {peer.name!r} lists block {block}, but the bundle has blocks 0 to {blocks - 1}",
                         "peers", index, "blocks",
                     )  # fmt: skip
+
+    def source_with_key(self, public_key: bytes) -> SourceEntry:
+        """The source whose public key this is; raises :class:`UsageError` where it is nobody's."""
+        for source in self.sources:
+            if source.public_key and source.public_key.encode() == public_key:
+                return source
+        raise UsageError(f"the secret key belongs to no source of {self.path}; add its public key under 'sources'")
 
     def check_codecs(self, known: Collection[str]) -> None:
         """Raise :class:`ConfigError` where a peer names a codec that is not among ``known``."""

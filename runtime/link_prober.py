@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from ls_edge.device_profile import SCHEMA, LinkFit, LinksDocument, LinkTimes
 from ls_edge.engines.opening import open_engine
 from ls_edge.errors import LinkError, UsageError, WireError
 from ls_edge.peers_file import PeersFile
+from ls_edge.runtime.dialler import Dialler
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
@@ -38,8 +38,8 @@ from ls_edge.runtime.protocol.messages import (
 )
 from ls_edge.runtime.transport.admission import new_alias
 from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.links import Incoming, Link, LinkDown, Links, LinkUp, NoLink
-from ls_edge.runtime.transport.node import curve_of, new_incarnation
+from ls_edge.runtime.transport.links import Incoming, Link, LinkDown, LinkUp, NoLink
+from ls_edge.runtime.transport.node import new_incarnation
 from ls_edge.runtime.transport.problems import one_line
 
 WARM_UP = 2
@@ -67,44 +67,24 @@ class _ProbedPeer:
         return self.up and self.welcome is not None and self.state is not None and self.state.warm
 
 
-class LinkProber:
+class LinkProber(Dialler):
     """Links to all peers of a file, as a source that measures them; one thread uses it. A context manager."""
 
     def __init__(self, peers: PeersFile, bundle: Bundle, *, keys: KeyPair | None = None) -> None:
         """Dial the peers; raises :class:`UsageError` and :class:`LinkError` for keys that do not fit the file."""
         peers.check_blocks(bundle.num_blocks)
         self.source = _source_of(peers, keys)
-        self._name = new_alias(self.source)
-        self._peers = peers
         self._bundle = bundle
+        self._name = new_alias(self.source)
         manifest = bundle.manifest
-        self._hello = Hello(
-            self._name, "source", new_incarnation(), wire.MINOR, manifest.model_id, manifest.bundle_id
-        )  # fmt: skip
-        self._seen = {peer.name: _ProbedPeer() for peer in peers.peers}
+        hello = Hello(self._name, "source", new_incarnation(), wire.MINOR, manifest.model_id, manifest.bundle_id)
         frame = codecs.wire_bytes("raw", manifest.tokens.count, manifest.tokens.dim)
-        self._links = Links(
-            {peer.name: peer.address for peer in peers.peers}, bind=None, heartbeat=peers.heartbeat,
-            max_frame=max(wire.MAX_HEADER, frame), tokens_frame=frame,
-            curve=curve_of(peers, self._name, keys),
-        )  # fmt: skip
+        super().__init__(peers, hello, keys, tokens_frame=frame)
+        self._seen = {peer.name: _ProbedPeer() for peer in peers.peers}
         self._tokens = _real_tokens(bundle)
 
-    def __enter__(self) -> LinkProber:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Send BYE and close the links."""
-        for name, seen in self._seen.items():
-            if seen.welcome is not None:
-                self._links.send(Link(dialled=name), [wire.encode(Bye())])
-        time.sleep(0.02)  # lets libzmq's thread write them
-        self._links.close()
+    def _greeted(self) -> Iterable[str]:
+        return [name for name, seen in self._seen.items() if seen.welcome is not None]
 
     def measure(
         self,
@@ -122,7 +102,7 @@ class LinkProber:
         ready = [name for name, seen in self._seen.items() if seen.is_ready]
         if not ready:
             why = "; ".join(f"{name}: {self._why(seen)}" for name, seen in self._seen.items())
-            raise LinkError(f"no peer of {self._peers.path} can be used ({why}); see 'ls-edge status'")
+            raise LinkError(f"no peer of {self.peers.path} can be used ({why}); see 'ls-edge status'")
         missing = [
             (self.source, name, self._why(seen)) for name, seen in self._seen.items() if not seen.is_ready
         ]  # fmt: skip
@@ -216,7 +196,7 @@ class LinkProber:
                         raise LinkError(f"{first} handed the tokens to {message.holder}, not to {last}")
                     reported = message.link_us / 1e6
                 elif isinstance(message, Run) and message.transfer.request == transfer.request:
-                    self._links.send(Link(dialled=sender), [wire.encode(Accept(message.transfer, _CREDITS))])
+                    self._send(sender, Accept(message.transfer, _CREDITS))
                     is_home = True
                     if message.itinerary.remaining:
                         raise LinkError(f"{sender} gave the tokens back: {one_line(message.returning)}")
@@ -237,7 +217,7 @@ class LinkProber:
 
     def _say_hello(self, name: str) -> None:
         self._seen[name].hello_at = time.monotonic()
-        self._links.send(Link(dialled=name), [wire.encode(self._hello)])
+        self._send(name, self._hello)
 
     def _listen(self, seconds: float) -> list[tuple[str, wire.Message]]:
         """Take in what comes within ``seconds``, at least one round; return messages about transfers."""
@@ -321,7 +301,4 @@ def _source_of(peers: PeersFile, keys: KeyPair | None) -> str:
         if peers.uses_keys:
             raise UsageError(f"{peers.path} has keys, so measuring needs those of a source: give --secret-key FILE")
         return peers.sources[0].name if peers.sources else "prober"
-    for source in peers.sources:
-        if source.public_key and source.public_key.encode() == keys.public:
-            return source.name
-    raise UsageError(f"the secret key belongs to no source of {peers.path}; add its public key under 'sources'")
+    return peers.source_with_key(keys.public).name

@@ -7,15 +7,15 @@ file has keys it needs the secret key of a source. It takes no part in routing a
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import msgspec
 
 from ls_edge.errors import UsageError, WireError
 from ls_edge.peers_file import PeerConfig, PeersFile
 from ls_edge.records import PeerState
+from ls_edge.runtime.dialler import Dialler
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
     Bye,
@@ -29,8 +29,8 @@ from ls_edge.runtime.protocol.messages import (
 )
 from ls_edge.runtime.transport.admission import new_alias
 from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.links import Incoming, Link, LinkDown, Links, LinkUp, NoLink
-from ls_edge.runtime.transport.node import curve_of, new_incarnation
+from ls_edge.runtime.transport.links import Incoming, Link, LinkDown, LinkUp, NoLink
+from ls_edge.runtime.transport.node import new_incarnation
 from ls_edge.runtime.transport.problems import one_line
 
 ASK_EVERY = 0.1
@@ -89,39 +89,17 @@ class _Seen:
     findings: tuple[FindingRow, ...] | None = None
 
 
-class Observer:
+class Observer(Dialler):
     """Links to all peers of a file; one thread uses it. A context manager."""
 
     def __init__(self, peers: PeersFile, *, keys: KeyPair | None = None) -> None:
         """Dial the peers; raises :class:`UsageError` and :class:`LinkError` for keys that do not fit the file."""
-        self.peers = peers
-        name = new_alias(_name_of(peers, keys))
-        self._uses_keys = peers.uses_keys
-        self._hello = Hello(name, "observer", new_incarnation(), wire.MINOR, "", "")
+        hello = Hello(new_alias(_name_of(peers, keys)), "observer", new_incarnation(), wire.MINOR, "", "")
+        super().__init__(peers, hello, keys)
         self._seen = {peer.name: _Seen(peer) for peer in peers.peers}
-        self._links = Links(
-            {peer.name: peer.address for peer in peers.peers},
-            bind=None,
-            heartbeat=peers.heartbeat,
-            max_frame=wire.MAX_HEADER,
-            curve=curve_of(peers, name, keys),
-        )
 
-    def __enter__(self) -> Observer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Send BYE and close the links."""
-        for name, seen in self._seen.items():
-            if seen.welcome is not None:
-                self._links.send(Link(dialled=name), [wire.encode(Bye())])
-        time.sleep(0.02)  # lets libzmq's thread write them
-        self._links.close()
+    def _greeted(self) -> Iterable[str]:
+        return [name for name, seen in self._seen.items() if seen.welcome is not None]
 
     def look(self, seconds: float) -> Mapping[str, PeerStatus]:
         """Greet all peers and return their status, once all are known and after ``seconds`` at the latest."""
@@ -195,7 +173,7 @@ class Observer:
     def _ask(self, name: str) -> None:
         seen = self._seen[name]
         seen.asked_at, seen.waiting = time.monotonic(), True
-        self._links.send(Link(dialled=name), [wire.encode(self._hello)])
+        self._send(name, self._hello)
 
     def _on_message(self, seen: _Seen, event: Incoming) -> None:
         try:
@@ -222,7 +200,7 @@ class Observer:
         key = "accepted" if seen.up else "refused" if seen.refused else "unknown"
         return PeerStatus(
             reachable=seen.up,
-            key=key if self._uses_keys else "none",
+            key=key if self.peers.uses_keys else "none",
             state=what,
             bundle_id=welcome.bundle_id if welcome is not None else None,
             model_id=welcome.model_id if welcome is not None else None,
@@ -283,7 +261,4 @@ def _name_of(peers: PeersFile, keys: KeyPair | None) -> str:
         if peers.uses_keys:
             raise UsageError(f"{peers.path} has keys, so asking its peers needs a source's: give --secret-key FILE")
         return "observer"
-    for source in peers.sources:
-        if source.public_key and source.public_key.encode() == keys.public:
-            return source.name
-    raise UsageError(f"the secret key belongs to no source of {peers.path}; add its public key under 'sources'")
+    return peers.source_with_key(keys.public).name

@@ -249,6 +249,21 @@ def at_end(descriptor: int) -> bool:
         return True
 
 
+def read_identity(peers: str | Path | PeersFile, secret_key: str | Path | None) -> tuple[PeersFile, KeyPair | None]:
+    """The file of all machines and this one's keys; raises :class:`UsageError` for keys where the file has none."""
+    from ls_edge.peers_file import load_peers
+    from ls_edge.runtime.transport.keys import load_secret
+
+    keys = load_secret(secret_key) if secret_key is not None else None
+    file = peers if isinstance(peers, PeersFile) else load_peers(peers)
+    if keys is not None and not file.uses_keys:
+        raise UsageError(
+            f"{file.path} has no keys, so with --secret-key too no link would be encrypted; add public keys, or leave "
+            "--secret-key out"
+        )
+    return file, keys
+
+
 def open_peer(
     peers: str | Path | PeersFile,
     name: str,
@@ -263,16 +278,7 @@ def open_peer(
     examine: Examine | None = None,
 ) -> Peer:
     """Read the files and make a :class:`Peer`; what ``ls-edge peer`` does."""
-    from ls_edge.peers_file import load_peers
-    from ls_edge.runtime.transport.keys import load_secret
-
-    keys = load_secret(secret_key) if secret_key is not None else None
-    file = peers if isinstance(peers, PeersFile) else load_peers(peers)
-    if keys is not None and not file.uses_keys:
-        raise UsageError(
-            f"{file.path} has no keys, so with --secret-key too no link would be encrypted; add public keys, or leave "
-            "--secret-key out"
-        )
+    file, keys = read_identity(peers, secret_key)
     return Peer(
         file, name, Bundle.open(bundle), keys=keys, engine=engine, threads=threads,
         strict_bundle=strict_bundle, faults=faults, until_eof=until_eof, examine=examine,

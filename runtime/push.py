@@ -11,16 +11,16 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
 from ls_edge.bundle import MANIFEST, Bundle
 from ls_edge.errors import BundleError, LsEdgeError, UsageError, WireError
 from ls_edge.peers_file import PeerConfig, PeersFile
+from ls_edge.runtime.dialler import Dialler
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
     Bye,
@@ -28,7 +28,6 @@ from ls_edge.runtime.protocol.messages import (
     Complaint,
     Hello,
     Install,
-    Message,
     Offer,
     State,
     Stored,
@@ -38,8 +37,8 @@ from ls_edge.runtime.protocol.messages import (
 )
 from ls_edge.runtime.transport.admission import new_alias
 from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.links import Incoming, Link, LinkDown, Links, LinkUp, NoLink
-from ls_edge.runtime.transport.node import curve_of, new_incarnation
+from ls_edge.runtime.transport.links import Incoming, LinkDown, LinkUp, NoLink
+from ls_edge.runtime.transport.node import new_incarnation
 from ls_edge.runtime.transport.problems import one_line
 
 CONNECT_S = 5.0
@@ -108,7 +107,7 @@ class _Target:
     failure: str = ""
 
 
-class Pusher:
+class Pusher(Dialler):
     """Links to all peers of a file; one thread uses it. A context manager."""
 
     def __init__(
@@ -129,34 +128,17 @@ class Pusher:
         a peer got further, in bytes. Raises :class:`UsageError` and :class:`LinkError` for keys or names
         that do not fit the file.
         """
-        name = _name_of(peers, keys)
-        self._peers, self._wait, self._connect_s = peers, wait, connect
+        hello = Hello(new_alias(_name_of(peers, keys)), "pusher", new_incarnation(), wire.MINOR, "", "")
+        super().__init__(peers, hello, keys)
+        self._wait, self._connect_s = wait, connect
         self._on_change, self._on_warning = on_change, on_warning
-        self._hello = Hello(new_alias(name), "pusher", new_incarnation(), wire.MINOR, "", "")
         self._all = {peer.name: _Target(peer) for peer in peers.peers}
         chosen = [peers.peer(one).name for one in only]
         self._targets = {name: one for name, one in self._all.items() if not chosen or name in chosen}
         self._warned: set[str] = set()
-        self._links = Links(
-            {peer.name: peer.address for peer in peers.peers}, bind=None, heartbeat=peers.heartbeat,
-            max_frame=wire.MAX_HEADER, curve=curve_of(peers, self._hello.name, keys),
-        )  # fmt: skip
 
-    def __enter__(self) -> Pusher:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Send BYE, which ends the turn of this push everywhere, and close the links."""
-        for name, target in self._all.items():
-            if target.welcome is not None:
-                self._links.send(Link(dialled=name), [wire.encode(Bye())])
-        time.sleep(0.02)  # lets libzmq's thread write them
-        self._links.close()
+    def _greeted(self) -> Iterable[str]:
+        return [name for name, target in self._all.items() if target.welcome is not None]
 
     def results(self) -> Mapping[str, PushResult]:
         """What became of each peer so far."""
@@ -167,7 +149,7 @@ class Pusher:
 
         Raises :class:`BundleError` where a file of the bundle is not what its manifest says, before anything is sent.
         """
-        self._peers.check_blocks(bundle.num_blocks)
+        self.peers.check_blocks(bundle.num_blocks)
         path = bundle.folder / MANIFEST
         raw = path.read_bytes()
         if len(raw) > wire.MAX_MANIFEST:
@@ -264,7 +246,7 @@ class Pusher:
                         self._stop(target, "it comes back without having switched; see its log")
                     installs += 1
                     target.stored = None
-                    self._send(target, Install(target.offered))
+                    self._send(target.peer.name, Install(target.offered))
                 if target.up and target.stored is not None:  # it is there, and warms up
                     target.moved_at = time.monotonic()
                 if time.monotonic() > began + WARM_UP_S:
@@ -363,14 +345,11 @@ class Pusher:
         hello = (
             self._hello if target.peer.name in self._targets else msgspec.structs.replace(self._hello, role="observer")
         )
-        self._send(target, hello)
+        self._send(target.peer.name, hello)
 
     def _offer(self, target: _Target) -> None:
         target.offered_at = time.monotonic()
-        self._send(target, Offer(target.offered, target.files[target.offered.hex()].size))
-
-    def _send(self, target: _Target, message: Message) -> bool:
-        return self._links.send(Link(dialled=target.peer.name), [wire.encode(message)])
+        self._send(target.peer.name, Offer(target.offered, target.files[target.offered.hex()].size))
 
     def _on_message(self, target: _Target, event: Incoming) -> None:
         try:
@@ -400,7 +379,7 @@ class Pusher:
         file = target.files.get(want.digest.hex())
         if file is None or want.offset + want.size > file.size:
             target.failure = (
-                f"it asks for a file that {self._peers.path} does not give it; copy the same peers.yaml to both"
+                f"it asks for a file that {self.peers.path} does not give it; copy the same peers.yaml to both"
             )
             return
         try:
@@ -408,7 +387,7 @@ class Pusher:
         except OSError as error:
             target.failure = f"cannot read {file.path}: {error.strerror}"
             return
-        if len(data) == want.size and self._send(target, Chunk(want.digest, want.offset, data)):
+        if len(data) == want.size and self._send(target.peer.name, Chunk(want.digest, want.offset, data)):
             target.sent += len(data)
             target.moved_at = time.monotonic()
             if target.last is not None:
@@ -471,12 +450,9 @@ def _name_of(peers: PeersFile, keys: KeyPair | None) -> str:
         )
     if keys is None:
         raise UsageError(f"{peers.path} has keys, so pushing needs that of a source that may: give --secret-key FILE")
-    for source in peers.sources:
-        if source.public_key and source.public_key.encode() == keys.public:
-            if not source.may_push:
-                raise UsageError(
-                    f"source {source.name!r} may not push; write 'may_push: true' below it in {peers.path}, on every "
-                    "machine"
-                )
-            return source.name
-    raise UsageError(f"the secret key belongs to no source of {peers.path}; add its public key under 'sources'")
+    source = peers.source_with_key(keys.public)
+    if not source.may_push:
+        raise UsageError(
+            f"source {source.name!r} may not push; write 'may_push: true' below it in {peers.path}, on every machine"
+        )
+    return source.name

@@ -613,10 +613,7 @@ def _not_finite(answered: Complete) -> NotFinite:
 
 def _name_of(peers: PeersFile, keys: KeyPair | None) -> str:
     if keys is not None:
-        for source in peers.sources:
-            if source.public_key and source.public_key.encode() == keys.public:
-                return source.name
-        raise UsageError(f"the secret key belongs to no source of {peers.path}; add its public key under 'sources'")
+        return peers.source_with_key(keys.public).name
     if peers.uses_keys:
         raise UsageError(f"{peers.path} has keys, so a source needs its own: give --secret-key NAME.key_secret")
     return f"source-{secrets.token_hex(4)}"

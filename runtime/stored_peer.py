@@ -16,16 +16,16 @@ from pathlib import Path
 from ls_edge.bundle import Bundle, ImageSpec, Manifest, Parts, TokenSpec
 from ls_edge.bundle import Part as BundlePart
 from ls_edge.errors import BundleError, LinkError, LsEdgeError, UsageError
-from ls_edge.peers_file import EngineKind, PeersFile, load_peers
+from ls_edge.peers_file import EngineKind, PeersFile
 from ls_edge.runtime.inspector import Examine, Inspector
 from ls_edge.runtime.installer import Installer
-from ls_edge.runtime.peer import Peer, at_end
+from ls_edge.runtime.peer import Peer, at_end, read_identity
 from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.protocol.messages import MINOR, Hello
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.peer_routing import PeerMachine
 from ls_edge.runtime.store import Store
-from ls_edge.runtime.transport.keys import KeyPair, load_secret
+from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.node import Node, new_incarnation
 
 log = logging.getLogger("ls_edge.runtime")
@@ -214,8 +214,7 @@ def open_stored_peer(
     examine: Examine | None = None,
 ) -> StoredPeer:
     """Read the files and make a :class:`StoredPeer`; what ``ls-edge peer --store`` does."""
-    file = peers if isinstance(peers, PeersFile) else load_peers(peers)
-    keys = load_secret(secret_key) if secret_key is not None else None
+    file, keys = read_identity(peers, secret_key)
     return StoredPeer(
         file, name, store, keys=keys, engine=engine, threads=threads, strict_bundle=strict_bundle, faults=faults,
         until_eof=until_eof, examine=examine,

@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.."
 here=$PWD
 work=$(realpath -m "${1:-/tmp/ls-edge-arm64}")
 python=${PYTHON:-$here/.venv/bin/python}
-mirror=${MIRROR:-http://deb.debian.org/debian}
+mirror=${MIRROR:-}  # empty: debootstrap's own
 suite=${SUITE:-bookworm}
 root=$work/root
 images=${IMAGES:-60}
@@ -24,9 +24,9 @@ mkdir -p "$work"
 
 # An arm64 userland: packages are unpacked, not configured, which Python does not need.
 if [ ! -e "$work/root.done" ]; then
-    echo "== userland: $suite arm64 of $mirror"
+    echo "== userland: $suite arm64${mirror:+ of $mirror}"
     rm -rf "$root"
-    debootstrap --foreign --arch=arm64 --variant=minbase --include=python3,python3-pip "$suite" "$root" "$mirror" \
+    debootstrap --foreign --arch=arm64 --variant=minbase --include=python3,python3-pip "$suite" "$root" ${mirror:+"$mirror"} \
         >"$work/debootstrap.log" 2>&1 || { tail -n 3 "$work/debootstrap.log"; exit 1; }
     for package in "$root"/var/cache/apt/archives/*.deb; do dpkg-deb -x "$package" "$root"; done
     touch "$work/root.done"
