@@ -78,8 +78,11 @@ class Liar(PeerMachine):
         honest = State(True, False, False, 16, 0, self.turns, 1, reaches=reaches, reach_blocks=self.all_blocks)
         return msgspec.structs.replace(honest, **self.lie.state)
 
-    def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Handle an event and return the messages of the lie."""
+    def handle_all(self, events: Iterable[Event], now: float) -> list[Instruction]:
+        """Handle events and return the messages of the lie."""
+        return [one for event in events for one in self._lie_about(event, now)]
+
+    def _lie_about(self, event: Event, now: float) -> list[Send | Forward]:
         self.now = max(self.now, now)
         self.instructions = []
         if isinstance(event, Arrived):
@@ -96,7 +99,7 @@ class Liar(PeerMachine):
             self.instructions += self.lie.turn(self)
         out = [one for one in self.instructions if isinstance(one, (Send, Forward))]
         self.counts.sent += len(out)
-        return list(out)
+        return out
 
     def next_check(self) -> float | None:
         """The time of its next turn."""

@@ -160,7 +160,8 @@ class CustodyMachine(ABC):
         """To whom and when each transfer was offered that is not answered yet, given up ones included."""
         self._full: set[str] = set()
         """Neighbours to which something waits to be sent until one of the transfers on their way is answered."""
-        self._credit_came = False
+        self._credits_came = 0
+        """Answers to transfers that ended a wait for one."""
         self._candidates: dict[str, Candidate] | None = None
         """Made at most once for an event; a neighbour's own is made again when it has changed."""
         self._ready: deque[HeldRequest] = deque()
@@ -173,13 +174,18 @@ class CustodyMachine(ABC):
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take one event in and return what to do, in the order in which it is to be done. ``now`` never goes back."""
+        return self.handle_all((event,), now)
+
+    def handle_all(self, events: Iterable[Event], now: float) -> list[Instruction]:
+        """Take in what happened together, and decide once what follows from all of it; else as :meth:`handle`."""
         self.now = max(self.now, now)
         self.instructions = []
-        self._candidates = None
-        self.dispatch(event)
-        if self._credit_came:
-            self._credit_came = False
-            self._wake_waiting(at_most=_WOKEN)
+        for event in events:
+            self._candidates = None
+            self.dispatch(event)
+        if self._credits_came:
+            self._wake_waiting(at_most=_WOKEN * self._credits_came)
+            self._credits_came = 0
         self._candidates = None
         self._check_times()
         while self._ready:
@@ -549,7 +555,7 @@ class CustodyMachine(ABC):
         self._changed(name)
         if name in self._full:
             self._full.discard(name)
-            self._credit_came = True
+            self._credits_came += 1
         return took
 
     # Deciding and handing on.

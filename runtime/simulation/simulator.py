@@ -50,6 +50,8 @@ from ls_edge.runtime.routing.source_routing import SourceMachine
 
 SOURCE = "source"
 _STATE_EVERY = 0.1
+_TOGETHER = (Arrived, Received, NeighbourState, Computed)
+"""Events that a process may handle together, as a node does with what it finds in one turn of its loop."""
 
 
 @dataclass(eq=False)
@@ -64,8 +66,10 @@ class Process:
     """As after SIGSTOP: takes nothing in and does nothing."""
     engine_hangs: bool = False
     inbox: list[Event] = field(default_factory=list)
-    events: deque[Event] = field(default_factory=deque)
-    """What it is about to handle, the one that it handles first."""
+    events: deque[tuple[Event, ...]] = field(default_factory=deque)
+    """What it is about to handle, those that it handles first, together."""
+    turn: list[Event] = field(default_factory=list)
+    """What has come since its last turn."""
     hung_calls: list[Computed] = field(default_factory=list)
 
 
@@ -88,8 +92,11 @@ class Simulation:
         validate: bool = False,
         transfers: Callable[[str, str], float] | None = None,
         wire: Mapping[str, float] | None = None,
+        turn: float = 0.0,
     ) -> None:
-        """``validate``: check the books of a machine after each event (``CustodyMachine.validate``).
+        """``turn``: seconds within which a process collects messages and results and handles them together.
+
+        ``validate``: check the books of a machine after each event (``CustodyMachine.validate``).
 
         ``block_seconds`` is what a block takes everywhere, or by peer. ``transfers`` gives the seconds that tokens take
         from one process to another, ``latency`` where it is left out; ``wire`` is for how long they occupy a process's
@@ -117,6 +124,7 @@ class Simulation:
         self._limits = limits or Limits()
         self._costs = costs
         self._validate = validate
+        self._turn = turn
         self._rng = random.Random(seed)
         self._counter = itertools.count()
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -324,13 +332,33 @@ class Simulation:
         if not process.alive:
             return
         if process.stopped:
-            process.inbox.append(event)
+            process.inbox += [*process.turn, event]
+            process.turn.clear()
             return
-        process.events.append(event)
-        if len(process.events) > 1:
-            return  # it is executing what the one before asked for
+        if self._turn and isinstance(event, _TOGETHER):
+            process.turn.append(event)
+            if len(process.turn) == 1:
+                self._at(self._turn, lambda: self._handle(process))
+            return
+        self._handle(process, event)
+
+    def _handle(self, process: Process, *events: Event) -> None:
+        """Have a process handle its turn, then an event."""
+        if not process.alive or self.processes[process.name] is not process:
+            return
+        if process.stopped:
+            process.inbox += [*process.turn, *events]
+            process.turn.clear()
+            return
+        busy = bool(process.events)
+        if process.turn:
+            process.events.append(tuple(process.turn))
+            process.turn.clear()
+        process.events.extend((event,) for event in events)
+        if busy:
+            return  # it is executing what those before asked for
         while process.events:
-            for instruction in process.machine.handle(process.events[0], self.now):
+            for instruction in process.machine.handle_all(process.events[0], self.now):
                 self._execute(process, instruction)
             if self._validate:
                 process.machine.validate()

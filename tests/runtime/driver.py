@@ -59,8 +59,11 @@ class Driver:
         self.said = []
 
     def __call__(self, event, after=0.0):
+        return self.together(event, after=after)
+
+    def together(self, *events, after=0.0):
         self.now += after
-        self.said = self.machine.handle(event, self.now)
+        self.said = self.machine.handle_all(events, self.now)
         self.machine.validate()
         return self.said
 

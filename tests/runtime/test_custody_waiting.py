@@ -9,11 +9,13 @@ from ls_edge.runtime.protocol.messages import (
     Release,
 )
 from ls_edge.runtime.routing.events import (
+    Arrived,
     Compute,
     ComputeFailed,
     Drain,
     Forward,
     NeighbourDown,
+    Received,
 )
 from ls_edge.runtime.routing.neighbours import Limits
 
@@ -232,3 +234,20 @@ def test_but_not_while_a_neighbour_reaches_it(peer):
     peer(NeighbourDown("laptop", "cut"))
     peer.passes(3, step=0.05)
     assert len(peer.machine.held) == 1
+
+
+# What comes together.
+
+
+def test_what_comes_together_is_decided_once_and_shares_an_engine_call():
+    peer = new_peer(max_batch=2)
+    runs = [run_of(transfer(number)) for number in (1, 2)]
+    peer.together(*(Arrived("laptop", run, ()) for run in runs))
+    assert peer.only(Compute).transfers == tuple(run.transfer for run in runs)
+    assert [message.transfer for message in peer.sent(Accept)] == [run.transfer for run in runs]
+
+
+def test_what_is_cancelled_together_with_its_tokens_is_not_computed(peer):
+    peer.together(Arrived("laptop", run_of(), ()), Received("laptop", cancel(0)))
+    assert not [one for one in peer.said if isinstance(one, Compute)]
+    assert peer.machine.idle

@@ -63,7 +63,10 @@ class Liar(PeerMachine):
         honest = State(True, False, False, 16, 0, self.ticks, 1, reaches=(SOURCE, "a", "b"), reach_blocks=ALL)
         return msgspec.structs.replace(honest, **self.says)
 
-    def handle(self, event, now):
+    def handle_all(self, events, now):
+        return [one for event in events for one in self.answer(event, now)]
+
+    def answer(self, event, now):
         self.now = max(self.now, now)
         self.instructions = []
         self.ticks += 1

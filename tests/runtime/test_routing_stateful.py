@@ -31,14 +31,15 @@ class Faults(RuleBasedStateMachine):
         batch=st.integers(1, 3),
         failures=st.sampled_from([0.0, 0.0, 0.02, 0.2]),
         cuts=st.sampled_from([(), (1,), (1, 5), (2, 4), (3,), tuple(range(1, BLOCKS))]),
+        turn=st.sampled_from([0.0, 0.0005, 0.003]),
     )
-    def start(self, placement, seed, credit, batch, failures, cuts):
+    def start(self, placement, seed, credit, batch, failures, cuts, turn):
         limits = Limits(credits=credit, custody=2 * credit)
         held = {name: sorted(blocks) for name, blocks in zip(NAMES, placement, strict=True)}
         self.held = held
         self.bands = Bands(BLOCKS, cuts)
         self.sim = Simulation(
-            held, blocks=BLOCKS, seed=seed, limits=limits, max_batch=batch, bands=self.bands, validate=True
+            held, blocks=BLOCKS, seed=seed, limits=limits, max_batch=batch, bands=self.bands, validate=True, turn=turn
         )
         self.sim.run(0.05)
         self.sim.send_failures = failures
