@@ -151,6 +151,18 @@ def test_engines_compares_blocks_with_pytorch_and_the_chain_with_the_whole(docum
         assert all(is_ratio(row["chain"][threads]["over_monolith"]) for threads in ("1", "2"))
 
 
+def test_routing_counts_events_and_decisions_by_requests_in_flight(tmp_path):
+    done = benchmarks("routing", "--quick", "--json", str(tmp_path / "figures.json"))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "figures.json").read_text())["benchmarks"]["routing"]["rows"]
+    cases = {(row["placement"], row["policy"]) for row in rows}
+    assert sorted(row["in_flight"] for row in rows) == sorted(len(cases) * [1, 8, 64])
+    for row in rows:
+        assert is_ratio(row["cpu_us_an_event"])
+        assert row["events_an_answer"] > 5  # submitted, given to a peer, accepted, computed, brought back
+        assert row["decisions_an_answer"] >= 3  # of the source, of a peer for its engine and for the way home
+
+
 def test_an_unknown_benchmark_is_a_usage_error():
     done = benchmarks("hops")
     assert done.returncode == 2

@@ -123,6 +123,8 @@ class CustodyMachine(ABC):
         self.occupancy = Occupancy()
         self.reroutes = 0
         """Requests that were decided again after a failure."""
+        self.decisions = 0
+        """How often a waiting request was decided."""
         self.now = 0.0
         """The time of the event that is being handled."""
         self.instructions: list[Instruction] = []
@@ -561,6 +563,7 @@ class CustodyMachine(ABC):
     # Deciding and handing on.
 
     def _decide(self, request: HeldRequest) -> None:
+        self.decisions += 1
         if self._over_budget(request):
             return
         local = self.local_node(request)

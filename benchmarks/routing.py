@@ -1,0 +1,145 @@
+"""``routing``: what the routing machines cost, by requests in flight and policy, without sockets, codecs and engines.
+
+A source and three peers run in simulated time (``ls_edge.runtime.simulation``); the thread's CPU time is taken around
+every call of a machine: for an event, for a STATE, for the time of the next check. CPU time and counts depend little on
+what else the machine does. The counts say how routing scales: with what is in flight it should not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.common import median
+from ls_edge.runtime.routing.custody import CustodyMachine
+from ls_edge.runtime.routing.events import Complete
+from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+IN_FLIGHT = (1, 8, 64)
+PEERS = ("p0", "p1", "p2")
+BLOCKS = 6
+LATENCY_S, BLOCK_S = 0.0002, 0.0005
+"""As measured with the digits model on the loopback."""
+PLACEMENTS = {
+    "parts": {name: (2 * at, 2 * at + 1) for at, name in enumerate(PEERS)},
+    "all": {name: tuple(range(BLOCKS)) for name in PEERS},
+}
+CASES = (
+    ("parts", "nearest"),
+    ("parts", "fastest"),
+    ("all", "fastest"),
+    ("all", "parallel"),
+)
+_STEP_S = 0.0001
+"""Simulated seconds between two looks at what has been answered."""
+_MOST_S = 600.0
+"""Simulated seconds after which a run is given up."""
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Every case with 1, 8 and 64 requests in flight."""
+    answers, rounds = (128, 1) if quick else (1000, 5)
+    rows = []
+    for placement, policy in CASES:
+        for count in IN_FLIGHT:
+            found = [_measure(placement, policy, count, answers) for _ in range(rounds)]
+            rows.append({
+                "placement": placement, "policy": policy, "in_flight": count,
+                **{key: round(median([one[key] for one in found]), 3) for key in found[0]},
+            })  # fmt: skip
+    return {"blocks": BLOCKS, "peers": len(PEERS), "answers": answers, "rounds": rounds, "rows": rows}
+
+
+class _Meter:
+    """CPU time and calls of machines."""
+
+    def __init__(self) -> None:
+        self.cpu_ns: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+
+    def attach(self, machine: CustodyMachine, who: str) -> None:
+        """Measure a machine from now on."""
+        for name in ("handle", "next_check", "state"):
+            if hasattr(machine, name):
+                setattr(machine, name, self._measured(getattr(machine, name), who, name))
+
+    def _measured(self, call: Callable[..., Any], who: str, name: str) -> Callable[..., Any]:
+        key = f"{who} {name}"
+
+        def measured(*arguments: Any) -> Any:
+            started = time.thread_time_ns()
+            result = call(*arguments)
+            self.cpu_ns[key] += time.thread_time_ns() - started
+            self.calls[key] += 1
+            return result
+
+        return measured
+
+
+def _measure(placement: str, policy: str, in_flight: int, answers: int) -> dict[str, float]:
+    """Keep so many requests in flight until as many as asked for have been answered."""
+    simulation = Simulation(PLACEMENTS[placement], blocks=BLOCKS, latency=LATENCY_S, block_seconds=BLOCK_S)
+    simulation.run(0.5)
+    _submit(simulation, policy, in_flight, max(8, in_flight))  # what is computed once is not measured
+    meter = _Meter()
+    machines = {name: process.machine for name, process in simulation.processes.items()}
+    for name, machine in machines.items():
+        meter.attach(machine, "source" if name == SOURCE else "peer")
+    before = sum(machine.decisions for machine in machines.values())
+    began = simulation.now
+    _submit(simulation, policy, in_flight, answers)
+    decisions = sum(machine.decisions for machine in machines.values()) - before
+    us = {key: value / 1e3 for key, value in meter.cpu_ns.items()}
+    events = meter.calls["source handle"] + meter.calls["peer handle"]
+    return {
+        "cpu_us_an_event": (us["source handle"] + us["peer handle"]) / events,
+        "events_an_answer": events / answers,
+        "decisions_an_answer": decisions / answers,
+        "source_us_an_answer": sum(value for key, value in us.items() if key.startswith("source")) / answers,
+        "peers_us_an_answer": sum(value for key, value in us.items() if key.startswith("peer")) / answers,
+        "states_an_answer": meter.calls["peer state"] / answers,
+        "simulated_answers_a_second": answers / (simulation.now - began),
+    }
+
+
+def _submit(simulation: Simulation, policy: str, in_flight: int, answers: int) -> None:
+    numbers: list[int] = []
+    until = simulation.now + _MOST_S
+    while len(numbers) < answers or simulation.source.requests:
+        while len(numbers) < answers and len(simulation.source.requests) < in_flight:
+            numbers.append(simulation.submit(policy=policy, budget=60.0))
+        simulation.run(_STEP_S)
+        assert simulation.now < until, "requests do not end"
+    _require_answers(simulation, numbers)
+
+
+def _require_answers(simulation: Simulation, numbers: Sequence[int]) -> None:
+    for number in numbers:
+        assert all(isinstance(outcome, Complete) for outcome in simulation.outcomes[number]), simulation.outcomes[
+            number
+        ]
+
+
+def show(document: dict[str, Any], console: Console) -> None:
+    """The table."""
+    from rich.table import Table
+
+    title = (
+        f"routing alone: {document['peers']} peers with a part of {document['blocks']} blocks each, or all of them; "
+        "figures an answer"
+    )
+    table = Table(title=title)
+    for column in ("", "in flight", "us an event", "events", "decisions", "STATE", "us source", "us peers"):
+        table.add_column(column, justify="right" if column else "left")
+    for row in document["rows"]:
+        table.add_row(
+            f"{row['placement']}, {row['policy']}", str(row["in_flight"]), f"{row['cpu_us_an_event']:.1f}",
+            f"{row['events_an_answer']:.1f}", f"{row['decisions_an_answer']:.1f}", f"{row['states_an_answer']:.2f}",
+            f"{row['source_us_an_answer']:.0f}", f"{row['peers_us_an_answer']:.0f}",
+        )  # fmt: skip
+    console.print(table)
