@@ -35,6 +35,7 @@ LIE_TEXTS = {
     "skips": "leaves all blocks out",
     "waves": "claims that blocks ran side by side",
     "tracks": "makes a track of a request",
+    "bands": "claims that blocks ran before those of earlier bands (of a model with bands)",
     "bounces": "hands everything to everybody",
     "nan": "sends NaN as what its blocks made",
     "wrong": "sends wrong tokens as what its blocks made",

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from ls_edge.bands import Bands
 from ls_edge.runtime.protocol.messages import (
     Hello,
     Refuse,
@@ -56,9 +57,10 @@ class Liar(PeerMachine):
         tokens: Any,
         *,
         seed: int = 0,
+        bands: Bands | None = None,
     ) -> None:
         """``hello`` makes a description of a name, a role and blocks; ``tokens`` are some of the model's shape."""
-        super().__init__(name, blocks, limits=Limits(), rng=random.Random(seed))
+        super().__init__(name, blocks, limits=Limits(), rng=random.Random(seed), bands=bands or Bands(num_blocks))
         self.hello = hello
         self.tokens = tokens
         self.all_blocks = tuple(range(num_blocks))
@@ -69,7 +71,7 @@ class Liar(PeerMachine):
         self._turn_at = 0.0
 
     def others(self, role: str) -> list[str]:
-        """HostNameResolver of the processes of a role that it has a link to."""
+        """Names of the processes of a role that it has a link to."""
         return sorted(n.name for n in self.neighbours if n.hello.role == role)
 
     def state(self, name: str = "") -> State:  # noqa: ARG002
@@ -126,6 +128,8 @@ class Lie:
     """Whether answers that it has a part in may be wrong, which only an audit detects."""
     tempts: bool = True
     """Whether others send it transfers at all."""
+    needs_bands: bool = False
+    """Whether it is one only about a model of several bands."""
 
 
 def read_counts(path: Path) -> LiarCounts:

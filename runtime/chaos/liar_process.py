@@ -41,7 +41,10 @@ def start_node(peers: PeersFile, bundle: Bundle, name: str, lie: Lie, key: Path 
             as_name, role, incarnation, MINOR, manifest.model_id, manifest.bundle_id, tuple(said_blocks)
         )  # fmt: skip
 
-    liar = Liar(called, blocks, bundle.num_blocks, lie, hello, np.zeros(shape, np.float32), seed=seed)
+    liar = Liar(
+        called, blocks, bundle.num_blocks, lie, hello, np.zeros(shape, np.float32), seed=seed,
+        bands=bundle.bands,
+    )  # fmt: skip
     node = Node(
         name=called,
         role=lie.role,

@@ -92,6 +92,28 @@ def _as_track(liar: Liar, event: Arrived) -> Sends:
     yield _home(event, "done", remaining=(), track=TrackRef(1, 0, 0, event.run.itinerary.owner))
 
 
+def _out_of_bands(liar: Liar, event: Arrived) -> Sends:
+    """As if its last block had run first: to each peer with the others to run yet, to its owner with all done."""
+    it = event.run.itinerary
+    yield from _accept(liar, event)
+    if it.track is not None:
+        stray = next(
+            block for block in liar.all_blocks if liar.bands.band_of(block) != liar.bands.band_of(it.remaining[0])
+        )
+        yield _home(
+            event, "done", remaining=(), waves=((((stray, liar.name), *((b, liar.name) for b in it.remaining)),),)
+        )
+        return
+    ran = [step for wave in it.waves for track in wave for step in track]
+    first, *others = [*((block, liar.name) for block in reversed(it.remaining)), *reversed(ran)]
+    early = msgspec.structs.replace(
+        it, waves=(((first,),),), remaining=liar.bands.sort(sorted(block for block, _ in others))
+    )
+    for name in liar.others("peer"):
+        yield _onward(event, name, early, event.tokens, "")
+    yield _home(event, "done", remaining=(), waves=(((first, *others),),))
+
+
 def _bounce(liar: Liar, event: Arrived) -> Sends:
     """To somebody else and back again, as if it had never had them."""
     run = event.run
@@ -263,6 +285,7 @@ LIES: dict[str, Lie] = {
     "skips": Lie(_skip),
     "waves": Lie(_side_by_side),
     "tracks": Lie(_as_track),
+    "bands": Lie(_out_of_bands, needs_bands=True),
     "bounces": Lie(_bounce),
     "nan": Lie(_not_finite),
     "wrong": Lie(_wrong, spoils=True),

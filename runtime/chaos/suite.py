@@ -26,7 +26,7 @@ from ls_edge.bundle import Bundle
 from ls_edge.data.datasets import ImageSet
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline, replay
-from ls_edge.errors import RequestError
+from ls_edge.errors import RequestError, UsageError
 from ls_edge.evaluation.run_summary import Suspect
 from ls_edge.records import RequestRecord
 from ls_edge.runtime.chaos.faults import Faults
@@ -128,7 +128,12 @@ def run_chaos(
     opened = Bundle.open(bundle)
     placement = _placement(opened.num_blocks)
     chosen = tuple(kind for kind in settings.kinds if kind != "other_bundle" or other_bundle is not None)
-    course = plan(settings.seed, settings.faults, settings.seconds, tuple(placement), chosen, settings.lies)
+    lies = tuple(lie for lie in settings.lies if not (opened.bands.is_one and LIES[lie].needs_bands))
+    if "liar" in chosen and not lies:
+        raise UsageError(
+            f"{bundle} has one band, so nothing is out of bands; choose other lies, or export it with --bands"
+        )
+    course = plan(settings.seed, settings.faults, settings.seconds, tuple(placement), chosen, lies)
     spoils = any(_spoils(fault.lie, settings.policy) for fault in course)
     images = images.take(settings.requests)
     with LocalCluster(

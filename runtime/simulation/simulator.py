@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ls_edge.bands import Bands
+from ls_edge.errors import WireError
 from ls_edge.order_costs import OrderCosts
-from ls_edge.runtime.protocol.messages import Hello, Itinerary
+from ls_edge.runtime.protocol.messages import Hello, Itinerary, Run
 from ls_edge.runtime.routing.custody import CustodyMachine
 from ls_edge.runtime.routing.events import (
     AnnounceState,
@@ -93,6 +94,7 @@ class Simulation:
         transfers: Callable[[str, str], float] | None = None,
         wire: Mapping[str, float] | None = None,
         turn: float = 0.0,
+        check_run: Callable[[str, Run, str], None] | None = None,
     ) -> None:
         """``turn``: seconds within which a process collects messages and results and handles them together.
 
@@ -100,7 +102,8 @@ class Simulation:
 
         ``block_seconds`` is what a block takes everywhere, or by peer. ``transfers`` gives the seconds that tokens take
         from one process to another, ``latency`` where it is left out; ``wire`` is for how long they occupy a process's
-        link, by name, in each direction by itself.
+        link, by name, in each direction by itself. ``check_run(to, run, sender)`` raises :class:`WireError` for tokens
+        that are dropped on arrival, as ``Admission.check_run`` does; without it none are.
         """
         self.blocks = blocks
         self.bands = bands or Bands(blocks)
@@ -109,6 +112,8 @@ class Simulation:
         self.ended: dict[int, float] = {}
         """When each request had its outcome."""
         self.notes: list[tuple[float, str, Note]] = []
+        self.dropped: list[tuple[str, str, str]] = []
+        """Tokens that were dropped on arrival: at whom, from whom and why."""
         self.latency = latency
         self.block_seconds = (
             dict(block_seconds) if isinstance(block_seconds, Mapping) else dict.fromkeys(peers, block_seconds)
@@ -131,6 +136,7 @@ class Simulation:
         self._requests = itertools.count()
         self._cut: set[frozenset[str]] = set()
         self._transfers = transfers
+        self._check_run = check_run
         self._wire = dict(wire or {})
         self._sends_until: dict[str, float] = {}
         self._receives_until: dict[str, float] = {}
@@ -310,10 +316,19 @@ class Simulation:
         def arrive() -> None:
             same = self.processes[sender] is a and self.processes[to] is b
             known = isinstance(event, NeighbourUp) or sender in b.machine.neighbours.by_name
-            if same and self._linked(sender, to) and (known or b.stopped):
+            if same and self._linked(sender, to) and (known or b.stopped) and self._admits(sender, to, event):
                 self._feed(to, event)
 
         self._at(self._arrival(sender, to, tokens=isinstance(event, Arrived)) - self.now, arrive)
+
+    def _admits(self, sender: str, to: str, event: Event) -> bool:
+        if self._check_run is not None and isinstance(event, Arrived):
+            try:
+                self._check_run(to, event.run, sender)
+            except WireError as error:
+                self.dropped.append((to, sender, str(error)))
+                return False
+        return True
 
     def _arrival(self, sender: str, to: str, *, tokens: bool) -> float:
         """When a message that is sent now arrives; tokens wait for both links, and other messages for their turn."""

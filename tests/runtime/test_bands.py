@@ -1,15 +1,21 @@
 """Bands in routing: what may run next, for every policy; what happens to blocks that nobody holds any more."""
 
 import random
+import re
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given, settings
 
 from ls_edge.bands import Bands
+from ls_edge.bundle import Bundle
 from ls_edge.errors import BudgetExceeded
 from ls_edge.order_costs import VERSION, Fit, Measured, OrderCosts
+from ls_edge.peers_file import load_peers
 from ls_edge.runtime.audit import challenge_itinerary
+from ls_edge.runtime.chaos.liar import Liar
+from ls_edge.runtime.chaos.lies import LIES
 from ls_edge.runtime.planning.problem import PlannedDevice, PlanningProblem
 from ls_edge.runtime.planning.scoring import policies_for, simulate_placement
 from ls_edge.runtime.protocol.messages import Accept, Itinerary
@@ -20,7 +26,8 @@ from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.routing.policies.policy import RunHere, SendTo
 from ls_edge.runtime.routing.source_routing import SourceMachine
 from ls_edge.runtime.routing.wave_planner import plan_wave
-from ls_edge.runtime.simulation.simulator import Simulation
+from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
+from ls_edge.runtime.transport.admission import Admission
 from tests.runtime.driver import Driver, run_of, submits
 
 BLOCKS = 8
@@ -237,6 +244,44 @@ def test_an_order_outside_the_bands_is_no_answer(waves, remaining):
     assert NoteKind.REJECTED in source.notes()
     (rejection,) = source.machine.rejected.values()
     assert "band [" in rejection.why
+
+
+@pytest.mark.parametrize("policy", ["nearest", "fastest", "random", "sequential", "parallel"])
+def test_source_and_next_holder_refuse_what_a_liar_runs_out_of_bands(policy, banded_bundle, write_peers):
+    bundle = Bundle.open(banded_bundle)
+    placement = {name: range(bundle.num_blocks) for name in ("a", "b", "liar")}
+    peers, tokens = load_peers(write_peers(placement)), bundle.manifest.tokens
+    admission = {
+        name: Admission(name, role, peers, bundle.manifest, strict_bundle=False)
+        for name, role in ((SOURCE, "source"), *((name, "peer") for name in placement))
+    }
+
+    def check_run(to, run, sender):
+        admission[to].check_run(msgspec.structs.replace(run, count=tokens.count, dim=tokens.dim), sender)
+
+    sim = Simulation(placement, blocks=bundle.num_blocks, bands=bundle.bands, seed=3, check_run=check_run)
+    liar = sim.processes["liar"].machine = Liar(
+        "liar", placement["liar"], bundle.num_blocks, LIES["bands"], lambda *_: None, (), bands=bundle.bands
+    )
+    sim.run(0.3)
+    requests = []
+    for _ in range(12):
+        requests.append(sim.submit(policy=policy, budget=10.0))
+        sim.run(0.1)
+    sim.settle()
+    assert liar.given
+    for request in requests:
+        answer = outcome_of(sim, request)
+        assert isinstance(answer, Complete), answer
+        assert answer.tokens == tuple(way(answer))
+        assert sorted(way(answer)) == list(range(bundle.num_blocks))
+        assert not bundle.bands.fault(answer.itinerary.arrangement)
+        assert {holder for wave in answer.itinerary.waves for track in wave for _, holder in track} <= {"a", "b"}
+    assert sim.source.rejected["liar"].count > 0
+    assert ("policy sequential" if policy == "sequential" else "band [") in sim.source.rejected["liar"].why
+    assert {(to, sender) for to, sender, _ in sim.dropped} == {("a", "liar"), ("b", "liar")}
+    for _, _, why in sim.dropped:
+        assert re.search(r"in which block \d of band .* remains behind band|not of one band", why), why
 
 
 def test_tokens_from_before_a_skip_are_still_good():

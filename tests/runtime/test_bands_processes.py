@@ -1,6 +1,8 @@
-"""Real peers with bands: the only holder of a first-band block is killed, and peers with other bands are refused."""
+"""Real peers with bands: the only holder of a first-band block is killed; refused are peers with other bands
+and who runs blocks out of bands."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -86,3 +88,33 @@ def test_the_only_holder_of_a_first_band_is_killed(peers, banded_bundle, images,
     with Source.open(peers.path, banded_bundle) as source:
         assert source.wait_ready() == ()
         assert not source.submit(shown[0]).result().degraded
+
+
+def test_a_liar_that_runs_blocks_out_of_bands_is_refused_by_source_and_next_holder(
+    banded_bundle, images, assert_replays, wait_until, tmp_path
+):
+    bundle, shown = Bundle.open(banded_bundle), images(18)
+    blocks = range(bundle.num_blocks)
+    with LocalCluster(tmp_path, banded_bundle, dict.fromkeys("ab", blocks), members={"mallory": blocks}) as peers:
+        peers.wait_warm()
+        peers.start_liar("mallory", "bands")
+        with Source.open(peers.path, banded_bundle, max_skips=0) as source:
+            linked = lambda: {name for name, view in source.view().items() if view.state != "lost"}  # noqa: E731
+            wait_until(lambda: linked() == {"a", "b", "mallory"}, what="all three")
+            answers = []
+            for begin in range(0, len(shown), 6):
+                answers += [f.result(30) for f in [source.submit(image) for image in shown[begin : begin + 6]]]
+            wait_until(lambda: peers.liar_counts("mallory").received > 0, what="work for the liar")
+            rejected = source.rejected["mallory"]
+        assert_replays(banded_bundle, shown, answers)
+        for answer in answers:
+            assert not answer.degraded
+            assert not bundle.bands.fault(answer.arrangement)
+            assert "mallory" not in answer.record.holders
+        assert rejected.count > 0
+        assert re.search(r"block \d of band .* runs after band \[5\]", rejected.why), rejected.why
+        logs = {name: peers.log_path(name).read_text() for name in "ab"}
+        for log in logs.values():
+            dropped = [line for line in log.splitlines() if "dropped a message" in line and "mallory" in line]
+            assert dropped
+            assert all("itinerary in which block 0 of band [0] remains behind band [5]" in line for line in dropped)

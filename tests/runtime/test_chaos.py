@@ -8,6 +8,7 @@ import pytest
 import zmq
 
 from ls_edge.data.datasets import open_data
+from ls_edge.errors import UsageError
 from ls_edge.evaluation.run_summary import Suspect
 from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS, LIE_TEXTS
 from ls_edge.runtime.chaos.lies import LIES
@@ -69,14 +70,23 @@ def test_nothing_is_lost_under_every_kind_of_fault(tiny_bundle, other_bundle, tm
 
 def test_nothing_is_lost_with_bands(banded_bundle, tiny_bundle, tmp_path):
     """The first and the last block have no other place to go to, and tiny_bundle's peers serve other bands."""
-    kinds = ("kill", "stop", "hang", "all_gone", "other_bundle")
+    kinds = ("kill", "stop", "hang", "all_gone", "other_bundle", "liar")
     settings = ChaosSettings(
-        seed=4, requests=100, faults=len(kinds), seconds=6.0, policy="parallel", block_ms=2.0, kinds=kinds
-    )
+        seed=4, requests=100, faults=len(kinds), seconds=6.0, policy="parallel", block_ms=2.0, kinds=kinds,
+        lies=("bands",),
+    )  # fmt: skip
     result = run_chaos(banded_bundle, tiny_bundle, open_data("digits", "eval"), tmp_path, settings)
     assert result.holds, result
     assert (result.answered, result.degraded, result.not_replayed) == (100, 0, 0)
     assert {fault.kind for fault in result.faults} == set(kinds)
+    assert set(result.liar_was_given) == {"bands"}
+
+
+def test_one_band_leaves_nothing_out_of_bands(tiny_bundle, tmp_path):
+    with pytest.raises(UsageError, match="has one band, so nothing is out of bands"):
+        run_chaos(
+            tiny_bundle, None, open_data("digits", "eval"), tmp_path, ChaosSettings(kinds=("liar",), lies=("bands",))
+        )
 
 
 def test_wrong_tokens_in_a_course_count_apart_and_name_who_sent_them(tiny_bundle, tmp_path):
