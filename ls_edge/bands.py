@@ -44,6 +44,17 @@ class Bands:
         return cls(num_blocks, tuple(range(1, num_blocks)))
 
     @classmethod
+    def ladder(cls, num_blocks: int) -> list[Bands]:
+        """From a fixed order to full freedom, each allowing all that the one before allows.
+
+        In between, the first three, two or one block and the last one keep their place, then the first one alone.
+        """
+        last = num_blocks - 1
+        steps = [tuple(range(1, num_blocks)), (1, 2, 3, last), (1, 2, last), (1, last), (1,), ()]
+        found = [cls(num_blocks, cuts) for cuts in steps if cuts == tuple(sorted({c for c in cuts if c < num_blocks}))]
+        return [bands for at, bands in enumerate(found) if at == 0 or bands.num_orders > found[at - 1].num_orders]
+
+    @classmethod
     def from_json(cls, value: Any, num_blocks: int | None = None) -> Bands:
         """Read lists of blocks, or the text of a command line; None is one band of ``num_blocks`` blocks.
 
@@ -174,6 +185,13 @@ class Bands:
         return f"band [{_text(self.groups[band])}]"
 
     # What is drawn.
+
+    def some_orders(self, count: int, seed: int) -> list[tuple[int, ...]]:
+        """All orders where there are at most ``count``, else so many of :meth:`random_orders`."""
+        if self.num_orders > count:
+            return self.random_orders(count, seed)
+        parts = itertools.product(*(itertools.permutations(group) for group in self.groups))
+        return [tuple(itertools.chain(*part)) for part in parts]
 
     def random_order(self, seed: int, index: int) -> tuple[int, ...]:
         """As :func:`ls_edge.arrangement.random_order`: uniform within each band."""

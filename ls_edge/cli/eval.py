@@ -39,6 +39,7 @@ class EvalOptions:
     device: Literal["auto", "cpu", "cuda"]
     precision: Literal["fp32", "bf16", "fp16"]
     threads: int | None
+    freedom: bool = False
     bands: str | None = None
     """Other bands than the model's own."""
 
@@ -69,9 +70,11 @@ def _counts(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
 @click.option("--keep", callback=_counts, metavar="N,N", help="How many blocks to keep.  [default: quarters]")
 @click.option("--arrangements", is_flag=True, help="Also blocks side by side, in waves of tracks.")
 @click.option("--kendall", is_flag=True, help="Also orders at graded distances from the trained one.")
+@click.option("--freedom", is_flag=True, help="Also within bands from a fixed order to full freedom.")
 @click.option(
     "--figure", type=click.Path(path_type=Path), metavar="FILE",
-    help="Draw accuracy by order and by blocks kept (arXiv 2407.04513, Figure 1 b, c) as SVG.",
+    help="Draw accuracy by order and by blocks kept (arXiv 2407.04513, Figure 1 b, c), or with --freedom by the number "
+    "of allowed orders, as SVG.",
 )  # fmt: skip
 @click.option("--limit", type=click.IntRange(1), help="Use this many images; more than there are repeats them.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Which orders and subsets.")
@@ -137,9 +140,10 @@ def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_
         click.echo()
         _print_comparison(found)
     if figure is not None:
-        from ls_edge.report.charts import write_figure
+        from ls_edge.report.charts import write_figure, write_freedom_figure
 
-        write_figure(figure, found)
+        draw = write_freedom_figure if options["freedom"] else write_figure
+        draw(figure, found)
 
 
 def _check_bundle(path: Path, images: ImageSet, options: EvalOptions) -> None:
@@ -197,8 +201,13 @@ def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Ev
         )
     orders = EvaluationOrders.make(
         bands, options.orders, options.keep, options.seed, arrangements=options.arrangements,
-        kendall=options.kendall,
+        kendall=options.kendall, freedom=about["bands"] if options.freedom else None,
     )  # fmt: skip
+    if like is not None and [step.bands for step in like.freedom or ()] != [b.to_json() for b in orders.freedom]:
+        raise UsageError(
+            f"{path} has the bands {about['bands']} and {like.settings['of']} others, so there are no means over them; "
+            "name the runs themselves instead of their folder"
+        )
     warning = trained_on_warning(images, about["trained_on"])
     if warning:
         console.print(Text.assemble(("warning: ", "yellow"), printable(warning)), soft_wrap=True)
@@ -279,6 +288,7 @@ def _bands_text(groups: list[list[int]]) -> str:
 
 
 def _print(result: Evaluation) -> None:
+    from ls_edge.bands import Bands
     from ls_edge.report.formatting import counted
     from ls_edge.report.terminal import PlainTable, print_table
 
@@ -303,6 +313,10 @@ def _print(result: Evaluation) -> None:
         table.add_row(shape, f"{item.trained:.3f}", f"{item.arbitrary:.3f}", f"± {item.arbitrary_std:.3f} over draws")
     for distance in result.kendall or ():
         table.add_row(f"tau {distance.tau:+.2f}", "", f"{distance.top1:.3f}", counted(distance.orders, "order"))
+    for step in result.freedom or ():
+        shown = f"± {step.top1_std:.3f}, worst {step.top1_worst:.3f} of {counted(step.orders, 'order')}, "
+        shown += f"{step.allowed:,.0f} allowed{', its own bands' if step.own else ''}"
+        table.add_row(f"within {Bands.from_json(step.bands)}", "", f"{step.top1_mean:.3f}", shown)
     if result.position_accuracy is not None:
         table.add_row("own slot", "", f"{result.position_accuracy:.3f}", "named by the blocks themselves")
     print_table(table)

@@ -22,25 +22,37 @@ PAIR_HEADINGS = ("plan", "run", "figure", "planned", "measured", "ratio")
     examples=(
         "ls-edge report run-a.json run-b.json",
         "ls-edge report plan.json run.json orin-0.json --out compared.html",
+        "ls-edge report start.json shuffle.json anyorder.json --freedom freedom.svg",
     ),
 )
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE.json...")
 @click.option("--out", type=click.Path(path_type=Path), help="HTML file to write (extra report).")
+@click.option(
+    "--freedom", type=click.Path(path_type=Path), metavar="FILE",
+    help="Draw accuracy by the number of allowed orders as SVG, from the JSON of eval --freedom (extra report).",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
-def command(files: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
+def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_json: bool) -> None:
     """Compare what 'run', 'plan', 'bench' and 'eval' printed with --json, and files of 'profile': accuracy, latency,
     throughput, energy. Where a plan and a run are of the same bundle, what was planned stands beside what was measured.
     """  # noqa: D205
     import msgspec
 
     from ls_edge.report.files import check_whole
-    from ls_edge.report.side_by_side import side_by_side
+    from ls_edge.report.side_by_side import evaluations_with_freedom, side_by_side
     from ls_edge.requirements import require_report
 
     if out is not None:
         require_report("--out")
         check_whole(out)
+    if freedom is not None:
+        require_report("--freedom")
+        check_whole(freedom)
     found = side_by_side(files)
+    if freedom is not None:
+        from ls_edge.report.charts import write_freedom_figure
+
+        write_freedom_figure(freedom, evaluations_with_freedom(files))
     if out is not None:
         from ls_edge.report.html import write_side_by_side
 
@@ -49,8 +61,9 @@ def command(files: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
     else:
         _print(found)
-        if out is not None:
-            click.echo(f"written to {out}")
+        for path in (out, freedom):
+            if path is not None:
+                click.echo(f"written to {path}")
 
 
 def rows_text(found: SideBySide) -> list[tuple[str, ...]]:

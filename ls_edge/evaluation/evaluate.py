@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from ls_edge.arrangement import apply
+from ls_edge.bands import Bands
 from ls_edge.errors import DataError
 from ls_edge.evaluation.orders import EvaluationOrders, kendall_tau
 
@@ -91,6 +92,22 @@ class Distance(msgspec.Struct, frozen=True):
     orders: int
 
 
+class Freedom(msgspec.Struct, frozen=True):
+    """All blocks in random orders within some bands."""
+
+    bands: list[list[int]]
+    allowed: float
+    """How many orders the bands allow; of many blocks more than 64 bits hold."""
+    orders: int
+    """How many of them were evaluated."""
+    top1_mean: float
+    top1_std: float
+    """Of the orders evaluated."""
+    top1_worst: float
+    own: bool
+    """Whether they are the model's own bands."""
+
+
 class Models(msgspec.Struct, frozen=True):
     """Where several runs are evaluated as one: the spread between them."""
 
@@ -118,6 +135,8 @@ class Evaluation(msgspec.Struct, frozen=True):
     """By distance from the trained order, nearest last, where asked for."""
     models: Models | None = None
     """Where it is the mean over several runs."""
+    freedom: list[Freedom] | None = None
+    """From a fixed order to full freedom, where asked for."""
     skipped: int = 0
     """Images that could not be decoded."""
     settings: dict[str, Any] = {}
@@ -189,6 +208,7 @@ def evaluate(
             for shape, (trained, drawn) in zip(plan.shapes, shaped, strict=True)
         ] if plan.shapes else None,
         kendall=_by_distance(plan, top1) if plan.distances else None,
+        freedom=[_within(plan, bands, top1) for bands in plan.freedom] or None,
     )  # fmt: skip
 
 
@@ -232,10 +252,26 @@ def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
             msgspec.structs.replace(bins[0], top1=mean(item.top1 for item in bins))
             for bins in zip(*(item.kendall for item in evaluations if item.kendall), strict=True)
         ] or None,
+        freedom=[
+            msgspec.structs.replace(
+                steps[0], top1_mean=mean(item.top1_mean for item in steps),
+                top1_std=float(np.sqrt(np.mean([i.top1_std**2 for i in steps]) + np.var([i.top1_mean for i in steps]))),
+                top1_worst=min(item.top1_worst for item in steps),
+            )
+            for steps in zip(*(item.freedom for item in evaluations if item.freedom), strict=True)
+        ] or None,
         models=Models(
             count=len(evaluations), sequential_std=float(tops.std()), arbitrary_std=float(means.std()),
             runs=[str(item.settings.get("of", "")) for item in evaluations],
         ),
+    )  # fmt: skip
+
+
+def _within(plan: EvaluationOrders, bands: Bands, top1: dict[Any, float]) -> Freedom:
+    values = np.array([top1[order] for order in plan.within(bands)])
+    return Freedom(
+        bands=bands.to_json(), allowed=float(bands.num_orders), orders=len(values), top1_mean=float(values.mean()),
+        top1_std=float(values.std()), top1_worst=float(values.min()), own=bands == plan.own_bands,
     )  # fmt: skip
 
 

@@ -27,6 +27,10 @@ class EvaluationOrders(msgspec.Struct, frozen=True):
     """Tracks a wave and blocks a track."""
     distances: int = 0
     """Orders at graded distances from the trained one."""
+    freedom: tuple[Bands, ...] = ()
+    """Bands within each of which accuracy in random order is measured too."""
+    own_bands: Bands | None = None
+    """Of those the model's own."""
 
     @classmethod
     def make(
@@ -38,10 +42,12 @@ class EvaluationOrders(msgspec.Struct, frozen=True):
         *,
         arrangements: bool = False,
         kendall: bool = False,
+        freedom: Bands | None = None,
     ) -> EvaluationOrders:
         """``keep`` None is a quarter, a half and three quarters of the blocks; raises :class:`UsageError`.
 
         ``arrangements`` adds :func:`default_shapes`, ``kendall`` as many orders again at graded distances.
+        ``freedom`` are the model's own bands: orders within :meth:`Bands.ladder` and within those.
         """
         num_blocks = bands.num_blocks
         if orders < 1:
@@ -51,7 +57,9 @@ class EvaluationOrders(msgspec.Struct, frozen=True):
         if bad is not None:
             raise UsageError(f"keep {bad} is not possible: the model has {num_blocks} blocks; give 1 to {num_blocks}")
         shapes = tuple(default_shapes(max(map(len, bands.groups)))) if arrangements else ()
-        return cls(bands, orders, tuple(chosen), seed, shapes, orders if kendall else 0)
+        ladder = () if freedom is None else {*Bands.ladder(num_blocks), freedom}
+        steps = tuple(sorted(ladder, key=lambda step: (step.num_orders, step.cuts)))
+        return cls(bands, orders, tuple(chosen), seed, shapes, orders if kendall else 0, steps, freedom)
 
     @property
     def num_blocks(self) -> int:
@@ -68,7 +76,13 @@ class EvaluationOrders(msgspec.Struct, frozen=True):
         for keep in self.keep:
             found.update(self.subsets(keep, shuffled=False), self.subsets(keep, shuffled=True))
         found.update(self.graded())
+        for step in self.freedom:
+            found.update(self.within(step))
         return sorted(found)
+
+    def within(self, bands: Bands) -> list[tuple[int, ...]]:
+        """The orders within one of :attr:`freedom`."""
+        return bands.some_orders(self.orders, self.seed)
 
     def graded(self) -> list[tuple[int, ...]]:
         """The orders at graded distances."""

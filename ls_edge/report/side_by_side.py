@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from ls_edge.errors import DataError
+from ls_edge.errors import DataError, UsageError
+from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.report.formatting import distinct_names
 
 
@@ -69,15 +70,30 @@ def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
     return SideBySide(rows, pairs)
 
 
+def evaluations_with_freedom(paths: Sequence[str | Path]) -> list[Evaluation]:
+    """The evaluations of ``eval --freedom --json`` among the documents, named after their files.
+
+    Raises :class:`UsageError` where there are none, and :class:`DataError` for a file that is no document.
+    """
+    found: list[Evaluation] = []
+    for name, path in zip(distinct_names([Path(path).with_suffix("") for path in paths]), paths, strict=True):
+        document = _read(Path(path))
+        several = document.get("evaluations") if isinstance(document, dict) else None
+        for one in several if isinstance(several, list) else [document]:
+            if isinstance(one, dict) and one.get("freedom"):
+                try:
+                    evaluation = msgspec.convert(one, Evaluation)
+                except msgspec.ValidationError as error:
+                    raise DataError(f"{path} is no evaluation of this version: {error}; make it again") from None
+                called = evaluation.name if several else name
+                found.append(msgspec.structs.replace(evaluation, name=called))
+    if not found:
+        raise UsageError("none of the files is an evaluation within bands; make one with eval --freedom --json")
+    return found
+
+
 def _rows_of(name: str, path: Path) -> list[ComparedDocument]:
-    try:
-        document = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; give what a command printed with --json, or a profile") from None
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; check the path") from None
-    except (ValueError, RecursionError):
-        raise DataError(f"{path} is not JSON; give what a command printed with --json, or a profile") from None
+    document = _read(path)
     if isinstance(document, dict):
         for keys, read in _READERS:
             if keys <= document.keys():
@@ -88,6 +104,17 @@ def _rows_of(name: str, path: Path) -> list[ComparedDocument]:
     raise DataError(
         f"{path} is no document that can be compared; give JSON of run, plan, bench or eval, or a file of profile"
     )
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; give what a command printed with --json, or a profile") from None
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; check the path") from None
+    except (ValueError, RecursionError):
+        raise DataError(f"{path} is not JSON; give what a command printed with --json, or a profile") from None
 
 
 def _run(name: str, document: Mapping[str, Any]) -> list[ComparedDocument]:
@@ -162,12 +189,17 @@ def _eval(name: str, document: Mapping[str, Any]) -> list[ComparedDocument]:
     ]
 
 
+def _evals(name: str, document: Mapping[str, Any]) -> list[ComparedDocument]:
+    return [row for one in document["evaluations"] for row in _eval(f"{name}: {one['name']}", one)]
+
+
 _READERS: tuple[tuple[frozenset[str], Callable[[str, Mapping[str, Any]], list[ComparedDocument]]], ...] = (
     (frozenset({"policy", "requests", "answered", "latency_ms"}), _run),
     (frozenset({"objective", "recommendation", "expected", "baselines"}), _plan),
     (frozenset({"device", "batch", "throttled", "parts"}), _profile),
     (frozenset({"chain_ms", "monolith_ms"}), _bench),
     (frozenset({"sequential", "arbitrary"}), _eval),
+    (frozenset({"evaluations"}), _evals),
 )
 """How each document is known, and read."""
 

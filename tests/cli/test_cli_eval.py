@@ -9,9 +9,10 @@ import pytest
 from ls_edge.cli.eval import EvalOptions, evaluate_one
 from ls_edge.data.datasets import open_data
 from ls_edge.errors import UsageError
-from ls_edge.evaluation.evaluate import Arbitrary, Evaluation, SequentialAccuracy
-from ls_edge.report.charts import accuracy_figure, spec_of, write_figure
+from ls_edge.evaluation.evaluate import Arbitrary, Evaluation, Freedom, SequentialAccuracy
+from ls_edge.report.charts import accuracy_figure, freedom_figure, spec_of, write_figure
 from ls_edge.report.formatting import distinct_names
+from ls_edge.report.side_by_side import evaluations_with_freedom
 
 EVAL = ("--data", "digits", "--limit", 20, "--orders", 2, "--keep", "2", "--threads", 1)
 
@@ -123,3 +124,59 @@ def test_runs_of_different_depth_are_not_averaged(two):
 def test_a_figure_of_too_many(tmp_path):
     with pytest.raises(UsageError, match="holds 1 to 8 runs"):
         write_figure(tmp_path / "x.svg", [evaluation(str(n)) for n in range(9)])
+
+
+@pytest.mark.leaks_ok  # what draws keeps threads for the process
+def test_accuracy_against_freedom(command, two, tmp_path):
+    code, out, err = command("eval", *two, *EVAL, "--freedom", "--figure", tmp_path / "freedom.svg", "--json")
+    assert code == 0, err
+    first, second = json.loads(out)["evaluations"]
+    assert [step["bands"] for step in first["freedom"]] == [
+        [[0], [1], [2], [3]], [[0], [1, 2], [3]], [[0], [1, 2, 3]], [[0, 1, 2, 3]],
+    ]  # fmt: skip
+    assert [step["allowed"] for step in first["freedom"]] == [1, 2, 6, 24]
+    assert first["freedom"][0]["top1_mean"] == first["sequential"]["top1"]
+    assert first["freedom"][-1]["top1_mean"] == first["arbitrary"]["top1_mean"]
+    drawn = (tmp_path / "freedom.svg").read_text(encoding="utf-8")
+    assert all(f">{text}<" in drawn for text in ("first/bundle", "second/bundle", "full", "fixed", "0/1-2/3", "24"))
+    for name, one in (("shuffle", first), ("anyorder", second)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(one), encoding="utf-8")
+    files = tmp_path / "shuffle.json", tmp_path / "anyorder.json"
+    code, printed, err = command("report", *files, "--freedom", tmp_path / "both.svg")
+    assert code == 0, err
+    assert "both.svg" in printed
+    both = (tmp_path / "both.svg").read_text(encoding="utf-8")
+    assert ">shuffle<" in both
+    assert ">anyorder<" in both
+    (tmp_path / "two.json").write_text(out, encoding="utf-8")
+    assert [one.name for one in evaluations_with_freedom([tmp_path / "two.json", files[0]])] == [
+        "first/bundle", "second/bundle", "shuffle",
+    ]  # fmt: skip
+    rows = json.loads(command("report", tmp_path / "two.json", "--json")[1])["rows"]
+    assert [row["name"] for row in rows][::2] == ["two.json: first/bundle", "two.json: second/bundle"]
+    assert rows[0]["accuracy"] == first["sequential"]["top1"]
+    code, out, err = command("eval", two[0], *EVAL, "--freedom")
+    assert code == 0, err
+    assert "24 allowed, its own bands" in out
+
+
+def test_evaluations_without_freedom_have_no_such_figure(command, two, tmp_path):
+    (tmp_path / "e.json").write_text(command("eval", two[0], *EVAL, "--json")[1], encoding="utf-8")
+    code, _, err = command("report", tmp_path / "e.json", "--freedom", tmp_path / "f.svg")
+    assert (code, "make one with eval --freedom --json" in err) == (2, True), err
+    with pytest.raises(UsageError, match="has no accuracy within bands"):
+        freedom_figure([evaluation("plain")])
+
+
+def test_a_curve_is_filled_within_its_own_bands_and_hollow_beyond():
+    steps = [
+        Freedom([[0], [1], [2]], 1.0, 1, 0.9, 0.0, 0.9, own=False),
+        Freedom([[0], [1, 2]], 2.0, 2, 0.8, 0.1, 0.7, own=True),
+        Freedom([[0, 1, 2]], 6.0, 6, 0.4, 0.2, 0.1, own=False),
+    ]
+    spec = spec_of(freedom_figure([msgspec.structs.replace(evaluation("banded"), freedom=steps)]))
+    rows = max(spec["datasets"].values(), key=len)
+    assert [(row["allowed"], row["top1"], row["within"]) for row in rows] == [
+        (1, 0.9, "own"), (2, 0.8, "own"), (6, 0.4, "beyond"),
+    ]  # fmt: skip
+    assert (rows[1]["low"], rows[1]["high"]) == (0.7, 0.9)

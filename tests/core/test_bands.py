@@ -186,6 +186,28 @@ def test_a_model_that_keeps_some_blocks_keeps_their_bands(bands, data):
         assert (smaller.band_of(one) == smaller.band_of(two)) == (bands.band_of(kept[one]) == bands.band_of(kept[two]))
 
 
+@pytest.mark.parametrize(
+    ("blocks", "steps"),
+    [
+        (1, ["0"]), (2, ["0/1", "0-1"]), (3, ["0/1/2", "0/1-2", "0-2"]), (4, ["0/1/2/3", "0/1-2/3", "0/1-3", "0-3"]),
+        (8, ["0/1/2/3/4/5/6/7", "0/1/2/3-6/7", "0/1/2-6/7", "0/1-6/7", "0/1-7", "0-7"]),
+    ],
+)  # fmt: skip
+def test_the_ladder_goes_from_a_fixed_order_to_full_freedom(blocks, steps):
+    ladder = Bands.ladder(blocks)
+    assert list(map(str, ladder)) == steps
+    for one, more in itertools.pairwise(ladder):
+        assert more.contains(one)
+        assert more.num_orders > one.num_orders
+
+
+def test_few_orders_are_all_of_them_and_many_are_drawn():
+    few = Bands.from_json("0/1-3/4-5").some_orders(12, 0)
+    assert len(set(few)) == len(few) == 12
+    assert all(not Bands.from_json("0/1-3/4-5").fault(Arrangement.plain(order)) for order in few)
+    assert Bands(6).some_orders(12, 5) == Bands(6).random_orders(12, 5)
+
+
 def test_bands_contain_what_is_more_fixed():
     assert Bands(8).contains(Bands.from_json("0/1-7"))
     assert Bands.from_json("0/1-7").contains(Bands.fixed(8))

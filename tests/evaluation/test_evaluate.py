@@ -204,3 +204,33 @@ def test_several_models_as_one():
         (2, 0),
         (4, 1),
     ]
+
+
+def test_accuracy_by_freedom():
+    """A model that fails as soon as block 0 does not come first, or 3 comes before 2."""
+    own = Bands.from_json("0-1/2-3")
+    plan = EvaluationOrders.make(Bands(4), orders=30, keep=[], freedom=own)
+    model = Digits(4, lambda order: order[0] == 0 and order.index(2) < order.index(3))
+    found = evaluate(model, images(), plan).freedom
+    assert [(str(Bands.from_json(step.bands)), step.allowed, step.orders) for step in found] == [
+        ("0/1/2/3", 1, 1), ("0/1-2/3", 2, 2), ("0-1/2-3", 4, 4), ("0/1-3", 6, 6), ("0-3", 24, 24),
+    ]  # fmt: skip
+    assert [step.top1_mean for step in found] == pytest.approx([1.0, 1.0, 0.25, 0.5, 3 / 24])
+    assert [step.top1_worst for step in found] == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert [step.own for step in found] == [False, False, True, False, False]
+    assert found[3].top1_std == pytest.approx(0.5)
+    assert evaluate(model, images(), EvaluationOrders.make(Bands(4), keep=[])).freedom is None
+    assert len(EvaluationOrders.make(Bands(24), freedom=Bands(24)).freedom) == 6
+    msgspec.json.encode(
+        evaluate(Digits(24, lambda order: True), images(), EvaluationOrders.make(Bands(24), 1, [], freedom=Bands(24)))
+    )
+
+
+def test_freedom_over_several_models():
+    plan = EvaluationOrders.make(Bands(3), orders=6, keep=[], freedom=Bands(3))
+    good = evaluate(Digits(3, lambda order: True), images(), plan)
+    bad = evaluate(Digits(3, lambda order: order[0] == 0), images(), plan)
+    both = aggregate([good, bad]).freedom
+    assert [step.top1_mean for step in both] == pytest.approx([1.0, 1.0, (1 + 2 / 6) / 2])
+    assert both[2].top1_worst == 0.0
+    assert both[2].top1_std == pytest.approx(np.sqrt((0 + 2 / 9) / 2 + (1 / 3) ** 2))

@@ -161,7 +161,7 @@ def accuracy_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
         )
     names = [row["run"] for row in rows]
     chance = next((run.chance for _, run in found if run.chance is not None), None)
-    paints = [colour(name) for name in _COLOURS]
+    paints = [colour(name) for name in COLOURS]
     legend = alt.Legend(title="trained by", orient="top") if len(methods) > 1 else None
     bars = (
         chart_of(rows)
@@ -183,7 +183,7 @@ def accuracy_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
     )
 
 
-_COLOURS = ("engine", "wire", "head", "codec", "bad", "soft", "stem", "other")
+COLOURS = ("engine", "wire", "head", "codec", "bad", "soft", "stem", "other")
 """Colours of what is compared, in their order."""
 
 
@@ -200,7 +200,7 @@ def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
     percent = alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 1], grid=True)
     share = alt.Scale(domain=[0, 1], nice=False)
     paint = alt.Color(
-        "name:N", legend=None, scale=alt.Scale(domain=names, range=[colour(c) for c in _COLOURS[: len(names)]])
+        "name:N", legend=None, scale=alt.Scale(domain=names, range=[colour(c) for c in COLOURS[: len(names)]])
     )
     orders, kept = [], []
     for name, item in zip(names, evaluations, strict=True):
@@ -263,7 +263,7 @@ def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
             chart_of([row])
             .mark_text(align="left", dx=10, dy=dy, color=colour("ink"))
             .encode(x=x, y="top1:Q", text="name:N")
-            for row, dy in zip(ends, _apart([row["top1"] for row in ends], tall), strict=True)
+            for row, dy in zip(ends, labels_apart([row["top1"] for row in ends], tall), strict=True)
         ),
     ).properties(
         width=360,
@@ -280,11 +280,11 @@ def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
 
 def check_figure(count: int) -> None:
     """Raise :class:`UsageError` where :func:`accuracy_figure` cannot hold ``count`` evaluations."""
-    if not 1 <= count <= len(_COLOURS):
-        raise UsageError(f"a figure holds 1 to {len(_COLOURS)} runs or folders of runs, not {count}")
+    if not 1 <= count <= len(COLOURS):
+        raise UsageError(f"a figure holds 1 to {len(COLOURS)} runs or folders of runs, not {count}")
 
 
-def _apart(shares: Sequence[float], height: float) -> list[float]:
+def labels_apart(shares: Sequence[float], height: float) -> list[float]:
     """How far down each label is moved so that labels at these shares of ``height`` do not touch."""
     moves = [0.0] * len(shares)
     at = -1e9

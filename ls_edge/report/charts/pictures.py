@@ -10,6 +10,7 @@ from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.evaluation.run_summary import RunSummary
 from ls_edge.records import PeerEvent, RequestRecord
 from ls_edge.report.charts.accuracy_charts import accuracy_by_skips, accuracy_comparison, accuracy_figure, slot_heatmap
+from ls_edge.report.charts.freedom_chart import freedom_figure
 from ls_edge.report.charts.latency_charts import latency_distribution, latency_over_time
 from ls_edge.report.charts.served_chart import FIRST_LOOK, served
 from ls_edge.report.charts.specification import Chart, svg_of
@@ -43,6 +44,11 @@ def write_picture(
 def write_figure(path: str | Path, evaluations: Sequence[Evaluation]) -> None:
     """Write :func:`accuracy_figure` as an SVG file."""
     write_whole(path, svg_of(accuracy_figure(evaluations)))
+
+
+def write_freedom_figure(path: str | Path, evaluations: Sequence[Evaluation]) -> None:
+    """Write :func:`freedom_figure` as an SVG file."""
+    write_whole(path, svg_of(freedom_figure(evaluations)))
 
 
 def write_comparison_picture(path: str | Path, runs: Sequence[tuple[str, RunSummary]]) -> None:
