@@ -27,7 +27,7 @@ import itertools
 import random
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -66,7 +66,7 @@ from ls_edge.runtime.routing.events import (
     execution_order,
 )
 from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
-from ls_edge.runtime.routing.neighbours import Limits, Neighbour, Neighbours
+from ls_edge.runtime.routing.neighbours import Change, Limits, Neighbour, Neighbours
 from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.policies.policy import ReturnToSource, RunHere, SendTo, Wait
 
@@ -74,8 +74,6 @@ REFUSED_S = 0.1
 """Seconds for which a process that refuses as cold or draining is asked nothing: its STATE comes when that changes."""
 _UNSENDABLE_S = 0.02
 """Seconds until a transfer that could not be sent is decided again: longer idles, shorter spins on a full link."""
-_WOKEN = 4
-"""Waiting requests that are decided again when one transfer has been answered; all of them would cost too much time."""
 _OFFERS = 1024
 """Transfers that are remembered until they are answered, to learn how long they take."""
 _SPARE_CHECKS = 64
@@ -160,10 +158,12 @@ class CustodyMachine(ABC):
         self._sent: dict[TransferId, HeldRequest] = {}
         self._offered: dict[TransferId, tuple[str, float]] = {}
         """To whom and when each transfer was offered that is not answered yet, given up ones included."""
-        self._full: set[str] = set()
-        """Neighbours to which something waits to be sent until one of the transfers on their way is answered."""
-        self._credits_came = 0
-        """Answers to transfers that ended a wait for one."""
+        self._waiting_for: dict[str, dict[int, HeldRequest]] = {}
+        """Requests that wait for the credit of a neighbour, by its name, the first that began to wait first."""
+        self._waiting_for_change: dict[int, HeldRequest] = {}
+        """Requests that wait for anything else, or for more than a credit: each change of a neighbour may end it."""
+        self._may_have_room: dict[str, None] = {}
+        """Neighbours that may take more than before, and that something waits for."""
         self._candidates: dict[str, Candidate] | None = None
         """Made at most once for an event; a neighbour's own is made again when it has changed."""
         self._ready: deque[HeldRequest] = deque()
@@ -185,12 +185,12 @@ class CustodyMachine(ABC):
         for event in events:
             self._candidates = None
             self.dispatch(event)
-        if self._credits_came:
-            self._wake_waiting(at_most=_WOKEN * self._credits_came)
-            self._credits_came = 0
         self._candidates = None
         self._check_times()
-        while self._ready:
+        while self._may_have_room or self._ready:
+            if self._may_have_room:
+                self._use_room(self._may_have_room.popitem()[0])
+                continue
             request = self._ready.popleft()
             if request.stage is Stage.WAITING:
                 self._decide(request)
@@ -238,6 +238,10 @@ class CustodyMachine(ABC):
             self._expect(on_its_way == (self._sent.get(request.sent or transfer) is request), "sent or not", request)
             self._expect(not on_its_way or request.downstream in self.neighbours.by_name, "nobody has it", request)
             self._expect(request.stage is not Stage.WAITING or not request.downstream, "waits downstream", request)
+            waits = {name for name, those in self._waiting_for.items() if request.number in those}
+            self._expect(waits == set(request.waits_for), f"listed as waiting for {waits}", request)
+            listed = bool(waits) or request.number in self._waiting_for_change
+            self._expect(listed == (request.stage is Stage.WAITING), "waiting or not", request)
         for sent, request in self._sent.items():
             self._expect(request.sent == sent, "sent under another transfer", request)
             self._expect(self.held.get(request.transfer) is request, "sent and not held", request)
@@ -337,6 +341,8 @@ class CustodyMachine(ABC):
         handler = self.transitions.get((before, to))
         if handler is None:
             raise InvalidTransition(request, to, why)
+        if before is Stage.WAITING:
+            self._stop_waiting(request)
         request.story.append((self.now, before, to, why))
         request.stage = to
         self.occupancy.moved(request, before, to)
@@ -348,12 +354,46 @@ class CustodyMachine(ABC):
         self.held[request.transfer] = request
         self.transition(request, Stage.WAITING, why, None)
 
-    def wait(self, request: HeldRequest, until: float | None, why: str) -> None:
-        """Have a request wait; until the end of its budget unless it is decided again before."""
-        if request.stage is Stage.WAITING:
-            self._enter_waiting(request, until)
-        else:
+    def wait(
+        self,
+        request: HeldRequest,
+        until: float | None,
+        why: str,
+        *,
+        credit_of: tuple[str, ...] = (),
+        or_change: bool = False,
+    ) -> None:
+        """Have a request wait; until the end of its budget unless it is decided again before.
+
+        That is when a neighbour changes in any way. A request that waits already can wait for the ``credit_of`` some
+        neighbours: it is decided when one of them has room, in turn with others, or (``or_change``) as without.
+        """
+        if request.stage is not Stage.WAITING:
             self.transition(request, Stage.WAITING, why, until)
+            return
+        self._set_time(request, until)
+        for name in request.waits_for:
+            if name not in credit_of:
+                self._remove_waiting(name, request)
+        for name in credit_of:
+            self._waiting_for.setdefault(name, {})[request.number] = request  # who waits already keeps its place
+        request.waits_for = credit_of
+        if or_change or not credit_of:
+            self._waiting_for_change[request.number] = request
+        else:
+            self._waiting_for_change.pop(request.number, None)
+
+    def _stop_waiting(self, request: HeldRequest) -> None:
+        for name in request.waits_for:
+            self._remove_waiting(name, request)
+        request.waits_for = ()
+        self._waiting_for_change.pop(request.number, None)
+
+    def _remove_waiting(self, name: str, request: HeldRequest) -> None:
+        waiting = self._waiting_for[name]
+        del waiting[request.number]
+        if not waiting:
+            del self._waiting_for[name]
 
     def decide_soon(self, request: HeldRequest) -> None:
         """Have a waiting request decided at the end of this event."""
@@ -380,10 +420,19 @@ class CustodyMachine(ABC):
             heapq.heappush(self._checks, (at, next(self._numbers), request))
 
     def _enter_waiting(self, request: HeldRequest, until: float | None) -> None:
-        if request.waiting_since is None and until is not None:
-            request.waiting_since = self.now
         request.downstream = ""
-        self.set_check(request, self._end(request) if until is None else min(until, self._end(request)))
+        self._waiting_for_change[request.number] = request
+        self._set_time(request, until)
+
+    def _set_time(self, request: HeldRequest, until: float | None) -> None:
+        """Set when a waiting request has to be looked at."""
+        end = self._end(request)
+        if until is None:
+            self.set_check(request, end)
+            return
+        if request.waiting_since is None:
+            request.waiting_since = self.now
+        self.set_check(request, min(until, end))
 
     def _enter_offered(self, request: HeldRequest, to: str, itinerary: Itinerary) -> None:
         sent = request.transfer._replace(hop=request.transfer.hop + 1)
@@ -445,6 +494,7 @@ class CustodyMachine(ABC):
         if n is not None:
             n.offers -= 1
             self._changed(n.name)
+            self._note_room(n.name)
 
     def _forget_transfer(self, request: HeldRequest) -> None:
         """Answers to the transfer by which a request was handed on do not count any more."""
@@ -464,7 +514,7 @@ class CustodyMachine(ABC):
         else:
             self.neighbours.by_name[hello.name] = Neighbour(hello)
             self.instructions.append(AnnounceState())
-        self._wake_waiting()
+        self._wake_all()
 
     def _on_down(self, event: NeighbourDown) -> None:
         if self.neighbours.by_name.pop(event.name, None) is None:
@@ -472,11 +522,17 @@ class CustodyMachine(ABC):
         self.instructions += [Note(NoteKind.LOST, event.name, why=event.why), AnnounceState()]
         for request in [request for request in self._sent.values() if request.downstream == event.name]:
             self.reroute(request, f"{event.name} was lost: {event.why}")
+        self._give_up_waiting_for(event.name)
         self._neighbour_lost(event.name)
 
     def _on_state(self, event: NeighbourState) -> None:
-        if self.neighbours.update(event.name, event.state, self.now):
-            self._wake_waiting()
+        change = self.neighbours.update(event.name, event.state, self.now)
+        if change is Change.REACH:
+            self._wake_all()
+        else:
+            if change is Change.LOAD:
+                self._ready.extend(self._waiting_for_change.values())
+            self._note_room(event.name)
 
     def _on_unsendable(self, event: Unsendable) -> None:
         failed = event.failed
@@ -550,14 +606,11 @@ class CustodyMachine(ABC):
         if n is None or offered is None or offered[0] != name:
             return 0.0
         took = self.now - offered[1]
-        if n.state is not None:
-            n.state = msgspec.structs.replace(n.state, credits=message.credits)
+        n.reported_credits = message.credits
         if isinstance(message, Accept):
             n.accepted_after(took, self.now)
         self._changed(name)
-        if name in self._full:
-            self._full.discard(name)
-            self._credits_came += 1
+        self._note_room(name)
         return took
 
     # Deciding and handing on.
@@ -594,7 +647,7 @@ class CustodyMachine(ABC):
         elif isinstance(choice, ReturnToSource):
             self._cannot_go_on(request, choice.reason)
         elif isinstance(choice, Wait):
-            self._wait_for_credit(request, candidates)
+            self._wait_for_credit(request, candidates, choice.holders)
         elif itinerary.via_source and from_peer:
             self._cannot_go_on(request, ReturnReason.VIA_SOURCE)
         else:
@@ -603,15 +656,26 @@ class CustodyMachine(ABC):
                 itinerary = msgspec.structs.replace(itinerary, relays=(*itinerary.relays, self.name))
             self.offer(request, choice.holder, itinerary)
 
-    def _wait_for_credit(self, request: HeldRequest, candidates: Iterable[Candidate]) -> None:
+    def _wait_for_credit(self, request: HeldRequest, candidates: Sequence[Candidate], holders: tuple[str, ...]) -> None:
         since = request.waiting_since
         until = (self.now if since is None else since) + self.limits.credit_wait
         if request.upstream is not None:
             self.send_progress([request])
             until = min(until, self.now + self.limits.look_again)
-        self.wait(request, until, "credit")
-        self._full.update(c.name for c in candidates if not c.credits)
+        or_change = bool(request.avoid or request.itinerary.avoid)
+        if not holders:
+            able = self.able_to_run(request, candidates)
+            holders = tuple(c.name for c in able if not c.credits)
+            or_change = or_change or len(holders) < len(able)  # it prefers to wait, as long as things are as they are
+        self.wait(request, until, "credit", credit_of=holders, or_change=or_change)
         self._waits_for_credit(request)
+
+    def able_to_run(self, request: HeldRequest, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """Return those of the candidates that have a block which may run now."""
+        itinerary = request.itinerary
+        first = not policy_of(itinerary.policy).may_reorder
+        wanted = itinerary.remaining[:1] if first else self.bands.permitted(itinerary.remaining)
+        return [c for c in candidates if not c.blocks.isdisjoint(wanted)]
 
     def reachable(self) -> list[Candidate]:
         """Return the peers that may be handed tokens."""
@@ -649,11 +713,41 @@ class CustodyMachine(ABC):
 
     # Times.
 
-    def _wake_waiting(self, at_most: int | None = None) -> None:
-        """Decide what waits again; of very much that waits, the oldest ``at_most``."""
+    def _wake_all(self) -> None:
+        """Decide everything that waits again: there are more ways to go, or fewer."""
         if self.occupancy.waiting:
-            waiting = (request for request in self.held.values() if request.stage is Stage.WAITING)
-            self._ready.extend(itertools.islice(waiting, at_most))
+            self._ready.extend(request for request in self.held.values() if request.stage is Stage.WAITING)
+
+    def _give_up_waiting_for(self, name: str) -> None:
+        """Decide again what waits for the credit of a neighbour that cannot be given anything."""
+        self._ready.extend(self._waiting_for.get(name, {}).values())
+
+    def _note_room(self, name: str) -> None:
+        """A neighbour may be able to take more than before."""
+        if name in self._waiting_for:
+            self._may_have_room[name] = None
+
+    def _use_room(self, name: str) -> None:
+        """Decide what waits for a neighbour again, as much of it as the neighbour can take, the first first."""
+        passed = 0  # those that were decided, and wait for it still
+        while name in self._waiting_for:
+            room = self._room(name)
+            woken = list(itertools.islice(self._waiting_for[name].values(), passed, passed + room)) if room > 0 else []
+            for request in woken:
+                if name in request.waits_for:
+                    self._decide(request)
+                    passed += name in request.waits_for
+            if not woken:
+                return
+
+    def _room(self, name: str) -> int:
+        """Return how many more transfers a neighbour can be sent."""
+        n = self.neighbours.get(name)
+        if n is None:
+            return 0
+        if n.hello.role != "peer":
+            return n.window_left(self.now, self.limits)
+        return n.credits(self.now, self.limits) if n.available(self.now) else 0
 
     def _check_times(self) -> None:
         checks = self._checks
@@ -681,6 +775,7 @@ class CustodyMachine(ABC):
         if self.now >= request.hop_at:
             self.neighbours.suspect(name, self.now)
             self._changed(name)
+            self._give_up_waiting_for(name)
             why = "no progress within the hop's deadline"
             self.instructions.append(Note(NoteKind.SUSPECT, name, request.request, why))
             self.reroute(request, f"{name} showed no progress")

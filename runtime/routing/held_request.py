@@ -103,6 +103,9 @@ class HeldRequest:
     most_done: int = 0
     """Blocks that have run, as far as its next holder has reported."""
     waiting_since: float | None = None
+    """When it began to wait for a credit or another process."""
+    waits_for: tuple[str, ...] = ()
+    """Neighbours whose credit it waits for, in the stage ``WAITING``."""
     reroutes: int = 0
     progress_at: float = 0.0
     """When the last PROGRESS was sent."""

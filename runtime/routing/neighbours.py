@@ -13,6 +13,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 
 from ls_edge.runtime.protocol.messages import Hello, State
 from ls_edge.runtime.routing.candidates import Candidate
@@ -129,6 +130,16 @@ class Limits:
         return self.credits // 2
 
 
+class Change(Enum):
+    """What a STATE changes."""
+
+    NONE = "none"
+    LOAD = "load"
+    """How busy it is, or which sources it reaches."""
+    REACH = "reach"
+    """Whether it may be handed tokens, or the blocks that it reaches."""
+
+
 @dataclass
 class Neighbour:
     """Another process with a link: its description, its last STATE, and what was measured."""
@@ -159,6 +170,10 @@ class Neighbour:
     """:meth:`expected_link_us` at a time: every decision asks for it several times."""
     state_at: float = 0.0
     """When its last STATE came."""
+    reported_credits: int = 0
+    """As of its latest STATE, ACCEPT or REFUSE."""
+    was_available: bool = False
+    """Whether it could be handed tokens at its last STATE, and was not suspected since."""
 
     @property
     def name(self) -> str:
@@ -181,11 +196,11 @@ class Neighbour:
         """Transfers that it would accept now, those on their way taken off; over a slow link only a few at a time."""
         if self.state is None or now < self.refused_until or now < self.backoff_until:
             return 0
-        return max(0, min(self.state.credits, self._window(now, limits)) - self.offers)
+        return max(0, min(self.reported_credits, self._window(now, limits)) - self.offers)
 
-    def window_open(self, now: float, limits: Limits) -> bool:
-        """Whether another transfer may be on its way to it: over a slow link only a few are at a time."""
-        return self.offers < self._window(now, limits)
+    def window_left(self, now: float, limits: Limits) -> int:
+        """How many more transfers may be on their way to it: over a slow link only a few are at a time."""
+        return self._window(now, limits) - self.offers
 
     def _window(self, now: float, limits: Limits) -> int:
         if not self.link_us:
@@ -309,6 +324,7 @@ class Neighbours:
         self.suspicions += 1
         n.suspected_until = now + min(self.limits.suspect_most, self.limits.suspect_base * 2**n.strikes)
         n.strikes += 1
+        n.was_available = False
         n.calls_when_suspected = n.state.calls if n.state else -1
 
     def clear_suspicion(self, name: str) -> None:
@@ -318,14 +334,17 @@ class Neighbours:
             n.strikes = 0
             n.suspected_until = 0.0
 
-    def update(self, name: str, state: State, now: float) -> bool:
-        """Take a STATE in; return whether it may let waiting tokens go."""
+    def update(self, name: str, state: State, now: float) -> Change:
+        """Take a STATE in; return what may let waiting tokens go, beside credits."""
         n = self.by_name.get(name)
         if n is None:
-            return False
+            return Change.NONE
         before = n.state
-        n.state, n.state_at = state, now
+        n.state, n.state_at, n.reported_credits = state, now, state.credits
         n.refused_until = 0.0
         if n.strikes and state.calls > n.calls_when_suspected:
             n.strikes, n.suspected_until = 0, 0.0
-        return before is None or before != state
+        was_available, n.was_available = n.was_available, n.available(now)
+        if before is None or n.was_available != was_available or state.reach_blocks != before.reach_blocks:
+            return Change.REACH
+        return Change.NONE if before == state else Change.LOAD

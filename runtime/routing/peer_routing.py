@@ -259,13 +259,12 @@ class PeerMachine(CustodyMachine):
         """Offer the tokens to the source, to a neighbour that reaches it, or back along the way that they came."""
         source = request.itinerary.source
         n = self.neighbours.get(source)
-        if n is not None and n.window_open(self.now, self.limits):
+        if n is not None and n.window_left(self.now, self.limits) > 0:
             self.offer(request, source, request.itinerary)
             return
         if n is not None:  # a slow link; what waits for it must not be taken for lost
-            self._full.add(source)
             self.send_progress([request])
-            self.wait(request, self.now + self.limits.look_again, "slow link home")
+            self.wait(request, self.now + self.limits.look_again, "slow link home", credit_of=(source,))
             return
         relays, avoid = request.itinerary.relays, request.avoid
         ways = [

@@ -296,7 +296,10 @@ class SourceMachine(CustodyMachine):
             return
         # Who is passed over for a while does not announce when that ends.
         held_back = bool(request.avoid) or any(n.backoff_until > self.now for n in self.neighbours)
-        self.wait(request, self.now + self.limits.look_again if held_back else None, reason)
+        until = self.now + self.limits.look_again if held_back else None
+        saturated = self.able_to_run(request, self.reachable()) if reason is ReturnReason.CREDIT else ()
+        names = tuple(c.name for c in saturated if not c.credits)
+        self.wait(request, until, reason, credit_of=names, or_change=held_back)
 
     def _waits_for_credit(self, request: HeldRequest) -> None:
         self._by_id[request.request].reason = ReturnReason.CREDIT

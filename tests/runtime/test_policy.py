@@ -42,11 +42,11 @@ CASES = {
     "sequential never reorders": (way("sequential"), own(1, 2, 3), [peer("a", [1, 2, 3])], True, UNREACHABLE),
     "sequential runs the next": (way("sequential", (2, 3)), own(2), [], True, HERE(2)),
     "sequential sends the next": (way("sequential", (2, 3)), own(3), [peer("a", [2])], True, SendTo("a")),
-    "sequential waits for credit": (way("sequential"), own(1), [peer("a", [0], credit=0)], True, Wait()),
+    "sequential waits for credit": (way("sequential"), own(1), [peer("a", [0], credit=0)], True, Wait(("a",))),
     "sequential gives back without": (way("sequential"), own(1), [peer("a", [0], credit=0)], False, CREDIT),
     "random keeps the order that was drawn": (way("random", (3, 0, 1)), own(0), [peer("a", [3])], True, SendTo("a")),
     "random reorders where it must": (way("random", (3, 0, 1)), own(1), [peer("a", [0])], True, SendTo("a")),
-    "patient: waits for the next block's holder": (way(), own(1), [peer("a", [0], credit=0)], True, Wait()),
+    "patient: waits for the next block's holder": (way(), own(1), [peer("a", [0], credit=0)], True, Wait(("a",))),
     "impatient: goes on with another": (way(), own(1), [peer("a", [0], credit=0)], False, HERE(1)),
     "impatient: sends on another": (
         way(), own(), [peer("a", [0], credit=0), peer("b", [2])], False, SendTo("b"),

@@ -9,3 +9,4 @@ class Nearest(Policy):
     """Run the first remaining block that can be reached."""
 
     name = "nearest"
+    waits_for_next = True

@@ -36,6 +36,9 @@ class SendTo:
 class Wait:
     """A holder can be reached, but has no credit at the moment."""
 
+    holders: tuple[str, ...] = ()
+    """Whose credit would end the wait; empty where that of any holder of a block that may run now would."""
+
 
 @dataclass(frozen=True)
 class ReturnToSource:
@@ -64,6 +67,8 @@ class Policy:
     """Whether a holder may run tracks of blocks side by side."""
     batches_freely: ClassVar[bool] = False
     """Whether a queued request may join an engine call for any of its remaining blocks."""
+    waits_for_next: ClassVar[bool] = False
+    """Whether only a credit for the first block ends a wait, and a change of other processes' queues does not."""
     chains_blocks: ClassVar[bool] = True
     """Whether one engine call may run consecutive blocks without a new decision between them."""
 
@@ -94,7 +99,8 @@ class Policy:
         choice = self.preferred_step(itinerary, local, candidates, patient=patient, tie_break=tie_break)
         if choice is not None:
             return choice
-        return _first_reachable(itinerary, wanted, local, candidates, patient=patient, tie_break=tie_break)
+        choice = _first_reachable(itinerary, wanted, local, candidates, patient=patient, tie_break=tie_break)
+        return choice if self.waits_for_next or not isinstance(choice, Wait) else Wait()
 
     def preferred_step(
         self,
@@ -136,7 +142,7 @@ def _first_reachable(
         if holders:
             saturated = True
             if patient:
-                return Wait()
+                return Wait(tuple(c.name for c in holders))
     if saturated:
         return ReturnToSource(ReturnReason.CREDIT)
     if not itinerary.via_source:

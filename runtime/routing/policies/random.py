@@ -10,6 +10,7 @@ class Random(Policy):
     """As ``nearest``, with one uniform order within the bands, drawn from seed and request, for the trained one."""
 
     name = "random"
+    waits_for_next = True
 
     def wanted_order(self, bands: Bands, seed: int, request: int) -> tuple[int, ...]:
         """Draw an order; the same for the same seed and request on every machine."""

@@ -9,5 +9,6 @@ class Sequential(Policy):
     """Never reorder and never skip."""
 
     name = "sequential"
+    waits_for_next = True
     may_skip = False
     may_reorder = False

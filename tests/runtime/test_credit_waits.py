@@ -1,0 +1,102 @@
+"""What waits for a credit is decided again when one comes: the first first, no more than there are credits."""
+
+import random
+
+import pytest
+
+from ls_edge.runtime.protocol.messages import Accept, Refuse
+from ls_edge.runtime.routing.events import Forward, NeighbourDown
+from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.source_routing import SourceMachine
+
+from .driver import Driver, submits
+
+WAITING = 10
+
+
+@pytest.fixture
+def source():
+    """A source with ten requests for the peer ``a``, which has no credit; ``b`` and ``c`` hold later blocks."""
+    driver = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
+    driver.meets("a", [0], credit=0)
+    driver.meets("b", [1])
+    driver.meets("c", [2, 3])
+    for number in range(WAITING):
+        submits(driver, number)
+        assert not driver.sent(Forward)
+    return driver
+
+
+def numbers(source):
+    by_id = {request.copy.request: number for number, request in source.machine.requests.items()}
+    return [by_id[sent.transfer.request] for sent in source.sent(Forward)]
+
+
+def decided(source, act):
+    before = source.machine.decisions
+    act()
+    return source.machine.decisions - before
+
+
+def test_as_many_are_decided_as_there_are_credits_the_first_first(source):
+    assert decided(source, lambda: source.hears_state("a", credit=2)) == 2
+    assert numbers(source) == [0, 1]
+
+
+def test_an_answer_to_a_transfer_lets_the_next_ones_go(source):
+    source.hears_state("a", credit=1)
+    (sent,) = source.sent(Forward)
+    assert decided(source, lambda: source.hears("a", Accept(sent.transfer, 0))) == 0
+    assert decided(source, lambda: source.hears_state("a", credit=1)) == 1
+    (sent,) = source.sent(Forward)
+    assert decided(source, lambda: source.hears("a", Accept(sent.transfer, 1))) == 1
+    assert numbers(source) == [2]
+
+
+def test_one_that_was_refused_waits_behind_the_others(source):
+    source.hears_state("a", credit=1)
+    (sent,) = source.sent(Forward)
+    source.hears("a", Refuse(sent.transfer, "busy", 0))
+    assert not source.sent(Forward)
+    source.hears_state("a", credit=2)
+    assert numbers(source) == [1, 2]
+
+
+@pytest.mark.parametrize("changes", [{"queue": 3}, {"calls": 7}, {"wait_us": 500}, {"block_us": 2000}])
+def test_how_busy_others_are_decides_nothing(source, changes):
+    for name in ("a", "b", "c"):
+        assert decided(source, lambda name=name: source.hears_state(name, credit=9 * (name != "a"), **changes)) == 0
+
+
+def test_a_request_that_any_holder_may_take_waits_for_each_of_them():
+    source = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
+    source.meets("a", [0], credit=0)
+    source.meets("b", [1], credit=0)
+    submits(source, 0, policy="fastest")
+    submits(source, 1, policy="nearest")
+    assert decided(source, lambda: source.hears_state("b", credit=2)) == 1
+    assert numbers(source) == [0]
+
+
+def test_a_new_holder_is_given_what_waits(source):
+    source.meets("d", [0], credit=2)
+    assert numbers(source) == [0, 1]
+
+
+def test_who_is_trusted_again_is_given_what_waits(source):
+    source.meets("d", [0], credit=0)
+    source.hears_state("d", credit=0, stuck=True)
+    source.hears_state("d", credit=1)
+    assert numbers(source) == [0]
+
+
+def test_what_waited_for_a_lost_neighbour_is_decided_at_once(source):
+    assert decided(source, lambda: source(NeighbourDown("a", "cut"))) == WAITING
+    assert numbers(source) == [0, 1]
+    assert {sent.to for sent in source.sent(Forward)} == {"b"}
+
+
+def test_patience_ends_without_a_credit(source):
+    waits = source.machine.limits.credit_wait
+    said = source.passes(1.5 * waits)
+    assert {sent.to for sent in said if isinstance(sent, Forward)} == {"b", "c"}
