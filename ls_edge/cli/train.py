@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     help="Folder of class folders, a tar of one, 'digits', or a torch/ or hfds/ name of timm's factory.",
 )  # fmt: skip
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="RUN", help="Folder to write.")
-@click.option("--model", metavar="NAME", help="timm's name, vit_digits or vit_cifar.  [default: vit_digits]")
+@click.option(
+    "--model", metavar="NAME", help="timm's name, vit_digits, vit_cifar or mixer_cifar.  [default: vit_digits]"
+)
 @click.option("--depth", type=click.IntRange(1), metavar="K", help="Keep K of the blocks, evenly spaced.")
 @click.option("--method", type=click.Choice(list(METHODS)), help="What is done to the order.  [default: anyorder]")
 @click.option(

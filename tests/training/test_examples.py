@@ -8,7 +8,11 @@ import pytest
 import safetensors
 import torch
 
+from ls_edge.bands import Bands
 from ls_edge.training.checkpoint import load_run
+from ls_edge.training.config import read_config
+from ls_edge.training.models.families import family_of
+from ls_edge.training.models.small_models import build
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -66,3 +70,23 @@ def test_what_is_said_of_it_was_measured(folder, run):
     text = (folder / "README.md").read_text()
     for figure in (said["sequential"]["top1"], said["arbitrary"]["top1_mean"]):
         assert f"{100 * figure:.1f} %" in text
+
+
+@pytest.mark.parametrize(("name", "family"), [("cait", "Cait"), ("mixer", "MlpMixer")])
+def test_the_small_models_of_other_families_are_trained_with_the_ends_in_place(name, family):
+    folder = EXAMPLES / "families"
+    start, _ = read_config(folder / f"{name}-start.yaml", {})
+    view = build(start.model.name, {**start.model.args, "num_classes": 10})
+    assert type(view.model).__name__ == family
+    assert family_of(view.model) is not None
+    assert (view.num_blocks, view.image_size, view.token_spec.count) == (8, (32, 32), 64)
+    assert 1.0e6 < sum(parameter.numel() for parameter in view.parameters()) < 1.4e6
+    config, _ = read_config(folder / "anyorder.yaml", {})
+    assert config.method == "anyorder"
+    assert Bands.from_json(config.bands, view.num_blocks) == Bands.from_json("0/1-6/7")
+    images = torch.randn(2, 3, 32, 32)
+    torch.nn.init.normal_(view.model.head.weight)  # timm's Mixer starts with zeros, where no order shows
+    with torch.no_grad():
+        trained, other = view.eval()(images), view(images, [0, 3, 2, 1, 6, 5, 4, 7])
+    assert trained.shape == (2, 10)
+    assert not torch.equal(trained, other)

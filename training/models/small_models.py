@@ -1,6 +1,6 @@
 """Building models: timm's by name, and small ones of our own for the demo and for CIFAR-10.
 
-Our own are plain VisionTransformers under timm's registry, so they are built, listed and loaded like timm's.
+Our own are timm's VisionTransformer and MlpMixer under its registry, so they are built, listed and loaded like timm's.
 They have no pretrained weights.
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 import timm
 import torch
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models.mlp_mixer import MlpMixer
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -29,15 +30,21 @@ from ls_edge.training.models.view import BlockView
 _data: Any = timm.data  # it re-exports its functions without saying so
 
 
-def _settings(size: int) -> dict[str, Any]:
+def _settings(size: int, first: str = "patch_embed.proj") -> dict[str, Any]:
     half = (0.5, 0.5, 0.5)
     return {
         "num_classes": 10, "input_size": (3, size, size), "fixed_input_size": True, "crop_pct": 1.0,
-        "interpolation": "bicubic", "mean": half, "std": half, "first_conv": "patch_embed.proj", "classifier": "head",
+        "interpolation": "bicubic", "mean": half, "std": half, "first_conv": first, "classifier": "head",
     }  # fmt: skip
 
 
-default_cfgs = generate_default_cfgs({"vit_digits.untrained": _settings(16), "vit_cifar.untrained": _settings(32)})
+default_cfgs = generate_default_cfgs(
+    {
+        "vit_digits.untrained": _settings(16),
+        "vit_cifar.untrained": _settings(32),
+        "mixer_cifar.untrained": _settings(32, "stem.proj"),
+    }
+)
 
 
 @register_model
@@ -58,6 +65,17 @@ def vit_cifar(pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
         "class_token": False, "global_pool": "avg", "num_classes": 10, "embed_layer": ConvolutionalStem,
     }  # fmt: skip
     return _build("vit_cifar", pretrained, {**defaults, **kwargs})
+
+
+@register_model
+def mixer_cifar(pretrained: bool = False, **kwargs: Any) -> MlpMixer:
+    """For 32x32 pixels: 8 blocks of width 128 on 64 tokens of plain patches; 1.2 million parameters.
+
+    timm's builders of MLP-Mixers fix width, depth and patches, so that none of them can be made small.
+    """
+    defaults = {"img_size": 32, "patch_size": 4, "embed_dim": 128, "num_blocks": 8, "num_classes": 10}
+    model: MlpMixer = build_model_with_cfg(MlpMixer, "mixer_cifar", pretrained, **{**defaults, **kwargs})
+    return model
 
 
 class ConvolutionalStem(nn.Module):
@@ -103,7 +121,7 @@ def _build(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> VisionTran
     return model
 
 
-OWN = ("vit_digits", "vit_cifar")
+OWN = ("vit_digits", "vit_cifar", "mixer_cifar")
 
 
 def create(name: str, *, pretrained: bool = False, **args: Any) -> nn.Module:
