@@ -161,6 +161,16 @@ class LinkFit(msgspec.Struct, frozen=True):
     mbit_per_s: float | None
 
 
+class CallTimes(msgspec.Struct, frozen=True):
+    """What an engine call takes a peer beyond the engine: from having the tokens to the decision where they go next."""
+
+    peer: str
+    p50_ms: float
+    p95_ms: float
+    calls: int
+    """How many were measured."""
+
+
 class LinksDocument(msgspec.Struct, frozen=True):
     """The document of ``ls-edge profile --links``."""
 
@@ -172,6 +182,8 @@ class LinksDocument(msgspec.Struct, frozen=True):
     fits: list[LinkFit]
     missing: list[tuple[str, str, str]]
     """Pairs that could not be measured, and why."""
+    calls: list[CallTimes] = []
+    """Of each peer that ran a block for the measurement."""
 
 
 def load_profile(path: str | Path) -> DeviceProfile:

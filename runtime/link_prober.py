@@ -1,9 +1,11 @@
 """Measure the links between all processes of a ``peers.yaml``: what ``ls-edge profile --links`` does.
 
-A prober greets every peer as a source and sends requests of two blocks: one that the first peer has, then one that the
-second has and the first has not. The first peer runs its block, sends real tokens on, and reports in RELEASE how long
-that took, from its decision until the second had them, decoded and checked. So peers measure themselves, with one clock
-each. Links from and to the prober are measured by requests of one block. One request is on its way at a time.
+A prober greets every peer as a source and sends requests of one block that the second peer has to the first, to be
+handed over (``Itinerary.hand_to``), whatever blocks the two hold. The first peer sends the tokens, which are real, on
+and reports in RELEASE how long that took, from its decision until the second had them, decoded and checked. So peers
+measure themselves, with one clock each. Links from and to the prober are measured by requests that are not handed over.
+One request is on its way at a time. What the requests bring home also tells what an engine call takes a peer beyond
+the engine.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ls_edge.bundle import Bundle
-from ls_edge.device_profile import SCHEMA, LinkFit, LinksDocument, LinkTimes
+from ls_edge.device_profile import SCHEMA, CallTimes, LinkFit, LinksDocument, LinkTimes
 from ls_edge.engines.opening import open_engine
 from ls_edge.errors import LinkError, UsageError, WireError
 from ls_edge.peers_file import PeersFile
@@ -82,6 +84,8 @@ class LinkProber(Dialler):
         super().__init__(peers, hello, keys, tokens_frame=frame)
         self._seen = {peer.name: _ProbedPeer() for peer in peers.peers}
         self._tokens = _real_tokens(bundle)
+        self._calls: dict[str, list[int]] = {}
+        """Microseconds from a peer's having the tokens to its decision after the engine call, the call left out."""
 
     def _greeted(self) -> Iterable[str]:
         return [name for name, seen in self._seen.items() if seen.welcome is not None]
@@ -117,13 +121,21 @@ class LinkProber(Dialler):
         on_step(len(pairs), len(pairs), "done")
         return LinksDocument(
             SCHEMA, self._bundle.manifest.model_id, self.source, found, [fit_of(times) for times in _by_pair(found)],
-            missing,
+            missing, self._call_times(),
         )  # fmt: skip
+
+    def _call_times(self) -> list[CallTimes]:
+        found: list[CallTimes] = []
+        for name, microseconds in self._calls.items():
+            ms = np.asarray(microseconds) / 1e3
+            p50, p95 = (round(float(np.percentile(ms, percent)), 4) for percent in (50, 95))
+            found.append(CallTimes(name, p50, p95, len(ms)))
+        return found
 
     def _measure(self, origin: str, to: str, codec: str, transfers: int) -> LinkTimes:
         """Time one link in one codec; raises :class:`LinkError` where it cannot be."""
         route = self._route(origin, to)
-        took = [self._probe(route, codec, of_first=origin == self.source) for _ in range(WARM_UP + transfers)]
+        took = [self._probe(*route, codec, of_first=origin == self.source) for _ in range(WARM_UP + transfers)]
         ms = np.asarray(took[WARM_UP:]) * 1e3
         tokens = self._bundle.manifest.tokens
         return LinkTimes(
@@ -131,48 +143,34 @@ class LinkProber(Dialler):
             transfers=transfers, p50_ms=round(float(np.median(ms)), 4), p95_ms=round(float(np.percentile(ms, 95)), 4),
         )  # fmt: skip
 
-    def _route(self, origin: str, to: str) -> tuple[tuple[int, str], ...]:
-        """Blocks to ask for, and who is to run each: one to be at the first peer, one that is the second's alone."""
-        if self.source in (origin, to):
-            peer = to if origin == self.source else origin
-            return ((self._blocks_of(peer)[0], peer),)
-        here, others = self._blocks_of(origin), set(self._blocks_of(to)) - set(self._blocks_of(origin))
-        if not others:
-            raise LinkError(f"{to} serves no block that {origin} does not serve as well, so {origin} keeps the tokens")
-        # In trained order where that can be, which bands ask for; few other holders, who have to be avoided by name.
-        last = min(others, key=lambda block: (block < min(here), len(self._holders(block)), block))
-        if len(self._holders(last)) > wire.MAX_AVOID:
-            raise LinkError(f"block {last} has more than {wire.MAX_AVOID} holders; measure with fewer peers")
-        return ((min(here), origin), (last, to))
-
-    def _blocks_of(self, name: str) -> tuple[int, ...]:
-        welcome = self._seen[name].welcome
+    def _route(self, origin: str, to: str) -> tuple[int, str, str]:
+        """A block to ask for, the peer that gets the tokens first, and the one that runs the block."""
+        first = to if origin == self.source else origin
+        last = origin if to == self.source else to
+        welcome = self._seen[last].welcome
         if welcome is None or not welcome.blocks:
-            raise LinkError(f"{name} serves no block")
-        return welcome.blocks
+            raise LinkError(f"{last} serves no block")
+        return welcome.blocks[0], first, last
 
-    def _holders(self, block: int) -> list[str]:
-        return [name for name, seen in self._seen.items() if seen.welcome is not None and block in seen.welcome.blocks]
-
-    def _probe(self, route: Sequence[tuple[int, str]], codec: str, *, of_first: bool) -> float:
+    def _probe(self, block: int, first: str, last: str, codec: str, *, of_first: bool) -> float:
         """Seconds of one transfer: ``of_first`` the one from here, else the one that the first peer reports."""
         end = time.monotonic() + ANSWER_S
         while True:
-            took = self._try_probe(route, codec, end, of_first=of_first)
+            took = self._try_probe(block, first, last, codec, end, of_first=of_first)
             if took is not None:
                 return took
             self._listen(_AGAIN_S)
 
     def _try_probe(
-        self, route: Sequence[tuple[int, str]], codec: str, end: float, *, of_first: bool
+        self, block: int, first: str, last: str, codec: str, end: float, *, of_first: bool
     ) -> float | None:  # fmt: skip
         """The same; None where the peer was busy and it may be tried again."""
-        (_, first), (last_block, last) = route[0], route[-1]
         transfer = TransferId(os.urandom(16), int.from_bytes(os.urandom(8), "big"), 1)
-        wanted = tuple(block for block, _ in route)
-        skipped = tuple(block for block in range(self._bundle.num_blocks) if block not in wanted)
-        avoid = tuple(name for name in self._holders(last_block) if name != last) if len(route) > 1 else ()
-        itinerary = Itinerary(self._name, "sequential", wanted, len(skipped), skipped=skipped, avoid=avoid, codec=codec)
+        skipped = tuple(other for other in range(self._bundle.num_blocks) if other != block)
+        itinerary = Itinerary(
+            self._name, "sequential", (block,), len(skipped), skipped=skipped, codec=codec,
+            hand_to="" if first == last else last,
+        )  # fmt: skip
         tokens = self._bundle.manifest.tokens
         began = time.monotonic()
         run = Run(transfer, round((end - began) * 1e6), itinerary, codec, tokens.count, tokens.dim)
@@ -192,20 +190,30 @@ class LinkProber(Dialler):
                         raise LinkError(f"{first} refused: {one_line(message.reason)}")
                     return None
                 elif isinstance(message, Release) and message.transfer == transfer:
-                    if len(route) > 1 and message.holder != last:
-                        raise LinkError(f"{first} handed the tokens to {message.holder}, not to {last}")
+                    if first != last and message.holder != last:
+                        to = "back to us" if message.holder == self._name else f"to {message.holder}"
+                        raise LinkError(
+                            f"{first} gave the tokens {to} and not to {last}: it has no link there, or an older "
+                            "version; see 'ls-edge status'"
+                        )
                     reported = message.link_us / 1e6
                 elif isinstance(message, Run) and message.transfer.request == transfer.request:
                     self._send(sender, Accept(message.transfer, _CREDITS))
                     is_home = True
                     if message.itinerary.remaining:
                         raise LinkError(f"{sender} gave the tokens back: {one_line(message.returning)}")
+                    self._learn_calls(message.itinerary)
             for name in (first, last):
                 if self._seen[name].problem:
                     raise LinkError(f"{name}: {self._seen[name].problem}")
         if not of_first and not reported:
             raise LinkError(f"{first} does not report what a transfer took; install the same version everywhere")
         return accepted if of_first else reported
+
+    def _learn_calls(self, itinerary: Itinerary) -> None:
+        for visit in itinerary.visits:
+            if visit.blocks and visit.holder in self._seen:
+                self._calls.setdefault(visit.holder, []).append(visit.queue_us)
 
     def _greet(self, wait: float) -> None:
         end = time.monotonic() + wait

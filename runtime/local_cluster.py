@@ -102,6 +102,14 @@ class PeerCluster:
                     command, stdin=subprocess.PIPE, stdout=log, stderr=log
                 )
 
+    def take(self, path: str | Path) -> None:
+        """End all peers and start those of another ``peers.yaml``, which knows them by the same names and keys."""
+        self.close()
+        self.path = Path(path)
+        self.file = load_peers(self.path)
+        self.bundles = {peer.name: self._bundle for peer in self.file.peers}
+        self.start(*self.bundles)
+
     def command(self, name: str, *arguments: object) -> list[str]:  # noqa: ARG002
         """Return the command line of ``ls-edge`` with these arguments where ``name`` runs."""
         return [sys.executable, "-m", "ls_edge", *map(str, arguments)]
@@ -155,14 +163,21 @@ class PeerCluster:
 
         Raises :class:`LinkError` with the last line of the log where one ends before, or does not get there in time.
         """
+        self._wait_logged(names, (b" warm ", b'"warm"'), "become warm", timeout)
+
+    def wait_listening(self, *names: str, timeout: float = 30.0) -> None:
+        """The same until they listen, with a bundle or without."""
+        self._wait_logged(names, (b"listening", b"waiting for a bundle"), "listen", timeout)
+
+    def _wait_logged(self, names: Sequence[str], texts: Sequence[bytes], what: str, timeout: float) -> None:
         end = time.monotonic() + timeout
         waiting = set(names or self.bundles)
         while waiting:
             for name in sorted(waiting):
-                if self._logged_warm(name):
+                if self._logged(name, texts):
                     waiting.discard(name)
                 elif not self.alive(name) or time.monotonic() > end:
-                    raise LinkError(f"peer {name} did not become warm: {self.last_log_line(name)}")
+                    raise LinkError(f"peer {name} did not {what}: {self.last_log_line(name)}")
             time.sleep(0.02)
 
     def last_log_line(self, name: str) -> str:
@@ -188,11 +203,11 @@ class PeerCluster:
         for name in self.processes:
             self._close_input(name)
 
-    def _logged_warm(self, name: str) -> bool:
-        """Whether the part of the log that the running process wrote has the line."""
+    def _logged(self, name: str, texts: Sequence[bytes]) -> bool:
+        """Whether the part of the log that the running process wrote has one of the texts."""
         with contextlib.suppress(OSError):
-            text = self.log_path(name).read_bytes()[self._log_from.get(name, 0) :]
-            return b" warm " in text or b'"warm"' in text
+            log = self.log_path(name).read_bytes()[self._log_from.get(name, 0) :]
+            return any(text in log for text in texts)
         return False
 
 

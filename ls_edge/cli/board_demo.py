@@ -1,4 +1,4 @@
-"""``ls-edge demo --boards``: profile, plan, serve, run and compare on boards that are emulated on this machine."""
+"""``ls-edge demo --boards``: profile, push, plan, run and compare on boards that are emulated on this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +20,21 @@ from ls_edge.errors import LsEdgeError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ls_edge.runtime.chaos.cpu_quota import CpuQuota
     from ls_edge.runtime.emulated_boards import EmulatedBoard
     from ls_edge.runtime.local_cluster import PeerCluster
 
 MBIT = 1000
 """Of the cables between emulated boards."""
 SOURCE = "laptop"
+START_S = 60.0
+"""Longest start of a peer, on a machine that does other things too."""
 
 
 def board_demo(
     out: Path, kinds: Sequence[str], bundle: Path | None, limit: int, console: Console, *, slowdown: float = 1.0
 ) -> dict[str, Any]:
-    """Plan for emulated boards, serve the plan on them, run it, and return what was planned and measured.
+    """Plan for emulated boards, push to them, run the plan, and return what was planned and measured.
 
     Without a ``bundle`` an untrained one is made. The boards stand in network namespaces with cables of a gigabit where
     this user may make them, else on the loopback. ``slowdown`` makes boards and cables this many times slower.
@@ -44,32 +48,53 @@ def board_demo(
     console.print("\nemulated boards: engines on this machine, paced to the figures of others", style="bold cyan")
     for board in boards:
         console.print(f"   {board.name}: {board.block_ms:.2f} ms a block, by {board.source}", soft_wrap=True)
-    measured = profile_bundle(Bundle.open(folder), name="here", duration=1.0, threads=1)
+    opened = Bundle.open(folder)
+    measured = profile_bundle(opened, name="here", duration=1.0, threads=1)
     profiles = []
     for board in boards:
         profiles.append(out / f"{board.name}.json")
         profiles[-1].write_bytes(msgspec.json.encode(emulated_profile(measured, board)))
-    plan = out / "plan.json"
-    words = ["plan", "--bundle", folder, "--profiles", *profiles, "--objective", "throughput", "--json"]
     mbit = max(1, round(MBIT / slowdown))
-    words += ["--mbit", mbit]
-    plan.write_text(_command(console, [sys.executable, "-m", "ls_edge"], *words), encoding="utf-8")
-    document = json.loads(plan.read_text(encoding="utf-8"))
-    placement = {name: blocks for name, blocks in document["placement"].items() if blocks}
-    console.print(f"plan: {document['recommendation']}, {document['reason']}", soft_wrap=True)
+    plan, links, planned = out / "plan.json", out / "links.json", out / "planned.yaml"
     files = [plan]
-    if (out / "boards" / "peers.yaml").is_file():  # of an earlier demo, with its keys
+    if (out / "boards").is_dir():  # of an earlier demo, with its keys and stores
         shutil.rmtree(out / "boards")
-    with _cluster(out / "boards", folder, placement, boards, mbit, console) as (cluster, prefix, keys):
-        for name, at_once in (("run-alone", 1), ("run-many", 4 * len(placement))):
-            words = ["run", "--peers", cluster.path, "--bundle", folder, "--data", "digits", "--limit", limit, "--json"]
-            words += ["--policy", document["policy"] or "nearest", "--concurrency", at_once, *keys]
+    with _cluster(out / "boards", folder, _spread(boards, opened.num_blocks), boards, mbit, console) as fleet:
+        push = ["push", "--bundle", folder, *fleet.keys, "--peers"]
+        _command(console, fleet.prefix, *push, fleet.cluster.path)
+        words = ["profile", folder, "--links", "--peers", fleet.cluster.path, "--out", links, *fleet.keys]
+        _command(console, fleet.prefix, *words)
+        words = ["plan", "--bundle", folder, "--profiles", *profiles, "--links", links, "--objective", "throughput"]
+        words += ["--peers", fleet.cluster.path, "--out", planned, "--json"]
+        plan.write_text(_command(console, [sys.executable, "-m", "ls_edge"], *words), encoding="utf-8")
+        document = json.loads(plan.read_text(encoding="utf-8"))
+        console.print(f"plan: {document['recommendation']}, {document['reason']}", soft_wrap=True)
+        console.print("the boards start again with the peers.yaml of the plan")
+        fleet.take(planned)
+        _command(console, fleet.prefix, *push, planned)
+        for name, at_once in (("run-alone", 1), ("run-many", document["concurrency"])):
+            words = ["run", "--peers", planned, "--bundle", folder, "--data", "digits", "--limit", limit, "--json"]
+            words += ["--policy", document["policy"] or "nearest", "--concurrency", at_once, *fleet.keys]
             files.append(out / f"{name}.json")
-            files[-1].write_text(_command(console, prefix, *words), encoding="utf-8")
+            files[-1].write_text(_command(console, fleet.prefix, *words), encoding="utf-8")
     from ls_edge.report.side_by_side import side_by_side
 
     found = side_by_side(files)
-    return {"plan": document, "compared": msgspec.to_builtins(found), "files": [str(path) for path in files]}
+    return {
+        "plan": document, "compared": msgspec.to_builtins(found), "files": [str(path) for path in files],
+        "cpu_quota": fleet.cores,
+    }  # fmt: skip
+
+
+def _spread(boards: Sequence[EmulatedBoard], num_blocks: int) -> dict[str, range]:
+    """Blocks of each board before there is a plan: equal parts, one that is left over to the first ones."""
+    each, more = divmod(num_blocks, len(boards))
+    if not each:
+        raise UsageError(f"{len(boards)} boards for {num_blocks} blocks; name at most {num_blocks} boards")
+    ends = [0]
+    for place in range(len(boards)):
+        ends.append(ends[-1] + each + (place < more))
+    return {board.name: range(ends[place], ends[place + 1]) for place, board in enumerate(boards)}
 
 
 def _untrained_bundle(out: Path, console: Console) -> Path:
@@ -83,33 +108,66 @@ def _untrained_bundle(out: Path, console: Console) -> Path:
     return bundle
 
 
+@dataclass(eq=False)
+class _Fleet:
+    """Peers on emulated boards that begin with empty stores."""
+
+    cluster: PeerCluster
+    prefix: list[str]
+    """The words that start ``ls-edge`` beside them, and :attr:`keys` those of its key."""
+    keys: list[object]
+    quota: CpuQuota | None
+
+    @property
+    def cores(self) -> float | None:
+        """Cores that each board may use; None for no limit."""
+        return None if self.quota is None else self.quota.cores
+
+    def limit(self) -> None:
+        """Wait until the peers listen and put them under their limits."""
+        self.cluster.wait_listening(timeout=START_S)
+        for name, process in self.cluster.processes.items():
+            if self.quota is not None and process.poll() is None:
+                self.quota.add(name, process.pid)
+
+    def take(self, path: Path) -> None:
+        """Start the boards again with another ``peers.yaml``."""
+        self.cluster.take(path)
+        self.limit()
+
+
 @contextlib.contextmanager
 def _cluster(
     folder: Path, bundle: Path, placement: Mapping[str, Sequence[int]], boards: Sequence[EmulatedBoard],
     mbit: int, console: Console,
-) -> Iterator[tuple[PeerCluster, list[str], list[object]]]:  # fmt: skip
-    """Peers of the placement, paced; the words that start ``ls-edge`` beside them, and those of its key."""
-    from ls_edge.runtime.chaos.namespaces import NamespaceCluster, Net, reason_to_skip
+) -> Iterator[_Fleet]:  # fmt: skip
+    """Peers of a placement, paced from their first engine call on, by which a peer warms up."""
+    from ls_edge.hardware import cores
+    from ls_edge.runtime.chaos import cpu_quota, namespaces
     from ls_edge.runtime.local_cluster import LocalCluster
 
-    def paced(cluster: PeerCluster) -> PeerCluster:
+    with contextlib.ExitStack() as stack:
+        no_net, no_quota = namespaces.reason_to_skip(), cpu_quota.reason_to_skip()
+        quota = None
+        if no_quota:
+            console.print(f"boards share all cores, without a limit: {no_quota}", soft_wrap=True)
+        else:
+            quota = stack.enter_context(cpu_quota.CpuQuota(cores() / (len(boards) + 1), *placement))
+            console.print(f"each board may use {quota.cores:.2f} cores of this machine")
+        cluster: PeerCluster
+        if no_net:
+            console.print(f"links are the loopback, without a rate: {no_net}", soft_wrap=True)
+            cluster = LocalCluster(folder, bundle, placement, sources=[SOURCE], keys=True, stores=True)
+        else:
+            net = stack.enter_context(namespaces.Net(*placement, SOURCE))
+            net.rate(mbit)
+            cluster = namespaces.NamespaceCluster(net, folder, bundle, placement, source=SOURCE, stores=True)
         for board in boards:
-            if board.name in placement:
-                cluster.set_faults(board.name, board.pace)  # from the first call on, by which a peer warms up
-        return cluster
-
-    reason = reason_to_skip()
-    if reason:
-        console.print(f"links are the loopback, without a rate: {reason}", soft_wrap=True)
-        with paced(LocalCluster(folder, bundle, placement)) as local:
-            local.wait_warm()
-            yield local, [sys.executable, "-m", "ls_edge"], []
-        return
-    with Net(*placement, SOURCE) as net:
-        net.rate(mbit)
-        with paced(NamespaceCluster(net, folder, bundle, placement, source=SOURCE)) as cluster:
-            words = cluster.command(SOURCE)
-            yield cluster, words, ["--secret-key", cluster.secret_key(SOURCE)]
+            cluster.set_faults(board.name, board.pace)
+        stack.enter_context(cluster)
+        fleet = _Fleet(cluster, cluster.command(SOURCE), ["--secret-key", cluster.secret_key(SOURCE)], quota)
+        fleet.limit()
+        yield fleet
 
 
 def _command(console: Console, start: Sequence[str], *words: object) -> str:

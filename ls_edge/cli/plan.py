@@ -11,8 +11,9 @@ from ls_edge.cli.command import Command
 from ls_edge.errors import UsageError
 
 if TYPE_CHECKING:
+    from ls_edge.peers_file import PeersFile
     from ls_edge.runtime.planning.document import Expected, PlanDocument
-    from ls_edge.runtime.planning.problem import Objective, Placement
+    from ls_edge.runtime.planning.problem import Objective
 
 PORT = 5555
 """Of the peers, where no file tells their addresses."""
@@ -52,6 +53,11 @@ PORT = 5555
     help="Devices that fail together; holders of a block are in different zones. Several times.",
 )  # fmt: skip
 @click.option(
+    "--batch", type=click.IntRange(min=1, max=1024),
+    help="Most images of an engine call; else what --peers says, or of the batches in the profiles the one that is "
+    "best for throughput or energy.",
+)  # fmt: skip
+@click.option(
     "--codec", type=click.Choice(["raw", "fp16", "int8"]), default="raw", show_default=True,
     help="How tokens travel.",
 )  # fmt: skip
@@ -75,8 +81,8 @@ PORT = 5555
 def command(
     bundle: Path, profiles: tuple[str, ...], more: tuple[str, ...], source: str | None, links: Path | None,
     objective: Objective, replicas: int, max_replicas: int | None, losses: tuple[str, ...], zones: tuple[str, ...],
-    codec: str, mbit: float, link_ms: float, out: Path | None, peers: Path | None, solver_seconds: float,
-    no_simulation: bool, allow_throttled: bool, as_json: bool,
+    batch: int | None, codec: str, mbit: float, link_ms: float, out: Path | None, peers: Path | None,
+    solver_seconds: float, no_simulation: bool, allow_throttled: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Plan which blocks of a bundle each device holds, from what they and their links were measured to do, and compare
     with the best device alone, round robin, equal parts and a pipeline in trained order.
@@ -87,6 +93,7 @@ def command(
 
     from ls_edge.bundle import Bundle
     from ls_edge.device_profile import load_links
+    from ls_edge.peers_file import load_peers
     from ls_edge.report.files import check_whole
     from ls_edge.report.step_progress import StepProgress
     from ls_edge.runtime.planning import milp
@@ -99,14 +106,16 @@ def command(
     if out is not None:
         check_whole(out)
     opened = Bundle.open(bundle)
+    known = None if peers is None else load_peers(peers)  # finds mistakes, with line and column
     inputs = PlanningInputs(
         profiles=read_profiles((*profiles, *more)), source=None if source is None else read_profiles([source])[0],
         links=None if links is None else load_links(links), codec=codec, mbit=mbit, latency_ms=link_ms,
         replicas=replicas, max_replicas=max_replicas, losses=_losses(losses), zones=_zones(zones),
-        throttled=allow_throttled,
+        throttled=allow_throttled, objective=objective, batch=batch,
+        batches={} if known is None else {peer.name: peer.max_batch for peer in known.peers},
     )  # fmt: skip
     problem, assumptions = problem_of(opened, inputs)
-    entries = None if peers is None else _known_entries(peers, [device.name for device in problem.devices])
+    entries = None if known is None else _known_entries(known, [device.name for device in problem.devices])
     with StepProgress("plan") as progress:
         planned = plan_placement(
             problem, objective, seconds=solver_seconds, solver=milp.solve if solver_seconds else None, on_step=progress
@@ -116,7 +125,7 @@ def command(
             on_step=lambda done, total, text: progress(done, total, f"simulating {text}" if done < total else text),
         )  # fmt: skip
     if out is not None:
-        _write_peers(out, document.placement, codec, peers, entries)
+        _write_peers(out, document, codec, peers, entries)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
     else:
@@ -156,29 +165,26 @@ def _zones(texts: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _known_entries(path: Path, names: list[str]) -> dict[str, Any]:
+def _known_entries(file: PeersFile, names: list[str]) -> dict[str, Any]:
     """The document of an existing ``peers.yaml``, of which the plan changes blocks only."""
     import yaml
 
-    from ls_edge.peers_file import load_peers
-
-    file = load_peers(path)  # finds mistakes, with line and column
     for name in names:
         file.peer(name)
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    document = yaml.safe_load(Path(file.path).read_text(encoding="utf-8"))
     assert isinstance(document, dict)
     return document
 
 
 def _write_peers(
-    out: Path, placement: Placement, codec: str, known: Path | None, document: dict[str, Any] | None
+    out: Path, plan: PlanDocument, codec: str, known: Path | None, document: dict[str, Any] | None
 ) -> None:
     """Write the peers that hold blocks; those that hold none stand in a comment."""
     import yaml
 
     from ls_edge.report.files import write_whole
 
-    idle = [name for name, blocks in placement.items() if not blocks]
+    idle = [name for name, blocks in plan.placement.items() if not blocks]
     text = "# Written by 'ls-edge plan'.\n"
     if idle:
         text += f"# Without blocks, so left out: {', '.join(idle)}\n"
@@ -187,7 +193,7 @@ def _write_peers(
             "sources": [],
             "peers": [
                 {"name": name, "address": f"tcp://{name}:{PORT}", "bind": f"tcp://0.0.0.0:{PORT}", "codec": codec}
-                for name in placement
+                for name in plan.placement
             ],
         }
         text += (
@@ -198,9 +204,11 @@ def _write_peers(
         text += f"# Addresses and keys are those of {known}.\n"
     kept = []
     for entry in document["peers"]:
-        blocks = placement.get(entry["name"], ())
+        blocks = plan.placement.get(entry["name"], ())
         if blocks:
             kept.append({**entry, "blocks": _ranges(blocks)})
+            if (batch := plan.max_batch.get(entry["name"], 1)) > 1 or "max_batch" in entry:
+                kept[-1]["max_batch"] = batch
     write_whole(out, text + yaml.safe_dump({**document, "peers": kept}, sort_keys=False))
 
 
@@ -226,8 +234,9 @@ def _print(document: PlanDocument) -> None:
     placement = PlainTable()
     placement.add_column("device")
     placement.add_column("blocks")
+    placement.add_column("batch", justify="right")
     for name, blocks in document.placement.items():
-        placement.add_row(name, block_ranges(blocks) or NOTHING)
+        placement.add_row(name, block_ranges(blocks) or NOTHING, str(document.max_batch[name]) if blocks else NOTHING)
     print_table(placement, console)
     table = PlainTable()
     table.add_column("")
@@ -255,7 +264,7 @@ def _print(document: PlanDocument) -> None:
         row(f"{called}: {figures.device}" if figures is not None and figures.device else called, figures)
     print_table(table, console)
     if document.policy is not None:
-        console.print(f"run it with --policy {document.policy}")
+        console.print(f"run it with --policy {document.policy} --concurrency {document.concurrency}")
     if document.chosen not in ("solver", "heuristic"):
         console.print(f"the placement is that of the baseline {document.chosen.replace('_', ' ')}", soft_wrap=True)
     proof = "no placement is better by the formulas" if document.solver == "exact" else "not proven to be the best"

@@ -16,6 +16,10 @@ import numpy as np
 
 from ls_edge.engines.engine import Engine, Signature
 
+NEXT_CALL_S = 0.003
+"""A call that begins so soon after the one before had waited for it: what a peer takes between two. More would make up
+for late sleep where nothing waited, less would not where something did."""
+
 
 class Faults(msgspec.Struct, frozen=True):
     """What is wrong with a peer."""
@@ -25,7 +29,7 @@ class Faults(msgspec.Struct, frozen=True):
     slow: float = 1.0
     """Engine calls take this many times as long."""
     least_ms: float = 0.0
-    """Engine calls take at least this long, as on a slower board."""
+    """Engine calls take at least this long for each image, as on a slower board."""
     stall_ms: float = 0.0
     """Length of a random stall of the engine."""
     stall_part: float = 0.0
@@ -54,6 +58,8 @@ class Control:
         self._faults = Faults()
         self._jump = 0.0
         self._time = time.time
+        self.returned_at, self.late_s = 0.0, 0.0
+        """When the last engine call of this process returned, and how much later than it was to."""
 
     def read(self) -> Faults:
         """The faults in force; an unreadable file keeps those before."""
@@ -106,13 +112,20 @@ class FaultyEngine:
 
     def run(self, inputs: Mapping[str, np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
         """Run the engine, with whatever is wrong at the moment."""
-        started = time.perf_counter()
+        control = self._control
+        called = time.perf_counter()
+        # The device would have been done in time and have begun with what waited for it; only our sleep was late.
+        began = called - control.late_s if called - control.returned_at < NEXT_CALL_S else called
         result = self._engine.run(inputs, out)
-        faults = self._control.read()
-        spent = time.perf_counter() - started
-        wanted = max(spent, faults.least_ms / 1e3) * max(1.0, faults.slow)
-        if wanted > spent:
-            time.sleep(wanted - spent)
+        faults = control.read()
+        spent = time.perf_counter() - called
+        wanted = max(spent, faults.least_ms * len(result) / 1e3) * max(1.0, faults.slow)
+        ends = max(began + wanted, called + spent)
+        left = ends - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+        control.returned_at = time.perf_counter()
+        control.late_s = min(control.returned_at - ends, wanted) if wanted > spent else 0.0
         if faults.stall_ms and self._random.random() < faults.stall_part:
             time.sleep(faults.stall_ms / 1e3)
         while self._control.read().hang:

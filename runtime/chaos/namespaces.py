@@ -157,22 +157,27 @@ class NamespaceCluster(PeerCluster):
         *,
         tcp_port: int = 5555,
         source: str = "laptop",
+        stores: bool = False,
         **each: Any,
     ) -> None:
-        """Write ``peers.yaml`` and the keys into ``folder``; ``each`` are further keys of every peer in the file."""
+        """Write ``peers.yaml`` and the keys into ``folder``; ``each`` are further keys of every peer in the file.
+
+        With ``stores`` the peers begin with an empty store, as in :class:`PeerCluster`, and are not waited for.
+        """
         self.net = net
         self.bundle = bundle
         entries = [
             {"name": name, "address": f"tcp://{net.address(name)}:{tcp_port}", "blocks": list(blocks), **each}
             for name, blocks in placement.items()
         ]
-        super().__init__(folder, bundle, entries, started=list(placement), sources=[source], keys=True)
+        super().__init__(folder, bundle, entries, started=list(placement), sources=[source], keys=True, stores=stores)
         self.source_key = self.secret_key(source)
 
     def __enter__(self) -> Self:
         try:
             super().__enter__()
-            self.wait_warm()
+            if not self._stores:
+                self.wait_warm()
         except BaseException:
             self.close()
             raise

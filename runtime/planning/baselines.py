@@ -12,14 +12,16 @@ from ls_edge.runtime.planning.problem import Objective, Placement, PlannedDevice
 def single_figures(problem: PlanningProblem, device: PlannedDevice) -> Figures:
     """What a device promises that has the images itself and runs the whole model, without any network."""
     chain = device.stem_ms + problem.num_blocks * device.block_ms + device.head_ms
+    ends = device.stem_ms + device.head_ms if device.ends_ms is None else device.ends_ms
+    busy = ends + problem.num_blocks * device.busy_ms
     gone = problem.zone_losses.get(device.zone, 0.0) if device.zone is not None else 0.0
     battery = None
     if device.battery_wh is not None and device.watts:
         battery = device.battery_wh / device.watts
     return Figures(
         latency_ms=chain,
-        throughput=1e3 / chain if chain > 0 else float("inf"),
-        energy_mj=None if device.watts is None else device.watts * chain,
+        throughput=1e3 / busy if busy > 0 else float("inf"),
+        energy_mj=None if device.watts is None else device.watts * busy,
         battery_h=battery,
         whole_share=(1 - device.loss) * (1 - gone),
         route=(device.name,),
@@ -68,14 +70,12 @@ def trained_order(problem: PlanningProblem) -> Placement | None:
     The slowest stage is as fast as it can be: each device has at most ``floor(T / t)`` blocks, for the least ``T``.
     """
     wanted = problem.num_blocks * problem.replicas
-    times = sorted(
-        {count * device.block_ms for device in problem.devices for count in range(1, problem.num_blocks + 1)}
-    )
+    times = sorted({count * device.busy_ms for device in problem.devices for count in range(1, problem.num_blocks + 1)})
     for most in times:
         counts = []
         left = wanted
         for device in problem.devices:
-            count = min(left, problem.room(device), int(most / device.block_ms + 1e-9) if device.block_ms else left)
+            count = min(left, problem.room(device), int(most / device.busy_ms + 1e-9) if device.busy_ms else left)
             counts.append(count)
             left -= count
         if left == 0:

@@ -59,6 +59,10 @@ class PlanDocument(msgspec.Struct, frozen=True):
     replicas: int
     route: tuple[str, ...]
     policy: str | None
+    concurrency: int
+    """Requests under way at once for the throughput that is expected."""
+    max_batch: dict[str, int]
+    """Most images of an engine call of each device."""
     expected: Expected
     formula: Expected
     """The same by formula alone; equal where nothing was simulated."""
@@ -126,6 +130,8 @@ def plan_document(
         schema=SCHEMA, bundle_id=bundle_id, objective=objective, recommendation=recommendation, reason=reason,
         placement=dict(best.candidate.placement), replicas=best.candidate.replicas,
         route=best.candidate.figures.route, policy=None if best.simulated is None else best.simulated.policy,
+        concurrency=scoring.requests_at_once(problem, best.candidate.placement),
+        max_batch={device.name: device.max_batch for device in problem.devices},
         expected=_expected(best), formula=_expected(_Scored(best.candidate, None)), baselines=baselines,
         chosen=best.candidate.name, solver="exact" if proven else "heuristic", solver_seconds=planned.seconds,
         assumptions=assumptions, warnings=warnings,

@@ -1,6 +1,7 @@
 """What a placement promises by formula: latency, throughput, energy an image, battery life, share of whole answers.
 
-With ``t`` the time of a block, ``c`` of a visit and ``R(j)`` the number of holders of block ``j``:
+With ``t`` the time of a block, ``c`` of a visit and ``R(j)`` the number of holders of block ``j``, ``t`` being for
+latency that of an image alone and else that of one in a full batch:
 
 - latency of one request alone: ``source + min over used devices of (sum of c) + (sum over blocks of the least t)``
 - load of a device: ``w(d) = sum over its blocks of 1 / R(j)``, the holders of a block sharing it equally
@@ -95,7 +96,7 @@ def throughput_of(problem: PlanningProblem, placement: Placement) -> float:
     holders = _holders(problem, placement)
     load = _load(holders, placement)
     again = _visits_again(problem, placement)
-    busy = max(load[name] * devices[name].block_ms for name in load)
+    busy = max(load[name] * devices[name].busy_ms for name in load)
     wire = max(
         max(1 / len(holders[block]) for block in placement[name]) * again[name] * devices[name].wire_ms for name in load
     )
@@ -241,7 +242,7 @@ def _battery(problem: PlanningProblem, load: dict[str, float], throughput: float
             continue
         if device.watts is None or device.idle_watts is None:
             return None
-        busy = min(1.0, load.get(device.name, 0.0) * device.block_ms * throughput / 1e3)
+        busy = min(1.0, load.get(device.name, 0.0) * device.busy_ms * throughput / 1e3)
         watts = device.idle_watts + busy * max(0.0, device.watts - device.idle_watts)
         hours.append(device.battery_wh / watts if watts > 0 else float("inf"))
     return min(hours) if hours else None

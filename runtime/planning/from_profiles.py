@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ls_edge.bundle import Bundle
-from ls_edge.device_profile import DeviceProfile, LinksDocument, load_profile
+from ls_edge.device_profile import BatchTimes, DeviceProfile, LinksDocument, load_profile
 from ls_edge.errors import DataError, UsageError
 from ls_edge.peers_file import is_name
-from ls_edge.runtime.planning.problem import PlannedDevice, PlanningProblem, visit_times
+from ls_edge.runtime.planning.problem import Objective, PlannedDevice, PlanningProblem, visit_times
 from ls_edge.runtime.protocol.codecs import wire_bytes
 from ls_edge.runtime.simulation.simulator import SOURCE
 
@@ -48,6 +48,11 @@ class PlanningInputs:
     """Zone by device."""
     throttled: bool = False
     """Whether profiles of devices that throttled are taken."""
+    objective: Objective = "latency"
+    batch: int | None = None
+    """Most images of an engine call, of all devices; None for what ``batches`` says, or what is best."""
+    batches: Mapping[str, int] = field(default_factory=dict)
+    """The same by device, of those that have a ``peers.yaml``."""
 
 
 def read_profiles(arguments: Sequence[str]) -> tuple[NamedProfile, ...]:
@@ -94,12 +99,14 @@ def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem,
         assumed.append(f"stem and head run where the images are, as fast as on {quickest.name} (--source FILE)")
     else:
         source_ms, watts = _ends_ms(inputs.source.profile), inputs.source.profile.power_watts
+    runtime = _runtime_times(inputs, assumed)
     devices = tuple(
         _device(
-            bundle, one, visits[one.name], wire[one.name], losses.get(one.name, losses.get("", 0.0)), zones, assumed
+            bundle, one, inputs, visits[one.name], wire[one.name], losses.get(one.name, losses.get("", 0.0)), zones,
+            runtime.get(one.name, 0.0), assumed,
         )
         for one in inputs.profiles
-    )
+    )  # fmt: skip
     problem = PlanningProblem(
         devices=devices,
         num_blocks=bundle.num_blocks,
@@ -155,11 +162,20 @@ def _ends_ms(profile: DeviceProfile) -> float:
 
 
 def _device(
-    bundle: Bundle, one: NamedProfile, visit_ms: float, wire_ms: float, loss: float, zones: Mapping[str, str],
-    assumed: list[str],
+    bundle: Bundle, one: NamedProfile, inputs: PlanningInputs, visit_ms: float, wire_ms: float, loss: float,
+    zones: Mapping[str, str], runtime_ms: float, assumed: list[str],
 ) -> PlannedDevice:  # fmt: skip
     profile = one.profile
     images, times = min(map(int, profile.batch)), profile.one_at_a_time
+    calls = {int(size): _mean_ms(timed) for size, timed in profile.batch.items()}
+    max_batch = _max_batch(one, inputs, calls)
+    if max_batch not in calls:
+        near = ", ".join(map(str, sorted(calls)))
+        assumed.append(f"{one.name} runs batches of up to {max_batch}; what those take is taken from those of {near}")
+    if images > 1:
+        assumed.append(f"an image alone takes {one.name} what one of {images} takes: none was measured alone")
+    full_images = min(calls, key=lambda size: (abs(size - max_batch), size))
+    full = profile.batch[str(full_images)]
     free = profile.device.available_bytes
     if free is None:
         assumed.append(f"{one.name} has memory for every block: its profile does not say how much it has")
@@ -172,15 +188,53 @@ def _device(
         capacity=bundle.num_blocks if room is None else int(room // max(1, profile.block_memory_bytes)),
         stem_ms=times.stem_ms.p50 / images,
         head_ms=times.head_ms.p50 / images,
-        visit_ms=visit_ms,
+        visit_ms=visit_ms + runtime_ms,
         wire_ms=wire_ms,
-        watts=profile.power_watts,
+        watts=profile.power_watts if full.power_watts is None else full.power_watts,
         idle_watts=profile.idle_watts,
         battery_wh=profile.device.battery_wh,
         loss=loss,
         zone=zones.get(one.name),
         whole=room is None or profile.memory_bytes <= room,
+        runtime_ms=runtime_ms,
+        max_batch=max_batch,
+        calls_ms=tuple(sorted(calls.items())),
+        ends_ms=(full.stem_ms.p50 + full.head_ms.p50) / full_images,
     )
+
+
+def _mean_ms(times: BatchTimes) -> float:
+    """What a call for one block takes, usually."""
+    return sum(block.p50 for block in times.blocks_ms) / len(times.blocks_ms)
+
+
+def _max_batch(one: NamedProfile, inputs: PlanningInputs, calls: Mapping[int, float]) -> int:
+    """What was asked for; else what the peer's file says; else what serves the objective best of what was measured.
+
+    More images a call are for throughput and energy; a request alone has no company.
+    """
+    asked = inputs.batch if inputs.batch is not None else inputs.batches.get(one.name)
+    if asked is not None:
+        return asked
+    if inputs.objective == "throughput":
+        return min(calls, key=lambda size: (round(calls[size] / size, 6), size))
+    if inputs.objective == "energy":
+        energy = {size: one.profile.batch[str(size)].energy_mj_per_image for size in calls}
+        known = {size: mj for size, mj in energy.items() if mj is not None}
+        if known:
+            return min(known, key=lambda size: (known[size], size))
+    return min(calls)
+
+
+def _runtime_times(inputs: PlanningInputs, assumed: list[str]) -> dict[str, float]:
+    """What an engine call takes each device beyond the engine, where that was measured."""
+    found = {} if inputs.links is None else {call.peer: call.p50_ms for call in inputs.links.calls}
+    missing = [one.name for one in inputs.profiles if one.name not in found]
+    if missing:
+        assumed.append(
+            f"engine calls take nothing beyond the engine on {', '.join(missing)}: that was not measured (--links FILE)"
+        )
+    return found
 
 
 def _links(

@@ -72,18 +72,18 @@ def _few_fast_devices(problem: PlanningProblem, replicas: int) -> Placement | No
 def _balanced(problem: PlanningProblem, replicas: int) -> Placement | None:
     """The least ``T`` such that devices whose blocks take at most ``T``, and whose link allows it, hold all copies."""
     devices = problem.devices
-    times = {count * device.block_ms for device in devices for count in range(1, problem.room(device) + 1)}
+    times = {count * device.busy_ms for device in devices for count in range(1, problem.room(device) + 1)}
     times |= {device.wire_ms for device in devices}
     candidates = sorted(times)
 
     def counts(most: float) -> tuple[int, ...] | None:
         limits = [
             0 if device.wire_ms > most * (1 + 1e-12)
-            else problem.num_blocks if device.block_ms <= 0
-            else math.floor(most / device.block_ms * (1 + 1e-12))
+            else problem.num_blocks if device.busy_ms <= 0
+            else math.floor(most / device.busy_ms * (1 + 1e-12))
             for device in devices
         ]  # fmt: skip
-        order = sorted(range(len(devices)), key=lambda i: (devices[i].block_ms, devices[i].visit_ms, i))
+        order = sorted(range(len(devices)), key=lambda i: (devices[i].busy_ms, devices[i].visit_ms, i))
         return fill(problem, order, replicas, limits)
 
     low, high = 0, len(candidates) - 1

@@ -7,6 +7,7 @@ point. With both, what a placement is worth depends on how many blocks each kind
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,12 +29,13 @@ class PlannedDevice:
 
     name: str
     block_ms: float
+    """Of one image, as one that is alone has it."""
     capacity: int
     """Most blocks that fit into its memory."""
     stem_ms: float = 0.0
     head_ms: float = 0.0
     visit_ms: float = 0.0
-    """What it costs a request to visit it: its part of the way in and of the way out."""
+    """What it costs a request to visit it: its part of the way in and of the way out, and :attr:`runtime_ms`."""
     wire_ms: float = 0.0
     """For how long tokens occupy its link, one way."""
     watts: float | None = None
@@ -46,17 +48,42 @@ class PlannedDevice:
     """What it shares its fate with: a rack, a power supply, an access point."""
     whole: bool = True
     """Whether stem, head and all blocks fit into its memory together."""
+    runtime_ms: float = 0.0
+    """What an engine call takes beyond the engine, by which requests wait longer."""
+    max_batch: int = 1
+    """Most images of an engine call."""
+    calls_ms: tuple[tuple[int, float], ...] = ()
+    """What a call for one block takes by images, in ascending order; empty where each takes ``block_ms``."""
+    ends_ms: float | None = None
+    """Stem and head of an image in a full batch; None where that is as for an image alone."""
+
+    def call_ms(self, images: int) -> float:
+        """What an engine call for one block takes: on a line between two measured sizes, else in proportion."""
+        sizes = self.calls_ms
+        if not sizes:
+            return self.block_ms * images
+        if images >= sizes[-1][0]:
+            return sizes[-1][1] * images / sizes[-1][0]
+        for (low, low_ms), (high, high_ms) in itertools.pairwise(sizes):
+            if low <= images < high:
+                return low_ms + (high_ms - low_ms) * (images - low) / (high - low)
+        return sizes[0][1] * images / sizes[0][0]
+
+    @property
+    def busy_ms(self) -> float:
+        """What a block takes for an image where there is always work: in a full batch."""
+        return self.call_ms(self.max_batch) / self.max_batch
 
     @property
     def block_mj(self) -> float | None:
         """Energy of a block in millijoules."""
-        return None if self.watts is None else self.watts * self.block_ms
+        return None if self.watts is None else self.watts * self.busy_ms
 
     @property
     def kind(self) -> tuple[float | int | str | bool | None, ...]:
         """Equal for devices that may be exchanged for one another."""
         return (
-            self.block_ms, self.capacity, self.visit_ms, self.wire_ms, self.watts, self.loss, self.zone,
+            self.block_ms, self.busy_ms, self.capacity, self.visit_ms, self.wire_ms, self.watts, self.loss, self.zone,
         )  # fmt: skip
 
 

@@ -99,7 +99,7 @@ def _throughput(problem: PlanningProblem, replicas: int) -> PlacementProgram:
     lp = LinearProgram([], [], [], [], [], [])
     kinds = kinds_of(problem.devices)
     slowest = lp.column(1.0, None, integer=False)
-    scale = max(device.block_ms for device in problem.devices) / max(1, replicas * problem.num_blocks)
+    scale = max(device.busy_ms for device in problem.devices) / max(1, replicas * problem.num_blocks)
     n: list[int] = []
     for kind in kinds:
         device, room = problem.devices[kind[0]], problem.room(problem.devices[kind[0]])
@@ -107,7 +107,7 @@ def _throughput(problem: PlanningProblem, replicas: int) -> PlacementProgram:
         most, used = lp.column(0.0, room), lp.column(0.0, 1)
         lp.row({n[-1]: 1, most: -len(kind)}, upper=0)
         lp.row({most: 1, used: -room}, upper=0)
-        lp.row({most: device.block_ms, slowest: -1}, upper=0)
+        lp.row({most: device.busy_ms, slowest: -1}, upper=0)
         lp.row({used: device.wire_ms, slowest: -1}, upper=0)
     lp.row(dict.fromkeys(n, 1.0), lower=replicas * problem.num_blocks, upper=replicas * problem.num_blocks)
     _limit_zones(problem, lp, kinds, n)

@@ -23,7 +23,11 @@ _WARM_UP = 5
 _ALONE = 15
 """Requests one after the other for the latency, after those that warm up: the median of more differs little."""
 _TOGETHER = 120
-"""Requests for the throughput; that of the first and last fifth is left out, when some devices have nothing to do."""
+"""Requests for the throughput, at least, and four for each that is under way; that of the first and last fifth is left
+out, when some devices have nothing to do."""
+_AT_ONCE, _MOST_AT_ONCE = 4, 64
+"""Requests under way for the source, for each device and image of its batches, and at most: what a source has unless it
+is told otherwise."""
 _DRAWS = 40
 """Draws of lost devices: the standard error of a share of 0.9 is 0.05. More takes longer."""
 _CONTROL_S = 0.0002
@@ -62,7 +66,8 @@ def simulate_placement(problem: PlanningProblem, placement: Placement, policy: s
     """Run requests through a placement; the same problem, placement and seed give the same figures."""
     latency = _latency(_simulation(problem, placement, seed), policy)
     sim = _simulation(problem, placement, seed)
-    throughput, answers = _throughput(sim, throughput_of(problem, placement), policy)
+    at_once = requests_at_once(problem, placement)
+    throughput, answers = _throughput(sim, throughput_of(problem, placement), policy, at_once)
     watts = {device.name: device.watts for device in problem.devices}
     energy = problem.source_mj
     for name, busy in sim.busy.items():
@@ -80,17 +85,24 @@ def simulate_placement(problem: PlanningProblem, placement: Placement, policy: s
 
 def _simulation(problem: PlanningProblem, placement: Placement, seed: int) -> Simulation:
     held = {name: blocks for name, blocks in placement.items() if blocks}
-    visits = {device.name: device.visit_ms for device in problem.devices} | {SOURCE: problem.source_visit_ms}
+    devices = {device.name: device for device in problem.devices}
+    visits = {name: max(0.0, device.visit_ms - device.runtime_ms) for name, device in devices.items()}
+    visits[SOURCE] = problem.source_visit_ms
     wire = {device.name: device.wire_ms / 1e3 for device in problem.devices} | {SOURCE: problem.source_wire_ms / 1e3}
 
     def transfer(sender: str, to: str) -> float:
         measured = problem.links_ms.get((sender, to))
-        return ((visits[sender] + visits[to]) / 2 if measured is None else measured) / 1e3
+        if measured is None:
+            return (visits[sender] + visits[to]) / 2e3
+        return max(0.0, measured / 1e3 - _CONTROL_S)  # the receiver's word that it has them is in what was measured
 
     seconds = {device.name: device.block_ms / 1e3 for device in problem.devices if device.name in held}
     sim = Simulation(
         held, blocks=problem.num_blocks, seed=seed, latency=_CONTROL_S, block_seconds=seconds, transfers=transfer,
-        wire=wire, bands=Bands.from_json([list(band) for band in problem.bands]) if problem.bands else None,
+        wire=wire, max_batch={name: devices[name].max_batch for name in held},
+        engine_seconds=lambda name, blocks, images: blocks * devices[name].call_ms(images) / 1e3,
+        call_seconds={name: device.runtime_ms / 1e3 for name, device in devices.items()},
+        bands=Bands.from_json([list(band) for band in problem.bands]) if problem.bands else None,
     )  # fmt: skip
     sim.run(0.4)  # everybody has greeted and told its state
     return sim
@@ -107,21 +119,26 @@ def _latency(sim: Simulation, policy: str) -> float:
     return sorted(took)[len(took) // 2]
 
 
-def _throughput(sim: Simulation, expected: float, policy: str) -> tuple[float, int]:
-    """Answers a second with as many requests at once as keep everybody busy, and how many there were.
+def requests_at_once(problem: PlanningProblem, placement: Placement) -> int:
+    """How many requests are under way for the throughput of a placement: as many as keep everybody busy."""
+    batches = sum(device.max_batch for device in problem.devices if placement.get(device.name))
+    return min(_MOST_AT_ONCE, _AT_ONCE * (1 + batches))
+
+
+def _throughput(sim: Simulation, expected: float, policy: str, at_once: int) -> tuple[float, int]:
+    """Answers a second with so many requests under way, and how many there were.
 
     Room for another is looked for twice in the time of an ``expected`` answer.
     """
-    peers = len(sim.processes) - 1
-    at_once = 4 + 4 * peers
+    most = max(_TOGETHER, 4 * at_once)
     requests: list[int] = []
     for _ in range(_WARM_UP):
         sim.submit(policy=policy, budget=_BUDGET_S)
         sim.settle(_BUDGET_S)
     for name in sim.busy:
         sim.busy[name] = 0.0
-    while len(requests) < _TOGETHER or sim.source.requests:
-        while len(requests) < _TOGETHER and len(sim.source.requests) < at_once:
+    while len(requests) < most or sim.source.requests:
+        while len(requests) < most and len(sim.source.requests) < at_once:
             requests.append(sim.submit(policy=policy, budget=_BUDGET_S))
         sim.run(max(0.5 / expected, 1e-5))
     ends = sorted(sim.ended[request] for request in requests)

@@ -115,6 +115,8 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
     """Processes that returned this request without progress, or not at all; set by its source, holders avoid them."""
     codec: str = ""
     """Codec in which holders send these tokens, whatever their receivers announce; empty for what those announce."""
+    hand_to: str = ""
+    """Peer that the first holder hands the tokens to before a block runs: how links are measured. Empty for nobody."""
 
     @property
     def owner(self) -> str:
@@ -555,7 +557,7 @@ def _check_run(run: Run) -> None:
         _check_numbers("visit", COUNT, *visit.blocks)
         for row in visit.tracks:
             _check_track_row(row)
-    _check_texts(run.codec, run.returning, it.policy, it.on_straggler, it.codec)
+    _check_texts(run.codec, run.returning, it.policy, it.on_straggler, it.codec, it.hand_to)
 
 
 def _check_track_row(row: TrackSpan) -> None:

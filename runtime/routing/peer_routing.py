@@ -234,6 +234,9 @@ class PeerMachine(CustodyMachine):
         if self._is_own_track(request):
             self.joins.decide(request, local)
             return True
+        if request.itinerary.hand_to not in ("", self.name):
+            self._hand_over(request)
+            return True
         if not local.blocks or self.draining:
             return False
         return self.joins.split(request, replace(local, wait_us=self.engine.work_us(self.now)))
@@ -241,6 +244,16 @@ class PeerMachine(CustodyMachine):
     def _is_own_track(self, request: HeldRequest) -> bool:
         """Whether tokens are, or claim to be, a track that this process joins."""
         return request.itinerary.track is not None and request.itinerary.source == self.name
+
+    def _hand_over(self, request: HeldRequest) -> None:
+        """Give tokens to the peer that their source named, before a block runs: the source measures that link."""
+        itinerary = request.itinerary
+        free = {candidate.name for candidate in self.reachable() if candidate.credits > 0}
+        if itinerary.hand_to in free:
+            passed = msgspec.structs.replace(itinerary, hand_to="", relays=(*itinerary.relays, self.name))
+            self.offer(request, itinerary.hand_to, passed)
+        else:
+            self._return(request, ReturnReason.UNREACHABLE)
 
     def _run_here(self, request: HeldRequest, block: int) -> None:
         self.transition(request, Stage.QUEUED, f"block {block}", block)

@@ -86,7 +86,7 @@ class Simulation:
         limits: Limits | None = None,
         latency: float = 0.001,
         block_seconds: float | Mapping[str, float] = 0.005,
-        max_batch: int = 1,
+        max_batch: int | Mapping[str, int] = 1,
         detection: float = 0.35,
         costs: OrderCosts | None = None,
         bands: Bands | None = None,
@@ -95,6 +95,8 @@ class Simulation:
         wire: Mapping[str, float] | None = None,
         turn: float = 0.0,
         check_run: Callable[[str, Run, str], None] | None = None,
+        engine_seconds: Callable[[str, int, int], float] | None = None,
+        call_seconds: Mapping[str, float] | None = None,
     ) -> None:
         """``turn``: seconds within which a process collects messages and results and handles them together.
 
@@ -104,6 +106,9 @@ class Simulation:
         from one process to another, ``latency`` where it is left out; ``wire`` is for how long they occupy a process's
         link, by name, in each direction by itself. ``check_run(to, run, sender)`` raises :class:`WireError` for tokens
         that are dropped on arrival, as ``Admission.check_run`` does; without it none are.
+        ``engine_seconds`` gives those of an engine call of a peer for so
+        many blocks and requests, where it is not ``block_seconds`` for each block; ``call_seconds`` is what a call
+        takes a peer beyond its engine.
         """
         self.blocks = blocks
         self.bands = bands or Bands(blocks)
@@ -118,7 +123,7 @@ class Simulation:
         self.block_seconds = (
             dict(block_seconds) if isinstance(block_seconds, Mapping) else dict.fromkeys(peers, block_seconds)
         )
-        self.max_batch = max_batch
+        self._max_batch = dict(max_batch) if isinstance(max_batch, Mapping) else dict.fromkeys(peers, max_batch)
         self.detection = detection
         """Seconds until a stopped process counts as lost (heartbeats)."""
         self.busy = dict.fromkeys(peers, 0.0)
@@ -138,6 +143,8 @@ class Simulation:
         self._transfers = transfers
         self._check_run = check_run
         self._wire = dict(wire or {})
+        self._engine_seconds = engine_seconds
+        self._call_seconds = dict(call_seconds or {})
         self._sends_until: dict[str, float] = {}
         self._receives_until: dict[str, float] = {}
         self._arrives_at: dict[tuple[str, str], float] = {}
@@ -264,7 +271,7 @@ class Simulation:
 
     def _new_peer(self, name: str) -> PeerMachine:
         made = PeerMachine(
-            name, self._placement[name], limits=self._limits, rng=self._rng, max_batch=self.max_batch,
+            name, self._placement[name], limits=self._limits, rng=self._rng, max_batch=self._max_batch[name],
             costs=self._costs, bands=self.bands,
         )  # fmt: skip
         made.joins.join = join_tuples
@@ -409,7 +416,10 @@ class Simulation:
             self.notes.append((self.now, process.name, instruction))
 
     def _compute(self, process: Process, compute: Compute) -> None:
-        seconds = self.block_seconds[process.name] * len(compute.blocks)
+        if self._engine_seconds is None:
+            seconds = self.block_seconds[process.name] * len(compute.blocks)
+        else:
+            seconds = self._engine_seconds(process.name, len(compute.blocks), len(compute.tokens))
         self.busy[process.name] += seconds
         outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)
         done = Computed(compute.blocks, compute.transfers, outputs, round(seconds * 1e6))
@@ -422,7 +432,7 @@ class Simulation:
             else:
                 self._feed(process.name, done)
 
-        self._at(seconds, finish)
+        self._at(seconds + self._call_seconds.get(process.name, 0.0), finish)
 
     def _at(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (self.now + delay, next(self._counter), action))

@@ -250,7 +250,7 @@ const ITINERARY = [
   ["waves", list(list(list(row(RAN, { open: false }), { least: 1 }), { least: 1 })), []], ["skipped", list(u16), []],
   ["visits", list(row(VISIT_ROW)), []], ["relays", list(name), []], ["latency_weight", latency_weight, new Float(1)],
   ["waves_wanted", u16, 0], ["on_straggler", short, "later"], ["track", orNil(row(TRACK)), null],
-  ["avoid", list(name, { most: 16 }), []], ["codec", short, ""],
+  ["avoid", list(name, { most: 16 }), []], ["codec", short, ""], ["hand_to", short, ""],
 ];
 const transfer = row(TRANSFER_ID, { open: false });
 const budget = int(600_000_001);
