@@ -166,6 +166,8 @@ class CallTimes(msgspec.Struct, frozen=True):
 
     peer: str
     p50_ms: float
+    mean_ms: float
+    """What counts for throughput: on a busy machine a few calls wait long."""
     p95_ms: float
     calls: int
     """How many were measured."""

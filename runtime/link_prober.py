@@ -129,7 +129,7 @@ class LinkProber(Dialler):
         for name, microseconds in self._calls.items():
             ms = np.asarray(microseconds) / 1e3
             p50, p95 = (round(float(np.percentile(ms, percent)), 4) for percent in (50, 95))
-            found.append(CallTimes(name, p50, p95, len(ms)))
+            found.append(CallTimes(name, p50, round(float(ms.mean()), 4), p95, len(ms)))
         return found
 
     def _measure(self, origin: str, to: str, codec: str, transfers: int) -> LinkTimes:

@@ -69,6 +69,11 @@ class CpuQuota:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The control groups."""
+        return tuple(self._groups.values())
+
     def add(self, name: str, pid: int) -> None:
         """Put a process, with all its threads and what it starts, into the group of ``name``."""
         (self._groups[name] / "cgroup.procs").write_text(str(pid))

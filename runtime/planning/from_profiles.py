@@ -103,7 +103,7 @@ def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem,
     devices = tuple(
         _device(
             bundle, one, inputs, visits[one.name], wire[one.name], losses.get(one.name, losses.get("", 0.0)), zones,
-            runtime.get(one.name, 0.0), assumed,
+            runtime.get(one.name, (0.0, 0.0)), assumed,
         )
         for one in inputs.profiles
     )  # fmt: skip
@@ -163,7 +163,7 @@ def _ends_ms(profile: DeviceProfile) -> float:
 
 def _device(
     bundle: Bundle, one: NamedProfile, inputs: PlanningInputs, visit_ms: float, wire_ms: float, loss: float,
-    zones: Mapping[str, str], runtime_ms: float, assumed: list[str],
+    zones: Mapping[str, str], runtime: tuple[float, float], assumed: list[str],
 ) -> PlannedDevice:  # fmt: skip
     profile = one.profile
     images, times = min(map(int, profile.batch)), profile.one_at_a_time
@@ -188,7 +188,7 @@ def _device(
         capacity=bundle.num_blocks if room is None else int(room // max(1, profile.block_memory_bytes)),
         stem_ms=times.stem_ms.p50 / images,
         head_ms=times.head_ms.p50 / images,
-        visit_ms=visit_ms + runtime_ms,
+        visit_ms=visit_ms + runtime[0],
         wire_ms=wire_ms,
         watts=profile.power_watts if full.power_watts is None else full.power_watts,
         idle_watts=profile.idle_watts,
@@ -196,7 +196,8 @@ def _device(
         loss=loss,
         zone=zones.get(one.name),
         whole=room is None or profile.memory_bytes <= room,
-        runtime_ms=runtime_ms,
+        runtime_ms=runtime[0],
+        runtime_mean_ms=runtime[1],
         max_batch=max_batch,
         calls_ms=tuple(sorted(calls.items())),
         ends_ms=(full.stem_ms.p50 + full.head_ms.p50) / full_images,
@@ -226,9 +227,9 @@ def _max_batch(one: NamedProfile, inputs: PlanningInputs, calls: Mapping[int, fl
     return min(calls)
 
 
-def _runtime_times(inputs: PlanningInputs, assumed: list[str]) -> dict[str, float]:
-    """What an engine call takes each device beyond the engine, where that was measured."""
-    found = {} if inputs.links is None else {call.peer: call.p50_ms for call in inputs.links.calls}
+def _runtime_times(inputs: PlanningInputs, assumed: list[str]) -> dict[str, tuple[float, float]]:
+    """What an engine call takes each device beyond the engine, usually and on average, where that was measured."""
+    found = {} if inputs.links is None else {call.peer: (call.p50_ms, call.mean_ms) for call in inputs.links.calls}
     missing = [one.name for one in inputs.profiles if one.name not in found]
     if missing:
         assumed.append(

@@ -49,7 +49,9 @@ class PlannedDevice:
     whole: bool = True
     """Whether stem, head and all blocks fit into its memory together."""
     runtime_ms: float = 0.0
-    """What an engine call takes beyond the engine, by which requests wait longer."""
+    """What an engine call takes beyond the engine, usually: by this much a request alone waits longer."""
+    runtime_mean_ms: float = 0.0
+    """The same on average: by this much the engine waits between two calls."""
     max_batch: int = 1
     """Most images of an engine call."""
     calls_ms: tuple[tuple[int, float], ...] = ()

@@ -105,10 +105,9 @@ class Simulation:
         ``block_seconds`` is what a block takes everywhere, or by peer. ``transfers`` gives the seconds that tokens take
         from one process to another, ``latency`` where it is left out; ``wire`` is for how long they occupy a process's
         link, by name, in each direction by itself. ``check_run(to, run, sender)`` raises :class:`WireError` for tokens
-        that are dropped on arrival, as ``Admission.check_run`` does; without it none are.
-        ``engine_seconds`` gives those of an engine call of a peer for so
-        many blocks and requests, where it is not ``block_seconds`` for each block; ``call_seconds`` is what a call
-        takes a peer beyond its engine.
+        that are dropped on arrival, as ``Admission.check_run`` does; without it none are. ``engine_seconds`` gives
+        those of an engine call of a peer for so many blocks and requests, where it is not ``block_seconds`` for each
+        block; ``call_seconds`` is what a call takes a peer beyond its engine.
         """
         self.blocks = blocks
         self.bands = bands or Bands(blocks)

@@ -136,6 +136,39 @@ def test_energy_and_survival(command, bundle, profile):
     assert found["baselines"]["single"]["whole_share"] == 0.9
 
 
+def test_the_batch_is_what_the_peers_will_run(command, bundle, profile, measured, tmp_path):
+    """Eight at once take three times as long as one: taken for throughput, not for a request alone."""
+    path = profile("a", 2.0)
+    document = json.loads(path.read_text(encoding="utf-8"))
+    one = document["batch"]["1"]
+    document["batch"]["8"] = one | {
+        key: {"p50": 3 * ms, "p95": 3 * ms, "min": 3 * ms} for key, ms in (("stem_ms", 0.5), ("head_ms", 0.5))
+    } | {"blocks_ms": [{"p50": 6.0, "p95": 6.0, "min": 6.0}] * 4}  # fmt: skip
+    path.write_text(json.dumps(document), encoding="utf-8")
+    out, words = tmp_path / "peers.yaml", ("--bundle", bundle, "--profiles", f"a,b={path}", "--link-ms", "0.1")
+    many = planned(command, *words, "--objective", "throughput", "--out", out)
+    assert (many["max_batch"], many["concurrency"]) == ({"a": 8, "b": 8}, 64)
+    assert {entry["max_batch"] for entry in yaml.safe_load(out.read_text(encoding="utf-8"))["peers"]} == {8}
+    assert many["baselines"]["single"]["throughput"] == pytest.approx(1e3 * 8 / (3 + 4 * 6.0))
+    assert many["formula"]["throughput"] == pytest.approx(1e3 * 2 / (4 * 6.0 / 8))
+    alone = planned(command, *words, "--objective", "latency", "--out", out)
+    assert alone["max_batch"] == {"a": 1, "b": 1}
+    assert alone["baselines"]["single"]["latency_ms"] == pytest.approx(9.0)
+    four = planned(command, *words, "--objective", "throughput", "--batch", "4", "--no-simulation")
+    assert four["formula"]["throughput"] == pytest.approx(1e3 * 2 / (4 * (2.0 + 4.0 * 3 / 7) / 4))
+    assert any(
+        "batches of up to 4; what those take is taken from those of 1, 8" in line for line in four["assumptions"]
+    )
+    base = tmp_path / "base.yaml"
+    base.write_text(
+        "peers:\n- {name: a, address: 'tcp://127.0.0.1:5601', blocks: [0], max_batch: 8}\n"
+        "- {name: b, address: 'tcp://127.0.0.1:5602', blocks: [0]}\n",
+        encoding="utf-8",
+    )
+    known = planned(command, *words, "--objective", "throughput", "--no-simulation", "--out", out, "--peers", base)
+    assert known["max_batch"] == {"a": 8, "b": 1}
+
+
 def test_zones_links_and_devices_alike(command, bundle, profile, tmp_path):
     board = profile("orin", 1.0)
     model = Bundle.open(bundle).manifest.model_id

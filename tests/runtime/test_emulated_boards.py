@@ -1,8 +1,12 @@
 """Boards that are emulated: figures and their sources, profiles that are marked, and a plan that is tried on them."""
 
 import json
+import subprocess
+import sys
+import time
 
 import msgspec
+import numpy as np
 import pytest
 
 from ls_edge.bundle import Bundle
@@ -10,6 +14,8 @@ from ls_edge.cli.board_demo import board_demo, check_boards
 from ls_edge.engines.profiling import profile_bundle
 from ls_edge.errors import UsageError
 from ls_edge.report.terminal import open_console
+from ls_edge.runtime.chaos import cpu_quota, faults
+from ls_edge.runtime.chaos.faults import Control, Faults, FaultyEngine, write
 from ls_edge.runtime.emulated_boards import EmulatedBoard, emulated_boards, emulated_profile
 from ls_edge.sensors import Sensors
 
@@ -51,6 +57,65 @@ def test_an_emulated_profile_is_marked_and_says_nothing_that_is_not_known(measur
     assert (found.power_watts, found.energy_mj_per_image, found.throttled) == (None, None, False)
     with pytest.raises(UsageError, match="cannot stand for one"):
         emulated_profile(measured, EmulatedBoard("quick-0", 1e-6, "nobody"))
+
+
+def test_late_sleep_does_not_make_a_board_slower(tmp_path, monkeypatch):
+    """Calls that wait for one another end when the board would have ended them, though each sleep is 10 ms too long."""
+
+    class Quick:
+        part, kind, provider, signature = "block 0", "onnx", "cpu", None
+
+        def run(self, inputs, out=None):
+            return inputs["tokens"]
+
+        def close(self):
+            pass
+
+    now = [100.0]
+
+    def late_sleep(seconds):
+        now[0] += seconds + 0.010
+
+    monkeypatch.setattr(faults.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(faults.time, "sleep", late_sleep)
+    write(tmp_path / "board", Faults(least_ms=50.0))
+    engine = FaultyEngine(Quick(), Control(tmp_path / "board"))
+    one, two = np.zeros((1, 4, 8), np.float32), np.zeros((2, 4, 8), np.float32)
+
+    def took(tokens, calls):
+        began = now[0]
+        for _ in range(calls):
+            engine.run({"tokens": tokens})
+            now[0] += 0.001  # what a peer takes between two calls
+        return now[0] - began
+
+    assert took(one, 20) == pytest.approx(20 * 0.051 + 0.010)
+    now[0] += 1.0  # nothing waited: the next call gains nothing by the late end of the last
+    assert took(one, 1) == pytest.approx(0.061)
+    now[0] += 1.0
+    assert took(two, 1) == pytest.approx(0.111)
+
+
+def test_processor_time_of_a_board_is_limited():
+    reason = cpu_quota.reason_to_skip()
+    if reason:
+        pytest.skip(reason)
+    spin = [sys.executable, "-c", "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass"]
+    with cpu_quota.CpuQuota(0.1, "a", "b") as quota:
+        processes = [subprocess.Popen(spin) for _ in "ab"]
+        try:
+            quota.add("a", processes[0].pid)
+            end = time.monotonic() + 20
+            while quota.seconds_throttled("a") < 0.2:
+                assert time.monotonic() < end, "nothing was held back"
+                time.sleep(0.02)
+            assert quota.seconds_throttled("b") == 0
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        groups = list(quota.folders)
+    assert not any(group.exists() for group in groups)
 
 
 def test_a_plan_is_tried_on_emulated_boards(tiny_bundle, tmp_path):
