@@ -15,7 +15,7 @@ import msgspec
 
 from ls_edge.arrangement import Arrangement
 from ls_edge.errors import UsageError
-from ls_edge.training.methods.paper import ConditioningSettings, Shuffle
+from ls_edge.training.methods.paper import Shuffle
 from ls_edge.training.methods.step_plan import StepPlan, drop_blocks, step_rng
 from ls_edge.training.methods.williams import balanced_orders
 
@@ -41,7 +41,7 @@ class TeacherSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("teacher: logits is 0 to 1, temperature above 0")
 
 
-class AnyOrderSettings(ConditioningSettings, frozen=True, forbid_unknown_fields=True):
+class AnyOrderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of ``anyorder``; costs are counted by :meth:`ls_edge.training.methods.step_plan.StepPlan.cost`."""
 
     groups: int = 4
@@ -59,7 +59,6 @@ class AnyOrderSettings(ConditioningSettings, frozen=True, forbid_unknown_fields=
     teacher: TeacherSettings = TeacherSettings()
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         parts = (self.tracks, self.trained, self.subset)
         if self.groups < 1 or not all(0 <= part <= 1 for part in parts) or not 0 <= self.drop < 1:
             raise ValueError("groups is 1 or more; tracks, trained and subset are 0 to 1; drop is 0 to below 1")

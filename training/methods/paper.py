@@ -68,32 +68,10 @@ class Sequential:
         return [Arrangement.plain(range(bands.num_blocks))]
 
 
-class ConditioningSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of a method whose blocks can be conditioned on their slot."""
-
-    conditioning: Literal["none", "norms"] = "none"
-    """``norms``: scale and shift of each norm and a gate on each residual branch, for every block and slot."""
-    conditioning_lr: float = 3.0
-    """Learning rate of these vectors over that of the model; they have no weight decay."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.conditioning_lr < float("inf"):
-            raise ValueError(f"conditioning_lr is {self.conditioning_lr}; it has to be above 0")
-
-
 class Shuffle(Sequential):
     """LayerShuffle: a uniform order a batch, within the bands, validated over ``count`` seeded orders."""
 
     name = "shuffle"
-    settings_type: ClassVar[type[msgspec.Struct]] = ConditioningSettings
-
-    def attach(self, view: BlockView) -> None:
-        """Add the vectors of ``conditioning``, if the settings ask for them."""
-        if self.settings.conditioning == "norms":
-            from ls_edge.training.methods.slots import SlotNorms
-
-            slots = SlotNorms(list(view.blocks), view.branches, view.token_spec.dim, self.settings.conditioning_lr)
-            view.slots = slots.to(view.device).train(view.training)
 
     def draw(self, bands: Bands, seed: int, step: int) -> StepPlan:
         """All blocks in a random order."""
@@ -171,18 +149,14 @@ class PredictMethod(Shuffle):
 
 
 class DropSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of ``layerdrop``."""
+    """Settings of ``layerdrop`` and ``layerdrop+shuffle``."""
 
     p: float = 0.2
     """Probability with which a block is dropped from a batch."""
 
     def __post_init__(self) -> None:
-        _check_probability(self.p)
-
-
-def _check_probability(p: float) -> None:
-    if not 0 <= p < 1:
-        raise ValueError(f"p is {p}; it has to be 0 to below 1")
+        if not 0 <= self.p < 1:
+            raise ValueError(f"p is {self.p}; it has to be 0 to below 1")
 
 
 class LayerDrop(Sequential):
@@ -196,22 +170,11 @@ class LayerDrop(Sequential):
         return StepPlan.plain(drop_blocks(range(bands.num_blocks), self.settings.p, step_rng(seed, step)))
 
 
-class DropShuffleSettings(ConditioningSettings, frozen=True, forbid_unknown_fields=True):
-    """Settings of ``layerdrop+shuffle``."""
-
-    p: float = 0.2
-    """Probability with which a block is dropped from a batch."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_probability(self.p)
-
-
 class LayerDropShuffle(Shuffle):
     """LayerDrop and LayerShuffle: a random subset in random order."""
 
     name = "layerdrop+shuffle"
-    settings_type: ClassVar[type[msgspec.Struct]] = DropShuffleSettings
+    settings_type: ClassVar[type[msgspec.Struct]] = DropSettings
 
     def draw(self, bands: Bands, seed: int, step: int) -> StepPlan:
         """A random order of a random subset."""

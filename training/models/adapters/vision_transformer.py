@@ -58,8 +58,8 @@ class VisionTransformerFamily:
         if kind not in self.residual_branches:
             fits = ", ".join(sorted({known.__name__ for known in self.residual_branches}))
             raise ModelError(
-                f"conditioning norms: a {kind.__name__} of {type(model).__name__} is not made of a norm ahead of each "
-                f"residual branch, as {fits} is; leave conditioning out, or use another model"
+                f"method shared: a {kind.__name__} of {type(model).__name__} is not made of a norm ahead of each "
+                f"residual branch, as {fits} is; use another method or model"
             )
         return self.residual_branches[kind]
 

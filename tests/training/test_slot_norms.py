@@ -1,23 +1,14 @@
-"""Conditioning on the slot: nothing at the start, learned, of small cost, in every family, trained, exported."""
+"""Norms and gates of the slots: nothing at the start, learned, of small cost, in every family."""
 
-import msgspec
-import numpy as np
-import onnx
 import pytest
 import torch
 from timm.models.vision_transformer import ResPostBlock
 
-from ls_edge.arrangement import Arrangement
-from ls_edge.engines.pipeline import Pipeline
 from ls_edge.errors import ModelError, UsageError
-from ls_edge.export.writer import export_run
-from ls_edge.training.checkpoint import load_run
-from ls_edge.training.config import OptimConfig, read_config
-from ls_edge.training.loop import train
+from ls_edge.training.config import OptimConfig
 from ls_edge.training.methods.base import expected_cost, make_method
 from ls_edge.training.methods.distillation import frozen_copy
-from ls_edge.training.methods.step_plan import StepPlan
-from ls_edge.training.models.families import family_of
+from ls_edge.training.methods.slots import SlotNorms
 from ls_edge.training.models.small_models import build, create
 from ls_edge.training.models.view import BlockView
 from ls_edge.training.optim import make_optimiser, make_schedule
@@ -38,18 +29,20 @@ FAMILIES = [
 ORDER = [2, 0, 3, 1]
 IMAGES = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 TARGETS = torch.arange(6)
-NORMS = {"conditioning": "norms"}
+
+
+def add_norms(view, rate=3.0):
+    view.slots = SlotNorms(list(view.blocks), view.branches, view.token_spec.dim, rate).train(view.training)
 
 
 def criterion(logits, targets):
     return torch.nn.functional.cross_entropy(logits, targets)
 
 
-def viewed(settings=None):
+def viewed(rate=3.0):
     torch.manual_seed(0)
     view = build("vit_digits", TINY).eval()
-    if settings is not None:
-        make_method("shuffle", settings).attach(view)
+    add_norms(view, rate)
     return view
 
 
@@ -70,7 +63,7 @@ def test_a_family_starts_as_it_is_and_then_follows_the_formula(name, args):
     images = torch.randn(2, 3, *view.image_size)
     with torch.no_grad():
         before = view(images, [1, 2, 0])
-        make_method("anyorder", NORMS).attach(view)
+        add_norms(view)
         assert torch.equal(view(images, [1, 2, 0]), before)
         branches = len(view.branches)
         assert [table.shape for table in view.slots.tables] == [
@@ -95,7 +88,7 @@ def test_a_family_starts_as_it_is_and_then_follows_the_formula(name, args):
 
 
 def test_slots_of_a_batch_and_gradients():
-    view = viewed(NORMS)
+    view = viewed()
     set_tables(view)
     tokens = view.stem(IMAGES)
     mixed = view.block(2, tokens, torch.tensor([0, 3, 3, 1, 0, 2]))
@@ -110,30 +103,25 @@ def test_slots_of_a_batch_and_gradients():
 
 
 def test_the_gradient_reaches_vectors_that_are_zero():
-    view = viewed(NORMS)
+    view = viewed()
     criterion(view(IMAGES, ORDER), TARGETS).backward()
     assert view.slots.tables[2].grad[0].abs().sum(dim=-1).gt(0).all()
 
 
 def test_blocks_that_are_made_otherwise_are_refused_in_one_line():
     view = BlockView.of(create("vit_tiny_patch16_224", num_classes=5, **NARROW, block_fn=ResPostBlock))
-    with pytest.raises(ModelError, match="conditioning norms: a ResPostBlock of VisionTransformer is not made of") as e:
-        make_method("shuffle", NORMS).attach(view)
+    with pytest.raises(ModelError, match="method shared: a ResPostBlock of VisionTransformer is not made of") as e:
+        add_norms(view)
     assert "\n" not in str(e.value)
     assert view.slots is None
     with pytest.raises(UsageError, match=r"conditioning_lr is 0\.0; it has to be above 0"):
-        make_method("anyorder", {"conditioning_lr": 0.0})
-    with pytest.raises(UsageError, match="conditioning"):
-        make_method("shuffle", {"conditioning": "all"})
-    with pytest.raises(UsageError, match="conditioning"):
-        make_method("predict", NORMS)
-    assert family_of(view.model).branches
+        make_method("shared", {"conditioning_lr": 0.0})
 
 
 def test_it_costs_little_and_that_is_counted():
     small, large = (BlockView.of(create("vit_small_patch16_224", depth=2, img_size=size)) for size in (64, 224))
     for view in (small, large):
-        make_method("shuffle", NORMS).attach(view)
+        add_norms(view)
         spec = view.token_spec
         assert view.work.added == 6 * spec.count * spec.dim
         assert view.work.added < 0.01 * view.work.block
@@ -141,7 +129,7 @@ def test_it_costs_little_and_that_is_counted():
 
 
 def test_a_rate_of_its_own_and_no_decay():
-    view = viewed({**NORMS, "conditioning_lr": 5.0})
+    view = viewed(5.0)
     optimiser = make_optimiser(view, OptimConfig(lr=1e-3, weight_decay=0.1, warmup=0.1))
     tables = {id(table) for table in view.slots.tables}
     [own] = [group for group in optimiser.param_groups if {id(p) for p in group["params"]} & tables]
@@ -157,7 +145,7 @@ def test_a_rate_of_its_own_and_no_decay():
 
 
 def test_a_teacher_keeps_what_conditions_it_and_a_copy_is_apart():
-    view = viewed(NORMS)
+    view = viewed()
     set_tables(view)
     wanted = view(IMAGES, ORDER)
     twin = frozen_copy(view)
@@ -170,7 +158,7 @@ def test_a_teacher_keeps_what_conditions_it_and_a_copy_is_apart():
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_compiled_blocks_compute_the_same_with_one_graph():
-    view = viewed(NORMS).train()
+    view = viewed().train()
     set_tables(view)
     orders = [ORDER, [0, 1, 2, 3], [3, 2, 1, 0]]
     wanted = [view(IMAGES, order) for order in orders]
@@ -186,96 +174,3 @@ def test_compiled_blocks_compute_the_same_with_one_graph():
         torch.testing.assert_close(view(IMAGES, order), expected)
     assert len(graphs) == 1
     torch._dynamo.reset()
-
-
-class Silent:
-    def __init__(self):
-        self.warnings = []
-
-    def warn(self, text):
-        self.warnings.append(text)
-
-    def __getattr__(self, name):
-        return lambda *args: None
-
-
-def settings(method="shuffle", args=NORMS, **flags):
-    fixed = {"data": "digits", "batch_size": 256, "epochs": 1, "threads": 1, "device": "cpu", "precision": "fp32"}
-    config, _ = read_config(None, {**fixed, "lr": 1e-3, "method": method, **flags})
-    return msgspec.structs.replace(
-        config, method_args=args, model=msgspec.structs.replace(config.model, args={**TINY, "depth": 3})
-    )
-
-
-@pytest.fixture(scope="module")
-def conditioned(tmp_path_factory):
-    """A plain run, and one that began from it with conditioning."""
-    folder = tmp_path_factory.mktemp("conditioned")
-    train(settings("sequential", {}), folder / "start", listener=Silent())
-    listener = Silent()
-    args = {**NORMS, "conditioning_lr": 30.0}
-    train(settings(args=args, init=str(folder / "start"), epochs=2), folder / "run", listener=listener)
-    assert not listener.warnings
-    return folder
-
-
-def test_it_trains_from_a_plain_run_and_is_read_again(conditioned):
-    run = load_run(conditioned / "run")
-    assert run.view.needs_slot
-    assert run.config.method_args == {"conditioning": "norms", "conditioning_lr": 30.0}
-    assert all(table.abs().max() > 1e-3 for table in run.view.slots.tables)
-    tokens = run.view.stem(IMAGES)
-    assert not torch.equal(run.view.block(1, tokens, 0), run.view.block(1, tokens, 2))
-
-
-def test_it_resumes_to_the_same_bits(conditioned, tmp_path):
-    class Stops(Silent):
-        def __getattr__(self, name):
-            return self.stop if name == "finished" else lambda *args: None
-
-        def stop(self, metrics):
-            raise KeyboardInterrupt
-
-    again = load_run(conditioned / "run").config
-    config = settings(args=again.method_args, init=str(conditioned / "start"), epochs=2)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "run", listener=Stops())
-    train(config, tmp_path / "run", listener=Silent(), resume=True)
-    files = [(folder / "run" / "model.safetensors").read_bytes() for folder in (conditioned, tmp_path)]
-    assert files[0] == files[1]
-
-
-def test_a_conditioned_run_starts_and_teaches_another(conditioned, tmp_path):
-    args = {**NORMS, "groups": 2, "teacher": {"use": "on", "logits": 1.0}}
-    method = make_method("anyorder", args)
-    run = load_run(conditioned / "run")
-    method.begin(run.view, trained=True)
-    start = run.view(IMAGES).detach()
-    plan = StepPlan.plain(range(3))
-    assert method.loss(run.view, IMAGES, TARGETS, plan, criterion).item() == pytest.approx(0, abs=1e-6)
-    listener = Silent()
-    config = settings("anyorder", args, init=str(conditioned / "run"), epochs=0)
-    train(config, tmp_path / "copy", listener=listener)
-    assert not listener.warnings
-    assert torch.equal(load_run(tmp_path / "copy").view(IMAGES), start)
-    train(settings("anyorder", args, init=str(conditioned / "run")), tmp_path / "run", listener=listener)
-    assert load_run(tmp_path / "run").view.needs_slot
-    train(settings("shuffle", {}, init=str(conditioned / "run"), epochs=0), tmp_path / "plain", listener=listener)
-    assert [text for text in listener.warnings if "own parameters are left out" in text]
-
-
-@pytest.mark.leaks_ok(reason="torch's exporter starts a monitor thread of tqdm")
-def test_an_exported_block_takes_its_slot_and_equals_torch(conditioned, tmp_path):
-    run = load_run(conditioned / "run")
-    set_tables(run.view)
-    bundle = export_run(run, tmp_path / "bundle").bundle
-    assert bundle.manifest.needs_slot
-    model = onnx.load_model_from_string(bundle.read("block 1"))
-    assert [value.name for value in model.graph.input] == ["tokens", "slot"]
-    assert "slots.tables" in {tensor.name for tensor in model.graph.initializer}
-    images = IMAGES.numpy()
-    with Pipeline.open(bundle, threads=1, provider="cpu") as pipeline, torch.no_grad():
-        for arrangement in ([2, 0, 1], [1, 2], [[[2], [0, 1]]]):
-            wanted = run.view(IMAGES, Arrangement.from_json(arrangement)).numpy()
-            found = pipeline.forward(images, Arrangement.from_json(arrangement))
-            assert np.abs(found - wanted).max() <= 1e-4 * np.abs(wanted).max()
