@@ -17,7 +17,6 @@ from ls_edge.arrangement import Arrangement
 from ls_edge.errors import UsageError
 from ls_edge.training.methods.paper import Shuffle
 from ls_edge.training.methods.step_plan import StepPlan, drop_blocks, step_rng
-from ls_edge.training.methods.williams import balanced_orders
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,8 +53,6 @@ class AnyOrderSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Probability of a random subset of the blocks, at least a quarter of them."""
     drop: float = 0.2
     """LayerDrop's probability for each block, on top."""
-    balanced: bool = False
-    """Draw the groups' orders from Williams squares: a step's groups share slots and neighbours out evenly."""
     teacher: TeacherSettings = TeacherSettings()
 
     def __post_init__(self) -> None:
@@ -99,10 +96,7 @@ class AnyOrder(Shuffle):
     def draw(self, bands: Bands, seed: int, step: int) -> StepPlan:
         """An arrangement for each group."""
         rng, s = step_rng(seed, step), self.settings
-        orders: list[tuple[int, ...] | None] = [None] * s.groups
-        if s.balanced:
-            orders = [*balanced_orders(bands.groups, s.groups, rng)]
-        return StepPlan(tuple(_draw_arrangement(s, bands, rng, order) for order in orders))
+        return StepPlan(tuple(_draw_arrangement(s, bands, rng) for _ in range(s.groups)))
 
     def loss(self, view: BlockView, images: Tensor, targets: Tensor, plan: StepPlan, criterion: Criterion) -> Tensor:
         """The mean over the groups, with soft targets if there is a teacher."""
@@ -127,10 +121,8 @@ class AnyOrder(Shuffle):
         return orders if not self.settings.tracks or in_tracks.is_plain else [*orders, in_tracks]
 
 
-def _draw_arrangement(
-    s: AnyOrderSettings, bands: Bands, rng: random.Random, drawn: tuple[int, ...] | None
-) -> Arrangement:
-    """An arrangement of all blocks or fewer: in the order ``drawn``, where there is one."""
+def _draw_arrangement(s: AnyOrderSettings, bands: Bands, rng: random.Random) -> Arrangement:
+    """A random arrangement of all blocks or fewer."""
     num_blocks = bands.num_blocks
     order = list(range(num_blocks))
     if rng.random() < s.trained:
@@ -139,8 +131,5 @@ def _draw_arrangement(
         order = sorted(rng.sample(order, rng.randint(max(1, num_blocks // 4), num_blocks)))
     if s.drop:
         order = drop_blocks(order, s.drop, rng)
-    if drawn is None:
-        rng.shuffle(order)
-    else:
-        order = [block for block in drawn if block in order]
+    rng.shuffle(order)
     return bands.random_waves(order, rng) if rng.random() < s.tracks else Arrangement.plain(bands.sort(order))
