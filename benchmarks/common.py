@@ -112,7 +112,7 @@ def bundle_of(
     """
     args = {"num_classes": 10, **(args or {})}
     tag = hashlib.sha256(
-        json.dumps([1, model, args, *([precision] * (precision != "fp32"))], sort_keys=True).encode()
+        json.dumps([2, model, args, *([precision] * (precision != "fp32"))], sort_keys=True).encode()
     ).hexdigest()[:12]
     target = cache_folder() / f"{model}-{tag}"
     if (target / "manifest.json").exists():
@@ -127,6 +127,7 @@ def bundle_of(
     from ls_edge.version import __version__
 
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     view = build(model, args)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -25,8 +25,13 @@ def benchmarks(*arguments, **environment):
 
 
 @pytest.fixture(scope="module")
-def document(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("benchmarks")
+def folder(tmp_path_factory):
+    """Where the benchmarks keep their bundles."""
+    return tmp_path_factory.mktemp("benchmarks")
+
+
+@pytest.fixture(scope="module")
+def document(folder):
     done = benchmarks(
         "hop", "throughput", "tracks", "audit", "engines", "chain", "--quick", "--json", str(folder / "figures.json"),
         TMPDIR=str(folder),
@@ -210,3 +215,23 @@ def test_quality_needs_a_bundle_with_costs(tmp_path):
     done = benchmarks("quality", "--quick")
     assert done.returncode == 1
     assert "needs --trained BUNDLE, one exported with --calibrate" in done.stderr
+
+
+@pytest.mark.timeout(200)
+def test_fleet_compares_plans_policies_and_pushes_with_what_peers_do(folder):
+    done = benchmarks("fleet", "--quick", "--json", str(folder / "fleet.json"), TMPDIR=str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "planned and measured" in done.stdout
+    figures = json.loads((folder / "fleet.json").read_text())["benchmarks"]["fleet"]
+    plan = figures["plan"]
+    assert set(plan["rows"]) == {"plan", "equal_split", "single"}
+    assert all(is_ratio(value) for row in plan["rows"].values() for value in row.get("ratio", {}).values())
+    assert plan["holds"] is all(abs(value - 1) <= 0.2 for value in plan["rows"]["plan"]["ratio"].values())
+    assert set(plan["runtime_ms"]) == set(plan["boards"])
+    slow = figures["slow_board"]
+    assert is_ratio(slow["over"]["sequential, two holders"]["fastest, two holders"])
+    assert all(0 < rate <= 1.1 * slow["bound_images_per_s"] for rate in slow["images_per_s"].values())
+    push = figures["push"]
+    assert (push["failed"], push["degraded"]) == (0, 0)
+    assert min(push["requests"].values()) > 0
+    assert all(map(is_ratio, push["with_over_without"].values()))

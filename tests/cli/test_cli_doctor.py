@@ -1,14 +1,23 @@
 """``ls-edge doctor``: one JSON document, a table, and the exit code."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
+import zmq
 
 from ls_edge.cli import diagnostics
 from ls_edge.cli.diagnostics import Finding
 from ls_edge.cli.main import main
+from ls_edge.runtime.peer import open_peer
+from ls_edge.runtime.protocol.messages import FindingRow
+from ls_edge.runtime.transport.keys import new_keys
+
+WELL = FindingRow("ok", "Python", "3.11", "")
+HOT = FindingRow("warn", "throttling", "cpu at 101\x1b[31m", "cool it")
+BROKEN = FindingRow("bad", "onnxruntime", "is not installed", "pip install 'ls-edge[cpu]'")
 
 
 def test_this_hardware():
@@ -40,3 +49,67 @@ def test_exit_code_and_output(monkeypatch, capsys, status, code, flags):
         assert status in printed
         assert "[none]" in printed
         assert "x[cpu]" in printed
+
+
+@pytest.fixture
+def fleet(bundle, write_peers, serve, tmp_path):
+    """Ask real peers: ``well``, ``broken``, ``old`` (knows no check), ``other`` (has another key), ``down``."""
+    if not zmq.has("curve"):
+        pytest.skip("libzmq was built without CURVE")
+    names = ("well", "broken", "old", "other", "down")
+    keys = {name: new_keys(name, tmp_path)[0] for name in (*names, "laptop", "stranger")}
+    path = write_peers(dict.fromkeys(names, range(4)), keys=keys, sources=["laptop"])
+    checks = {"well": lambda: [WELL, HOT], "broken": lambda: [WELL, BROKEN], "old": None, "other": lambda: [WELL]}
+    for name, examine in checks.items():
+        serve(open_peer(path, name, bundle, secret_key=tmp_path / f"{name}.key_secret", examine=examine))
+    text = path.read_text(encoding="utf-8")
+    ours = tmp_path / "ours.yaml"
+    ours.write_text(text.replace(keys["other"].public.decode(), keys["stranger"].public.decode()), encoding="utf-8")
+    return ours, tmp_path / "laptop.key_secret"
+
+
+def test_every_peer_in_one_document(command, fleet):
+    path, key = fleet
+    code, printed, errors = command("doctor", "--peers", path, "--secret-key", key, "--wait", "8", "--json")
+    assert code == 1, errors
+    document = json.loads(printed)
+    peers = document["peers"]
+    assert (document["status"], set(peers)) == ("bad", {"well", "broken", "old", "other", "down"})
+    assert peers["well"] == {
+        "status": "warn", "reason": None, "findings": [
+            {"status": "ok", "what": "Python", "detail": "3.11", "fix": None},
+            {"status": "warn", "what": "throttling", "detail": "cpu at 101\\x1b[31m", "fix": "cool it"},
+        ],
+    }  # fmt: skip
+    assert [(one["status"], one["what"]) for one in peers["broken"]["findings"]] == [
+        ("ok", "Python"), ("bad", "onnxruntime"),
+    ]  # fmt: skip
+    for name in ("old", "other", "down"):
+        assert (peers[name]["status"], peers[name]["findings"]) == ("bad", [])
+        assert "\n" not in peers[name]["reason"]
+    assert "inspect" in peers["old"]["reason"]
+    assert len({peers[name]["reason"] for name in ("old", "other", "down")}) == 3
+
+
+def test_every_peer_in_one_table(command, fleet):
+    path, key = fleet
+    code, printed, errors = command("doctor", "--peers", path, "--secret-key", key, "--wait", "8")
+    assert code == 1, errors
+    assert re.search(r"well +ok +1 check +in order", printed)
+    assert re.search(r"well +warn +throttling", printed)
+    assert re.search(r"broken +bad +onnxruntime", printed)
+    for name in ("old", "other", "down"):
+        assert re.search(rf"{name} +bad +link", printed)
+    assert "\x1b[31m" not in printed
+
+
+def test_asking_peers_with_the_wrong_words(command, fleet, tmp_path):
+    path, _ = fleet
+    for arguments, code, message in (
+        (("--peers", path), 2, "--secret-key"),
+        (("--peers", path, "--secret-key", tmp_path / "stranger.key_secret"), 2, "belongs to no"),
+        (("--secret-key", tmp_path / "laptop.key_secret"), 2, "give --peers FILE too"),
+        (("--peers", tmp_path / "none.yaml"), 2, "none.yaml"),
+    ):
+        found, _, errors = command("doctor", *arguments)
+        assert (found, message in errors) == (code, True), errors

@@ -1,0 +1,422 @@
+"""A fleet of boards that are emulated here by sleeping, so that the cores of this machine are not the limit.
+
+- *plan*: four boards of two kinds. What a plan for throughput promises, and simple placements beside it, against what
+  peers of each placement do; and one board with the whole model, in one process.
+- *slow board*: three boards, one three times slower that stalls now and then. The policy ``sequential`` as a pipeline
+  of equal stretches and where each block has two holders, against ``fastest`` on the latter, and against the plan.
+- *push*: three boards of which two hold each block; what live requests take before, while a bundle is pushed to the
+  boards, and after.
+
+Images are noise and ready in memory. Ratios are taken within rounds, in which the contenders take turns; figures are
+medians over rounds. Peers have keys, as off the loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import BenchmarkError, bundle_of, images_for, in_turn, median, ready_source, report_progress
+from ls_edge.bundle import Bundle
+from ls_edge.device_profile import DeviceProfile, LinksDocument
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.profiling import profile_bundle
+from ls_edge.records import RequestRecord
+from ls_edge.runtime.chaos.faults import Faults
+from ls_edge.runtime.emulated_boards import EmulatedBoard, emulated_boards, emulated_profile
+from ls_edge.runtime.link_prober import LinkProber
+from ls_edge.runtime.local_cluster import LocalCluster
+from ls_edge.runtime.planning.document import PlanDocument, plan_document
+from ls_edge.runtime.planning.from_profiles import NamedProfile, PlanningInputs, problem_of
+from ls_edge.runtime.planning.planner import plan_placement
+from ls_edge.runtime.source import Source
+from ls_edge.runtime.transport.keys import load_secret
+
+BAR = 1.5
+"""Least that ``fastest`` and the plan have to reach of what ``sequential`` does with a slow board."""
+BAND = 0.2
+"""How far what is measured may be from what was planned."""
+STALL_MS, STALL_PART = 200.0, 0.02
+PIPELINE, SEQUENTIAL = "sequential, equal parts", "sequential, two holders"
+LAPTOP = "laptop"
+
+Placement = Mapping[str, Sequence[int]]
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """All three."""
+    path = bundle_of("vit_digits", {"depth": 6 if quick else 8})
+    slowdown, count, rounds = (10.0, 12, 1) if quick else (50.0, 160, 2)
+    return {
+        "plan": _plan(path, slowdown, count, rounds, quick=quick),
+        "slow_board": _slow_board(path, 5.0 if quick else 20.0, count, rounds if quick else 3, quick=quick),
+        "push": _push(quick=quick),
+    }
+
+
+# Plan.
+
+
+def _plan(path: Path, slowdown: float, count: int, rounds: int, *, quick: bool) -> dict[str, Any]:
+    report_progress("  four boards of two kinds")
+    kinds = ("orin-nano", "orin-nano-super") if quick else ("orin-nano",) * 2 + ("orin-nano-super",) * 2
+    boards = emulated_boards(kinds, slowdown)
+    here = profile_bundle(Bundle.open(path), name="here", duration=0.5, threads=1)
+    profiles = {board.name: emulated_profile(here, board) for board in boards}
+    paces = {board.name: board.pace for board in boards}
+    document, links = _planned(path, profiles, paces)
+    wanted = ("equal_split",) if quick else ("round_robin", "equal_split", "trained_order")
+    placements = {"plan": document.expected} | {
+        name: figures for name in wanted if (figures := document.baselines[name]) is not None
+    }
+    rows: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        fleets = _Fleets(stack, path, paces)
+        sources = {
+            name: fleets.source(figures.placement or document.placement, figures.policy or "nearest")
+            for name, figures in placements.items()
+        }
+        rates: dict[str, list[float]] = {name: [] for name in sources}
+        alone: dict[str, list[float]] = {name: [] for name in sources}
+        for source in sources.values():
+            _answers(source, max(4, count // 8), 4)
+        for _, name in in_turn(tuple(sources), rounds):
+            rates[name].append(_rate(_answers(sources[name], count, document.concurrency)))
+            alone[name] += [record.latency_us / 1e3 for record in _answers(sources[name], max(5, count // 8), 1)]
+    for name, figures in placements.items():
+        measured = {"throughput": median(rates[name]), "latency_ms": median(alone[name])}
+        planned = {"throughput": figures.throughput, "latency_ms": figures.latency_ms}
+        rows[name] = {
+            "policy": figures.policy, "planned": planned, "measured": _rounded(measured),
+            "ratio": {key: round(measured[key] / value, 3) for key, value in planned.items() if value},
+        }  # fmt: skip
+    single = document.baselines["single"]
+    assert single is not None
+    assert single.device is not None
+    board = next(board for board in boards if board.name == single.device)
+    rows["single"] = {
+        "policy": None, "planned": {"throughput": single.throughput, "latency_ms": single.latency_ms},
+        "measured": _single(path, board, max(5, count // 8)),
+    }  # fmt: skip
+    best = max(row["measured"]["throughput"] for name, row in rows.items() if name != "plan")
+    ratio = rows["plan"]["ratio"]
+    return {
+        "boards": list(profiles), "slowdown": slowdown, "images": count, "rounds": rounds,
+        "concurrency": document.concurrency, "recommendation": document.recommendation, "reason": document.reason,
+        "placement": {name: list(blocks) for name, blocks in document.placement.items()}, "rows": rows,
+        "runtime_ms": {call.peer: call.mean_ms for call in links.calls},
+        "plan_over_best_baseline": round(rows["plan"]["measured"]["throughput"] / best, 3),
+        "holds": all(abs(value - 1) <= BAND for value in ratio.values()),
+    }  # fmt: skip
+
+
+def _planned(
+    path: Path, profiles: Mapping[str, DeviceProfile], paces: Mapping[str, Faults]
+) -> tuple[PlanDocument, LinksDocument]:
+    """The plan for throughput, from profiles and from links that the peers measure with equal parts of the model."""
+    bundle = Bundle.open(path)
+    names = list(profiles)
+    equal = {name: part.tolist() for name, part in zip(names, np.array_split(range(bundle.num_blocks), len(names)))}  # noqa: B905
+    with _fleet(path, equal, paces) as fleet, LinkProber(fleet.cluster.file, bundle, keys=fleet.keys) as prober:
+        links = prober.measure(transfers=10, wait=30.0)
+    inputs = PlanningInputs(
+        tuple(NamedProfile(name, Path(name), one) for name, one in profiles.items()), links=links,
+        objective="throughput",
+    )  # fmt: skip
+    problem, assumed = problem_of(bundle, inputs)
+    planned = plan_placement(problem, "throughput")
+    return plan_document(problem, "throughput", planned, assumed, bundle_id=bundle.manifest.bundle_id), links
+
+
+def _single(path: Path, board: EmulatedBoard, count: int) -> dict[str, float]:
+    """Stem, paced blocks and head in one process, one image after the other."""
+    took = []
+    with Pipeline.open(Bundle.open(path), threads=1) as pipeline:
+        images = images_for(pipeline.bundle, 1)
+        for _ in range(count):
+            began = time.perf_counter()
+            ends = pipeline.profile(images)[1]
+            computed = sum(max(board.block_ms / 1e3, block) for block in ends[1:-1]) + ends[0] + ends[-1]
+            time.sleep(max(0.0, began + computed - time.perf_counter()))
+            took.append(time.perf_counter() - began)
+    return _rounded({"throughput": len(took) / sum(took), "latency_ms": median(took) * 1e3})
+
+
+# Slow board.
+
+
+def _slow_board(path: Path, block_ms: float, count: int, rounds: int, *, quick: bool) -> dict[str, Any]:
+    report_progress("  a slow board of three")
+    bundle = Bundle.open(path)
+    slow = Faults(least_ms=3 * block_ms, stall_ms=STALL_MS, stall_part=STALL_PART)
+    paces = {"ann": Faults(least_ms=block_ms), "ben": slow, "cleo": Faults(least_ms=block_ms)}
+    parts = [part.tolist() for part in np.array_split(range(bundle.num_blocks), 3)]
+    two = {name: sorted({*parts[i], *parts[(i + 1) % 3]}) for i, name in enumerate(paces)}
+    contenders: dict[str, tuple[Placement, str]] = {
+        SEQUENTIAL: (two, "sequential"),
+        "fastest, two holders": (two, "fastest"),
+    }
+    concurrency = 16
+    if not quick:  # starting processes takes most of a quick run
+        here = profile_bundle(bundle, name="here", duration=0.3, threads=1)
+        boards = {name: EmulatedBoard(name, _usual_ms(pace), "this benchmark") for name, pace in paces.items()}
+        document, _ = _planned(path, {name: emulated_profile(here, board) for name, board in boards.items()}, paces)
+        contenders = {PIPELINE: (dict(zip(paces, parts, strict=True)), "sequential"), **contenders}
+        contenders["plan"] = (document.placement, document.policy or "nearest")
+        concurrency = document.concurrency
+    with contextlib.ExitStack() as stack:
+        fleets = _Fleets(stack, path, paces)
+        sources = {name: fleets.source(placement, policy) for name, (placement, policy) in contenders.items()}
+        for source in sources.values():
+            _answers(source, max(4, count // 8), 4)
+        rates: dict[str, list[float]] = {name: [] for name in contenders}
+        took: dict[str, list[float]] = {name: [] for name in contenders}
+        for _, name in in_turn(tuple(contenders), rounds):
+            records = _answers(sources[name], count, concurrency)
+            rates[name].append(_rate(records))
+            took[name] += [record.latency_us / 1e3 for record in records]
+    bases = [name for name in (PIPELINE, SEQUENTIAL) if name in rates]
+    return {
+        "block_ms": {name: pace.least_ms for name, pace in paces.items()},
+        "stalls": {"ms": STALL_MS, "part_of_calls": STALL_PART}, "images": count, "rounds": rounds,
+        "concurrency": concurrency,
+        "placements": {
+            name: {who: list(held) for who, held in placement.items()} for name, (placement, _) in contenders.items()
+        },
+        "policies": {name: policy for name, (_, policy) in contenders.items()},
+        "images_per_s": {name: round(median(values), 2) for name, values in rates.items()},
+        "bound_images_per_s": round(sum(1e3 / _usual_ms(pace) for pace in paces.values()) / bundle.num_blocks, 2),
+        "latency_ms": {name: _percentiles(values) for name, values in took.items()},
+        "over": {
+            base: {name: _over(rates[name], rates[base]) for name in rates if name not in bases} for base in bases
+        },
+        "bar": BAR,
+    }  # fmt: skip
+
+
+def _usual_ms(pace: Faults) -> float:
+    """What a block takes on average, stalls included: what a profile would show."""
+    return pace.least_ms + pace.stall_part * pace.stall_ms
+
+
+# Push.
+
+
+def _push(*, quick: bool) -> dict[str, Any]:
+    report_progress("  live requests while a bundle is pushed")
+    model, args = ("vit_digits", {"depth": 6}) if quick else ("vit_small_patch32_224", {"depth": 6})
+    before, after = bundle_of(model, args, "fp16"), bundle_of(model, args)
+    old, new = Bundle.open(before), Bundle.open(after)
+    if old.manifest.model_id != new.manifest.model_id:
+        raise BenchmarkError("both precisions have to be of one model; remove the cache of bundles")
+    parts = [part.tolist() for part in np.array_split(range(new.num_blocks), 3)]
+    two = {name: sorted({*parts[i], *parts[(i + 1) % 3]}) for i, name in enumerate(("ann", "ben", "cleo"))}
+    stretch = 2.0 if quick else 12.0
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = LocalCluster(Path(folder) / "fleet", before, two, sources=[LAPTOP], keys=True, stores=True)
+        for name in two:
+            cluster.set_faults(name, Faults(least_ms=8.0))
+        with cluster:
+            cluster.wait_listening(timeout=60.0)
+            fleet = _Fleet(cluster, before)
+            fleet.push(before)
+            with fleet.source(policy="fastest", max_skips=0) as source, _Load(source, 2) as load:
+                load.run(stretch)
+                began = time.monotonic()
+                fleet.push(after)
+                ended = time.monotonic()
+                load.run(stretch)
+    idle = [ms for at, ms in load.took if at < began or at > ended]
+    busy = [ms for at, ms in load.took if began <= at <= ended]
+    ratio = {key: round(_percentiles(busy)[key] / _percentiles(idle)[key], 3) for key in ("p50", "p95")}
+    return {
+        "model": new.manifest.model, "push_seconds": round(ended - began, 2),
+        "without": _percentiles(idle), "with": _percentiles(busy),
+        "requests": {"without": len(idle), "with": len(busy)},
+        "failed": load.failed, "degraded": load.degraded, "with_over_without": ratio,
+    }  # fmt: skip
+
+
+class _Load:
+    """Requests of one source, so many at once, until the end of the context."""
+
+    def __init__(self, source: Source, at_once: int) -> None:
+        self.took: list[tuple[float, float]] = []
+        """When each was submitted, and the milliseconds until its answer."""
+        self.failed = self.degraded = 0
+        self._source, self._images = source, images_for(source.bundle, 8)
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(at_once)]
+
+    def run(self, seconds: float) -> None:
+        """Let requests come for so long."""
+        time.sleep(seconds)
+
+    def _ask(self) -> None:
+        number = 0
+        while not self._over.is_set():
+            began = time.monotonic()
+            number += 1
+            future = self._source.submit(self._images[number % 8])
+            if future.exception() is not None:
+                self.failed += 1
+                continue
+            self.degraded += future.result().degraded
+            self.took.append((began, (time.monotonic() - began) * 1e3))
+
+    def __enter__(self) -> _Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+
+# What they share.
+
+
+@dataclass
+class _Fleet:
+    cluster: LocalCluster
+    path: Path
+
+    @property
+    def keys(self) -> Any:
+        secret = self.cluster.secret_key(LAPTOP)
+        assert secret is not None
+        return load_secret(secret)
+
+    @contextlib.contextmanager
+    def source(self, **settings: Any) -> Iterator[Source]:
+        with ready_source(
+            self.cluster.path, self.path, secret_key=self.cluster.secret_key(LAPTOP), **settings
+        ) as source:
+            yield source
+
+    def push(self, bundle: Path) -> None:
+        words = self.cluster.command(LAPTOP, "push", "--peers", self.cluster.path, "--bundle", bundle)
+        words += ["--secret-key", str(self.cluster.secret_key(LAPTOP))]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+        if done.returncode:
+            raise BenchmarkError(f"push ended with {done.returncode}: {done.stderr.strip()}")
+
+
+@contextlib.contextmanager
+def _fleet(path: Path, placement: Placement, paces: Mapping[str, Faults]) -> Iterator[_Fleet]:
+    """Peers with keys on the loopback, each paced as its board, warm."""
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = LocalCluster(folder, path, placement, sources=[LAPTOP], keys=True)
+        for name in placement:
+            cluster.set_faults(name, paces[name])
+        with cluster:
+            cluster.wait_warm(timeout=120.0)
+            yield _Fleet(cluster, path)
+
+
+class _Fleets:
+    """Peers of each placement that is asked for, and sources of them, until the end of a stack."""
+
+    def __init__(self, stack: contextlib.ExitStack, path: Path, paces: Mapping[str, Faults]) -> None:
+        self._stack, self._path, self._paces = stack, path, paces
+        self._made: dict[str, _Fleet] = {}
+
+    def source(self, placement: Placement, policy: str) -> Source:
+        used = {name: list(blocks) for name, blocks in sorted(placement.items()) if blocks}
+        if str(used) not in self._made:
+            self._made[str(used)] = self._stack.enter_context(_fleet(self._path, used, self._paces))
+        return self._stack.enter_context(self._made[str(used)].source(policy=policy, max_skips=0))
+
+
+def _answers(source: Source, count: int, at_once: int) -> list[RequestRecord]:
+    """So many answers, in the order of their submission; raises for one that skipped blocks."""
+    images = images_for(source.bundle, 8)
+    gate = threading.Semaphore(at_once)
+    futures = []
+    for index in range(count):
+        gate.acquire()
+        futures.append(source.submit(images[index % 8]))
+        futures[-1].add_done_callback(lambda _: gate.release())
+    answers = [future.result() for future in futures]
+    if any(answer.degraded for answer in answers):
+        raise BenchmarkError("an answer skipped blocks; is the machine overloaded?")
+    return [answer.record for answer in answers]
+
+
+def _rate(records: Sequence[RequestRecord]) -> float:
+    """Answers a second from the first submission to the last answer."""
+    began = min(record.submitted_us for record in records)
+    ended = max(record.submitted_us + record.latency_us for record in records)
+    return len(records) / (ended - began) * 1e6
+
+
+def _over(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return round(median([a / b for a, b in zip(ours, theirs, strict=True)]), 3)
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float]:
+    return {f"p{q}": round(float(np.percentile(values, q)), 2) if len(values) else float("nan") for q in (50, 95)}
+
+
+def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
+    return {key: round(value, 2) for key, value in figures.items()}
+
+
+def show(document: dict[str, Any], console: Console) -> None:
+    """The tables."""
+    plan = document["plan"]
+    table = Table(title=f"boards {', '.join(plan['boards'])}, {plan['slowdown']:g} times slower: planned and measured")
+    for column in (
+        "placement",
+        "policy",
+        "images/s planned",
+        "measured",
+        "ratio",
+        "ms alone planned",
+        "measured",
+        "ratio",
+    ):
+        table.add_column(column, justify="right")
+    for name, row in plan["rows"].items():
+        cells = [name.replace("_", " "), str(row["policy"] or "")]
+        for key in ("throughput", "latency_ms"):
+            ratio = str(row.get("ratio", {}).get(key, ""))
+            cells += [f"{row['planned'][key]:.1f}", f"{row['measured'][key]:.1f}", ratio]
+        table.add_row(*cells)
+    console.print(
+        table, f"{plan['recommendation']}: {plan['reason']}",
+        f"plan over the best baseline, measured: {plan['plan_over_best_baseline']}; within {BAND:.0%} of the plan: "
+        f"{'holds' if plan['holds'] else 'missed'}", sep="\n",
+    )  # fmt: skip
+    slow = document["slow_board"]
+    table = Table(title=f"one of three boards three times slower, with stalls; concurrency {slow['concurrency']}")
+    for column in ("", "policy", "images/s", "p50 ms", "p95 ms", *(f"over {base}" for base in slow["over"])):
+        table.add_column(column, justify="right")
+    for name, rate in slow["images_per_s"].items():
+        times = slow["latency_ms"][name]
+        over = [str(ratios.get(name, "")) for ratios in slow["over"].values()]
+        table.add_row(name, slow["policies"][name], str(rate), str(times["p50"]), str(times["p95"]), *over)
+    console.print(
+        table, f"bar {slow['bar']}; engines that never wait would answer {slow['bound_images_per_s']} images/s"
+    )
+    push = document["push"]
+    table = Table(title=f"live requests and a push of {push['push_seconds']} s, {push['model']}")
+    for column in ("", "requests", "p50 ms", "p95 ms"):
+        table.add_column(column, justify="right")
+    for name in ("without", "with"):
+        table.add_row(name, str(push["requests"][name]), str(push[name]["p50"]), str(push[name]["p95"]))
+    over = push["with_over_without"]
+    console.print(table, f"with over without: p50 {over['p50']}, p95 {over['p95']}; failed {push['failed']}")
