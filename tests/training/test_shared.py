@@ -106,6 +106,72 @@ def test_the_mean_of_the_blocks_is_another_start():
     torch.testing.assert_close(view.blocks[0].mlp.fc1.weight, before.blocks[0].mlp.fc1.weight)
 
 
+def test_adapters_of_full_rank_make_each_slot_the_block_of_the_teacher():
+    vectors = ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias", "attn.qkv.bias", "attn.proj.bias")
+    _, view, before, _ = made(bands=None, settings={"adapter_rank": 16})
+    with torch.no_grad():  # adapters are of weights; vectors are what norms and gates of a slot are for
+        for block in before.blocks:
+            for name in (*vectors, "mlp.fc1.bias", "mlp.fc2.bias"):
+                block.get_parameter(name).copy_(view.blocks[0].get_parameter(name))
+        found, wanted = view(IMAGES), before(IMAGES)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4 * wanted.abs().max())
+    assert view.blocks[0].attn.qkv.weight is view.blocks[5].attn.qkv.weight
+
+
+def test_adapters_of_a_low_rank_come_closer_to_the_teacher_and_leave_the_order_free():
+    errors = []
+    for rank in (1, 4, 12):
+        _, view, before, _ = made(settings={"adapter_rank": rank})
+        with torch.no_grad():
+            tokens = view.stem(IMAGES)
+            errors.append(float((view.block(1, tokens, 1) - before.block(1, tokens)).square().mean()))
+            wanted = view(IMAGES)
+            for middle in ([2, 1, 4, 3], [4, 3, 2, 1]):
+                assert torch.equal(view(IMAGES, [0, *middle, 5]), wanted)
+            slots = torch.tensor([1, 2, 3, 4, 1, 2])
+            one_by_one = [view.block(2, tokens[i : i + 1], int(slot)) for i, slot in enumerate(slots)]
+            torch.testing.assert_close(view.block(2, tokens, slots), torch.cat(one_by_one))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.5 * errors[0]
+
+
+def test_adapters_learn_count_as_work_and_travel_with_the_weights():
+    method, view, _, _ = made(settings={"adapter_rank": 4})
+    plain = made()[1]
+
+    assert view.work.added - plain.work.added == 2 * 16 * 4 * (64 + 32 + 48 + 48)
+
+    names = [name for name in view.weights() if "adapters" in name]
+    assert len(names) == 8
+    method.loss(view, IMAGES, TARGETS, method.draw(Bands(6), 0, 0), criterion).backward()
+    for down, up in zip(view.slots.adapters[0].down, view.slots.adapters[0].up, strict=True):
+        assert not up[3].any()  # the shared block is the teacher's here; down has a direction, so up learns
+        assert down[3].all()
+        assert up.grad[1:5].abs().amax(dim=(1, 2)).gt(0).all()
+        assert down.grad[[1, 2, 4]].abs().amax(dim=(1, 2)).gt(0).all()
+        assert not up.grad[[0, 5]].any()
+    twin = made(settings={"adapter_rank": 4})[1]
+    with torch.no_grad():
+        for table in view.slots.adapters[0].tables():
+            table += 0.1
+        twin.load_weights(view.weights())
+        assert torch.equal(twin(IMAGES), view(IMAGES))
+
+
+@pytest.mark.leaks_ok(reason="torch's exporter starts a monitor thread of tqdm")
+def test_adapters_are_part_of_the_one_file():
+    view = made("0-5", {"adapter_rank": 4})[1]
+    set_tables(view)
+    graphs = list(trace_blocks(prepare_for_export(view), (16, 16)))
+    assert all(graph is graphs[0] for graph in graphs)
+    session = onnxruntime.InferenceSession(graphs[0].SerializeToString())
+    tokens = torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(2))
+    [found] = session.run(None, {"tokens": tokens.numpy(), "slot": np.array([0, 5, 2])})
+    with torch.no_grad():
+        wanted = view.block(1, tokens, torch.tensor([0, 5, 2])).numpy()
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
 def test_the_loss_is_labels_answers_and_tokens_of_the_teacher():
     method, view, before, _ = made(settings={"tokens": 0.7, "logits": 0.4, "temperature": 3.0})
     set_tables(view)
@@ -136,6 +202,10 @@ def test_what_cannot_be_shared_is_refused():
         make_method("shared", {}).reshape(view, Bands.fixed(6), None, trained=True)
     with pytest.raises(UsageError, match="logits is 0 to 1"):
         make_method("shared", {"logits": 2.0})
+    with pytest.raises(UsageError, match="adapter_rank is -1; it has to be 0"):
+        make_method("shared", {"adapter_rank": -1})
+    with pytest.raises(UsageError, match="adapter_rank is 17; the linear layers of a block have room for 16 at most"):
+        made(settings={"adapter_rank": 17})
 
 
 def test_a_run_has_the_weights_once_and_loads(shared_runs):

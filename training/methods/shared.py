@@ -34,11 +34,15 @@ class SharedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Weight of the teacher's soft targets, 0 to 1; the labels have the rest."""
     temperature: float = 2.0
     conditioning_lr: float = 3.0
-    """Learning rate of the slots' norms and gates over that of the model; they have no weight decay."""
+    """Learning rate of what belongs to the slots (norms, gates, adapters) over the model's; it has no weight decay."""
+    adapter_rank: int = 0
+    """Rank of the low-rank adapters that each slot has for the linear layers of the shared block; 0: no adapters."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.logits <= 1 and 0 <= self.tokens < float("inf") and self.temperature > 0):
             raise ValueError("logits is 0 to 1, tokens 0 or more, temperature above 0")
+        if self.adapter_rank < 0:
+            raise ValueError(f"adapter_rank is {self.adapter_rank}; it has to be 0 (no adapters) or more")
         if not 0 < self.conditioning_lr < float("inf"):
             raise ValueError(f"conditioning_lr is {self.conditioning_lr}; it has to be above 0")
 
@@ -82,13 +86,23 @@ class SharedTrunk(Sequential):
         return places
 
     def attach(self, view: BlockView) -> None:
-        """Add the norms and gates of the slots to the blocks that share their weights."""
-        from ls_edge.training.methods.slots import SlotNorms
+        """Add norms, gates and adapters of the slots to the blocks that share their weights.
 
+        The adapters start as what the shared block lacks most of the teacher's block at their slot.
+        """
+        from ls_edge.training.methods.slots import SlotAdapters, SlotNorms
+
+        s, blocks = self.settings, list(view.blocks)
         only = [index for index, owner in enumerate(view.owners) if view.owners.count(owner) > 1]
-        rate = self.settings.conditioning_lr
-        slots = SlotNorms(list(view.blocks), view.branches, view.token_spec.dim, rate, only)
-        view.slots = slots.to(view.device).train(view.training)
+        slots = SlotNorms(blocks, view.branches, view.token_spec.dim, s.conditioning_lr, only, s.adapter_rank)
+        slots.to(view.device).train(view.training)
+        if self._teacher is not None:
+            wanted = list(self._teacher.blocks)
+            for adapters in slots.adapters:
+                assert isinstance(adapters, SlotAdapters)
+                for index in only:
+                    adapters.approximate(index, blocks[index], wanted[index])
+        view.slots = slots
 
     def loss(self, view: BlockView, images: Tensor, targets: Tensor, plan: StepPlan, criterion: Criterion) -> Tensor:
         """The criterion on the logits, the teacher's soft targets, and the error of the tokens after each step."""

@@ -14,6 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ls_edge.errors import UsageError
+
+
+NEGLIGIBLE = 1e-6
+"""Singular values below this share of a layer's norm are rounding errors; their direction means nothing."""
+
 
 class SlotModule(nn.Module):
     """Runs a block together with its slot."""
@@ -53,9 +59,11 @@ class SlotNorms(SlotModule):
     """Conditioning of each block on its slot: scale and shift of each norm, and a gate on each residual branch.
 
     ``x + (1 + gate) * layer((1 + scale) * norm(x) + shift)``, a vector of each for every block, slot and branch, as in
-    FiLM (arXiv 1709.07871) and the adaptive norms of DiT (arXiv 2212.09748, section 3.2). All start at zero, where a
-    block computes bit by bit what it computes without. The vectors are applied by hooks on the block's own modules, so
-    that timm's forward stays as it is and each block compiles and exports by itself.
+    FiLM (arXiv 1709.07871) and the adaptive norms of DiT (arXiv 2212.09748, section 3.2). With a ``rank`` each linear
+    layer of a branch has for every slot a low-rank adapter besides, ``W x + b + up (down x)`` (LoRA, arXiv 2106.09685;
+    for layers that share their weights arXiv 2410.20672). Vectors and ``up`` start at zero, where a block computes the
+    same as without them. They are applied by hooks on the block's own modules, so that timm's forward stays as it is
+    and each block compiles and exports by itself.
     """
 
     def __init__(
@@ -65,10 +73,12 @@ class SlotNorms(SlotModule):
         dim: int,
         lr_factor: float = 1.0,
         only: Collection[int] | None = None,
+        rank: int = 0,
     ) -> None:
         """Hook ``blocks``, or those whose indices are in ``only``; there are as many slots as blocks.
 
-        One block in several places has one table. Parameters are on the CPU.
+        One block in several places has one table. Parameters are on the CPU. Raises :class:`UsageError` for a ``rank``
+        above the width of a linear layer.
         """
         super().__init__()
         self.lr_factor = lr_factor
@@ -76,6 +86,7 @@ class SlotNorms(SlotModule):
         modules = list(dict.fromkeys(blocks[index] for index in chosen))
         self._table_of = {index: modules.index(blocks[index]) for index in chosen}
         self.tables = nn.ParameterList(torch.zeros(len(blocks), len(branches), 3, dim) for _ in modules)
+        self.adapters = nn.ModuleList(SlotAdapters(block, branches, len(blocks), rank) for block in modules if rank)
         self._runners = []
         for block in modules:
             running = _Running(block)
@@ -84,17 +95,29 @@ class SlotNorms(SlotModule):
                 block.get_submodule(branch.norm).register_forward_hook(_ModulateNorm(running, number))
                 gate = _GateBranch(running, number, branch.channels_first)
                 block.get_submodule(branch.layer).register_forward_hook(gate)
+        for running, adapters in zip(self._runners, self.adapters, strict=False):
+            assert isinstance(adapters, SlotAdapters)
+            for number, name in enumerate(adapters.layers):
+                running.block.get_submodule(name).register_forward_hook(_AdaptLinear(running, number))
 
     def forward(self, index: int, tokens: Tensor, slot: int | Tensor, run_block: Callable[..., Tensor]) -> Tensor:
         """See the class."""
         if index not in self._table_of:
             return run_block(tokens)
-        table = self.tables[self._table_of[index]]
-        vectors = table.index_select(0, slot) if isinstance(slot, Tensor) else table[slot]
-        return run_block(tokens, vectors.unsqueeze(-2))
+        number = self._table_of[index]
+        tables = [self.tables[number]]
+        if len(self.adapters):
+            adapters = self.adapters[number]
+            assert isinstance(adapters, SlotAdapters)
+            tables += adapters.tables()
+        vectors, *matrices = (t.index_select(0, slot) if isinstance(slot, Tensor) else t[slot] for t in tables)
+        return run_block(tokens, vectors.unsqueeze(-2), *matrices)
 
     def runner(self, index: int, block: nn.Module) -> Callable[..., Tensor]:
-        """The hooked block, called with the vectors ``[branches, 3, 1, D]`` or ``[B, branches, 3, 1, D]`` too."""
+        """The hooked block, called with the vectors ``[branches, 3, 1, D]`` or ``[B, branches, 3, 1, D]`` too.
+
+        After them come the adapters' matrices, ``[rank, in]`` and ``[out, rank]`` or a batch of them, a pair a layer.
+        """
         return self._runners[self._table_of[index]].run if index in self._table_of else block
 
     @property
@@ -107,20 +130,63 @@ class SlotNorms(SlotModule):
         return int(self.tables[0].shape[1]) * 3 * count * dim
 
 
+class SlotAdapters(nn.Module):
+    """For every slot a pair of low-rank matrices for each linear layer in a block's residual branches."""
+
+    def __init__(self, block: nn.Module, branches: Sequence[Branch], slots: int, rank: int) -> None:
+        """``down`` is random and ``up`` zero; raises :class:`UsageError` for a rank that no layer has room for."""
+        super().__init__()
+        found = {
+            f"{branch.layer}.{name}" if name else branch.layer: module
+            for branch in branches
+            for name, module in block.get_submodule(branch.layer).named_modules()
+            if isinstance(module, nn.Linear)
+        }
+        self.layers = tuple(found)
+        """Names of the linear layers, in the block."""
+        widest = max((min(layer.in_features, layer.out_features) for layer in found.values()), default=0)
+        if rank > widest:
+            raise UsageError(f"adapter_rank is {rank}; the linear layers of a block have room for {widest} at most")
+        self.down = nn.ParameterList(
+            torch.randn(slots, rank, layer.in_features) / layer.in_features**0.5 for layer in found.values()
+        )
+        self.up = nn.ParameterList(torch.zeros(slots, layer.out_features, rank) for layer in found.values())
+
+    def tables(self) -> list[Tensor]:
+        """``down`` ``[slots, rank, in]`` and ``up`` ``[slots, out, rank]`` of each layer, in turns."""
+        return [table for pair in zip(self.down, self.up, strict=True) for table in pair]
+
+    @torch.no_grad()
+    def approximate(self, slot: int, block: nn.Module, wanted: nn.Module) -> None:
+        """Bring the layers of ``block`` at a slot as close to those of ``wanted`` as the rank allows.
+
+        The truncated singular value decomposition of the difference of the weights (arXiv 2410.20672, section 3).
+        """
+        for name, down, up in zip(self.layers, self.down, self.up, strict=True):
+            weight, target = (module.get_submodule(name).get_parameter("weight") for module in (block, wanted))
+            left, values, right = torch.linalg.svd((target - weight).double(), full_matrices=False)
+            rank = min(down.shape[1], len(values))
+            roots = values[:rank].sqrt()
+            up[slot, :, :rank] = left[:, :rank] * roots
+            some = values[:rank] > NEGLIGIBLE * weight.norm()  # two zero factors would have no gradient
+            down[slot, :rank][some] = (roots[:, None] * right[:rank])[some].to(down.dtype)
+
+
 class _Running:
-    """A block with the vectors for its hooks; None while it does not run."""
+    """A block with the vectors and matrices for its hooks; None while it does not run."""
 
     def __init__(self, block: nn.Module) -> None:
         self.block = block
         self.vectors: Tensor | None = None
+        self.matrices: tuple[Tensor, ...] = ()
 
-    def run(self, tokens: Tensor, vectors: Tensor, **inputs: Tensor) -> Tensor:
-        """The vectors are an argument, and read from the attribute within one graph when this is compiled."""
-        self.vectors = vectors
+    def run(self, tokens: Tensor, vectors: Tensor, *matrices: Tensor, **inputs: Tensor) -> Tensor:
+        """They are arguments, and read from the attributes within one graph when this is compiled."""
+        self.vectors, self.matrices = vectors, matrices
         try:
             out: Tensor = self.block(tokens, **inputs)
         finally:
-            self.vectors = None
+            self.vectors, self.matrices = None, ()
         return out
 
 
@@ -150,6 +216,20 @@ class _GateBranch:
             return out
         gate = vectors[..., self._branch, 2, :, :].to(out.dtype)
         return out * (1 + (gate.transpose(-1, -2) if self._channels_first else gate))
+
+
+class _AdaptLinear:
+    """Forward hook of a linear layer."""
+
+    def __init__(self, running: _Running, layer: int) -> None:
+        self._running, self._layer = running, layer
+
+    def __call__(self, _module: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        matrices = self._running.matrices
+        if not matrices:
+            return out
+        down, up = matrices[2 * self._layer : 2 * self._layer + 2]
+        return out + (inputs[0] @ down.mT) @ up.mT
 
 
 class SlotEmbedding(SlotModule):

@@ -125,7 +125,8 @@ class BlockView(nn.Module):
             block, _ = count_flops(lambda: self._blocks[0](tokens, **self._family.block_inputs(self.model, 0)))
             added = 0
             if self.slots is not None:
-                added += count_flops(lambda: self._run(0, tokens, 0))[0] - block
+                index = max(self._owners, key=self._owners.count)  # a method may add to blocks in several places only
+                added += count_flops(lambda: self._run(index, tokens, index))[0] - block
                 added += self.slots.elementwise_flops(*tokens.shape[1:])
             if self.predictor is not None:
                 predictor = self.predictor
