@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from ls_edge.errors import UsageError
 
-
 NEGLIGIBLE = 1e-6
 """Singular values below this share of a layer's norm are rounding errors; their direction means nothing."""
 
