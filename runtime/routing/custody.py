@@ -47,7 +47,7 @@ from ls_edge.runtime.protocol.messages import (
     TransferId,
 )
 from ls_edge.runtime.routing.candidates import ONE_BAND, Candidate, LocalNode
-from ls_edge.runtime.routing.credits import Occupancy
+from ls_edge.runtime.routing.credits import Occupancy, owner_of
 from ls_edge.runtime.routing.events import (
     AnnounceState,
     Arrived,
@@ -274,6 +274,14 @@ class CustodyMachine(ABC):
         """Act on a request that no process within reach can take."""
 
     @abstractmethod
+    def _waits_on(self, request: HeldRequest, candidates: Iterable[Candidate]) -> bool:
+        """Whether a request waits on for the credit of these, although it has waited for ``Limits.credit_wait``."""
+
+    @abstractmethod
+    def _way_out(self, request: HeldRequest) -> str:
+        """Return who may reach a holder that nobody announces, as far as the request's own way shows; "" for nobody."""
+
+    @abstractmethod
     def _accepted(self, request: HeldRequest) -> None:
         """The next holder has accepted."""
 
@@ -318,7 +326,7 @@ class CustodyMachine(ABC):
         """Return when a Tick is due for other reasons than held requests."""
         return ()
 
-    def _refused(self, request: HeldRequest, message: Refuse) -> None:  # noqa: B027
+    def _refused(self, request: HeldRequest, sender: str, message: Refuse) -> None:  # noqa: B027
         """A request waits again since its next holder refused it."""
 
     def _rerouted(self, request: HeldRequest) -> None:  # noqa: B027
@@ -578,7 +586,7 @@ class CustodyMachine(ABC):
                 request.avoid[sender] = n.backoff_until
             self._changed(sender)
         self.decide_soon(request)
-        self._refused(request, message)
+        self._refused(request, sender, message)
 
     def _on_progress(self, sender: str, message: Progress) -> None:
         """Give its holder more time; without further blocks only as long as :attr:`Limits.keep_share` allows."""
@@ -645,7 +653,7 @@ class CustodyMachine(ABC):
         if isinstance(choice, RunHere):
             self._run_here(request, choice.block)
         elif isinstance(choice, ReturnToSource):
-            self._cannot_go_on(request, choice.reason)
+            self._wait_or_return(request, choice.reason, candidates)
         elif isinstance(choice, Wait):
             self._wait_for_credit(request, candidates, choice.holders)
         elif itinerary.via_source and from_peer:
@@ -656,9 +664,29 @@ class CustodyMachine(ABC):
                 itinerary = msgspec.structs.replace(itinerary, relays=(*itinerary.relays, self.name))
             self.offer(request, choice.holder, itinerary)
 
+    def _wait_or_return(self, request: HeldRequest, reason: ReturnReason, candidates: Sequence[Candidate]) -> None:
+        """Act on a request for which the policy finds no holder now: wait on, hand it out again, or give it back."""
+        if reason is ReturnReason.CREDIT and self._waits_on(request, candidates):
+            self._wait_for_credit(request, candidates, ())
+            return
+        itinerary = request.itinerary
+        out_again = reason is ReturnReason.UNREACHABLE and not itinerary.via_source and itinerary.track is None
+        way = self._way_out(request) if out_again else ""
+        candidate = self.neighbours.candidate(way, self.now) if way and way not in itinerary.relays else None
+        if candidate is None:
+            self._cannot_go_on(request, reason)
+        elif candidate.credits > 0:
+            self.offer(request, way, msgspec.structs.replace(itinerary, relays=(*itinerary.relays, self.name)))
+        elif request.upstream is None or self._waits_on(request, [candidate]):
+            self._wait_for_credit(request, [candidate], (way,))
+        else:
+            self._cannot_go_on(request, ReturnReason.CREDIT)
+
     def _wait_for_credit(self, request: HeldRequest, candidates: Sequence[Candidate], holders: tuple[str, ...]) -> None:
         since = request.waiting_since
         until = (self.now if since is None else since) + self.limits.credit_wait
+        if until <= self.now:
+            until = self.now + self.limits.look_again
         if request.upstream is not None:
             self.send_progress([request])
             until = min(until, self.now + self.limits.look_again)
@@ -671,17 +699,26 @@ class CustodyMachine(ABC):
         self._waits_for_credit(request)
 
     def able_to_run(self, request: HeldRequest, candidates: Iterable[Candidate]) -> list[Candidate]:
-        """Return those of the candidates that have a block which may run now."""
+        """Return those of the candidates that have a block which may run now; if there are none, relays to such."""
         itinerary = request.itinerary
         first = not policy_of(itinerary.policy).may_reorder
         wanted = itinerary.remaining[:1] if first else self.bands.permitted(itinerary.remaining)
-        return [c for c in candidates if not c.blocks.isdisjoint(wanted)]
+        holders = [c for c in candidates if not c.blocks.isdisjoint(wanted)]
+        if holders or itinerary.via_source:
+            return holders
+        return [c for c in candidates if not c.reach_blocks.isdisjoint(wanted) and c.name not in itinerary.relays]
 
     def reachable(self) -> list[Candidate]:
         """Return the peers that may be handed tokens."""
         if self._candidates is None:
             self._candidates = self.neighbours.candidates(self.now)
         return list(self._candidates.values())
+
+    def leads_beyond(self, n: Neighbour) -> bool:
+        """Whether a neighbour has a link to a peer that this process has none to. Names of sources are aliases."""
+        known = self.neighbours.by_name
+        others = () if n.state is None else n.state.reaches
+        return any(name not in known and name != self.name and owner_of(name) == name for name in others)
 
     def _changed(self, name: str) -> None:
         """A neighbour can take more, or less, than it could."""

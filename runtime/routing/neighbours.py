@@ -174,6 +174,8 @@ class Neighbour:
     """As of its latest STATE, ACCEPT or REFUSE."""
     was_available: bool = False
     """Whether it could be handed tokens at its last STATE, and was not suspected since."""
+    moved_at: float = 0.0
+    """When it was last seen to get on: it finished an engine call, or accepted a transfer."""
 
     @property
     def name(self) -> str:
@@ -216,6 +218,7 @@ class Neighbour:
         self.link_us += (counted - self.link_us) * (_SMOOTH_LINK if self.link_us else 1.0)
         self.link_at, self.last_link_us = now, took
         self._expected_link = (now, round(self.link_us))
+        self.moved_at = now
 
     def expected_link_us(self, now: float) -> int:
         """Return the expected time of a transfer; an old measurement fades, so that a link is tried again."""
@@ -342,6 +345,8 @@ class Neighbours:
         before = n.state
         n.state, n.state_at, n.reported_credits = state, now, state.credits
         n.refused_until = 0.0
+        if before is None or state.calls > before.calls:
+            n.moved_at = now
         if n.strikes and state.calls > n.calls_when_suspected:
             n.strikes, n.suspected_until = 0, 0.0
         was_available, n.was_available = n.was_available, n.available(now)

@@ -14,7 +14,7 @@ copies for others); REFUSE reports the current number to a sender that saw an ol
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import msgspec
@@ -34,7 +34,7 @@ from ls_edge.runtime.protocol.messages import (
     State,
     TransferId,
 )
-from ls_edge.runtime.routing.candidates import ONE_BAND, LocalNode
+from ls_edge.runtime.routing.candidates import ONE_BAND, Candidate, LocalNode
 from ls_edge.runtime.routing.credits import Credits
 from ls_edge.runtime.routing.custody import CustodyMachine
 from ls_edge.runtime.routing.engine_queue import EngineQueue
@@ -62,6 +62,8 @@ from ls_edge.runtime.routing.waves import WaveJoiner
 
 _NO_WAY_HOME_S = 0.1
 """Seconds until tokens that no neighbour can bring home are routed again; a new link does so at once."""
+_SOURCES_REMEMBERED = 1024
+"""Sources that are remembered as having been near; of one that is forgotten, work stays until its budget ends."""
 _BLOCK_SHARE = 0.25
 """Most of a budget that is kept back for an engine call: a wrong measurement of one must not keep it from running."""
 
@@ -94,6 +96,8 @@ class PeerMachine(CustodyMachine):
         self._drain_until = float("inf")
         self._orphaned: dict[str, float] = {}
         """Sources of held work that are out of reach, and when the work is dropped."""
+        self._once_near: dict[str, None] = {}
+        """Sources of held work that this process or a neighbour had a link to; of others nothing is known."""
         self.transitions |= {
             (Stage.WAITING, Stage.QUEUED): self._enter_queued,
             (Stage.QUEUED, Stage.RUNNING): self._enter_running,
@@ -261,6 +265,32 @@ class PeerMachine(CustodyMachine):
     def _cannot_go_on(self, request: HeldRequest, reason: ReturnReason) -> None:
         self._return(request, reason)
 
+    def _waits_on(self, request: HeldRequest, candidates: Iterable[Candidate]) -> bool:
+        """Whether its source has no better choice, and who it waits for gets on with its work.
+
+        Without a link to the source, the source reaches nothing that this process does not reach sooner. When nobody
+        gets on, two processes may wait for each other's credit: what goes home makes room.
+        """
+        if request.itinerary.source in self.neighbours.by_name:
+            return False
+        since = self.now if request.waiting_since is None else request.waiting_since
+        until = since + self.limits.keep_share * (self._end(request) - since)
+        moved_at = max((n.moved_at for c in candidates if (n := self.neighbours.get(c.name))), default=0.0)
+        return self.now < min(until, max(since, moved_at) + self.limits.away_floor)
+
+    def _way_out(self, request: HeldRequest) -> str:
+        """Return the latest holder of the tokens that is linked and leads beyond the neighbours.
+
+        Where all peers are linked with all, there is none.
+        """
+        itinerary = request.itinerary
+        passed = {request.upstream, *itinerary.relays, *itinerary.avoid, *request.avoid}
+        for visit in reversed(itinerary.visits):
+            n = self.neighbours.get(visit.holder)
+            if n is not None and n.name not in passed and self.leads_beyond(n):
+                return n.name
+        return ""
+
     def _return(self, request: HeldRequest, reason: ReturnReason) -> None:
         """Begin to send a waiting request back to its source."""
         request.returning = reason
@@ -279,26 +309,34 @@ class PeerMachine(CustodyMachine):
             self.send_progress([request])
             self.wait(request, self.now + self.limits.look_again, "slow link home", credit_of=(source,))
             return
-        relays, avoid = request.itinerary.relays, request.avoid
-        ways = [
-            n.name
-            for n in self.neighbours
-            if n.available(self.now) and n.state and source in n.state.reaches
-            and n.name not in relays and avoid.get(n.name, 0.0) <= self.now
-        ]  # fmt: skip
-        way = request.upstream if request.upstream in ways else min(ways, default=self._holder_before(request))
+        way = self._way_home(request)
         if way:
-            self.offer(request, way, msgspec.structs.replace(request.itinerary, relays=(*relays, self.name)))
+            relays = (*request.itinerary.relays, self.name)
+            self.offer(request, way, msgspec.structs.replace(request.itinerary, relays=relays))
         else:
             self.wait(request, self.now + _NO_WAY_HOME_S, "no way home")
 
-    def _holder_before(self, request: HeldRequest) -> str:
-        """A holder by which the tokens came, that is not on their way back yet and can be reached; "" without one."""
-        for visit in reversed(request.itinerary.visits):
-            n = self.neighbours.get(visit.holder)
-            if n is not None and n.available(self.now) and visit.holder not in request.itinerary.relays:
-                return visit.holder
-        return ""
+    def _way_home(self, request: HeldRequest) -> str:
+        """Return who may bring tokens home; "" for nobody. A source that is linked may be busy, and is waited for."""
+        source, relays = request.itinerary.source, request.itinerary.relays
+        if source in self.neighbours.by_name:
+            return source
+        usable = {
+            n.name: n
+            for n in self.neighbours
+            if n.available(self.now) and n.name not in relays and request.avoid.get(n.name, 0.0) <= self.now
+        }
+        ways = [name for name, n in usable.items() if n.state and source in n.state.reaches]
+        if ways:
+            return request.upstream if request.upstream in ways else min(ways)
+        return self._holder_before(request, usable)
+
+    def _holder_before(self, request: HeldRequest, usable: Collection[str]) -> str:
+        """The earliest holder of the tokens that can be reached and is not on their way back yet; "" without one.
+
+        The one before it was its neighbour, so each such step is one nearer to the source.
+        """
+        return next((visit.holder for visit in request.itinerary.visits if visit.holder in usable), "")
 
     # Engine and waves: transitions.
 
@@ -444,11 +482,17 @@ class PeerMachine(CustodyMachine):
         else:  # it is on its way back to us by another way than it went
             self.transition(request, Stage.AWAY, f"passed on to {holder}")
 
-    def _refused(self, request: HeldRequest, message: Refuse) -> None:
+    def _refused(self, request: HeldRequest, sender: str, message: Refuse) -> None:
         cancelled = message.reason == RefuseReason.CANCELLED
         if cancelled and not request.returning and request.itinerary.source != self.name:
             # If it is so, the source will take them and forget them; if the other lied, nothing is lost.
             self._return(request, ReturnReason.CANCELLED)
+        elif cancelled and request.returning and not self._way_home(request):
+            # Whoever is the only way home could as well accept the tokens and forget them.
+            if request.upstream in self.neighbours.by_name:
+                assert request.upstream is not None
+                self.instructions.append(Send(request.upstream, Release(request.transfer, sender)))
+            self.end(request, f"cancelled, says {sender}, the only way home")
 
     def _annotated(self, request: HeldRequest, itinerary: Itinerary) -> Itinerary:
         engine, joins = request.engine, request.joins
@@ -538,12 +582,18 @@ class PeerMachine(CustodyMachine):
                 self.end(request, "its source went away")
 
     def _look_for_orphans(self) -> None:
-        """Find sources of held work that no linked process reaches any more."""
+        """Find sources of held work that no linked process reaches any more.
+
+        A source that never was that near counts only where there is no process beyond the neighbours.
+        """
         sources = self.occupancy.sources.keys() - {self.name}
         for name in sources:
             if name in self.neighbours.by_name or any(n.state and name in n.state.reaches for n in self.neighbours):
                 self._orphaned.pop(name, None)
-            else:
+                self._once_near[name] = None
+                if len(self._once_near) > _SOURCES_REMEMBERED:
+                    del self._once_near[next(iter(self._once_near))]
+            elif name in self._once_near or not any(map(self.leads_beyond, self.neighbours)):
                 self._orphaned.setdefault(name, self.now + self.limits.away_floor)
         for name in self._orphaned.keys() - sources:
             del self._orphaned[name]

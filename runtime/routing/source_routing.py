@@ -39,7 +39,7 @@ from ls_edge.runtime.protocol.messages import (
     ReturnReason,
     TransferId,
 )
-from ls_edge.runtime.routing.candidates import ONE_BAND, LocalNode
+from ls_edge.runtime.routing.candidates import ONE_BAND, Candidate, LocalNode
 from ls_edge.runtime.routing.custody import CustodyMachine
 from ls_edge.runtime.routing.events import (
     Abandon,
@@ -97,6 +97,8 @@ class OpenRequest:
     holder: str = ""
     reason: str = ""
     """Why it could not go on, when it last could not."""
+    way_out: str = ""
+    """Who brought it back from beyond the reach of this source, or for want of a credit there."""
     left_out: dict[int, str] = field(default_factory=dict)
     """Blocks that this source has skipped in it, and why."""
     watch_returns: bool = False
@@ -225,6 +227,8 @@ class SourceMachine(CustodyMachine):
         self.end(old, f"{sender} brought it back")
         request.before = request.holder = ""
         request.reason = run.returning
+        beyond = run.returning == ReturnReason.CREDIT or any(self._is_beyond(v.holder) for v in itinerary.visits)
+        request.way_out = sender if beyond else ""
         if request.watch_returns:
             reported = _restored(request.asked, run.itinerary)
             self.instructions.append(Returned(request.number, sender, reported, event.tokens))
@@ -300,6 +304,18 @@ class SourceMachine(CustodyMachine):
         saturated = self.able_to_run(request, self.reachable()) if reason is ReturnReason.CREDIT else ()
         names = tuple(c.name for c in saturated if not c.credits)
         self.wait(request, until, reason, credit_of=names, or_change=held_back)
+
+    def _waits_on(self, request: HeldRequest, candidates: Iterable[Candidate]) -> bool:  # noqa: ARG002
+        return False
+
+    def _way_out(self, request: HeldRequest) -> str:
+        owner = self._by_id[request.request]
+        way = owner.way_out
+        if owner.reason == ReturnReason.UNREACHABLE and _may_skip(
+            request.itinerary, self.bands.permitted(request.itinerary.remaining)
+        ):
+            return ""
+        return "" if request.avoid.get(way, 0.0) >= request.deadline else way
 
     def _waits_for_credit(self, request: HeldRequest) -> None:
         self._by_id[request.request].reason = ReturnReason.CREDIT
@@ -413,17 +429,28 @@ class SourceMachine(CustodyMachine):
         self.transition(request, Stage.AWAY, f"passed on to {holder}")
 
     def _watch(self, request: HeldRequest) -> None:
-        n = self.neighbours.get(self._by_id[request.request].holder)
+        holder = self._by_id[request.request].holder
+        n = self.neighbours.get(holder)
         left = max(0.0, self._end(request) - self.now)
         usual = n.hop_deadline(self.limits, left) if n else 0.0
         request.keep_until = self.now + self.limits.keep_share * left
-        news_by = self.now + max(self.limits.away_floor, 2 * usual)
+        if self._is_beyond(holder) or (n is not None and self.leads_beyond(n)):
+            # No MOVED comes from who has no link to this source; whoever keeps the copy before watches over it.
+            news_by = request.keep_until
+        else:
+            news_by = self.now + max(self.limits.away_floor, 2 * usual)
         self.set_check(request, min(news_by, request.keep_until, request.keep_end, self._end(request)))
+
+    def _is_beyond(self, name: str) -> bool:
+        """Whether a process has no link to this source, and one to a neighbour of it."""
+        return name not in self.neighbours.by_name and any(n.state and name in n.state.reaches for n in self.neighbours)
 
     def _late(self, request: HeldRequest) -> None:
         """There was no message about an away request for too long, or a holder keeps it for too long."""
         owner = self._by_id[request.request]
-        if owner.holder and owner.holder != request.downstream:
+        if self._is_beyond(owner.holder):
+            pass  # others may be behind it, and it was not this source that waited for its word
+        elif owner.holder and owner.holder != request.downstream:
             self._avoid(owner, owner.holder, self.now + self.limits.away_floor)
         else:
             self._pass_over(owner, request.downstream)

@@ -77,10 +77,10 @@ def test_without_anybody_who_reaches_the_source_they_go_back_the_way_they_came(p
     peer(NeighbourDown("laptop", "cut"))
     visits = tuple(Visit(name, (), 0, 0, 0) for name in ("x", "c", "b"))
     peer.gets("b", run_of(remaining=(3,), waves=BY_X, visits=visits, skipped=(2,)))
-    (home,) = peer.sent(Forward, "b")
+    (home,) = peer.sent(Forward, "c")
     assert (home.returning, home.itinerary.relays) == ("unreachable", ("a",))
-    peer.gets("b", run_of(transfer(1), remaining=(3,), visits=visits, relays=("b",), returning="unreachable"))
-    assert len(peer.sent(Forward, "c")) == 1
+    peer.gets("c", run_of(transfer(1), remaining=(3,), visits=visits, relays=("c",), returning="unreachable"))
+    assert len(peer.sent(Forward, "b")) == 1
 
 
 def test_a_relay_passes_on_without_running(peer):

@@ -145,8 +145,7 @@ def test_a_chain_in_which_each_reaches_only_its_neighbour(cluster, tiny_bundle, 
     ):
         wait_until(lambda: state_of(source, "a") == "alive", 15.0, "a link to a")
         wait_until(lambda: "lost  peer=c" in cluster.log_path("a").read_text(), 15.0, "a to lose c")
-        # One after the other: what waits for a credit behind a neighbour comes back to a source that cannot reach on.
-        answers = [answer for picture in pictures for answer in answers_of(source, picture[None])]
+        answers = answers_of(source, pictures)
     assert {holder for a in answers for block, holder in a.record.steps if block in (4, 5)} == {"c"}
     assert_replays(tiny_bundle, pictures, answers)
 

@@ -75,7 +75,8 @@ CASES = {
         way(), own(), [peer("a", [], reach=[2]), peer("b", [], reach=[0], wait=9)], True, SendTo("b", relay=True),
     ),
     "relay only where nothing else runs": (way(), own(), [peer("a", [3], reach=[0])], True, SendTo("a")),
-    "a relay needs a credit": (way(), own(), [peer("a", [], reach=[0], credit=0)], True, UNREACHABLE),
+    "a relay needs a credit": (way(), own(), [peer("a", [], reach=[0], credit=0)], True, Wait(("a",))),
+    "but not for ever": (way(), own(), [peer("a", [], reach=[0], credit=0)], False, CREDIT),
     "nobody relays twice in a row": (way(relays=("a",)), own(), [peer("a", [], reach=[0])], True, UNREACHABLE),
     "but may run a block": (way(relays=("a",)), own(), [peer("a", [0])], True, SendTo("a")),
     "sequential relays towards the next block alone": (
@@ -152,7 +153,8 @@ def test_whatever_is_chosen_can_be_done(policy):
             assert not choice.relay or (choice.holder not in itinerary.relays and not itinerary.via_source)
         else:
             assert not wanted & mine.blocks or isinstance(choice, Wait)
-            holders = [c for c in others if wanted & c.blocks]
+            relays = [c for c in others if wanted & c.reach_blocks and c.name not in itinerary.relays]
+            holders = [c for c in others if wanted & c.blocks] or ([] if itinerary.via_source else relays)
             assert isinstance(choice, ReturnToSource) or (patient and holders)
             assert choice != CREDIT or (holders and not any(c.credits for c in holders))
             assert choice != UNREACHABLE or not holders

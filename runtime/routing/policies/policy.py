@@ -147,11 +147,16 @@ def _first_reachable(
         return ReturnToSource(ReturnReason.CREDIT)
     if not itinerary.via_source:
         for block in wanted:
-            relays = [
-                c for c in candidates if block in c.reach_blocks and c.credits > 0 and c.name not in itinerary.relays
-            ]
+            relays = [c for c in candidates if block in c.reach_blocks and c.name not in itinerary.relays]
+            free = [c for c in relays if c.credits > 0]
+            if free:
+                return SendTo(min(free, key=lambda c: (c.wait_us, c.name)).name, relay=True)
             if relays:
-                return SendTo(min(relays, key=lambda c: (c.wait_us, c.name)).name, relay=True)
+                saturated = True
+                if patient:
+                    return Wait(tuple(c.name for c in relays))
+    if saturated:
+        return ReturnToSource(ReturnReason.CREDIT)
     return ReturnToSource(ReturnReason.UNREACHABLE)
 
 

@@ -1,0 +1,104 @@
+"""Sparse links with many requests at once: most peers have no link to the source, and no credit for all that comes."""
+
+import itertools
+from collections import Counter
+
+import pytest
+
+from ls_edge.runtime.protocol.messages import Refuse, RefuseReason, Release
+from ls_edge.runtime.routing.events import Complete, Forward, NeighbourDown
+from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
+
+from .driver import BY_X, new_peer, run_of, transfer
+
+REQUESTS = 40
+BLOCK_S, SLOW_S = 0.005, 0.05
+IN_ORDER = {"a": (0, 1), "b": (2, 3), "c": (4, 5), "d": (6, 7)}
+CROSSING = {"a": (0, 1), "b": (4, 5), "c": (2, 3), "d": (6, 7)}
+"""From c back to b, and past c to d: b and c both wait for each other's credit."""
+
+
+def line_of(placement, slow=""):
+    """The source reaches the first peer alone, each peer the one before and the one after."""
+    seconds = {name: SLOW_S if name == slow else BLOCK_S for name in placement}
+    sim = Simulation(placement, blocks=8, block_seconds=seconds, validate=True)
+    for (at, one), (to, other) in itertools.combinations(enumerate((SOURCE, *placement)), 2):
+        if to - at > 1:
+            sim.cut(one, other)
+    sim.run(0.5)
+    return sim
+
+
+def settle(sim):
+    """Run until the end; return the most that each peer has held."""
+    most = Counter()
+    while sim.source.requests:
+        sim.run(0.02)
+        for name in sim.busy:
+            most[name] = max(most[name], len(sim.processes[name].machine.held))
+    return most
+
+
+def outcomes(sim):
+    return [outcome for (outcome,) in sim.outcomes.values()]
+
+
+@pytest.mark.parametrize(
+    ("placement", "slow", "policy"),
+    [(IN_ORDER, "c", "fastest"), (IN_ORDER, "d", "nearest"), (CROSSING, "b", "sequential"), (CROSSING, "b", "random")],
+)
+def test_all_are_answered_and_each_block_runs_once(placement, slow, policy):
+    sim = line_of(placement, slow)
+    for _ in range(REQUESTS):
+        sim.submit(policy=policy, budget=20.0)
+    most = settle(sim)
+    assert all(isinstance(outcome, Complete) and outcome.attempts == 1 for outcome in outcomes(sim))
+    work = {name: REQUESTS * 2 * (SLOW_S if name == slow else BLOCK_S) for name in placement}
+    assert sim.busy == pytest.approx(work)
+    limits = Limits()
+    assert max(most.values()) <= limits.credits + limits.custody
+    assert max(sim.ended.values()) < 0.5 + 1.5 * max(work.values())
+
+
+def test_what_is_far_from_its_source_is_not_dropped_while_more_keeps_coming():
+    sim = line_of(IN_ORDER)
+    for _ in range(100):
+        sim.submit(budget=10.0)
+        sim.run(0.015)
+    settle(sim)
+    assert {type(outcome) for outcome in outcomes(sim)} == {Complete}
+    assert not sim.notes
+
+
+def test_what_only_waits_for_a_credit_is_not_skipped():
+    sim = line_of(IN_ORDER, "d")
+    for _ in range(REQUESTS):
+        sim.submit(max_skips=2, budget=20.0)
+    settle(sim)
+    assert {outcome.itinerary.skipped for outcome in outcomes(sim)} == {()}
+
+
+def test_a_peer_in_the_middle_that_is_killed_and_comes_back():
+    sim = line_of(IN_ORDER, "d")
+    for _ in range(20):
+        sim.submit(budget=30.0)
+    sim.run(0.5)
+    sim.kill("c")
+    sim.run(0.5)
+    sim.restart("c")
+    settle(sim)
+    assert {type(outcome) for outcome in outcomes(sim)} == {Complete}
+
+
+def test_what_a_cancelled_request_became_is_not_offered_again_and_again_to_the_only_way_home():
+    peer = new_peer()
+    peer.meets("b", [2], reaches=("laptop",))
+    peer.meets("c", [3])
+    peer(NeighbourDown("laptop", "cut"))
+    peer.gets("c", run_of(transfer(), remaining=(), waves=((*BY_X[0], ((2, "b"), (3, "c"))),), returning="done"))
+    (home,) = peer.sent(Forward, "b")
+    peer.hears("b", Refuse(home.transfer, RefuseReason.CANCELLED, 9))
+    assert not peer.sent(Forward)
+    assert [release.holder for release in peer.sent(Release, "c")] == ["b"]
+    assert peer.machine.idle
