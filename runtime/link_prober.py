@@ -79,7 +79,7 @@ class LinkProber(Dialler):
         self._bundle = bundle
         self._name = new_alias(self.source)
         manifest = bundle.manifest
-        hello = Hello(self._name, "source", new_incarnation(), wire.MINOR, manifest.model_id, manifest.bundle_id)
+        hello = Hello(self._name, "source", new_incarnation(), wire.MINOR_OF_ONE, manifest.model_id, manifest.bundle_id)
         frame = codecs.wire_bytes("raw", manifest.tokens.count, manifest.tokens.dim)
         super().__init__(peers, hello, keys, tokens_frame=frame)
         self._seen = {peer.name: _ProbedPeer() for peer in peers.peers}

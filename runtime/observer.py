@@ -94,7 +94,7 @@ class Observer(Dialler):
 
     def __init__(self, peers: PeersFile, *, keys: KeyPair | None = None) -> None:
         """Dial the peers; raises :class:`UsageError` and :class:`LinkError` for keys that do not fit the file."""
-        hello = Hello(new_alias(_name_of(peers, keys)), "observer", new_incarnation(), wire.MINOR, "", "")
+        hello = Hello(new_alias(_name_of(peers, keys)), "observer", new_incarnation(), wire.MINOR_OF_ONE, "", "")
         super().__init__(peers, hello, keys)
         self._seen = {peer.name: _Seen(peer) for peer in peers.peers}
 

@@ -145,9 +145,7 @@ class Peer:
         leave_at = float("inf")
         try:
             while self._failure is None:
-                self.node.step()
-                for result in self._worker.results():
-                    self._take(result)
+                self.node.step(more=self._take_results)
                 if self._until_eof and at_end(0):
                     self._stops = 2
                 if self._inspector is not None:
@@ -193,6 +191,13 @@ class Peer:
     def _execute(self, instruction: Instruction) -> None:
         assert isinstance(instruction, Compute)
         self._worker.submit(lambda: run_blocks(self._runner, instruction))
+
+    def _take_results(self) -> None:
+        for result in self._worker.results():
+            if isinstance(result, Computed):
+                self.node.feed(result)
+            else:
+                self._take(result)
 
     def _take(self, result: _Result) -> None:
         if isinstance(result, LsEdgeError):

@@ -128,7 +128,7 @@ class Pusher(Dialler):
         a peer got further, in bytes. Raises :class:`UsageError` and :class:`LinkError` for keys or names
         that do not fit the file.
         """
-        hello = Hello(new_alias(_name_of(peers, keys)), "pusher", new_incarnation(), wire.MINOR, "", "")
+        hello = Hello(new_alias(_name_of(peers, keys)), "pusher", new_incarnation(), wire.MINOR_OF_ONE, "", "")
         super().__init__(peers, hello, keys)
         self._wait, self._connect_s = wait, connect
         self._on_change, self._on_warning = on_change, on_warning

@@ -353,10 +353,7 @@ class Source:
     def _loop(self) -> None:
         try:
             while not self._closing:
-                self._node.step(self._next_wait())
-                for result in self._worker.results():
-                    self._on_result(result)
-                self._accept_submitted()
+                self._node.step(self._next_wait(), self._take_over)
                 self._monitor.update()
             self._node.leave("done")
         except Exception:
@@ -371,6 +368,12 @@ class Source:
                     inflight, SourceClosed(f"request {inflight.request}: the source was closed before its answer")
                 )
             self._monitor.close()
+
+    def _take_over(self) -> None:
+        """Take over what other threads have done and want; in each turn of the node."""
+        for result in self._worker.results():
+            self._on_result(result)
+        self._accept_submitted()
 
     def _next_wait(self) -> float:
         return max(0.0, min(_POLL_S, self._deadlines.next - time.monotonic()))

@@ -1,18 +1,19 @@
 """Every message that processes exchange, and how it becomes frames. ``PROTOCOL.md`` beside this file specifies them.
 
 A message is one or two ZeroMQ frames: a header, and the tokens where it carries any. The header is ``LS``, the major
-version in one byte, then MessagePack of one of the tagged structs below. All input is checked:
-:func:`decode` raises :class:`WireError` for bytes that are not exactly one message, and ``codecs.decode``
-does the same for tokens.
+version in one byte, then MessagePack of one of the tagged structs below, or of an array of them: what a process sends
+to another in one turn of its loop can go as one header, with the tokens of its RUNs in their order behind it. All input
+is checked: :func:`decode_all` raises :class:`WireError` for bytes that are not exactly that, and ``codecs.decode`` does
+the same for tokens.
 
 Elsewhere: the order of messages (``routing``), sockets (``links``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -21,7 +22,11 @@ from ls_edge.errors import WireError
 from ls_edge.peers_file import is_name
 from ls_edge.records import TrackSpan, Visit
 
-MAJOR, MINOR = 2, 1
+MAJOR, MINOR = 2, 2
+MINOR_OF_ONE = 1
+"""Announced by processes of this package that read one message in a header, and no more."""
+MINOR_OF_SEVERAL = 2
+"""First minor version whose processes read several messages in one header."""
 _MAGIC = b"LS"
 _PREFIX = _MAGIC + bytes([MAJOR])
 MAX_LATENCY_WEIGHT = 1e6
@@ -394,8 +399,12 @@ Message = (
     | Offer | Want | Chunk | Install | Stored | Inspect | Findings
 )  # fmt: skip
 
+MAX_TOGETHER = 64
+"""Most messages in one header."""
+_Several = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=MAX_TOGETHER)]
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_decoder: msgspec.msgpack.Decoder[Message | list[Message]] = msgspec.msgpack.Decoder(Message | _Several)
 
 
 def encode(message: Message) -> bytes:
@@ -403,8 +412,29 @@ def encode(message: Message) -> bytes:
     return _PREFIX + _encoder.encode(message)
 
 
+def encode_body(message: Message) -> bytes:
+    """A message for :func:`join`."""
+    return _encoder.encode(message)
+
+
+def join(bodies: Sequence[bytes]) -> bytes:
+    """The header frame of 1 to :data:`MAX_TOGETHER` messages, each from :func:`encode_body`."""
+    if len(bodies) == 1:
+        return _PREFIX + bodies[0]
+    head = bytes((0x90 | len(bodies),)) if len(bodies) < 16 else bytes((0xDC, 0, len(bodies)))
+    return b"".join((_PREFIX, head, *bodies))
+
+
 def decode(frame: bytes | memoryview) -> Message:
-    """Read a header frame; raises :class:`WireError` for everything that is not exactly a message."""
+    """Read a header frame; raises :class:`WireError` for everything that is not exactly one message."""
+    messages = decode_all(frame)
+    if len(messages) != 1:
+        raise WireError(f"header of {len(messages)} messages, one is read here; dropped")
+    return messages[0]
+
+
+def decode_all(frame: bytes | memoryview) -> list[Message]:
+    """Read a header frame of one message or several; raises :class:`WireError` where it, or one of them, is wrong."""
     view = memoryview(frame)
     if len(view) > MAX_HEADER:
         raise WireError(f"header of {len(view)} bytes, at most {MAX_HEADER} are allowed; dropped")
@@ -416,11 +446,13 @@ def decode(frame: bytes | memoryview) -> Message:
             "of ls-edge on all machines"
         )
     try:
-        message = _decoder.decode(view[3:])
+        read = _decoder.decode(view[3:])
     except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError) as error:
         raise WireError(f"malformed header ({error}); dropped") from None
-    _check(message)
-    return message
+    messages = read if isinstance(read, list) else [read]
+    for message in messages:
+        _check(message)
+    return messages
 
 
 # Ranges beyond the types above. A number that fits here cannot overflow what is computed from it, nor its own header.
@@ -452,53 +484,82 @@ MAX_EXPLANATION = 4096
 
 
 def _check(message: Message) -> None:
-    transfer = getattr(message, "transfer", None)
-    if transfer is not None:
+    check = _CHECKS.get(type(message))
+    if check is not None:
+        check(message)
+
+
+def _check_transfer(transfer: TransferId) -> None:
+    if len(transfer.request) != _REQUEST_BYTES:
         _check_requests(transfer.request)
-        # One less than all, since the next transfer counts one more.
-        if not (0 <= transfer.branch < _U64 and 0 <= transfer.hop < COUNT - 1):
-            raise WireError("transfer out of range; dropped")
-    if isinstance(message, Run):
-        _check_run(message)
-    elif isinstance(message, State):
-        _check_numbers("state", COUNT, message.credits, message.queue, *message.reach_blocks)
-        _check_numbers("state", _U64, message.calls)
-        _check_numbers("state", MICROSECONDS, message.block_us, message.wait_us)
-        _check_names("state", message.reaches)
-    elif isinstance(message, (Accept, Refuse)):
-        _check_numbers("credits", COUNT, message.credits)
-    elif isinstance(message, Progress):
-        _check_numbers("progress", COUNT, message.blocks_done)
-    elif isinstance(message, Release):
-        _check_names("release", (message.holder,))
-        _check_numbers("release", MICROSECONDS, message.link_us)
-    elif isinstance(message, Moved):
-        _check_names("moved", (message.before,))
-    elif isinstance(message, Cancel):
-        _check_requests(*message.requests)
-        _check_numbers("cancel", MAX_BUDGET_US + 1, message.budget_us)
-        if len(message.requests) > MAX_CANCELLED:
-            raise WireError(f"cancel of {len(message.requests)} requests, at most {MAX_CANCELLED} are allowed; dropped")
-    elif isinstance(message, (Hello, Welcome)):
-        _check_names("hello", (message.name,))
-        _check_numbers("hello", _U64, message.incarnation)
-        _check_numbers("hello", COUNT, message.minor, *message.blocks)
-        _check_texts(message.role, message.model_id, message.bundle_id, message.engine, message.codec)
-    elif isinstance(message, (Offer, Want, Chunk, Install, Stored)):
-        _check_push(message)
-    elif isinstance(message, Findings):
-        if len(message.rows) > MAX_FINDINGS:
-            raise WireError(f"{len(message.rows)} findings, at most {MAX_FINDINGS} are allowed; dropped")
-        for row in message.rows:
-            _check_texts(row.status, row.what, row.detail, row.fix)
-    if isinstance(message, Refuse):
-        _check_texts(message.reason)
-    if isinstance(message, Complaint) and len(message.what) > MAX_EXPLANATION:
+    # One less than all, since the next transfer counts one more.
+    if not (0 <= transfer.branch < _U64 and 0 <= transfer.hop < COUNT - 1):
+        raise WireError("transfer out of range; dropped")
+
+
+def _check_state(message: State) -> None:
+    _check_numbers("state", COUNT, message.credits, message.queue, *message.reach_blocks)
+    _check_numbers("state", _U64, message.calls)
+    _check_numbers("state", MICROSECONDS, message.block_us, message.wait_us)
+    _check_names("state", message.reaches)
+
+
+def _check_accept(message: Accept) -> None:
+    _check_transfer(message.transfer)
+    _check_numbers("credits", COUNT, message.credits)
+
+
+def _check_refuse(message: Refuse) -> None:
+    _check_transfer(message.transfer)
+    _check_numbers("credits", COUNT, message.credits)
+    _check_texts(message.reason)
+
+
+def _check_progress(message: Progress) -> None:
+    _check_transfer(message.transfer)
+    _check_numbers("progress", COUNT, message.blocks_done)
+
+
+def _check_release(message: Release) -> None:
+    _check_transfer(message.transfer)
+    _check_names("release", (message.holder,))
+    _check_numbers("release", MICROSECONDS, message.link_us)
+
+
+def _check_moved(message: Moved) -> None:
+    _check_transfer(message.transfer)
+    _check_names("moved", (message.before,))
+
+
+def _check_cancel(message: Cancel) -> None:
+    _check_requests(*message.requests)
+    _check_numbers("cancel", MAX_BUDGET_US + 1, message.budget_us)
+    if len(message.requests) > MAX_CANCELLED:
+        raise WireError(f"cancel of {len(message.requests)} requests, at most {MAX_CANCELLED} are allowed; dropped")
+
+
+def _check_hello(message: Hello | Welcome) -> None:
+    _check_names("hello", (message.name,))
+    _check_numbers("hello", _U64, message.incarnation)
+    _check_numbers("hello", COUNT, message.minor, *message.blocks)
+    _check_texts(message.role, message.model_id, message.bundle_id, message.engine, message.codec)
+
+
+def _check_findings(message: Findings) -> None:
+    if len(message.rows) > MAX_FINDINGS:
+        raise WireError(f"{len(message.rows)} findings, at most {MAX_FINDINGS} are allowed; dropped")
+    for row in message.rows:
+        _check_texts(row.status, row.what, row.detail, row.fix)
+
+
+def _check_complaint(message: Complaint) -> None:
+    if len(message.what) > MAX_EXPLANATION:
         raise WireError(f"complaint of {len(message.what)} characters; dropped")
-    if isinstance(message, Complaint):
-        _check_texts(message.model_id)
-    if isinstance(message, Bye):
-        _check_texts(message.reason)
+    _check_texts(message.model_id)
+
+
+def _check_bye(message: Bye) -> None:
+    _check_texts(message.reason)
 
 
 def _check_push(message: Offer | Want | Chunk | Install | Stored) -> None:
@@ -531,6 +592,7 @@ def _check_digest(digest: bytes) -> None:
 
 
 def _check_run(run: Run) -> None:
+    _check_transfer(run.transfer)
     if not (0 < run.count <= 1 << 20 and 0 < run.dim <= 1 << 20 and 0 <= run.budget_us <= MAX_BUDGET_US):
         raise WireError(f"tokens {run.count} x {run.dim}, budget {run.budget_us} us: out of range; dropped")
     it = run.itinerary
@@ -592,3 +654,11 @@ def _check_texts(*texts: str) -> None:
             raise WireError(f"text of {len(text)} characters, at most {MAX_TEXT} are allowed; dropped")
         if not text.isprintable():
             raise WireError(f"text {text[:40]!r} with characters that cannot be printed; dropped")
+
+
+_CHECKS: dict[type[Any], Callable[[Any], None]] = {
+    Hello: _check_hello, Welcome: _check_hello, State: _check_state, Bye: _check_bye, Run: _check_run,
+    Accept: _check_accept, Refuse: _check_refuse, Progress: _check_progress, Release: _check_release,
+    Moved: _check_moved, Cancel: _check_cancel, Complaint: _check_complaint, Findings: _check_findings,
+    **dict.fromkeys((Offer, Want, Chunk, Install, Stored), _check_push),
+}  # fmt: skip

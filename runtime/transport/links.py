@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -87,8 +87,7 @@ _ZAP_DOMAIN = "ls-edge"
 process by an assertion of libzmq. Without keys there is no ZAP handler to ask, and so no cost."""
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """One connection: dialled (``dialled`` is the peer's name), or taken in (``routing_id``)."""
 
     dialled: str = ""
@@ -120,8 +119,7 @@ class NoLink:
     """Whether a process answers there, and the handshake failed."""
 
 
-@dataclass(frozen=True)
-class Incoming:
+class Incoming(NamedTuple):
     """Frames of one message; ``user`` is the name behind the CURVE key, empty without CURVE."""
 
     link: Link

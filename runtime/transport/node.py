@@ -19,8 +19,8 @@ import secrets
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, Protocol
 
 import msgspec
 import zmq
@@ -31,7 +31,9 @@ from ls_edge.peers_file import PeersFile
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
+    Accept,
     Bye,
+    Cancel,
     Chunk,
     Complaint,
     Findings,
@@ -39,8 +41,12 @@ from ls_edge.runtime.protocol.messages import (
     Inspect,
     Install,
     Message,
+    Moved,
     Offer,
+    Progress,
     PushMessage,
+    Refuse,
+    Release,
     Run,
     State,
     Stored,
@@ -49,8 +55,11 @@ from ls_edge.runtime.protocol.messages import (
 )
 from ls_edge.runtime.routing.custody import CustodyMachine
 from ls_edge.runtime.routing.events import (
+    Abandon,
     AnnounceState,
     Arrived,
+    Compute,
+    Computed,
     Event,
     Forward,
     Instruction,
@@ -61,12 +70,13 @@ from ls_edge.runtime.routing.events import (
     NoteKind,
     Received,
     Send,
+    Submit,
     Tick,
     Unsendable,
 )
 from ls_edge.runtime.transport.admission import GUESTS, Admission, may_be_called
 from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.links import Curve, Incoming, Link, LinkDown, Links, LinkUp, NoLink
+from ls_edge.runtime.transport.links import Curve, Incoming, Link, LinkDown, Links, LinkUp
 from ls_edge.runtime.transport.problems import PeerProblems, one_line
 from ls_edge.runtime.transport.zap import is_worth_logging
 
@@ -86,6 +96,14 @@ NOTES_A_MINUTE = 20
 """Most lines that are logged in a minute of one thing that happens with one process; what is beyond is counted."""
 MAX_SHOWN_EXPLANATION = 500
 """Longest explanation that is sent or logged, in characters."""
+SMALL_TOKENS = 64 * 1024
+"""Most bytes of tokens that are sent as one message: a message is taken in when all of it is there."""
+_TOGETHER = (Arrived, Received, NeighbourState, Computed, Submit, Abandon, Unsendable)
+"""Events of one turn that the machine is given together; it is given all others one by one."""
+_ROUTED = frozenset((Run, State, Accept, Refuse, Progress, Release, Moved, Cancel))
+"""Messages between processes that take part in routing."""
+_MAX_BODIES = wire.MAX_HEADER - 8
+"""Most bytes of messages in one header, its own beginning taken off."""
 _MAX_NOTE_KINDS = 4096
 """Kinds of notes, each by process, that are counted at once; beyond them counting starts anew."""
 _MAX_REASON = 200
@@ -96,6 +114,15 @@ _DROPPED = {
     "complaints": "a neighbour complains",
     "hello refused": "refused a process",
 }
+
+
+class _Outgoing(NamedTuple):
+    """A message on its way to a process."""
+
+    body: bytes
+    tokens: memoryview | None
+    instruction: Send | Forward | None
+    """What asked for it; None where it does not matter if it cannot be sent."""
 
 
 class TakesBundles(Protocol):
@@ -165,10 +192,17 @@ class Node:
         self._listed = {p.name for p in peers.peers}
         self._problems = PeerProblems(self._listed - {name})
         self._codec_of: dict[str, str] = {}
+        self._reads_several: set[str] = set()
+        """Linked processes that read several messages in one header."""
         self._noted: dict[tuple[str, str], tuple[int, int]] = {}
         self._state_at = 0.0
         self._events: deque[Event] = deque()
         self._executing = False
+        self._in_turn = False
+        self._handled = False
+        """Whether the machine was given anything in this turn."""
+        self._outbox: dict[str, list[_Outgoing]] = {}
+        """What this turn sends, by receiver."""
         self._tokens = manifest.tokens
         tokens_frame = codecs.wire_bytes("raw", self._tokens.count, self._tokens.dim)
         own = next((p for p in peers.peers if p.name == name), None)
@@ -211,62 +245,94 @@ class Node:
         """Make :meth:`step` return also when this file descriptor can be read."""
         self._links.register(descriptor)
 
-    def step(self, at_most: float = 0.1) -> None:
-        """Wait for events, at most ``at_most`` seconds, and handle all of them."""
+    def step(self, at_most: float = 0.1, more: Callable[[], None] = lambda: None) -> None:
+        """Wait for events, at most ``at_most`` seconds, and handle all of them: one *turn*.
+
+        ``more`` is called when all messages have been read; events that it feeds are handled together with them. What
+        the turn sends to one process goes as one message where that process reads it so.
+        """
         now = time.monotonic()
         due = self._machine.next_check()
         wait = min(at_most, self._state_at - now, *(() if due is None else (due - now,)))
         events = self._links.poll(max(0.0, wait))
         self._clear_wakes()
-        for event in events:
-            if isinstance(event, LinkUp):
-                self._link_up(event.link)
-            elif isinstance(event, LinkDown):
-                self._link_down(event)
-            elif isinstance(event, NoLink):
-                if event.name not in self._links_of:  # it may have dialled us
+        self._in_turn, self._handled = True, False
+        try:
+            for event in events:
+                if isinstance(event, Incoming):
+                    self._incoming(event)
+                elif isinstance(event, LinkUp):
+                    self._link_up(event.link)
+                elif isinstance(event, LinkDown):
+                    self._link_down(event)
+                elif event.name not in self._links_of:  # else it has dialled us
                     self._problems.note(event.name, "link", event.why)
-            else:
-                self._incoming(event)
+            more()
+            self._handle_events()
+            self._end_turn(due)
+        finally:
+            self._in_turn = False
+
+    def _end_turn(self, due: float | None) -> None:
+        """Do what is due by the clock, and send."""
         now = time.monotonic()
-        self._repeat_greetings(now)
-        if due is not None and due <= now:  # what became due meanwhile ends the next wait at once
+        if self._greeting_due:
+            self._repeat_greetings(now)
+        # What became due meanwhile ends the next wait at once. A STATE is to be current.
+        if not self._handled and (now >= self._state_at or (due is not None and due <= now)):
             self.feed(Tick())
         if now >= self._state_at:
-            self.feed(Tick())  # its STATE is to be current
             self._broadcast_state()
             self._problems.forget_old(now)
+        self._send_outbox()
         if self._links.refused:
             self.counts["connections refused"] = self._links.refused
 
     def feed(self, event: Event) -> None:
         """Give the machine an event and execute its instructions in the order in which it returns them.
 
-        What cannot be sent is the machine's next event.
+        What cannot be sent is the machine's next event. In a turn, what can be handled together waits for its end.
         """
         self._events.append(event)
+        if self._in_turn and isinstance(event, _TOGETHER):
+            return
+        self._handle_events()
+        if not self._in_turn:
+            self._send_outbox()
+
+    def _handle_events(self) -> None:
         if self._executing:
             return
         self._executing = True
         try:
             while self._events:
-                event = self._events.popleft()
-                for instruction in self._machine.handle(event, time.monotonic()):
+                events = [self._events.popleft()]
+                if isinstance(events[0], _TOGETHER):
+                    while self._events and isinstance(self._events[0], _TOGETHER):
+                        events.append(self._events.popleft())
+                self._handled = True
+                for instruction in self._machine.handle_all(events, time.monotonic()):
                     self._execute(instruction)
-                self.neighbour_events += isinstance(event, (NeighbourUp, NeighbourDown, NeighbourState))
+                self.neighbour_events += sum(
+                    isinstance(event, (NeighbourUp, NeighbourDown, NeighbourState)) for event in events
+                )
         finally:
             self._executing = False
 
     def _execute(self, instruction: Instruction) -> None:
         if isinstance(instruction, Send):
-            self._send(instruction, [wire.encode(instruction.message)])
+            self._outbox.setdefault(instruction.to, []).append(
+                _Outgoing(wire.encode_body(instruction.message), None, instruction)
+            )
         elif isinstance(instruction, Forward):
-            self._send(instruction, self._frames_of(instruction))
+            self._outbox.setdefault(instruction.to, []).append(self._run_of(instruction))
         elif isinstance(instruction, AnnounceState):
             self._state_at = 0.0
         elif isinstance(instruction, Note):
             self._note(instruction)
         else:
+            if isinstance(instruction, Compute):  # what it waits for goes first, see execution_order
+                self._send_outbox()
             self._execute_other(instruction)
 
     def repeat_greeting(self) -> None:
@@ -277,6 +343,7 @@ class Node:
 
     def leave(self, reason: str) -> None:
         """Send BYE to all linked processes and close the links."""
+        self._send_outbox()
         for links in list(self._links_of.values()):
             self._send_link(links[0], Bye(reason))
         time.sleep(0.02)  # lets libzmq's thread write the goodbyes; a lost one costs the others a monitor event
@@ -296,17 +363,45 @@ class Node:
                 pass
 
     def _incoming(self, event: Incoming) -> None:
+        frames = event.frames
         try:
-            if not 1 <= len(event.frames) <= 2:
-                raise WireError(f"message of {len(event.frames)} frames, 1 or 2 are allowed; dropped")
-            message = wire.decode(event.frames[0].buffer)
-            if (len(event.frames) == 2) != isinstance(message, Run):
-                raise WireError(f"{type(message).__name__.lower()} with a wrong number of frames; dropped")
-            self._act(event, message)
+            if not 1 <= len(frames) <= 1 + wire.MAX_TOGETHER:
+                raise WireError(f"message of {len(frames)} frames; dropped")
+            messages = wire.decode_all(frames[0].buffer)
+            runs = sum(type(message) is Run for message in messages)
+            if len(frames) != 1 + runs:
+                what = type(messages[0]).__name__.lower() if len(messages) == 1 else f"{len(messages)} messages"
+                raise WireError(f"{what} in {len(frames)} frames, {1 + runs} are needed; dropped")
         except WireError as error:
             self._drop(event, "malformed", str(error))
+            return
+        tokens = iter(frames[1:])
+        for message in messages:
+            try:
+                self._act(event, message, next(tokens) if type(message) is Run else None)
+            except WireError as error:
+                self._drop(event, "malformed", str(error))
 
-    def _act(self, event: Incoming, message: Message) -> None:
+    def _act(self, event: Incoming, message: Message, tokens: zmq.Frame | None) -> None:
+        name = self._name_of.get(event.link)
+        if (
+            name is None
+            or name in self._guests
+            or type(message) not in _ROUTED
+            or self._user_of[event.link] != event.user
+        ):
+            self._act_beside(event, message)
+        elif isinstance(message, Run):
+            assert tokens is not None
+            self.feed(self._arrived(name, message, tokens))
+        elif isinstance(message, State):
+            self._admission.check_state(message, name)
+            self.feed(NeighbourState(name, message))
+        else:
+            self.feed(Received(name, message))
+
+    def _act_beside(self, event: Incoming, message: Message) -> None:
+        """Act on a message that routing has no part in, or refuse it."""
         link = event.link
         if isinstance(message, (Hello, Welcome)):
             self._on_greeting(event, message)
@@ -340,18 +435,11 @@ class Node:
             if name not in self._guests or self._inspect is None:
                 raise WireError(f"inspect from {name}, which is no observer; dropped")
             self._inspect(name)
-        elif name in self._guests:
+        else:
             raise WireError(
                 f"{type(message).__name__.lower()} from the {self._guests[name]} {name}, which takes no part in "
                 "routing; dropped"
             )
-        elif isinstance(message, State):
-            self._admission.check_state(message, name)
-            self.feed(NeighbourState(name, message))
-        elif isinstance(message, Run):
-            self.feed(self._arrived(name, message, event.frames[1]))
-        else:
-            self.feed(Received(name, message))
 
     def _arrived(self, name: str, run: Run, frame: zmq.Frame) -> Arrived:
         self._admission.check_run(run, name)
@@ -382,6 +470,7 @@ class Node:
         if isinstance(greeting, Hello):  # before what the machine has for it
             self._send_link(link, Welcome(*msgspec.structs.astuple(self._hello())))
         self._codec_of[name] = greeting.codec if greeting.codec in codecs.CODECS else "raw"
+        (self._reads_several.add if greeting.minor >= wire.MINOR_OF_SEVERAL else self._reads_several.discard)(name)
         hello = Hello(*msgspec.structs.astuple(greeting))
         known = self._machine.neighbours.get(name)
         if greeting.role in GUESTS:
@@ -486,18 +575,48 @@ class Node:
             self._user_of.pop(link, None)
             if link.dialled:  # the link stands; unless it ends, as after a goodbye, we greet again
                 self._greeting_due[link] = (time.monotonic() + MAX_GREETING_DELAY, MAX_GREETING_DELAY)
+        self._reads_several.discard(name)
         self._problems.note(name, "link", why)
         self.feed(NeighbourDown(name, why))
 
     # Outgoing.
 
-    def _send(self, instruction: Send | Forward, frames: list[bytes | memoryview]) -> None:
-        links = self._links_of.get(instruction.to)
-        if not links or not any(self._links.send(link, frames) for link in links):
-            self.counts["unsendable"] += 1
-            self.feed(Unsendable(instruction))
+    def _send_outbox(self) -> None:
+        """Send what is to be sent; what cannot be is the machine's next event."""
+        while self._outbox:
+            outbox, self._outbox = self._outbox, {}
+            for name, outgoing in outbox.items():
+                links = self._links_of.get(name)
+                for group in self._groups(outgoing, name):
+                    frames: list[bytes | memoryview] = [wire.join([one.body for one in group])]
+                    frames += [one.tokens for one in group if one.tokens is not None]
+                    if not links or not any(self._links.send(link, frames) for link in links):
+                        for one in group:
+                            if one.instruction is not None:
+                                self.counts["unsendable"] += 1
+                                self._events.append(Unsendable(one.instruction))
+            self._handle_events()
 
-    def _frames_of(self, forward: Forward) -> list[bytes | memoryview]:
+    def _groups(self, outgoing: list[_Outgoing], name: str) -> Iterable[list[_Outgoing]]:
+        """What goes to a process, cut into messages of one header each."""
+        if len(outgoing) == 1:
+            yield outgoing
+            return
+        most = wire.MAX_TOGETHER if name in self._reads_several else 1
+        group: list[_Outgoing] = []
+        size = tokens = 0
+        for one in outgoing:
+            more = 0 if one.tokens is None else len(one.tokens)
+            # A long frame of tokens is no reason to wait for what stands before it.
+            full = len(group) >= most or size + len(one.body) > _MAX_BODIES or (more and tokens + more > SMALL_TOKENS)
+            if group and full:
+                yield group
+                group, size, tokens = [], 0, 0
+            group.append(one)
+            size, tokens = size + len(one.body), tokens + more
+        yield group
+
+    def _run_of(self, forward: Forward) -> _Outgoing:
         """Encode tokens with the codec that their itinerary asks for, else their receiver's, and make their RUN."""
         asked = forward.itinerary.codec
         codec = asked if asked in codecs.CODECS else self._codec_of.get(forward.to, "raw")
@@ -506,7 +625,7 @@ class Node:
         spent = (time.perf_counter_ns() - started) // 1000
         run = forward.run(codec, self._tokens.count, self._tokens.dim)
         run = msgspec.structs.replace(run, itinerary=_add_codec_time(run.itinerary, self.name, spent))
-        return [wire.encode(run), payload]
+        return _Outgoing(wire.encode_body(run), payload, forward)
 
     def _send_link(self, link: Link, message: Message) -> None:
         self._links.send(link, [wire.encode(message)])
@@ -514,8 +633,8 @@ class Node:
     def _broadcast_state(self) -> None:
         self._state_at = time.monotonic() + STATE_EVERY
         if self.role == "peer":
-            for name, links in self._links_of.items():
-                self._links.send(links[0], [wire.encode(self._state(name))])
+            for name in self._links_of:
+                self._outbox.setdefault(name, []).append(_Outgoing(wire.encode_body(self._state(name)), None, None))
 
     def _note(self, note: Note) -> None:
         if self.on_note is not None:

@@ -502,6 +502,13 @@ MALFORMED = {
     "unknown kind": _pack({"t": "walk"}),
     "kind that is a number": _pack({"t": 1}),
     "an array": _pack([1, 2]),
+    "no message": _pack([]),
+    "65 messages": _pack([{"t": "bye"}] * 65),
+    "message in an array in an array": _pack([[{"t": "bye"}]]),
+    "second message cut off": wire.join([wire.encode_body(wire.Bye())] * 2)[:-1],
+    "three announced, two there": b"LS\x02\x93" + 2 * wire.encode_body(wire.Bye()),
+    "third message behind two": b"LS\x02\x92" + 3 * wire.encode_body(wire.Bye()),
+    "second message out of range": _pack([{"t": "bye"}, _plain(EXAMPLES["accept"][0], credits=-1)]),
     "nesting that never ends": b"LS\x02\x82\xa1t\xa3bye\xa1x" + b"\x91" * 2000 + b"\x90",
     "length beyond the frame": b"LS\x02\x82\xa1t\xa5hello\xa6blocks\xdd\xff\xff\xff\xff",
     "text that is not UTF-8": b"LS\x02\x82\xa1t\xa3bye\xa6reason\xa2\xff\xfe",
@@ -614,9 +621,23 @@ def _tokens(name, kind, values):
     }  # fmt: skip
 
 
+SEVERAL = {
+    "one in an array": [EXAMPLES["accept"][0]],
+    "accept and moved": [EXAMPLES["accept"][0], EXAMPLES["moved"][0]],
+    "run between others": [EXAMPLES["release"][0], RUN, EXAMPLES["state"][0], RUN],
+    "sixteen": [EXAMPLES["progress"][0]] * 16,
+    "as many as may be": [EXAMPLES["release"][0]] * 64,
+}
+
+
+def _several(messages):
+    bodies = [wire.encode_body(message) for message in messages]
+    return wire.join(bodies) if len(bodies) > 1 else b"LS\x02\x91" + bodies[0]
+
+
 def _reason(frame):
     try:
-        wire.decode(frame)
+        wire.decode_all(frame)
     except wire.WireError as error:
         return str(error)[:120]
     raise AssertionError("this is well formed")
@@ -642,6 +663,10 @@ def vectors():
         "major": wire.MAJOR,
         "minor": wire.MINOR,
         "messages": messages,
+        "several": [
+            {"name": name, "hex": _several(found).hex(), "messages": [fields_of(message) for message in found]}
+            for name, found in SEVERAL.items()
+        ],
         "malformed": [
             {"name": name, "hex": frame.hex(), "reason": _reason(frame)} for name, frame in MALFORMED.items()
         ],

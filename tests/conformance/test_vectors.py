@@ -81,10 +81,19 @@ def test_fields_are_written_as_their_frame(vector):
     assert wire.decode(wire.encode(message)) == wire.decode(frame)
 
 
+@named("several")
+def test_several_messages_are_read_and_written(vector):
+    frame = bytes.fromhex(vector["hex"])
+    messages = [msgspec.convert(unplain(fields), wire.Message) for fields in vector["messages"]]
+    assert wire.decode_all(frame) == messages
+    if len(messages) > 1:
+        assert wire.join([wire.encode_body(message) for message in messages]) == frame
+
+
 @named("malformed")
 def test_a_malformed_frame_is_refused_for_its_reason(vector):
     with pytest.raises(WireError) as caught:
-        wire.decode(bytes.fromhex(vector["hex"]))
+        wire.decode_all(bytes.fromhex(vector["hex"]))
     assert str(caught.value).startswith(vector["reason"])
 
 

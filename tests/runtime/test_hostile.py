@@ -73,7 +73,9 @@ def some_of_each(bundle):
         Refuse(TRANSFER, "busy"), Progress(TRANSFER, 1), Release(TRANSFER, "b"), Moved(TRANSFER, "b"),
         Cancel((REQUEST,), 1000), Complaint("x"),
     ]  # fmt: skip
-    return [(wire.encode(message),) for message in plain] + [(wire.encode(r), payload) for r in (run, back)]
+    together = wire.join([wire.encode_body(message) for message in (*plain, run, back)])
+    alone = [(wire.encode(message),) for message in plain] + [(wire.encode(r), payload) for r in (run, back)]
+    return [*alone, (together, payload, payload)]
 
 
 class Attacker:
@@ -310,9 +312,9 @@ def malformed(bundle):
             way(track=TrackRef(1, 0, 0, "laptop"), source="b", remaining=(6,)), r"track of blocks \[6\]",
         ),
         "track behind the end": (way(track=TrackRef(1, 0, 7, "laptop"), source="b"), "track of blocks"),
-        "run without tokens": ((header,), "run with a wrong number of frames"),
-        "tokens with a bye": ((wire.encode(Bye()), payload), "bye with a wrong number of frames"),
-        "three frames": ((header, payload, b""), "message of 3 frames"),
+        "run without tokens": ((header,), "run in 1 frames, 2 are needed"),
+        "tokens with a bye": ((wire.encode(Bye()), payload), "bye in 2 frames, 1 are needed"),
+        "three frames": ((header, payload, b""), "run in 3 frames, 2 are needed"),
         "many frames": ((header, *([b""] * 500)), "message of 501 frames"),
         "empty frame": ((b"",), "not an ls-edge message"),
         "empty frames": ((b"", b""), "not an ls-edge message"),
@@ -349,6 +351,63 @@ def test_a_neighbour_that_sends_nonsense_is_told_and_stays_a_neighbour(peer, raw
     answer = caller.hears(Run)
     assert answer.itinerary.remaining == ()
     assert answer.transfer[:2] == TRANSFER[:2]
+
+
+def together(*messages):
+    return wire.join([wire.encode_body(message) for message in messages])
+
+
+def runs_of(bundle, count):
+    """So many RUNs of different requests, and the frame of tokens of each."""
+    run, payload = run_of(bundle, budget_us=20_000_000)
+    return [msgspec.structs.replace(run, transfer=TransferId(bytes([n]) * 16, 1, 0)) for n in range(count)], payload
+
+
+def test_of_several_messages_those_that_cannot_be_used_are_dropped_alone(peer, caller, tiny_bundle):
+    caller.says(hello_of(tiny_bundle, "laptop", "source"))
+    caller.hears(Welcome)
+    (first, second, third), payload = runs_of(tiny_bundle, 3)
+    lacking = msgspec.structs.replace(second, itinerary=msgspec.structs.replace(second.itinerary, remaining=ALL[1:]))
+    nonsense = State(True, False, False, 1, 0, 0, 1)
+    caller.says(together(first, lacking, nonsense, third), payload, payload, payload)
+    assert "itinerary with blocks" in caller.hears(Complaint).what
+    assert "state of laptop" in caller.hears(Complaint).what
+    assert {caller.hears(Accept).transfer for _ in range(2)} == {first.transfer, third.transfer}
+    answers = {caller.hears(Run).transfer.request for _ in range(2)}
+    assert answers == {first.transfer.request, third.transfer.request}
+    assert peer.node.counts["malformed"] == 2
+
+
+def test_several_messages_with_too_few_tokens_are_dropped_as_a_whole(peer, caller, tiny_bundle):
+    caller.says(hello_of(tiny_bundle, "laptop", "source"))
+    caller.hears(Welcome)
+    (first, second), payload = runs_of(tiny_bundle, 2)
+    caller.says(together(first, second), payload)
+    assert "2 messages in 2 frames, 3 are needed" in caller.hears(Complaint).what
+    caller.says(together(first, second), *[payload] * 70)
+    assert "message of 71 frames" in caller.hears(Complaint).what
+    assert not peer.machine.held
+
+
+def test_who_reads_several_messages_in_one_header_gets_them_so_and_nobody_else(peer, raw, tiny_bundle):
+    for minor in (wire.MINOR_OF_ONE, wire.MINOR):
+        caller = Caller(raw(zmq.DEALER, dial=peer.entry.address))
+        caller.says(hello_of(tiny_bundle, f"laptop-{minor}", "source", minor=minor))
+        caller.hears(Welcome)
+        runs, payload = runs_of(tiny_bundle, 6)
+        runs = [
+            msgspec.structs.replace(run, itinerary=msgspec.structs.replace(run.itinerary, source=f"laptop-{minor}"))
+            for run in runs
+        ]
+        caller.says(together(*runs), *[payload] * len(runs))
+        accepted, together_at_most = [], 0
+        while len(accepted) < len(runs):
+            assert caller.socket.poll(10_000)
+            messages = wire.decode_all(caller.socket.recv_multipart()[0])
+            together_at_most = max(together_at_most, len(messages))
+            accepted += [message.transfer for message in messages if isinstance(message, Accept)]
+        assert accepted == [run.transfer for run in runs]
+        assert (together_at_most > 1) is (minor >= wire.MINOR_OF_SEVERAL)
 
 
 def test_complaints_are_counted_and_never_answered(peer, caller, tiny_bundle, wait_until):

@@ -305,6 +305,31 @@ def test_messages_with_any_value_in_a_field_are_read_or_refused(data):
     assert wire.decode(wire.encode(read)) == read
 
 
+def test_what_reads_one_message_refuses_several():
+    frame = wire.join([wire.encode_body(wire.Bye())] * 2)
+    with pytest.raises(WireError, match="header of 2 messages, one is read here"):
+        wire.decode(frame)
+    assert wire.decode_all(frame) == [wire.Bye()] * 2
+
+
+@given(st.lists(st.sampled_from(sorted(VALID)), min_size=1, max_size=wire.MAX_TOGETHER), st.data())
+@settings(max_examples=100)
+def test_several_messages_are_read_as_they_were_joined_or_refused_as_a_whole(tags, data):
+    messages = [VALID[tag] for tag in tags]
+    frame = wire.join([wire.encode_body(message) for message in messages])
+    if len(frame) > wire.MAX_HEADER:
+        return
+    assert wire.decode_all(frame) == messages
+    cut = data.draw(st.integers(0, len(frame) - 1))
+    with pytest.raises(WireError):
+        wire.decode_all(frame[:cut])
+
+
+def test_a_longer_array_is_refused_for_its_length():
+    with pytest.raises(WireError, match="length <= 64"):
+        wire.decode_all(b"LS\x02\xdc\0\x41" + wire.encode_body(wire.Bye()) * (wire.MAX_TOGETHER + 1))
+
+
 def test_what_ran_here_joins_the_track_and_forgets_relays():
     it = Itinerary("s", "nearest", (0, 1, 2), 0, relays=("x",))
     it = it.ran(1, "a").ran(0, "b")

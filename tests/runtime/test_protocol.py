@@ -193,7 +193,7 @@ def test_other_numbers_are_those_of_the_code():
         for module in ("wire", "node")
         for name, value in vars(HOMES[module]).items()
         if name.isupper() and not name.startswith("_") and isinstance(value, (int, float))
-    } - {"wire.MAJOR", "wire.MINOR"}
+    } - {"wire.MAJOR", "wire.MINOR", "wire.MINOR_OF_ONE", "wire.MINOR_OF_SEVERAL"}
     assert public <= named
 
 
@@ -213,6 +213,10 @@ def test_codecs_are_those_of_the_code():
 def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"Version {wire.MAJOR}.{wire.MINOR}." in TEXT
     assert f"at most {wire.MAX_HEADER} bytes" in TEXT
+    assert f"from {wire.MINOR_OF_SEVERAL} on its sender reads [several" in TEXT
+    assert f"MessagePack array of 1 to {wire.MAX_TOGETHER} maps" in TEXT
+    assert f"an array of 1 to {wire.MAX_TOGETHER} messages" in TEXT
+    assert f"more than {node.SMALL_TOKENS} bytes of them" in TEXT
     assert f"A peer MUST send STATE every {node.STATE_EVERY * 1000:.0f} ms" in TEXT
     assert f"| after a handshake that failed, or a frame that was too long | {links.REDIAL_S * 1000:.0f} ms |" in TEXT
     assert f"| `SNDHWM` | {links.MAX_UNSENT} messages |" in TEXT
