@@ -471,7 +471,7 @@ class Source:
         if isinstance(instruction, Complete):
             inflight.state, inflight.at_worker, inflight.answered = RequestState.HEAD, True, instruction
             self._deadlines.add(inflight.request, inflight.deadline)
-            self._worker.submit(partial(self._run_head, inflight, instruction), priority=0)
+            self._worker.submit(partial(self._run_head, inflight, instruction), urgent=True)
         elif isinstance(instruction, Fail):
             self._end(inflight, instruction.error, instruction)
 

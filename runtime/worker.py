@@ -7,11 +7,11 @@ still answers its neighbours. A call cannot be interrupted: a thread that hangs 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -19,34 +19,34 @@ T = TypeVar("T")
 
 
 class Worker(Generic[T]):
-    """Runs jobs one at a time, the lowest ``priority`` first, and collects what they return."""
+    """Runs jobs one at a time, urgent ones first, and collects what they return."""
 
     def __init__(self, name: str, wake: Callable[[], None], *, niceness: int = 0) -> None:
         """``wake`` is called from the thread after each job; ``niceness`` above 0 lets others go first."""
         self._niceness = niceness
-        self._jobs: queue.PriorityQueue[tuple[int, int, Callable[[], T] | None]] = queue.PriorityQueue()
-        self._results: queue.SimpleQueue[T] = queue.SimpleQueue()
-        self._count = itertools.count()
+        self._urgent: deque[Callable[[], T]] = deque()
+        self._jobs: deque[Callable[[], T]] = deque()
+        self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """One for each job, and one for the end; in C, unlike the queues that order what is in them."""
+        self._closing = False
+        self._results: deque[T] = deque()
         self._wake = wake
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[], T], priority: int = 1) -> None:
+    def submit(self, job: Callable[[], T], *, urgent: bool = False) -> None:
         """Queue a job, which must not raise."""
-        self._jobs.put((priority, next(self._count), job))
+        (self._urgent if urgent else self._jobs).append(job)
+        self._signals.put(None)
 
     def results(self) -> list[T]:
         """Take what has been returned since the last call."""
-        taken: list[T] = []
-        while True:
-            try:
-                taken.append(self._results.get_nowait())
-            except queue.Empty:
-                return taken
+        return [self._results.popleft() for _ in range(len(self._results))]
 
     def close(self, timeout: float = 1.0) -> bool:
         """Stop after the job that runs; return whether the thread ended within ``timeout`` seconds."""
-        self._jobs.put((-1, next(self._count), None))
+        self._closing = True
+        self._signals.put(None)
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -55,8 +55,9 @@ class Worker(Generic[T]):
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
         while True:
-            _, _, job = self._jobs.get()
-            if job is None:
+            self._signals.get()
+            if self._closing:
                 return
-            self._results.put(job())
+            job = self._urgent.popleft() if self._urgent else self._jobs.popleft()
+            self._results.append(job())
             self._wake()

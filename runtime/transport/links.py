@@ -180,7 +180,7 @@ class Links:
         self._router: zmq.Socket[bytes] | None = None
         self._router_monitor: zmq.Socket[bytes] | None = None
         self._names: HostNameResolver | None = None
-        self._wakers: dict[int, Any] = {}
+        self._ready: Mapping[Any, int] = {}
         self.zap: ZapHandler | None = None
         try:
             if curve is not None:
@@ -212,11 +212,15 @@ class Links:
         """Wake :meth:`poll` also when this file descriptor can be read."""
         self._poller.register(descriptor, zmq.POLLIN)
 
+    def can_read(self, descriptor: int) -> bool:
+        """Whether the latest :meth:`poll` found that a registered file descriptor can be read."""
+        return descriptor in self._ready
+
     def poll(self, timeout: float) -> list[LinkEvent]:
         """Wait at most ``timeout`` seconds and return what happened; ends of links come before messages."""
         if self._redial_at:
             self._redial()
-        ready = dict(self._poller.poll(0 if self._lost else max(0, round(timeout * 1000))))
+        ready = self._ready = dict(self._poller.poll(0 if self._lost else max(0, round(timeout * 1000))))
         events: list[LinkEvent] = [LinkDown(link, "connection lost") for link in self._lost]
         self._lost = []
         if self.zap is not None and self.zap.socket in ready:

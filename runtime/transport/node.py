@@ -206,6 +206,8 @@ class Node:
         self._tokens = manifest.tokens
         tokens_frame = codecs.wire_bytes("raw", self._tokens.count, self._tokens.dim)
         own = next((p for p in peers.peers if p.name == name), None)
+        self._asleep = self._woken = False
+        """Whether :meth:`step` waits and has to be woken; whether it was meanwhile."""
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -234,8 +236,11 @@ class Node:
 
     def wake(self) -> None:
         """Make :meth:`step` return soon; any thread may call it."""
-        with contextlib.suppress(OSError):  # it is awake already, or closed
-            self._wake_out.send(b"x")
+        self._woken = True  # read by step() after it has set _asleep, so one of the two is seen
+        if self._asleep:
+            self._asleep = False
+            with contextlib.suppress(OSError):  # closed
+                self._wake_out.send(b"x")
 
     def send_to(self, name: str, message: Message) -> bool:
         """Send a message that routing has no part in; False where there is no link that takes it."""
@@ -254,8 +259,11 @@ class Node:
         now = time.monotonic()
         due = self._machine.next_check()
         wait = min(at_most, self._state_at - now, *(() if due is None else (due - now,)))
-        events = self._links.poll(max(0.0, wait))
-        self._clear_wakes()
+        self._asleep = True
+        events = self._links.poll(0.0 if self._woken else max(0.0, wait))
+        self._asleep = self._woken = False
+        if self._links.can_read(self._wake_in.fileno()):
+            self._clear_wakes()
         self._in_turn, self._handled = True, False
         try:
             for event in events:

@@ -215,7 +215,7 @@ def test_every_request_ends_once_wherever_it_stands_when_the_source_is_closed(se
         future.add_done_callback(lambda _, index=index: outcomes.update([index]))
         futures.append(future)
     assert head.entered.wait(20)
-    for future in futures[::7]:
+    for future in futures[::5]:  # none of those whose budget may be over by now
         future.cancel()
     closer = threading.Thread(target=source.close)
     closer.start()
@@ -226,7 +226,7 @@ def test_every_request_ends_once_wherever_it_stands_when_the_source_is_closed(se
     ended = Counter("cancelled" if f.cancelled() else type(f.exception()).__name__ for f in done)
     assert set(ended) <= {"cancelled", "SourceClosed", "Overloaded", "BudgetExceeded"}
     assert ended["SourceClosed"] > 10
-    assert ended["cancelled"] == 6
+    assert ended["cancelled"] == 8
     assert outcomes == Counter(range(40))
     with pytest.raises(SourceClosed):
         source.submit(pictures[0])

@@ -35,14 +35,14 @@ def test_results_come_back_and_wake(wait_until):
         assert worker.close()
 
 
-def test_lower_priority_numbers_go_first_and_equals_in_turn(wait_until):
+def test_urgent_jobs_go_first_and_equals_in_turn(wait_until):
     worker = Worker("test", lambda: None)
     running, go = threading.Event(), threading.Event()
     try:
         worker.submit(lambda: running.set() or go.wait(10))
         assert running.wait(10)
-        for name, priority in (("stem 0", 1), ("stem 1", 1), ("head 0", 0), ("stem 2", 1), ("head 1", 0)):
-            worker.submit(lambda n=name: n, priority)
+        for name in ("stem 0", "stem 1", "head 0", "stem 2", "head 1"):
+            worker.submit(lambda n=name: n, urgent=name.startswith("head"))
         go.set()
         collected = []
         wait_until(lambda: collected.extend(worker.results()) or len(collected) == 6, what="all results")
