@@ -46,6 +46,7 @@ from ls_edge.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.protocol.messages import decode_all
 from ls_edge.runtime.source import Source
 from ls_edge.runtime.transport.links import Links
 
@@ -62,7 +63,14 @@ BAR_MINIMAL_MS, BAR_PROCESS_MS, BAR_ONE_MS, BAR_CPU_MS = 0.7, 1.0, 1.5, 0.8
 """Most a hop may cost beyond the minimal chain and beyond one process, most that one remote peer may cost, and most CPU
 time beyond the engines of a visit."""
 PAUSE_S = 0.002
+MICROBATCH = 8
+"""Requests that share an engine call at most, in the figures with microbatches."""
+_SENT = "messages of ZeroMQ"
+"""Beside the kinds of messages, of which one of these may carry several."""
 _NS = 1e6
+_TITLES = {
+    "in_flight": "in flight", "sources": "sources", "microbatches": f"in flight, microbatches of {MICROBATCH}"
+}  # fmt: skip
 
 Call = Callable[[np.ndarray], float]
 
@@ -241,9 +249,9 @@ def _traffic(path: Path, bundle: Bundle, images: np.ndarray, answers: int) -> di
     send = Links.send
 
     def counting(self: Links, link: Any, frames: Sequence[bytes | memoryview]) -> bool:
-        kind = _kind(bytes(frames[0][:64]))
-        counts[kind] += 1
-        sizes[kind] += sum(len(frame) for frame in frames)
+        counts[_SENT] += 1
+        counts.update(type(message).__name__.lower() for message in decode_all(frames[0]))
+        sizes[_SENT] += sum(len(frame) for frame in frames)
         return send(self, link, frames)
 
     with contextlib.ExitStack() as stack:
@@ -278,13 +286,6 @@ def _traffic(path: Path, bundle: Bundle, images: np.ndarray, answers: int) -> di
     }
 
 
-def _kind(header: bytes) -> str:
-    """The kind of a message, from the tag at the front of its map."""
-    at = header.find(b"\xa1t")
-    length = header[at + 2] & 0x1F
-    return header[at + 3 : at + 3 + length].decode("ascii", "replace") if at >= 0 else "?"
-
-
 # Several at once.
 
 
@@ -297,25 +298,40 @@ def _throughput(path: Path, bundle: Bundle, images: np.ndarray, quick: bool) -> 
         by_flight: dict[str, Any] = {}
         for count in IN_FLIGHT:
             _answers([source], images, count, 0.3)
-            by_flight[str(count)] = _measured([source], images, count, seconds)
+            by_flight[str(count)] = _measured([source], images, count, seconds, cluster)
         by_sources: dict[str, Any] = {}
         sources = [source]
         for number in SOURCES[: 2 if quick else None]:
             while len(sources) < number:
                 sources.append(stack.enter_context(ready_source(cluster.file, bundle)))
-            by_sources[str(number)] = _measured(sources, images, 8, seconds)
-    return {"in_flight": by_flight, "sources": by_sources}
+            by_sources[str(number)] = _measured(sources, images, 8, seconds, cluster)
+    by_microbatch: dict[str, Any] = {}
+    placement = _placement(bundle.num_blocks, STAGES)
+    with (
+        local_cluster(path, placement, max_batch=MICROBATCH) as cluster,
+        ready_source(cluster.file, bundle) as source,
+    ):
+        for count in IN_FLIGHT[1:]:
+            _answers([source], images, count, 0.3)
+            by_microbatch[str(count)] = _measured([source], images, count, seconds, cluster)
+    return {"in_flight": by_flight, "sources": by_sources, "microbatches": by_microbatch}
 
 
-def _measured(sources: Sequence[Source], images: np.ndarray, in_flight: int, seconds: float) -> dict[str, float]:
+def _measured(
+    sources: Sequence[Source], images: np.ndarray, in_flight: int, seconds: float, cluster: LocalCluster
+) -> dict[str, float]:
     us = {"source": os.getpid()}
-    before = _usage(us)
+    peers = {name: process.pid for name, process in cluster.processes.items()}
+    before = _usage(us | peers)
     rates = [_answers(sources, images, in_flight, seconds / 3) for _ in range(3)]
-    spent = sum(count for (_, what), count in (_usage(us) - before).items() if what.startswith("cpu "))
+    used = _usage(us | peers) - before
+    spent = sum(count for (name, what), count in used.items() if what.startswith("cpu ") and name in us)
+    in_peers = sum(count for (name, what), count in used.items() if what.startswith("cpu ") and name in peers)
     answers = sum(count for count, _ in rates)
     return {
         "answers_a_second": round(median([count / took for count, took in rates]), 1),
         "source_cpu_ms": round(spent / _NS / max(1, answers), 4),
+        "peers_cpu_ms": round(in_peers / _NS / max(1, answers), 4),
     }
 
 
@@ -361,10 +377,11 @@ def show(document: dict[str, Any], console: Console) -> None:
             table.add_row(title, f"{model[key]:.2f}, at most {bar}: {verdict}")
         messages = ", ".join(f"{kind} {count}" for kind, count in model["traffic"]["messages"].items())
         table.add_row("messages an answer", messages)
-        for what in ("in_flight", "sources"):
+        for what in ("in_flight", "sources", "microbatches"):
             for number, figures in model["throughput"][what].items():
                 table.add_row(
-                    f"{number} {what.replace('_', ' ')}",
-                    f"{figures['answers_a_second']:.1f} answers/s, {figures['source_cpu_ms']:.2f} ms CPU in the source",
+                    f"{number} {_TITLES[what]}",
+                    f"{figures['answers_a_second']:.1f} answers/s, {figures['source_cpu_ms']:.2f} ms CPU in the source "
+                    f"and {figures['peers_cpu_ms']:.2f} in the peers",
                 )
         console.print(table)
