@@ -245,7 +245,7 @@ def test_what_is_submitted_while_the_source_fails_ends_too(alone, images, monkey
     monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(str(args.exc_value)))
     (image,) = images(1)
 
-    def broken(_node, _at_most):
+    def broken(_node, *_arguments):
         raise RuntimeError("a bug")
 
     futures, stop = [], threading.Event()
