@@ -33,6 +33,7 @@ from ls_edge.device_profile import DeviceProfile, LinksDocument
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.profiling import profile_bundle
 from ls_edge.records import RequestRecord
+from ls_edge.runtime.chaos.cpu_quota import raised_priority
 from ls_edge.runtime.chaos.faults import Faults
 from ls_edge.runtime.emulated_boards import EmulatedBoard, emulated_boards, emulated_profile
 from ls_edge.runtime.link_prober import LinkProber
@@ -58,11 +59,13 @@ def run(quick: bool) -> dict[str, Any]:
     """All three."""
     path = bundle_of("vit_digits", {"depth": 6 if quick else 8})
     slowdown, count, rounds = (10.0, 12, 1) if quick else (50.0, 160, 2)
-    return {
-        "plan": _plan(path, slowdown, count, rounds, quick=quick),
-        "slow_board": _slow_board(path, 5.0 if quick else 20.0, count, rounds if quick else 3, quick=quick),
-        "push": _push(quick=quick),
-    }
+    with raised_priority() as raised:
+        return {
+            "raised_priority": raised,
+            "plan": _plan(path, slowdown, count, rounds, quick=quick),
+            "slow_board": _slow_board(path, 5.0 if quick else 20.0, count, rounds if quick else 3, quick=quick),
+            "push": _push(quick=quick),
+        }
 
 
 # Plan.
@@ -228,7 +231,7 @@ def _push(*, quick: bool) -> dict[str, Any]:
         for name in two:
             cluster.set_faults(name, Faults(least_ms=8.0))
         with cluster:
-            cluster.wait_listening(timeout=60.0)
+            cluster.wait_settled(timeout=60.0)
             fleet = _Fleet(cluster, before)
             fleet.push(before)
             with fleet.source(policy="fastest", max_skips=0) as source, _Load(source, 2) as load:

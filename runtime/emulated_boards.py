@@ -23,7 +23,11 @@ _TABLE = (
     "(developer.nvidia.com/blog/nvidia-jetson-orin-nano-developer-kit-gets-a-super-boost)"
 )
 IMAGES_PER_SECOND = {"orin-nano": (98.0, _TABLE), "orin-nano-super": (158.0, _TABLE)}
-"""Published images a second of ViT-B/16 at 224 pixels, and where that stands."""
+"""Published images a second of ViT-B/16 at 224 pixels, and where that stands.
+
+Other public repositories cite that address; the page itself could not be opened when this was written, so the two
+figures were not read again.
+"""
 _VIT_B_BLOCKS = 12
 
 

@@ -165,9 +165,9 @@ class PeerCluster:
         """
         self._wait_logged(names, (b" warm ", b'"warm"'), "become warm", timeout)
 
-    def wait_listening(self, *names: str, timeout: float = 30.0) -> None:
-        """The same until they listen, with a bundle or without."""
-        self._wait_logged(names, (b"listening", b"waiting for a bundle"), "listen", timeout)
+    def wait_settled(self, *names: str, timeout: float = 30.0) -> None:
+        """The same until they are warm, or wait for a bundle since what they have is not what they are to serve."""
+        self._wait_logged(names, (b" warm ", b'"warm"', b"waiting for a bundle"), "start", timeout)
 
     def _wait_logged(self, names: Sequence[str], texts: Sequence[bytes], what: str, timeout: float) -> None:
         end = time.monotonic() + timeout

@@ -124,8 +124,8 @@ class _Fleet:
         return None if self.quota is None else self.quota.cores
 
     def limit(self) -> None:
-        """Wait until the peers listen and put them under their limits."""
-        self.cluster.wait_listening(timeout=START_S)
+        """Wait until the peers have started and put them under their limits."""
+        self.cluster.wait_settled(timeout=START_S)
         for name, process in self.cluster.processes.items():
             if self.quota is not None and process.poll() is None:
                 self.quota.add(name, process.pid)
@@ -147,6 +147,7 @@ def _cluster(
     from ls_edge.runtime.local_cluster import LocalCluster
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(cpu_quota.raised_priority())
         no_net, no_quota = namespaces.reason_to_skip(), cpu_quota.reason_to_skip()
         quota = None
         if no_quota:

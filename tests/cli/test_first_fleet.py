@@ -1,11 +1,13 @@
 """``docs/first-fleet.md`` from the first command to the report, as it is written, on peers of this machine."""
 
+import json
 import re
 import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 import zmq
 from PIL import Image
 
@@ -62,9 +64,15 @@ def test_from_the_first_command_to_the_report(tmp_path, make_bundle, monkeypatch
                 assert re.search(r"orin-1 +ok +\d+ checks", done.stdout), done.stdout
             else:
                 done = ls_edge.run(*words, timeout=120)
-                assert done.returncode == 0, (line, done.stdout, done.stderr)
+                throttles = words[0] == "profile" and "--links" not in words  # this machine may
+                assert done.returncode in ((0, 3) if throttles else (0,)), (line, done.stdout, done.stderr)
             ran.append(words[0])
-    assert set(ran) == {"keys", "status", "peer", "doctor", "push", "run"}
+    assert set(ran) == {"keys", "status", "peer", "doctor", "push", "run", "profile", "plan"}
+    links = json.loads(Path("links.json").read_text(encoding="utf-8"))
+    assert ("orin-0", "orin-1") in {(one["origin"], one["to"]) for one in links["transfers"]}  # which hold the same
+    assert {entry["name"] for entry in yaml.safe_load(Path("planned.yaml").read_text())["peers"]} <= {
+        "orin-0", "orin-1",
+    }  # fmt: skip
     assert "<html" in Path("report.html").read_text(encoding="utf-8")[:1000]
 
 
