@@ -4,11 +4,14 @@ Blocks take their colours from one ramp that grows lighter from the first block 
 reads as a gradient and a shuffled one as a patchwork, with any kind of colour vision; their numbers stand beside
 the colours. Stages of a request follow Okabe and Ito's palette for colour-blind readers, muted a little.
 
-Charts name their colours as CSS variables, so one drawing is light or dark as its reader's screen is.
+Charts of the page name their colours as CSS variables, so one drawing is light or dark as its reader's screen is. In
+files they are plain colours, those on light paper, since not every program that draws SVG knows variables; a style
+sheet with a media query makes them dark.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 _RAMP = ((0x3B, 0x4A, 0x94), (0x2F, 0x78, 0xAE), (0x2B, 0x9C, 0x98), (0x68, 0xB8, 0x6E), (0xD8, 0xC2, 0x4A))
@@ -71,6 +74,22 @@ STYLE = (
     f":root{{color-scheme:light dark;{_variables(0)}}}@media (prefers-color-scheme:dark){{:root{{{_variables(1)}}}}}"
 )
 """A style sheet that defines the colours."""
+
+
+def with_plain_colours(drawing: str) -> str:
+    """An SVG document whose colours are CSS variables, with plain ones on light paper and a style sheet for dark."""
+    used: set[tuple[str, str]] = set()
+
+    def plain(match: re.Match[str]) -> str:
+        attribute, name = match.groups()
+        used.add((attribute, name))
+        return f'{attribute}="{_COLOURS[name][0]}" data-{attribute}="{name}"'
+
+    drawing = re.sub(r'\b(fill|stroke)="var\(--(\w+)\)"', plain, drawing)
+    dark = "".join(f'[data-{a}="{name}"]{{{a}:{_COLOURS[name][1]}}}' for a, name in sorted(used))
+    style = f"<style>:root{{color-scheme:light dark}}@media (prefers-color-scheme:dark){{{dark}}}</style>"
+    head, rest = drawing.split(">", 1)
+    return f"{head}>{style}{rest}"
 
 
 def block_colour(block: int, num_blocks: int) -> str:

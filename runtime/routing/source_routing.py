@@ -95,6 +95,8 @@ class OpenRequest:
     before: str = ""
     """Who keeps the copy before that of :attr:`holder`."""
     holder: str = ""
+    passed_on: set[str] = field(default_factory=set)
+    """Former holders: they had it, and whoever they passed it on to has passed it on too."""
     reason: str = ""
     """Why it could not go on, when it last could not."""
     way_out: str = ""
@@ -177,6 +179,9 @@ class SourceMachine(CustodyMachine):
             return
         copy = request.copy
         new = sender != request.holder
+        if request.before:
+            request.passed_on.add(request.before)
+        request.passed_on -= {message.before, sender}
         request.before, request.holder = message.before, sender
         _note_seen(request, message.before, sender)
         if copy.stage is Stage.AWAY and new:  # who sends it again and again has no more time for it
@@ -201,6 +206,10 @@ class SourceMachine(CustodyMachine):
             self._pass_over(request, sender)
             if request.copy.downstream == sender:
                 self.reroute(request.copy, f"{sender} gave back what cannot be")
+            return
+        if self._is_former_holder(request, sender):
+            if not run.itinerary.remaining:
+                self.duplicates[request.number] += 1
             return
         if not event.finite or run.returning == ReturnReason.NOT_FINITE:
             self._on_not_finite(request, sender)
@@ -234,6 +243,16 @@ class SourceMachine(CustodyMachine):
             self.instructions.append(Returned(request.number, sender, reported, event.tokens))
         self.hold(request.copy, f"from {sender}: {run.returning}")
         self.decide_soon(request.copy)
+
+    def _is_former_holder(self, request: OpenRequest, sender: str) -> bool:
+        """Whether a process has nothing to bring back any more: it passed a request on, which was passed on again.
+
+        It may still bring back what comes from who has no link to this source.
+        """
+        if sender not in request.passed_on or request.copy.stage is not Stage.AWAY:
+            return False
+        holder = self.neighbours.get(request.holder)
+        return holder is not None and not self.leads_beyond(holder)
 
     def _reject(self, sender: str, why: str, request: OpenRequest | None = None) -> None:
         count = self.rejected[sender].count if sender in self.rejected else 0
@@ -420,7 +439,9 @@ class SourceMachine(CustodyMachine):
     # Watching what is away.
 
     def _accepted(self, request: HeldRequest) -> None:
-        _note_seen(self._by_id[request.request], request.downstream)
+        owner = self._by_id[request.request]
+        owner.passed_on.discard(request.downstream)
+        _note_seen(owner, request.downstream)
 
     def _released(self, request: HeldRequest, holder: str) -> None:
         owner = self._by_id[request.request]

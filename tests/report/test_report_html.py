@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -10,6 +11,8 @@ from html.parser import HTMLParser
 import altair as alt
 import msgspec
 import pytest
+import vl_convert
+from PIL import Image
 
 from ls_edge.errors import UsageError
 from ls_edge.evaluation.run_summary import PeerContext, RunContext, summarise
@@ -254,6 +257,17 @@ def test_pictures_are_whole_svg_files(tmp_path, run_with_loss, kind):
     root = ElementTree.parse(path).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "prefers-color-scheme" in path.read_text()
+    assert "var(" not in path.read_text()
+
+
+def test_pictures_have_light_paper_where_style_sheets_are_not_read(tmp_path, run_with_loss):
+    path = tmp_path / "picture.svg"
+    write_picture(path, "over-time", run_with_loss.summary, run_with_loss.records, run_with_loss.events)
+    drawn = Image.open(io.BytesIO(vl_convert.svg_to_png(path.read_text()))).convert("RGB")
+    colours = {colour for _, colour in drawn.getcolors(1 << 24)}
+    assert drawn.getpixel((3, 3)) == (0xFC, 0xFC, 0xFA)
+    assert (0x1F, 0x7F, 0x60) in colours  # where a peer comes back
+    assert (0, 0, 0) not in colours
 
 
 def test_a_picture_of_nothing_is_an_error(tmp_path):

@@ -226,6 +226,45 @@ def test_who_was_given_nothing_cannot_answer(source):
     assert [s.request for s in source.said if isinstance(s, Complete)] == [0]
 
 
+def passed_on_twice(source):
+    """``a`` handed a request to ``b``, and ``b`` to ``c``; its first RUN."""
+    run = given(source)
+    source.meets("c", range(BLOCKS))
+    source.hears("b", Moved(run.transfer._replace(hop=2), "a"))
+    source.hears("c", Moved(run.transfer._replace(hop=3), "b"))
+    return run
+
+
+def answers(source, name, run):
+    source.gets(name, run_of(run.transfer, remaining=(), returning="done", waves=ALL_BY_A))
+    return [s.request for s in source.said if isinstance(s, Complete)]
+
+
+def test_who_passed_a_request_on_that_was_passed_on_again_cannot_answer_it(source):
+    run = passed_on_twice(source)
+    assert answers(source, "a", run) == []
+    assert source.machine.duplicates == {0: 1}
+    assert answers(source, "c", run) == [0]
+    assert answers(source, "a", run) == []
+    assert source.machine.duplicates == {0: 2}
+
+
+def test_who_still_keeps_its_copy_can(source):
+    assert answers(source, "b", passed_on_twice(source)) == [0]
+
+
+def test_and_who_is_given_it_again(source):
+    run = passed_on_twice(source)
+    source.hears("a", Moved(run.transfer._replace(hop=4), "c"))
+    assert answers(source, "a", run) == [0]
+
+
+def test_and_who_brings_what_a_holder_without_a_link_sends_home(source):
+    run = passed_on_twice(source)
+    source(NeighbourDown("c", "cut"))
+    assert answers(source, "a", run) == [0]
+
+
 def test_request_ids_cannot_be_guessed_from_others(source):
     ids = set()
     for number in range(50):

@@ -12,7 +12,7 @@ import numpy as np
 from ls_edge.evaluation.run_summary import Floats
 from ls_edge.records import PeerEvent, PeerState, RequestRecord
 from ls_edge.report.formatting import NOTHING, shorten
-from ls_edge.report.theme import STYLE, block_colour, chart_config, colour, ink_on
+from ls_edge.report.theme import block_colour, chart_config, colour, ink_on, with_plain_colours
 
 Chart = Any
 """A chart of Altair, whose methods have no more exact type."""
@@ -73,8 +73,7 @@ def svg_of(chart: Chart, width: int = 880) -> str:
     if spec.get("width") == "container":
         spec["width"] = width
     drawing: str = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
-    head, rest = drawing.split(">", 1)
-    return f"{head}><style>{STYLE}</style>{rest}\n"
+    return f"{with_plain_colours(drawing)}\n"
 
 
 def with_parameters(spec: dict[str, Any], *, narrow: bool) -> dict[str, Any]:
