@@ -10,8 +10,17 @@ import click
 
 from ls_edge.cli.number_types import limit_number
 
+HELP_OPTIONS = ["-h", "--help"]
 DEGRADED = 3
 """Exit code of a run that finished, but with an answer that skipped blocks or with a failed request."""
+
+
+class Group(click.Group):
+    """A group of commands, with the same names of its option for help in every context."""
+
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Return both names; see :meth:`Command.get_help_option_names`."""
+        return HELP_OPTIONS
 
 
 class Command(click.Command):
@@ -29,6 +38,10 @@ class Command(click.Command):
         )  # fmt: skip
         for param in self.params:
             limit_number(param)
+
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Return both names: click keeps the option that it makes first, whichever context that was for."""
+        return HELP_OPTIONS
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; engines that are built meanwhile are reported."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from ls_edge.cli.command import Command
+from ls_edge.cli.command import Command, Group
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
     """Make CURVE keys, which encrypt links and decide who may join."""
 

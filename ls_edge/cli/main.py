@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from ls_edge.cli import interrupts
-from ls_edge.cli.command import describe
+from ls_edge.cli.command import Group, describe
 from ls_edge.cli.readable_streams import fit_streams
 from ls_edge.errors import LsEdgeError, printable
 from ls_edge.version import __version__
@@ -49,7 +49,7 @@ class _Interrupted(BaseException):
     """Ctrl-C or SIGTERM on its way past click, which would print an empty line for it."""
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
 

@@ -160,6 +160,19 @@ def test_the_reference_is_what_the_commands_say():
     assert path.read_text(encoding="utf-8") == reference(), "out of date: run 'make docs'"
 
 
+def test_the_reference_does_not_depend_on_what_was_asked_before():
+    """In an interpreter of its own: click keeps the help option of a command that it made first."""
+    code = (
+        "import sys, click; from ls_edge.cli.main import cli; from ls_edge.cli.reference import reference; "
+        "found = [cli, *(cli.get_command(None, name) for name in cli.list_commands(None))]; "
+        "found += cli.get_command(None, 'keys').commands.values(); "
+        "[one.get_help(click.Context(one)) for one in found]; sys.stdout.write(reference())"
+    )
+    done = python(code, blocked=HEAVY)
+    assert done.stderr == ""
+    assert done.stdout == reference()
+
+
 def test_the_reference_does_not_depend_on_the_terminal():
     code = "from ls_edge.cli.reference import main; main([])"
     texts = [

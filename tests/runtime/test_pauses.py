@@ -18,10 +18,15 @@ from ls_edge.runtime.source import Source
 
 PAUSE_S = 4.0
 BUDGET_MS = 300.0
-"""Less than a tenth of the pause: what the pause would add to a moving average of engine times."""
+"""Much less than the pause: requests that come after it must not be measured by it."""
 
 
 def test_a_peer_that_was_stopped_in_an_engine_call_runs_blocks_again(tiny_bundle, tmp_path, images):
+    """Every request outlives the pause, and the peer serves short budgets soon afterwards.
+
+    This does not show that a long call counts little in the usual time of one: the calls after it, and that most of a
+    budget is always tried, would do as well; the test of a "black hole" in ``test_lies_simulated.py`` shows that.
+    """
     everything = range(Bundle.open(tiny_bundle).num_blocks)
     with LocalCluster(tmp_path, tiny_bundle, {"a": everything}) as peers:
         peers.set_faults("a", Faults(least_ms=20.0))
