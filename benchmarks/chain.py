@@ -327,16 +327,16 @@ def _measured(
     used = _usage(us | peers) - before
     spent = sum(count for (name, what), count in used.items() if what.startswith("cpu ") and name in us)
     in_peers = sum(count for (name, what), count in used.items() if what.startswith("cpu ") and name in peers)
-    answers = sum(count for count, _ in rates)
+    answers = sum(ended for _, _, ended in rates)
     return {
-        "answers_a_second": round(median([count / took for count, took in rates]), 1),
+        "answers_a_second": round(median([count / took for count, took, _ in rates]), 1),
         "source_cpu_ms": round(spent / _NS / max(1, answers), 4),
         "peers_cpu_ms": round(in_peers / _NS / max(1, answers), 4),
     }
 
 
-def _answers(sources: Sequence[Source], images: np.ndarray, in_flight: int, seconds: float) -> tuple[int, float]:
-    """Keep ``in_flight`` requests of each source in flight; answers, and the seconds that they took."""
+def _answers(sources: Sequence[Source], images: np.ndarray, in_flight: int, seconds: float) -> tuple[int, float, int]:
+    """Keep ``in_flight`` requests of each source in flight; answers, their seconds, and answers in all."""
     started, count, number = time.perf_counter(), 0, 0
     pending: dict[Future[Any], Source] = {}
     for source in sources:
@@ -353,7 +353,7 @@ def _answers(sources: Sequence[Source], images: np.ndarray, in_flight: int, seco
     took = time.perf_counter() - started
     for future in pending:
         future.result()
-    return count, took
+    return count, took, count + len(pending)
 
 
 def show(document: dict[str, Any], console: Console) -> None:
