@@ -208,6 +208,6 @@ def _view(peer: PeerConfig, n: Neighbour | None, now: float, before: PeerView) -
         n.hello.engine,
         n.hello.bundle_id,
         warm=state is not None and state.warm,
-        credits=0 if state is None else state.credits,
+        credits=n.reported_credits,
         reaches=() if state is None else state.reaches,
     )

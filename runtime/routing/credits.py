@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import Counter
 from collections.abc import Iterable
 
 from ls_edge.runtime.routing.held_request import HeldRequest, Stage
@@ -12,6 +11,17 @@ from ls_edge.runtime.routing.neighbours import Limits
 
 _ALIAS = re.compile(r"\.[0-9a-f]{8}$")
 _NOT_HELD = (Stage.NEW, Stage.ENDED)
+_HANDED_ON = (Stage.OFFERED, Stage.CUSTODY)
+_CHANGES = {
+    (before, after): (
+        (after is Stage.WAITING) - (before is Stage.WAITING),
+        (after in _HANDED_ON) - (before in _HANDED_ON),
+        (after not in _NOT_HELD) - (before not in _NOT_HELD),
+    )
+    for before in Stage
+    for after in Stage
+}
+"""How a transition changes the numbers of waiting requests, of copies and of held requests."""
 
 
 @functools.lru_cache(4096)
@@ -23,19 +33,19 @@ def owner_of(name: str) -> str:
 class Occupancy:
     """Counts of held requests; each transition keeps them, :meth:`recount` makes them anew.
 
-    A request *works* unless it is a copy that is kept for the next holder.
+    A request *works* unless it is a copy that is kept for the next holder, from the moment that it was sent there.
     """
 
     def __init__(self) -> None:
         self.copies = 0
-        """Requests in the stage ``CUSTODY``."""
+        """Requests in the stages ``OFFERED`` and ``CUSTODY``."""
         self.working = 0
         self.waiting = 0
-        self.working_of: Counter[str] = Counter()
+        self.working_of: dict[str, int] = {}
         """Working requests by owner; aliases of a source count as one."""
         self.working_from_owner = 0
         """Working requests that came from their source itself."""
-        self.sources: Counter[str] = Counter()
+        self.sources: dict[str, int] = {}
         """All held requests, by the process that they return to."""
 
     @classmethod
@@ -48,18 +58,17 @@ class Occupancy:
 
     def moved(self, request: HeldRequest, before: Stage, after: Stage) -> None:
         """Count a transition."""
-        self.waiting += (after is Stage.WAITING) - (before is Stage.WAITING)
-        self.copies += (after is Stage.CUSTODY) - (before is Stage.CUSTODY)
-        held = (after not in _NOT_HELD) - (before not in _NOT_HELD)
+        waiting, copies, held = _CHANGES[before, after]
+        self.waiting += waiting
+        self.copies += copies
         if held:
             _add(self.sources, request.itinerary.source, held)
-        works = (after not in _NOT_HELD and after is not Stage.CUSTODY) - (
-            before not in _NOT_HELD and before is not Stage.CUSTODY
-        )
+        works = held - copies
         if works:
             self.working += works
-            _add(self.working_of, owner_of(request.owner), works)
-            self.working_from_owner += works * (request.upstream == request.owner)
+            owner = request.owner
+            _add(self.working_of, owner_of(owner), works)
+            self.working_from_owner += works * (request.upstream == owner)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Occupancy) and vars(self) == vars(other)
@@ -70,10 +79,12 @@ class Occupancy:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _add(counts: Counter[str], key: str, number: int) -> None:
+def _add(counts: dict[str, int], key: str, number: int) -> None:
     """Add to a count, and forget it at 0."""
-    counts[key] += number
-    if not counts[key]:
+    count = counts.get(key, 0) + number
+    if count:
+        counts[key] = count
+    else:
         del counts[key]
 
 
@@ -95,7 +106,7 @@ class Credits:
     def room(self, owner: str) -> int:
         """Return how many more requests a source may have here: all share the credits equally."""
         who, held = owner_of(owner), self._occupancy.working_of
-        return self._limits.fair_share(len(held) + (who not in held)) - held[who]
+        return self._limits.fair_share(len(held) + (who not in held)) - held.get(who, 0)
 
     def of_source(self, name: str, now: float) -> int:
         """Return how many transfers of a linked source would be accepted now."""
@@ -111,7 +122,7 @@ class Credits:
         if held.working_from_owner >= limits.credits:
             return 0
         starved = now - self._let_in.get(who, float("-inf")) >= limits.starved
-        return max(int(starved), limits.guaranteed - held.working_of[who])
+        return max(int(starved), limits.guaranteed - held.working_of.get(who, 0))
 
     def let_in(self, source: str, now: float) -> None:
         """Note that a source made a transfer itself."""

@@ -68,7 +68,7 @@ from ls_edge.runtime.routing.events import (
 from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
 from ls_edge.runtime.routing.neighbours import Change, Limits, Neighbour, Neighbours
 from ls_edge.runtime.routing.policies import policy_of
-from ls_edge.runtime.routing.policies.policy import ReturnToSource, RunHere, SendTo, Wait
+from ls_edge.runtime.routing.policies.policy import Choice, ReturnToSource, RunHere, SendTo, Wait
 
 REFUSED_S = 0.1
 """Seconds for which a process that refuses as cold or draining is asked nothing: its STATE comes when that changes."""
@@ -165,7 +165,9 @@ class CustodyMachine(ABC):
         self._may_have_room: dict[str, None] = {}
         """Neighbours that may take more than before, and that something waits for."""
         self._candidates: dict[str, Candidate] | None = None
-        """Made at most once for an event; a neighbour's own is made again when it has changed."""
+        """Made at most once for an event."""
+        self._outdated: set[str] = set()
+        """Those of them that have to be made again, since the neighbour has changed."""
         self._ready: deque[HeldRequest] = deque()
         """Waiting requests that are decided at the end of the event."""
         self._checks: list[tuple[float, int, HeldRequest]] = []
@@ -195,7 +197,7 @@ class CustodyMachine(ABC):
             if request.stage is Stage.WAITING:
                 self._decide(request)
         self._finish()
-        return sorted(self.instructions, key=execution_order)
+        return self.instructions if len(self.instructions) < 2 else sorted(self.instructions, key=execution_order)
 
     def dispatch(self, event: Event) -> None:
         """Apply one event, and decide nothing."""
@@ -211,8 +213,8 @@ class CustodyMachine(ABC):
         checks = self._checks
         while checks and checks[0][2].check_at != checks[0][0]:
             heapq.heappop(checks)
-        times = [*(at for at, _, _ in checks[:1]), *self._other_checks()]
-        return min(times, default=None)
+        at = min(checks[0][0] if checks else INFINITY, self._other_check())
+        return None if at == INFINITY else at
 
     @property
     def transfers(self) -> list[TransferId]:
@@ -322,9 +324,9 @@ class CustodyMachine(ABC):
     def _finish(self) -> None:  # noqa: B027
         """Follow up on what was decided."""
 
-    def _other_checks(self) -> Iterable[float]:
-        """Return when a Tick is due for other reasons than held requests."""
-        return ()
+    def _other_check(self) -> float:
+        """Return when a Tick is due for other reasons than held requests; infinity where it never is."""
+        return INFINITY
 
     def _refused(self, request: HeldRequest, sender: str, message: Refuse) -> None:  # noqa: B027
         """A request waits again since its next holder refused it."""
@@ -443,9 +445,10 @@ class CustodyMachine(ABC):
         self.set_check(request, min(until, end))
 
     def _enter_offered(self, request: HeldRequest, to: str, itinerary: Itinerary) -> None:
-        sent = request.transfer._replace(hop=request.transfer.hop + 1)
+        came = request.transfer
+        sent = TransferId(came.request, came.branch, came.hop + 1)
         if sent in self._sent or request.sent is not None:
-            sent = sent._replace(branch=self.rng.getrandbits(64))
+            sent = TransferId(came.request, self.rng.getrandbits(64), came.hop + 1)
         self.neighbours.by_name[to].offers += 1
         self._changed(to)
         request.downstream, request.sent, request.waiting_since = to, sent, None
@@ -637,6 +640,11 @@ class CustodyMachine(ABC):
         if from_peer and request.transfer.hop >= self.limits.most_hops(itinerary.blocks):
             self._cannot_go_on(request, ReturnReason.HOPS)
             return
+        policy = policy_of(itinerary.policy)
+        choice: Choice | None = policy.step_here(itinerary, local)
+        if isinstance(choice, RunHere):
+            self._run_here(request, choice.block)
+            return
         since = request.waiting_since
         candidates = self.reachable()
         woken_early = since is not None and request.check_at > self.now and not local.blocks
@@ -647,9 +655,7 @@ class CustodyMachine(ABC):
             avoid = request.avoid.keys() | set(itinerary.avoid) if from_peer else request.avoid.keys()
             candidates = [c for c in candidates if c.name not in avoid]
         patient = since is None or self.now - since < self.limits.credit_wait
-        choice = policy_of(itinerary.policy).next_step(
-            itinerary, local, candidates, patient=patient, tie_break=request.tie_break
-        )
+        choice = policy.next_step(itinerary, local, candidates, patient=patient, tie_break=request.tie_break)
         if isinstance(choice, RunHere):
             self._run_here(request, choice.block)
         elif isinstance(choice, ReturnToSource):
@@ -712,6 +718,14 @@ class CustodyMachine(ABC):
         """Return the peers that may be handed tokens."""
         if self._candidates is None:
             self._candidates = self.neighbours.candidates(self.now)
+        elif self._outdated:
+            for name in self._outdated:
+                candidate = self.neighbours.candidate(name, self.now)
+                if candidate is None:
+                    self._candidates.pop(name, None)
+                else:
+                    self._candidates[name] = candidate
+        self._outdated.clear()
         return list(self._candidates.values())
 
     def leads_beyond(self, n: Neighbour) -> bool:
@@ -723,11 +737,7 @@ class CustodyMachine(ABC):
     def _changed(self, name: str) -> None:
         """A neighbour can take more, or less, than it could."""
         if self._candidates is not None:
-            candidate = self.neighbours.candidate(name, self.now)
-            if candidate is None:
-                self._candidates.pop(name, None)
-            else:
-                self._candidates[name] = candidate
+            self._outdated.add(name)
 
     def reroute(self, request: HeldRequest, why: str) -> None:
         """The next holder is lost or shows no progress: our copy takes another way."""
@@ -788,6 +798,8 @@ class CustodyMachine(ABC):
 
     def _check_times(self) -> None:
         checks = self._checks
+        if not checks or checks[0][0] > self.now:
+            return
         due: dict[int, HeldRequest] = {}
         while checks and checks[0][0] <= self.now:
             at, _, request = heapq.heappop(checks)
@@ -845,14 +857,17 @@ class CustodyMachine(ABC):
 
     def _extend(self, request: HeldRequest) -> None:
         """Give the next holder time until its next sign of progress."""
-        n = self.neighbours.get(request.downstream)
+        limits = self.limits
+        n = self.neighbours.by_name.get(request.downstream)
         accepted = request.stage is Stage.CUSTODY
         left = max(0.0, self._end(request) - self.now)
-        patience = n.hop_deadline(self.limits, left, accepted=accepted) if n else self.limits.hop_floor
+        patience = n.hop_deadline(limits, left, accepted=accepted) if n else limits.hop_floor
         # Each time that it had to be routed again it gets twice the time: on machines that are starved of computing
         # time, copies of everything would otherwise go round and make it worse.
-        most = max(self.limits.hop_most, self.limits.hop_share * left) + (0.0 if accepted else self.limits.transfer)
-        request.hop_at = self.now + min(patience * 2 ** min(request.reroutes, 6), most)
+        if request.reroutes:
+            patience *= 2 ** min(request.reroutes, 6)
+        most = max(limits.hop_most, limits.hop_share * left) + (0.0 if accepted else limits.transfer)
+        request.hop_at = self.now + min(patience, most)
         self._check_hop(request)
 
     def _check_hop(self, request: HeldRequest) -> None:

@@ -65,7 +65,7 @@ class EngineQueue:
     @property
     def usable_blocks(self) -> frozenset[int]:
         """Blocks that have not failed."""
-        return self.blocks - self.failed_blocks.keys()
+        return self.blocks - self.failed_blocks.keys() if self.failed_blocks else self.blocks
 
     @property
     def next_start(self) -> float | None:

@@ -6,39 +6,36 @@ to routing: arrays in a process, anything in a simulation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+import msgspec
 
 from ls_edge.errors import RequestError
 from ls_edge.runtime.protocol.messages import Hello, Itinerary, Message, RequestId, Run, State, TransferId
 
 
-@dataclass(frozen=True)
-class NeighbourUp:
+class NeighbourUp(msgspec.Struct, frozen=True):
     """A process sent HELLO or WELCOME on a link, for the first time or with something new."""
 
     hello: Hello
 
 
-@dataclass(frozen=True)
-class NeighbourDown:
+class NeighbourDown(msgspec.Struct, frozen=True):
     """The last link to a process is gone, or it sent BYE."""
 
     name: str
     why: str
 
 
-@dataclass(frozen=True)
-class NeighbourState:
+class NeighbourState(msgspec.Struct, frozen=True):
     """A process sent STATE."""
 
     name: str
     state: State
 
 
-@dataclass(frozen=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True):
     """Tokens came in, checked and decoded."""
 
     sender: str
@@ -49,23 +46,20 @@ class Arrived:
     """Whether all values of the tokens are finite."""
 
 
-@dataclass(frozen=True)
-class Received:
+class Received(msgspec.Struct, frozen=True):
     """Any other message came in."""
 
     sender: str
     message: Message
 
 
-@dataclass(frozen=True)
-class Unsendable:
+class Unsendable(msgspec.Struct, frozen=True):
     """An instruction could not be executed: no link to the process, or the queue of its link is full."""
 
     failed: Send | Forward
 
 
-@dataclass(frozen=True)
-class Computed:
+class Computed(msgspec.Struct, frozen=True):
     """The engine ran ``blocks``, one after the other, for these transfers."""
 
     blocks: tuple[int, ...]
@@ -74,8 +68,7 @@ class Computed:
     engine_us: int
 
 
-@dataclass(frozen=True)
-class ComputeFailed:
+class ComputeFailed(msgspec.Struct, frozen=True):
     """The engine raised an error on ``block``, or (``not_finite``) returned NaN or infinity."""
 
     block: int
@@ -88,20 +81,17 @@ class ComputeFailed:
     """What the same call returned for the other transfers of its batch."""
 
 
-@dataclass(frozen=True)
-class Warm:
+class Warm(msgspec.Struct, frozen=True):
     """The engine has warmed up; one call took ``block_us``."""
 
     block_us: int
 
 
-@dataclass(frozen=True)
-class Drain:
+class Drain(msgspec.Struct, frozen=True):
     """Take nothing new and get rid of what is held."""
 
 
-@dataclass(frozen=True)
-class Submit:
+class Submit(msgspec.Struct, frozen=True):
     """An image's stem tokens are to be answered by ``deadline`` (seconds of the caller's clock)."""
 
     request: int
@@ -112,15 +102,13 @@ class Submit:
     """Whether each RETURN that is used is reported as :class:`Returned`."""
 
 
-@dataclass(frozen=True)
-class Abandon:
+class Abandon(msgspec.Struct, frozen=True):
     """Nobody waits for this request any more."""
 
     request: int
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
@@ -130,23 +118,21 @@ Event = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Send a message to a process."""
 
     to: str
     message: Message
 
 
-@dataclass(frozen=True)
-class Forward:
+class Forward(msgspec.Struct, frozen=True):
     """Send tokens to a process, as a RUN whose codec and shape the executor adds."""
 
     to: str
     transfer: TransferId
     budget_us: int
     itinerary: Itinerary
-    tokens: Any = field(repr=False)
+    tokens: Any
     returning: str = ""
     """Why the tokens go back to the source (``ReturnReason``); empty while they go forward."""
 
@@ -155,8 +141,7 @@ class Forward:
         return Run(self.transfer, self.budget_us, self.itinerary, codec, count, dim, self.returning)
 
 
-@dataclass(frozen=True)
-class Compute:
+class Compute(msgspec.Struct, frozen=True):
     """Run blocks, one after the other, for these transfers at once.
 
     Answered by :class:`Computed` or :class:`ComputeFailed`.
@@ -164,23 +149,21 @@ class Compute:
 
     blocks: tuple[int, ...]
     transfers: tuple[TransferId, ...]
-    tokens: tuple[Any, ...] = field(repr=False)
+    tokens: tuple[Any, ...]
     slots: tuple[int, ...]
     """Of the first block, for each transfer."""
 
 
-@dataclass(frozen=True)
-class AnnounceState:
+class AnnounceState(msgspec.Struct, frozen=True):
     """Send STATE to all neighbours soon: something in it matters to them now."""
 
 
-@dataclass(frozen=True)
-class Complete:
+class Complete(msgspec.Struct, frozen=True):
     """A request has its last tokens; the head is to run on them."""
 
     request: int
     itinerary: Itinerary
-    tokens: Any = field(repr=False)
+    tokens: Any
     attempts: int
     seen_holders: tuple[str, ...] = ()
     """Who has had its tokens as far as the source saw itself: the itinerary is what the holders report."""
@@ -188,18 +171,16 @@ class Complete:
     """Why blocks were left out; empty where none were."""
 
 
-@dataclass(frozen=True)
-class Returned:
+class Returned(msgspec.Struct, frozen=True):
     """Tokens of a request that is watched came back from ``sender`` and are its furthest now."""
 
     request: int
     sender: str
     itinerary: Itinerary
-    tokens: Any = field(repr=False)
+    tokens: Any
 
 
-@dataclass(frozen=True)
-class Fail:
+class Fail(msgspec.Struct, frozen=True):
     """A request ends without an answer."""
 
     request: int
@@ -224,8 +205,7 @@ class NoteKind(str, Enum):
     __str__ = str.__str__
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(msgspec.Struct, frozen=True):
     """Something for the log: ``what`` happened to whom."""
 
     what: NoteKind
@@ -243,7 +223,12 @@ def execution_order(instruction: Instruction) -> int:
     Tracks for other holders come first, since their wave waits for the transfer. Engines start before other messages
     are written, since the thread of the sockets may take this core while it writes.
     """
-    if isinstance(instruction, Forward):
-        begins_track = instruction.itinerary.track is not None and not instruction.returning
-        return 0 if begins_track else 2
-    return 2 if isinstance(instruction, (Send, AnnounceState, Note)) else 1
+    rank = _RANKS.get(type(instruction), 1)
+    if rank is None:
+        assert isinstance(instruction, Forward)
+        return 0 if instruction.itinerary.track is not None and not instruction.returning else 2
+    return rank
+
+
+_RANKS: dict[type, int | None] = {Send: 2, AnnounceState: 2, Note: 2, Forward: None}
+"""See :func:`execution_order`; 1 for everything else."""

@@ -38,8 +38,10 @@ class Stage(Enum):
     ENDED = "ended"
     """Not held any more."""
 
+    __hash__ = object.__hash__  # each transition looks pairs of stages up; Enum's own hash is computed in Python
 
-@dataclass(eq=False)
+
+@dataclass(eq=False, slots=True)
 class EngineVisit:
     """What the engine of this process did for a request."""
 
@@ -51,7 +53,7 @@ class EngineVisit:
     engine_us: int = 0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class JoinVisit:
     """What waves that were joined by this process did for a request."""
 
@@ -63,7 +65,7 @@ class JoinVisit:
     """Time for which tracks of others were waited for."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class HeldRequest:
     """Tokens that this process holds, their itinerary, and the transfer by which they came."""
 

@@ -140,7 +140,7 @@ class Change(Enum):
     """Whether it may be handed tokens, or the blocks that it reaches."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Neighbour:
     """Another process with a link: its description, its last STATE, and what was measured."""
 
@@ -186,7 +186,7 @@ class Neighbour:
         """Whether it may be handed tokens at all."""
         state = self.state
         return (
-            state is not None and state.warm and not state.draining and not state.stuck and now >= self.suspected_until
+            now >= self.suspected_until and state is not None and state.warm and not state.draining and not state.stuck
         )
 
     @property
@@ -264,10 +264,11 @@ class Neighbour:
         """
         if self.state is None:
             return 0
-        age = now - self.state_at
-        left = max(0, min(self.state.wait_us, MOST_WAIT_US) - round(age * 1e6))
-        on_their_way = self.offers * max(self.block_us, self.expected_link_us(now))
-        return left + on_their_way + round(max(0.0, age - STALE_AFTER_S) * 1e6)
+        age, wait_us = now - self.state_at, self.state.wait_us
+        left = max(0, min(wait_us, MOST_WAIT_US) - round(age * 1e6)) if wait_us else 0
+        if self.offers:
+            left += self.offers * max(self.block_us, self.expected_link_us(now))
+        return left + round((age - STALE_AFTER_S) * 1e6) if age > STALE_AFTER_S else left
 
     def hop_deadline(self, limits: Limits, left: float, *, accepted: bool = True) -> float:
         """Seconds that a transfer to it may show no progress, ``left`` being left of the budget.
@@ -306,7 +307,7 @@ class Neighbours:
     def candidate(self, name: str, now: float) -> Candidate | None:
         """Return a neighbour if it is a peer that may be handed tokens."""
         n = self.by_name.get(name)
-        if n is None or n.state is None or n.hello.role != "peer" or not n.available(now):
+        if n is None or n.hello.role != "peer" or n.state is None or not n.available(now):
             return None
         return Candidate(
             name=name,

@@ -55,8 +55,9 @@ from ls_edge.runtime.routing.events import (
     Tick,
     Warm,
 )
-from ls_edge.runtime.routing.held_request import HeldRequest, OpenWave, Stage
+from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, OpenWave, Stage
 from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.tombstones import Tombstones
 from ls_edge.runtime.routing.waves import WaveJoiner
 
@@ -64,6 +65,10 @@ _NO_WAY_HOME_S = 0.1
 """Seconds until tokens that no neighbour can bring home are routed again; a new link does so at once."""
 _SOURCES_REMEMBERED = 1024
 """Sources that are remembered as having been near; of one that is forgotten, work stays until its budget ends."""
+_OF_NEIGHBOURS = frozenset((NeighbourUp, NeighbourDown, NeighbourState, Tick))
+"""Events after which it is looked at which sources can be reached."""
+_COLLECTED_SHARE = 8
+"""The part of the credits, one in so many, that is announced at once to who waits for some while the engine is busy."""
 _BLOCK_SHARE = 0.25
 """Most of a budget that is kept back for an engine call: a wrong measurement of one must not keep it from running."""
 
@@ -92,7 +97,15 @@ class PeerMachine(CustodyMachine):
         self.draining = False
         self._credits = Credits(limits, self.occupancy)
         self._credits_before = 0
+        self._least_credits = 0
+        """The fewest since the end of the last event, as far as a message told them."""
+        self._reported_none: set[str] = set()
+        """Neighbours whose last message from here said that they have no credit."""
+        self._reported_some: set[str] = set()
+        """Those that have sent tokens since their last STATE from here, and were told of more credits."""
         self._arrivals = 0
+        self._local_node: LocalNode | None = None
+        """As it was last described."""
         self._drain_until = float("inf")
         self._orphaned: dict[str, float] = {}
         """Sources of held work that are out of reach, and when the work is dropped."""
@@ -124,6 +137,17 @@ class PeerMachine(CustodyMachine):
         """Requests that it would accept now, from whomever they come."""
         return self._credits.total if self._serves else 0
 
+    def _report_credits(self, name: str) -> int:
+        """Return the credits of a neighbour for a message to it, and note what it was told."""
+        credit = self.credits_for(name)
+        if credit > 0:
+            self._reported_none.discard(name)
+        else:
+            self._reported_none.add(name)
+            self._reported_some.discard(name)
+            self._least_credits = min(self._least_credits, self.credits)
+        return credit
+
     def credits_for(self, name: str) -> int:
         """Return the transfers that it would accept now from a process, a source or a peer."""
         if not self._is_source(name):
@@ -136,7 +160,8 @@ class PeerMachine(CustodyMachine):
         return not self.held
 
     def state(self, name: str = "") -> State:
-        """Return the STATE for the neighbour of this name."""
+        """Return the STATE to send to the neighbour of this name."""
+        self._reported_some.discard(name)
         peers = [n for n in self.neighbours if n.hello.role == "peer"]
         reached = {block for n in peers if n.available(self.now) for block in n.hello.blocks}
         engine = self.engine
@@ -144,7 +169,7 @@ class PeerMachine(CustodyMachine):
             warm=self.warm,
             draining=self.draining,
             stuck=engine.stuck,
-            credits=self.credits_for(name),
+            credits=self._report_credits(name) if name in self.neighbours.by_name else self.credits,
             queue=len(engine.queued) + (engine.running is not None),
             calls=engine.calls,
             block_us=engine.block_us,
@@ -170,7 +195,7 @@ class PeerMachine(CustodyMachine):
             return
         reason = self._reason_to_refuse(event)
         if reason is not None:
-            self.instructions.append(Send(sender, Refuse(run.transfer, reason, self.credits_for(sender))))
+            self.instructions.append(Send(sender, Refuse(run.transfer, reason, self._report_credits(sender))))
             return
         if run.transfer not in self.held:
             request = HeldRequest(
@@ -193,7 +218,10 @@ class PeerMachine(CustodyMachine):
             source = run.itinerary.source
             if source != sender and source in self.neighbours.by_name:
                 self.instructions.append(Send(source, Moved(run.transfer, sender)))
-        self.instructions.append(Send(sender, Accept(run.transfer, self.credits_for(sender))))
+        credit = self._report_credits(sender)
+        if credit > 0:
+            self._reported_some.add(sender)
+        self.instructions.append(Send(sender, Accept(run.transfer, credit)))
 
     def _reason_to_refuse(self, event: Arrived) -> RefuseReason | None:
         run, sender = event.run, event.sender
@@ -222,14 +250,18 @@ class PeerMachine(CustodyMachine):
         """Return what the engine can run; nothing while it is cold, stuck, or half of a drain is over."""
         # No wait: whoever sent the tokens here has counted our queue. Weighing it again against the last STATE of the
         # others would send them to and fro.
-        return LocalNode(
-            blocks=self.local_blocks,
-            block_us=self.engine.block_us,
-            costs=self.costs,
-            credit_wait=self.limits.credit_wait,
-            beside_us=self.engine.expected_beside_us(self.now),
-            bands=self.bands,
-        )
+        known, engine = self._local_node, self.engine
+        blocks, block_us, beside_us = self.local_blocks, engine.block_us, engine.expected_beside_us(self.now)
+        if known is None or (known.blocks, known.block_us, known.beside_us) != (blocks, block_us, beside_us):
+            known = self._local_node = LocalNode(
+                blocks=blocks,
+                block_us=block_us,
+                costs=self.costs,
+                credit_wait=self.limits.credit_wait,
+                beside_us=beside_us,
+                bands=self.bands,
+            )
+        return known
 
     def _decide_locally(self, request: HeldRequest, local: LocalNode) -> bool:
         if request.returning:
@@ -242,6 +274,8 @@ class PeerMachine(CustodyMachine):
             self._hand_over(request)
             return True
         if not local.blocks or self.draining:
+            return False
+        if not policy_of(request.itinerary.policy).runs_in_waves:
             return False
         return self.joins.split(request, replace(local, wait_us=self.engine.work_us(self.now)))
 
@@ -378,7 +412,8 @@ class PeerMachine(CustodyMachine):
     # The engine.
 
     def _start_engine(self) -> None:
-        started = self.engine.next_batch(self.now, self.local_blocks)
+        engine = self.engine
+        started = engine.next_batch(self.now, self.local_blocks) if engine.queued and engine.running is None else None
         if started is None:
             return
         batch, blocks = started
@@ -543,12 +578,14 @@ class PeerMachine(CustodyMachine):
         elif request.stage is Stage.AWAY:
             self.joins.give_up(request)
 
-    def _other_checks(self) -> Iterable[float]:
-        yield from self._orphaned.values()
+    def _other_check(self) -> float:
+        start = self.engine.next_start
+        at = INFINITY if start is None else start
+        if self._orphaned:
+            at = min(at, *self._orphaned.values())
         if self.draining and self.now < self._drain_until:
-            yield self._drain_until
-        if self.engine.next_start is not None:
-            yield self.engine.next_start
+            at = min(at, self._drain_until)
+        return at
 
     # Work that no process waits for any more.
 
@@ -568,13 +605,23 @@ class PeerMachine(CustodyMachine):
         self.joins.on_track_forgotten(request)
 
     def _after_event(self, event: Event) -> None:
-        if isinstance(event, NeighbourDown):
-            self._credits.forget(event.name)
-        if isinstance(event, (NeighbourUp, NeighbourDown, NeighbourState, Tick)) and self.held:
-            self._look_for_orphans()
         if self.now >= self._drain_until and self.engine.queued:
             self._requeue("half of the drain is over")
+        if self._orphaned:
+            self._drop_orphans()
+        if type(event) not in _OF_NEIGHBOURS:
+            return
+        if isinstance(event, NeighbourDown):
+            self._credits.forget(event.name)
+            self._reported_none.discard(event.name)
+            self._reported_some.discard(event.name)
+        if self.held:
+            self._look_for_orphans()
+            self._drop_orphans()
         self.tombstones.forget(self.now)
+
+    def _drop_orphans(self) -> None:
+        """Forget the work of sources that have been out of reach for too long."""
         for name in [name for name, at in self._orphaned.items() if at <= self.now]:
             del self._orphaned[name]
             for request in [request for request in self.held.values() if request.itinerary.source == name]:
@@ -599,13 +646,22 @@ class PeerMachine(CustodyMachine):
             del self._orphaned[name]
 
     def _finish(self) -> None:
-        """Start the engine; announce at once that credits have run out, or are there again."""
+        """Start the engine, and send STATE to those whose credits have run out, or who wait for some."""
         self._start_engine()
-        before, after, reserved = self._credits_before, self.credits, self.limits.reserved
-        self._credits_before = after
-        crossed = (before > 0) != (after > 0) or (before > reserved) != (after > reserved)
-        if crossed and AnnounceState() not in self.instructions:
-            self.instructions.append(AnnounceState())
+        before, least, after = self._credits_before, self._least_credits, self.credits
+        if after == before == least:
+            return
+        self._credits_before = self._least_credits = after
+        if after > least and self._reported_none:
+            # While the engine has work there is time to collect a few: a message for each would cost more than it wins.
+            enough = max(1, self.limits.credits // _COLLECTED_SHARE) if self.engine.queued else 1
+            self._send_state(name for name in sorted(self._reported_none) if self.credits_for(name) >= enough)
+        elif after < before and self._reported_some and (after <= 0 or after <= self.limits.reserved < before):
+            self._send_state(name for name in sorted(self._reported_some) if self.credits_for(name) <= 0)
+
+    def _send_state(self, names: Iterable[str]) -> None:
+        if AnnounceState() not in self.instructions:  # which tells all of them
+            self.instructions += [Send(name, self.state(name)) for name in names if name in self.neighbours.by_name]
 
     def _validate_parts(self) -> None:
         engine, held = self.engine, self.held.values()

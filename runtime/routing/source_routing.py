@@ -56,7 +56,7 @@ from ls_edge.runtime.routing.events import (
     Send,
     Submit,
 )
-from ls_edge.runtime.routing.held_request import HeldRequest, Stage
+from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.policies import policy_of
 
@@ -127,6 +127,7 @@ class SourceMachine(CustodyMachine):
         """Answers that came after the first one, by request."""
         self.head_us = 0
         """What the head usually takes; kept at the end of every budget. The caller sets it."""
+        self._local_node = LocalNode(costs=costs, credit_wait=limits.credit_wait, bands=bands)
         self._seen: dict[int, float] = {}
         self._by_id: dict[RequestId, OpenRequest] = {}
         self._answered: dict[RequestId, int] = {}
@@ -295,7 +296,7 @@ class SourceMachine(CustodyMachine):
 
     def local_node(self, request: HeldRequest) -> LocalNode:  # noqa: ARG002
         """Return a node without blocks: a source runs none."""
-        return LocalNode(costs=self.costs, credit_wait=self.limits.credit_wait, bands=self.bands)
+        return self._local_node
 
     def _decide_locally(self, request: HeldRequest, local: LocalNode) -> bool:  # noqa: ARG002
         return False
@@ -388,8 +389,8 @@ class SourceMachine(CustodyMachine):
         if len(self._ended) >= CANCEL_AT_MOST:
             self._cancel_at = self.now
 
-    def _other_checks(self) -> Iterable[float]:
-        return (self._cancel_at,) if self._ended else ()
+    def _other_check(self) -> float:
+        return self._cancel_at if self._ended else INFINITY
 
     def _finish(self) -> None:
         """Send the CANCEL that is due."""

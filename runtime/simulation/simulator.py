@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from ls_edge.bands import Bands
 from ls_edge.errors import WireError
 from ls_edge.order_costs import OrderCosts
-from ls_edge.runtime.protocol.messages import Hello, Itinerary, Run
+from ls_edge.runtime.protocol.messages import Hello, Itinerary, Run, State
 from ls_edge.runtime.routing.custody import CustodyMachine
 from ls_edge.runtime.routing.events import (
     AnnounceState,
@@ -401,6 +401,8 @@ class Simulation:
             event: Event
             if isinstance(instruction, Forward):
                 event = Arrived(process.name, instruction.run("raw", 1, 1), instruction.tokens)
+            elif isinstance(instruction.message, State):
+                event = NeighbourState(process.name, instruction.message)
             else:
                 event = Received(process.name, instruction.message)
             self._deliver(process.name, instruction.to, event)

@@ -9,10 +9,10 @@ from ls_edge.runtime.protocol.messages import (
     Progress,
     Refuse,
     Release,
+    State,
 )
 from ls_edge.runtime.routing.custody import Stage
 from ls_edge.runtime.routing.events import (
-    AnnounceState,
     Compute,
     Drain,
     Forward,
@@ -110,7 +110,7 @@ def test_credits_count_what_is_held_and_custody_apart():
     for number in range(3):
         peer.gets("x", run_of(transfer(number), remaining=(2, 3), waves=BY_X))
         (onward,) = peer.sent(Forward, "b")
-        assert peer.machine.credits == min(1, 3 - number)
+        assert peer.machine.credits == min(2, 2 - number)  # what was sent counts as a copy
         peer.hears("b", Accept(onward.transfer, 5))
     assert peer.machine.credits == 0
     peer.gets("x", run_of(transfer(9), source="phone"))
@@ -132,14 +132,52 @@ def test_half_of_the_credits_are_for_transfers_from_peers():
     assert (peer.machine.state("x").credits, peer.machine.state("laptop").credits) == (1, 0)
 
 
-def test_the_end_of_credits_and_their_return_are_told_at_once():
+def credits_sent(peer):
+    return {
+        name: [state.credits for state in peer.sent(State, name)]
+        for name in peer.machine.neighbours.by_name
+        if peer.sent(State, name)
+    }
+
+
+def test_who_has_no_credit_is_sent_state_when_it_has_one_again():
     peer = new_peer(limits=Limits(credits=1))
     peer.meets("b", [2, 3])
-    peer.gets("laptop", run_of(remaining=(2, 3), waves=BY_X))
-    assert AnnounceState() in peer.said
-    (onward,) = peer.sent(Forward, "b")
-    peer.hears("b", Accept(onward.transfer, 5))
-    assert AnnounceState() in peer.said
+    peer.gets("laptop", run_of())
+    assert [message.credits for message in peer.sent(Accept, "laptop")] == [0]
+    assert not peer.sent(State)  # ACCEPT told the only one that uses it
+    peer.computes(peer.only(Compute))
+    assert peer.sent(Forward, "b")
+    assert credits_sent(peer) == {"laptop": [1]}
+
+
+def test_who_just_sent_tokens_is_told_that_others_took_its_credits():
+    peer = new_peer(limits=Limits(credits=4))
+    peer.meets("x")
+    peer.meets("y")
+    peer.gets("x", run_of(transfer(0)))
+    peer.gets("laptop", run_of(transfer(1)))
+    for number in range(2, 4):
+        peer.gets("y", run_of(transfer(number)))
+    assert credits_sent(peer) == {"x": [0]}
+
+
+def test_credits_are_announced_several_at_once_while_the_engine_is_busy():
+    peer = new_peer(limits=Limits(credits=16))
+    peer.meets("b", [2, 3])
+    peer.meets("x")
+    peer.gets("x", run_of(transfer(0)))
+    call = peer.only(Compute)
+    for number in range(1, 16):
+        peer.gets("x", run_of(transfer(number)))
+    assert [message.credits for message in peer.sent(Accept, "x")] == [0]
+    announced = []
+    while not announced:
+        peer.computes(call)
+        call = peer.only(Compute)
+        announced += credits_sent(peer).items()
+    assert announced == [("x", [2])]
+    assert peer.machine.credits == 2
 
 
 def test_requests_at_one_block_run_as_a_batch_whatever_their_slots():

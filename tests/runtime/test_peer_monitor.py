@@ -75,6 +75,7 @@ def test_a_snapshot_stays_the_same_object_while_nothing_changes(file, tiny_bundl
         serve(Peer(file, "b", bundle))
         wait_until(lambda: all("source" in " ".join(v.reaches) for v in source.view().values()), what="both")
         wait_until(lambda: all(len(v.reaches) == 2 for v in source.view().values()), what="links")
+        wait_until(lambda: {v.state for v in source.view().values()} == {PeerState.ALIVE}, what="warm engines")
         time.sleep(0.2)
         before = source.snapshot
         time.sleep(0.5)

@@ -68,7 +68,9 @@ class Policy:
     batches_freely: ClassVar[bool] = False
     """Whether a queued request may join an engine call for any of its remaining blocks."""
     waits_for_next: ClassVar[bool] = False
-    """Whether only a credit for the first block ends a wait, and a change of other processes' queues does not."""
+    """Whether it runs the next block here where it can, and waits for a credit of that block's holders alone.
+
+    Then a step here depends on no other process, and no other change than a credit ends a wait."""
     chains_blocks: ClassVar[bool] = True
     """Whether one engine call may run consecutive blocks without a new decision between them."""
 
@@ -78,6 +80,17 @@ class Policy:
         Blocks of an earlier band stand before those of a later one.
         """
         return tuple(range(bands.num_blocks))
+
+    def step_here(self, itinerary: Itinerary, local: LocalNode) -> RunHere | None:
+        """Return the block that runs here whatever other processes there are; None where it depends on them."""
+        if itinerary.track is None and not self.waits_for_next:
+            return None
+        wanted = self._wanted(itinerary, local)
+        return RunHere(wanted[0]) if wanted[0] in local.blocks else None
+
+    def _wanted(self, itinerary: Itinerary, local: LocalNode) -> tuple[int, ...]:
+        """Blocks that may run next, the preferred one first."""
+        return local.bands.permitted(itinerary.remaining) if self.may_reorder else itinerary.remaining[:1]
 
     def next_step(
         self,
@@ -93,7 +106,7 @@ class Policy:
         ``patient``: whether waiting for credit is still better than another order. ``tie_break`` (any number, the same
         for a request) chooses between equal holders, so that they share the work.
         """
-        wanted = local.bands.permitted(itinerary.remaining) if self.may_reorder else itinerary.remaining[:1]
+        wanted = self._wanted(itinerary, local)
         if itinerary.track is not None:  # the holder of a track runs it, or returns what it has
             return RunHere(wanted[0]) if wanted[0] in local.blocks else ReturnToSource(ReturnReason.UNREACHABLE)
         choice = self.preferred_step(itinerary, local, candidates, patient=patient, tie_break=tie_break)
