@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.benchmark
 
 
-def benchmarks(*arguments, **environment):
+def benchmarks(*arguments, timeout=150, **environment):
     return subprocess.run(
         [sys.executable, "-m", "benchmarks", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=150, check=False, env={**os.environ, **environment},
+        cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False, env={**os.environ, **environment},
     )  # fmt: skip
 
 
@@ -217,14 +217,14 @@ def test_quality_needs_a_bundle_with_costs(tmp_path):
     assert "needs --trained BUNDLE, one exported with --calibrate" in done.stderr
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_fleet_compares_plans_policies_and_pushes_with_what_peers_do(folder):
-    done = benchmarks("fleet", "--quick", "--json", str(folder / "fleet.json"), TMPDIR=str(folder))
+    done = benchmarks("fleet", "--quick", "--json", str(folder / "fleet.json"), TMPDIR=str(folder), timeout=380)
     assert done.returncode == 0, done.stderr
     assert "planned and measured" in done.stdout
     figures = json.loads((folder / "fleet.json").read_text())["benchmarks"]["fleet"]
     plan = figures["plan"]
-    assert set(plan["rows"]) == {"plan", "equal_split", "single"}
+    assert set(plan["rows"]) == {"plan", "single"}
     assert all(is_ratio(value) for row in plan["rows"].values() for value in row.get("ratio", {}).values())
     assert plan["holds"] is all(abs(value - 1) <= 0.2 for value in plan["rows"]["plan"]["ratio"].values())
     assert set(plan["runtime_ms"]) == set(plan["boards"])
