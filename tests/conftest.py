@@ -169,10 +169,11 @@ def shared_runs(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("shared")
     fixed = {"data": "digits", "threads": 1, "device": "cpu", "precision": "fp32", "lr": 4e-3, "batch_size": 64}
-    (folder / "model.yaml").write_text("model: {args: {embed_dim: 32, depth: 4}}")
-    for name, method, init in (("start", "sequential", None), ("run", "shared", str(folder / "start"))):
-        flags = {**fixed, "method": method, "init": init, "epochs": 6}
-        config, _ = read_config(folder / "model.yaml", flags)
+    model = "model: {args: {embed_dim: 32, depth: 4}}\n"
+    (folder / "start.yaml").write_text(model + "method: sequential")
+    (folder / "run.yaml").write_text(model + "method: shared\nmethod_args: {adapter_rank: 2}")
+    for name, init in (("start", None), ("run", str(folder / "start"))):
+        config, _ = read_config(folder / f"{name}.yaml", {**fixed, "init": init, "epochs": 6})
         train(config, folder / name, listener=Silent())
     return folder
 

@@ -57,7 +57,7 @@ def made(bands="0/1-4/5", settings=None):
     view = build("vit_digits", TINY).eval()
     before = build("vit_digits", TINY).eval()
     before.load_weights(view.weights())
-    method = make_method("shared", settings or {})
+    method = make_method("shared", {"start": "middle", "adapter_rank": 0, **(settings or {})})
     places = method.reshape(view, Bands.from_json(bands, 6), None, trained=True)
     method.attach(view)
     return method, view, before, places
@@ -228,7 +228,8 @@ def test_a_run_has_the_weights_once_and_loads(shared_runs):
             at_least = found.sequential.top1 - 0.15
         else:
             assert found.sequential.top1 >= at_least
-            assert found.arbitrary.top1_mean == found.arbitrary.top1_worst == found.sequential.top1
+            assert found.arbitrary.top1_worst == found.sequential.top1
+            assert found.arbitrary.top1_mean == pytest.approx(found.sequential.top1, rel=1e-12)
 
 
 def test_it_resumes_to_the_same_bits_and_goes_on_with_labels(shared_runs, tmp_path):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class SharedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of ``shared``."""
 
-    start: Literal["middle", "mean"] = "middle"
+    start: Literal["middle", "mean"] = "mean"
     """The weights that the shared block starts from: those of the middle block, or the mean of all that it replaces."""
     tokens: float = 1.0
     """Weight of the squared error of the tokens after each step, over their own mean square."""
@@ -35,7 +35,7 @@ class SharedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     temperature: float = 2.0
     conditioning_lr: float = 3.0
     """Learning rate of what belongs to the slots (norms, gates, adapters) over the model's; it has no weight decay."""
-    adapter_rank: int = 0
+    adapter_rank: int = 8
     """Rank of the low-rank adapters that each slot has for the linear layers of the shared block; 0: no adapters."""
 
     def __post_init__(self) -> None:
