@@ -34,6 +34,29 @@ def test_it_is_small_and_stored_in_half_precision(folder):
     assert kinds - {"torch.int64"} == {"torch.float16"}  # counts of batches stay whole numbers
 
 
+def test_the_shared_one_is_one_block_for_all_steps_in_any_order():
+    run = load_run(EXAMPLES / "cifar10-shared")
+    plain = load_run(EXAMPLES / "cifar10-plain")
+    assert (run.model, run.method, run.view.owners, str(run.bands)) == (plain.model, "shared", (0,) * 8, "0-7")
+    assert run.classes == plain.classes
+    shared, every = (
+        sum(value.numel() for name, value in each.view.weights().items() if "blocks" in name or "slots" in name)
+        for each in (run, plain)
+    )
+    assert 0.2 < shared / every < 0.25
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        trained = run.view(images)
+        assert all(torch.equal(run.view(images, order), trained) for order in run.bands.random_orders(6, seed=0))
+    said = json.loads((EXAMPLES / "cifar10-shared" / "eval.json").read_text())
+    assert said["images"] == 5000
+    assert said["sequential"]["top1"] == said["arbitrary"]["top1_worst"] >= 0.66
+    assert said["kept"]["6"]["arbitrary"] >= said["sequential"]["top1"] - 0.03
+    text = (EXAMPLES / "cifar10-shared" / "README.md").read_text()
+    for figure in (said["sequential"]["top1"], *(said["kept"][kept]["arbitrary"] for kept in ("6", "4", "2"))):
+        assert f"{100 * figure:.1f} %" in text
+
+
 def test_it_is_what_its_configuration_says(run, folder):
     model, bands = {
         "cifar10": ("vit_cifar", "0-7"),
