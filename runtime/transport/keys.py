@@ -82,12 +82,12 @@ def load_secret(path: str | Path) -> KeyPair:
         ) from None
     except OSError as error:
         raise UsageError(f"cannot read the secret key {path}: {error.strerror}; check --secret-key") from None
-    if stat.S_IMODE(mode) & 0o077:
-        raise UsageError(f"{path} may be read by others (mode {stat.S_IMODE(mode):04o}); run: chmod 600 {path}")
     keys = {match[1]: match[2] for match in _LINE.finditer(content)}
     if b"secret" not in keys:
         hint = "it is a public one, name the .key_secret" if b"public" in keys else "make one with 'ls-edge keys new'"
         raise UsageError(f"{path} holds no CURVE secret key; {hint}")
+    if stat.S_IMODE(mode) & 0o077:
+        raise UsageError(f"{path} may be read by others (mode {stat.S_IMODE(mode):04o}); run: chmod 600 {path}")
     try:
         public = zmq.curve_public(keys[b"secret"])
     except zmq.ZMQError:

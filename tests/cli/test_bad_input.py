@@ -296,7 +296,7 @@ CASES = r"""
 2 | PEER good.yaml --engine x | '--engine': 'x' is not one of 'auto', 'onnx', 'tensorrt'
 2 | PEER keyed.yaml | keyed.yaml has keys, so a needs its own: give --secret-key a.key_secret (made
 2 | PEER keyed.yaml --secret-key nowhere | nowhere: no such secret key; make one with 'ls-edge keys new NAME', or check
-2 | PEER keyed.yaml --secret-key a.key | a.key may be read by others (mode 0644); run: chmod 600 a.key
+2 | PEER keyed.yaml --secret-key a.key | a.key holds no CURVE secret key; it is a public one, name the .key_secret
 2 | PEER keyed.yaml --secret-key public.key_secret | public.key_secret holds no CURVE secret key; it is a public one,
 2 | PEER keyed.yaml --secret-key garbage.key_secret | garbage.key_secret holds no CURVE secret key; make one with
 2 | PEER keyed.yaml --secret-key open.key_secret | open.key_secret may be read by others (mode 0644); run: chmod 600
