@@ -16,7 +16,7 @@ from ls_edge.runtime.chaos.faults import Faults, write
 from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.routing.custody import Stage
-from ls_edge.runtime.routing.events import Complete
+from ls_edge.runtime.routing.events import Arrived, Complete
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.simulation.simulator import Simulation
 from ls_edge.runtime.source import Settings, Source
@@ -40,19 +40,21 @@ class Ledger:
 
     def __init__(self, peer):
         self.held = self.work = 0
-        handle = peer.machine.handle
+        handle = peer.machine.handle_all
 
-        def watched(event, now):
+        def watched(events, now):
+            events = list(events)
             before = len(peer.machine.held)
-            instructions = handle(event, now)
+            instructions = handle(events, now)
             items = peer.machine.held.values()
             self.held = max(self.held, len(items))
             # Copies whose next holder failed are work again, so that alone may be more than the credits.
-            if len(items) > before and not event.run.returning:
-                self.work = max(self.work, sum(item.stage is not Stage.CUSTODY for item in items))
+            if len(items) > before and all(isinstance(e, Arrived) and not e.run.returning for e in events):
+                copies = (Stage.CUSTODY, Stage.OFFERED)
+                self.work = max(self.work, sum(item.stage not in copies for item in items))
             return instructions
 
-        peer.machine.handle = watched
+        peer.machine.handle_all = watched
 
 
 def test_peers_hold_no_more_than_their_credits_and_the_rest_is_overloaded(
