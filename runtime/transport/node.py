@@ -102,6 +102,11 @@ _TOGETHER = (Arrived, Received, NeighbourState, Computed, Submit, Abandon, Unsen
 """Events of one turn that the machine is given together; it is given all others one by one."""
 _ROUTED = frozenset((Run, State, Accept, Refuse, Progress, Release, Moved, Cancel))
 """Messages between processes that take part in routing."""
+HOLD_S = 0.02
+"""Longest that a RELEASE or MOVED waits for another message to the same process: nobody waits for it, and by itself it
+would wake that process."""
+MAX_HELD = 2
+"""Most of these that wait for one process, since a copy in custody stays until its RELEASE has come."""
 _MAX_BODIES = wire.MAX_HEADER - 8
 """Most bytes of messages in one header, its own beginning taken off."""
 _MAX_NOTE_KINDS = 4096
@@ -203,6 +208,9 @@ class Node:
         """Whether the machine was given anything in this turn."""
         self._outbox: dict[str, list[_Outgoing]] = {}
         """What this turn sends, by receiver."""
+        self._held: dict[str, list[_Outgoing]] = {}
+        """What goes to a process with the next message, or at :attr:`_held_until`."""
+        self._held_until = float("inf")
         self._tokens = manifest.tokens
         tokens_frame = codecs.wire_bytes("raw", self._tokens.count, self._tokens.dim)
         own = next((p for p in peers.peers if p.name == name), None)
@@ -258,7 +266,7 @@ class Node:
         """
         now = time.monotonic()
         due = self._machine.next_check()
-        wait = min(at_most, self._state_at - now, *(() if due is None else (due - now,)))
+        wait = min(at_most, self._state_at - now, self._held_until - now, *(() if due is None else (due - now,)))
         self._asleep = True
         events = self._links.poll(0.0 if self._woken else max(0.0, wait))
         self._asleep = self._woken = False
@@ -292,6 +300,8 @@ class Node:
         if now >= self._state_at:
             self._broadcast_state()
             self._problems.forget_old(now)
+        if now >= self._held_until:
+            self._let_go()
         self._send_outbox()
         if self._links.refused:
             self.counts["connections refused"] = self._links.refused
@@ -329,9 +339,7 @@ class Node:
 
     def _execute(self, instruction: Instruction) -> None:
         if isinstance(instruction, Send):
-            self._outbox.setdefault(instruction.to, []).append(
-                _Outgoing(wire.encode_body(instruction.message), None, instruction)
-            )
+            self._put(instruction)
         elif isinstance(instruction, Forward):
             self._outbox.setdefault(instruction.to, []).append(self._run_of(instruction))
         elif isinstance(instruction, AnnounceState):
@@ -351,6 +359,7 @@ class Node:
 
     def leave(self, reason: str) -> None:
         """Send BYE to all linked processes and close the links."""
+        self._let_go()
         self._send_outbox()
         for links in list(self._links_of.values()):
             self._send_link(links[0], Bye(reason))
@@ -584,16 +593,35 @@ class Node:
             if link.dialled:  # the link stands; unless it ends, as after a goodbye, we greet again
                 self._greeting_due[link] = (time.monotonic() + MAX_GREETING_DELAY, MAX_GREETING_DELAY)
         self._reads_several.discard(name)
+        self._held.pop(name, None)
         self._problems.note(name, "link", why)
         self.feed(NeighbourDown(name, why))
 
     # Outgoing.
 
+    def _put(self, send: Send) -> None:
+        """Have a message sent with this turn, or a little later with another one."""
+        name, outgoing = send.to, _Outgoing(wire.encode_body(send.message), None, send)
+        held = self._held.get(name, [])
+        may_wait = isinstance(send.message, (Release, Moved)) and name in self._reads_several
+        if not may_wait or name in self._outbox or len(held) >= MAX_HELD:
+            self._outbox.setdefault(name, []).append(outgoing)
+            return
+        self._held[name] = [*held, outgoing]
+        self._held_until = min(self._held_until, time.monotonic() + HOLD_S)
+
+    def _let_go(self) -> None:
+        """Have what waits for other messages sent now."""
+        for name in self._held:
+            self._outbox.setdefault(name, [])
+        self._held_until = float("inf")
+
     def _send_outbox(self) -> None:
         """Send what is to be sent; what cannot be is the machine's next event."""
         while self._outbox:
             outbox, self._outbox = self._outbox, {}
-            for name, outgoing in outbox.items():
+            for name, new in outbox.items():
+                outgoing = [*self._held.pop(name, ()), *new]
                 links = self._links_of.get(name)
                 for group in self._groups(outgoing, name):
                     frames: list[bytes | memoryview] = [wire.join([one.body for one in group])]
@@ -603,6 +631,8 @@ class Node:
                             if one.instruction is not None:
                                 self.counts["unsendable"] += 1
                                 self._events.append(Unsendable(one.instruction))
+            if not self._held:
+                self._held_until = float("inf")
             self._handle_events()
 
     def _groups(self, outgoing: list[_Outgoing], name: str) -> Iterable[list[_Outgoing]]:
