@@ -1,0 +1,33 @@
+"""What nobody waits for goes with the next message to the same process."""
+
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.peers_file import load_peers
+from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.source import Source
+from ls_edge.runtime.transport import node
+from ls_edge.runtime.transport.links import Links
+
+
+@pytest.mark.parametrize("hold", [10.0, 0.0])
+def test_release_and_moved_wait_for_another_message(hold, tiny_bundle, write_peers, serve, images, monkeypatch):
+    sent, send = [], Links.send
+
+    def watched(self, link, frames):
+        sent.append([type(message) for message in wire.decode_all(frames[0])])
+        return send(self, link, frames)
+
+    monkeypatch.setattr(node, "HOLD_S", hold)
+    monkeypatch.setattr(Links, "send", watched)
+    file, bundle = load_peers(write_peers({"a": [0, 1, 2], "b": [3, 4, 5]})), Bundle.open(tiny_bundle)
+    for name in ("a", "b"):
+        serve(Peer(file, name, bundle))
+    with Source(file, bundle) as source:
+        assert source.wait_ready() == ()
+        for image in images(20):
+            assert not source.submit(image).result(20).degraded
+        sizes = [len(kinds) for kinds in list(sent) if {wire.Release, wire.Moved} & set(kinds)]
+    assert sizes
+    assert (min(sizes) > 1) is (hold > 0)
