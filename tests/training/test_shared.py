@@ -70,6 +70,16 @@ def set_tables(view):
             table.normal_(std=0.3, generator=generator)
 
 
+def assert_file_computes(graph, view, slots, slots_of_view):
+    """A block's file gives what the block of the view gives, each image at a slot of its own."""
+    session = onnxruntime.InferenceSession(graph.SerializeToString())
+    tokens = torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(2))
+    [found] = session.run(None, {"tokens": tokens.numpy(), "slot": np.array(slots)})
+    with torch.no_grad():
+        wanted = view.block(1, tokens, torch.tensor(slots_of_view)).numpy()
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
 def test_the_largest_band_has_one_set_of_weights_and_a_row_for_each_slot():
     _, view, before, places = made()
     assert list(places) == [0, 3, 3, 3, 3, 5]
@@ -164,12 +174,7 @@ def test_adapters_are_part_of_the_one_file():
     set_tables(view)
     graphs = list(trace_blocks(prepare_for_export(view), (16, 16)))
     assert all(graph is graphs[0] for graph in graphs)
-    session = onnxruntime.InferenceSession(graphs[0].SerializeToString())
-    tokens = torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(2))
-    [found] = session.run(None, {"tokens": tokens.numpy(), "slot": np.array([0, 5, 2])})
-    with torch.no_grad():
-        wanted = view.block(1, tokens, torch.tensor([0, 5, 2])).numpy()
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    assert_file_computes(graphs[0], view, [0, 5, 2], [0, 5, 2])
 
 
 def test_the_loss_is_labels_answers_and_tokens_of_the_teacher():
@@ -292,9 +297,4 @@ def test_ends_take_a_slot_that_they_do_not_read_and_slots_count_behind_folded_on
     graphs = list(trace_blocks(plain, (16, 16), Folded(stem=1, head=0)))
     assert len(graphs) == 5
     assert all(graph is graphs[0] for graph in graphs)
-    session = onnxruntime.InferenceSession(graphs[0].SerializeToString())
-    tokens = torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(2))
-    [found] = session.run(None, {"tokens": tokens.numpy(), "slot": np.array([0, 2, 4])})
-    with torch.no_grad():
-        wanted = view.block(1, tokens, torch.tensor([1, 3, 5])).numpy()
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    assert_file_computes(graphs[0], view, [0, 2, 4], [1, 3, 5])
