@@ -19,8 +19,8 @@ import secrets
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import msgspec
 import zmq
@@ -77,6 +77,7 @@ from ls_edge.runtime.routing.events import (
 from ls_edge.runtime.transport.admission import GUESTS, Admission, may_be_called
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.links import Curve, Incoming, Link, LinkDown, Links, LinkUp
+from ls_edge.runtime.transport.outbox import Outbox
 from ls_edge.runtime.transport.problems import PeerProblems, one_line
 from ls_edge.runtime.transport.zap import is_worth_logging
 
@@ -96,19 +97,10 @@ NOTES_A_MINUTE = 20
 """Most lines that are logged in a minute of one thing that happens with one process; what is beyond is counted."""
 MAX_SHOWN_EXPLANATION = 500
 """Longest explanation that is sent or logged, in characters."""
-SMALL_TOKENS = 64 * 1024
-"""Most bytes of tokens that are sent as one message: a message is taken in when all of it is there."""
 _TOGETHER = (Arrived, Received, NeighbourState, Computed, Submit, Abandon, Unsendable)
 """Events of one turn that the machine is given together; it is given all others one by one."""
 _ROUTED = frozenset((Run, State, Accept, Refuse, Progress, Release, Moved, Cancel))
 """Messages between processes that take part in routing."""
-HOLD_S = 0.02
-"""Longest that a RELEASE or MOVED waits for another message to the same process: nobody waits for it, and by itself it
-would wake that process."""
-MAX_HELD = 2
-"""Most of these that wait for one process, since a copy in custody stays until its RELEASE has come."""
-_MAX_BODIES = wire.MAX_HEADER - 8
-"""Most bytes of messages in one header, its own beginning taken off."""
 _MAX_NOTE_KINDS = 4096
 """Kinds of notes, each by process, that are counted at once; beyond them counting starts anew."""
 _MAX_REASON = 200
@@ -119,15 +111,6 @@ _DROPPED = {
     "complaints": "a neighbour complains",
     "hello refused": "refused a process",
 }
-
-
-class _Outgoing(NamedTuple):
-    """A message on its way to a process."""
-
-    body: bytes
-    tokens: memoryview | None
-    instruction: Send | Forward | None
-    """What asked for it; None where it does not matter if it cannot be sent."""
 
 
 class TakesBundles(Protocol):
@@ -196,9 +179,6 @@ class Node:
         self._complained: dict[Link, tuple[float, int]] = {}
         self._listed = {p.name for p in peers.peers}
         self._problems = PeerProblems(self._listed - {name})
-        self._codec_of: dict[str, str] = {}
-        self._reads_several: set[str] = set()
-        """Linked processes that read several messages in one header."""
         self._noted: dict[tuple[str, str], tuple[int, int]] = {}
         self._state_at = 0.0
         self._events: deque[Event] = deque()
@@ -206,13 +186,7 @@ class Node:
         self._in_turn = False
         self._handled = False
         """Whether the machine was given anything in this turn."""
-        self._outbox: dict[str, list[_Outgoing]] = {}
-        """What this turn sends, by receiver."""
-        self._held: dict[str, list[_Outgoing]] = {}
-        """What goes to a process with the next message, or at :attr:`_held_until`."""
-        self._held_until = float("inf")
-        self._tokens = manifest.tokens
-        tokens_frame = codecs.wire_bytes("raw", self._tokens.count, self._tokens.dim)
+        tokens_frame = codecs.wire_bytes("raw", manifest.tokens.count, manifest.tokens.dim)
         own = next((p for p in peers.peers if p.name == name), None)
         self._asleep = self._woken = False
         """Whether :meth:`step` waits and has to be woken; whether it was meanwhile."""
@@ -233,6 +207,7 @@ class Node:
             self._wake_out.close()
             raise
         self._links.register(self._wake_in.fileno())
+        self._outbox = Outbox(name, manifest.tokens, self._links, self._links_of)
 
     @property
     def problems(self) -> Mapping[str, str]:
@@ -266,7 +241,7 @@ class Node:
         """
         now = time.monotonic()
         due = self._machine.next_check()
-        wait = min(at_most, self._state_at - now, self._held_until - now, *(() if due is None else (due - now,)))
+        wait = min(at_most, self._state_at - now, self._outbox.held_until - now, *(() if due is None else (due - now,)))
         self._asleep = True
         events = self._links.poll(0.0 if self._woken else max(0.0, wait))
         self._asleep = self._woken = False
@@ -300,8 +275,8 @@ class Node:
         if now >= self._state_at:
             self._broadcast_state()
             self._problems.forget_old(now)
-        if now >= self._held_until:
-            self._let_go()
+        if now >= self._outbox.held_until:
+            self._outbox.let_go()
         self._send_outbox()
         if self._links.refused:
             self.counts["connections refused"] = self._links.refused
@@ -339,9 +314,9 @@ class Node:
 
     def _execute(self, instruction: Instruction) -> None:
         if isinstance(instruction, Send):
-            self._put(instruction)
+            self._outbox.put(instruction)
         elif isinstance(instruction, Forward):
-            self._outbox.setdefault(instruction.to, []).append(self._run_of(instruction))
+            self._outbox.put_tokens(instruction)
         elif isinstance(instruction, AnnounceState):
             self._state_at = 0.0
         elif isinstance(instruction, Note):
@@ -359,7 +334,7 @@ class Node:
 
     def leave(self, reason: str) -> None:
         """Send BYE to all linked processes and close the links."""
-        self._let_go()
+        self._outbox.let_go()
         self._send_outbox()
         for links in list(self._links_of.values()):
             self._send_link(links[0], Bye(reason))
@@ -486,8 +461,7 @@ class Node:
             self._name_of[link], self._user_of[link] = name, event.user
         if isinstance(greeting, Hello):  # before what the machine has for it
             self._send_link(link, Welcome(*msgspec.structs.astuple(self._hello())))
-        self._codec_of[name] = greeting.codec if greeting.codec in codecs.CODECS else "raw"
-        (self._reads_several.add if greeting.minor >= wire.MINOR_OF_SEVERAL else self._reads_several.discard)(name)
+        self._outbox.greeted(name, greeting.codec, reads_several=greeting.minor >= wire.MINOR_OF_SEVERAL)
         hello = Hello(*msgspec.structs.astuple(greeting))
         known = self._machine.neighbours.get(name)
         if greeting.role in GUESTS:
@@ -592,78 +566,20 @@ class Node:
             self._user_of.pop(link, None)
             if link.dialled:  # the link stands; unless it ends, as after a goodbye, we greet again
                 self._greeting_due[link] = (time.monotonic() + MAX_GREETING_DELAY, MAX_GREETING_DELAY)
-        self._reads_several.discard(name)
-        self._held.pop(name, None)
+        self._outbox.forget(name)
         self._problems.note(name, "link", why)
         self.feed(NeighbourDown(name, why))
 
     # Outgoing.
 
-    def _put(self, send: Send) -> None:
-        """Have a message sent with this turn, or a little later with another one."""
-        name, outgoing = send.to, _Outgoing(wire.encode_body(send.message), None, send)
-        held = self._held.get(name, [])
-        may_wait = isinstance(send.message, (Release, Moved)) and name in self._reads_several
-        if not may_wait or name in self._outbox or len(held) >= MAX_HELD:
-            self._outbox.setdefault(name, []).append(outgoing)
-            return
-        self._held[name] = [*held, outgoing]
-        self._held_until = min(self._held_until, time.monotonic() + HOLD_S)
-
-    def _let_go(self) -> None:
-        """Have what waits for other messages sent now."""
-        for name in self._held:
-            self._outbox.setdefault(name, [])
-        self._held_until = float("inf")
-
     def _send_outbox(self) -> None:
         """Send what is to be sent; what cannot be is the machine's next event."""
-        while self._outbox:
-            outbox, self._outbox = self._outbox, {}
-            for name, new in outbox.items():
-                outgoing = [*self._held.pop(name, ()), *new]
-                links = self._links_of.get(name)
-                for group in self._groups(outgoing, name):
-                    frames: list[bytes | memoryview] = [wire.join([one.body for one in group])]
-                    frames += [one.tokens for one in group if one.tokens is not None]
-                    if not links or not any(self._links.send(link, frames) for link in links):
-                        for one in group:
-                            if one.instruction is not None:
-                                self.counts["unsendable"] += 1
-                                self._events.append(Unsendable(one.instruction))
-            if not self._held:
-                self._held_until = float("inf")
+        while not self._outbox.is_empty:
+            failed = self._outbox.send()
+            if failed:
+                self.counts["unsendable"] += len(failed)
+                self._events.extend(map(Unsendable, failed))
             self._handle_events()
-
-    def _groups(self, outgoing: list[_Outgoing], name: str) -> Iterable[list[_Outgoing]]:
-        """What goes to a process, cut into messages of one header each."""
-        if len(outgoing) == 1:
-            yield outgoing
-            return
-        most = wire.MAX_TOGETHER if name in self._reads_several else 1
-        group: list[_Outgoing] = []
-        size = tokens = 0
-        for one in outgoing:
-            more = 0 if one.tokens is None else len(one.tokens)
-            # A long frame of tokens is no reason to wait for what stands before it.
-            full = len(group) >= most or size + len(one.body) > _MAX_BODIES or (more and tokens + more > SMALL_TOKENS)
-            if group and full:
-                yield group
-                group, size, tokens = [], 0, 0
-            group.append(one)
-            size, tokens = size + len(one.body), tokens + more
-        yield group
-
-    def _run_of(self, forward: Forward) -> _Outgoing:
-        """Encode tokens with the codec that their itinerary asks for, else their receiver's, and make their RUN."""
-        asked = forward.itinerary.codec
-        codec = asked if asked in codecs.CODECS else self._codec_of.get(forward.to, "raw")
-        started = time.perf_counter_ns()
-        payload = codecs.encode(codec, forward.tokens)
-        spent = (time.perf_counter_ns() - started) // 1000
-        run = forward.run(codec, self._tokens.count, self._tokens.dim)
-        run = msgspec.structs.replace(run, itinerary=_add_codec_time(run.itinerary, self.name, spent))
-        return _Outgoing(wire.encode_body(run), payload, forward)
 
     def _send_link(self, link: Link, message: Message) -> None:
         self._links.send(link, [wire.encode(message)])
@@ -672,7 +588,7 @@ class Node:
         self._state_at = time.monotonic() + STATE_EVERY
         if self.role == "peer":
             for name in self._links_of:
-                self._outbox.setdefault(name, []).append(_Outgoing(wire.encode_body(self._state(name)), None, None))
+                self._outbox.put_optional(name, self._state(name))
 
     def _note(self, note: Note) -> None:
         if self.on_note is not None:
@@ -695,14 +611,6 @@ class Node:
 def new_incarnation() -> int:
     """A random number that distinguishes this process from an earlier one of its name."""
     return secrets.randbits(63)
-
-
-def _add_codec_time(itinerary: wire.Itinerary, name: str, codec_us: int) -> wire.Itinerary:
-    visits = itinerary.visits
-    if not visits or visits[-1].holder != name:
-        return itinerary
-    last = msgspec.structs.replace(visits[-1], codec_us=visits[-1].codec_us + codec_us)
-    return msgspec.structs.replace(itinerary, visits=(*visits[:-1], last))
 
 
 def curve_of(peers: PeersFile, name: str, keys: KeyPair | None) -> Curve | None:

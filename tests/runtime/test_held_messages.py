@@ -7,7 +7,7 @@ from ls_edge.peers_file import load_peers
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.source import Source
-from ls_edge.runtime.transport import node
+from ls_edge.runtime.transport import outbox
 from ls_edge.runtime.transport.links import Links
 
 
@@ -19,7 +19,7 @@ def test_release_and_moved_wait_for_another_message(hold, tiny_bundle, write_pee
         sent.append([type(message) for message in wire.decode_all(frames[0])])
         return send(self, link, frames)
 
-    monkeypatch.setattr(node, "HOLD_S", hold)
+    monkeypatch.setattr(outbox, "HOLD_S", hold)
     monkeypatch.setattr(Links, "send", watched)
     file, bundle = load_peers(write_peers({"a": [0, 1, 2], "b": [3, 4, 5]})), Bundle.open(tiny_bundle)
     for name in ("a", "b"):

@@ -17,7 +17,7 @@ from ls_edge.runtime.protocol.messages import FindingRow, Findings, Itinerary, R
 from ls_edge.runtime.routing import custody, neighbours
 from ls_edge.runtime.routing import source_routing as source
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.transport import admission, host_names, links, node
+from ls_edge.runtime.transport import admission, host_names, links, node, outbox
 
 TEXT = (Path(__file__).parents[2] / "runtime" / "protocol" / "PROTOCOL.md").read_text(encoding="utf-8")
 MESSAGES = {kind.__struct_config__.tag: kind for kind in get_args(wire.Message)}
@@ -31,8 +31,8 @@ PARTS = {
 }
 
 HOMES = {
-    "wire": wire, "node": node, "links": links, "host_names": host_names, "admission": admission, "custody": custody,
-    "neighbours": neighbours, "source": source,
+    "wire": wire, "node": node, "outbox": outbox, "links": links, "host_names": host_names, "admission": admission,
+    "custody": custody, "neighbours": neighbours, "source": source,
 }  # fmt: skip
 
 TRANSFER = TransferId(b"s" * 16, 2, 3)
@@ -190,7 +190,7 @@ def test_other_numbers_are_those_of_the_code():
             named.add(dotted)
     public = {
         f"{module}.{name}"
-        for module in ("wire", "node")
+        for module in ("wire", "node", "outbox")
         for name, value in vars(HOMES[module]).items()
         if name.isupper() and not name.startswith("_") and isinstance(value, (int, float))
     } - {"wire.MAJOR", "wire.MINOR", "wire.MINOR_OF_ONE", "wire.MINOR_OF_SEVERAL"}
@@ -216,7 +216,7 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"from {wire.MINOR_OF_SEVERAL} on its sender reads [several" in TEXT
     assert f"MessagePack array of 1 to {wire.MAX_TOGETHER} maps" in TEXT
     assert f"an array of 1 to {wire.MAX_TOGETHER} messages" in TEXT
-    assert f"more than {node.SMALL_TOKENS} bytes of them" in TEXT
+    assert f"more than {outbox.SMALL_TOKENS} bytes of them" in TEXT
     assert f"A peer MUST send STATE every {node.STATE_EVERY * 1000:.0f} ms" in TEXT
     assert f"| after a handshake that failed, or a frame that was too long | {links.REDIAL_S * 1000:.0f} ms |" in TEXT
     assert f"| `SNDHWM` | {links.MAX_UNSENT} messages |" in TEXT

@@ -1,0 +1,98 @@
+"""Requests that wait to be decided, by what may let them go: the credit of a neighbour, or any change of one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator
+
+from ls_edge.runtime.routing.held_request import HeldRequest, Stage
+
+
+class WaitingRequests:
+    """An index of the requests in the stage ``WAITING``."""
+
+    def __init__(self) -> None:
+        self.may_have_room: dict[str, None] = {}
+        """Neighbours that may take more than before, and that something waits for."""
+        self._for_credit: dict[str, dict[int, HeldRequest]] = {}
+        """Requests that wait for the credit of a neighbour, by its name, the first that began to wait first."""
+        self._for_change: dict[int, HeldRequest] = {}
+        """Requests that wait for anything else, or for more than a credit: each change of a neighbour may end it."""
+
+    def add(self, request: HeldRequest) -> None:
+        """Have a request wait for any change of a neighbour."""
+        self._for_change[request.number] = request
+
+    def wait_for(self, request: HeldRequest, credit_of: tuple[str, ...], *, or_change: bool) -> None:
+        """Have a request that waits wait for the credit of these, and (``or_change``, or if none is given) any change.
+
+        Where it waits for the credit of one of them already, it keeps its place.
+        """
+        for name in request.waits_for:
+            if name not in credit_of:
+                self._remove_from(name, request)
+        for name in credit_of:
+            self._for_credit.setdefault(name, {})[request.number] = request
+        request.waits_for = credit_of
+        if or_change or not credit_of:
+            self._for_change[request.number] = request
+        else:
+            self._for_change.pop(request.number, None)
+
+    def remove(self, request: HeldRequest) -> None:
+        """A request waits no longer."""
+        for name in request.waits_for:
+            self._remove_from(name, request)
+        request.waits_for = ()
+        self._for_change.pop(request.number, None)
+
+    def for_change(self) -> Collection[HeldRequest]:
+        """Return those that any change of a neighbour may let go."""
+        return self._for_change.values()
+
+    def for_credit_of(self, name: str) -> Collection[HeldRequest]:
+        """Return those that wait for the credit of a neighbour."""
+        return self._for_credit.get(name, {}).values()
+
+    def note_room(self, name: str) -> None:
+        """A neighbour may be able to take more than before."""
+        if name in self._for_credit:
+            self.may_have_room[name] = None
+
+    def use_room(self, room: Callable[[str], int], decide: Callable[[HeldRequest], None]) -> None:
+        """Decide what waits for a neighbour of :attr:`may_have_room` again, and take it off there.
+
+        As much is decided as the neighbour has ``room`` for, the first first.
+        """
+        name, _ = self.may_have_room.popitem()
+        passed = 0  # those that were decided, and wait for it still
+        while name in self._for_credit:
+            most = room(name)
+            woken = list(itertools.islice(self._for_credit[name].values(), passed, passed + most)) if most > 0 else []
+            for request in woken:
+                if name in request.waits_for:
+                    decide(request)
+                    passed += name in request.waits_for
+            if not woken:
+                return
+
+    def faults(self, held: Collection[HeldRequest]) -> Iterator[tuple[str, HeldRequest | None]]:
+        """Return what contradicts in these books, and for which request; see ``CustodyMachine.validate``."""
+        for request in held:
+            waits = {name for name, those in self._for_credit.items() if request.number in those}
+            if waits != set(request.waits_for):
+                yield f"listed as waiting for {waits}", request
+            if (bool(waits) or request.number in self._for_change) != (request.stage is Stage.WAITING):
+                yield "waiting or not", request
+        known = {request.number for request in held}
+        for name, those in self._for_credit.items():
+            if not those or not those.keys() <= known:
+                yield f"waiting for {name} are {those.keys()}, held are {known}", None
+        if not self._for_change.keys() <= known:
+            yield f"waiting for a change are {self._for_change.keys()}, held are {known}", None
+
+    def _remove_from(self, name: str, request: HeldRequest) -> None:
+        waiting = self._for_credit[name]
+        del waiting[request.number]
+        if not waiting:
+            del self._for_credit[name]
