@@ -69,6 +69,7 @@ from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, Stage
 from ls_edge.runtime.routing.neighbours import Change, Limits, Neighbour, Neighbours
 from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.policies.policy import Choice, ReturnToSource, RunHere, SendTo, Wait
+from ls_edge.runtime.routing.waiting_requests import WaitingRequests
 
 REFUSED_S = 0.1
 """Seconds for which a process that refuses as cold or draining is asked nothing: its STATE comes when that changes."""
@@ -158,12 +159,7 @@ class CustodyMachine(ABC):
         self._sent: dict[TransferId, HeldRequest] = {}
         self._offered: dict[TransferId, tuple[str, float]] = {}
         """To whom and when each transfer was offered that is not answered yet, given up ones included."""
-        self._waiting_for: dict[str, dict[int, HeldRequest]] = {}
-        """Requests that wait for the credit of a neighbour, by its name, the first that began to wait first."""
-        self._waiting_for_change: dict[int, HeldRequest] = {}
-        """Requests that wait for anything else, or for more than a credit: each change of a neighbour may end it."""
-        self._may_have_room: dict[str, None] = {}
-        """Neighbours that may take more than before, and that something waits for."""
+        self.waiting = WaitingRequests()
         self._candidates: dict[str, Candidate] | None = None
         """Made at most once for an event."""
         self._outdated: set[str] = set()
@@ -189,9 +185,9 @@ class CustodyMachine(ABC):
             self.dispatch(event)
         self._candidates = None
         self._check_times()
-        while self._may_have_room or self._ready:
-            if self._may_have_room:
-                self._use_room(self._may_have_room.popitem()[0])
+        while self.waiting.may_have_room or self._ready:
+            if self.waiting.may_have_room:
+                self.waiting.use_room(self._room, self._decide)
                 continue
             request = self._ready.popleft()
             if request.stage is Stage.WAITING:
@@ -240,13 +236,11 @@ class CustodyMachine(ABC):
             self._expect(on_its_way == (self._sent.get(request.sent or transfer) is request), "sent or not", request)
             self._expect(not on_its_way or request.downstream in self.neighbours.by_name, "nobody has it", request)
             self._expect(request.stage is not Stage.WAITING or not request.downstream, "waits downstream", request)
-            waits = {name for name, those in self._waiting_for.items() if request.number in those}
-            self._expect(waits == set(request.waits_for), f"listed as waiting for {waits}", request)
-            listed = bool(waits) or request.number in self._waiting_for_change
-            self._expect(listed == (request.stage is Stage.WAITING), "waiting or not", request)
         for sent, request in self._sent.items():
             self._expect(request.sent == sent, "sent under another transfer", request)
             self._expect(self.held.get(request.transfer) is request, "sent and not held", request)
+        for fault, waiting in self.waiting.faults(self.held.values()):
+            self._expect(False, fault, waiting)
         self._validate_parts()
 
     def _expect(self, fact: bool, what: str, request: HeldRequest | None = None) -> None:
@@ -352,7 +346,7 @@ class CustodyMachine(ABC):
         if handler is None:
             raise InvalidTransition(request, to, why)
         if before is Stage.WAITING:
-            self._stop_waiting(request)
+            self.waiting.remove(request)
         request.story.append((self.now, before, to, why))
         request.stage = to
         self.occupancy.moved(request, before, to)
@@ -382,28 +376,7 @@ class CustodyMachine(ABC):
             self.transition(request, Stage.WAITING, why, until)
             return
         self._set_time(request, until)
-        for name in request.waits_for:
-            if name not in credit_of:
-                self._remove_waiting(name, request)
-        for name in credit_of:
-            self._waiting_for.setdefault(name, {})[request.number] = request  # who waits already keeps its place
-        request.waits_for = credit_of
-        if or_change or not credit_of:
-            self._waiting_for_change[request.number] = request
-        else:
-            self._waiting_for_change.pop(request.number, None)
-
-    def _stop_waiting(self, request: HeldRequest) -> None:
-        for name in request.waits_for:
-            self._remove_waiting(name, request)
-        request.waits_for = ()
-        self._waiting_for_change.pop(request.number, None)
-
-    def _remove_waiting(self, name: str, request: HeldRequest) -> None:
-        waiting = self._waiting_for[name]
-        del waiting[request.number]
-        if not waiting:
-            del self._waiting_for[name]
+        self.waiting.wait_for(request, credit_of, or_change=or_change)
 
     def decide_soon(self, request: HeldRequest) -> None:
         """Have a waiting request decided at the end of this event."""
@@ -431,7 +404,7 @@ class CustodyMachine(ABC):
 
     def _enter_waiting(self, request: HeldRequest, until: float | None) -> None:
         request.downstream = ""
-        self._waiting_for_change[request.number] = request
+        self.waiting.add(request)
         self._set_time(request, until)
 
     def _set_time(self, request: HeldRequest, until: float | None) -> None:
@@ -505,7 +478,7 @@ class CustodyMachine(ABC):
         if n is not None:
             n.offers -= 1
             self._changed(n.name)
-            self._note_room(n.name)
+            self.waiting.note_room(n.name)
 
     def _forget_transfer(self, request: HeldRequest) -> None:
         """Answers to the transfer by which a request was handed on do not count any more."""
@@ -533,7 +506,7 @@ class CustodyMachine(ABC):
         self.instructions += [Note(NoteKind.LOST, event.name, why=event.why), AnnounceState()]
         for request in [request for request in self._sent.values() if request.downstream == event.name]:
             self.reroute(request, f"{event.name} was lost: {event.why}")
-        self._give_up_waiting_for(event.name)
+        self._ready.extend(self.waiting.for_credit_of(event.name))
         self._neighbour_lost(event.name)
 
     def _on_state(self, event: NeighbourState) -> None:
@@ -542,8 +515,8 @@ class CustodyMachine(ABC):
             self._wake_all()
         else:
             if change is Change.LOAD:
-                self._ready.extend(self._waiting_for_change.values())
-            self._note_room(event.name)
+                self._ready.extend(self.waiting.for_change())
+            self.waiting.note_room(event.name)
 
     def _on_unsendable(self, event: Unsendable) -> None:
         failed = event.failed
@@ -621,7 +594,7 @@ class CustodyMachine(ABC):
         if isinstance(message, Accept):
             n.accepted_after(took, self.now)
         self._changed(name)
-        self._note_room(name)
+        self.waiting.note_room(name)
         return took
 
     # Deciding and handing on.
@@ -765,28 +738,6 @@ class CustodyMachine(ABC):
         if self.occupancy.waiting:
             self._ready.extend(request for request in self.held.values() if request.stage is Stage.WAITING)
 
-    def _give_up_waiting_for(self, name: str) -> None:
-        """Decide again what waits for the credit of a neighbour that cannot be given anything."""
-        self._ready.extend(self._waiting_for.get(name, {}).values())
-
-    def _note_room(self, name: str) -> None:
-        """A neighbour may be able to take more than before."""
-        if name in self._waiting_for:
-            self._may_have_room[name] = None
-
-    def _use_room(self, name: str) -> None:
-        """Decide what waits for a neighbour again, as much of it as the neighbour can take, the first first."""
-        passed = 0  # those that were decided, and wait for it still
-        while name in self._waiting_for:
-            room = self._room(name)
-            woken = list(itertools.islice(self._waiting_for[name].values(), passed, passed + room)) if room > 0 else []
-            for request in woken:
-                if name in request.waits_for:
-                    self._decide(request)
-                    passed += name in request.waits_for
-            if not woken:
-                return
-
     def _room(self, name: str) -> int:
         """Return how many more transfers a neighbour can be sent."""
         n = self.neighbours.get(name)
@@ -824,7 +775,7 @@ class CustodyMachine(ABC):
         if self.now >= request.hop_at:
             self.neighbours.suspect(name, self.now)
             self._changed(name)
-            self._give_up_waiting_for(name)
+            self._ready.extend(self.waiting.for_credit_of(name))
             why = "no progress within the hop's deadline"
             self.instructions.append(Note(NoteKind.SUSPECT, name, request.request, why))
             self.reroute(request, f"{name} showed no progress")

@@ -61,6 +61,16 @@ def test_offers_that_are_counted_wrong_are_found():
         peer.machine.validate()
 
 
+def test_a_request_that_waits_and_is_listed_nowhere_is_found():
+    source = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
+    submits(source, 0)
+    source.machine.validate()
+    (request,) = source.machine.held.values()
+    source.machine.waiting.remove(request)
+    with pytest.raises(InvalidState, match="waiting or not"):
+        source.machine.validate()
+
+
 def test_a_release_ahead_of_its_accept_settles_the_offer_once():
     """It counted as two settled offers, so that a full link looked as if it had room."""
     peer = new_peer()
