@@ -60,6 +60,9 @@ class _ProbedPeer:
 
     up: bool = False
     problem: str = ""
+    """Why it cannot be used, where waiting does not help."""
+    why: str = ""
+    """Why there was no link when it was last dialled."""
     hello_at: float = 0.0
     welcome: Welcome | None = None
     state: State | None = None
@@ -237,7 +240,8 @@ class LinkProber(Dialler):
             elif isinstance(event, LinkDown):
                 self._seen[event.link.dialled] = _ProbedPeer(problem=event.why)
             elif isinstance(event, NoLink):
-                self._seen[event.name].problem = event.why if event.refused else ""
+                seen = self._seen[event.name]
+                seen.problem, seen.why = event.why if event.final else "", event.why
             elif event.link.dialled:
                 message = self._take(self._seen[event.link.dialled], event)
                 if message is not None:
@@ -266,7 +270,7 @@ class LinkProber(Dialler):
         if seen.problem:
             return seen.problem
         if not seen.up:
-            return "nobody answers"
+            return seen.why or "nobody answers"
         return "it does not greet" if seen.welcome is None else "its engines are still being loaded"
 
 

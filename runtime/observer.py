@@ -79,6 +79,8 @@ class _Seen:
     peer: PeerConfig
     up: bool = False
     refused: bool = False
+    final: bool = False
+    """Whether another handshake would be refused too."""
     why: str = ""
     complaint: str = ""
     welcome: Welcome | None = None
@@ -123,7 +125,10 @@ class Observer(Dialler):
                     self._links.send(Link(dialled=name), [wire.encode(Inspect())])
             late = time.monotonic() > began + GIVE_UP
             if all(
-                seen.findings is not None or seen.complaint or seen.refused or (late and not seen.up and seen.why)
+                seen.findings is not None
+                or seen.complaint
+                or seen.final
+                or (late and not seen.up and seen.why and not seen.refused)
                 for seen in self._seen.values()
             ):
                 break
@@ -149,7 +154,7 @@ class Observer(Dialler):
             elif seen.up:
                 yield len(seen.took) < SAMPLES or seen.state is None
             else:
-                yield not seen.refused and not (late and seen.why)
+                yield not seen.final and (seen.refused or not (late and seen.why))
 
     def _step(self, seconds: float, *, ask: bool = True) -> None:
         for event in self._links.poll(seconds):
@@ -160,7 +165,7 @@ class Observer(Dialler):
                 self._seen[event.link.dialled] = _Seen(self._seen[event.link.dialled].peer, why=event.why)
             elif isinstance(event, NoLink):
                 seen = self._seen[event.name]
-                seen.why, seen.refused = event.why, event.refused
+                seen.why, seen.refused, seen.final = event.why, event.refused, event.final
             else:
                 self._on_message(self._seen[event.link.dialled], event)
         now = time.monotonic()

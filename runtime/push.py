@@ -89,7 +89,7 @@ class _Target:
     """What it may ask for, by SHA-256."""
     up: bool = False
     refused: bool = False
-    """Whether somebody answers there, and the handshake failed."""
+    """Whether somebody answers there, and another handshake would fail too."""
     why: str = ""
     complaint: str = ""
     welcome: Welcome | None = None
@@ -329,7 +329,7 @@ class Pusher(Dialler):
             elif isinstance(event, LinkDown):
                 target.up, target.why, target.state, target.stored = False, event.why, None, None
             elif isinstance(event, NoLink):
-                target.why, target.refused = event.why, event.refused
+                target.why, target.refused = event.why, event.final
             else:
                 self._on_message(target, event)
         now = time.monotonic()

@@ -51,7 +51,8 @@ def command(
     """Show of every peer of peers.yaml whether it can be reached, accepts our key and is warm, what it serves, how long
     its queue is, and why it cannot be used. Sends no images.
 
-    Exit code 3 where some peer is not alive, 1 where none is. With --check: 0, or 2 and the first mistake in the file.
+    Exit code 3 where some peer is not alive, 1 where none is. With --check: 0, or 2 and the first mistake in the file;
+    give --bundle too, and a block that the bundle lacks is one.
     """  # noqa: D205
     from ls_edge.bundle import Bundle
     from ls_edge.cli.descriptor_limit import require_descriptors
@@ -208,6 +209,7 @@ def _print_check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> No
             "keys": file.uses_keys,
             "insecure": file.insecure,
             "holders": {str(block): names for block, names in holders.items()},
+            "bundle_id": None if bundle is None else bundle.manifest.bundle_id,
         }
         click.echo(json.dumps(document, indent=2))
         return
@@ -220,3 +222,5 @@ def _print_check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> No
         click.echo(f"  {peer.name}  {peer.address}{bind}  blocks {block_ranges(peer.blocks)}")
     for line in _gaps({peer.name: peer.blocks for peer in file.peers}, file, count):
         click.echo(line)
+    if bundle is None:
+        click.echo("no bundle was given, so nobody knows whether it has these blocks; give --bundle FOLDER")

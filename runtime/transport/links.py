@@ -117,6 +117,9 @@ class NoLink:
     why: str
     refused: bool = False
     """Whether a process answers there, and the handshake failed."""
+    final: bool = False
+    """Whether another attempt fails too, unless somebody changes the keys; a connection that just ended may be that of
+    a peer that is being restarted."""
 
 
 class Incoming(NamedTuple):
@@ -397,7 +400,8 @@ class Links:
             self._redial_at.setdefault(name, time.monotonic() + REDIAL_S)
             if event != _DISCONNECTED:
                 self._count_failure(name, _WHY_FAILED[event], {"peer": name, "address": address})
-                events.append(NoLink(name, f"no link to {address}: {_WHY_FAILED[event]}", refused=True))
+                final = event != zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+                events.append(NoLink(name, f"no link to {address}: {_WHY_FAILED[event]}", refused=True, final=final))
             elif name in self._up:
                 self._up.discard(name)
                 self._look_up(name, wanted=True)

@@ -287,15 +287,18 @@ peers:
         "  b  tcp://10.255.255.1:5555, listens on tcp://0.0.0.0:5555  blocks 3, 5",
         "block 4: no holder",
         "blocks 0-2, 5: one holder only; without it answers skip them or fail",
+        "no bundle was given, so nobody knows whether it has these blocks; give --bundle FOLDER",
     ]
     document = json.loads(ls_edge.run("status", "--peers", path, "--check", "--json").stdout)
     assert document["holders"] == {"0": ["a"], "1": ["a"], "2": ["a"], "3": ["a", "b"], "4": [], "5": ["b"]}
-    assert document["keys"] is False
+    assert (document["keys"], document["bundle_id"]) == (False, None)
+    done = ls_edge.run("status", "--peers", path, "--check", "--bundle", tiny_bundle)
+    assert (done.returncode, done.stdout.splitlines()) == (0, lines[:-1])
 
-    path.write_text(path.read_text().replace("[3, 5]", "[3, 7]"))
+    path.write_text(path.read_text().replace("[3, 5]", "[3, 6]"))  # one more than there are
     done = ls_edge.run("status", "--peers", path, "--check", "--bundle", tiny_bundle)
     assert (done.returncode, done.stdout) == (2, "")
-    assert complaints(done) == [f"ls-edge: {path}:5:87: peer 'b' lists block 7, but the bundle has blocks 0 to 5"]
+    assert complaints(done) == [f"ls-edge: {path}:5:87: peer 'b' lists block 6, but the bundle has blocks 0 to 5"]
     path.write_text("peers:\n  - {name: a, adress: x, blocks: [0]}\n")
     done = ls_edge.run("status", "--peers", path, "--check")
     assert (done.returncode, done.stdout) == (2, "")

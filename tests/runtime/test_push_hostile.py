@@ -3,7 +3,10 @@
 import hashlib
 import os
 import random
+import socket
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import zmq
@@ -214,6 +217,62 @@ def test_a_stranger_is_refused_before_a_word(peer, file, keys, wait_until):
         Pusher(file, keys=keys["camera"])
     with pytest.raises(UsageError, match="give --secret-key"):
         Pusher(file, keys=None)
+
+
+class Restarting(threading.Thread):
+    """Listens where a peer will, and ends each connection in its handshake, as a process that is being ended does."""
+
+    def __init__(self, address):
+        super().__init__(name="restarting")
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        self.listening = socket.create_server((host, int(port)))
+        self.ended = 0
+        self.start()
+
+    def run(self):
+        while True:
+            try:
+                connection, _ = self.listening.accept()
+            except OSError:
+                return
+            with connection:
+                connection.recv(10)
+                self.ended += 1
+
+    def stop(self):
+        self.listening.shutdown(socket.SHUT_RDWR)
+        self.listening.close()
+        self.join(10)
+
+
+def test_a_peer_that_is_being_restarted_is_waited_for(serve, file, keys, tiny_bundle, tmp_path, wait_until):
+    before = Restarting(file.peer("a").address)
+    try:
+        with Pusher(file, keys=keys["laptop"], wait=60, connect=60) as pusher, ThreadPoolExecutor(1) as other:
+            pushing = other.submit(pusher.push, Bundle.open(tiny_bundle))
+            wait_until(lambda: before.ended >= 3, what="three handshakes")
+            before.stop()
+            serve(StoredPeer(file, "a", tmp_path / "store", keys=keys["a"]))
+            assert pushing.result(120) is None
+            assert pusher.results()["a"].state == "active"
+    finally:
+        if before.is_alive():
+            before.stop()
+
+
+def test_one_that_ends_every_handshake_is_named_after_the_limit(file, keys, tiny_bundle):
+    before = Restarting(file.peer("a").address)
+    try:
+        with (
+            Pusher(file, keys=keys["laptop"], connect=1) as pusher,
+            pytest.raises(
+                PushError, match=r"^a: no link to tcp://.*: the connection ended during the handshake.*nothing"
+            ),
+        ):
+            pusher.push(Bundle.open(tiny_bundle))
+        assert before.ended > 1
+    finally:
+        before.stop()
 
 
 def test_an_observer_and_a_source_cannot_offer(serve, file, keys, tiny_bundle, wait_until):
