@@ -3,11 +3,16 @@
 The engine runs one call at a time; sources take turns at it, and within a source the request that came first goes
 first. Requests that are at the same block, at whatever slot, run as one batch of at most ``max_batch``, since all
 blocks of a bundle take the same tokens.
+
+While a call runs the engine is given the next one, if its batch is full: the engine then goes on without waiting for
+the thread of the links. A batch that is not full stays here, where others may join it.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
+from dataclasses import dataclass
 
 from ls_edge.bands import Bands
 from ls_edge.runtime.protocol.messages import Itinerary, RequestId
@@ -25,6 +30,19 @@ _SMOOTH = 0.1
 """Weight of the newest engine call in the usual time of one: larger follows changes, smaller ignores outliers."""
 _SMOOTH_BESIDE = 0.3
 """The same for calls beside an open wave, of which there are fewer."""
+
+
+MOST_CALLS = 2
+"""Calls that the engine has at once: the one that runs and the next."""
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call that the engine was given."""
+
+    batch: tuple[HeldRequest, ...]
+    """Without those that were taken back; with those that have ended since."""
+    num_blocks: int
 
 
 class EngineQueue:
@@ -45,16 +63,15 @@ class EngineQueue:
         self.beside_us = 0.0
         """The same while a wave of ours is open, when transfers share our core; 0 before the first."""
         self.queued: list[HeldRequest] = []
-        self.running: tuple[HeldRequest, ...] | None = None
-        """The batch of the call that runs, requests included that have ended since; None while none does."""
         self.max_batch = max_batch
         self._batch_wait = batch_wait if max_batch > 1 else 0.0
         self._limits = limits
         self._bands = bands
         self._beside_at = 0.0
         self._last_took = 0.0
+        self._calls: deque[_Call] = deque()
+        """What the engine was given and has not returned, the call that runs first."""
         self._running_since = 0.0
-        self._running_blocks = 0
         self._start_at = 0.0
         self._served: dict[str, int] = {}
         """The turn at which each source was last served."""
@@ -68,16 +85,38 @@ class EngineQueue:
         return self.blocks - self.failed_blocks.keys() if self.failed_blocks else self.blocks
 
     @property
+    def busy(self) -> bool:
+        """Whether a call runs."""
+        return bool(self._calls)
+
+    @property
+    def running(self) -> tuple[HeldRequest, ...]:
+        """The requests of the call that runs, those included that have ended since."""
+        return self._calls[0].batch if self._calls else ()
+
+    @property
+    def given(self) -> tuple[HeldRequest, ...]:
+        """The requests of all calls that the engine has, as :attr:`running`."""
+        return tuple(request for call in self._calls for request in call.batch)
+
+    @property
+    def length(self) -> int:
+        """Requests that wait for the engine and calls that it has."""
+        return len(self.queued) + len(self._calls)
+
+    @property
     def next_start(self) -> float | None:
         """When the next call may begin; None while nothing is queued, or one is running."""
-        return self._start_at if self.running is None and self.queued and not self.stuck else None
+        return self._start_at if not self._calls and self.queued and not self.stuck else None
 
     def work_us(self, now: float) -> int:
         """Return what the engine has to do for the requests that are queued or running."""
-        waiting = (*self.queued, *(self.running or ()))
+        waiting = (*self.queued, *self.given)
         calls = sum(len(self.blocks.intersection(request.itinerary.remaining)) for request in waiting)
-        over = min(round((now - self._running_since) * 1e6), self._running_blocks * self.block_us)
-        return max(0, calls * self.block_us // self.max_batch - (over if self.running else 0))
+        over = 0
+        if self._calls:
+            over = min(round((now - self._running_since) * 1e6), self._calls[0].num_blocks * self.block_us)
+        return max(0, calls * self.block_us // self.max_batch - over)
 
     def expected_beside_us(self, now: float) -> int:
         """Return the usual time of a call beside an open wave; the measurement fades, so that waves are tried again."""
@@ -87,8 +126,8 @@ class EngineQueue:
         return round(self.block_us + (self.beside_us - self.block_us) * weight)
 
     def next_batch(self, now: float, usable: frozenset[int]) -> tuple[tuple[HeldRequest, ...], tuple[int, ...]] | None:
-        """Return the requests of the next call and the blocks that it runs; None where none is to begin now."""
-        if self.running is not None or not self.queued or self.stuck:
+        """Return the requests of the next call and its blocks; None where the engine is to get none now."""
+        if len(self._calls) >= MOST_CALLS or len(self.queued) < self._least_batch or self.stuck:
             return None
         first = min(
             self.queued, key=lambda request: (self._served.get(request.owner, 0), request.arrived, request.request)
@@ -98,16 +137,38 @@ class EngineQueue:
             if len(batch) < self.max_batch and request is not first and self._may_join(request, first.engine.block):
                 batch.append(request)
         self._start_at = first.engine.queued_at + self._batch_wait
-        if len(batch) < self.max_batch and now < self._start_at:
+        if len(batch) < self.max_batch and (self._calls or now < self._start_at):
             return None
         self._turn += 1
         self._served[first.owner] = self._turn
         if len(self._served) > MAX_SOURCE_TURNS:
             del self._served[min(self._served, key=lambda owner: self._served[owner])]
         blocks = self._chain(batch, first.engine.block, usable)
-        self.running = tuple(batch)
-        self._running_since, self._running_blocks = now, len(blocks)
-        return self.running, blocks
+        if not self._calls:
+            self._running_since = now
+        self._calls.append(_Call(tuple(batch), len(blocks)))
+        return self._calls[-1].batch, blocks
+
+    @property
+    def _least_batch(self) -> int:
+        """Fewest requests of which a call can be made now."""
+        return self.max_batch if self._calls else 1
+
+    def usual_s(self, num_blocks: int) -> float:
+        """Return the usual time until a call of so many blocks ends that is given to the engine now, in seconds."""
+        return (num_blocks + sum(call.num_blocks for call in self._calls)) * self.block_us / 1e6
+
+    def end_call(self, now: float) -> tuple[HeldRequest, ...]:
+        """The call that runs has ended: take it out, and return its requests as :attr:`running` has them."""
+        self._running_since = now
+        return self._calls.popleft().batch if self._calls else ()
+
+    def take_back(self) -> tuple[HeldRequest, ...]:
+        """Return the requests of the calls behind the one that runs; what these calls will return is not theirs."""
+        taken = tuple(request for call in list(self._calls)[1:] for request in call.batch)
+        for call in list(self._calls)[1:]:
+            call.batch = ()
+        return taken
 
     def _chain(self, batch: list[HeldRequest], first: int, usable: frozenset[int]) -> tuple[int, ...]:
         """Blocks that all of a batch would run here one after the other anyway, as many as fit one engine call.
@@ -148,14 +209,16 @@ class EngineQueue:
         took, self._last_took = clamped(took, self.block_us, self._last_took), took
         for block in event.blocks:
             self._not_finite.pop(block, None)
-        if any(request.open_track is not None for request in self.running or ()):
+        if any(request.open_track is not None for request in self.running):
             self.beside_us += (took - self.beside_us) * (_SMOOTH_BESIDE if self.beside_us else 1.0)
             self._beside_at = now
         else:
             self.block_us = round(self.block_us + _SMOOTH * (took - self.block_us))
 
     def count_failure(self, event: ComputeFailed) -> bool:
-        """Note a failed call; return whether its block has failed for good."""
+        """Note a failed call; return whether its block has failed for good by it."""
+        if event.block in self.failed_blocks:
+            return False
         if event.not_finite:
             seen = self._not_finite.setdefault(event.block, set())
             seen.update(transfer.request for transfer in event.transfers)

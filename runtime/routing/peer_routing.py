@@ -3,8 +3,8 @@
 To what every process does (``custody.py``) a peer adds these transitions:
 
     WAITING -> QUEUED    a block can run here        WAITING -> JOINING   a wave of tracks pays
-    QUEUED  -> RUNNING   the engine is free          JOINING -> WAITING   every track has ended
-    RUNNING -> WAITING   blocks have run, or failed
+    QUEUED  -> RUNNING   the engine is given it      JOINING -> WAITING   every track has ended
+    RUNNING -> WAITING   blocks have run, or failed, or the call before it hangs
     QUEUED  -> WAITING   engine hangs, block failed, drain half over
 
 Bounded: a peer accepts as long as it has credits (``Limits.credits`` requests of its own work, ``Limits.custody``
@@ -14,7 +14,7 @@ copies for others); REFUSE reports the current number to a sender that saw an ol
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -170,7 +170,7 @@ class PeerMachine(CustodyMachine):
             draining=self.draining,
             stuck=engine.stuck,
             credits=self._report_credits(name) if name in self.neighbours.by_name else self.credits,
-            queue=len(engine.queued) + (engine.running is not None),
+            queue=engine.length,
             calls=engine.calls,
             block_us=engine.block_us,
             wait_us=engine.work_us(self.now),
@@ -413,21 +413,22 @@ class PeerMachine(CustodyMachine):
 
     def _start_engine(self) -> None:
         engine = self.engine
-        started = engine.next_batch(self.now, self.local_blocks) if engine.queued and engine.running is None else None
-        if started is None:
-            return
-        batch, blocks = started
-        usual = len(blocks) * self.engine.block_us / 1e6
-        for request in batch:
-            self.transition(request, Stage.RUNNING, f"blocks {', '.join(map(str, blocks))}", usual)
-        self.instructions.append(
-            Compute(
-                blocks,
-                tuple(request.transfer for request in batch),
-                tuple(request.tokens for request in batch),
-                tuple(request.itinerary.blocks_done for request in batch),
+        while engine.queued:
+            started = engine.next_batch(self.now, self.local_blocks)
+            if started is None:
+                return
+            batch, blocks = started
+            usual = engine.usual_s(0)
+            for request in batch:
+                self.transition(request, Stage.RUNNING, f"blocks {', '.join(map(str, blocks))}", usual)
+            self.instructions.append(
+                Compute(
+                    blocks,
+                    tuple(request.transfer for request in batch),
+                    tuple(request.tokens for request in batch),
+                    tuple(request.itinerary.blocks_done for request in batch),
+                )
             )
-        )
 
     @property
     def local_blocks(self) -> frozenset[int]:
@@ -441,9 +442,12 @@ class PeerMachine(CustodyMachine):
 
     def _on_computed(self, event: Computed) -> None:
         self.engine.measure(event, self.now)
-        self._engine_is_back()
+        self._take_outputs(event, self._end_call())
+
+    def _take_outputs(self, event: Computed, running: Mapping[TransferId, HeldRequest]) -> None:
+        """Go on with the requests whose blocks have run; ``running`` are those of the call that had not ended."""
         for transfer, tokens in zip(event.transfers, event.outputs, strict=True):
-            request = self._on_engine(transfer)
+            request = running.get(transfer)
             if request is None:
                 continue
             request.tokens = tokens
@@ -454,20 +458,22 @@ class PeerMachine(CustodyMachine):
             self.wait(request, None, "ran")
             self.decide_soon(request)
             self.send_progress([request if request.open_track is None else request.open_track.wave.request])
-        self.send_progress(self.engine.queued)
+        self.send_progress((*self.engine.given, *self.engine.queued))
 
     def _on_compute_failed(self, event: ComputeFailed) -> None:
         if event.rest is not None:
-            self._on_computed(event.rest)
+            self.engine.measure(event.rest, self.now)
+        running = self._end_call()
+        if event.rest is not None:
+            self._take_outputs(event.rest, running)
         failed = self.engine.count_failure(event)
         why = f"block {event.block}: {event.why}"
         if failed:
             self.instructions += [Note(NoteKind.ENGINE_FAILED, self.name, why=why), AnnounceState()]
-        else:
+        elif event.not_finite:
             self.instructions.append(Note(NoteKind.NOT_FINITE, self.name, why=why))
-        self._engine_is_back()
         for transfer in event.transfers:
-            request = self._on_engine(transfer)
+            request = running.get(transfer)
             if request is None:
                 continue
             if event.not_finite and request.open_track is not None:
@@ -481,22 +487,20 @@ class PeerMachine(CustodyMachine):
         if failed:
             self._requeue("a block failed")
 
-    def _on_engine(self, transfer: TransferId) -> HeldRequest | None:
-        """Return the request of a call that has ended, unless it has ended meanwhile."""
-        request = self.held.get(transfer)
-        return request if request is not None and request.stage is Stage.RUNNING else None
-
-    def _engine_is_back(self) -> None:
-        self.engine.running = None
+    def _end_call(self) -> dict[TransferId, HeldRequest]:
+        """The engine has returned a call: return its requests that have not ended meanwhile."""
+        batch = self.engine.end_call(self.now)
         if self.engine.stuck:
             self.engine.stuck = False
             self.instructions += [Note(NoteKind.ENGINE_BACK, self.name), AnnounceState()]
+        return {request.transfer: request for request in batch if request.stage is Stage.RUNNING}
 
     def _requeue(self, why: str) -> None:
-        """What waits for the engine is decided again."""
-        for request in list(self.engine.queued):
-            self.wait(request, None, why)
-            self.decide_soon(request)
+        """What waits for the engine is decided again, also what it was given and has not begun."""
+        for request in (*self.engine.queued, *self.engine.take_back()):
+            if request.stage in (Stage.QUEUED, Stage.RUNNING):
+                self.wait(request, None, why)
+                self.decide_soon(request)
 
     # Handing on.
 
@@ -570,7 +574,7 @@ class PeerMachine(CustodyMachine):
                     AnnounceState(),
                 ]
                 self._requeue("the engine is stuck")
-                for running in self.engine.running or ():
+                for running in self.engine.running:
                     self.joins.give_up(running)
         elif request.stage is Stage.JOINING:
             self.send_progress([request])
@@ -605,7 +609,7 @@ class PeerMachine(CustodyMachine):
         self.joins.on_track_forgotten(request)
 
     def _after_event(self, event: Event) -> None:
-        if self.now >= self._drain_until and self.engine.queued:
+        if self.now >= self._drain_until and self.engine.length > 1:
             self._requeue("half of the drain is over")
         if self._orphaned:
             self._drop_orphans()
@@ -669,8 +673,8 @@ class PeerMachine(CustodyMachine):
         self._expect({id(r) for r in engine.queued} == {id(r) for r in queued}, "the engine's queue differs")
         self._expect(len(engine.queued) == len(queued), "queued twice")
         for request in held:
-            running = any(one is request for one in engine.running or ())
-            self._expect(running == (request.stage is Stage.RUNNING), "on the engine or not", request)
+            given = any(one is request for one in engine.given)
+            self._expect(given == (request.stage is Stage.RUNNING), "on the engine or not", request)
             self._expect((request.wave is not None) == (request.stage is Stage.JOINING), "joining or not", request)
         for fault in self.joins.faults():
             self._expect(False, fault)

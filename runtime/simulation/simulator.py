@@ -72,6 +72,8 @@ class Process:
     turn: list[Event] = field(default_factory=list)
     """What has come since its last turn."""
     hung_calls: list[Computed] = field(default_factory=list)
+    engine_until: float = 0.0
+    """When its engine has run all calls that it was given."""
 
 
 class Simulation:
@@ -422,6 +424,7 @@ class Simulation:
         else:
             seconds = self._engine_seconds(process.name, len(compute.blocks), len(compute.tokens))
         self.busy[process.name] += seconds
+        process.engine_until = max(self.now, process.engine_until) + seconds
         outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)
         done = Computed(compute.blocks, compute.transfers, outputs, round(seconds * 1e6))
 
@@ -433,7 +436,7 @@ class Simulation:
             else:
                 self._feed(process.name, done)
 
-        self._at(seconds + self._call_seconds.get(process.name, 0.0), finish)
+        self._at(process.engine_until - self.now + self._call_seconds.get(process.name, 0.0), finish)
 
     def _at(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (self.now + delay, next(self._counter), action))

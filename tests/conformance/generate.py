@@ -286,7 +286,10 @@ class Transcript(Simulation):
             self.say(f"{name:<6} -> {instruction.to:<6}  {_told(instruction.run('raw', 1, 1))}")
         elif isinstance(instruction, Compute):
             blocks = ", ".join(map(str, instruction.blocks))
-            self.say(f"{name:<6} runs {blocks}")
+            if process.engine_until > self.now:
+                self._at(process.engine_until - self.now, lambda: self.say(f"{name:<6} runs {blocks}"))
+            else:
+                self.say(f"{name:<6} runs {blocks}")
         elif isinstance(instruction, Note):
             self.say(f"{name:<6} notes  {instruction.what} {instruction.peer}: {instruction.why}")
         elif isinstance(instruction, Complete):
@@ -335,7 +338,7 @@ def reroute():
     story = Transcript({"a": [0, 1], "b": [2, 3], "c": [2, 3]}, blocks=4, seed=2)
     story.begin()
     story.submit()
-    while story.processes["b"].machine.engine.running is None:
+    while not story.processes["b"].machine.engine.busy:
         story.run(0.0005)
     story.run(0.003)
     story.say("b      is killed")
@@ -356,7 +359,7 @@ def drain():
     story = Transcript({"a": [0, 1, 2], "b": [2, 3], "c": [0, 1]}, blocks=4, seed=4)
     story.begin()
     story.submit()
-    while story.processes["a"].machine.engine.running is None:
+    while not story.processes["a"].machine.engine.busy:
         story.run(0.0005)
     story.run(0.0015)  # until the source has its ACCEPT
     story.submit()

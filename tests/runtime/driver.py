@@ -1,6 +1,7 @@
 """A routing machine that a test drives by hand: events in, what it says out, on a clock of its own."""
 
 import random
+from collections import deque
 
 from ls_edge.runtime.protocol.messages import (
     Cancel,
@@ -12,6 +13,7 @@ from ls_edge.runtime.protocol.messages import (
 )
 from ls_edge.runtime.routing.events import (
     Arrived,
+    Compute,
     Computed,
     Forward,
     NeighbourState,
@@ -57,6 +59,8 @@ class Driver:
         self.machine = machine
         self.now = 100.0
         self.said = []
+        self.calls = deque()
+        """What the engine was given and has not returned."""
 
     def __call__(self, event, after=0.0):
         return self.together(event, after=after)
@@ -64,6 +68,7 @@ class Driver:
     def together(self, *events, after=0.0):
         self.now += after
         self.said = self.machine.handle_all(events, self.now)
+        self.calls.extend(said for said in self.said if isinstance(said, Compute))
         self.machine.validate()
         return self.said
 
@@ -81,6 +86,11 @@ class Driver:
 
     def gets(self, name, run, tokens=()):
         return self(Arrived(name, run, tokens))
+
+    def computes_next(self):
+        """The engine returns the call that it was given first; returns that call."""
+        self.computes(self.calls[0])
+        return self.calls.popleft()
 
     def computes(self, compute, after=0.001):
         outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)

@@ -14,6 +14,7 @@ from ls_edge.runtime.protocol.messages import (
 from ls_edge.runtime.routing.custody import Stage
 from ls_edge.runtime.routing.events import (
     Compute,
+    ComputeFailed,
     Drain,
     Forward,
     NeighbourDown,
@@ -167,14 +168,12 @@ def test_credits_are_announced_several_at_once_while_the_engine_is_busy():
     peer.meets("b", [2, 3])
     peer.meets("x")
     peer.gets("x", run_of(transfer(0)))
-    call = peer.only(Compute)
     for number in range(1, 16):
         peer.gets("x", run_of(transfer(number)))
     assert [message.credits for message in peer.sent(Accept, "x")] == [0]
     announced = []
     while not announced:
-        peer.computes(call)
-        call = peer.only(Compute)
+        peer.computes_next()
         announced += credits_sent(peer).items()
     assert announced == [("x", [2])]
     assert peer.machine.credits == 2
@@ -217,17 +216,62 @@ def test_blocks_that_would_follow_anyway_run_in_one_engine_call():
 def test_sources_take_turns_at_the_engine():
     peer = new_peer()
     peer.meets("phone", role="source")
-    peer.gets("laptop", run_of(transfer(0)))
-    current = peer.only(Compute)
-    for number in range(1, 3):
+    for number in range(4):
         peer.gets("laptop", run_of(transfer(number)))
     peer.gets("phone", run_of(transfer(9), source="phone"))
-    ran = [current.transfers[0].request]
-    for _ in range(3):
-        peer.computes(current)
-        current = peer.only(Compute)
-        ran.append(current.transfers[0].request)
-    assert ran[:2] == [request_id(0), request_id(9)]
+    ran = [peer.computes_next().transfers[0].request for _ in range(4)]
+    assert ran[:3] == [request_id(0), request_id(1), request_id(9)]
+
+
+def test_the_engine_is_given_its_next_call_while_one_runs_and_no_further_one():
+    peer = new_peer()
+    for number in range(3):
+        peer.gets("laptop", run_of(transfer(number)))
+    assert [call.transfers[0].request for call in peer.calls] == [request_id(0), request_id(1)]
+    assert peer.machine.state().queue == 3
+    peer.computes_next()
+    assert [call.transfers[0].request for call in peer.calls][:2] == [request_id(1), request_id(0)]
+
+
+def test_a_batch_that_is_not_full_is_kept_for_others_to_join():
+    peer = new_peer(max_batch=2)
+    for number in range(2):
+        peer.gets("laptop", run_of(transfer(number)))
+    assert [len(call.transfers) for call in peer.calls] == [1]
+    peer.gets("laptop", run_of(transfer(2)))
+    assert [len(call.transfers) for call in peer.calls] == [1, 2]
+
+
+@pytest.mark.parametrize("why", ["it hangs", "half of a drain is over"])
+def test_a_call_that_has_not_begun_is_taken_back_and_its_result_not_used(why):
+    peer = new_peer((0,))
+    peer.meets("b", [0, 1])
+    for number in range(2):
+        peer.gets("laptop", run_of(transfer(number), budget=60))
+    first, second = peer.calls
+    if why == "it hangs":
+        peer.passes(1.0)
+    else:
+        peer.machine.limits = Limits(hop_floor=60)
+        peer(Drain())
+        peer.passes(2.1, step=0.05)
+    taken = [r for r in peer.machine.held.values() if r.request == request_id(1)]
+    assert not any(request.stage is Stage.RUNNING for request in taken)
+    before = [request.itinerary for request in taken]
+    peer.computes(first)
+    peer.computes(second)
+    assert [request.itinerary for request in taken] == before
+
+
+def test_an_engine_that_fails_twice_in_a_block_says_so_once():
+    peer = new_peer()
+    for number in range(2):
+        peer.gets("laptop", run_of(transfer(number)))
+    first, second = peer.calls
+    peer(ComputeFailed(0, first.transfers, "the engine fell over"))
+    assert "engine failed" in peer.notes()
+    peer(ComputeFailed(0, second.transfers, "the engine fell over"))
+    assert peer.notes() == []
 
 
 # A peer: what goes wrong at the next holder.

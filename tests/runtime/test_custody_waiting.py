@@ -139,20 +139,15 @@ def test_a_block_that_fails_is_not_tried_again_here(peer):
 
 
 def test_draining_finishes_then_gives_back_then_leaves_nothing(peer):
-    peer.gets("laptop", run_of(transfer(0)))
-    running = peer.only(Compute)
-    peer.gets("laptop", run_of(transfer(1)))
+    for number in range(3):
+        peer.gets("laptop", run_of(transfer(number)))
     peer(Drain())
     assert peer.machine.state().draining
     assert peer.machine.credits == 0
-    while True:
-        peer.computes(running)
-        following = [s for s in peer.said if isinstance(s, Compute)]
+    while peer.calls:
+        peer.computes_next()
         for message in peer.sent(Forward, "laptop"):
             peer.hears("laptop", Accept(message.transfer, 1))
-        if not following:
-            break
-        (running,) = following
     assert peer.machine.idle
 
 

@@ -459,14 +459,12 @@ def test_one_odd_image_does_not_take_a_block_out_of_service():
 def test_the_others_of_a_batch_go_on():
     peer = new_peer(max_batch=2)
     peer.meets("b", [2, 3])
-    peer.gets("laptop", run_of(transfer(0)))
-    first = peer.only(Compute)
-    for number in (1, 2):
+    for number in range(3):
         peer.gets("laptop", run_of(transfer(number)))
-    peer.computes(first)
-    peer.computes(peer.only(Compute))
-    odd, other = peer.only(Compute).transfers
-    blocks = peer.only(Compute).blocks
+    while len(peer.calls[0].transfers) == 1:
+        peer.computes_next()
+    odd, other = peer.calls[0].transfers
+    blocks = peer.calls[0].blocks
     rest = Computed(blocks, (other,), (blocks,), 1000)
     peer(ComputeFailed(0, (odd,), "NaN", not_finite=True, rest=rest))
     assert [(m.transfer.request, m.returning) for m in peer.sent(Forward, "laptop")] == [(odd.request, "not finite")]
