@@ -76,6 +76,7 @@ from ls_edge.runtime.routing.events import (
 )
 from ls_edge.runtime.transport.admission import GUESTS, Admission, may_be_called
 from ls_edge.runtime.transport.keys import KeyPair
+from ls_edge.runtime.transport.linked_processes import LinkedProcesses
 from ls_edge.runtime.transport.links import Curve, Incoming, Link, LinkDown, Links, LinkUp
 from ls_edge.runtime.transport.outbox import Outbox
 from ls_edge.runtime.transport.problems import PeerProblems, one_line
@@ -85,14 +86,8 @@ log = logging.getLogger("ls_edge.runtime")
 
 STATE_EVERY = 0.1
 """Seconds between two STATE of a process."""
-GREETING_DELAY, MAX_GREETING_DELAY = 0.5, 8.0
-"""Seconds until a HELLO that was not answered by WELCOME is repeated; doubled each time, up to the second."""
 COMPLAINTS_A_SECOND = 10
 """Most COMPLAINTs that are sent on a link in a second; what is beyond is counted only."""
-MAX_SOURCES = 256
-"""Most processes that are linked at once beyond the peers of ``peers.yaml``."""
-MAX_SOURCES_OF_ONE_KEY = 64
-"""Most of these that may have one key, so that the others of the file find room."""
 NOTES_A_MINUTE = 20
 """Most lines that are logged in a minute of one thing that happens with one process; what is beyond is counted."""
 MAX_SHOWN_EXPLANATION = 500
@@ -170,15 +165,9 @@ class Node:
         self._execute_other = execute
         self._hello = hello
         self._state = state
-        self._links_of: dict[str, list[Link]] = {}
-        self._name_of: dict[Link, str] = {}
-        self._user_of: dict[Link, str] = {}
-        self._guests: dict[str, str] = {}
-        """Linked processes that routing knows nothing of: name to role, ``observer`` or ``pusher``."""
-        self._greeting_due: dict[Link, tuple[float, float]] = {}
+        self._linked = LinkedProcesses(name, peers)
         self._complained: dict[Link, tuple[float, int]] = {}
-        self._listed = {p.name for p in peers.peers}
-        self._problems = PeerProblems(self._listed - {name})
+        self._problems = PeerProblems(self._linked.listed - {name})
         self._noted: dict[tuple[str, str], tuple[int, int]] = {}
         self._state_at = 0.0
         self._events: deque[Event] = deque()
@@ -207,7 +196,7 @@ class Node:
             self._wake_out.close()
             raise
         self._links.register(self._wake_in.fileno())
-        self._outbox = Outbox(name, manifest.tokens, self._links, self._links_of)
+        self._outbox = Outbox(name, manifest.tokens, self._links, self._linked.links_of)
 
     @property
     def problems(self) -> Mapping[str, str]:
@@ -227,7 +216,7 @@ class Node:
 
     def send_to(self, name: str, message: Message) -> bool:
         """Send a message that routing has no part in; False where there is no link that takes it."""
-        return any(self._links.send(link, [wire.encode(message)]) for link in self._links_of.get(name, ()))
+        return any(self._links.send(link, [wire.encode(message)]) for link in self._linked.links_of.get(name, ()))
 
     def watch(self, descriptor: int) -> None:
         """Make :meth:`step` return also when this file descriptor can be read."""
@@ -256,7 +245,7 @@ class Node:
                     self._link_up(event.link)
                 elif isinstance(event, LinkDown):
                     self._link_down(event)
-                elif event.name not in self._links_of:  # else it has dialled us
+                elif event.name not in self._linked.links_of:  # else it has dialled us
                     self._problems.note(event.name, "link", event.why)
             more()
             self._handle_events()
@@ -267,8 +256,8 @@ class Node:
     def _end_turn(self, due: float | None) -> None:
         """Do what is due by the clock, and send."""
         now = time.monotonic()
-        if self._greeting_due:
-            self._repeat_greetings(now)
+        for link in self._linked.due_greetings(now):
+            self._send_link(link, self._hello())
         # What became due meanwhile ends the next wait at once. A STATE is to be current.
         if not self._handled and (now >= self._state_at or (due is not None and due <= now)):
             self.feed(Tick())
@@ -328,7 +317,7 @@ class Node:
 
     def repeat_greeting(self) -> None:
         """Send HELLO again to all linked processes, because its content has changed (engines are warm now)."""
-        for links in list(self._links_of.values()):
+        for links in list(self._linked.links_of.values()):
             self._send_link(links[0], self._hello())
         self._state_at = 0.0
 
@@ -336,7 +325,7 @@ class Node:
         """Send BYE to all linked processes and close the links."""
         self._outbox.let_go()
         self._send_outbox()
-        for links in list(self._links_of.values()):
+        for links in list(self._linked.links_of.values()):
             self._send_link(links[0], Bye(reason))
         time.sleep(0.02)  # lets libzmq's thread write the goodbyes; a lost one costs the others a monitor event
         self.close()
@@ -375,12 +364,12 @@ class Node:
                 self._drop(event, "malformed", str(error))
 
     def _act(self, event: Incoming, message: Message, tokens: zmq.Frame | None) -> None:
-        name = self._name_of.get(event.link)
+        name = self._linked.name_of.get(event.link)
         if (
             name is None
-            or name in self._guests
+            or name in self._linked.guests
             or type(message) not in _ROUTED
-            or self._user_of[event.link] != event.user
+            or self._linked.user_of[event.link] != event.user
         ):
             self._act_beside(event, message)
         elif isinstance(message, Run):
@@ -398,13 +387,13 @@ class Node:
         if isinstance(message, (Hello, Welcome)):
             self._on_greeting(event, message)
             return
-        name = self._name_of.get(link)
-        if name is not None and self._user_of[link] != event.user:  # another connection took its routing id
+        name = self._linked.name_of.get(link)
+        if name is not None and self._linked.user_of[link] != event.user:  # another connection took its routing id
             name = None
         if isinstance(message, Complaint):
             what = one_line(message.what, MAX_SHOWN_EXPLANATION)
             self._count("complaints", name or event.user, what)
-            if link in self._greeting_due:
+            if self._linked.awaits_welcome(link):
                 self._problems.note(link.dialled, "greeting", f"it refused us: {what}")
                 if message.model_id not in ("", self._manifest.model_id):
                     self.mismatched[link.dialled] = what
@@ -418,18 +407,18 @@ class Node:
             reason = one_line(message.reason, MAX_SHOWN_EXPLANATION)
             self._forget_process(name, f"left ({reason})" if reason else "left")
         elif isinstance(message, (Offer, Chunk, Install)):
-            if self._guests.get(name) != "pusher" or self._installer is None:
+            if self._linked.guests.get(name) != "pusher" or self._installer is None:
                 raise WireError(f"{type(message).__name__.lower()} from {name}, which is no pusher; dropped")
             self._installer.receive(name, message)
         elif isinstance(message, (Want, Stored, Findings)):
             raise WireError(f"{type(message).__name__.lower()}, which only observers and pushers get; dropped")
         elif isinstance(message, Inspect):
-            if name not in self._guests or self._inspect is None:
+            if name not in self._linked.guests or self._inspect is None:
                 raise WireError(f"inspect from {name}, which is no observer; dropped")
             self._inspect(name)
         else:
             raise WireError(
-                f"{type(message).__name__.lower()} from the {self._guests[name]} {name}, which takes no part in "
+                f"{type(message).__name__.lower()} from the {self._linked.guests[name]} {name}, which takes no part in "
                 "routing; dropped"
             )
 
@@ -444,8 +433,8 @@ class Node:
         """Admit the process that a HELLO or WELCOME describes, or refuse it."""
         link, name = event.link, greeting.name
         if isinstance(greeting, Welcome):
-            self._greeting_due.pop(link, None)
-        reason = self._reason_to_refuse_link(link, greeting, event.user) or self._admission.reason_to_refuse(
+            self._linked.answered(link)
+        reason = self._linked.reason_to_refuse(link, greeting, event.user) or self._admission.reason_to_refuse(
             greeting, event.user
         )
         if reason:
@@ -453,19 +442,14 @@ class Node:
             return
         self.mismatched.pop(name, None)
         self._problems.clear(name)
-        links = self._links_of.setdefault(name, [])
-        first = link not in links
-        if first:
-            links.append(link)
-            links.sort(key=lambda one: not one.dialled)
-            self._name_of[link], self._user_of[link] = name, event.user
+        first = self._linked.add(link, name, event.user)
         if isinstance(greeting, Hello):  # before what the machine has for it
             self._send_link(link, Welcome(*msgspec.structs.astuple(self._hello())))
         self._outbox.greeted(name, greeting.codec, reads_several=greeting.minor >= wire.MINOR_OF_SEVERAL)
         hello = Hello(*msgspec.structs.astuple(greeting))
         known = self._machine.neighbours.get(name)
         if greeting.role in GUESTS:
-            self._guests[name] = greeting.role
+            self._linked.guests[name] = greeting.role
         elif known is None or known.hello != hello:
             self.feed(NeighbourUp(hello))
         if first and isinstance(greeting, Hello) and self.role == "peer":
@@ -473,36 +457,12 @@ class Node:
         if greeting.role == "pusher" and self._installer is not None:
             self._installer.greeted(name)
 
-    def _reason_to_refuse_link(self, link: Link, greeting: Hello | Welcome, user: str) -> str:
-        """Return why a process may not have this name on this link; empty where it may."""
-        name = greeting.name
-        if link.dialled and name != link.dialled:
-            return (
-                f"the process that listens at the address of {link.dialled!r} is {name!r}; correct the addresses in "
-                f"{self._peers.path}"
-            )
-        before = self._name_of.get(link, name)
-        if name != before:
-            return f"hello from {name!r} on the link of {before!r}; a link carries one name"
-        if name in self._links_of and self._guests.get(name, "") != (greeting.role if greeting.role in GUESTS else ""):
-            return f"hello from {name!r} as {greeting.role!r}, and it has a link in another role"
-        if name not in self._listed and name not in self._links_of:
-            others = sum(one not in self._listed for one in self._links_of)
-            if others >= MAX_SOURCES:
-                return f"{others} sources are linked to {self.name}, which is the most; try again later"
-            if (
-                user
-                and sum(self._user_of[links[0]] == user for links in self._links_of.values()) >= MAX_SOURCES_OF_ONE_KEY
-            ):
-                return f"{MAX_SOURCES_OF_ONE_KEY} sources have the key of {user!r} at {self.name}, which is the most"
-        return ""
-
     def _refuse(self, event: Incoming, greeting: Hello | Welcome, reason: str) -> None:
         reason = one_line(reason, MAX_SHOWN_EXPLANATION)
         link, name = event.link, greeting.name
         whose = link.dialled or (name if event.user in ("", name) else "")
         self._problems.note(whose, "greeting", reason)
-        if greeting.model_id != self._manifest.model_id and name == whose and name in self._listed:
+        if greeting.model_id != self._manifest.model_id and name == whose and name in self._linked.listed:
             self.mismatched[name] = reason
         if isinstance(greeting, Hello):
             ours = self._manifest.model_id
@@ -513,7 +473,7 @@ class Node:
 
     def _drop(self, event: Incoming, what: str, why: str, name: str = "", model_id: str = "") -> None:
         """Count a dropped message and send a COMPLAINT, unless the link had :data:`COMPLAINTS_A_SECOND` already."""
-        self._count(what, name or self._name_of.get(event.link, event.user), why)
+        self._count(what, name or self._linked.name_of.get(event.link, event.user), why)
         now = time.monotonic()
         since, sent = self._complained.get(event.link, (now, 0))
         if now - since >= 1.0:
@@ -534,38 +494,21 @@ class Node:
         self._send_link(link, self._hello())
         if self.role == "peer":
             self._send_link(link, self._state(link.dialled))
-        self._greeting_due[link] = (time.monotonic() + GREETING_DELAY, GREETING_DELAY)
-
-    def _repeat_greetings(self, now: float) -> None:
-        for link, (at, wait) in list(self._greeting_due.items()):
-            if at <= now:
-                self._send_link(link, self._hello())
-                wait = min(2 * wait, MAX_GREETING_DELAY)
-                self._greeting_due[link] = (now + wait, wait)
+        self._linked.greeted(link, time.monotonic())
 
     def _link_down(self, event: LinkDown) -> None:
         link = event.link
-        self._greeting_due.pop(link, None)
         self._complained.pop(link, None)
-        name = self._name_of.pop(link, None)
-        self._user_of.pop(link, None)
+        name = self._linked.link_ended(link)
         if name is None:
             self._problems.note(link.dialled, "link", event.why)
-            return
-        links = self._links_of.get(name, [])
-        if link in links:
-            links.remove(link)
-        if not links:
+        elif not self._linked.links_of.get(name):
             self._forget_process(name, event.why)
 
     def _forget_process(self, name: str, why: str) -> None:
-        if self._guests.pop(name, "") == "pusher" and self._installer is not None:
+        if self._linked.guests.get(name) == "pusher" and self._installer is not None:
             self._installer.lost(name)
-        for link in self._links_of.pop(name, []):
-            self._name_of.pop(link, None)
-            self._user_of.pop(link, None)
-            if link.dialled:  # the link stands; unless it ends, as after a goodbye, we greet again
-                self._greeting_due[link] = (time.monotonic() + MAX_GREETING_DELAY, MAX_GREETING_DELAY)
+        self._linked.forget(name, time.monotonic())
         self._outbox.forget(name)
         self._problems.note(name, "link", why)
         self.feed(NeighbourDown(name, why))
@@ -587,7 +530,7 @@ class Node:
     def _broadcast_state(self) -> None:
         self._state_at = time.monotonic() + STATE_EVERY
         if self.role == "peer":
-            for name in self._links_of:
+            for name in self._linked.links_of:
                 self._outbox.put_optional(name, self._state(name))
 
     def _note(self, note: Note) -> None:

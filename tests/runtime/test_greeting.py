@@ -11,8 +11,9 @@ from ls_edge.peers_file import load_peers
 from ls_edge.runtime.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, State, Welcome
-from ls_edge.runtime.transport import node
-from ls_edge.runtime.transport.node import COMPLAINTS_A_SECOND, GREETING_DELAY, MAX_GREETING_DELAY, MAX_SOURCES
+from ls_edge.runtime.transport import linked_processes
+from ls_edge.runtime.transport.linked_processes import GREETING_DELAY, MAX_GREETING_DELAY, MAX_SOURCES
+from ls_edge.runtime.transport.node import COMPLAINTS_A_SECOND
 
 ALL = tuple(range(6))
 
@@ -166,7 +167,7 @@ def test_each_hello_has_one_welcome_and_welcome_has_no_answer(peer, file, socket
 
 
 def test_after_a_goodbye_of_one_that_stays_it_is_greeted_again(file, peer, sockets, hello_of, wait_until, monkeypatch):
-    monkeypatch.setattr(node, "MAX_GREETING_DELAY", 1.5)  # which is how long the next greeting waits
+    monkeypatch.setattr(linked_processes, "MAX_GREETING_DELAY", 1.5)  # which is how long the next greeting waits
     b = Script(sockets(zmq.ROUTER, bind=file.peer("b").address))
     b.hears(Hello)
     b.says(Welcome(*msgspec.structs.astuple(hello_of("b"))))

@@ -446,7 +446,7 @@ def test_a_frame_beyond_the_models_size_ends_the_connection_alone(peer, raw, cal
 
 
 def test_processes_that_greet_and_vanish_leave_room_for_others(peer, raw, tiny_bundle, wait_until, monkeypatch):
-    monkeypatch.setattr("ls_edge.runtime.transport.node.MAX_SOURCES", 10)
+    monkeypatch.setattr("ls_edge.runtime.transport.linked_processes.MAX_SOURCES", 10)
     for number in range(10):
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.linger = 5000

@@ -19,7 +19,8 @@ from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
 from ls_edge.runtime.source import Source
 from ls_edge.runtime.transport.keys import load_secret
-from ls_edge.runtime.transport.node import MAX_SOURCES_OF_ONE_KEY, NOTES_A_MINUTE
+from ls_edge.runtime.transport.linked_processes import MAX_SOURCES_OF_ONE_KEY
+from ls_edge.runtime.transport.node import NOTES_A_MINUTE
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE")
 

@@ -17,7 +17,7 @@ from ls_edge.runtime.protocol.messages import FindingRow, Findings, Itinerary, R
 from ls_edge.runtime.routing import custody, neighbours
 from ls_edge.runtime.routing import source_routing as source
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.transport import admission, host_names, links, node, outbox
+from ls_edge.runtime.transport import admission, host_names, linked_processes, links, node, outbox
 
 TEXT = (Path(__file__).parents[2] / "runtime" / "protocol" / "PROTOCOL.md").read_text(encoding="utf-8")
 MESSAGES = {kind.__struct_config__.tag: kind for kind in get_args(wire.Message)}
@@ -32,7 +32,7 @@ PARTS = {
 
 HOMES = {
     "wire": wire, "node": node, "outbox": outbox, "links": links, "host_names": host_names, "admission": admission,
-    "custody": custody, "neighbours": neighbours, "source": source,
+    "linked_processes": linked_processes, "custody": custody, "neighbours": neighbours, "source": source,
 }  # fmt: skip
 
 TRANSFER = TransferId(b"s" * 16, 2, 3)
@@ -190,7 +190,7 @@ def test_other_numbers_are_those_of_the_code():
             named.add(dotted)
     public = {
         f"{module}.{name}"
-        for module in ("wire", "node", "outbox")
+        for module in ("wire", "node", "outbox", "linked_processes")
         for name, value in vars(HOMES[module]).items()
         if name.isupper() and not name.startswith("_") and isinstance(value, (int, float))
     } - {"wire.MAJOR", "wire.MINOR", "wire.MINOR_OF_ONE", "wire.MINOR_OF_SEVERAL"}
@@ -223,11 +223,10 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"| `RCVHWM` | {links.MAX_UNREAD}, no bound |" in TEXT
     assert f"A link of which {links.FLOOD_MESSAGES} messages were read" in TEXT
     assert f"- Up to {links.MAX_UNSENT} messages of a link wait at the sender" in TEXT
-    assert (
-        f"after {node.GREETING_DELAY} s, 1 s, 2 s and so on, and\n   then every {node.MAX_GREETING_DELAY:.0f} s" in TEXT
-    )
+    first, longest = linked_processes.GREETING_DELAY, linked_processes.MAX_GREETING_DELAY
+    assert f"after {first} s, 1 s, 2 s and so on, and\n   then every {longest:.0f} s" in TEXT
     assert f"At most {node.COMPLAINTS_A_SECOND} COMPLAINTs are sent" in TEXT
-    assert f"At most {node.MAX_SOURCES}\nprocesses beyond the peers" in TEXT
+    assert f"At most {linked_processes.MAX_SOURCES}\nprocesses beyond the peers" in TEXT
     assert f"every {host_names.LOOK_UP_EVERY:.0f} s while there is no link" in TEXT
     assert f"| {links.RECONNECT_MS} to {links.MAX_RECONNECT_MS} ms |" in TEXT
     assert wire.encode(wire.Bye())[:3] == bytes.fromhex("4C5302")

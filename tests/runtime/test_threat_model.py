@@ -8,12 +8,13 @@ from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.routing import engine_queue, neighbours
 from ls_edge.runtime.routing import source_routing as source
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.transport import links, node, zap
+from ls_edge.runtime.transport import linked_processes, links, node, zap
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
 HOMES = {
-    "audit": audit, "links": links, "node": node, "wire": wire, "zap": zap, "neighbours": neighbours,
+    "audit": audit, "links": links, "node": node, "linked_processes": linked_processes, "wire": wire,
+    "zap": zap, "neighbours": neighbours,
     "engine_queue": engine_queue, "source": source, "Limits": Limits(), "peer_monitor": peer_monitor,
     "installer": installer,
 }  # fmt: skip
