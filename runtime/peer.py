@@ -146,7 +146,7 @@ class Peer:
         try:
             while self._failure is None:
                 self.node.step(more=self._take_results)
-                if self._until_eof and at_end(0):
+                if self._until_eof and self.node.can_read(0) and at_end(0):
                     self._stops = 2
                 if self._inspector is not None:
                     self._inspector.step()

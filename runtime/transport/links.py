@@ -170,6 +170,8 @@ class Links:
         self._poller = zmq.Poller()
         self._monitors: dict[zmq.Socket[bytes], str] = {}
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
+        self._read_from: dict[zmq.Socket[bytes], str] = {}
+        """Whom the messages of a socket come from: the peer that it dials; of the router ``""``."""
         self._addresses = dict(dial)
         self._dialled: dict[str, str] = {}
         self._up: set[str] = set()
@@ -216,7 +218,7 @@ class Links:
         self._poller.register(descriptor, zmq.POLLIN)
 
     def can_read(self, descriptor: int) -> bool:
-        """Whether the latest :meth:`poll` found that a registered file descriptor can be read."""
+        """Whether the latest :meth:`poll` found that a registered file descriptor can be read, or is at its end."""
         return descriptor in self._ready
 
     def poll(self, timeout: float) -> list[LinkEvent]:
@@ -230,14 +232,14 @@ class Links:
             self.zap.answer()
         if self._names is not None and self._names.descriptor in ready:
             self._on_host_names(self._names, events)
-        for monitor, name in self._monitors.items():
-            if monitor in ready:
-                self._read_monitor(monitor, name, events)
-        for name, dealer in self._dealers.items():
-            if dealer in ready:
-                self._read(dealer, name, events)
-        if self._router is not None and self._router in ready:
-            self._read(self._router, "", events)
+        for socket in ready:
+            name = self._monitors.get(socket)
+            if name is not None:
+                self._read_monitor(socket, name, events)
+        for socket in ready:
+            name = self._read_from.get(socket)
+            if name is not None:
+                self._read(socket, name, events)
         return events
 
     def send(self, link: Link, frames: Sequence[bytes | memoryview]) -> bool:
@@ -278,6 +280,7 @@ class Links:
         if self.zap is not None:
             self.zap.close()
         self._monitors, self._dealers, self._router, self._router_monitor = {}, {}, None, None
+        self._read_from = {}
         self._context.destroy(linger=0)
 
     # Inside.
@@ -314,6 +317,7 @@ class Links:
             raise LinkError(
                 f"cannot listen on {address}: {error.strerror}; 'bind' in peers.yaml must be an address of this machine"
             ) from None
+        self._read_from[router] = ""
         self._poller.register(router, zmq.POLLIN)
 
     def _dial(self, name: str, address: str, curve: Curve | None) -> None:
@@ -328,6 +332,7 @@ class Links:
         self._watch(dealer, name, _UP | _DISCONNECTED | _NO_ANSWER | _TRIES_AGAIN | _FAILED)
         if numeric(address):
             self._connect(name, address)
+        self._read_from[dealer] = name
         self._poller.register(dealer, zmq.POLLIN)
 
     def _connect(self, name: str, address: str) -> None:
@@ -424,34 +429,43 @@ class Links:
                 self._connect(name, self._dialled[name])
 
     def _read(self, socket: zmq.Socket[bytes], name: str, events: list[LinkEvent]) -> None:
+        """Take in the messages of a socket that has some, 64 at most."""
         backlog = self._backlogs[name]
         if len(backlog) > _BACKLOG_LINKS:
             backlog.clear()
         for _ in range(64):
+            try:
+                frames = _receive(socket)
+            except zmq.Again:  # its connection was given up since the poll
+                return
+            self._on_message(frames, name, backlog, events)
             if not int(socket.getsockopt(_EVENTS)) & _READABLE:
                 backlog.clear()
                 return
-            frames = socket.recv_multipart(_NOW, copy=False)
-            key = b"" if name else frames[0].bytes
-            if key in self._hung_up:
-                continue
-            backlog[key] = waiting = backlog.get(key, 0) + 1
-            link = Link(name, key)
-            if waiting >= FLOOD_MESSAGES:
-                del backlog[key]
-                self._hang_up(link)
-                continue
-            if name:
-                events.append(Incoming(link, frames, name))
-                continue
-            try:
-                if link not in self._descriptor_of:
-                    self._take_in(link, frames[0].get(zmq.SRCFD), events)
-                user = frames[0].get("User-Id") if self.zap is not None else ""
-            except zmq.ZMQError:  # libzmq has no address: the connection had ended before it was accepted
-                self.unattributed += 1
-                continue
-            events.append(Incoming(link, frames[1:], str(user)))
+
+    def _on_message(
+        self, frames: list[zmq.Frame], name: str, backlog: dict[bytes, int], events: list[LinkEvent]
+    ) -> None:
+        key = b"" if name else frames[0].bytes
+        if key in self._hung_up:
+            return
+        backlog[key] = waiting = backlog.get(key, 0) + 1
+        link = Link(name, key)
+        if waiting >= FLOOD_MESSAGES:
+            del backlog[key]
+            self._hang_up(link)
+            return
+        if name:
+            events.append(Incoming(link, frames, name))
+            return
+        try:
+            if link not in self._descriptor_of:
+                self._take_in(link, frames[0].get(zmq.SRCFD), events)
+            user = frames[0].get("User-Id") if self.zap is not None else ""
+        except zmq.ZMQError:  # libzmq has no address: the connection had ended before it was accepted
+            self.unattributed += 1
+            return
+        events.append(Incoming(link, frames[1:], str(user)))
 
     def _hang_up(self, link: Link) -> None:
         """End a connection, which libzmq has no call for."""
@@ -494,3 +508,13 @@ class Links:
             links.remove(link)
             if not links:
                 del self._links_at[descriptor]
+
+
+def _receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
+    """Read a message; as ``recv_multipart``, which asks the socket for more frames although each frame knows."""
+    frame = socket.recv(_NOW, copy=False)
+    frames = [frame]
+    while frame.more:
+        frame = socket.recv(_NOW, copy=False)
+        frames.append(frame)
+    return frames

@@ -92,7 +92,7 @@ NOTES_A_MINUTE = 20
 """Most lines that are logged in a minute of one thing that happens with one process; what is beyond is counted."""
 MAX_SHOWN_EXPLANATION = 500
 """Longest explanation that is sent or logged, in characters."""
-_TOGETHER = (Arrived, Received, NeighbourState, Computed, Submit, Abandon, Unsendable)
+_TOGETHER = frozenset((Arrived, Received, NeighbourState, Computed, Submit, Abandon, Unsendable))
 """Events of one turn that the machine is given together; it is given all others one by one."""
 _ROUTED = frozenset((Run, State, Accept, Refuse, Progress, Release, Moved, Cancel))
 """Messages between processes that take part in routing."""
@@ -222,6 +222,10 @@ class Node:
         """Make :meth:`step` return also when this file descriptor can be read."""
         self._links.register(descriptor)
 
+    def can_read(self, descriptor: int) -> bool:
+        """Whether the latest :meth:`step` found that a watched file descriptor can be read, or is at its end."""
+        return self._links.can_read(descriptor)
+
     def step(self, at_most: float = 0.1, more: Callable[[], None] = lambda: None) -> None:
         """Wait for events, at most ``at_most`` seconds, and handle all of them: one *turn*.
 
@@ -276,7 +280,7 @@ class Node:
         What cannot be sent is the machine's next event. In a turn, what can be handled together waits for its end.
         """
         self._events.append(event)
-        if self._in_turn and isinstance(event, _TOGETHER):
+        if self._in_turn and type(event) in _TOGETHER:
             return
         self._handle_events()
         if not self._in_turn:
@@ -289,15 +293,12 @@ class Node:
         try:
             while self._events:
                 events = [self._events.popleft()]
-                if isinstance(events[0], _TOGETHER):
-                    while self._events and isinstance(self._events[0], _TOGETHER):
+                if type(events[0]) in _TOGETHER:
+                    while self._events and type(self._events[0]) in _TOGETHER:
                         events.append(self._events.popleft())
                 self._handled = True
                 for instruction in self._machine.handle_all(events, time.monotonic()):
                     self._execute(instruction)
-                self.neighbour_events += sum(
-                    isinstance(event, (NeighbourUp, NeighbourDown, NeighbourState)) for event in events
-                )
         finally:
             self._executing = False
 
@@ -349,7 +350,7 @@ class Node:
             if not 1 <= len(frames) <= 1 + wire.MAX_TOGETHER:
                 raise WireError(f"message of {len(frames)} frames; dropped")
             messages = wire.decode_all(frames[0].buffer)
-            runs = sum(type(message) is Run for message in messages)
+            runs = [type(message) for message in messages].count(Run)
             if len(frames) != 1 + runs:
                 what = type(messages[0]).__name__.lower() if len(messages) == 1 else f"{len(messages)} messages"
                 raise WireError(f"{what} in {len(frames)} frames, {1 + runs} are needed; dropped")
@@ -377,6 +378,7 @@ class Node:
             self.feed(self._arrived(name, message, tokens))
         elif isinstance(message, State):
             self._admission.check_state(message, name)
+            self.neighbour_events += 1
             self.feed(NeighbourState(name, message))
         else:
             self.feed(Received(name, message))
@@ -451,6 +453,7 @@ class Node:
         if greeting.role in GUESTS:
             self._linked.guests[name] = greeting.role
         elif known is None or known.hello != hello:
+            self.neighbour_events += 1
             self.feed(NeighbourUp(hello))
         if first and isinstance(greeting, Hello) and self.role == "peer":
             self._send_link(link, self._state(name))
@@ -511,6 +514,7 @@ class Node:
         self._linked.forget(name, time.monotonic())
         self._outbox.forget(name)
         self._problems.note(name, "link", why)
+        self.neighbour_events += 1
         self.feed(NeighbourDown(name, why))
 
     # Outgoing.
