@@ -23,8 +23,8 @@ def run_blocks(runner: BlockRunner, compute: Compute) -> Computed | ComputeFaile
     block = compute.blocks[0]
     steps: Sequence[Tokens] = ()
     try:
-        tokens: Tokens = compute.tokens[0] if len(compute.tokens) == 1 else np.concatenate(compute.tokens)
-        outputs = runner.run(compute.blocks, tokens, np.asarray(compute.slots, dtype=np.int64))
+        slots = np.asarray(compute.slots, dtype=np.int64) if runner.needs_slot else None
+        outputs = runner.run(compute.blocks, compute.tokens, slots)
         # NaN and infinity stay in the tokens, so checking the last ones is enough.
         finite = is_finite(outputs.last)
         if not finite:
@@ -37,6 +37,8 @@ def run_blocks(runner: BlockRunner, compute: Compute) -> Computed | ComputeFaile
 
 def _computed(compute: Compute, tokens: Tokens, spent: int, rows: Sequence[int] | None = None) -> Computed:
     """The outputs of an engine call, or only some ``rows`` of its batch."""
+    if rows is None and len(tokens) == 1:
+        return Computed(compute.blocks, compute.transfers, (tokens,), spent)
     rows = range(len(compute.transfers)) if rows is None else rows
     transfers = tuple(compute.transfers[row] for row in rows)
     return Computed(compute.blocks, transfers, tuple(tokens[row : row + 1] for row in rows), spent)
@@ -45,8 +47,8 @@ def _computed(compute: Compute, tokens: Tokens, spent: int, rows: Sequence[int] 
 def _not_finite(compute: Compute, last: Tokens, steps: Sequence[Tokens], spent: int) -> ComputeFailed:
     """The first block that made NaN or infinity and the requests concerned; the others of the batch are ``rest``.
 
-    ``last`` is what the call returned, ``steps`` the tokens after each block. On a GPU those come of a second run;
-    where that one was fine, it is put down to the last block.
+    ``last`` is what the call returned, ``steps`` the tokens after each block. Those may come of a second run; where
+    that one was fine, it is put down to the last block.
     """
     rows = range(len(compute.transfers))
     good = [row for row in rows if is_finite(last[row : row + 1])]

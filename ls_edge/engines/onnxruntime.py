@@ -111,9 +111,12 @@ class Buffer:
     the time that a block has run.
     """
 
-    def __init__(self, dtype: str, shape: tuple[int, ...], device: str) -> None:
-        """Zeros in the memory called ``device``, see :func:`ls_edge.engines.providers.memory_of`."""
-        self._array = np.zeros(shape, dtype)
+    def __init__(self, dtype: str, shape: tuple[int, ...], device: str, memory: np.ndarray | None = None) -> None:
+        """Zeros in the memory called ``device``, see :func:`ls_edge.engines.providers.memory_of`.
+
+        ``memory``, contiguous, of this type and shape, is used instead of new memory; for the device ``cpu`` only.
+        """
+        self._array = np.zeros(shape, dtype) if memory is None else memory
         self._aliased = device == "cpu"
         make = onnxruntime_module().OrtValue.ortvalue_from_numpy
         self.value: Any = make(self._array) if self._aliased else make(self._array, device, 0)
