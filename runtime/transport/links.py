@@ -34,8 +34,9 @@ from ls_edge.runtime.transport.zap import ZapHandler, is_worth_logging
 
 log = logging.getLogger("ls_edge.runtime")
 
-ZERO_COPY_FROM = 64 * 1024
-"""Bytes from which handing a frame to libzmq without a copy pays."""
+ZERO_COPY_FROM = 1024 * 1024
+"""Bytes from which handing a frame to libzmq without a copy pays: each such frame wakes a thread of pyzmq's when it has
+been sent, which costs what copying half a megabyte does; figures in ``docs/measurements.md``."""
 
 # Plain numbers: arithmetic on the enumerations takes as long as a small send.
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)

@@ -147,9 +147,9 @@ def end(wait_until):
         one.links.close()
 
 
-def linked(end, address):
+def linked(end, address, **options):
     """A process that listens and one that dialled it and said ``hi``."""
-    listener, dialler = end({}, bind=address), end({"a": address})
+    listener, dialler = end({}, bind=address, **options), end({"a": address}, **options)
     end.until(lambda: dialler.of(LinkUp), "a link")
     assert dialler.links.send(Link("a"), [b"hi"])
     end.until(listener.frames, "a message")
@@ -158,15 +158,17 @@ def linked(end, address):
 
 @pytest.mark.leaks_ok("pyzmq starts one thread for good when a frame is first sent without a copy")
 def test_messages_go_both_ways(end, address):
-    listener, dialler = linked(end, address)
+    listener, dialler = linked(end, address, max_frame=2 * ZERO_COPY_FROM)
     (incoming,) = listener.of(Incoming)
     assert incoming.user == ""
     assert incoming.link.routing_id
     assert dialler.of(LinkUp) == [LinkUp(Link("a"))]
-    large = bytes(range(256)) * (ZERO_COPY_FROM // 128)
+    tokens = bytes(range(256)) * (ZERO_COPY_FROM // 1024)  # copied
+    large = bytes(range(256)) * (ZERO_COPY_FROM // 128)  # not copied
+    assert listener.links.send(incoming.link, [b"header", tokens])
     assert listener.links.send(incoming.link, [b"header", large])
-    end.until(dialler.frames, "the answer")
-    assert dialler.frames() == [[b"header", large]]
+    end.until(lambda: len(dialler.frames()) == 2, "the answers")
+    assert dialler.frames() == [[b"header", tokens], [b"header", large]]
     assert dialler.of(Incoming)[0].link == Link("a")
     assert dialler.of(Incoming)[0].user == "a"
 

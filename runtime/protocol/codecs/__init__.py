@@ -45,12 +45,13 @@ def decode(codec: str, frame: memoryview | bytes, count: int, dim: int) -> Token
 
     Values that are not finite pass: they are numbers of the model's, not a malformed frame.
     """
-    expected = wire_bytes(codec, count, dim)
+    found = codec_of(codec)
+    expected = found.wire_bytes(count, dim)
     if len(frame) != expected:
         raise WireError(
             f"tokens frame of {len(frame)} bytes, {expected} expected for {count} x {dim} as {codec}; dropped"
         )
-    return CODECS[codec].decode(frame, count, dim)
+    return found.decode(frame, count, dim)
 
 
 def is_finite(tokens: np.ndarray) -> bool:

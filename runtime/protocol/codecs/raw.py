@@ -8,7 +8,7 @@ from ls_edge.runtime.protocol.codecs.wire_codec import Tokens, WireCodec
 
 
 class Raw(WireCodec):
-    """Exact; neither side copies, so the sender's array must not change while it is sent."""
+    """Exact; neither side copies here, so the sender's array must not change while it is sent."""
 
     name = "raw"
     replay_tolerance = 1e-4
@@ -23,4 +23,4 @@ class Raw(WireCodec):
 
     def decode(self, frame: memoryview | bytes, count: int, dim: int) -> Tokens:
         """Return a view of the frame."""
-        return np.frombuffer(frame, dtype=np.float32).reshape(1, count, dim)
+        return np.ndarray((1, count, dim), np.float32, frame)
