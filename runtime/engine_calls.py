@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ls_edge.engines.block_runner import BlockFailed, BlockRunner
+from ls_edge.engines.block_runner import BlockRunner
+from ls_edge.engines.bound_blocks import BlockFailed
 from ls_edge.runtime.protocol.codecs import is_finite
 from ls_edge.runtime.protocol.codecs.wire_codec import Tokens
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed

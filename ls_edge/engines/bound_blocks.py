@@ -72,7 +72,8 @@ class BoundBlocks:
                 step()
             except Exception as error:
                 raise BlockFailed(blocks[index], str(error)) from error
-        return bindings.arrays[len(blocks) % 2].copy()
+        last: np.ndarray = bindings.arrays[len(blocks) % 2].copy()
+        return last
 
     def prepare(self, batch: int) -> None:
         """Bind all blocks at a batch size, which the first run of each would do."""

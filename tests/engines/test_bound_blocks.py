@@ -5,8 +5,8 @@ import pytest
 
 from ls_edge.bundle import Bundle
 from ls_edge.engines import bound_blocks
-from ls_edge.engines.block_runner import BlockFailed, BlockRunner
-from ls_edge.engines.bound_blocks import BoundBlocks
+from ls_edge.engines.block_runner import BlockRunner
+from ls_edge.engines.bound_blocks import BlockFailed, BoundBlocks
 from ls_edge.engines.opening import open_block_engines
 from ls_edge.errors import EngineError
 

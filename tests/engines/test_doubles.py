@@ -17,7 +17,8 @@ import pytest
 
 from ls_edge.bundle import Bundle
 from ls_edge.engines import cuda_memory, tensorrt_build, tensorrt_engine
-from ls_edge.engines.block_runner import BlockFailed, BlockRunner
+from ls_edge.engines.block_runner import BlockRunner
+from ls_edge.engines.bound_blocks import BlockFailed
 from ls_edge.engines.opening import choose, open_block_engines, open_engine
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.tensorrt_build import EngineOptions
