@@ -53,6 +53,46 @@ def test_a_run_round_trips(tmp_path):
     assert torch.equal(run.view(images, [1, 0]), made.view.eval()(images, [1, 0]))
 
 
+def rewritten(folder, made, method, args):
+    """A run whose configuration names these settings, as an earlier version wrote them."""
+    save(folder, made)
+    path = folder / "config.yaml"
+    text = path.read_text().replace("method: shuffle", f"method: {method}")
+    path.write_text(text.replace("method_args: {}", f"method_args: {args}"))
+    assert args in path.read_text()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [
+        ("shuffle", "{conditioning: none, conditioning_lr: 3.0}"),
+        ("layerdrop+shuffle", "{p: 0.1, conditioning: off, conditioning_lr: 1.0}"),
+        ("anyorder", "{groups: 4, balanced: false, conditioning: none}"),
+    ],
+)
+def test_a_run_with_settings_of_before_that_were_off_loads(tmp_path, method, args):
+    made = start()
+    assert same(load_run(rewritten(tmp_path / "run", made, method, args)).view.weights(), made.view.weights())
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (
+            "{conditioning: norms, conditioning_lr: 3.0}",
+            "conditioning is 'norms' here: the weights have norms and gates",
+        ),
+        ("{balanced: true}", "balanced is true here: only training used it.*; remove it from method_args"),
+    ],
+)
+def test_one_where_they_were_on_says_what_to_do(tmp_path, args, says):
+    folder = rewritten(tmp_path / "run", start(), "anyorder", args)
+    with pytest.raises(RunError, match=f"run: method anyorder has no setting '.*' any more, and {says}") as caught:
+        load_run(folder)
+    assert "\n" not in str(caught.value)
+
+
 def test_saving_twice_gives_the_same_bytes(tmp_path):
     one, two = (save(tmp_path / name, start()) for name in "ab")
     assert (one / WEIGHTS).read_bytes() == (two / WEIGHTS).read_bytes()

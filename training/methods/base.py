@@ -90,17 +90,46 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
+_OFF = (False, None, "none", "off")
+_REMOVED: dict[str, tuple[tuple[object, ...] | None, str]] = {
+    "conditioning": (
+        _OFF,
+        "the weights have norms and gates for each slot that no block of this version has; use the version that wrote "
+        "the run, or train again without it or with the method shared",
+    ),
+    "conditioning_lr": (None, ""),
+    "balanced": (
+        _OFF,
+        "only training used it, the weights are like any others; remove it from method_args to load them",
+    ),
+}
+"""Settings that methods had once: values with which they changed nothing (None: all), and what to do about others."""
+
+
 def make_method(name: str, args: dict[str, Any]) -> Method:
     """Make the method of that name; raises :class:`UsageError` for an unknown name or setting."""
     if name not in METHODS:
         raise UsageError(f"unknown method {name!r}; this version has {', '.join(METHODS)}")
     kind = METHODS[name]
+    args = _without_removed(name, args)
     try:
         return kind(msgspec.convert(args, kind.settings_type))
     except msgspec.ValidationError as error:
         text = validation.explain(str(error), args, kind.settings_type).text
         known = ", ".join(kind.settings_type.__struct_fields__) or "none"
         raise UsageError(f"method {name} with settings {args}: {text}; it has {known}") from None
+
+
+def _without_removed(name: str, args: dict[str, Any]) -> dict[str, Any]:
+    """The settings without those that an earlier version had, where they are set to what this one does anyway."""
+    known = METHODS[name].settings_type.__struct_fields__
+    kept = dict(args)
+    for key in [key for key in args if key in _REMOVED and key not in known]:
+        value, (idle, advice) = kept.pop(key), _REMOVED[key]
+        if idle is not None and value not in idle:
+            shown = validation.shorten(value)
+            raise UsageError(f"method {name} has no setting {key!r} any more, and {key} is {shown} here: {advice}")
+    return kept
 
 
 def expected_cost(method: Method, work: WorkProfile, *, draws: int = 400) -> float:
