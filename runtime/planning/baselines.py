@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 
 from ls_edge.runtime.planning.assignment import assign_in_circle
@@ -67,15 +68,15 @@ def equal_split(problem: PlanningProblem) -> Placement | None:
 def trained_order(problem: PlanningProblem) -> Placement | None:
     """A pipeline in trained order, stretches as long as devices are fast; None where memory does not allow it.
 
-    The slowest stage is as fast as it can be: each device has at most ``floor(T / t)`` blocks, for the least ``T``.
+    The slowest stage is as fast as it can be: each device has as many blocks as it runs within ``T``, the least one.
     """
     wanted = problem.num_blocks * problem.replicas
-    times = sorted({count * device.busy_ms for device in problem.devices for count in range(1, problem.num_blocks + 1)})
-    for most in times:
+    times = [[device.taken_ms(n) for n in range(1, problem.num_blocks + 1)] for device in problem.devices]
+    for most in sorted({ms for one in times for ms in one}):
         counts = []
         left = wanted
-        for device in problem.devices:
-            count = min(left, problem.room(device), int(most / device.busy_ms + 1e-9) if device.busy_ms else left)
+        for device, one in zip(problem.devices, times, strict=True):
+            count = min(left, problem.room(device), bisect.bisect_right(one, most * (1 + 1e-12)))
             counts.append(count)
             left -= count
         if left == 0:

@@ -5,11 +5,12 @@ latency that of an image alone and else that of one in a full batch:
 
 - latency of one request alone: ``source + min over used devices of (sum of c) + (sum over blocks of the least t)``
 - load of a device: ``w(d) = sum over its blocks of 1 / R(j)``, the holders of a block sharing it equally
-- throughput: ``1 / max(max w(d) t(d), max visits(d) wire(d), source, source wire)``
+- throughput: ``1 / max(max (w(d) t(d) + calls(d) o(d)), max visits(d) wire(d), source, source wire)``, with ``o`` for
+  what an engine call takes beyond the engine, for each image of its batch
 - energy an image: ``sum of w(d) t(d) watts(d)``, and stem and head at the source
 
-A device is visited once for each band of which it runs blocks; where one band ends and the next begins at the same
-device, that is one visit.
+A device is visited by one image in ``min R(j)``, once for each band of which it runs blocks; where one band ends and
+the next begins at the same device, that is one visit.
 """
 
 from __future__ import annotations
@@ -96,10 +97,9 @@ def throughput_of(problem: PlanningProblem, placement: Placement) -> float:
     holders = _holders(problem, placement)
     load = _load(holders, placement)
     again = _visits_again(problem, placement)
-    busy = max(load[name] * devices[name].busy_ms for name in load)
-    wire = max(
-        max(1 / len(holders[block]) for block in placement[name]) * again[name] * devices[name].wire_ms for name in load
-    )
+    visits = {name: again[name] * max(1 / len(holders[block]) for block in placement[name]) for name in load}
+    busy = max(visits[name] * devices[name].taken_ms(load[name] / visits[name]) for name in load)
+    wire = max(visits[name] * devices[name].wire_ms for name in load)
     slowest = max(busy, wire, problem.source_ms, problem.source_wire_ms)
     return 1e3 / slowest if slowest > 0 else float("inf")
 

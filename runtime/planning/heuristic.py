@@ -5,7 +5,7 @@ Each rule gives counts (how many blocks each device holds) or sets of holders, f
 
 from __future__ import annotations
 
-import math
+import bisect
 from collections.abc import Sequence
 
 from ls_edge.runtime.planning.assignment import assign_in_circle, assign_route, assign_sets
@@ -72,16 +72,13 @@ def _few_fast_devices(problem: PlanningProblem, replicas: int) -> Placement | No
 def _balanced(problem: PlanningProblem, replicas: int) -> Placement | None:
     """The least ``T`` such that devices whose blocks take at most ``T``, and whose link allows it, hold all copies."""
     devices = problem.devices
-    times = {count * device.busy_ms for device in devices for count in range(1, problem.room(device) + 1)}
-    times |= {device.wire_ms for device in devices}
-    candidates = sorted(times)
+    times = [[device.taken_ms(count) for count in range(1, problem.room(device) + 1)] for device in devices]
+    candidates = sorted({ms for one in times for ms in one} | {device.wire_ms for device in devices})
 
     def counts(most: float) -> tuple[int, ...] | None:
         limits = [
-            0 if device.wire_ms > most * (1 + 1e-12)
-            else problem.num_blocks if device.busy_ms <= 0
-            else math.floor(most / device.busy_ms * (1 + 1e-12))
-            for device in devices
+            0 if device.wire_ms > most * (1 + 1e-12) else bisect.bisect_right(one, most * (1 + 1e-12))
+            for device, one in zip(devices, times, strict=True)
         ]  # fmt: skip
         order = sorted(range(len(devices)), key=lambda i: (devices[i].busy_ms, devices[i].visit_ms, i))
         return fill(problem, order, replicas, limits)

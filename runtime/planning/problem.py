@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ls_edge.errors import UsageError
+from ls_edge.runtime.routing.neighbours import Limits
 
 Objective = Literal["latency", "throughput", "energy", "survival"]
 OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "energy", "survival")
@@ -21,6 +22,10 @@ Placement = Mapping[str, tuple[int, ...]]
 """Blocks by device, devices without blocks included."""
 Count = tuple[int, ...]
 """How many blocks each device holds, in the order of the problem's devices."""
+
+
+MOST_BLOCKS = 10_000
+"""More than a model has."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,21 @@ class PlannedDevice:
         return self.call_ms(self.max_batch) / self.max_batch
 
     @property
+    def beyond_ms(self) -> float:
+        """What an engine call takes beyond the engine for each image of a full batch: the engine waits for so long."""
+        return self.runtime_mean_ms / self.max_batch
+
+    @property
+    def blocks_a_call(self) -> int:
+        """Most blocks that an engine call for a full batch runs in a row (:attr:`Limits.chain`)."""
+        call_ms = self.call_ms(self.max_batch)
+        return max(1, int(Limits.chain * 1e3 / call_ms)) if call_ms > 0 else MOST_BLOCKS
+
+    def taken_ms(self, blocks: float) -> float:
+        """For how long an image in a full batch takes the engine when it comes by for so many blocks."""
+        return blocks * self.busy_ms + math.ceil(blocks / self.blocks_a_call - 1e-9) * self.beyond_ms
+
+    @property
     def block_mj(self) -> float | None:
         """Energy of a block in millijoules."""
         return None if self.watts is None else self.watts * self.busy_ms
@@ -86,6 +106,7 @@ class PlannedDevice:
         """Equal for devices that may be exchanged for one another."""
         return (
             self.block_ms, self.busy_ms, self.capacity, self.visit_ms, self.wire_ms, self.watts, self.loss, self.zone,
+            self.beyond_ms, self.blocks_a_call,
         )  # fmt: skip
 
 

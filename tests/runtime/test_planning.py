@@ -1,5 +1,6 @@
 """Plans against brute force: by counts on random instances, by every placement on tiny ones; and failing solvers."""
 
+import dataclasses
 import functools
 import itertools
 import random
@@ -10,9 +11,10 @@ import pytest
 
 from ls_edge.errors import UsageError
 from ls_edge.runtime.planning import milp
-from ls_edge.runtime.planning.figures import figures_of, value_of
+from ls_edge.runtime.planning.figures import figures_of, throughput_of, value_of
 from ls_edge.runtime.planning.planner import plan_placement
 from ls_edge.runtime.planning.problem import OBJECTIVES, PlannedDevice, PlanningProblem, visit_times, zones_of
+from ls_edge.runtime.planning.scoring import simulate_placement
 
 pytest.importorskip("highspy")
 
@@ -81,7 +83,10 @@ def brute_force(problem, objective):
         if objective == "throughput":
             n = counts_with(problem, replicas)
             if len(n):
-                slowest = np.maximum((n * t).max(axis=1), ((n > 0) * o).max(axis=1)) / replicas
+                beyond, most = (np.array([getattr(device, key) for device in devices])
+                                for key in ("beyond_ms", "blocks_a_call"))  # fmt: skip
+                taken = n * t + np.ceil(n / most) * beyond
+                slowest = np.maximum(taken.max(axis=1), ((n > 0) * o).max(axis=1)) / replicas
                 best = min(best, -1e3 / max(slowest.min(), problem.source_ms, problem.source_wire_ms))
         else:
             best = min(best, survival(problem, replicas))
@@ -129,6 +134,39 @@ def test_plans_of_200_random_instances_are_as_good_as_brute_force(objective):
         assert planned.is_exact, seed
         assert planned.warnings == ()
         check(problem, planned.best.placement, planned.best.replicas)
+
+
+def test_plans_count_what_engine_calls_take_beyond_the_engine():
+    """Up to 16 devices the simulation does; with more, only the formulas say what a plan promises."""
+    for seed in range(60):
+        plain = random_problem(2000 + seed, blocks=(4, 12))
+        rng = random.Random(seed)
+        drawn = {device.kind: {"runtime_mean_ms": round(rng.uniform(0, 8), 2), "max_batch": rng.choice([1, 4])}
+                 for device in plain.devices}  # fmt: skip
+        devices = tuple(dataclasses.replace(device, **drawn[device.kind]) for device in plain.devices)
+        problem = dataclasses.replace(plain, devices=devices)
+        best = brute_force(problem, "throughput")
+        planned = plan_placement(problem, "throughput", solver=milp.solve_here)
+        assert planned.best.figures.value("throughput") == pytest.approx(best, rel=1e-5), (seed, planned)
+        assert planned.is_exact, seed
+        ruled = plan_placement(problem, "throughput", solver=None).best.figures.value("throughput")
+        assert best * (1 + 1e-9) <= ruled <= 0.4 * best, seed
+
+
+@pytest.mark.parametrize(("beyond_ms", "max_batch", "replicas"), [(5.0, 1, 1), (2.0, 1, 2), (2.0, 4, 1)])
+def test_the_formula_for_throughput_agrees_with_the_simulation(beyond_ms, max_batch, replicas):
+    devices = tuple(
+        PlannedDevice(f"d{i}", 2.0, 12, visit_ms=0.5, wire_ms=0.1, runtime_ms=beyond_ms, runtime_mean_ms=beyond_ms,
+                      max_batch=max_batch)
+        for i in range(2 * replicas)
+    )  # fmt: skip
+    problem = PlanningProblem(devices, 6, replicas, source_ms=0.1)
+    placement = {device.name: (0, 1, 2) if i % 2 else (3, 4, 5) for i, device in enumerate(devices)}
+    simulated = simulate_placement(problem, placement, "nearest").throughput
+    assert throughput_of(problem, placement) == pytest.approx(simulated, rel=0.05)
+    without = [dataclasses.replace(device, runtime_mean_ms=0.0) for device in devices]
+    free = throughput_of(dataclasses.replace(problem, devices=tuple(without)), placement)
+    assert free > 1.08 * simulated
 
 
 def check(problem, placement, replicas):
