@@ -5,8 +5,9 @@ latency that of an image alone and else that of one in a full batch:
 
 - latency of one request alone: ``source + min over used devices of (sum of c) + (sum over blocks of the least t)``
 - load of a device: ``w(d) = sum over its blocks of 1 / R(j)``, the holders of a block sharing it equally
-- throughput: ``1 / max(max (w(d) t(d) + calls(d) o(d)), max visits(d) wire(d), source, source wire)``, with ``o`` for
-  what an engine call takes beyond the engine, for each image of its batch
+- throughput: ``1 / max(max w(d) t(d), max (w(d) t(d) + calls(d) o(d)) / 2, max visits(d) wire(d), source, source
+  wire)``, with ``o`` for what an engine call takes beyond the engine, for each image of its batch; an engine has two
+  calls at once
 - energy an image: ``sum of w(d) t(d) watts(d)``, and stem and head at the source
 
 A device is visited by one image in ``min R(j)``, once for each band of which it runs blocks; where one band ends and

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ls_edge.errors import UsageError
+from ls_edge.runtime.routing.engine_queue import MOST_CALLS
 from ls_edge.runtime.routing.neighbours import Limits
 
 Objective = Literal["latency", "throughput", "energy", "survival"]
@@ -83,7 +84,7 @@ class PlannedDevice:
 
     @property
     def beyond_ms(self) -> float:
-        """What an engine call takes beyond the engine for each image of a full batch: the engine waits for so long."""
+        """What an engine call takes beyond the engine, for each image of a full batch."""
         return self.runtime_mean_ms / self.max_batch
 
     @property
@@ -93,8 +94,14 @@ class PlannedDevice:
         return max(1, int(Limits.chain * 1e3 / call_ms)) if call_ms > 0 else MOST_BLOCKS
 
     def taken_ms(self, blocks: float) -> float:
-        """For how long an image in a full batch takes the engine when it comes by for so many blocks."""
-        return blocks * self.busy_ms + math.ceil(blocks / self.blocks_a_call - 1e-9) * self.beyond_ms
+        """For how long an image in a full batch takes the device when it comes by for so many blocks.
+
+        The engine has :data:`MOST_CALLS` calls at once and goes on from one to the next, so what a call takes beyond
+        the engine counts only where it is longer than the others take.
+        """
+        engine = blocks * self.busy_ms
+        calls = math.ceil(blocks / self.blocks_a_call - 1e-9)
+        return max(engine, (engine + calls * self.beyond_ms) / MOST_CALLS)
 
     @property
     def block_mj(self) -> float | None:

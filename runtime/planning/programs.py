@@ -5,8 +5,9 @@
 twice, so the kinds of a zone hold at most ``B``:
 
 - latency: ``min sum(t n + c u)``, ``sum(n) = B``, ``u <= n <= m u``
-- throughput: ``min T``, ``t q + o k <= T``, ``q <= l k``, ``wire y <= T``, ``q <= m y``, ``n <= N q``,
-  ``sum(n) = R B``, for ``k`` engine calls a visit of at most ``l`` blocks, each of which takes ``o`` beyond the engine
+- throughput: ``min T``, ``t q <= T``, ``t q + o k <= 2 T``, ``q <= l k``, ``wire y <= T``, ``q <= m y``, ``n <= N q``,
+  ``sum(n) = R B``, for ``k`` engine calls a visit of at most ``l`` blocks, each of which takes ``o`` beyond the engine,
+  and an engine that has 2 calls at once
 - energy: ``min sum(energy n)``, ``n <= N m``, ``sum(n) = R B``
 - survival, of few devices: sets of ``R`` devices, each with ``n`` blocks and ``z = 1`` where there are any;
   ``max sum(p s)`` over the sets of devices that may be gone, ``s <= 1 - z`` for each set that would be gone with them
@@ -23,6 +24,7 @@ from ls_edge.runtime.planning.assignment import assign_in_circle, assign_route, 
 from ls_edge.runtime.planning.milp import LinearProgram
 from ls_edge.runtime.planning.problem import Objective, Placement, PlanningProblem, kinds_of, zones_of
 from ls_edge.runtime.planning.whole_share import dead_sets
+from ls_edge.runtime.routing.engine_queue import MOST_CALLS
 
 SURVIVAL_DEVICES = 8
 """Most devices whose every set of holders is a variable: 9 make a program of seconds one of minutes."""
@@ -108,12 +110,11 @@ def _throughput(problem: PlanningProblem, replicas: int) -> PlacementProgram:
         most, used = lp.column(0.0, room), lp.column(0.0, 1)
         lp.row({n[-1]: 1, most: -len(kind)}, upper=0)
         lp.row({most: 1, used: -room}, upper=0)
-        taken = {most: device.busy_ms, slowest: -1.0}
+        lp.row({most: device.busy_ms, slowest: -1}, upper=0)
         if device.beyond_ms:
             calls = lp.column(0.0, math.ceil(room / device.blocks_a_call))
             lp.row({calls: device.blocks_a_call, most: -1}, lower=0)
-            taken[calls] = device.beyond_ms
-        lp.row(taken, upper=0)
+            lp.row({most: device.busy_ms, calls: device.beyond_ms, slowest: -MOST_CALLS}, upper=0)
         lp.row({used: device.wire_ms, slowest: -1}, upper=0)
     lp.row(dict.fromkeys(n, 1.0), lower=replicas * problem.num_blocks, upper=replicas * problem.num_blocks)
     _limit_zones(problem, lp, kinds, n)

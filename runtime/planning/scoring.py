@@ -87,7 +87,7 @@ def simulate_placement(problem: PlanningProblem, placement: Placement, policy: s
 def _most(problem: PlanningProblem, placement: Placement) -> float:
     """Images a second of engines that always have work: what is counted over a stretch of requests can be above."""
     used = (device for device in problem.devices if placement.get(device.name))
-    times = (device.busy_ms + device.beyond_ms / device.blocks_a_call for device in used)
+    times = (device.taken_ms(device.blocks_a_call) / device.blocks_a_call for device in used)
     return sum(1e3 / ms for ms in times if ms > 0) / problem.num_blocks or float("inf")
 
 
