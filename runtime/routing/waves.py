@@ -99,6 +99,7 @@ class WaveJoiner:
         for track in wave.tracks:
             track.request.open_track = None
             self._machine.end(track.request, "its wave is closed")
+        wave.tracks.clear()  # a cycle of references, which would keep the tokens until a garbage collection
 
     def _record_unused(self, request: HeldRequest, plan: WavePlan, number: int) -> None:
         """Keep in the trace who was given nothing; once where the same is decided again block by block."""
