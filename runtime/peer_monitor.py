@@ -1,7 +1,8 @@
 """The peers as a source finds them: events as they happen, and an immutable snapshot for other threads.
 
-The thread that runs the source's links owns a :class:`PeerMonitor` and publishes a new :class:`SourceSnapshot` when a
-peer, a problem or a count has changed. Every other thread reads the latest snapshot and nothing else.
+The thread that runs the source's links owns a :class:`PeerMonitor` and publishes what it sees when a peer, a problem or
+a count has changed. Every other thread reads that as a :class:`SourceSnapshot`, which is made when somebody asks for
+it: peers report many times a second, and mostly nobody looks.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from ls_edge.evaluation.run_summary import Rejection
-from ls_edge.peers_file import PeerConfig, PeersFile
+from ls_edge.peers_file import PeersFile
 from ls_edge.records import PeerEvent, PeerState
 from ls_edge.runtime.routing.events import Note, NoteKind
 from ls_edge.runtime.routing.neighbours import Neighbour
@@ -66,6 +68,32 @@ class SourceSnapshot:
     """Messages that were dropped and connections that were refused, by reason."""
 
 
+class _PeerFacts(NamedTuple):
+    """What is seen of a peer; see :class:`PeerView`."""
+
+    state: PeerState = PeerState.LOST
+    engine: str = ""
+    bundle_id: str = ""
+    warm: bool = False
+    credits: int = 0
+    reaches: tuple[str, ...] = ()
+
+
+class _Facts(NamedTuple):
+    """What a snapshot is made of; nothing in it changes any more."""
+
+    peers: tuple[_PeerFacts, ...]
+    """In the order of ``peers.yaml``."""
+    held: tuple[tuple[int, ...], ...]
+    """Blocks that warm neighbours serve or reach."""
+    problems: Mapping[str, str]
+    mismatched: dict[str, str]
+    rejected: Mapping[str, Rejection]
+    duplicates: Mapping[int, int]
+    reroutes: int
+    dropped: dict[str, int]
+
+
 class PeerMonitor:
     """Compares peers and counts with those before and publishes what has changed.
 
@@ -98,11 +126,20 @@ class PeerMonitor:
         self._suspicion_ends = float("inf")
         self._states = dict.fromkeys((peer.name for peer in peers.peers), PeerState.LOST)
         """The state of the last event of each peer."""
-        views = {peer.name: PeerView(peer.name, peer.blocks) for peer in peers.peers}
-        empty: Mapping[str, str] = MappingProxyType({})
-        self.snapshot = SourceSnapshot(
-            MappingProxyType(views), tuple(range(num_blocks)), node.problems, empty, {}, MappingProxyType({}), 0, {}
-        )
+        lost = (_PeerFacts(),) * len(peers.peers)
+        self._facts = _Facts(lost, (), node.problems, {}, {}, MappingProxyType({}), 0, {})
+        self._making = threading.Lock()
+        self._latest = (self._facts, self._snapshot_of(self._facts))
+
+    @property
+    def snapshot(self) -> SourceSnapshot:
+        """What was last published; the same object as long as nothing has changed."""
+        if self._latest[0] is not self._facts:
+            with self._making:
+                facts = self._facts
+                if self._latest[0] is not facts:
+                    self._latest = (facts, self._snapshot_of(facts))
+        return self._latest[1]
 
     @property
     def events(self) -> tuple[PeerEvent, ...]:
@@ -129,7 +166,7 @@ class PeerMonitor:
         if (
             self._stale
             or self._node.neighbour_events != self._neighbour_events
-            or self._node.problems is not self.snapshot.problems
+            or self._node.problems is not self._facts.problems
             or time.monotonic() >= self._suspicion_ends
         ):
             self._publish({})
@@ -143,40 +180,55 @@ class PeerMonitor:
 
     def _publish(self, reasons: Mapping[str, str]) -> None:
         self._stale, self._neighbour_events = False, self._node.neighbour_events
-        now, before = time.monotonic(), self.snapshot
-        neighbours, views = self._machine.neighbours, {}
+        now, before = time.monotonic(), self._facts
+        neighbours, peers = self._machine.neighbours, []
         self._suspicion_ends = float("inf")
-        for peer in self._peers.peers:
+        for peer, known in zip(self._peers.peers, before.peers, strict=True):
             n = neighbours.get(peer.name)
-            views[peer.name] = _view(peer, n, now, before.peers[peer.name])
+            peers.append(_facts_of(n, now, known))
             if n is not None and n.suspected_until > now:
                 self._suspicion_ends = min(self._suspicion_ends, n.suspected_until)
-        held: set[int] = set()
+        held: list[tuple[int, ...]] = []
         for n in neighbours:
             if n.state is not None and n.state.warm and not n.state.draining:
-                held |= {*n.hello.blocks, *n.state.reach_blocks}
+                held += (n.hello.blocks, n.state.reach_blocks)
         duplicates = before.duplicates
         if self._machine.duplicates.total() != sum(duplicates.values()):
             duplicates = MappingProxyType(dict(self._machine.duplicates))
-        snapshot = SourceSnapshot(
-            peers=MappingProxyType(views),
-            missing_blocks=tuple(sorted(set(range(self._num_blocks)) - held)),
+        facts = _Facts(
+            peers=tuple(peers),
+            held=tuple(held),
             problems=self._node.problems,
-            mismatched=MappingProxyType(dict(self._node.mismatched)),
+            mismatched=dict(self._node.mismatched),
             rejected=self._machine.rejected,
             duplicates=duplicates,
             reroutes=self._machine.reroutes,
-            dropped=MappingProxyType(dict(self._node.counts)),
+            dropped=dict(self._node.counts),
         )
-        if snapshot != before:
+        if facts != before:
             with self._changed:
-                self.snapshot = snapshot
+                self._facts = facts
                 self._changed.notify_all()
-        for view in views.values():
-            state = PeerState.LOST if view.state is PeerState.COLD else view.state
-            if state is not self._states[view.name]:
-                self._states[view.name] = state
-                self._report(view.name, state, reasons.get(view.name, ""))
+        for peer, seen in zip(self._peers.peers, peers, strict=True):
+            state = PeerState.LOST if seen.state is PeerState.COLD else seen.state
+            if state is not self._states[peer.name]:
+                self._states[peer.name] = state
+                self._report(peer.name, state, reasons.get(peer.name, ""))
+
+    def _snapshot_of(self, facts: _Facts) -> SourceSnapshot:
+        """On any thread."""
+        peers = zip(self._peers.peers, facts.peers, strict=True)
+        views = {peer.name: PeerView(peer.name, peer.blocks, *seen) for peer, seen in peers}
+        return SourceSnapshot(
+            peers=MappingProxyType(views),
+            missing_blocks=tuple(sorted(set(range(self._num_blocks)).difference(*facts.held))),
+            problems=facts.problems,
+            mismatched=MappingProxyType(facts.mismatched),
+            rejected=facts.rejected,
+            duplicates=facts.duplicates,
+            reroutes=facts.reroutes,
+            dropped=MappingProxyType(facts.dropped),
+        )
 
     def _report(self, peer: str, state: PeerState, why: str) -> None:
         event = PeerEvent(round((time.monotonic() - self._opened) * 1e6), peer, state, why)
@@ -189,9 +241,9 @@ class PeerMonitor:
                 log.exception("a callback for peer events failed")
 
 
-def _view(peer: PeerConfig, n: Neighbour | None, now: float, before: PeerView) -> PeerView:
+def _facts_of(n: Neighbour | None, now: float, before: _PeerFacts) -> _PeerFacts:
     if n is None:
-        return PeerView(peer.name, peer.blocks, PeerState.LOST, before.engine, before.bundle_id)
+        return _PeerFacts(engine=before.engine, bundle_id=before.bundle_id)
     state = n.state
     if state is None or not state.warm:
         found = PeerState.COLD
@@ -201,13 +253,11 @@ def _view(peer: PeerConfig, n: Neighbour | None, now: float, before: PeerView) -
         found = PeerState.DRAINING
     else:
         found = PeerState.SUSPECT if now < n.suspected_until else PeerState.ALIVE
-    return PeerView(
-        peer.name,
-        peer.blocks,
+    return _PeerFacts(
         found,
         n.hello.engine,
         n.hello.bundle_id,
-        warm=state is not None and state.warm,
-        credits=n.reported_credits,
-        reaches=() if state is None else state.reaches,
+        state is not None and state.warm,
+        n.reported_credits,
+        () if state is None else state.reaches,
     )
