@@ -429,18 +429,19 @@ class CustodyMachine(ABC):
         self._offered[sent] = (to, self.now)
         if len(self._offered) > _OFFERS:
             del self._offered[next(iter(self._offered))]
-        left = max(0.0, self._end(request) - self.now)
+        end = self._end(request)
+        left = max(0.0, end - self.now)
         request.keep_until = self.now + self.limits.keep_share * left
         request.keep_end = self.now + self.limits.keep_most * left
         request.most_done = itinerary.blocks_done
-        self._extend(request)
+        self._extend(request, end)
         budget = min(MAX_BUDGET_US, max(0, round((request.deadline - self.now) * 1e6)))
         itinerary = self._annotated(request, itinerary)
         self.instructions.append(Forward(to, sent, budget, itinerary, request.tokens, request.returning))
 
     def _enter_custody(self, request: HeldRequest) -> None:
         self._settle_offer(request)
-        self._extend(request)
+        self._extend(request, self._end(request))
 
     def _take_back_offer(self, request: HeldRequest, until: float | None) -> None:
         self._settle_offer(request)
@@ -570,10 +571,11 @@ class CustodyMachine(ABC):
         if request is None:
             return
         self.neighbours.clear_suspicion(sender)
+        end = self._end(request)
         if request.most_done < message.blocks_done <= request.itinerary.blocks_done + len(request.itinerary.remaining):
             request.most_done = message.blocks_done
-            request.keep_until = self.now + self.limits.keep_share * (self._end(request) - self.now)
-        self._extend(request)
+            request.keep_until = self.now + self.limits.keep_share * (end - self.now)
+        self._extend(request, end)
         if request.open_track is not None:
             self.send_progress([request.open_track.wave.request])
 
@@ -610,7 +612,8 @@ class CustodyMachine(ABC):
         if not itinerary.remaining:
             self._cannot_go_on(request, ReturnReason.DONE)
             return
-        if from_peer and request.transfer.hop >= self.limits.most_hops(itinerary.blocks):
+        limits, hop = self.limits, request.transfer.hop
+        if from_peer and hop >= limits.hops and hop >= limits.most_hops(itinerary.blocks):
             self._cannot_go_on(request, ReturnReason.HOPS)
             return
         policy = policy_of(itinerary.policy)
@@ -783,7 +786,7 @@ class CustodyMachine(ABC):
             if self._only_holder(request):
                 left = max(self.limits.hop_floor, self.limits.keep_share * (self._end(request) - self.now))
                 request.keep_until = request.keep_end = self.now + left
-                self._check_hop(request)
+                self._check_hop(request, self._end(request))
             else:
                 n = self.neighbours.get(name)
                 if n is not None:
@@ -794,7 +797,7 @@ class CustodyMachine(ABC):
         else:
             # Who keeps the copy before must not suspect us while it is the next holder who is late.
             self.send_progress([request])
-            self._check_hop(request)
+            self._check_hop(request, self._end(request))
 
     def _only_holder(self, request: HeldRequest) -> bool:
         """Whether no other process could continue a request that its next holder keeps."""
@@ -806,12 +809,12 @@ class CustodyMachine(ABC):
             wanted & (c.blocks | c.reach_blocks) for c in others
         )
 
-    def _extend(self, request: HeldRequest) -> None:
-        """Give the next holder time until its next sign of progress."""
+    def _extend(self, request: HeldRequest, end: float) -> None:
+        """Give the next holder time until its next sign of progress; ``end`` is that of :meth:`_end`."""
         limits = self.limits
         n = self.neighbours.by_name.get(request.downstream)
         accepted = request.stage is Stage.CUSTODY
-        left = max(0.0, self._end(request) - self.now)
+        left = max(0.0, end - self.now)
         patience = n.hop_deadline(limits, left, accepted=accepted) if n else limits.hop_floor
         # Each time that it had to be routed again it gets twice the time: on machines that are starved of computing
         # time, copies of everything would otherwise go round and make it worse.
@@ -819,11 +822,11 @@ class CustodyMachine(ABC):
             patience *= 2 ** min(request.reroutes, 6)
         most = max(limits.hop_most, limits.hop_share * left) + (0.0 if accepted else limits.transfer)
         request.hop_at = self.now + min(patience, most)
-        self._check_hop(request)
+        self._check_hop(request, end)
 
-    def _check_hop(self, request: HeldRequest) -> None:
-        """Set when a transfer has to be looked at next."""
-        at = min(request.hop_at, request.keep_until, request.keep_end, self._end(request))
+    def _check_hop(self, request: HeldRequest, end: float) -> None:
+        """Set when a transfer has to be looked at next; ``end`` is that of :meth:`_end`."""
+        at = min(request.hop_at, request.keep_until, request.keep_end, end)
         if request.stage is Stage.OFFERED and request.upstream is not None:
             at = min(at, self.now + self.limits.look_again)
         self.set_check(request, at)
