@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -43,6 +43,8 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """ONNX Runtime execution provider, for example ``CUDAExecutionProvider``."""
     threads: int | None = None
     """Threads of stem and head; one where it is left out."""
+    cpus: list[int] | str | None = None
+    """Cores that run its stem and head, and nothing else of ls-edge."""
     may_push: bool = False
     """Whether it may send bundles to peers that have a store (``ls-edge push``)."""
 
@@ -64,6 +66,8 @@ class PeerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """ONNX Runtime execution provider, for example ``CUDAExecutionProvider``."""
     threads: int | None = None
     """Threads of the engine; the engine's choice where it is left out."""
+    cpus: list[int] | str | None = None
+    """Cores that run the engine, and nothing else of ls-edge: numbers, or text such as ``"2-5"``."""
     max_batch: int = 1
     """Most images that the peer runs through a block at once."""
     batch_wait_ms: float = 0.0
@@ -117,6 +121,7 @@ class PeerConfig:
     engine: EngineKind
     provider: str | None
     threads: int | None
+    cpus: tuple[int, ...] | None
     max_batch: int
     batch_wait_ms: float
     codec: str
@@ -153,6 +158,12 @@ class PeersFile:
             if source.name == name:
                 return source
         return self.sources[0] if len(self.sources) == 1 and not self.uses_keys else None
+
+    def error(self, entry: PeerConfig | SourceEntry, key: str, message: str) -> ConfigError:
+        """Make an error about a key of an entry of this file, with its line and column."""
+        if isinstance(entry, PeerConfig):
+            return self._source_map.error(message, "peers", self.peers.index(entry), key)
+        return self._source_map.error(message, "sources", self.sources.index(entry), key)
 
     def check_blocks(self, blocks: int) -> None:
         """Raise :class:`ConfigError` where a peer lists a block that a model of ``blocks`` blocks lacks."""
@@ -215,6 +226,14 @@ def parse_blocks(text: str) -> tuple[int, ...]:
             raise ValueError(piece)
         blocks.extend(range(first, last + 1))
     return tuple(blocks)
+
+
+def parse_cpus(cpus: Sequence[int] | str | None) -> tuple[int, ...]:
+    """Read ``"2-5"`` or a list of numbers as sorted cores; empty for None. Raises ValueError for something else."""
+    cores = () if cpus is None else parse_blocks(cpus) if isinstance(cpus, str) else tuple(cpus)
+    if (cpus is not None and not cores) or any(not 0 <= core <= 9999 for core in cores) or len({*cores}) < len(cores):
+        raise ValueError(cpus)
+    return tuple(sorted(cores))
 
 
 def is_name(text: str) -> bool:
@@ -281,10 +300,12 @@ def _check_peer(entry: PeerEntry, index: int, source_map: yaml_source.SourceMap)
     ):  # fmt: skip
         _check_range(key, number, least, most, source_map, *at)
     _check_key(entry.public_key, source_map, *at, "public_key")
+    cpus = _check_cpus(entry.cpus, source_map, *at)
     return PeerConfig(
         name=entry.name, address=entry.address, bind=entry.bind or entry.address, blocks=tuple(sorted(blocks)),
         public_key=entry.public_key, engine=entry.engine, provider=entry.provider, threads=entry.threads,
-        max_batch=entry.max_batch, batch_wait_ms=entry.batch_wait_ms, codec=entry.codec, credits=entry.credits,
+        cpus=cpus, max_batch=entry.max_batch, batch_wait_ms=entry.batch_wait_ms, codec=entry.codec,
+        credits=entry.credits,
     )  # fmt: skip
 
 
@@ -297,6 +318,19 @@ def _check_range(
         raise source_map.error(f"{key} is {number}, the most is {most}", *at, key)
 
 
+def _check_cpus(
+    cpus: list[int] | str | None, source_map: yaml_source.SourceMap, *at: str | int
+) -> tuple[int, ...] | None:
+    try:
+        return parse_cpus(cpus) or None
+    except ValueError:
+        raise source_map.error(
+            f'cpus {cpus!r}: list at least one core, each once, counted from 0, for example [2, 3] or "2-5"',
+            *at,
+            "cpus",
+        ) from None
+
+
 def _check_unique(file: PeersDocument, source_map: yaml_source.SourceMap) -> None:
     seen: dict[str, str] = {}
     entries = [("sources", i, s.name) for i, s in enumerate(file.sources)]
@@ -306,6 +340,7 @@ def _check_unique(file: PeersDocument, source_map: yaml_source.SourceMap) -> Non
             _check_name(name, source_map, kind, index, "name")
             _check_key(file.sources[index].public_key, source_map, kind, index, "public_key")
             _check_range("threads", file.sources[index].threads, 1, 1024, source_map, kind, index)
+            _check_cpus(file.sources[index].cpus, source_map, kind, index)
         if name in seen:
             raise source_map.error(f"the name {name!r} stands twice; each process needs its own", kind, index, "name")
         seen[name] = kind

@@ -24,6 +24,7 @@ from ls_edge.errors import EngineError, LsEdgeError, UsageError
 from ls_edge.order_costs import read_order_costs
 from ls_edge.peers_file import EngineKind, PeersFile, is_loopback
 from ls_edge.runtime.engine_calls import run_blocks
+from ls_edge.runtime.engine_cores import EngineCores
 from ls_edge.runtime.inspector import Examine, Inspector
 from ls_edge.runtime.installer import Installer
 from ls_edge.runtime.protocol.codecs import CODECS
@@ -106,20 +107,22 @@ class Peer:
             costs=read_order_costs(bundle.manifest.order_costs, bundle.num_blocks),
             bands=bundle.bands,
         )
-        self.node = Node(
-            name=name,
-            role="peer",
-            peers=peers,
-            manifest=bundle.manifest,
-            machine=self.machine,
-            execute=self._execute,
-            hello=self._hello,
-            state=self.machine.state,
-            keys=keys,
-            strict_bundle=strict_bundle,
-            installer=installer,
-            inspect=None if examine is None else self._inspect,
-        )
+        self._cores = EngineCores.of(peers, self.entry)
+        with self._cores.others():
+            self.node = Node(
+                name=name,
+                role="peer",
+                peers=peers,
+                manifest=bundle.manifest,
+                machine=self.machine,
+                execute=self._execute,
+                hello=self._hello,
+                state=self.machine.state,
+                keys=keys,
+                strict_bundle=strict_bundle,
+                installer=installer,
+                inspect=None if examine is None else self._inspect,
+            )
         self._installer = installer
         self._inspector = None if examine is None else Inspector(examine, self.node.send_to, self.node.wake)
         if installer is not None:
@@ -133,7 +136,7 @@ class Peer:
             os.set_blocking(0, False)
             self.node.watch(0)
         self._until_eof = until_eof
-        self._worker: Worker[_Result] = Worker(f"engine of {name}", self.node.wake)
+        self._worker: Worker[_Result] = Worker(f"engine of {name}", self.node.wake, cores=self._cores)
 
     def stop(self) -> None:
         """Drain and leave; a second call leaves at once. Safe in a signal handler."""
@@ -142,6 +145,10 @@ class Peer:
 
     def serve(self) -> None:
         """Load, warm up, serve; raises what kept the engines from loading."""
+        with self._cores.others():
+            self._serve()
+
+    def _serve(self) -> None:
         log.info("listening", extra={"peer": self.name, "address": self.entry.bind, "blocks": list(self.entry.blocks)})
         self._worker.submit(self._load)
         leave_at = float("inf")

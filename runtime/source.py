@@ -42,6 +42,7 @@ from ls_edge.peers_file import EngineKind, PeersFile, SourceEntry, load_peers
 from ls_edge.records import PeerEvent
 from ls_edge.runtime.audit import Audit, Auditor, Challenge, challenge_itinerary, require_block_files
 from ls_edge.runtime.deadlines import Deadlines
+from ls_edge.runtime.engine_cores import EngineCores
 from ls_edge.runtime.peer_monitor import PeerMonitor, PeerView, SourceSnapshot
 from ls_edge.runtime.protocol.codecs import CODECS, is_finite
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
@@ -130,8 +131,10 @@ class Source:
         """Threads of stem and head."""
         self.engine: str
         """What runs stem and head, and what was passed over."""
-        self._engines: Mapping[str, Engine] = self._open_engines()
-        warm_ms = [warm_up(engine) for engine in self._engines.values()]
+        self._cores = EngineCores.of(peers, peers.source(self.name))
+        with self._cores.on_engine():  # where the threads of the engines stay
+            self._engines: Mapping[str, Engine] = self._open_engines()
+            warm_ms = [warm_up(engine) for engine in self._engines.values()]
         self._machine = SourceMachine(
             self._alias,
             limits=limits or Limits.for_frames(peers.heartbeat.transfer_s(bundle.manifest.tokens.bytes_per_image)),
@@ -165,11 +168,16 @@ class Source:
         """Whether the source thread ends or has ended; nothing is accepted any more."""
         self._closed = False
         self._lock = threading.Lock()
+        with self._cores.others():  # where the threads that are started here stay
+            self._start(keys, strict_bundle, on_event)
+
+    def _start(self, keys: KeyPair | None, strict_bundle: bool, on_event: Callable[[PeerEvent], None] | None) -> None:
+        """Link to the peers and start the threads."""
         self._node = Node(
             name=self._alias,
             role="source",
-            peers=peers,
-            manifest=bundle.manifest,
+            peers=self.peers,
+            manifest=self.bundle.manifest,
             machine=self._machine,
             execute=self._execute,
             hello=self._hello,
@@ -177,16 +185,18 @@ class Source:
             keys=keys,
             strict_bundle=strict_bundle,
         )
-        self._monitor = PeerMonitor(peers, bundle.num_blocks, self._machine, self._node, self.opened, on_event)
+        self._monitor = PeerMonitor(
+            self.peers, self.bundle.num_blocks, self._machine, self._node, self.opened, on_event
+        )
         self._node.on_note = self._monitor.on_note
         self._strict_bundle = strict_bundle
         self._challenges: dict[int, Challenge] = {}
         self._challenge_ids = itertools.count(_FIRST_CHALLENGE)
         self._auditor: Auditor | None = None
         if self.settings.audit:
-            codecs = {peer.name: peer.codec for peer in peers.peers}
-            self._auditor = Auditor(bundle, self.settings.audit, codecs, self._bundle_of, self._request_challenge)
-        self._worker: Worker[_StemResult | _HeadResult] = Worker("stem and head", self._node.wake)
+            codecs = {peer.name: peer.codec for peer in self.peers.peers}
+            self._auditor = Auditor(self.bundle, self.settings.audit, codecs, self._bundle_of, self._request_challenge)
+        self._worker: Worker[_StemResult | _HeadResult] = Worker("stem and head", self._node.wake, cores=self._cores)
         self._thread = threading.Thread(target=self._loop, name="source", daemon=True)
         self._thread.start()
 

@@ -17,6 +17,7 @@ from ls_edge.bundle import Bundle, ImageSpec, Manifest, Parts, TokenSpec
 from ls_edge.bundle import Part as BundlePart
 from ls_edge.errors import BundleError, LinkError, LsEdgeError, UsageError
 from ls_edge.peers_file import EngineKind, PeersFile
+from ls_edge.runtime.engine_cores import EngineCores
 from ls_edge.runtime.inspector import Examine, Inspector
 from ls_edge.runtime.installer import Installer
 from ls_edge.runtime.peer import Peer, at_end, read_identity
@@ -135,7 +136,8 @@ class StoredPeer:
         self._stops = 0
         self._running: Peer | _WaitingPeer | None = None
         self._store = Store(store)
-        self._installer = Installer(self._store, peers, name, CODECS)
+        with EngineCores.of(peers, entry).others():  # where its thread stays
+            self._installer = Installer(self._store, peers, name, CODECS)
 
     def stop(self) -> None:
         """Drain and leave; a second call leaves at once. Safe in a signal handler."""

@@ -13,17 +13,30 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Generic, TypeVar
 
+from ls_edge.runtime.engine_cores import EngineCores
+
 T = TypeVar("T")
+
+_MAX_NAME = 15
+"""Most characters of the name of a thread of Linux."""
 
 
 class Worker(Generic[T]):
     """Runs jobs one at a time, urgent ones first, and collects what they return."""
 
-    def __init__(self, name: str, wake: Callable[[], None], *, niceness: int = 0) -> None:
-        """``wake`` is called from the thread after each job; ``niceness`` above 0 lets others go first."""
+    def __init__(
+        self, name: str, wake: Callable[[], None], *, niceness: int = 0, cores: EngineCores | None = None
+    ) -> None:
+        """``wake`` is called from the thread after each job; ``niceness`` above 0 lets others go first.
+
+        The thread runs on the engine's ``cores`` where they are given, and the system knows it by ``name``.
+        """
+        self._name = name
         self._niceness = niceness
+        self._cores = cores or EngineCores()
         self._urgent: deque[Callable[[], T]] = deque()
         self._jobs: deque[Callable[[], T]] = deque()
         self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -51,9 +64,17 @@ class Worker(Generic[T]):
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        if self._niceness and sys.platform == "linux":  # there a thread has a niceness of its own
+        if sys.platform == "linux":  # there a thread has a name and a niceness of its own
+            thread = threading.get_native_id()
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
+                Path(f"/proc/self/task/{thread}/comm").write_text(self._name[:_MAX_NAME], encoding="utf-8")
+            if self._niceness:
+                with contextlib.suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, thread, self._niceness)
+        with self._cores.on_engine():
+            self._work()
+
+    def _work(self) -> None:
         while True:
             self._signals.get()
             if self._closing:

@@ -22,7 +22,7 @@ SECTIONS = {
 }
 NONE = {
     "bind": "the `address`", "provider": "the best that is there", "threads": "the engine's choice",
-    "public_key": "none", "A source: threads": "one",
+    "public_key": "none", "A source: threads": "one", "cpus": "all cores",
 }  # fmt: skip
 
 
@@ -90,7 +90,9 @@ def test_examples_of_keys_are_read(tmp_path, heading, key, example):
     path = tmp_path / "peers.yaml"
     path.write_text(yaml.safe_dump(file), encoding="utf-8")
     read = load_peers(path)
-    if heading == "A peer" and key != "blocks":
+    if key == "cpus":
+        assert peers_file.parse_cpus((read.peers if heading == "A peer" else read.sources)[0].cpus)
+    elif heading == "A peer" and key != "blocks":
         assert getattr(read.peers[0], key) == value
     elif heading == "Heartbeat":
         assert getattr(read.heartbeat, key) == value
