@@ -197,8 +197,8 @@ class Source:
             codecs = {peer.name: peer.codec for peer in self.peers.peers}
             self._auditor = Auditor(self.bundle, self.settings.audit, codecs, self._bundle_of, self._request_challenge)
         self._worker: Worker[_StemResult | _HeadResult] = Worker("stem and head", self._node.wake, cores=self._cores)
-        self._thread = threading.Thread(target=self._loop, name="source", daemon=True)
-        self._thread.start()
+        self._loop_thread = threading.Thread(target=self._loop, name="source", daemon=True)
+        self._loop_thread.start()
 
     @classmethod
     def open(
@@ -345,8 +345,8 @@ class Source:
         if closed:
             return
         self._node.wake()
-        if threading.current_thread() is not self._thread:  # a callback may close the source
-            self._thread.join(5.0)
+        if threading.current_thread() is not self._loop_thread:  # a callback may close the source
+            self._loop_thread.join(5.0)
         self._worker.close()
         if self._auditor is not None:
             self._auditor.close()

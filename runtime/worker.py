@@ -44,8 +44,8 @@ class Worker(Generic[T]):
         self._closing = False
         self._results: deque[T] = deque()
         self._wake = wake
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._running = threading.Thread(target=self._run, name=name, daemon=True)
+        self._running.start()
 
     def submit(self, job: Callable[[], T], *, urgent: bool = False) -> None:
         """Queue a job, which must not raise."""
@@ -60,8 +60,8 @@ class Worker(Generic[T]):
         """Stop after the job that runs; return whether the thread ended within ``timeout`` seconds."""
         self._closing = True
         self._signals.put(None)
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        self._running.join(timeout)
+        return not self._running.is_alive()
 
     def _run(self) -> None:
         if sys.platform == "linux":  # there a thread has a name and a niceness of its own

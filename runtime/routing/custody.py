@@ -81,14 +81,14 @@ _SPARE_CHECKS = 64
 """Outdated entries that the heap of times may hold beyond four for each held request; more means rarer sweeps."""
 
 
-class InvalidTransition(RuntimeError):
+class InvalidTransition(Exception):
     """A held request was to change between two stages that the table does not connect."""
 
     def __init__(self, request: HeldRequest, to: Stage, why: str) -> None:
         super().__init__(f"{request.stage.value} -> {to.value} ({why}) is no transition of\n{request.history()}")
 
 
-class InvalidState(RuntimeError):
+class InvalidState(Exception):
     """The books of a machine contradict one another; raised by :meth:`CustodyMachine.validate` alone."""
 
 

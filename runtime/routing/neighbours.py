@@ -34,6 +34,8 @@ _SMOOTH_LINK = 0.2
 """Weight of the newest transfer in the usual time of one: larger follows a changing link, smaller ignores outliers."""
 _SMOOTH_SHORTER, _SMOOTH_LONGER = 0.3, 0.1
 """Weights of the newest trip of a track where it was shorter or longer than usual: long ones are mostly pauses."""
+MOST_HOP_S = 2.0
+"""Usual value of ``Limits.hop_most``."""
 UNMEASURED_WINDOW = 2
 """Transfers on their way to a process whose link was never measured."""
 
@@ -62,7 +64,7 @@ class Limits:
     """Least time that a hop may show no progress."""
     hop_factor: float = 10.0
     """The same in usual engine calls of the holder."""
-    hop_most: float = 2.0
+    hop_most: float = MOST_HOP_S
     """Most time that a hop may show no progress, however slow the holder reports to be."""
     hop_share: float = 0.25
     """The same as a part of what is left of the budget; the larger of both counts."""
@@ -106,7 +108,7 @@ class Limits:
     @classmethod
     def for_frames(cls, seconds: float, **others: int) -> Limits:
         """Limits of a process whose tokens take so many seconds on the slowest link that counts as alive."""
-        return cls(transfer=min(seconds, cls.hop_most), **others)
+        return cls(transfer=min(seconds, MOST_HOP_S), **others)
 
     def most_hops(self, blocks: int) -> int:
         """Transfers that a branch may make before its tokens go home, so that they cannot circulate for ever."""

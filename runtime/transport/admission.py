@@ -20,6 +20,7 @@ from ls_edge.runtime.protocol.messages import Hello, Run, State, Welcome
 MAX_OWNER_NAME = 54
 GUESTS = ("observer", "pusher")
 """Roles of processes that take no part in routing: they have no model, get no tokens and may send none."""
+_ROLES = ("peer", "source", *GUESTS)
 
 
 def new_alias(name: str) -> str:
@@ -68,14 +69,14 @@ class Admission:
 
     def reason_to_refuse(self, hello: Hello | Welcome, user: str) -> str:
         """Why a process is not let in, or nothing; ``user`` is the name behind its key, empty without CURVE."""
-        if hello.role not in ("peer", "source", *GUESTS) or hello.name == self._name:
+        if hello.role not in _ROLES or hello.name == self._name:
             return f"hello from {hello.name!r} as {hello.role!r}: not a process of ours"
         if user and user != hello.name and (hello.name in self._names or not may_be_called(user, hello.name)):
             return f"hello from {hello.name!r} with the key of {user!r}; each process needs its own key"
         listed = any(p.name == hello.name for p in self._peers.peers)
         if hello.role == "peer" and not listed:
             return f"peer {hello.name!r} does not stand in {self._peers.path}; add it there"
-        if hello.role in ("source", *GUESTS):
+        if hello.role in _ROLES[1:]:
             if self._role == "source":
                 return f"a {hello.role} does not link to sources"
             if listed:
