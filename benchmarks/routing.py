@@ -11,12 +11,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from benchmarks.common import median
 from ls_edge.runtime.routing.custody import CustodyMachine
 from ls_edge.runtime.routing.events import Complete
-from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
+from ls_edge.runtime.simulation.simulator import SOURCE, Process, Simulation
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,13 +64,11 @@ class _Meter:
         self.calls: Counter[str] = Counter()
         self.events = 0
 
-    def attach(self, machine: CustodyMachine, who: str) -> None:
-        """Measure a machine from now on."""
-        for name in ("handle_all", "next_check", "state"):
-            if hasattr(machine, name):
-                setattr(machine, name, self._measured(getattr(machine, name), who, name))
+    def attach(self, process: Process, who: str) -> None:
+        """Measure the machine of a process from now on."""
+        process.machine = cast("CustodyMachine", _Measured(process.machine, self, who))
 
-    def _measured(self, call: Callable[..., Any], who: str, name: str) -> Callable[..., Any]:
+    def measured(self, call: Callable[..., Any], who: str, name: str) -> Callable[..., Any]:
         key = f"{who} {name}"
 
         def measured(*arguments: Any) -> Any:
@@ -84,6 +82,24 @@ class _Meter:
         return measured
 
 
+class _Measured:
+    """A machine whose calls are measured; also a compiled one, whose methods cannot be replaced."""
+
+    def __init__(self, machine: CustodyMachine, meter: _Meter, who: str) -> None:
+        self._machine = machine
+        for name in ("handle_all", "next_check", "state"):
+            if hasattr(machine, name):
+                setattr(self, name, meter.measured(getattr(machine, name), who, name))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._machine, name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """For ``isinstance``: that of the machine."""
+        return type(self._machine)
+
+
 def _measure(placement: str, policy: str, in_flight: int, answers: int) -> dict[str, float]:
     """Keep so many requests in flight until as many as asked for have been answered."""
     simulation = Simulation(PLACEMENTS[placement], blocks=BLOCKS, latency=LATENCY_S, block_seconds=BLOCK_S)
@@ -91,8 +107,8 @@ def _measure(placement: str, policy: str, in_flight: int, answers: int) -> dict[
     _submit(simulation, policy, in_flight, max(8, in_flight))  # what is computed once is not measured
     meter = _Meter()
     machines = {name: process.machine for name, process in simulation.processes.items()}
-    for name, machine in machines.items():
-        meter.attach(machine, "source" if name == SOURCE else "peer")
+    for name, process in simulation.processes.items():
+        meter.attach(process, "source" if name == SOURCE else "peer")
     before = sum(machine.decisions for machine in machines.values())
     began = simulation.now
     _submit(simulation, policy, in_flight, answers)

@@ -7,6 +7,7 @@ that its process reads.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from ls_edge.compiled import PURE_PYTHON
 from ls_edge.errors import LinkError, UsageError
 from ls_edge.peers_file import PeersFile, load_peers
 from ls_edge.runtime.chaos.faults import Faults, write
@@ -292,9 +294,11 @@ class LocalCluster(PeerCluster):
         command += ["--seed", str(seed), "--counts", str(self._counts_path(name))]
         if self._keys:
             command += ["--secret-key", str(self.secret_key(name))]
+        # Its machine is a subclass of a peer's, which compiled classes do not allow.
+        environment = {**os.environ, PURE_PYTHON: "1"}
         with self.log_path(name).open("ab") as log:
             self._liars[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
             )
 
     def liar_counts(self, name: str) -> LiarCounts:

@@ -40,7 +40,8 @@ def built(tmp_path_factory):
     source.mkdir()
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    shutil.copytree(ROOT / "packaging", source / "packaging", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     done = subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(source / "dist"), str(source)],
@@ -56,13 +57,15 @@ def test_the_wheel_holds_every_file(built):
     with zipfile.ZipFile(built[0]) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert names == set(expected().values())
+    assert built[0].name.endswith("-py3-none-any.whl")
     assert {"ls_edge/py.typed", "ls_edge/data/assets/digits.npz", "ls_edge/data/assets/digits.md"} <= names
 
 
 def test_the_sdist_holds_every_file(built):
     with tarfile.open(built[1]) as sdist:
         names = {name.split("/", 1)[1] for name in sdist.getnames() if "/" in name}
-    assert set(expected()) | {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO"} <= names
+    others = {"pyproject.toml", "setup.py", "packaging/build_backend.py", "README.md", "LICENSE", "PKG-INFO"}
+    assert set(expected()) | others <= names
 
 
 def test_the_metadata(built):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from ls_edge.runtime.routing.held_request import HeldRequest, Stage
 from ls_edge.runtime.routing.neighbours import Limits
@@ -71,10 +72,21 @@ class Occupancy:
             self.working_from_owner += works * (request.upstream == owner)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Occupancy) and vars(self) == vars(other)
+        return isinstance(other, Occupancy) and self._counts == other._counts
 
     def __repr__(self) -> str:
-        return f"Occupancy({vars(self)})"
+        return f"Occupancy({self._counts})"
+
+    @property
+    def _counts(self) -> dict[str, Any]:
+        return {
+            "copies": self.copies,
+            "working": self.working,
+            "waiting": self.waiting,
+            "working_of": self.working_of,
+            "working_from_owner": self.working_from_owner,
+            "sources": self.sources,
+        }
 
     __hash__ = None  # type: ignore[assignment]
 

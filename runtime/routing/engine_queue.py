@@ -82,7 +82,7 @@ class EngineQueue:
     @property
     def usable_blocks(self) -> frozenset[int]:
         """Blocks that have not failed."""
-        return self.blocks - self.failed_blocks.keys() if self.failed_blocks else self.blocks
+        return self.blocks.difference(self.failed_blocks) if self.failed_blocks else self.blocks
 
     @property
     def busy(self) -> bool:
