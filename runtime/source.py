@@ -156,7 +156,7 @@ class Source:
         self._ids = itertools.count()
         # Filled by other threads, emptied by the source thread.
         self._submitted: deque[InFlightRequest] = deque()
-        self._cancelled: deque[InFlightRequest] = deque()
+        self._cancelled: deque[int] = deque()
         self._wanted_challenges: deque[Challenge] = deque()
         self._waiting: OrderedDict[int, InFlightRequest] = OrderedDict()
         self._open: dict[int, InFlightRequest] = {}
@@ -281,7 +281,8 @@ class Source:
             if self._closing:
                 raise SourceClosed("the source was closed; open a new one")
             self._submitted.append(inflight)
-        inflight.future.add_done_callback(lambda future: self._on_done(inflight, future))
+        # Without a reference to what refers to the future: answers are freed when their users drop them.
+        inflight.future.add_done_callback(partial(self._on_done, inflight.request))
         self._node.wake()
         return inflight.future
 
@@ -353,9 +354,9 @@ class Source:
         for engine in self._engines.values():
             engine.close()
 
-    def _on_done(self, inflight: InFlightRequest, future: Future[Answer]) -> None:
+    def _on_done(self, request: int, future: Future[Answer]) -> None:
         if future.cancelled():
-            self._cancelled.append(inflight)
+            self._cancelled.append(request)
             self._node.wake()
 
     # On the source thread.
@@ -390,14 +391,13 @@ class Source:
 
     def _accept_submitted(self) -> None:
         """Take over submissions, cancellations and challenges, end overdue requests, and start those that are next."""
+        cancelled = [self._cancelled.popleft() for _ in range(len(self._cancelled))]  # each was submitted before
         while self._submitted:
             inflight = self._submitted.popleft()
-            if inflight.state is RequestState.ENDED:  # cancelled before it was taken over
-                continue
             self._open[inflight.request] = self._waiting[inflight.request] = inflight
             self._deadlines.add(inflight.request, inflight.deadline)
-        while self._cancelled:
-            self._cancel(self._cancelled.popleft())
+        for request in cancelled:
+            self._cancel(request)
         while self._wanted_challenges:
             self._start_challenge(self._wanted_challenges.popleft())
         self._end_overdue(time.monotonic())
@@ -407,8 +407,9 @@ class Source:
             inflight.state, inflight.at_worker = RequestState.STEM, True
             self._worker.submit(partial(self._run_stem, inflight))
 
-    def _cancel(self, inflight: InFlightRequest) -> None:
-        if inflight.state is RequestState.ENDED:
+    def _cancel(self, request: int) -> None:
+        inflight = self._open.get(request)
+        if inflight is None:  # it has ended
             return
         if inflight.state is RequestState.ROUTED:
             self._node.feed(Abandon(inflight.request))

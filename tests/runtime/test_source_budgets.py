@@ -1,6 +1,8 @@
 """Each request of a source ends once, at its deadline at the latest, wherever in this process it stands."""
 
+import gc
 import threading
+import weakref
 from collections import Counter
 from concurrent.futures import wait
 
@@ -367,3 +369,15 @@ def test_flags_of_run_that_make_no_sense_end_it_with_one_line(tiny_bundle, write
     assert line.startswith("ls-edge: ")
     assert flag in line or flag.strip("-").replace("-", "_") in line
     assert value in line
+
+
+def test_answers_that_nobody_has_are_freed_without_a_garbage_collection(served, images, wait_until):
+    """Future and request referred to each other, so that logits and records stayed until one."""
+    source = served()
+    gc.collect()
+    gc.disable()
+    try:
+        answers = [weakref.ref(source.submit(image).result(20)) for image in images(4)]
+        wait_until(lambda: not any(answer() for answer in answers[:-1]), what="the answers to be freed")
+    finally:
+        gc.enable()
