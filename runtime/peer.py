@@ -82,8 +82,6 @@ class Peer:
         self.name = name
         self.on_step = on_step
         """Called on another thread with the number of open engines, their total, and the next step."""
-        self.on_warm: Callable[[], None] = lambda: None
-        """Called when the engines have warmed up, before that is announced."""
         self._kind: EngineKind = engine or self.entry.engine
         self._threads = threads or self.entry.threads
         self._incarnation = new_incarnation()
@@ -213,8 +211,6 @@ class Peer:
             self._failure = result
             return
         failed = len(self.machine.engine.failed_blocks)
-        if isinstance(result, Warm):
-            self.on_warm()
         self.node.feed(result)
         if isinstance(result, Warm) or len(self.machine.engine.failed_blocks) != failed:
             self.node.repeat_greeting()

@@ -128,8 +128,7 @@ class StoredPeer:
             )
         self.name = name
         self.on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None
-        """As of a :class:`~ls_edge.runtime.peer.Peer`; so is ``on_warm``."""
-        self.on_warm: Callable[[], None] = lambda: None
+        """As of a :class:`~ls_edge.runtime.peer.Peer`."""
         self._peers, self._keys, self._until_eof, self._strict = peers, keys, until_eof, strict_bundle
         self._engine, self._threads, self._faults = engine or entry.engine, threads, faults
         self._examine = examine
@@ -188,13 +187,11 @@ class StoredPeer:
             try:
                 bundle = self._store.open_active()
                 if bundle is not None:
-                    peer = Peer(
+                    return Peer(
                         self._peers, self.name, bundle, keys=self._keys, engine=self._engine, threads=self._threads,
                         strict_bundle=self._strict, faults=self._faults, until_eof=self._until_eof,
                         installer=self._installer, on_step=self.on_step, examine=self._examine,
                     )  # fmt: skip
-                    peer.on_warm = self.on_warm
-                    return peer
                 why = "has no bundle yet; send it one with 'ls-edge push'"
             except (BundleError, UsageError) as error:
                 if self._store.give_up(str(error)):

@@ -57,7 +57,6 @@ def command(
     one leaves at once.
     """
     from ls_edge.cli.descriptor_limit import require_descriptors
-    from ls_edge.cli.garbage_collection import exclude_existing_objects, include_all_objects
     from ls_edge.logs import set_up
     from ls_edge.peers_file import load_peers
     from ls_edge.runtime.peer import open_peer
@@ -86,11 +85,7 @@ def command(
     progress = None if log_json else _progress(name)
     if progress is not None:
         peer.on_step = progress
-    peer.on_warm = exclude_existing_objects
-    try:
-        peer.serve()
-    finally:
-        include_all_objects()
+    peer.serve()
     return 0
 
 

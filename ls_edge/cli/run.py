@@ -133,7 +133,6 @@ def command(
         _warn(known)
     images = images.take(limit)
     images.labels_for(opened.manifest.classes)  # other classes are found before anybody is waited for
-    from ls_edge.cli.garbage_collection import exclude_existing_objects, include_all_objects
     from ls_edge.evaluation.run_summary import summarise
     from ls_edge.records import TraceWriter
     from ls_edge.runtime.run_dataset import run_dataset
@@ -156,8 +155,6 @@ def command(
         warning = check_holders(source, missing, wait)
         if warning:
             _warn(warning)
-        exclude_existing_objects()
-        stack.callback(include_all_objects)
         writer = stack.enter_context(TraceWriter(trace)) if trace is not None else None
 
         def on_record(record: RequestRecord) -> None:
