@@ -289,15 +289,16 @@ class OnnxEngine:
 
     def _bound(self, batch: int) -> Binding:
         """The binding for a batch size, from the cache of the most recently used ones."""
-        binding = self._bindings.pop(batch, None)
+        binding = self._bindings.get(batch)
         if binding is None:
             get, output = self._buffers.get, self.signature.output
             inputs = {t.name: get(t.name, t.dtype, t.shape(batch), self.device) for t in self.signature.inputs}
             out = get("output", output.dtype, output.shape(batch), self.device)
-            binding = Binding(inputs, out, self.bind(inputs, out))
-        self._bindings[batch] = binding
-        while len(self._bindings) > KEPT_BATCH_SIZES:
-            self._bindings.popitem(last=False)
+            binding = self._bindings[batch] = Binding(inputs, out, self.bind(inputs, out))
+            while len(self._bindings) > KEPT_BATCH_SIZES:
+                self._bindings.popitem(last=False)
+        elif len(self._bindings) > 1:
+            self._bindings.move_to_end(batch)
         return binding
 
     def _check_signature(self) -> None:
