@@ -6,6 +6,7 @@ that loads. What resuming needs besides is in ``resume/`` (``ls_edge.training.re
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -183,11 +184,16 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 def write_bytes(path: Path, raw: bytes) -> None:
     """Write a file in one step: after a kill it is the old one or the new one."""
     temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as stream:
-        stream.write(raw)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(raw)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)  # on a full disk, what there is room for is no use
+        raise
 
 
 def append_metrics(folder: Path, line: dict[str, object]) -> None:

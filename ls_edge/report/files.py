@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
-from ls_edge.errors import UsageError
+from ls_edge.errors import LsEdgeError, UsageError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_whole(path: str | Path) -> None:
@@ -21,7 +24,10 @@ def check_whole(path: str | Path) -> None:
 
 
 def write_whole(path: str | Path, text: str) -> None:
-    """Write a text file so that ``path`` never holds half of it; raises :class:`UsageError`."""
+    """Write a text file so that ``path`` never holds half of it.
+
+    Raises :class:`UsageError` where it cannot be written, and :class:`LsEdgeError` where there is no room for it.
+    """
     path = Path(path)
     if not path.name:
         raise UsageError(f"cannot write {str(path)!r}: that is no name of a file; give another path")
@@ -29,7 +35,7 @@ def write_whole(path: str | Path, text: str) -> None:
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}; give another path") from None
+            raise _cannot_write(path, error) from None
         return
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -40,7 +46,13 @@ def write_whole(path: str | Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; give another path") from None
+        raise _cannot_write(path, error) from None
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def _cannot_write(path: Path, error: OSError) -> LsEdgeError:
+    if error.errno in _FULL:
+        return LsEdgeError(f"cannot write {path}: {error.strerror}; make room there, or give another path")
+    return UsageError(f"cannot write {path}: {error.strerror}; give another path")
