@@ -191,7 +191,7 @@ class PeerMonitor:
         held: list[tuple[int, ...]] = []
         for n in neighbours:
             if n.state is not None and n.state.warm and not n.state.draining:
-                held += (n.hello.blocks, n.state.reach_blocks)
+                held += (n.hello.blocks, n.state.reach_blocks, *n.state.far_blocks)
         duplicates = before.duplicates
         if self._machine.duplicates.total() != sum(duplicates.values()):
             duplicates = MappingProxyType(dict(self._machine.duplicates))

@@ -22,7 +22,7 @@ from ls_edge.errors import WireError
 from ls_edge.peers_file import is_name
 from ls_edge.records import TrackSpan, Visit
 
-MAJOR, MINOR = 2, 2
+MAJOR, MINOR = 2, 3
 MINOR_OF_ONE = 1
 """Announced by processes of this package that read one message in a header, and no more."""
 MINOR_OF_SEVERAL = 2
@@ -31,6 +31,9 @@ _MAGIC = b"LS"
 _PREFIX = _MAGIC + bytes([MAJOR])
 MAX_LATENCY_WEIGHT = 1e6
 """Most that a second may be worth, in nats."""
+MAX_FAR = 6
+"""Most distances in :attr:`State.far_blocks`: a STATE shows what is up to 7 links away. Where links form a circle, the
+news that a holder has gone takes so many STATE to get round."""
 MAX_HEADER = 64 * 1024
 """Longest header in bytes; an itinerary of a thousand blocks fits."""
 
@@ -221,6 +224,8 @@ class State(_Message, frozen=True, tag="state"):
     """Names of the processes that it has a link to."""
     reach_blocks: tuple[int, ...] = ()
     """Blocks of the peers that it has a link to."""
+    far_blocks: tuple[tuple[int, ...], ...] = ()
+    """Blocks that are 2, 3, … links away from it, by the shortest way that does not begin at the receiver."""
 
 
 class Bye(_Message, frozen=True, tag="bye"):
@@ -499,6 +504,10 @@ def _check_transfer(transfer: TransferId) -> None:
 
 def _check_state(message: State) -> None:
     _check_numbers("state", COUNT, message.credits, message.queue, *message.reach_blocks)
+    if len(message.far_blocks) > MAX_FAR:
+        raise WireError(f"state with blocks at {len(message.far_blocks)} distances, at most {MAX_FAR}; dropped")
+    for blocks in message.far_blocks:
+        _check_numbers("state", COUNT, *blocks)
     _check_numbers("state", _U64, message.calls)
     _check_numbers("state", MICROSECONDS, message.block_us, message.wait_us)
     _check_names("state", message.reaches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ from ls_edge.order_costs import OrderCosts
 
 ONE_BAND = Bands(0)
 """Of a model whose blocks may run in any order, however many they are."""
+
+_NONE: frozenset[int] = frozenset()
 
 
 class Candidate(NamedTuple):
@@ -29,6 +32,18 @@ class Candidate(NamedTuple):
     """Usual time of a transfer to it."""
     trip_us: int = 0
     """Usual time of a track beyond queue and engine: the transfers there and back."""
+    far_blocks: tuple[frozenset[int], ...] = ()
+    """Blocks that are 2, 3, … links away from it."""
+
+    def blocks_behind(self, distance: int) -> frozenset[int]:
+        """Blocks of its neighbours (0), of theirs (1) and so on."""
+        if distance == 0:
+            return self.reach_blocks
+        return self.far_blocks[distance - 1] if distance <= len(self.far_blocks) else _NONE
+
+    def leads_to(self, blocks: Iterable[int]) -> bool:
+        """Whether some of these can be reached through it, not counting its own."""
+        return not self.reach_blocks.isdisjoint(blocks) or any(not far.isdisjoint(blocks) for far in self.far_blocks)
 
 
 @dataclass(frozen=True)

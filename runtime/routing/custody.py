@@ -688,7 +688,7 @@ class CustodyMachine(ABC):
         holders = [c for c in candidates if not c.blocks.isdisjoint(wanted)]
         if holders or itinerary.via_source:
             return holders
-        return [c for c in candidates if not c.reach_blocks.isdisjoint(wanted) and c.name not in itinerary.relays]
+        return [c for c in candidates if c.leads_to(wanted) and c.name not in itinerary.relays]
 
     def reachable(self) -> list[Candidate]:
         """Return the peers that may be handed tokens."""
@@ -806,7 +806,7 @@ class CustodyMachine(ABC):
         others = [c for c in self.reachable() if c.name != request.downstream]
         wanted = frozenset(self.bands.permitted(request.itinerary.remaining))
         return wanted.isdisjoint(self.local_node(request).blocks) and not any(
-            wanted & (c.blocks | c.reach_blocks) for c in others
+            wanted & c.blocks or c.leads_to(wanted) for c in others
         )
 
     def _extend(self, request: HeldRequest, end: float) -> None:

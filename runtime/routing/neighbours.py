@@ -320,6 +320,7 @@ class Neighbours:
             block_us=n.block_us,
             link_us=n.expected_link_us(now),
             trip_us=n.expected_trip_us(now),
+            far_blocks=tuple(map(_as_set, n.state.far_blocks)),
         )
 
     def suspect(self, name: str, now: float) -> None:
@@ -353,6 +354,8 @@ class Neighbours:
         if n.strikes and state.calls > n.calls_when_suspected:
             n.strikes, n.suspected_until = 0, 0.0
         was_available, n.was_available = n.was_available, n.available(now)
-        if before is None or n.was_available != was_available or state.reach_blocks != before.reach_blocks:
+        if before is None or n.was_available != was_available:
+            return Change.REACH
+        if state.reach_blocks != before.reach_blocks or state.far_blocks != before.far_blocks:
             return Change.REACH
         return Change.NONE if before == state else Change.LOAD

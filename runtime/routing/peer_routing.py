@@ -14,7 +14,8 @@ copies for others); REFUSE reports the current number to a sender that saw an ol
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 import msgspec
@@ -23,6 +24,7 @@ from ls_edge.bands import Bands
 from ls_edge.order_costs import OrderCosts
 from ls_edge.records import Visit
 from ls_edge.runtime.protocol.messages import (
+    MAX_FAR,
     Accept,
     Cancel,
     Itinerary,
@@ -56,7 +58,7 @@ from ls_edge.runtime.routing.events import (
     Warm,
 )
 from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, OpenWave, Stage
-from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.neighbours import Limits, Neighbour
 from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.tombstones import Tombstones
 from ls_edge.runtime.routing.waves import WaveJoiner
@@ -163,7 +165,8 @@ class PeerMachine(CustodyMachine):
         """Return the STATE to send to the neighbour of this name."""
         self._reported_some.discard(name)
         peers = [n for n in self.neighbours if n.hello.role == "peer"]
-        reached = {block for n in peers if n.available(self.now) for block in n.hello.blocks}
+        near = [n for n in peers if n.available(self.now)]
+        reached = {block for n in near for block in n.hello.blocks}
         engine = self.engine
         return State(
             warm=self.warm,
@@ -176,7 +179,30 @@ class PeerMachine(CustodyMachine):
             wait_us=engine.work_us(self.now),
             reaches=tuple(sorted(n.name for n in self.neighbours)),
             reach_blocks=tuple(sorted(reached)),
+            far_blocks=self._far_blocks([n for n in near if n.name != name], reached),
         )
+
+    def _far_blocks(self, ways: Sequence[Neighbour], reached: AbstractSet[int]) -> tuple[tuple[int, ...], ...]:
+        """Blocks that are 2, 3, … links away through some of the neighbours, each at its shortest distance.
+
+        What a neighbour hears of is not what it told us itself, and :data:`MAX_FAR` ends what two of them still
+        tell one another of a holder that has gone.
+        """
+        known = {*reached, *self.engine.usable_blocks}
+        if len(known) >= self.bands.num_blocks:
+            return ()
+        found: list[tuple[int, ...]] = []
+        for distance in range(MAX_FAR):
+            states = [n.state for n in ways if n.state is not None]
+            if distance == 0:
+                heard = {block for state in states for block in state.reach_blocks}
+            else:
+                heard = {b for s in states if len(s.far_blocks) >= distance for b in s.far_blocks[distance - 1]}
+            found.append(tuple(sorted(heard - known)))
+            known |= heard
+        while found and not found[-1]:
+            found.pop()
+        return tuple(found)
 
     @property
     def _serves(self) -> bool:

@@ -17,6 +17,7 @@ skips are allowed, else with an error.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -156,7 +157,7 @@ class SourceMachine(CustodyMachine):
         for n in self.neighbours:
             state = n.state
             if n.hello.role == "peer" and state is not None and state.warm and not state.draining and not state.stuck:
-                for block in (*n.hello.blocks, *state.reach_blocks):
+                for block in itertools.chain(n.hello.blocks, state.reach_blocks, *state.far_blocks):
                     self._seen[block] = self.now
 
     # Events.
@@ -286,7 +287,7 @@ class SourceMachine(CustodyMachine):
         self.instructions.append(Note(NoteKind.NOT_FINITE, sender, copy.request, why))
         self._avoid(request, sender, copy.deadline)
         wanted = frozenset(self.bands.permitted(copy.itinerary.remaining))
-        others = [c for c in self.reachable() if c.name not in copy.avoid and wanted & (c.blocks | c.reach_blocks)]
+        others = [c for c in self.reachable() if c.name not in copy.avoid and (wanted & c.blocks or c.leads_to(wanted))]
         if others and len(request.not_finite) < _HOLDERS_NOT_FINITE:
             self.reroute(copy, "numbers that are not finite")
         else:

@@ -98,8 +98,9 @@ class Admission:
         """
         if sender not in self._blocks_of:
             raise WireError(f"state of {sender}, which is no peer; dropped")
-        if any(block >= self._blocks for block in state.reach_blocks):
-            raise WireError(f"state names block {max(state.reach_blocks)}, which the model lacks; dropped")
+        for blocks in (state.reach_blocks, *state.far_blocks):
+            if any(block >= self._blocks for block in blocks):
+                raise WireError(f"state names block {max(blocks)}, which the model lacks; dropped")
 
     def check_run(self, run: Run, sender: str) -> None:
         """Raise :class:`WireError` where tokens or itinerary of a RUN cannot be what ``sender`` may send us.

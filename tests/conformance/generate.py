@@ -95,10 +95,10 @@ def tables(text):
 
 
 def _rule(kind, bounds, heading, name):
-    if kind.startswith("tuple[tuple"):
+    if kind.startswith("tuple[tuple[tuple"):
         return "waves"
     if kind.startswith("tuple["):
-        most = {"requests": "*1024 ", "rows": "*64 ", "avoid": "*16 "}.get(name, "* ")
+        most = {"requests": "*1024 ", "rows": "*64 ", "avoid": "*16 ", "far_blocks": "*6 "}.get(name, "* ")
         return f"[{most}{_rule(kind[6:].removesuffix(', ...]'), bounds, heading, '')}]"
     if kind == "int":
         return _NUMBERS[bounds]
@@ -158,11 +158,11 @@ EXAMPLES = {
         {"model_id": "the same, or it would be a COMPLAINT", "codec": "tokens to a are to be sent in half precision"},
     ),
     "state": (
-        State(True, False, False, 7, 1, 4711, 1500, 1200, ("b", LAPTOP), (2, 3)),
+        State(True, False, False, 7, 1, 4711, 1500, 1200, ("b", LAPTOP), (2, 3), ((), (4, 5))),
         {
             "credits": "this source may send seven more", "queue": "one request is on the engine",
             "block_us": "1.5 ms a block", "wait_us": "1.2 ms until something new would begin",
-            "reaches": "links to these", "reach_blocks": "what b serves",
+            "reaches": "links to these", "reach_blocks": "what b serves", "far_blocks": "4 and 5 are three links away",
         },
     ),
     "bye": (Bye("draining"), {}),

@@ -270,6 +270,7 @@ const MESSAGES = {
   state: [
     ["warm", bool], ["draining", bool], ["stuck", bool], ["credits", u16], ["queue", u16], ["calls", u64],
     ["block_us", us], ["wait_us", us, 0], ["reaches", list(name), []], ["reach_blocks", list(u16), []],
+    ["far_blocks", list(list(u16), { most: 6 }), []],
   ],
   bye: [["reason", short, ""]],
   run: [

@@ -89,6 +89,7 @@ hellos, welcomes = (
 states = st.builds(
     State, warm=flags, draining=flags, stuck=flags, credits=counts, queue=counts, calls=counts, block_us=times,
     wait_us=times, reaches=st.lists(names, max_size=3).map(tuple), reach_blocks=numbers,
+    far_blocks=st.lists(numbers, max_size=wire.MAX_FAR).map(tuple),
 )  # fmt: skip
 sizes = st.integers(1, 2**20)
 runs = st.builds(Run, transfers, budgets, itineraries(), texts, sizes, sizes, texts)
@@ -190,6 +191,8 @@ MALFORMED = {
     "endless block": (raw("state", block_us=2**32), "number 4294967296"),
     "negative wait": (raw("state", wait_us=-1), "number -1"),
     "negative block reached": (raw("state", reach_blocks=[0, -3]), "number -3"),
+    "negative block far away": (raw("state", far_blocks=[[], [0, -3]]), "number -3"),
+    "blocks too far away": (raw("state", far_blocks=[[]] * 7), "blocks at 7 distances"),
     "negative progress": (raw("progress", blocks_done=-1), "number -1"),
     "negative block in hello": (raw("hello", blocks=[-1]), "number -1"),
     "negative incarnation": (raw("hello", incarnation=-1), "number -1"),

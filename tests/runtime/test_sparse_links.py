@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from ls_edge.runtime.protocol.messages import Refuse, RefuseReason, Release
-from ls_edge.runtime.routing.events import Complete, Forward, NeighbourDown
+from ls_edge.runtime.routing.events import Complete, Fail, Forward, NeighbourDown
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
 
@@ -59,6 +59,94 @@ def test_all_are_answered_and_each_block_runs_once(placement, slow, policy):
     limits = Limits()
     assert max(most.values()) <= limits.credits + limits.custody
     assert max(sim.ended.values()) < 0.5 + 1.5 * max(work.values())
+
+
+BACKWARDS = {"a": (4,), "b": (3,), "c": (2,), "d": (1,), "e": (0,)}
+CROSSED = {"a": (1,), "b": (4,), "c": (2,), "d": (3,), "e": (0,)}
+RING = {"a": (1,), "b": (2,), "c": (3,), "d": (4,), "e": (0,)}
+"""The source and a, then b, c and d with links between all three, and e behind d."""
+
+
+def sparse(placement, *links):
+    sim = Simulation(placement, blocks=5, block_seconds=BLOCK_S, validate=True)
+    wanted = {frozenset(link) for link in links}
+    for one, other in itertools.combinations((SOURCE, *placement), 2):
+        if frozenset((one, other)) not in wanted:
+            sim.cut(one, other)
+    sim.run(1.0)
+    return sim
+
+
+def in_a_line(placement):
+    return sparse(placement, *itertools.pairwise((SOURCE, *placement)))
+
+
+def announced(sim, name, to):
+    return sim.processes[name].machine.state(to).far_blocks
+
+
+@pytest.mark.parametrize("policy", ["sequential", "nearest"])
+@pytest.mark.parametrize("placement", [BACKWARDS, CROSSED])
+def test_the_first_block_may_be_many_links_away(placement, policy):
+    """Only two links were announced, so the policy that keeps the order found no way and ran nothing."""
+    sim = in_a_line(placement)
+    for _ in range(10):
+        sim.submit(policy=policy, budget=20.0)
+    sim.settle()
+    assert all(isinstance(outcome, Complete) and outcome.attempts == 1 for outcome in outcomes(sim))
+    if policy == "sequential":
+        assert {o.itinerary.arrangement.order for o in outcomes(sim)} == {(0, 1, 2, 3, 4)}
+
+
+def test_what_is_announced_is_how_far_away_it_is_and_not_what_the_receiver_said():
+    sim = in_a_line(BACKWARDS)
+    assert announced(sim, "a", SOURCE) == ((2,), (1,), (0,))
+    assert announced(sim, "b", "a") == ((1,), (0,))
+    assert announced(sim, "c", "b") == ((0,),)
+    assert announced(sim, "c", "d") == ((4,),)
+    assert announced(sim, "d", "c") == ()
+    assert announced(Simulation(BACKWARDS, blocks=5), "a", SOURCE) == ()  # everybody is linked with everybody
+
+
+def test_a_way_that_ends_and_comes_back():
+    sim = in_a_line(BACKWARDS)
+    sim.cut("c", "d")
+    request = sim.submit(policy="sequential", budget=3.0)  # before anybody has heard of it
+    sim.run(1.0)
+    assert announced(sim, "a", SOURCE) == ((2,),)
+    late = sim.submit(policy="sequential", budget=2.0)
+    lost = sim.submit(policy="sequential", budget=0.5)
+    sim.run(1.0)
+    assert not sim.outcomes[request]
+    assert isinstance(sim.outcomes[lost][0], Fail)
+    sim.restore("c", "d")
+    sim.settle()
+    assert {type(sim.outcomes[one][0]) for one in (request, late)} == {Complete}
+    assert all(not process.machine.held for process in sim.processes.values())
+
+
+def test_news_of_a_holder_that_has_gone_ends_where_links_form_a_circle_and_nothing_circulates(monkeypatch):
+    links = [(SOURCE, "a"), ("a", "b"), ("b", "c"), ("c", "d"), ("b", "d"), ("d", "e")]
+    sim = sparse(RING, *links)
+    assert 0 in announced(sim, "a", SOURCE)[1]
+    sent = []
+    execute = Simulation._execute
+    monkeypatch.setattr(Simulation, "_execute", lambda self, process, instruction: (
+        sent.append(instruction) if isinstance(instruction, Forward) else None, execute(self, process, instruction)
+    ))  # fmt: skip
+    sim.kill("e")
+    request = sim.submit(policy="sequential", budget=4.0)
+    sim.run(1.0)
+    assert all(0 not in far for name in "abcd" for to in (SOURCE, *"abcd") for far in announced(sim, name, to))
+    sim.settle()
+    assert isinstance(sim.outcomes[request][0], Fail)
+    assert max(forward.transfer.hop for forward in sent) <= 8  # to d and home again
+    assert len(sent) < 60
+    sim.restart("e")
+    sim.run(0.7)
+    request = sim.submit(policy="sequential", budget=4.0)
+    sim.settle()
+    assert isinstance(sim.outcomes[request][0], Complete)
 
 
 def test_what_is_far_from_its_source_is_not_dropped_while_more_keeps_coming():

@@ -158,16 +158,18 @@ def _first_reachable(
                 return Wait(tuple(c.name for c in holders))
     if saturated:
         return ReturnToSource(ReturnReason.CREDIT)
-    if not itinerary.via_source:
+    relays = [] if itinerary.via_source else [c for c in candidates if c.name not in itinerary.relays]
+    for distance in range(max((len(c.far_blocks) for c in relays), default=0) + 1):  # the nearest, of whatever block
+        at_distance = [(c, c.blocks_behind(distance)) for c in relays]
         for block in wanted:
-            relays = [c for c in candidates if block in c.reach_blocks and c.name not in itinerary.relays]
-            free = [c for c in relays if c.credits > 0]
+            ways = [c for c, blocks in at_distance if block in blocks]
+            free = [c for c in ways if c.credits > 0]
             if free:
                 return SendTo(min(free, key=lambda c: (c.wait_us, c.name)).name, relay=True)
-            if relays:
+            if ways:
                 saturated = True
                 if patient:
-                    return Wait(tuple(c.name for c in relays))
+                    return Wait(tuple(c.name for c in ways))
     if saturated:
         return ReturnToSource(ReturnReason.CREDIT)
     return ReturnToSource(ReturnReason.UNREACHABLE)
