@@ -39,6 +39,7 @@ MODULES = (
     "ls_edge.runtime.routing.waves",
     "ls_edge.runtime.source",
     "ls_edge.runtime.transport.admission",
+    "ls_edge.runtime.transport.linked_processes",
     "ls_edge.runtime.transport.links",
     "ls_edge.runtime.transport.node",
     "ls_edge.runtime.transport.outbox",

@@ -91,7 +91,7 @@ class PlannedDevice:
     def blocks_a_call(self) -> int:
         """Most blocks that an engine call for a full batch runs in a row (:attr:`Limits.chain`)."""
         call_ms = self.call_ms(self.max_batch)
-        return max(1, int(Limits.chain * 1e3 / call_ms)) if call_ms > 0 else MOST_BLOCKS
+        return max(1, int(Limits().chain * 1e3 / call_ms)) if call_ms > 0 else MOST_BLOCKS
 
     def taken_ms(self, blocks: float) -> float:
         """For how long an image in a full batch takes the device when it comes by for so many blocks.

@@ -27,12 +27,13 @@ NEEDED = ("ls_edge", "training", "export", "runtime", "packaging")
 
 pytestmark = pytest.mark.timeout(1800)
 ROUTING = (
-    "test_bands", "test_block_assignment", "test_bounds", "test_credit_waits", "test_custody_transfers",
-    "test_custody_waiting", "test_held_messages", "test_links", "test_pauses", "test_policy", "test_protocol",
-    "test_quality", "test_routing_stateful", "test_simulation", "test_source_routing", "test_sparse_links",
-    "test_transitions", "test_wave_planner", "test_waves",
+    "test_bands", "test_block_assignment", "test_credit_waits", "test_custody_transfers", "test_custody_waiting",
+    "test_links", "test_pauses", "test_policy", "test_quality", "test_routing_stateful", "test_simulation",
+    "test_source_routing", "test_sparse_links", "test_transitions", "test_wave_planner", "test_waves",
 )  # fmt: skip
-"""Tests of what is compiled that neither replace nor extend its classes."""
+"""Tests of what is compiled; left out are those that replace methods of its classes, or make subclasses of them."""
+SUBCLASSES = "liar"
+"""Part of the names of tests in these files that do."""
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def test_the_tests_of_routing_and_links_pass(folder):
     files = [ROOT / "tests" / "runtime" / f"{name}.py" for name in ROUTING]
     out, _ = python(
         folder, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--rootdir", ROOT, "-c",
-        ROOT / "pyproject.toml", *files, timeout=1500,
+        ROOT / "pyproject.toml", "-k", f"not {SUBCLASSES}", *files, timeout=1500,
     )  # fmt: skip
     assert " passed" in out
 
