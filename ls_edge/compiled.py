@@ -37,7 +37,6 @@ MODULES = (
     "ls_edge.runtime.routing.waiting_requests",
     "ls_edge.runtime.routing.wave_planner",
     "ls_edge.runtime.routing.waves",
-    "ls_edge.runtime.source",
     "ls_edge.runtime.transport.admission",
     "ls_edge.runtime.transport.linked_processes",
     "ls_edge.runtime.transport.links",
