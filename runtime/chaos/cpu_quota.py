@@ -1,8 +1,8 @@
 """A limit on the processor time of processes, by control groups: a board that is emulated cannot take another's cores.
 
 Needs Linux, root and a control group of processor time that may be divided, version 1 or 2; :func:`reason_to_skip`
-says what is missing. Groups are named ``lsedge-``, the process id and a name, and are removed at the end; what a
-killed run left, the next one removes.
+says what is missing. Version 2 follows the kernel's documentation (admin-guide/cgroup-v2) and was not run. Groups are
+named ``lsedge-``, the process id and a name, and are removed at the end; what a killed run left, the next one removes.
 """
 
 from __future__ import annotations
@@ -113,19 +113,25 @@ class CpuQuota:
         self._groups.clear()
 
 
-def _parent() -> tuple[Path, int]:
-    """The control group of this process that divides processor time, and its version."""
-    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+def _parent(proc: Path = Path("/proc")) -> tuple[Path, int]:
+    """The control group below which processor time can be divided, and its version.
+
+    In version 2 a group with processes of its own gives none to groups below it, so it is the nearest one above this
+    process that does: with systemd a slice, or the root.
+    """
+    mounts = [line.split() for line in (proc / "mounts").read_text().splitlines()]
+    own = dict(line.split(":", 2)[1:] for line in (proc / "self/cgroup").read_text().splitlines())
     for _, folder, kind, options, *_ in mounts:
         if kind == "cgroup" and "cpu" in options.split(","):
             named = next((path for names, path in own.items() if "cpu" in names.split(",")), "/")
             return Path(folder + named.rstrip("/")), 1
     for _, folder, kind, *_ in mounts:
         if kind == "cgroup2":
-            parent = Path(folder + own.get("", "/").rstrip("/"))
-            if "cpu" in (parent / "cgroup.subtree_control").read_text().split():
-                return parent, 2
+            group = Path(folder + own.get("", "/").rstrip("/"))
+            for parent in (group, *group.parents):
+                control = parent / "cgroup.subtree_control"
+                if parent.is_relative_to(folder) and control.exists() and "cpu" in control.read_text().split():
+                    return parent, 2
     raise QuotaError("no control group of this process divides processor time among groups below it")
 
 

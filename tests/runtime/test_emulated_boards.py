@@ -118,6 +118,25 @@ def test_processor_time_of_a_board_is_limited():
     assert not any(group.exists() for group in groups)
 
 
+def test_groups_of_version_2_are_made_where_the_kernel_gives_processor_time_to_them(tmp_path):
+    """A tree as the kernel's documentation describes it; a session has processes, so its slice is what is divided."""
+    session = "user.slice/user-0.slice/session-1.scope"
+    (tmp_path / "cgroup" / session).mkdir(parents=True)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "mounts").write_text(f"proc /proc proc rw 0 0\ncgroup2 {tmp_path / 'cgroup'} cgroup2 rw 0 0\n")
+    (tmp_path / "self/cgroup").write_text(f"0::/{session}\n")
+    given = {"": "cpuset cpu io memory pids", "user.slice": "cpu memory pids", "user.slice/user-0.slice": "memory pids",
+             session: ""}  # fmt: skip
+    for group, controllers in given.items():
+        (tmp_path / "cgroup" / group / "cgroup.subtree_control").write_text(controllers + "\n")
+    assert cpu_quota._parent(tmp_path) == (tmp_path / "cgroup/user.slice", 2)
+    (tmp_path / "cgroup/user.slice/cgroup.subtree_control").write_text("")
+    assert cpu_quota._parent(tmp_path) == (tmp_path / "cgroup", 2)
+    (tmp_path / "cgroup/cgroup.subtree_control").write_text("memory\n")
+    with pytest.raises(cpu_quota.QuotaError, match="no control group of this process divides"):
+        cpu_quota._parent(tmp_path)
+
+
 def test_a_plan_is_tried_on_emulated_boards(tiny_bundle, tmp_path):
     console = open_console(stderr=True)
     found = board_demo(tmp_path, ["orin-nano", "orin-nano-super"], tiny_bundle, 10, console, slowdown=5)
