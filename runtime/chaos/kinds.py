@@ -41,6 +41,7 @@ LIE_TEXTS = {
     "wrong": "sends wrong tokens as what its blocks made",
     "blames": "sends wrong tokens as what another made",
     "forges": "forges answers, MOVED, CANCEL and more, for requests that it was not given",
+    "former": "hands everything on, then sends RETURN, PROGRESS, RELEASE and copies of it",
     "floods": "floods peers with work for sources that do not exist",
     "hellos": "sends HELLO all the time, under many names",
     "changes": "announces other properties all the time",

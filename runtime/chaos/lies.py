@@ -32,6 +32,8 @@ from ls_edge.runtime.transport.admission import new_alias
 
 _FLOOD = 8
 """Messages to each process in a turn."""
+_FORMER = 1
+"""Requests about which a former holder lies in a turn. Other tokens are the lie ``poisons``."""
 _ALIASES = 24
 """Number of sources that one source process of a liar is at once."""
 
@@ -122,6 +124,20 @@ def _bounce(liar: Liar, event: Arrived) -> Sends:
         yield _onward(event, name, run.itinerary, event.tokens, run.returning)
 
 
+def _hand_on(liar: Liar, event: Arrived) -> Sends:
+    """As a relay, and be done with it: what it says of it afterwards is a former holder's."""
+    run = event.run
+    others = [name for name in liar.others("peer") if name not in (event.sender, *run.itinerary.relays)]
+    yield from _accept(liar, event)
+    if not others:
+        yield _home(event, "unreachable")
+        return
+    to = others[liar.counts.received % len(others)]
+    onward = msgspec.structs.replace(run.itinerary, relays=(*run.itinerary.relays, liar.name))
+    yield _onward(event, to, onward, event.tokens, run.returning)
+    yield Send(event.sender, Release(run.transfer, to))
+
+
 def _ran_all(liar: Liar, event: Arrived, tokens: Any, by: str = "") -> Sends:
     yield from _accept(liar, event)
     it = event.run.itinerary
@@ -173,6 +189,24 @@ def _releases(liar: Liar) -> Sends:
     for event in liar.given:
         yield Send(event.sender, Release(event.run.transfer, liar.rng.choice(before)))
         yield Send(event.run.itinerary.owner, Moved(event.run.transfer, liar.rng.choice(before)))
+
+
+def _as_former_holder(liar: Liar) -> Sends:
+    """About what it has handed on: RETURN as it was, old RUNs to others, answers to transfers of others."""
+    rng, others = liar.rng, liar.others("peer")
+    for event in rng.sample(liar.given, min(len(liar.given), _FORMER)):
+        run, onward = event.run, event.run.transfer._replace(hop=event.run.transfer.hop + 1)
+        done = run.itinerary.blocks_done + 1
+        for why in ("unreachable", "credit", "budget"):
+            yield _home(event, why)
+        for name in {event.sender, run.itinerary.owner, *others}:
+            for one in (run.transfer, onward):
+                for message in (Accept(one, 16), Progress(one, done), Refuse(one, "busy", 16), Release(one, liar.name)):
+                    yield Send(name, message)
+        for name in others:
+            yield Send(run.itinerary.owner, Moved(onward, name))
+            for copy in (onward, onward._replace(branch=rng.getrandbits(64))):
+                yield Forward(name, copy, run.budget_us, run.itinerary, event.tokens, run.returning)
 
 
 def _random_transfer(liar: Liar) -> TransferId:
@@ -293,6 +327,7 @@ LIES: dict[str, Lie] = {
     "forges": Lie(
         _refuse("busy", 0), _forge
     ),
+    "former": Lie(_hand_on, _as_former_holder),
     "floods": Lie(_refuse("busy"), _flood),
     "hellos": Lie(_accept, _hellos, tempts=False),
     "changes": Lie(_accept, _changing, tempts=False),

@@ -10,6 +10,8 @@ import msgspec
 import pytest
 
 from ls_edge.errors import NotFinite
+from ls_edge.runtime.chaos import liar as lying
+from ls_edge.runtime.chaos.lies import LIES as CHAOS_LIES
 from ls_edge.runtime.protocol.messages import (
     Accept,
     Cancel,
@@ -192,6 +194,37 @@ def test_one_that_returns_everything_is_not_asked_all_the_time():
     (outcome,) = sim.outcomes[request]
     assert isinstance(outcome, Fail)
     assert len(liar.given) < 30
+
+
+@pytest.mark.parametrize("policy", ["nearest", "fastest"])
+@pytest.mark.parametrize("seed", range(1))
+def test_what_a_former_holder_sends_changes_nothing(policy, seed):
+    """It handed a request on, and sends old RUNs, returns, and answers to transfers that are not its own."""
+    sim = Simulation(
+        {"a": (0, 1), "b": (2, 3), "c": range(BLOCKS), "liar": range(BLOCKS)}, blocks=BLOCKS, seed=seed, validate=True
+    )
+    liar = sim.processes["liar"].machine = lying.Liar(
+        "liar", ALL, BLOCKS, CHAOS_LIES["former"], lambda *_: None, ("spoilt",), seed=seed
+    )
+    sim.run(0.3)
+    requests = []
+    for _ in range(20):
+        requests.append(sim.submit(policy=policy, budget=10.0))
+        sim.run(0.05)
+    sim.settle()
+    for request in requests:
+        (outcome,) = sim.outcomes[request]
+        assert isinstance(outcome, Complete), outcome
+        ran = [step for wave in outcome.itinerary.waves for track in wave for step in track]
+        assert sorted(outcome.tokens) == list(ALL) == sorted(block for block, _ in ran)
+        assert "liar" not in {holder for _, holder in ran}
+    assert liar.counts.received > len(requests) // 4
+    sim.kill("liar")
+    sim.run(12.0)
+    for name in "abc":
+        machine = sim.processes[name].machine
+        assert not machine.held
+        assert machine.credits == machine.limits.credits
 
 
 # A source.
