@@ -339,4 +339,4 @@ def test_tokens_of_a_closed_wave_are_freed_without_a_garbage_collection():
 
 
 def _held_requests():
-    return sum(isinstance(one, HeldRequest) for one in gc.get_objects())
+    return sum(type(one) is HeldRequest for one in gc.get_objects())
