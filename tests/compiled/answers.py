@@ -17,7 +17,7 @@ ANSWERS = 6
 LIBRARY = "ls_edge__mypyc"
 
 
-def main(bundle, folder, policy, out):
+def main(bundle, folder, out):
     opened = Bundle.open(bundle)
     images = np.random.default_rng(0).standard_normal((ANSWERS, 3, *opened.manifest.image.size)).astype(np.float32)
     half = opened.num_blocks // 2
