@@ -182,7 +182,7 @@ class PeerMachine(CustodyMachine):
             far_blocks=self._far_blocks([n for n in near if n.name != name], reached),
         )
 
-    def _far_blocks(self, ways: Sequence[Neighbour], reached: AbstractSet[int]) -> tuple[tuple[int, ...], ...]:
+    def _far_blocks(self, through: Sequence[Neighbour], reached: AbstractSet[int]) -> tuple[tuple[int, ...], ...]:
         """Blocks that are 2, 3, … links away through some of the neighbours, each at its shortest distance.
 
         What a neighbour hears of is not what it told us itself, and :data:`MAX_FAR` ends what two of them still
@@ -193,7 +193,7 @@ class PeerMachine(CustodyMachine):
             return ()
         found: list[tuple[int, ...]] = []
         for distance in range(MAX_FAR):
-            states = [n.state for n in ways if n.state is not None]
+            states = [n.state for n in through if n.state is not None]
             if distance == 0:
                 heard = {block for state in states for block in state.reach_blocks}
             else:
