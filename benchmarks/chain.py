@@ -328,17 +328,20 @@ def _measured(
     used = _usage(us | peers) - before
     spent = sum(count for (name, what), count in used.items() if what.startswith("cpu ") and name in us)
     in_peers = sum(count for (name, what), count in used.items() if what.startswith("cpu ") and name in peers)
-    answers = sum(ended for _, _, ended in rates)
+    answers = sum(count for count, _ in rates)
     return {
-        "answers_a_second": round(median([count / took for count, took, _ in rates]), 1),
+        "answers_a_second": round(median([count / took for count, took in rates]), 1),
         "source_cpu_ms": round(spent / _NS / max(1, answers), 4),
         "peers_cpu_ms": round(in_peers / _NS / max(1, answers), 4),
     }
 
 
-def _answers(sources: Sequence[Source], images: np.ndarray, in_flight: int, seconds: float) -> tuple[int, float, int]:
-    """Keep ``in_flight`` requests of each source in flight; answers, their seconds, and answers in all."""
-    started, count, number = time.perf_counter(), 0, 0
+def _answers(sources: Sequence[Source], images: np.ndarray, in_flight: int, seconds: float) -> tuple[int, float]:
+    """Keep ``in_flight`` requests of each source in flight for a while; answers, and seconds until the last of them.
+
+    To its end, since a request may take longer than the while, and then fewer end in it than the peers can answer.
+    """
+    started, number = time.perf_counter(), 0
     pending: dict[Future[Any], Source] = {}
     for source in sources:
         for _ in range(in_flight):
@@ -350,11 +353,10 @@ def _answers(sources: Sequence[Source], images: np.ndarray, in_flight: int, seco
             future.result()
             source = pending.pop(future)
             pending[source.submit(images[number % len(images)])] = source
-            count, number = count + 1, number + 1
-    took = time.perf_counter() - started
+            number += 1
     for future in pending:
         future.result()
-    return count, took, count + len(pending)
+    return number, time.perf_counter() - started
 
 
 def show(document: dict[str, Any], console: Console) -> None:
