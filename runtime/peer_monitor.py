@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ls_edge.evaluation.run_summary import Rejection
-from ls_edge.peers_file import PeersFile
+from ls_edge.peers_file import PeerConfig, PeersFile
 from ls_edge.records import PeerEvent, PeerState
 from ls_edge.runtime.routing.events import Note, NoteKind
 from ls_edge.runtime.routing.neighbours import Neighbour
@@ -68,21 +68,10 @@ class SourceSnapshot:
     """Messages that were dropped and connections that were refused, by reason."""
 
 
-class _PeerFacts(NamedTuple):
-    """What is seen of a peer; see :class:`PeerView`."""
-
-    state: PeerState = PeerState.LOST
-    engine: str = ""
-    bundle_id: str = ""
-    warm: bool = False
-    credits: int = 0
-    reaches: tuple[str, ...] = ()
-
-
 class _Facts(NamedTuple):
     """What a snapshot is made of; nothing in it changes any more."""
 
-    peers: tuple[_PeerFacts, ...]
+    peers: tuple[PeerView, ...]
     """In the order of ``peers.yaml``."""
     held: tuple[tuple[int, ...], ...]
     """Blocks that warm neighbours serve or reach."""
@@ -126,7 +115,7 @@ class PeerMonitor:
         self._suspicion_ends = float("inf")
         self._states = dict.fromkeys((peer.name for peer in peers.peers), PeerState.LOST)
         """The state of the last event of each peer."""
-        lost = (_PeerFacts(),) * len(peers.peers)
+        lost = tuple(PeerView(peer.name, peer.blocks) for peer in peers.peers)
         self._facts = _Facts(lost, (), node.problems, {}, {}, MappingProxyType({}), 0, {})
         self._making = threading.Lock()
         self._latest = (self._facts, self._snapshot_of(self._facts))
@@ -185,7 +174,7 @@ class PeerMonitor:
         self._suspicion_ends = float("inf")
         for peer, known in zip(self._peers.peers, before.peers, strict=True):
             n = neighbours.get(peer.name)
-            peers.append(_facts_of(n, now, known))
+            peers.append(_view(peer, n, now, known))
             if n is not None and n.suspected_until > now:
                 self._suspicion_ends = min(self._suspicion_ends, n.suspected_until)
         held: list[tuple[int, ...]] = []
@@ -209,18 +198,16 @@ class PeerMonitor:
             with self._changed:
                 self._facts = facts
                 self._changed.notify_all()
-        for peer, seen in zip(self._peers.peers, peers, strict=True):
-            state = PeerState.LOST if seen.state is PeerState.COLD else seen.state
-            if state is not self._states[peer.name]:
-                self._states[peer.name] = state
-                self._report(peer.name, state, reasons.get(peer.name, ""))
+        for view in peers:
+            state = PeerState.LOST if view.state is PeerState.COLD else view.state
+            if state is not self._states[view.name]:
+                self._states[view.name] = state
+                self._report(view.name, state, reasons.get(view.name, ""))
 
     def _snapshot_of(self, facts: _Facts) -> SourceSnapshot:
         """On any thread."""
-        peers = zip(self._peers.peers, facts.peers, strict=True)
-        views = {peer.name: PeerView(peer.name, peer.blocks, *seen) for peer, seen in peers}
         return SourceSnapshot(
-            peers=MappingProxyType(views),
+            peers=MappingProxyType({view.name: view for view in facts.peers}),
             missing_blocks=tuple(sorted(set(range(self._num_blocks)).difference(*facts.held))),
             problems=facts.problems,
             mismatched=MappingProxyType(facts.mismatched),
@@ -241,9 +228,9 @@ class PeerMonitor:
                 log.exception("a callback for peer events failed")
 
 
-def _facts_of(n: Neighbour | None, now: float, before: _PeerFacts) -> _PeerFacts:
+def _view(peer: PeerConfig, n: Neighbour | None, now: float, before: PeerView) -> PeerView:
     if n is None:
-        return _PeerFacts(engine=before.engine, bundle_id=before.bundle_id)
+        return PeerView(peer.name, peer.blocks, engine=before.engine, bundle_id=before.bundle_id)
     state = n.state
     if state is None or not state.warm:
         found = PeerState.COLD
@@ -253,7 +240,9 @@ def _facts_of(n: Neighbour | None, now: float, before: _PeerFacts) -> _PeerFacts
         found = PeerState.DRAINING
     else:
         found = PeerState.SUSPECT if now < n.suspected_until else PeerState.ALIVE
-    return _PeerFacts(
+    return PeerView(
+        peer.name,
+        peer.blocks,
         found,
         n.hello.engine,
         n.hello.bundle_id,

@@ -5,9 +5,11 @@ very little, so that any order gives nearly the same logits; these weights are d
 other weights all show.
 """
 
+import contextlib
 import functools
 import gc
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -38,6 +40,27 @@ GRACE_S = 3.0
 def pytest_configure(config):
     config.addinivalue_line("markers", "leaks_ok(reason): what the test starts lives on for good")
     config.addinivalue_line("markers", "benchmark: starts benchmarks as processes; left out with -m 'not benchmark'")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mounts a disk of so many megabytes and returns its folder; skips the test where nothing may be mounted."""
+    with contextlib.ExitStack() as mounted:
+
+        def mount(megabytes):
+            folder = tmp_path / "disk"
+            folder.mkdir()
+            run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=10)
+            try:
+                done = run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)])
+            except OSError as error:
+                pytest.skip(f"no disk can be mounted here: {error}")
+            if done.returncode:
+                pytest.skip(f"no disk can be mounted here: {done.stderr.strip()}")
+            mounted.callback(run, ["umount", "-l", str(folder)], check=True)
+            return folder
+
+        yield mount
 
 
 @pytest.fixture(autouse=True)

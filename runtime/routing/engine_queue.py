@@ -154,9 +154,10 @@ class EngineQueue:
         """Fewest requests of which a call can be made now."""
         return self.max_batch if self._calls else 1
 
-    def usual_s(self, num_blocks: int) -> float:
-        """Return the usual time until a call of so many blocks ends that is given to the engine now, in seconds."""
-        return (num_blocks + sum(call.num_blocks for call in self._calls)) * self.block_us / 1e6
+    def most_s(self) -> float:
+        """Return the seconds after which the engine hangs if it has not returned all calls that it has now."""
+        limits, usual = self._limits, self.block_us / 1e6
+        return sum(max(limits.hop_floor, limits.hop_factor * usual * call.num_blocks) for call in self._calls)
 
     def end_call(self, now: float) -> tuple[HeldRequest, ...]:
         """The call that runs has ended: take it out, and return its requests as :attr:`running` has them."""

@@ -405,9 +405,9 @@ class PeerMachine(CustodyMachine):
         self.set_check(request, request.deadline)
         self.engine.queued.append(request)
 
-    def _enter_running(self, request: HeldRequest, usual: float) -> None:
+    def _enter_running(self, request: HeldRequest, until: float) -> None:
         self.engine.queued.remove(request)
-        self.set_check(request, self.now + max(self.limits.hop_floor, self.limits.hop_factor * usual))
+        self.set_check(request, until)
 
     def _leave_queue(self, request: HeldRequest, until: float | None) -> None:
         self.engine.queued.remove(request)
@@ -444,9 +444,9 @@ class PeerMachine(CustodyMachine):
             if started is None:
                 return
             batch, blocks = started
-            usual = engine.usual_s(0)
+            until = self.now + engine.most_s()
             for request in batch:
-                self.transition(request, Stage.RUNNING, f"blocks {', '.join(map(str, blocks))}", usual)
+                self.transition(request, Stage.RUNNING, f"blocks {', '.join(map(str, blocks))}", until)
             self.instructions.append(
                 Compute(
                     blocks,
@@ -635,7 +635,7 @@ class PeerMachine(CustodyMachine):
         self.joins.on_track_forgotten(request)
 
     def _after_event(self, event: Event) -> None:
-        if self.now >= self._drain_until and self.engine.length > 1:
+        if self.now >= self._drain_until and self.engine.length:
             self._requeue("half of the drain is over")
         if self._orphaned:
             self._drop_orphans()

@@ -233,6 +233,18 @@ def test_the_engine_is_given_its_next_call_while_one_runs_and_no_further_one():
     assert [call.transfers[0].request for call in peer.calls][:2] == [request_id(1), request_id(0)]
 
 
+def test_a_call_that_came_after_a_slow_one_has_its_whole_time():
+    peer = new_peer(limits=Limits(chain=0, hop_floor=0.25))
+    for number in range(2):
+        peer.gets("laptop", run_of(transfer(number)))
+    peer.passes(0.24)
+    peer.computes_next()
+    peer.passes(0.2)
+    assert not peer.machine.engine.stuck
+    peer.passes(0.4)
+    assert peer.machine.engine.stuck
+
+
 def test_a_batch_that_is_not_full_is_kept_for_others_to_join():
     peer = new_peer(max_batch=2)
     for number in range(2):
@@ -244,7 +256,7 @@ def test_a_batch_that_is_not_full_is_kept_for_others_to_join():
 
 @pytest.mark.parametrize("why", ["it hangs", "half of a drain is over"])
 def test_a_call_that_has_not_begun_is_taken_back_and_its_result_not_used(why):
-    peer = new_peer((0,))
+    peer = new_peer((0,), Limits(chain=0, hop_floor=0.25 if why == "it hangs" else 60))
     peer.meets("b", [0, 1])
     for number in range(2):
         peer.gets("laptop", run_of(transfer(number), budget=60))
@@ -252,9 +264,9 @@ def test_a_call_that_has_not_begun_is_taken_back_and_its_result_not_used(why):
     if why == "it hangs":
         peer.passes(1.0)
     else:
-        peer.machine.limits = Limits(hop_floor=60)
         peer(Drain())
         peer.passes(2.1, step=0.05)
+    assert peer.machine.engine.stuck == (why == "it hangs")
     taken = [r for r in peer.machine.held.values() if r.request == request_id(1)]
     assert not any(request.stage is Stage.RUNNING for request in taken)
     before = [request.itinerary for request in taken]

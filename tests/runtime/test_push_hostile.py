@@ -4,7 +4,6 @@ import hashlib
 import os
 import random
 import socket
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -324,36 +323,21 @@ def test_a_peer_lives_under_thousands_of_broken_pushes(peer, file, keys, tiny_bu
     assert sum(path.stat().st_size for path in (tmp_path / "store").rglob("*") if path.is_file()) < 20 * 1024 * 1024
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A folder on a disk of its own of 6 MB; skipped where nothing may be mounted."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
-    try:
-        done = subprocess.run(mount, capture_output=True, text=True, timeout=10)
-    except OSError as error:
-        pytest.skip(f"no disk can be mounted here: {error}")
-    if done.returncode:
-        pytest.skip(f"no disk can be mounted here: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True, timeout=10)
-
-
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_a_full_disk_is_said_and_nothing_is_installed(
     serve, file, keys, tiny_bundle, small_disk, wait_until, monkeypatch, when
 ):
+    disk = small_disk(megabytes=6)
     if when == "meanwhile":  # somebody else fills it after the space was found to be enough
         monkeypatch.setattr("ls_edge.runtime.store.SPARE_BYTES", -(1 << 40))
-    fill = small_disk / "fill"
-    serve(StoredPeer(file, "a", small_disk / "store", keys=keys["a"]))
+    fill = disk / "fill"
+    serve(StoredPeer(file, "a", disk / "store", keys=keys["a"]))
     with Pusher(file, keys=keys["laptop"], wait=60, connect=60) as pusher:
-        free = os.statvfs(small_disk)
+        free = os.statvfs(disk)
         fill.write_bytes(bytes(free.f_bavail * free.f_frsize - 20_000))
         with pytest.raises(PushError, match=r"a: disk full.*no peer was switched"):
             pusher.push(Bundle.open(tiny_bundle))
-    assert not any(name.startswith("bundles") for name in files_in(small_disk / "store"))
+    assert not any(name.startswith("bundles") for name in files_in(disk / "store"))
     fill.unlink()
     with Pusher(file, keys=keys["laptop"], wait=60, connect=60) as pusher:
         pusher.push(Bundle.open(tiny_bundle))
