@@ -41,6 +41,9 @@ log = logging.getLogger("ls_edge.runtime")
 _LEAVE_WITHIN = 4.7
 """Seconds after SIGTERM until a peer leaves whatever it holds."""
 
+READ_WITHIN_S = 0.03
+"""Longest that messages stay unread while the engine runs a call and has its next one: what they ask of it comes later
+anyway, and a turn of the loop takes its core from it."""
 MAX_ENGINE_TEXT = 256
 """Most characters of ``engine`` in HELLO."""
 
@@ -152,7 +155,8 @@ class Peer:
         leave_at = float("inf")
         try:
             while self._failure is None:
-                self.node.step(more=self._take_results)
+                unread_for = READ_WITHIN_S if self.machine.engine.is_ahead else 0.0
+                self.node.step(more=self._take_results, unread_for=unread_for)
                 if self._until_eof and self.node.can_read(0) and at_end(0):
                     self._stops = 2
                 if self._inspector is not None:

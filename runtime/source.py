@@ -154,20 +154,22 @@ class Source:
             )
         self._machine.head_us = round(warm_ms[1] * 2e3)
         self._ids = itertools.count()
+        # Of every thread that has the lock.
+        self._lock = threading.Lock()
+        self._waiting: OrderedDict[int, InFlightRequest] = OrderedDict()
+        self._inflight: set[int] = set()
+        """Requests that were started and have not ended, or whose job this process's engines still have."""
+        self._closing = False
+        """Whether the source thread ends or has ended; nothing is accepted any more."""
+        self._closed = False
         # Filled by other threads, emptied by the source thread.
         self._submitted: deque[InFlightRequest] = deque()
         self._cancelled: deque[int] = deque()
         self._wanted_challenges: deque[Challenge] = deque()
-        self._waiting: OrderedDict[int, InFlightRequest] = OrderedDict()
+        # Of the source thread.
         self._open: dict[int, InFlightRequest] = {}
-        self._inflight: set[int] = set()
-        """Requests that were started and have not ended, or whose job this process's engines still have."""
         self._deadlines = Deadlines()
         """Of the open requests that this process would have to end: not those that the routing machine has."""
-        self._closing = False
-        """Whether the source thread ends or has ended; nothing is accepted any more."""
-        self._closed = False
-        self._lock = threading.Lock()
         with self._cores.others():  # where the threads that are started here stay
             self._start(keys, strict_bundle, on_event)
 
@@ -281,9 +283,12 @@ class Source:
             if self._closing:
                 raise SourceClosed("the source was closed; open a new one")
             self._submitted.append(inflight)
+            self._waiting[inflight.request] = inflight
+            self._start_waiting()
         # Without a reference to what refers to the future: answers are freed when their users drop them.
         inflight.future.add_done_callback(partial(self._on_done, inflight.request))
-        self._node.wake()
+        if inflight.deadline < now + _POLL_S:  # else the source thread has a turn in time
+            self._node.wake()
         return inflight.future
 
     @property
@@ -382,25 +387,31 @@ class Source:
 
     def _take_over(self) -> None:
         """Take over what other threads have done and want; in each turn of the node."""
-        for result in self._worker.results():
+        results = self._worker.results()
+        self._accept_submitted()  # some of them may have a result already
+        for result in results:
             self._on_result(result)
-        self._accept_submitted()
+        self._end_overdue(time.monotonic())
+        with self._lock:
+            self._start_waiting()
 
     def _next_wait(self) -> float:
         return max(0.0, min(_POLL_S, self._deadlines.next - time.monotonic()))
 
     def _accept_submitted(self) -> None:
-        """Take over submissions, cancellations and challenges, end overdue requests, and start those that are next."""
+        """Take over submissions, cancellations and challenges."""
         cancelled = [self._cancelled.popleft() for _ in range(len(self._cancelled))]  # each was submitted before
         while self._submitted:
             inflight = self._submitted.popleft()
-            self._open[inflight.request] = self._waiting[inflight.request] = inflight
+            self._open[inflight.request] = inflight
             self._deadlines.add(inflight.request, inflight.deadline)
         for request in cancelled:
             self._cancel(request)
         while self._wanted_challenges:
             self._start_challenge(self._wanted_challenges.popleft())
-        self._end_overdue(time.monotonic())
+
+    def _start_waiting(self) -> None:
+        """Start the requests that are next, on any thread that has the lock."""
         while self._waiting and len(self._inflight) < self.settings.max_inflight:
             _, inflight = self._waiting.popitem(last=False)
             self._inflight.add(inflight.request)
@@ -442,7 +453,8 @@ class Source:
         inflight = result.inflight
         inflight.at_worker = False
         if inflight.state is RequestState.ENDED:
-            self._inflight.discard(inflight.request)
+            with self._lock:
+                self._inflight.discard(inflight.request)
         elif result.error is not None:
             self._end(inflight, result.error, inflight.answered)
         elif isinstance(result, _HeadResult):
@@ -518,13 +530,14 @@ class Source:
 
     def _forget(self, inflight: InFlightRequest) -> None:
         """Mark a request as ended; it stays in flight while an engine of this process has its job."""
-        inflight.state = RequestState.ENDED
-        inflight.image = inflight.stem_tokens = inflight.answered = None  # users may keep its future
         self._open.pop(inflight.request, None)
-        self._waiting.pop(inflight.request, None)
         self._deadlines.remove(inflight.request)
-        if not inflight.at_worker:
-            self._inflight.discard(inflight.request)
+        with self._lock:  # it may be starting
+            inflight.state = RequestState.ENDED
+            self._waiting.pop(inflight.request, None)
+            if not inflight.at_worker:
+                self._inflight.discard(inflight.request)
+        inflight.image = inflight.stem_tokens = inflight.answered = None  # users may keep its future
 
     # Audits.
 

@@ -105,6 +105,11 @@ class EngineQueue:
         return len(self.queued) + len(self._calls)
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether the engine runs a call and has as many behind it as it is given."""
+        return len(self._calls) >= MOST_CALLS
+
+    @property
     def next_start(self) -> float | None:
         """When the next call may begin; None while nothing is queued, or one is running."""
         return self._start_at if not self._calls and self.queued and not self.stuck else None
@@ -127,7 +132,7 @@ class EngineQueue:
 
     def next_batch(self, now: float, usable: frozenset[int]) -> tuple[tuple[HeldRequest, ...], tuple[int, ...]] | None:
         """Return the requests of the next call and its blocks; None where the engine is to get none now."""
-        if len(self._calls) >= MOST_CALLS or len(self.queued) < self._least_batch or self.stuck:
+        if self.is_ahead or len(self.queued) < self._least_batch or self.stuck:
             return None
         first = min(
             self.queued, key=lambda request: (self._served.get(request.owner, 0), request.arrived, request.request)

@@ -182,6 +182,8 @@ class Node:
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
+        self._wakes = zmq.Poller()
+        self._wakes.register(self._wake_in.fileno(), zmq.POLLIN)
         try:
             self._links = Links(
                 {} if closed else {p.name: p.address for p in peers.peers if p.name != name},
@@ -226,16 +228,23 @@ class Node:
         """Whether the latest :meth:`step` found that a watched file descriptor can be read, or is at its end."""
         return self._links.can_read(descriptor)
 
-    def step(self, at_most: float = 0.1, more: Callable[[], None] = lambda: None) -> None:
+    def step(
+        self, at_most: float = 0.1, more: Callable[[], None] = lambda: None, *, unread_for: float = 0.0
+    ) -> None:
         """Wait for events, at most ``at_most`` seconds, and handle all of them: one *turn*.
 
         ``more`` is called when all messages have been read; events that it feeds are handled together with them. What
-        the turn sends to one process goes as one message where that process reads it so.
+        the turn sends to one process goes as one message where that process reads it so. Messages may stay unread for
+        ``unread_for`` seconds, unless :meth:`wake` is called: fewer turns read more each.
         """
         now = time.monotonic()
         due = self._machine.next_check()
         wait = min(at_most, self._state_at - now, self._outbox.held_until - now, *(() if due is None else (due - now,)))
         self._asleep = True
+        if unread_for and not self._woken:
+            unread_for = min(unread_for, max(0.0, wait))
+            self._wakes.poll(round(unread_for * 1e3))
+            wait -= unread_for
         events = self._links.poll(0.0 if self._woken else max(0.0, wait))
         self._asleep = self._woken = False
         if self._links.can_read(self._wake_in.fileno()):
