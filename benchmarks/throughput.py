@@ -7,8 +7,9 @@
   then. The policies ``fastest`` and ``sequential`` in turn on the same peers.
 - *batches*: the same two peers with and without batches of at most eight requests, whatever block each is at.
 
-Images are noise and ready in memory; seconds run from the first submission to the last answer. A round is one such
-stretch of each that is compared; ratios are taken within rounds, figures are medians over rounds.
+Images are noise and ready in memory. A round is one stretch of answers of each that is compared, while as many requests
+as said are in flight: filling and emptying the peers at both ends is left out. Ratios are taken within rounds, figures
+are medians over rounds.
 """
 
 from __future__ import annotations
@@ -187,16 +188,21 @@ def _answering(source: Source, concurrency: int) -> Stretch:
 
     def stretch(count: int) -> float:
         gate = threading.Semaphore(concurrency)
+        answered: list[float] = []
         futures = []
-        started = time.perf_counter()
-        for index in range(count):
+
+        def on_answer(_: object) -> None:
+            answered.append(time.perf_counter())
+            gate.release()
+
+        for index in range(count + 2 * concurrency):
             gate.acquire()
             future = source.submit(images[index % 8])
-            future.add_done_callback(lambda _: gate.release())
+            future.add_done_callback(on_answer)
             futures.append(future)
         for future in futures:
             future.result()
-        return time.perf_counter() - started
+        return answered[concurrency + count - 1] - answered[concurrency - 1]
 
     return stretch
 
