@@ -97,7 +97,7 @@ class Limits:
     """How long the source collects requests that were answered in the usual way before it sends their CANCEL."""
     way_back: float = 0.005
     """Time kept for the hop back and the head; the source adds what its head usually takes."""
-    chain: float = 0.04
+    chain: float = 0.1
     """Longest that one engine call may take by running several blocks in a row; one block runs in any case."""
     drain: float = 4.0
     """How long a draining peer tries to get rid of what it holds."""
