@@ -228,9 +228,7 @@ class Node:
         """Whether the latest :meth:`step` found that a watched file descriptor can be read, or is at its end."""
         return self._links.can_read(descriptor)
 
-    def step(
-        self, at_most: float = 0.1, more: Callable[[], None] = lambda: None, *, unread_for: float = 0.0
-    ) -> None:
+    def step(self, at_most: float = 0.1, more: Callable[[], None] = lambda: None, *, unread_for: float = 0.0) -> None:
         """Wait for events, at most ``at_most`` seconds, and handle all of them: one *turn*.
 
         ``more`` is called when all messages have been read; events that it feeds are handled together with them. What

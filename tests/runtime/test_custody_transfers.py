@@ -226,6 +226,7 @@ def test_sources_take_turns_at_the_engine():
 def test_the_engine_is_given_its_next_call_while_one_runs_and_no_further_one():
     peer = new_peer()
     for number in range(3):
+        assert peer.machine.engine.is_ahead == (number > 1)
         peer.gets("laptop", run_of(transfer(number)))
     assert [call.transfers[0].request for call in peer.calls] == [request_id(0), request_id(1)]
     assert peer.machine.state().queue == 3

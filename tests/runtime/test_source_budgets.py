@@ -172,6 +172,27 @@ def test_what_was_cancelled_counts_as_on_its_way_until_its_stem_has_ended(served
     assert {future.result(20).degraded for future in [source.submit(image) for _ in range(4)]} == {False}
 
 
+def test_what_is_overdue_while_it_starts_ends_once_and_leaves_its_place(served, images):
+    source = served(max_inflight=2)
+    (image,) = images(1)
+    ended = Counter()
+    late = []
+
+    def submit(who):
+        for number in range(100):
+            late.append(source.submit(image, budget_ms=0.001 * (1 + number % 50)))
+            late[-1].add_done_callback(lambda _, key=(who, number): ended.update([key]))
+
+    submitters = [threading.Thread(target=submit, args=(who,)) for who in range(3)]
+    for thread in submitters:
+        thread.start()
+    for thread in submitters:
+        thread.join(20)
+    assert {type(future.exception(20)) for future in late} <= {Overloaded, BudgetExceeded}
+    assert ended == Counter((who, number) for who in range(3) for number in range(100))
+    assert {future.result(20).degraded for future in [source.submit(image) for _ in range(4)]} == {False}
+
+
 def test_cancelling_what_waits_does_not_look_at_all_the_others(alone, engines, images, monkeypatch):
     source = alone(max_inflight=1)
     stem = engines["stem"].hold()
