@@ -19,9 +19,6 @@ from ls_edge.runtime.planning.problem import Objective, Placement, PlanningProbl
 from ls_edge.runtime.planning.scoring import SimulatedFigures, best_policy, policies_for, simulate_placement
 
 SCHEMA = 1
-NO_WORSE = 0.01
-"""Relative difference up to which the solver's placement is kept although another simulates better: a simulation of so
-few requests is not more exact."""
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -117,9 +114,11 @@ def plan_document(
             )
         scored.append(_Scored(candidate, simulated))
     on_step(len(candidates), len(candidates), "done")
-    best = scored[0]
+    best = scored[0]  # that of the solver
     for other in scored[1:]:
-        if other.value(objective) < best.value(objective) - NO_WORSE * abs(best.value(objective)):
+        if other.value(objective) < best.value(objective) - scoring.NO_WORSE * abs(
+            best.value(objective)
+        ):
             best = other
     baselines: dict[str, Expected | None] = {"single": _single(planned)}
     for name in planned.baselines:

@@ -19,6 +19,8 @@ from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
 
 MOST_DEVICES = 16
 """More are not simulated: everybody tells everybody its state, so the time grows with their square."""
+NO_WORSE = 0.01
+"""Relative difference up to which simulated figures count as equal: so few requests say no more."""
 _WARM_UP = 5
 _ALONE = 15
 """Requests one after the other for the latency, after those that warm up: the median of more differs little."""
@@ -187,5 +189,11 @@ def _is_whole(
 
 
 def best_policy(figures: Sequence[SimulatedFigures], objective: Objective) -> SimulatedFigures:
-    """The figures of the policy that serves an objective best; equal ones by latency, then by throughput."""
-    return min(figures, key=lambda one: (one.value(objective), one.latency_ms, -one.throughput))
+    """The figures of the policy that serves an objective best.
+
+    Of those that are no worse than the best by more than :data:`NO_WORSE` the one with the least latency, then the most
+    throughput: a simulation does not tell them apart.
+    """
+    best = min(one.value(objective) for one in figures)
+    equal = [one for one in figures if one.value(objective) <= best + NO_WORSE * abs(best)]
+    return min(equal, key=lambda one: (one.latency_ms, -one.throughput))

@@ -14,7 +14,7 @@ from ls_edge.runtime.planning import milp
 from ls_edge.runtime.planning.figures import figures_of, throughput_of, value_of
 from ls_edge.runtime.planning.planner import plan_placement
 from ls_edge.runtime.planning.problem import OBJECTIVES, PlannedDevice, PlanningProblem, visit_times, zones_of
-from ls_edge.runtime.planning.scoring import simulate_placement
+from ls_edge.runtime.planning.scoring import SimulatedFigures, best_policy, simulate_placement
 
 pytest.importorskip("highspy")
 
@@ -315,3 +315,18 @@ def test_visits_from_links():
     assert visit_times(list(half), links) == pytest.approx({name: 2 * h for name, h in half.items()})
     assert visit_times(["s", "a"], {("s", "a"): 3.0, ("a", "s"): 3.0}) == {"s": 3.0, "a": 3.0}
     assert visit_times(["s", "a", "b"], {}) == {"s": 0.0, "a": 0.0, "b": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("objective", "figures", "chosen"),
+    [
+        ("throughput", {"nearest": (88.0, 38.41), "parallel": (47.0, 38.38)}, "parallel"),  # equal but for 0.1 %
+        ("throughput", {"nearest": (88.0, 38.41), "parallel": (47.0, 37.0)}, "nearest"),
+        ("throughput", {"nearest": (47.0, 38.0), "fastest": (47.0, 38.1)}, "fastest"),
+        ("latency", {"nearest": (47.2, 38.0), "parallel": (47.0, 30.0)}, "parallel"),
+        ("energy", {"nearest": (88.0, 38.0), "parallel": (47.0, 30.0)}, "parallel"),  # not known of either
+    ],
+)
+def test_the_policy_of_a_plan_is_the_best_and_of_equal_ones_the_quickest(objective, figures, chosen):
+    simulated = [SimulatedFigures(name, *values, None, None) for name, values in figures.items()]
+    assert best_policy(simulated, objective).policy == chosen
