@@ -74,8 +74,8 @@ class PeerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long the peer waits for a batch to fill."""
     codec: str = "raw"
     """How tokens are sent to this peer: the name of a wire codec."""
-    credits: int = 16
-    """Most images that the peer holds at once."""
+    credits: int | None = None
+    """Most images that the peer holds at once; :func:`usual_credits` where it is left out."""
 
 
 class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -305,8 +305,13 @@ def _check_peer(entry: PeerEntry, index: int, source_map: yaml_source.SourceMap)
         name=entry.name, address=entry.address, bind=entry.bind or entry.address, blocks=tuple(sorted(blocks)),
         public_key=entry.public_key, engine=entry.engine, provider=entry.provider, threads=entry.threads,
         cpus=cpus, max_batch=entry.max_batch, batch_wait_ms=entry.batch_wait_ms, codec=entry.codec,
-        credits=entry.credits,
+        credits=usual_credits(entry.max_batch) if entry.credits is None else entry.credits,
     )  # fmt: skip
+
+
+def usual_credits(max_batch: int) -> int:
+    """Most images that a peer holds at once unless it is told otherwise: two calls for sources, two for other peers."""
+    return max(16, 4 * max_batch)
 
 
 def _check_range(

@@ -93,11 +93,8 @@ class Peer:
         self._faults = faults
         self._stops = 0
         self._failure: LsEdgeError | None = None
-        limits = limits or Limits.for_frames(
-            peers.heartbeat.transfer_s(bundle.manifest.tokens.bytes_per_image),
-            credits=self.entry.credits,
-            custody=4 * self.entry.credits,
-        )
+        tokens_s = peers.heartbeat.transfer_s(bundle.manifest.tokens.bytes_per_image)
+        limits = limits or Limits.for_frames(tokens_s).with_credits(self.entry.credits)
         self.machine = PeerMachine(
             name,
             self.entry.blocks,

@@ -116,9 +116,7 @@ def plan_document(
     on_step(len(candidates), len(candidates), "done")
     best = scored[0]  # that of the solver
     for other in scored[1:]:
-        if other.value(objective) < best.value(objective) - scoring.NO_WORSE * abs(
-            best.value(objective)
-        ):
+        if other.value(objective) < best.value(objective) - scoring.NO_WORSE * abs(best.value(objective)):
             best = other
     baselines: dict[str, Expected | None] = {"single": _single(planned)}
     for name in planned.baselines:

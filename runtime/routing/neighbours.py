@@ -9,6 +9,7 @@ Values that a process reports of itself are limited, since they may be wrong or 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator
@@ -106,9 +107,13 @@ class Limits:
     """Transfers that a branch may make beyond four for each block; then its tokens go home."""
 
     @classmethod
-    def for_frames(cls, seconds: float, **others: int) -> Limits:
+    def for_frames(cls, seconds: float) -> Limits:
         """Limits of a process whose tokens take so many seconds on the slowest link that counts as alive."""
-        return cls(transfer=min(seconds, MOST_HOP_S), **others)
+        return cls(transfer=min(seconds, MOST_HOP_S))
+
+    def with_credits(self, most: int) -> Limits:
+        """Return these for a peer that holds so many requests at once."""
+        return dataclasses.replace(self, credits=most, custody=4 * most)
 
     def most_hops(self, blocks: int) -> int:
         """Transfers that a branch may make before its tokens go home, so that they cannot circulate for ever."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from ls_edge.bands import Bands
 from ls_edge.errors import WireError
 from ls_edge.order_costs import OrderCosts
+from ls_edge.peers_file import usual_credits
 from ls_edge.runtime.protocol.messages import Hello, Itinerary, Run, State
 from ls_edge.runtime.routing.custody import CustodyMachine
 from ls_edge.runtime.routing.events import (
@@ -100,7 +101,9 @@ class Simulation:
         engine_seconds: Callable[[str, int, int], float] | None = None,
         call_seconds: Mapping[str, float] | None = None,
     ) -> None:
-        """``turn``: seconds within which a process collects messages and results and handles them together.
+        """``limits``: of every process; where they are left out, those of peers follow from ``max_batch``.
+
+        ``turn``: seconds within which a process collects messages and results and handles them together.
 
         ``validate``: check the books of a machine after each event (``CustodyMachine.validate``).
 
@@ -132,7 +135,7 @@ class Simulation:
         self.send_failures = 0.0
         """Part of all messages that cannot be sent, as when a link's queue is full."""
         self._placement = {name: tuple(held) for name, held in peers.items()}
-        self._limits = limits or Limits()
+        self._limits, self._has_limits = limits or Limits(), limits is not None
         self._costs = costs
         self._validate = validate
         self._turn = turn
@@ -271,9 +274,11 @@ class Simulation:
     # Inside.
 
     def _new_peer(self, name: str) -> PeerMachine:
+        most = self._max_batch[name]
+        limits = self._limits if self._has_limits else self._limits.with_credits(usual_credits(most))
         made = PeerMachine(
-            name, self._placement[name], limits=self._limits, rng=self._rng, max_batch=self._max_batch[name],
-            costs=self._costs, bands=self.bands,
+            name, self._placement[name], limits=limits, rng=self._rng, max_batch=most, costs=self._costs,
+            bands=self.bands,
         )  # fmt: skip
         made.joins.join = join_tuples
         return made

@@ -99,6 +99,16 @@ def peer(name="a", address="tcp://127.0.0.1:5555", blocks="[0]", more=""):
     return f"  - name: {name}\n    address: {address}\n    blocks: {blocks}\n{f'    {more}' if more else ''}\n"
 
 
+@pytest.mark.parametrize(
+    ("more", "held"),
+    [("", 16), ("max_batch: 4", 16), ("max_batch: 16", 64), ("{max_batch: 16, credits: 5}", 5), ("credits: 3", 3)],
+)
+def test_a_peer_holds_four_full_calls_unless_it_is_told_otherwise(tmp_path, more, held):
+    lines = "".join(f"    {line}\n" for line in more.strip("{}").split(", ") if line)
+    (entry,) = load(tmp_path, "peers:\n" + peer() + lines).peers
+    assert entry.credits == held
+
+
 A = peer()
 KEYED = peer(address="tcp://10.0.0.1:1", more=f'public_key: "{KEYS[0]}"')
 SOURCE = f'sources:\n  - {{name: s, public_key: "{KEYS[1]}"}}\n'
