@@ -141,10 +141,7 @@ def _hand_on(liar: Liar, event: Arrived) -> Sends:
 def _ran_all(liar: Liar, event: Arrived, tokens: Any, by: str = "") -> Sends:
     yield from _accept(liar, event)
     it = event.run.itinerary
-    waves = it.waves
-    for block in it.remaining:
-        it = it.ran(block, by or liar.name)
-        waves = it.waves
+    waves = it.ran(it.remaining, by or liar.name).waves if it.remaining else it.waves
     yield _home(event, "done", tokens, remaining=(), waves=waves)
 
 

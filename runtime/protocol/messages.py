@@ -147,14 +147,15 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
         before = 0 if self.track is None else self.track.before
         return before + sum(len(track) for wave in self.waves for track in wave)
 
-    def ran(self, block: int, holder: str) -> Itinerary:
-        """Return the itinerary after ``holder`` ran ``block`` on the one track."""
+    def ran(self, blocks: Sequence[int], holder: str) -> Itinerary:
+        """Return the itinerary after ``holder`` ran ``blocks`` one after the other on the one track."""
+        steps = tuple((block, holder) for block in blocks)
         if self.waves and len(self.waves[-1]) == 1:
-            waves = (*self.waves[:-1], ((*self.waves[-1][0], (block, holder)),))
+            waves = (*self.waves[:-1], ((*self.waves[-1][0], *steps),))
         else:
-            waves = (*self.waves, (((block, holder),),))
+            waves = (*self.waves, (steps,))
         return msgspec.structs.replace(
-            self, waves=waves, remaining=tuple(b for b in self.remaining if b != block), relays=()
+            self, waves=waves, remaining=tuple(b for b in self.remaining if b not in blocks), relays=()
         )
 
     def joined(self, tracks: tuple[tuple[Ran, ...], ...]) -> Itinerary:
@@ -162,7 +163,7 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
         if len(tracks) == 1:
             after = self
             for block, holder in tracks[0]:
-                after = after.ran(block, holder)
+                after = after.ran((block,), holder)
             return after
         ran = {block for track in tracks for block, _ in track}
         return msgspec.structs.replace(

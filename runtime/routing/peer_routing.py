@@ -477,8 +477,7 @@ class PeerMachine(CustodyMachine):
             if request is None:
                 continue
             request.tokens = tokens
-            for block in event.blocks:
-                request.itinerary = request.itinerary.ran(block, self.name)
+            request.itinerary = request.itinerary.ran(event.blocks, self.name)
             request.engine.ran += event.blocks
             request.engine.engine_us += event.engine_us
             self.wait(request, None, "ran")

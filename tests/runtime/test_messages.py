@@ -335,11 +335,12 @@ def test_a_longer_array_is_refused_for_its_length():
 
 def test_what_ran_here_joins_the_track_and_forgets_relays():
     it = Itinerary("s", "nearest", (0, 1, 2), 0, relays=("x",))
-    it = it.ran(1, "a").ran(0, "b")
+    it = it.ran((1,), "a").ran((0,), "b")
     assert it.waves == ((((1, "a"), (0, "b")),),)
     assert (it.remaining, it.relays, it.blocks_done) == ((2,), (), 2)
+    assert it == Itinerary("s", "nearest", (0, 1, 2), 0).ran((1, 0), "a")
     assert it.skip((2,)).skipped == (2,)
     assert it.skip((2,)).remaining == ()
     side_by_side = Itinerary("s", "nearest", (3,), 0, waves=((((0, "a"),), ((1, "b"),)),))
-    assert side_by_side.ran(3, "c").waves[1] == (((3, "c"),),)
+    assert side_by_side.ran((3,), "c").waves[1] == (((3, "c"),),)
     assert side_by_side.blocks_done == 2
