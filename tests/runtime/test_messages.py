@@ -338,7 +338,7 @@ def test_what_ran_here_joins_the_track_and_forgets_relays():
     it = it.ran((1,), "a").ran((0,), "b")
     assert it.waves == ((((1, "a"), (0, "b")),),)
     assert (it.remaining, it.relays, it.blocks_done) == ((2,), (), 2)
-    assert it == Itinerary("s", "nearest", (0, 1, 2), 0).ran((1, 0), "a")
+    assert it.ran((2,), "b") == Itinerary("s", "nearest", (0, 1, 2), 0).ran((1,), "a").ran((0, 2), "b")
     assert it.skip((2,)).skipped == (2,)
     assert it.skip((2,)).remaining == ()
     side_by_side = Itinerary("s", "nearest", (3,), 0, waves=((((0, "a"),), ((1, "b"),)),))
