@@ -147,7 +147,7 @@ def _contenders(
     processes: dict[str, dict[str, int]] = {"process": us}
     for label, count in (("", STAGES), (" one", 1)):
         placement = _placement(bundle.num_blocks, count)
-        minimal = stack.enter_context(_minimal(path, pipeline, placement))
+        minimal = stack.enter_context(minimal_chain(path, pipeline, placement))
         calls[f"minimal{label}"] = minimal.call
         processes[f"minimal{label}"] = us | minimal.pids
         cluster = stack.enter_context(local_cluster(path, placement))
@@ -167,14 +167,15 @@ def _real(source: Source) -> Call:
     return lambda image: _timed(lambda: source.submit(image).result())
 
 
-class _Minimal:
+class MinimalChain:
     """The minimal chain: our end of it."""
 
     def __init__(
-        self, stack: contextlib.ExitStack, path: Path, pipeline: Pipeline, placement: dict[str, list[int]]
+        self, stack: contextlib.ExitStack, path: Path, pipeline: Pipeline, placement: Mapping[str, Sequence[int]]
     ) -> None:
         """Start the stages and connect them."""
         self._pipeline = pipeline
+        self._shape: tuple[int, ...] = ()
         children = {
             name: stack.enter_context(Child("benchmarks.stage", str(path), str(blocks[0]), str(len(blocks))))
             for name, blocks in placement.items()
@@ -195,17 +196,38 @@ class _Minimal:
         """Seconds of one image."""
         return _timed(lambda: self._forward(image))
 
+    def stretch(self, images: np.ndarray, count: int, in_flight: int) -> float:
+        """Seconds of so many images while as many as said are in flight: filling and emptying it is left out."""
+        answered: list[float] = []
+        sent = 0
+        while len(answered) < count + 2 * in_flight:
+            while sent < count + 2 * in_flight and sent - len(answered) < in_flight:
+                self._send(images[sent % len(images)])
+                sent += 1
+                if self._back.poll(0):
+                    break
+            self._receive()
+            answered.append(time.perf_counter())
+        return answered[in_flight + count - 1] - answered[in_flight - 1]
+
     def _forward(self, image: np.ndarray) -> None:
+        self._send(image)
+        self._receive()
+
+    def _send(self, image: np.ndarray) -> None:
         tokens = self._pipeline.stem(image[None])
+        self._shape = tokens.shape
         self._out.send(memoryview(tokens).cast("B"), copy=False)
-        back = np.frombuffer(self._back.recv(copy=False).buffer, np.float32).reshape(tokens.shape)
-        self._pipeline.head(back)
+
+    def _receive(self) -> None:
+        frame = self._back.recv(copy=False)
+        self._pipeline.head(np.frombuffer(frame.buffer, np.float32).reshape(self._shape))
 
 
 @contextlib.contextmanager
-def _minimal(path: Path, pipeline: Pipeline, placement: dict[str, list[int]]) -> Iterator[_Minimal]:
+def minimal_chain(path: Path, pipeline: Pipeline, placement: Mapping[str, Sequence[int]]) -> Iterator[MinimalChain]:
     with contextlib.ExitStack() as stack:
-        yield _Minimal(stack, path, pipeline, placement)
+        yield MinimalChain(stack, path, pipeline, placement)
 
 
 # CPU time and context switches.

@@ -2,7 +2,8 @@
 
 - *two peers*: a source and two peers of one engine thread, each with half of the blocks, against one process with two
   engine threads and against two processes of one thread that answer half of the images each and know nothing of each
-  other, which is the most that two cores can do. Beside: two peers that both hold every block.
+  other, which is the most that two cores can do. Beside: two peers that both hold every block, and the minimal chain of
+  ``chain`` with half of the blocks in each process, which only passes tokens on.
 - *slow peer*: three peers, each block held by two of them; one is three times slower and stalls for 200 ms now and
   then. The policies ``fastest`` and ``sequential`` in turn on the same peers.
 - *batches*: the same two peers with and without batches of at most eight requests, whatever block each is at.
@@ -15,6 +16,7 @@ are medians over rounds.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.chain import minimal_chain
 from benchmarks.common import (
     BenchmarkError,
     Child,
@@ -38,6 +41,7 @@ from benchmarks.common import (
 )
 from ls_edge.bundle import Bundle
 from ls_edge.data.datasets import ImageSet, open_data
+from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.run_summary import summarise
 from ls_edge.runtime.chaos.faults import Faults
 from ls_edge.runtime.run_dataset import run_dataset
@@ -69,7 +73,7 @@ def _two_peers(path: Path, rounds: int, count: int, *, quick: bool) -> dict[str,
     report_progress(f"  two peers, {path.name}")
     bundle = Bundle.open(path)
     half, blocks = bundle.num_blocks // 2, range(bundle.num_blocks)
-    names = ("two peers", "two peers, all blocks", "two threads", "two processes")
+    names = ("two peers", "two peers, all blocks", "two threads", "two processes", "minimal chain")
     with contextlib.ExitStack() as stack:
         stretches = {names[0]: stack.enter_context(_peers(path, {"ann": blocks[:half], "ben": blocks[half:]}, 8))}
         if not quick:  # starting processes takes most of a quick run
@@ -79,8 +83,12 @@ def _two_peers(path: Path, rounds: int, count: int, *, quick: bool) -> dict[str,
         for child in (*one, *two):
             child.read()
         stretches |= {names[2]: _workers(one), names[3]: _workers(two)}
+        if not quick:
+            pipeline = stack.enter_context(Pipeline.open(bundle, threads=1))
+            chain = stack.enter_context(minimal_chain(path, pipeline, {"ann": blocks[:half], "ben": blocks[half:]}))
+            stretches[names[4]] = functools.partial(chain.stretch, images_for(bundle, 8), in_flight=8)
         seconds = _rounds(stretches, rounds, count)
-    over = {name: _ratio(seconds[name], seconds[names[3]]) for name in names[:3] if name in seconds}
+    over = {name: _ratio(seconds[name], seconds[names[3]]) for name in names if name in seconds and name != names[3]}
     return {
         "model": bundle.manifest.model, "images": count, "rounds": rounds, "concurrency": 8,
         "images_per_s": {name: _rate(values, count) for name, values in seconds.items()},
