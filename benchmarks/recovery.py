@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -108,17 +108,18 @@ class _Holders:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Look at each event of the source's routing machine meanwhile, on the source thread."""
-        handle = SourceMachine.handle
+        handle_all = SourceMachine.handle_all
 
-        def look(machine: SourceMachine, event: Event, now: float) -> list[Instruction]:
-            self._look(machine, event)
-            return handle(machine, event, now)
+        def look(machine: SourceMachine, events: Sequence[Event], now: float) -> list[Instruction]:
+            for event in events:
+                self._look(machine, event)
+            return handle_all(machine, events, now)
 
-        SourceMachine.handle = look  # type: ignore[method-assign]
+        SourceMachine.handle_all = look  # type: ignore[method-assign]
         try:
             yield
         finally:
-            SourceMachine.handle = handle  # type: ignore[method-assign]
+            SourceMachine.handle_all = handle_all  # type: ignore[method-assign]
 
     def _look(self, machine: SourceMachine, event: Event) -> None:
         if isinstance(event, Submit):

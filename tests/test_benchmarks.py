@@ -33,8 +33,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def document(folder):
     done = benchmarks(
-        "hop", "throughput", "tracks", "audit", "engines", "chain", "--quick", "--json", str(folder / "figures.json"),
-        TMPDIR=str(folder),
+        "hop", "throughput", "recovery", "tracks", "audit", "engines", "chain",
+        "--quick", "--json", str(folder / "figures.json"), TMPDIR=str(folder),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "raw zmq" in done.stdout
@@ -96,6 +96,13 @@ def test_throughput_compares_in_turn(document):
     assert is_ratio(slow["fastest_over_sequential"])
     assert slow["digits"] is None
     assert all(is_ratio(row["on_over_off"]) and row["max_batch"] == 8 for row in figures["batches"])
+
+
+@pytest.mark.timeout(200)
+def test_recovery_hits_the_peer_that_has_the_request(document):
+    kinds = document["benchmarks"]["recovery"]["kinds"]
+    assert set(kinds) == {"kill", "stop", "hang"}
+    assert all(math.isfinite(kind["added_ms"]["p50"]) and kind["bar_ms"] > 0 for kind in kinds.values())
 
 
 @pytest.mark.timeout(200)
