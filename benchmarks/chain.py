@@ -66,6 +66,8 @@ time beyond the engines of a visit."""
 PAUSE_S = 0.002
 MICROBATCH = 8
 """Requests that share an engine call at most, in the figures with microbatches."""
+_MOST_WAIT_MS = 60_000
+"""Longest wait for an image that the minimal chain has."""
 _SENT = "messages of ZeroMQ"
 """Beside the kinds of messages, of which one of these may carry several."""
 _NS = 1e6
@@ -184,6 +186,7 @@ class MinimalChain:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
         self._out, self._back = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        self._back.rcvtimeo = _MOST_WAIT_MS
         ports = [child.read() for child in children.values()]
         for child, port in zip(
             children.values(), [*ports[1:], self._back.bind_to_random_port("tcp://127.0.0.1")], strict=True

@@ -86,10 +86,9 @@ def _two_peers(path: Path, bar: float, rounds: int, count: int, *, quick: bool) 
         for child in (*one, *two):
             child.read()
         stretches |= {names[2]: _workers(one), names[3]: _workers(two)}
-        if not quick:
-            pipeline = stack.enter_context(Pipeline.open(bundle, threads=1))
-            chain = stack.enter_context(minimal_chain(path, pipeline, {"ann": blocks[:half], "ben": blocks[half:]}))
-            stretches[names[4]] = functools.partial(chain.stretch, images_for(bundle, 8), in_flight=8)
+        pipeline = stack.enter_context(Pipeline.open(bundle, threads=1))
+        chain = stack.enter_context(minimal_chain(path, pipeline, {"ann": blocks[:half], "ben": blocks[half:]}))
+        stretches[names[4]] = functools.partial(chain.stretch, images_for(bundle, 8), in_flight=8)
         seconds = _rounds(stretches, rounds, count)
     over = {name: _ratio(seconds[name], seconds[names[3]]) for name in names if name in seconds and name != names[3]}
     bars = {names[0]: bar, names[1]: BAR_ALL}

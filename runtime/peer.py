@@ -152,7 +152,8 @@ class Peer:
         leave_at = float("inf")
         try:
             while self._failure is None:
-                unread_for = READ_WITHIN_S if self.machine.engine.is_ahead else 0.0
+                engine = self.machine.engine
+                unread_for = READ_WITHIN_S if engine.is_ahead and not engine.stuck else 0.0
                 self.node.step(more=self._take_results, unread_for=unread_for)
                 if self._until_eof and self.node.can_read(0) and at_end(0):
                     self._stops = 2

@@ -88,7 +88,7 @@ def test_hop_measures_the_runtime_beside_raw_sockets(document):
 def test_throughput_compares_in_turn(document):
     figures = document["benchmarks"]["throughput"]
     (two,) = figures["two_peers"]
-    assert set(two["images_per_s"]) == {"two peers", "two threads", "two processes"}
+    assert set(two["images_per_s"]) == {"two peers", "two threads", "two processes", "minimal chain"}
     assert all(map(is_ratio, (*two["images_per_s"].values(), *two["over_two_processes"].values())))
     assert two["holds"] == {"two peers": two["over_two_processes"]["two peers"] >= two["bars"]["two peers"]}
     slow = figures["slow_peer"]
