@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 import zmq
 
 from ls_edge.cli import diagnostics
@@ -62,9 +63,12 @@ def fleet(bundle, write_peers, serve, tmp_path):
     checks = {"well": lambda: [WELL, HOT], "broken": lambda: [WELL, BROKEN], "old": None, "other": lambda: [WELL]}
     for name, examine in checks.items():
         serve(open_peer(path, name, bundle, secret_key=tmp_path / f"{name}.key_secret", examine=examine))
-    text = path.read_text(encoding="utf-8")
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for entry in document["peers"]:
+        if entry["name"] == "other":
+            entry["public_key"] = keys["stranger"].public.decode()
     ours = tmp_path / "ours.yaml"
-    ours.write_text(text.replace(keys["other"].public.decode(), keys["stranger"].public.decode()), encoding="utf-8")
+    ours.write_text(yaml.safe_dump(document), encoding="utf-8")
     return ours, tmp_path / "laptop.key_secret"
 
 
