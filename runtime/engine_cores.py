@@ -1,7 +1,8 @@
 """Cores of their own for engines: the thread that runs them, and all others that a peer or source starts.
 
-A thread of Linux starts on the cores of the thread that started it. So the threads of the links begin within
-:meth:`EngineCores.others`, and those that an engine library starts are on the cores of the engine, whose thread it is.
+A thread of Linux starts on the cores, and with the scheduling policy, of the thread that started it. So the threads of
+the links begin within :meth:`EngineCores.others`, and those that an engine library starts are on the cores of the
+engine, whose thread it is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ls_edge.peers_file import PeerConfig, PeersFile, SourceEntry, parse_cpus
+from ls_edge.runtime.scheduling import batch_scheduling
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -88,15 +90,16 @@ def _given(wanted: frozenset[int], own: frozenset[int]) -> frozenset[int]:
 
 @contextlib.contextmanager
 def _on(cores: frozenset[int]) -> Iterator[None]:
-    if not cores:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    _move(cores)
-    try:
-        yield
-    finally:
-        _move(before)
+    with batch_scheduling():
+        if not cores:
+            yield
+            return
+        before = os.sched_getaffinity(0)
+        _move(cores)
+        try:
+            yield
+        finally:
+            _move(before)
 
 
 def _move(cores: frozenset[int] | set[int]) -> None:

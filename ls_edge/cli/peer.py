@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from ls_edge.runtime.peer import Peer
     from ls_edge.runtime.protocol.messages import FindingRow
     from ls_edge.runtime.stored_peer import StoredPeer
+
+_GC_AFTER = 10_000
+"""New objects after which Python looks for garbage (by itself after 700): requests leave none."""
 
 
 @click.command(
@@ -85,6 +89,8 @@ def command(
     progress = None if log_json else _progress(name)
     if progress is not None:
         peer.on_step = progress
+    gc.freeze()  # what was imported stays
+    gc.set_threshold(_GC_AFTER)
     peer.serve()
     return 0
 
