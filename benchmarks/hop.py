@@ -4,7 +4,8 @@ Two real processes on the loopback. A round trip of the runtime is: tokens into 
 peer, there through checks, machine and engine thread (the engine gives back its input), RUN back, checked, until the
 machine has them as the answer; ACCEPT, RELEASE and CANCEL go beside it. A *hop* is half of a round trip. A raw round
 trip sends the same number of bytes to a process that sends them back at once: a blocking TCP socket, a ZeroMQ DEALER
-and ROUTER without copies, the same with CURVE; half XX
+and ROUTER without copies, the same with CURVE; half of it is what stands beside. Everything is measured in turn, in
+bursts whose first calls are left out.
 
 A *hop in a chain* is measured over twelve blocks that two peers hold in turn, a hop before each block and one back: the
 same path between three processes, with MOVED to the source.
