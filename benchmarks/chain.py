@@ -5,7 +5,8 @@ One image at a time, each engine with one thread, contenders alternating in one 
 - ``process``: stem, all blocks and head one after the other in this process;
 - ``minimal``: the blocks in plain processes over ZeroMQ PAIR sockets (``stage``), stem and head here;
 - ``real``: the same placement through ``ls-edge peer`` processes and :class:`ls_edge.runtime.source.Source`;
-- ``minimal one``, ``real one``: the same with all blocks in a single remote process.
+- ``real, cpus``: as ``real``, with the key ``cpus``: the engines on the last core, all else on the others;
+- ``minimal one``, ``real one``: ``minimal`` and ``real`` with all blocks in a single remote process.
 
 Then several requests in flight, from one source or more. CPU time and context switches are those of ``/proc``, by
 process and thread; messages and bytes are counted where they are handed to the sockets, with peers on threads of one
@@ -121,6 +122,8 @@ def _model(name: str, args: Mapping[str, Any], quick: bool) -> dict[str, Any]:
         "one_over_process_ms": round(p50["real one"] - p50["process"], 4),
         "one_over_minimal_ms": round(p50["real one"] - p50["minimal one"], 4),
     }
+    if "real, cpus" in p50:
+        over["cpus_hop_over_minimal_ms"] = round((p50["real, cpus"] - p50["minimal"]) / hops, 4)
     return {
         "model": name, "tokens_bytes": bundle.manifest.tokens.bytes_per_image, "contenders": found, **over,
         "traffic": None if in_use() else _traffic(path, bundle, images, 8 if quick else 32),
@@ -152,10 +155,14 @@ def _contenders(
         minimal = stack.enter_context(minimal_chain(path, pipeline, placement))
         calls[f"minimal{label}"] = minimal.call
         processes[f"minimal{label}"] = us | minimal.pids
-        cluster = stack.enter_context(local_cluster(path, placement))
-        source = stack.enter_context(ready_source(cluster.file, bundle, policy="sequential"))
-        calls[f"real{label}"] = _real(source)
-        processes[f"real{label}"] = us | {name: p.pid for name, p in cluster.processes.items()}
+        keys: dict[str, dict[str, Any]] = {f"real{label}": {}}
+        if count == STAGES and hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1:
+            keys["real, cpus"] = {"cpus": [max(os.sched_getaffinity(0))]}
+        for contender, each in keys.items():
+            cluster = stack.enter_context(local_cluster(path, placement, **each))
+            source = stack.enter_context(ready_source(cluster.file, bundle, policy="sequential"))
+            calls[contender] = _real(source)
+            processes[contender] = us | {name: p.pid for name, p in cluster.processes.items()}
     return calls, processes
 
 
@@ -403,6 +410,8 @@ def show(document: dict[str, Any], console: Console) -> None:
         ):
             verdict = "holds" if model["holds"][holds] else "missed"
             table.add_row(title, f"{model[key]:.2f}, at most {bar}: {verdict}")
+        if "cpus_hop_over_minimal_ms" in model:
+            table.add_row("with cpus, beyond the minimal chain", f"{model['cpus_hop_over_minimal_ms']:.2f}")
         traffic = model["traffic"] or {
             "messages": {}
         }  # methods of compiled classes cannot be replaced by counting ones
