@@ -61,10 +61,13 @@ def test_the_machine_stands_beside_the_figures(document):
 def test_chain_measures_the_peers_beside_a_minimal_chain_and_one_process(document):
     (model,) = document["benchmarks"]["chain"]["models"]
     contenders = model["contenders"]
-    assert set(contenders) == {"process", "minimal", "real", "minimal one", "real one"}
+    has_cores = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1
+    pinned = {"real, cpus"} if has_cores else set()
+    assert set(contenders) == {"process", "minimal", "real", "minimal one", "real one"} | pinned
+    assert ("cpus_hop_over_minimal_ms" in model) == has_cores
     for name, figures in contenders.items():
         assert figures["ms"]["p50"] > 0
-        peers = {"process": 0, "minimal": 3, "real": 3, "minimal one": 1, "real one": 1}[name]
+        peers = {"process": 0, "minimal": 3, "real": 3, "real, cpus": 3, "minimal one": 1, "real one": 1}[name]
         assert len(figures["processes"]) == peers + 1
         assert all(process["cpu_ms"] > 0 for process in figures["processes"].values())
     assert model["traffic"]["messages"]["run"] == 4
