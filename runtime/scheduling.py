@@ -19,16 +19,16 @@ def batch_scheduling() -> Iterator[None]:
 
     A thread with another policy than the usual one keeps it, and so does one that the system does not allow to change.
     """
-    if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
+    if sys.platform != "linux":
         yield
         return
-    usual = os.sched_param(0)
-    try:
-        os.sched_setscheduler(0, os.SCHED_BATCH, usual)
-    except OSError:  # a sandbox forbids it
-        yield
-        return
+    usual, changed = os.sched_param(0), False
+    with contextlib.suppress(OSError):  # a sandbox forbids it, or the system's library has no such call
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, usual)
+            changed = True
     try:
         yield
     finally:
-        os.sched_setscheduler(0, os.SCHED_OTHER, usual)
+        if changed:
+            os.sched_setscheduler(0, os.SCHED_OTHER, usual)
