@@ -58,11 +58,11 @@ class EngineCores:
         return cls(wanted, own - wanted)
 
     def on_engine(self) -> contextlib.AbstractContextManager[None]:
-        """Run on the cores of the engine, and start threads there, while in it; for the calling thread."""
+        """Run on the cores of the engine, with batch scheduling, and start threads so, while in it."""
         return _on(self.engine)
 
     def others(self) -> contextlib.AbstractContextManager[None]:
-        """Run on the cores that the engine leaves, and start threads there, while in it; for the calling thread."""
+        """Run on the cores that the engine leaves, with batch scheduling, and start threads so, while in it."""
         return _on(self.rest)
 
 

@@ -1,5 +1,6 @@
 """The scheduling policy of the threads of peers and sources: real threads, as the system reports them."""
 
+import contextlib
 import os
 import sys
 import threading
@@ -22,10 +23,11 @@ pytestmark = pytest.mark.skipif(
 
 def policies_of(pid):
     """Each thread of a process, by number: its name and its policy."""
-    tasks = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
-    return {
-        task: (Path(f"/proc/{pid}/task/{task}/comm").read_text().strip(), os.sched_getscheduler(task)) for task in tasks
-    }
+    found = {}
+    for path in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            found[int(path.name)] = (path / "comm").read_text().strip(), os.sched_getscheduler(int(path.name))
+    return found
 
 
 def test_no_thread_of_a_peer_that_handles_messages_or_blocks_interrupts_another(tiny_bundle, tmp_path, images):

@@ -402,3 +402,20 @@ def test_answers_that_nobody_has_are_freed_without_a_garbage_collection(served, 
         wait_until(lambda: not any(answer() for answer in answers[:-1]), what="the answers to be freed")
     finally:
         gc.enable()
+
+
+def test_requests_leave_nothing_for_the_garbage_collector(served, images):
+    """A peer process has it look less often."""
+    source = served()
+    batch = images(4)
+    for image in batch:
+        source.submit(image).result(20)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            for image in batch:
+                source.submit(image).result(20)
+        assert gc.collect() < 80  # less than one object a request
+    finally:
+        gc.enable()
