@@ -8,6 +8,7 @@ other weights all show.
 import contextlib
 import functools
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -61,6 +62,15 @@ def small_disk(tmp_path):
             return folder
 
         yield mount
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before():
+    """Undo what a command sets up for the rest of its process: tests run some in this one."""
+    logger = logging.getLogger("ls_edge")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before
 
 
 @pytest.fixture(autouse=True)

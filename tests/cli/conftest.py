@@ -1,7 +1,6 @@
 """Commands in this process and in ones of their own; the bundles of the runtime's tests, and one without torch."""
 
 import hashlib
-import logging
 import os
 import signal
 import subprocess
@@ -174,8 +173,6 @@ def _make_bundle():
 @pytest.fixture
 def command(capfd):
     """Run a command in this process: ``command("eval", ...)`` is its exit code, standard output and error."""
-    logger = logging.getLogger("ls_edge")  # which commands set up for the rest of their process
-    before = logger.handlers[:], logger.level, logger.propagate
 
     def run(*arguments):
         capfd.readouterr()
@@ -184,8 +181,7 @@ def command(capfd):
         printed = capfd.readouterr()
         return ended.value.code, printed.out, printed.err
 
-    yield run
-    logger.handlers[:], logger.level, logger.propagate = before
+    return run
 
 
 @pytest.fixture

@@ -12,10 +12,7 @@ EVIL = "\x1b]0;title\x07\x1b[2J\nforged: line\u202e"
 
 @pytest.fixture
 def logger():
-    package = logging.getLogger("ls_edge")
-    before = package.handlers[:], package.level, package.propagate
-    yield logging.getLogger("ls_edge.test")
-    package.handlers[:], package.level, package.propagate = before
+    return logging.getLogger("ls_edge.test")
 
 
 def test_a_line_for_people(logger, capsys):

@@ -1,6 +1,5 @@
 """A real peer process, a real peer and a real source under frames that nobody should send, while they answer images."""
 
-import logging
 import os
 import random
 import re
@@ -418,14 +417,9 @@ def test_complaints_are_counted_and_never_answered(peer, caller, tiny_bundle, wa
 
 
 def test_what_a_stranger_says_stays_on_its_line_of_the_log(peer, caller, wait_until, capsys):
-    log = logging.getLogger("ls_edge")
-    before = log.handlers[:], log.level, log.propagate
-    try:
-        set_up(as_json=False)
-        caller.says(Complaint("x\n12:00:00.000\u2028refused\ta\x1b[31mconnection"))
-        wait_until(lambda: peer.node.counts["complaints"] == 1, what="a complaint")
-    finally:
-        log.handlers[:], log.level, log.propagate = before
+    set_up(as_json=False)
+    caller.says(Complaint("x\n12:00:00.000\u2028refused\ta\x1b[31mconnection"))
+    wait_until(lambda: peer.node.counts["complaints"] == 1, what="a complaint")
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "refused" in line]
     assert "a neighbour complains" in line
     assert line.isprintable()
