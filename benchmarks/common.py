@@ -157,11 +157,19 @@ def images_for(bundle: Any, count: int) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def local_cluster(path: Path, placement: Mapping[str, Sequence[int]], **each: Any) -> Iterator[LocalCluster]:
-    """Peers on the loopback, warm, in a folder of their own; ``each`` are keys of every peer in ``peers.yaml``."""
+def local_cluster(
+    path: Path, placement: Mapping[str, Sequence[int]], *, faults: bool = False, **each: Any
+) -> Iterator[LocalCluster]:
+    """Peers on the loopback, warm, in a folder of their own; ``each`` are keys of every peer in ``peers.yaml``.
+
+    Without ``faults`` they are as a user starts them, without what makes engines hang or slow.
+    """
     from ls_edge.runtime.local_cluster import LocalCluster
 
-    with tempfile.TemporaryDirectory() as folder, LocalCluster(folder, path, placement, each=each) as peers:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LocalCluster(folder, path, placement, each=each, faults=faults) as peers,
+    ):
         peers.wait_warm(timeout=120.0)
         yield peers
 

@@ -227,7 +227,9 @@ def _push(*, quick: bool) -> dict[str, Any]:
     two = {name: sorted({*parts[i], *parts[(i + 1) % 3]}) for i, name in enumerate(("ann", "ben", "cleo"))}
     stretch = 2.0 if quick else 12.0
     with tempfile.TemporaryDirectory() as folder:
-        cluster = LocalCluster(Path(folder) / "fleet", before, two, sources=[LAPTOP], keys=True, stores=True)
+        cluster = LocalCluster(
+            Path(folder) / "fleet", before, two, sources=[LAPTOP], keys=True, stores=True, faults=True
+        )
         for name in two:
             cluster.set_faults(name, Faults(least_ms=8.0))
         with cluster:
@@ -322,7 +324,7 @@ class _Fleet:
 def _fleet(path: Path, placement: Placement, paces: Mapping[str, Faults]) -> Iterator[_Fleet]:
     """Peers with keys on the loopback, each paced as its board, warm."""
     with tempfile.TemporaryDirectory() as folder:
-        cluster = LocalCluster(folder, path, placement, sources=[LAPTOP], keys=True)
+        cluster = LocalCluster(folder, path, placement, sources=[LAPTOP], keys=True, faults=True)
         for name in placement:
             cluster.set_faults(name, paces[name])
         with cluster:

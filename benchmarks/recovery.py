@@ -67,7 +67,7 @@ def run(quick: bool, compare: bool = False) -> dict[str, Any]:
     bundle = Bundle.open(path)
     half, blocks = bundle.num_blocks // 2, range(bundle.num_blocks)
     placement = {"ann": blocks[:half], "ben": blocks[:half], "cleo": blocks[half:], "dan": blocks[half:]}
-    with local_cluster(path, placement) as peers:
+    with local_cluster(path, placement, faults=True) as peers:
         for name in placement:
             peers.set_faults(name, always)
         holders = _Holders(BUDGET_S)

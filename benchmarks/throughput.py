@@ -122,7 +122,7 @@ def _slow_peer(path: Path, rounds: int, count: int, trained: Path | None) -> dic
 
 def _policies(stack: contextlib.ExitStack, path: Path) -> dict[str, Stretch]:
     """Two sources of the same peers, one of which is slow."""
-    peers = stack.enter_context(local_cluster(path, _two_holders(Bundle.open(path).num_blocks)))
+    peers = stack.enter_context(local_cluster(path, _two_holders(Bundle.open(path).num_blocks), faults=True))
     peers.set_faults("ben", SLOW)
     return {
         policy: _answering(stack.enter_context(ready_source(peers.path, path, policy=policy)), 8)
@@ -137,7 +137,7 @@ def _digits(path: Path, rounds: int) -> dict[str, Any]:
     top1: dict[str, list[float]] = {"fastest": [], "sequential": []}
     rates: dict[str, list[float]] = {"fastest": [], "sequential": []}
     with contextlib.ExitStack() as stack:
-        peers = stack.enter_context(local_cluster(path, _two_holders(Bundle.open(path).num_blocks)))
+        peers = stack.enter_context(local_cluster(path, _two_holders(Bundle.open(path).num_blocks), faults=True))
         peers.set_faults("ben", SLOW)
         sources = {name: stack.enter_context(ready_source(peers.path, path, policy=name)) for name in top1}
         for _, name in in_turn(tuple(sources), rounds):

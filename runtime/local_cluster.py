@@ -50,13 +50,15 @@ class PeerCluster:
         sources: Sequence[str] = (),
         keys: bool = False,
         stores: bool = False,
+        faults: bool = False,
     ) -> None:
         """Write ``peers.yaml`` and, with ``keys``, a key pair for each process into ``folder``.
 
         ``entries`` are the peers of the file, ``started`` the names of those that are processes of this cluster,
         ``top`` further keys at the top of the file, ``arguments`` more arguments of ``ls-edge peer`` and ``sources``
         the names of sources in the file. Threads are 1 where an entry does not set them. With ``stores`` the peers
-        begin without a bundle, each with a store of its own, and the sources may push.
+        begin without a bundle, each with a store of its own, and the sources may push. With ``faults`` their engines
+        take what :meth:`set_faults` sets, which makes each call a little longer.
         """
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +70,7 @@ class PeerCluster:
         self._log_from: dict[str, int] = {}
         names = [*(entry["name"] for entry in entries), *sources] if keys else []
         public = {name: {"public_key": new_keys(name, self.folder)[0].public.decode()} for name in names}
-        self._keys, self._stores = keys, stores
+        self._keys, self._stores, self._faults = keys, stores, faults
         peers = [{"threads": 1, **entry, **public.get(entry["name"], {})} for entry in entries]
         more = {"may_push": True} if stores else {}
         listed = [{"name": name, **public.get(name, {}), **more} for name in sources]
@@ -94,7 +96,8 @@ class PeerCluster:
             self._close_input(name)
             command = [*self.command(name, "peer"), "--peers", str(self.path), "--name", name]
             command += ["--store", str(self.store(name))] if self._stores else ["--bundle", str(self.bundles[name])]
-            command += ["--faults", str(self._faults_path(name))]
+            if self._faults:
+                command += ["--faults", str(self._faults_path(name))]
             command += ["--until-eof", *self._arguments]
             if self._keys:
                 command += ["--secret-key", str(self.secret_key(name))]
@@ -130,7 +133,12 @@ class PeerCluster:
             stdin.close()
 
     def set_faults(self, name: str, faults: Faults) -> None:
-        """Make the engine of a peer hang, slow or stall; also for its next process."""
+        """Make the engine of a peer hang, slow or stall; also for its next process.
+
+        Raises :class:`UsageError` where the cluster was made without ``faults``.
+        """
+        if not self._faults:
+            raise UsageError(f"the engine of {name!r} takes no faults; make the cluster with faults=True")
         write(self._faults_path(name), faults)
 
     def _faults_path(self, name: str) -> Path:
@@ -230,6 +238,7 @@ class LocalCluster(PeerCluster):
         sources: Sequence[str] = (),
         keys: bool = False,
         stores: bool = False,
+        faults: bool = False,
     ) -> None:
         """Write ``peers.yaml``; ``each`` are further keys of every peer, the others as in :class:`PeerCluster`.
 
@@ -263,6 +272,7 @@ class LocalCluster(PeerCluster):
             sources=sources,
             keys=keys,
             stores=stores,
+            faults=faults,
         )
 
     def __enter__(self) -> Self:

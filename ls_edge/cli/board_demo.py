@@ -158,11 +158,13 @@ def _cluster(
         cluster: PeerCluster
         if no_net:
             console.print(f"links are the loopback, without a rate: {no_net}", soft_wrap=True)
-            cluster = LocalCluster(folder, bundle, placement, sources=[SOURCE], keys=True, stores=True)
+            cluster = LocalCluster(folder, bundle, placement, sources=[SOURCE], keys=True, stores=True, faults=True)
         else:
             net = stack.enter_context(namespaces.Net(*placement, SOURCE))
             net.rate(mbit)
-            cluster = namespaces.NamespaceCluster(net, folder, bundle, placement, source=SOURCE, stores=True)
+            cluster = namespaces.NamespaceCluster(
+                net, folder, bundle, placement, source=SOURCE, stores=True, faults=True
+            )
         for board in boards:
             cluster.set_faults(board.name, board.pace)
         stack.enter_context(cluster)

@@ -158,11 +158,13 @@ class NamespaceCluster(PeerCluster):
         tcp_port: int = 5555,
         source: str = "laptop",
         stores: bool = False,
+        faults: bool = False,
         **each: Any,
     ) -> None:
         """Write ``peers.yaml`` and the keys into ``folder``; ``each`` are further keys of every peer in the file.
 
-        With ``stores`` the peers begin with an empty store, as in :class:`PeerCluster`, and are not waited for.
+        With ``stores`` the peers begin with an empty store, as in :class:`PeerCluster`, and are not waited for;
+        ``faults`` as there.
         """
         self.net = net
         self.bundle = bundle
@@ -170,7 +172,9 @@ class NamespaceCluster(PeerCluster):
             {"name": name, "address": f"tcp://{net.address(name)}:{tcp_port}", "blocks": list(blocks), **each}
             for name, blocks in placement.items()
         ]
-        super().__init__(folder, bundle, entries, started=list(placement), sources=[source], keys=True, stores=stores)
+        super().__init__(
+            folder, bundle, entries, started=list(placement), sources=[source], keys=True, stores=stores, faults=faults
+        )
         self.source_key = self.secret_key(source)
 
     def __enter__(self) -> Self:

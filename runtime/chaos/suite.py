@@ -138,7 +138,7 @@ def run_chaos(
     images = images.take(settings.requests)
     with LocalCluster(
         folder, bundle, placement, proxied=True, keys=settings.keys, sources=(LAPTOP, THIEF),
-        members={LIAR: range(opened.num_blocks)} if "liar" in chosen else None,
+        members={LIAR: range(opened.num_blocks)} if "liar" in chosen else None, faults=True,
     ) as peers:  # fmt: skip
         usual = Faults(least_ms=settings.block_ms)
         for name in placement:

@@ -28,7 +28,7 @@ SLOW = Faults(stall_ms=20.0, stall_part=1.0)
 
 @pytest.fixture(scope="module")
 def peers(tmp_path_factory, tiny_bundle):
-    with LocalCluster(tmp_path_factory.mktemp("peers"), tiny_bundle, PLACEMENT) as local:
+    with LocalCluster(tmp_path_factory.mktemp("peers"), tiny_bundle, PLACEMENT, faults=True) as local:
         local.wait_warm()
         yield local
 

@@ -282,7 +282,7 @@ def test_a_warning_says_who_and_how_often():
 
 
 def test_a_run_with_a_liar_names_it_in_json_and_in_a_warning(tmp_path, tiny_bundle):
-    with LocalCluster(tmp_path, tiny_bundle, CHAIN) as peers:
+    with LocalCluster(tmp_path, tiny_bundle, CHAIN, faults=True) as peers:
         peers.wait_warm()
         peers.set_faults("c", Faults(lie=1.0))
         command = [

@@ -90,7 +90,9 @@ def test_peers_hold_no_more_than_their_credits_and_the_rest_is_overloaded(
 
 def test_the_memory_of_peers_does_not_follow_what_is_asked_of_them(tmp_path, tiny_bundle, images):
     everything = range(Bundle.open(tiny_bundle).num_blocks)
-    with LocalCluster(tmp_path, tiny_bundle, {"a": everything, "b": everything}, each={"credits": 4}) as peers:
+    with LocalCluster(
+        tmp_path, tiny_bundle, {"a": everything, "b": everything}, each={"credits": 4}, faults=True
+    ) as peers:
         peers.wait_warm()
         with Source.open(peers.path, tiny_bundle, max_inflight=1000, max_skips=0) as source:
             assert source.wait_ready() == ()
@@ -120,7 +122,9 @@ def test_the_work_of_a_source_that_was_killed_is_dropped_and_another_is_served(
     tmp_path, tiny_bundle, images, wait_until, assert_replays
 ):
     everything, most = range(Bundle.open(tiny_bundle).num_blocks), 8
-    with LocalCluster(tmp_path, tiny_bundle, {"a": everything, "b": everything}, each={"credits": most}) as peers:
+    with LocalCluster(
+        tmp_path, tiny_bundle, {"a": everything, "b": everything}, each={"credits": most}, faults=True
+    ) as peers:
         peers.wait_warm()
         with Source.open(peers.path, tiny_bundle, max_skips=0) as source:
             assert source.wait_ready() == ()
@@ -150,7 +154,7 @@ def test_the_work_of_a_source_that_was_killed_is_dropped_and_another_is_served(
 @pytest.mark.parametrize("greed", [64, 600], ids=["as many on their way", "ten times as many on their way"])
 def test_two_sources_share_the_peers_while_one_asks_for_ten_times_as_much(tmp_path, tiny_bundle, images, greed):
     everything = range(Bundle.open(tiny_bundle).num_blocks)
-    with LocalCluster(tmp_path, tiny_bundle, {"a": everything, "b": everything}) as peers:
+    with LocalCluster(tmp_path, tiny_bundle, {"a": everything, "b": everything}, faults=True) as peers:
         peers.wait_warm()
         for name in peers.bundles:
             peers.set_faults(name, Faults(stall_ms=3.0, stall_part=1.0))

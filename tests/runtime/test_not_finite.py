@@ -213,7 +213,7 @@ def test_an_image_that_overflows_in_the_stem_is_an_error_of_its_own(faulty, imag
 
 
 def test_a_run_through_such_a_peer_ends_with_errors_and_a_trace_that_is_read_again(tmp_path, tiny_bundle):
-    with LocalCluster(tmp_path, tiny_bundle, {"a": range(3), "b": range(3, 6)}) as peers:
+    with LocalCluster(tmp_path, tiny_bundle, {"a": range(3), "b": range(3, 6)}, faults=True) as peers:
         peers.wait_warm()
         peers.set_faults("b", Faults(not_finite=1.0))
         trace = tmp_path / "t.jsonl"

@@ -28,7 +28,7 @@ def test_a_peer_that_was_stopped_in_an_engine_call_runs_blocks_again(tiny_bundle
     budget is always tried, would do as well; the test of a "black hole" in ``test_lies_simulated.py`` shows that.
     """
     everything = range(Bundle.open(tiny_bundle).num_blocks)
-    with LocalCluster(tmp_path, tiny_bundle, {"a": everything}) as peers:
+    with LocalCluster(tmp_path, tiny_bundle, {"a": everything}, faults=True) as peers:
         peers.set_faults("a", Faults(least_ms=20.0))
         peers.wait_warm()
         with Source.open(peers.path, tiny_bundle, max_skips=0, budget_ms=30_000) as source:

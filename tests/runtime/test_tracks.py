@@ -20,7 +20,7 @@ SLOW = Faults(least_ms=8.0)
 def peers(tmp_path, tiny_bundle):
     """Three peers with every block, slow as boards are."""
     blocks = list(range(Bundle.open(tiny_bundle).num_blocks))
-    with LocalCluster(tmp_path / "peers", tiny_bundle, dict.fromkeys("abc", blocks)) as local:
+    with LocalCluster(tmp_path / "peers", tiny_bundle, dict.fromkeys("abc", blocks), faults=True) as local:
         for name in "abc":
             local.set_faults(name, SLOW)
         local.wait_warm()
