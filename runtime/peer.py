@@ -11,7 +11,8 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from ls_edge.runtime.engine_calls import run_blocks
 from ls_edge.runtime.engine_cores import EngineCores
 from ls_edge.runtime.inspector import Examine, Inspector
 from ls_edge.runtime.installer import Installer
+from ls_edge.runtime.loop_threads import LoopThreads
 from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.protocol.messages import MINOR, Hello
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Drain, Instruction, Warm
@@ -34,7 +36,6 @@ from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.peer_routing import PeerMachine
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.node import Node, new_incarnation
-from ls_edge.runtime.worker import Worker
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -44,6 +45,9 @@ _LEAVE_WITHIN = 4.7
 READ_WITHIN_S = 0.03
 """Longest that messages stay unread while the engine runs a call and has its next one: what they ask of it comes later
 anyway, and a turn of the loop takes its core from it."""
+SHORT_CALL_S = READ_WITHIN_S
+"""Longest usual time of an engine call that the loop's thread runs itself where nothing else waits for the engine: no
+message then waits longer than it may anyway."""
 MAX_ENGINE_TEXT = 256
 """Most characters of ``engine`` in HELLO."""
 
@@ -134,7 +138,11 @@ class Peer:
             os.set_blocking(0, False)
             self.node.watch(0)
         self._until_eof = until_eof
-        self._worker: Worker[_Result] = Worker(f"engine of {name}", self.node.wake, cores=self._cores)
+        self._short_call: Callable[[], _Result] | None = None
+        """An engine call that the loop's thread is to run after this turn."""
+        self._loop_threads: LoopThreads[_Result] = LoopThreads(
+            self._loop(), self.node.wake, names=(f"links of {name}", f"engine of {name}"), cores=self._cores
+        )
 
     def stop(self) -> None:
         """Drain and leave; a second call leaves at once. Safe in a signal handler."""
@@ -144,16 +152,28 @@ class Peer:
     def serve(self) -> None:
         """Load, warm up, serve; raises what kept the engines from loading."""
         with self._cores.others():
-            self._serve()
+            self._loop_threads.start()
+            try:
+                self._loop_threads.join()
+            finally:
+                self._stops = 2  # where this thread was interrupted
+                self.node.wake()
+                if self._loop_threads.close():  # else an engine hangs, and ends with the process
+                    self._runner.close()
+            if self._loop_threads.error is not None:
+                raise self._loop_threads.error
 
-    def _serve(self) -> None:
+    def _loop(self) -> Iterator[Callable[[], _Result]]:
+        """Serve, a turn at a time; yields the engine calls that the thread of the loop is to run itself."""
         log.info("listening", extra={"peer": self.name, "address": self.entry.bind, "blocks": list(self.entry.blocks)})
-        self._worker.submit(self._load)
+        self._loop_threads.submit(self._load)
         leave_at = float("inf")
         try:
             while self._failure is None:
                 engine = self.machine.engine
                 unread_for = READ_WITHIN_S if engine.is_ahead and not engine.stuck else 0.0
+                if self._short_call is not None:  # it is to be run at once
+                    self.node.wake()
                 self.node.step(more=self._take_results, unread_for=unread_for)
                 if self._until_eof and self.node.can_read(0) and at_end(0):
                     self._stops = 2
@@ -172,12 +192,16 @@ class Peer:
                     log.info("leaving", extra={"peer": self.name, "held": len(self.machine.held)})
                     self.node.leave("draining")
                     return
+                if self._short_call is not None:
+                    yield self._take_short_call()
+                    result = self._loop_threads.result_here()
+                    if result is not None:
+                        self._take(result)
+                    del result  # it holds tokens
         finally:
             self.node.close()
             if self._inspector is not None:
                 self._inspector.close()
-            if self._worker.close():  # else an engine hangs, and ends with the process
-                self._runner.close()
         raise self._failure
 
     def _inspect(self, name: str) -> None:
@@ -199,16 +223,37 @@ class Peer:
 
     def _execute(self, instruction: Instruction) -> None:
         assert isinstance(instruction, Compute)
-        self._worker.submit(lambda: run_blocks(self._runner, instruction))
+        call = partial(run_blocks, self._runner, instruction)
+        if self._short_call is not None:  # the engine runs one at a time
+            self._loop_threads.submit(self._take_short_call())
+        elif self._is_short(instruction):
+            self._short_call = call
+            return
+        self._loop_threads.submit(call)
+
+    def _is_short(self, compute: Compute) -> bool:
+        """Whether the loop's thread may run a call: nothing else waits for the engine, and its memory is the host's."""
+        engine = self.machine.engine
+        return (
+            engine.length == 1
+            and len(compute.blocks) * engine.block_us <= SHORT_CALL_S * 1e6
+            and self._loop_threads.may_run_here
+            and self._runner.workspace is None
+        )
+
+    def _take_short_call(self) -> Callable[[], _Result]:
+        call, self._short_call = self._short_call, None
+        assert call is not None
+        return call
 
     def _take_results(self) -> None:
-        for result in self._worker.results():
-            if isinstance(result, Computed):
-                self.node.feed(result)
-            else:
-                self._take(result)
+        for result in self._loop_threads.results():
+            self._take(result)
 
     def _take(self, result: _Result) -> None:
+        if isinstance(result, Computed):
+            self.node.feed(result)
+            return
         if isinstance(result, LsEdgeError):
             self._failure = result
             return

@@ -21,7 +21,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +43,7 @@ from ls_edge.records import PeerEvent
 from ls_edge.runtime.audit import Audit, Auditor, Challenge, challenge_itinerary, require_block_files
 from ls_edge.runtime.deadlines import Deadlines
 from ls_edge.runtime.engine_cores import EngineCores
+from ls_edge.runtime.loop_threads import LoopThreads
 from ls_edge.runtime.peer_monitor import PeerMonitor, PeerView, SourceSnapshot
 from ls_edge.runtime.protocol.codecs import CODECS, is_finite
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, State
@@ -55,7 +56,6 @@ from ls_edge.runtime.settings import Settings, checked_budget, whole_number
 from ls_edge.runtime.transport.admission import new_alias
 from ls_edge.runtime.transport.keys import KeyPair, load_secret
 from ls_edge.runtime.transport.node import Node, new_incarnation
-from ls_edge.runtime.worker import Worker
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -63,6 +63,8 @@ _FIRST_CHALLENGE = 1 << 62
 """First number of a challenge, above those of all requests."""
 _POLL_S = 0.1
 """Longest wait for links, in seconds."""
+_SHORT_HEAD_S = 0.001
+"""Longest usual time of a head that the source thread runs itself; a longer one would hold up messages too long."""
 
 Image = np.ndarray | bytes
 """Preprocessed float32 ``[3, H, W]``, or an encoded file or uint8 ``[H, W, 3]`` that the source preprocesses itself."""
@@ -167,6 +169,8 @@ class Source:
         self._cancelled: deque[int] = deque()
         self._wanted_challenges: deque[Challenge] = deque()
         # Of the source thread.
+        self._short_heads: deque[Callable[[], _StemResult | _HeadResult]] = deque()
+        """Heads that it may run itself, after this turn."""
         self._open: dict[int, InFlightRequest] = {}
         self._deadlines = Deadlines()
         """Of the open requests that this process would have to end: not those that the routing machine has."""
@@ -198,9 +202,10 @@ class Source:
         if self.settings.audit:
             codecs = {peer.name: peer.codec for peer in self.peers.peers}
             self._auditor = Auditor(self.bundle, self.settings.audit, codecs, self._bundle_of, self._request_challenge)
-        self._worker: Worker[_StemResult | _HeadResult] = Worker("stem and head", self._node.wake, cores=self._cores)
-        self._loop_thread = threading.Thread(target=self._loop, name="source", daemon=True)
-        self._loop_thread.start()
+        self._loop_threads: LoopThreads[_StemResult | _HeadResult] = LoopThreads(
+            self._loop(), self._node.wake, names=("source", "stem and head"), cores=self._cores
+        )
+        self._loop_threads.start()
 
     @classmethod
     def open(
@@ -351,9 +356,9 @@ class Source:
         if closed:
             return
         self._node.wake()
-        if threading.current_thread() is not self._loop_thread:  # a callback may close the source
-            self._loop_thread.join(5.0)
-        self._worker.close()
+        if not self._loop_threads.is_loop:  # a callback may close the source
+            self._loop_threads.join(5.0)
+        self._loop_threads.close()
         if self._auditor is not None:
             self._auditor.close()
         for engine in self._engines.values():
@@ -366,16 +371,25 @@ class Source:
 
     # On the source thread.
 
-    def _loop(self) -> None:
+    def _loop(self) -> Iterator[Callable[[], _StemResult | _HeadResult]]:
+        """Run the links, a turn at a time; yields the heads that the source thread is to run itself."""
         try:
             while not self._closing:
                 self._node.step(self._next_wait(), self._take_over)
+                while self._short_heads:
+                    if self._loop_threads.may_run_here:
+                        yield self._short_heads.popleft()
+                        headed = self._loop_threads.result_here()
+                        if headed is not None:
+                            self._on_result(headed)
+                        del headed  # it holds the answer
+                    else:
+                        self._loop_threads.submit(self._short_heads.popleft(), urgent=True)
                 self._monitor.update()
             self._node.leave("done")
         except Exception:
             log.exception("the source failed")
             self._node.close()
-            raise
         finally:
             with self._lock:  # nothing is submitted after this
                 self._closing = True
@@ -387,7 +401,7 @@ class Source:
 
     def _take_over(self) -> None:
         """Take over what other threads have done and want; in each turn of the node."""
-        results = self._worker.results()
+        results = self._loop_threads.results()
         self._accept_submitted()  # some of them may have a result already
         for result in results:
             self._on_result(result)
@@ -416,7 +430,7 @@ class Source:
             _, inflight = self._waiting.popitem(last=False)
             self._inflight.add(inflight.request)
             inflight.state, inflight.at_worker = RequestState.STEM, True
-            self._worker.submit(partial(self._run_stem, inflight))
+            self._loop_threads.submit(partial(self._run_stem, inflight))
 
     def _cancel(self, request: int) -> None:
         inflight = self._open.get(request)
@@ -494,7 +508,11 @@ class Source:
         if isinstance(instruction, Complete):
             inflight.state, inflight.at_worker, inflight.answered = RequestState.HEAD, True, instruction
             self._deadlines.add(inflight.request, inflight.deadline)
-            self._worker.submit(partial(self._run_head, inflight, instruction), urgent=True)
+            head = partial(self._run_head, inflight, instruction)
+            if self._machine.head_us <= _SHORT_HEAD_S * 1e6:
+                self._short_heads.append(head)
+            else:
+                self._loop_threads.submit(head, urgent=True)
         elif isinstance(instruction, Fail):
             self._end(inflight, instruction.error, instruction)
 

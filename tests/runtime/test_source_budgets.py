@@ -262,10 +262,8 @@ def test_cancelled_futures_are_done_for_those_who_wait_for_many(alone, images):
     assert not wait(futures, 20).not_done
 
 
-def test_what_is_submitted_while_the_source_fails_ends_too(alone, images, monkeypatch, wait_until):
+def test_what_is_submitted_while_the_source_fails_ends_too(alone, images, monkeypatch, caplog):
     source = alone()
-    raised = []
-    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(str(args.exc_value)))
     (image,) = images(1)
 
     def broken(_node, *_arguments):
@@ -288,7 +286,8 @@ def test_what_is_submitted_while_the_source_fails_ends_too(alone, images, monkey
     assert not submitter.is_alive()
     assert not wait(futures, 20).not_done
     assert {type(future.exception()) for future in futures} == {SourceClosed}
-    wait_until(lambda: raised == ["a bug"], what="the error")
+    (logged,) = [record for record in caplog.records if record.getMessage() == "the source failed"]
+    assert str(logged.exc_info[1]) == "a bug"
 
 
 def test_a_callback_may_close_the_source(served, images):
