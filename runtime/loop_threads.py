@@ -31,8 +31,9 @@ _WATCH_FOR_S = 1.0
 class LoopThreads(Generic[T]):
     """Two threads: one goes through ``loop``, the other runs jobs.
 
-    Each turn of the loop yields a job that its own thread is to run now, which :attr:`may_run_here` has to permit; the
-    loop finds what the job returned by :meth:`result_here` when it goes on. All other jobs are submitted.
+    The loop yields a job that its own thread is to run now, where :attr:`may_run_here` permits it, and finds what the
+    job returned by :meth:`result_here` when it goes on. All other jobs are submitted. The worker begins none while the
+    loop's thread has one: where both hung, nobody would go on with the loop.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class LoopThreads(Generic[T]):
         """What the loop raised."""
         self._is_waiting = False
         """Whether the worker waits for a job."""
-        # Of the thread that has the lock.
-        self._lock = threading.Lock()
+        # Of the thread that has its lock.
+        self._changed = threading.Condition(threading.Lock())
+        """Notified when the loop's thread has ended a job."""
         self._leader: threading.Thread | None = self._threads[0]
         self._began: float | None = None
         """When the job began that the loop's thread runs."""
@@ -122,20 +124,17 @@ class LoopThreads(Generic[T]):
         """Go through the loop until it ends, or until the other thread has taken it over, which returns True."""
         try:
             for job in self._loop:
-                with self._lock:
-                    self._began = self._last_began = time.monotonic()
-                    if not self._watches:
-                        self._watches = True
-                        self._jobs.wake()
+                if not self._begins():
+                    self._jobs.put(job, urgent=True)
+                    continue
                 result = job()
-                with self._lock:
-                    self._began = None
-                    if self.is_loop:
-                        self._result = result
-                    else:
+                with self._changed:
+                    if not self.is_loop:
                         self._jobs.add_result(result)
                         self._wake()
                         return True
+                    self._result, self._began = result, None
+                    self._changed.notify()
                 del job, result  # they hold tokens, and the next turn may be long
         except BaseException as error:  # noqa: BLE001  whoever waits for the end asks for it
             self.error = error
@@ -146,25 +145,45 @@ class LoopThreads(Generic[T]):
         """Run jobs until the end, or until this thread has taken the loop over, which returns True."""
         while True:
             self._is_waiting = True
-            job = self._jobs.take(_WATCH_EVERY_S if self._watches else None)
-            self._is_waiting = False
+            self._jobs.wait(_WATCH_EVERY_S if self._watches else None)
             if self._jobs.closed:
                 return False
+            with self._changed:
+                taken_over = self._takes_over()
+                job = self._jobs.take() if self._began is None and not taken_over else None
+                self._is_waiting = job is None and not taken_over
+            if taken_over:
+                self._jobs.wake()  # for a job that waits
+                return True
             if job is not None:
                 self._jobs.add_result(job())
                 del job
                 self._wake()
-            elif self._takes_over():
-                return True
+
+    def _begins(self) -> bool:
+        """Whether the loop's thread may run the job that it has now, while the other one watches."""
+        with self._changed:
+            if not self.may_run_here:
+                return False
+            self._began = self._last_began = time.monotonic()
+            if not self._watches:
+                self._watches = True
+                self._jobs.wake()
+            return True
 
     def _takes_over(self) -> bool:
-        """Whether the loop's thread has had its job for too long, and this thread is the loop's now."""
-        with self._lock:
-            now = time.monotonic()
-            if self._began is None:
-                self._watches = now < self._last_began + _WATCH_FOR_S
-                return False
-            if now < self._began + TAKE_OVER_S:
-                return False
-            self._leader, self._began = threading.current_thread(), None
-            return True
+        """Whether the loop's thread has had its job for too long, and this thread, which has the lock, is the loop's.
+
+        Where a job waits for this thread it returns when the loop's thread has ended its own, or after that time.
+        """
+        if self._began is None:
+            self._watches = time.monotonic() < self._last_began + _WATCH_FOR_S
+        while self._began is not None:
+            left = self._began + TAKE_OVER_S - time.monotonic()
+            if left <= 0:
+                self._leader, self._began = threading.current_thread(), None
+                return True
+            if self._jobs.is_empty:
+                break
+            self._changed.wait(left)
+        return False

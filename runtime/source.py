@@ -63,8 +63,8 @@ _FIRST_CHALLENGE = 1 << 62
 """First number of a challenge, above those of all requests."""
 _POLL_S = 0.1
 """Longest wait for links, in seconds."""
-_SHORT_HEAD_S = 0.001
-"""Longest usual time of a head that the source thread runs itself; a longer one would hold up messages too long."""
+_SHORT_US = 2000
+"""Longest usual time of a stem or head that the source thread runs itself: messages wait so long."""
 
 Image = np.ndarray | bytes
 """Preprocessed float32 ``[3, H, W]``, or an encoded file or uint8 ``[H, W, 3]`` that the source preprocesses itself."""
@@ -155,6 +155,8 @@ class Source:
                 f"{self.policy.name} cannot run them side by side; use nearest or fastest"
             )
         self._machine.head_us = round(warm_ms[1] * 2e3)
+        self._stem_us = round(warm_ms[0] * 2e3)
+        """What the stem takes, rather too much than too little, as :attr:`SourceMachine.head_us`."""
         self._ids = itertools.count()
         # Of every thread that has the lock.
         self._lock = threading.Lock()
@@ -168,9 +170,9 @@ class Source:
         self._submitted: deque[InFlightRequest] = deque()
         self._cancelled: deque[int] = deque()
         self._wanted_challenges: deque[Challenge] = deque()
+        self._short_jobs: deque[tuple[Callable[[], _StemResult | _HeadResult], bool]] = deque()
+        """Stems and heads that the source thread may run itself after a turn, and whether they are urgent."""
         # Of the source thread.
-        self._short_heads: deque[Callable[[], _StemResult | _HeadResult]] = deque()
-        """Heads that it may run itself, after this turn."""
         self._open: dict[int, InFlightRequest] = {}
         self._deadlines = Deadlines()
         """Of the open requests that this process would have to end: not those that the routing machine has."""
@@ -292,7 +294,7 @@ class Source:
             self._start_waiting()
         # Without a reference to what refers to the future: answers are freed when their users drop them.
         inflight.future.add_done_callback(partial(self._on_done, inflight.request))
-        if inflight.deadline < now + _POLL_S:  # else the source thread has a turn in time
+        if self._short_jobs or inflight.deadline < now + _POLL_S:  # else the source thread has a turn in time
             self._node.wake()
         return inflight.future
 
@@ -372,19 +374,22 @@ class Source:
     # On the source thread.
 
     def _loop(self) -> Iterator[Callable[[], _StemResult | _HeadResult]]:
-        """Run the links, a turn at a time; yields the heads that the source thread is to run itself."""
+        """Run the links, a turn at a time; yields the stems and heads that the source thread is to run itself."""
         try:
             while not self._closing:
                 self._node.step(self._next_wait(), self._take_over)
-                while self._short_heads:
+                while self._short_jobs:
                     if self._loop_threads.may_run_here:
-                        yield self._short_heads.popleft()
-                        headed = self._loop_threads.result_here()
-                        if headed is not None:
-                            self._on_result(headed)
-                        del headed  # it holds the answer
+                        yield self._short_jobs.popleft()[0]
+                        self._accept_submitted()  # it may be one of them
+                        result = self._loop_threads.result_here()
+                        if result is not None:
+                            self._on_result(result)
+                        del result  # it holds the answer
                     else:
-                        self._loop_threads.submit(self._short_heads.popleft(), urgent=True)
+                        job, urgent = self._short_jobs.popleft()
+                        self._loop_threads.submit(job, urgent=urgent)
+                        del job
                 self._monitor.update()
             self._node.leave("done")
         except Exception:
@@ -430,7 +435,11 @@ class Source:
             _, inflight = self._waiting.popitem(last=False)
             self._inflight.add(inflight.request)
             inflight.state, inflight.at_worker = RequestState.STEM, True
-            self._loop_threads.submit(partial(self._run_stem, inflight))
+            stem = partial(self._run_stem, inflight)
+            if len(self._inflight) == 1 and self._stem_us <= _SHORT_US:
+                self._short_jobs.append((stem, False))
+            else:
+                self._loop_threads.submit(stem)
 
     def _cancel(self, request: int) -> None:
         inflight = self._open.get(request)
@@ -477,6 +486,7 @@ class Source:
                 self._answer(inflight, result)
         elif result.tokens is not None:
             inflight.state = RequestState.ROUTED
+            self._stem_us = max(inflight.stem_us, self._stem_us * 9 // 10)
             self._deadlines.remove(inflight.request)
             if self._auditor is not None:
                 inflight.stem_tokens = result.tokens
@@ -509,8 +519,8 @@ class Source:
             inflight.state, inflight.at_worker, inflight.answered = RequestState.HEAD, True, instruction
             self._deadlines.add(inflight.request, inflight.deadline)
             head = partial(self._run_head, inflight, instruction)
-            if self._machine.head_us <= _SHORT_HEAD_S * 1e6:
-                self._short_heads.append(head)
+            if self._machine.head_us <= _SHORT_US:
+                self._short_jobs.append((head, True))
             else:
                 self._loop_threads.submit(head, urgent=True)
         elif isinstance(instruction, Fail):

@@ -44,18 +44,19 @@ class JobQueue(Generic[T]):
         (self._urgent if urgent else self._jobs).append(job)
         self._signals.put(None)
 
-    def take(self, timeout: float | None = None) -> Callable[[], T] | None:
-        """Wait for the next job; None after ``timeout`` seconds, after :meth:`wake`, and once it is closed."""
-        try:
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the next job that was put, :meth:`wake` or :meth:`close`, at most ``timeout`` seconds."""
+        with contextlib.suppress(queue.Empty):
             self._signals.get(timeout=timeout)
-        except queue.Empty:
-            return None
-        if self.closed or self.is_empty:
-            return None
-        return self._urgent.popleft() if self._urgent else self._jobs.popleft()
+
+    def take(self) -> Callable[[], T] | None:
+        """The next job; None where there is none."""
+        if self._urgent:
+            return self._urgent.popleft()
+        return self._jobs.popleft() if self._jobs else None
 
     def wake(self) -> None:
-        """Make :meth:`take` return without a job."""
+        """Make :meth:`wait` return."""
         self._signals.put(None)
 
     def close(self) -> None:
@@ -104,7 +105,8 @@ class Worker(Generic[T]):
     def _run(self) -> None:
         introduce_thread(self._name, self._niceness)
         while True:
-            job = self._jobs.take()
+            self._jobs.wait()
+            job = None if self._jobs.closed else self._jobs.take()
             if job is None:
                 return
             self._jobs.add_result(job())

@@ -86,6 +86,30 @@ def test_where_a_job_hangs_the_worker_goes_on_with_the_loop_and_both_change_plac
         wait_until(lambda: loop.threads.may_run_here, what="a worker that waits")
 
 
+def test_a_job_that_is_submitted_while_one_hangs_waits_and_does_not_hang_the_other_thread(loop, wait_until):
+    go, began = threading.Event(), threading.Event()
+    loop.short.append(lambda: (began.set(), go.wait(20), "first")[-1])
+    assert began.wait(10)
+    loop.threads.submit(lambda: (go.wait(20), "second")[-1])
+    loop.turns.clear()
+    wait_until(lambda: len(loop.turns) > 5, what="turns of the loop")
+    assert set(loop.turns) == {"worker"}
+    assert loop.found == []
+    go.set()
+    wait_until(lambda: loop.found == ["first", "second"], what="both jobs")
+
+
+def test_a_job_that_is_submitted_meanwhile_runs_after_the_short_one(loop, wait_until):
+    began = threading.Event()
+    loop.short.append(lambda: (began.set(), time.sleep(TAKE_OVER_S / 2), time.monotonic())[-1])
+    assert began.wait(10)
+    loop.threads.submit(lambda: (me(), time.monotonic()))
+    wait_until(lambda: len(loop.found) == 2, what="both jobs")
+    first, (name, second) = loop.found
+    assert name == "worker"
+    assert float(first.removeprefix("here ")) <= second
+
+
 def test_a_job_that_is_in_time_keeps_the_loop_where_it_is(loop, wait_until):
     for _ in range(5):
         loop.short.append(lambda: time.sleep(TAKE_OVER_S / 4) or me())
@@ -206,7 +230,8 @@ def test_a_peer_runs_the_calls_of_one_request_at_a_time_on_the_thread_of_its_lin
     assert_replays(tiny_bundle, batch, answers)
     assert blocks_on(engine_threads, "links of a", "engine of a") == 20 * 6
     assert blocks_on(engine_threads, "links of a") > blocks_on(engine_threads, "engine of a")
-    assert engine_threads["head", "source"] > engine_threads["head", "stem and head"]
+    for part in ("stem", "head"):
+        assert engine_threads[part, "source"] > engine_threads[part, "stem and head"]
 
 
 def test_what_waits_for_the_engine_is_given_to_its_own_thread(
@@ -217,6 +242,7 @@ def test_what_waits_for_the_engine_is_given_to_its_own_thread(
     assert_replays(tiny_bundle, batch, answers)
     assert blocks_on(engine_threads, "links of a", "engine of a") == 200 * 6
     assert blocks_on(engine_threads, "engine of a") > 0
+    assert engine_threads["stem", "stem and head"] > engine_threads["stem", "source"]
 
 
 @pytest.mark.skipif(
