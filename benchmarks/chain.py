@@ -3,6 +3,8 @@
 One image at a time, each engine with one thread, contenders alternating in one run:
 
 - ``process``: stem, all blocks and head one after the other in this process;
+- ``process, rests``: as ``process``, but before the blocks of each peer it rests for as long as a peer of the chain
+  waits for the others; the rests are left out. Engines are slower after one, without any message;
 - ``minimal``: the blocks in plain processes over ZeroMQ PAIR sockets (``stage``), stem and head here;
 - ``real``: the same placement through ``ls-edge peer`` processes and :class:`ls_edge.runtime.source.Source`;
 - ``real, cpus``: as ``real``, with the key ``cpus``: the engines on the last core, all else on the others;
@@ -45,6 +47,7 @@ from benchmarks.common import (
 )
 from ls_edge.bundle import Bundle
 from ls_edge.compiled import in_use
+from ls_edge.engines.block_runner import BlockRunner
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.local_cluster import LocalCluster
 from ls_edge.runtime.peer import Peer
@@ -120,6 +123,7 @@ def _model(name: str, args: Mapping[str, Any], quick: bool) -> dict[str, Any]:
         "hop_over_minimal_ms": round((p50["real"] - p50["minimal"]) / hops, 4),
         "hop_over_process_ms": round((p50["real"] - p50["process"]) / hops, 4),
         "one_over_process_ms": round(p50["real one"] - p50["process"], 4),
+        "hop_over_resting_process_ms": round((p50["real"] - p50["process, rests"]) / hops, 4),
         "one_over_minimal_ms": round(p50["real one"] - p50["minimal one"], 4),
     }
     if "real, cpus" in p50:
@@ -149,7 +153,8 @@ def _contenders(
     pipeline = stack.enter_context(Pipeline.open(bundle, threads=1))
     us = {"source": os.getpid()}
     calls: dict[str, Call] = {"process": lambda image: _timed(lambda: pipeline.forward(image[None]))}
-    processes: dict[str, dict[str, int]] = {"process": us}
+    calls["process, rests"] = _resting(pipeline, _placement(bundle.num_blocks, STAGES))
+    processes: dict[str, dict[str, int]] = {"process": us, "process, rests": us}
     for label, count in (("", STAGES), (" one", 1)):
         placement = _placement(bundle.num_blocks, count)
         minimal = stack.enter_context(minimal_chain(path, pipeline, placement))
@@ -170,6 +175,28 @@ def _timed(call: Callable[[], object]) -> float:
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
+
+
+def _resting(pipeline: Pipeline, placement: Mapping[str, Sequence[int]]) -> Call:
+    """Stem, blocks and head in this process, with a rest before the blocks of each peer that is not counted."""
+    runner = BlockRunner(dict(enumerate(pipeline.block_engines)), needs_slot=pipeline.bundle.manifest.needs_slot)
+    whole = [0.0]
+    """Seconds of the last image, from which the next rests follow."""
+
+    def call(image: np.ndarray) -> float:
+        counted, started = 0.0, time.perf_counter()
+        tokens = pipeline.stem(image[None])
+        for blocks in placement.values():
+            counted += time.perf_counter() - started
+            time.sleep(whole[0] * (1.0 - len(blocks) / pipeline.num_blocks))
+            started = time.perf_counter()
+            slots = np.full(1, blocks[0], np.int64) if runner.needs_slot else None
+            tokens = runner.run(blocks, tokens, slots).last
+        pipeline.head(tokens)
+        whole[0] = counted + time.perf_counter() - started
+        return whole[0]
+
+    return call
 
 
 def _real(source: Source) -> Call:
@@ -410,6 +437,7 @@ def show(document: dict[str, Any], console: Console) -> None:
         ):
             verdict = "holds" if model["holds"][holds] else "missed"
             table.add_row(title, f"{model[key]:.2f}, at most {bar}: {verdict}")
+        table.add_row("a hop beyond one process that rests", f"{model['hop_over_resting_process_ms']:.2f}")
         if "cpus_hop_over_minimal_ms" in model:
             table.add_row("with cpus, beyond the minimal chain", f"{model['cpus_hop_over_minimal_ms']:.2f}")
         traffic = model["traffic"] or {
