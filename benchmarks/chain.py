@@ -18,13 +18,15 @@ process.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import queue
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -400,22 +402,26 @@ def _answers(sources: Sequence[Source], images: np.ndarray, in_flight: int, seco
 
     To its end, since a request may take longer than the while, and then fewer end in it than the peers can answer.
     """
-    started, number = time.perf_counter(), 0
-    pending: dict[Future[Any], Source] = {}
+    ended: queue.SimpleQueue[tuple[Source, Future[Any]]] = queue.SimpleQueue()
+    numbers = itertools.count()
+
+    def submit(source: Source) -> None:
+        future = source.submit(images[next(numbers) % len(images)])
+        future.add_done_callback(lambda future: ended.put((source, future)))
+
+    started, answers = time.perf_counter(), 0
     for source in sources:
         for _ in range(in_flight):
-            pending[source.submit(images[number % len(images)])] = source
-            number += 1
-    while time.perf_counter() - started < seconds:
-        done, _ = wait(pending, return_when=FIRST_COMPLETED)
-        for future in done:
-            future.result()
-            source = pending.pop(future)
-            pending[source.submit(images[number % len(images)])] = source
-            number += 1
-    for future in pending:
+            submit(source)
+    left = len(sources) * in_flight
+    while left:
+        source, future = ended.get(timeout=_MOST_WAIT_MS / 1e3)
         future.result()
-    return number, time.perf_counter() - started
+        answers, left = answers + 1, left - 1
+        if time.perf_counter() - started < seconds:
+            submit(source)
+            left += 1
+    return answers, time.perf_counter() - started
 
 
 def show(document: dict[str, Any], console: Console) -> None:
