@@ -142,16 +142,17 @@ def test_the_worker_looks_at_the_loop_only_while_there_are_short_jobs(loop, wait
         status = Path(f"/proc/self/task/{worker.native_id}/status").read_text()
         return int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)$", status, re.M)[1])
 
+    def is_quiet():
+        before = switches()
+        time.sleep(0.3)
+        return switches() == before
+
+    wait_until(is_quiet, what="a worker that sleeps")
     before = switches()
-    time.sleep(0.3)
-    assert switches() == before
     loop.short.append(me)
     wait_until(lambda: loop.found, what="a short job")
     wait_until(lambda: switches() > before + 3, what="looks at the loop's thread")
-    time.sleep(1.5)
-    before = switches()
-    time.sleep(0.3)
-    assert switches() == before
+    wait_until(is_quiet, what="a worker that sleeps again")
 
 
 def test_what_the_loop_raises_is_kept_and_both_threads_end():
