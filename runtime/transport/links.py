@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -226,7 +227,8 @@ class Links:
         """Wait at most ``timeout`` seconds and return what happened; ends of links come before messages."""
         if self._redial_at:
             self._redial()
-        ready = self._ready = dict(self._poller.poll(0 if self._lost else max(0, round(timeout * 1000))))
+        # Rounded up: what is due in less than a millisecond is waited for, and not asked for again and again.
+        ready = self._ready = dict(self._poller.poll(0 if self._lost else max(0, math.ceil(timeout * 1000))))
         events: list[LinkEvent] = [LinkDown(link, "connection lost") for link in self._lost]
         self._lost = []
         if self.zap is not None and self.zap.socket in ready:
