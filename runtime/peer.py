@@ -232,10 +232,14 @@ class Peer:
         self._loop_threads.submit(call)
 
     def _is_short(self, compute: Compute) -> bool:
-        """Whether the loop's thread may run a call: nothing else waits for the engine, and its memory is the host's."""
+        """Whether the loop's thread may run a call.
+
+        Nothing else waits for the engine, no track is to come home meanwhile, and the engine's memory is the host's.
+        """
         engine = self.machine.engine
         return (
             engine.length == 1
+            and not engine.beside_wave
             and len(compute.blocks) * engine.block_us <= SHORT_CALL_S * 1e6
             and self._loop_threads.may_run_here
             and self._runner.workspace is None

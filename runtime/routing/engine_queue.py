@@ -105,6 +105,11 @@ class EngineQueue:
         return len(self.queued) + len(self._calls)
 
     @property
+    def beside_wave(self) -> bool:
+        """Whether the call that runs is a track of a wave of ours, whose other tracks may come home meanwhile."""
+        return any(request.open_track is not None for request in self.running)
+
+    @property
     def is_ahead(self) -> bool:
         """Whether the engine runs a call and has as many behind it as it is given."""
         return len(self._calls) >= MOST_CALLS
@@ -215,7 +220,7 @@ class EngineQueue:
         took, self._last_took = clamped(took, self.block_us, self._last_took), took
         for block in event.blocks:
             self._not_finite.pop(block, None)
-        if any(request.open_track is not None for request in self.running):
+        if self.beside_wave:
             self.beside_us += (took - self.beside_us) * (_SMOOTH_BESIDE if self.beside_us else 1.0)
             self._beside_at = now
         else:
