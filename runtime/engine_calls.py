@@ -1,4 +1,4 @@
-"""An engine call of a peer: consecutive blocks over a batch of requests, in one job of the worker thread."""
+"""An engine call of a peer: consecutive blocks over a batch of requests, in one job."""
 
 from __future__ import annotations
 

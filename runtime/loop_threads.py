@@ -1,4 +1,7 @@
-"""A loop and a worker that may change places, so that a short job costs no switch of threads.
+"""The threads of a peer or source: a loop, and a worker for engine calls, which may change places.
+
+Engine libraries release the interpreter while they run; tests show that a process whose engine is busy or hangs still
+answers its neighbours. A call cannot be interrupted: a thread that hangs is left behind when the process ends.
 
 To hand a job to another thread and its result back wakes two threads, which may take longer than an engine call of a
 small model. So the thread of the loop runs a short job itself, between two turns. Where the job takes longer than it

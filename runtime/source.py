@@ -6,10 +6,11 @@
         print(answer.label, answer.latency_ms, answer.degraded)
 
 Every submitted image gets exactly one :class:`Answer` or one error of :class:`ls_edge.errors.RequestError`, within its
-budget (guarantee R1). Stem and head run in this process, on a thread of their own; a second one, the *source thread*,
-runs the links and the routing machine. Any thread may call the methods of :class:`Source`: they put work into queues of
-the source thread and read the snapshot that it publishes (:mod:`ls_edge.runtime.peer_monitor`). Callbacks of the
-futures run on one of those two threads and should be short.
+budget (guarantee R1). Two threads work for it: the *source thread* runs the links and the routing machine, and stem
+and head where they are short; a worker runs these where they are not (:mod:`ls_edge.runtime.loop_threads`). Any thread
+may call the methods of :class:`Source`: they put work into queues of the source thread and read the snapshot that it
+publishes (:mod:`ls_edge.runtime.peer_monitor`). Callbacks of the futures run on one of those two threads and should be
+short.
 """
 
 from __future__ import annotations
@@ -597,7 +598,7 @@ class Source:
         view = self.snapshot.peers.get(name)
         return self.bundle.manifest.bundle_id if self._strict_bundle else "" if view is None else view.bundle_id
 
-    # On the worker's thread.
+    # On either thread.
 
     def _run_stem(self, inflight: InFlightRequest) -> _StemResult:
         image = inflight.image

@@ -1,7 +1,7 @@
-"""A thread for engine calls, so that the thread of the links never waits for one.
+"""A thread for jobs that take long, so that the thread of the links never waits for one.
 
-Engine libraries release the interpreter while they run; a test shows that a process whose engine is busy or hangs
-still answers its neighbours. A call cannot be interrupted: a thread that hangs is left behind when the process ends.
+A job cannot be interrupted: a thread that hangs is left behind when the process ends. Engine calls have
+:mod:`ls_edge.runtime.loop_threads`.
 """
 
 from __future__ import annotations

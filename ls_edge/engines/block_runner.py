@@ -33,7 +33,7 @@ class BlockOutputs(NamedTuple):
 
 
 class BlockRunner:
-    """The engines of a peer's blocks, used by one thread."""
+    """The engines of a peer's blocks, used by one thread at a time."""
 
     def __init__(self, engines: Mapping[int, Engine], *, needs_slot: bool) -> None:
         """``needs_slot``: blocks take the number of blocks before them."""

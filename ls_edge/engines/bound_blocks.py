@@ -29,7 +29,7 @@ class BlockFailed(EngineError):
 
 
 class BoundBlocks:
-    """Some blocks and their buffers, used by one thread; make them with :meth:`of`."""
+    """Some blocks and their buffers, used by one thread at a time; make them with :meth:`of`."""
 
     def __init__(self, engines: Mapping[int, OnnxEngine], *, needs_slot: bool) -> None:
         """``needs_slot``: blocks take the number of blocks before them."""

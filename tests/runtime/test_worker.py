@@ -1,4 +1,4 @@
-"""The thread that computes: order of jobs, and that nothing it does keeps a process from answering its neighbours."""
+"""Threads that compute: order of jobs, and that nothing they do keeps a process from answering its neighbours."""
 
 import threading
 
