@@ -378,11 +378,19 @@ class Source:
         """Run the links, a turn at a time; yields the stems and heads that the source thread is to run itself."""
         try:
             while not self._closing:
-                events = self._node.wait(self._next_wait())
-                yield from self._run_short_jobs()  # stems of what woke it
-                self._node.turn(events, self._take_over)
-                del events  # messages hold tokens
-                yield from self._run_short_jobs()
+                self._node.step(self._next_wait(), self._take_over)
+                while self._short_jobs:
+                    if self._loop_threads.may_run_here:
+                        yield self._short_jobs.popleft()[0]
+                        self._accept_submitted()  # it may be one of them
+                        result = self._loop_threads.result_here()
+                        if result is not None:
+                            self._on_result(result)
+                        del result  # it holds the answer
+                    else:
+                        job, urgent = self._short_jobs.popleft()
+                        self._loop_threads.submit(job, urgent=urgent)
+                        del job
                 self._monitor.update()
             self._node.leave("done")
         except Exception:
@@ -396,21 +404,6 @@ class Source:
                     inflight, SourceClosed(f"request {inflight.request}: the source was closed before its answer")
                 )
             self._monitor.close()
-
-    def _run_short_jobs(self) -> Iterator[Callable[[], _StemResult | _HeadResult]]:
-        """Yield what the source thread is to run itself, and take over what it gives; submit the rest."""
-        while self._short_jobs:
-            if self._loop_threads.may_run_here:
-                yield self._short_jobs.popleft()[0]
-                self._accept_submitted()  # it may be one of them
-                result = self._loop_threads.result_here()
-                if result is not None:
-                    self._on_result(result)
-                del result  # it holds the answer
-            else:
-                job, urgent = self._short_jobs.popleft()
-                self._loop_threads.submit(job, urgent=urgent)
-                del job
 
     def _take_over(self) -> None:
         """Take over what other threads have done and want; in each turn of the node."""

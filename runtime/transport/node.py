@@ -8,7 +8,7 @@ counted, dropped and answered with a COMPLAINT (guarantee R5); it never raises.
 A greeting terminates: HELLO is sent by the side that dialled, when the link is up, again after a delay while no WELCOME
 came, and when its content changes. It is answered by one WELCOME or COMPLAINT, which are not answered.
 
-One thread at a time runs :meth:`Node.step` in a loop. Other threads may call :meth:`Node.wake`.
+One thread runs :meth:`Node.step` in a loop. Other threads may call :meth:`Node.wake`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ from ls_edge.runtime.routing.events import (
 from ls_edge.runtime.transport.admission import GUESTS, Admission, may_be_called
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.linked_processes import LinkedProcesses
-from ls_edge.runtime.transport.links import Curve, Incoming, Link, LinkDown, LinkEvent, Links, LinkUp
+from ls_edge.runtime.transport.links import Curve, Incoming, Link, LinkDown, Links, LinkUp
 from ls_edge.runtime.transport.outbox import Outbox
 from ls_edge.runtime.transport.problems import PeerProblems, one_line
 from ls_edge.runtime.transport.zap import is_worth_logging
@@ -170,8 +170,6 @@ class Node:
         self._problems = PeerProblems(self._linked.listed - {name})
         self._noted: dict[tuple[str, str], tuple[int, int]] = {}
         self._state_at = 0.0
-        self._due: float | None = None
-        """When the machine was to be given a Tick, as the latest :meth:`wait` found."""
         self._events: deque[Event] = deque()
         self._executing = False
         self._in_turn = False
@@ -231,16 +229,14 @@ class Node:
         return self._links.can_read(descriptor)
 
     def step(self, at_most: float = 0.1, more: Callable[[], None] = lambda: None, *, unread_for: float = 0.0) -> None:
-        """:meth:`wait`, and handle what it returns in a :meth:`turn`."""
-        self.turn(self.wait(at_most, unread_for=unread_for), more)
+        """Wait for events, at most ``at_most`` seconds, and handle all of them: one *turn*.
 
-    def wait(self, at_most: float = 0.1, *, unread_for: float = 0.0) -> list[LinkEvent]:
-        """Wait for messages and other events of links, at most ``at_most`` seconds; they are for the next :meth:`turn`.
-
-        Messages may stay unread for ``unread_for`` seconds, unless :meth:`wake` is called: fewer turns read more each.
+        ``more`` is called when all messages have been read; events that it feeds are handled together with them. What
+        the turn sends to one process goes as one message where that process reads it so. Messages may stay unread for
+        ``unread_for`` seconds, unless :meth:`wake` is called: fewer turns read more each.
         """
         now = time.monotonic()
-        due = self._due = self._machine.next_check()
+        due = self._machine.next_check()
         wait = min(at_most, self._state_at - now, self._outbox.held_until - now, *(() if due is None else (due - now,)))
         self._asleep = True
         if unread_for and not self._woken:
@@ -251,14 +247,6 @@ class Node:
         self._asleep = self._woken = False
         if self._links.can_read(self._wake_in.fileno()):
             self._clear_wakes()
-        return events
-
-    def turn(self, events: list[LinkEvent], more: Callable[[], None] = lambda: None) -> None:
-        """Handle events of links and all that follows from them: one *turn*.
-
-        ``more`` is called when all messages have been read; events that it feeds are handled together with them. What
-        the turn sends to one process goes as one message where that process reads it so.
-        """
         self._in_turn, self._handled = True, False
         try:
             for event in events:
@@ -272,13 +260,13 @@ class Node:
                     self._problems.note(event.name, "link", event.why)
             more()
             self._handle_events()
-            self._end_turn()
+            self._end_turn(due)
         finally:
             self._in_turn = False
 
-    def _end_turn(self) -> None:
+    def _end_turn(self, due: float | None) -> None:
         """Do what is due by the clock, and send."""
-        now, due = time.monotonic(), self._due
+        now = time.monotonic()
         for link in self._linked.due_greetings(now):
             self._send_link(link, self._hello())
         # What became due meanwhile ends the next wait at once. A STATE is to be current.
