@@ -129,16 +129,9 @@ class LoopThreads(Generic[T]):
             for job in self._loop:
                 if not self._begins():
                     self._jobs.put(job, urgent=True)
-                    continue
-                result = job()
-                with self._changed:
-                    if not self.is_loop:
-                        self._jobs.add_result(result)
-                        self._wake()
-                        return True
-                    self._result, self._began = result, None
-                    self._changed.notify()
-                del job, result  # they hold tokens, and the next turn may be long
+                elif not self._end(job()):
+                    return True
+                del job  # it holds tokens, and the next turn may be long
         except BaseException as error:  # noqa: BLE001  whoever waits for the end asks for it
             self.error = error
         self._ended.set()
@@ -173,6 +166,17 @@ class LoopThreads(Generic[T]):
                 self._watches = True
                 self._jobs.wake()
             return True
+
+    def _end(self, result: T) -> bool:
+        """Hand over what the job of the loop's thread returned; return whether this is still the loop's thread."""
+        with self._changed:
+            if self.is_loop:
+                self._result, self._began = result, None
+                self._changed.notify()
+                return True
+            self._jobs.add_result(result)
+        self._wake()
+        return False
 
     def _takes_over(self) -> bool:
         """Whether the loop's thread has had its job for too long, and this thread, which has the lock, is the loop's.
