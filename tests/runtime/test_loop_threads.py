@@ -13,7 +13,9 @@ import pytest
 from ls_edge.bundle import Bundle
 from ls_edge.engines.onnxruntime import OnnxEngine
 from ls_edge.peers_file import load_peers
+from ls_edge.runtime import loop_threads
 from ls_edge.runtime import peer as peers
+from ls_edge.runtime import source as sources
 from ls_edge.runtime.chaos.faults import Faults
 from ls_edge.runtime.engine_cores import EngineCores
 from ls_edge.runtime.local_cluster import LocalCluster
@@ -99,9 +101,10 @@ def test_a_job_that_is_submitted_while_one_hangs_waits_and_does_not_hang_the_oth
     wait_until(lambda: loop.found == ["first", "second"], what="both jobs")
 
 
-def test_a_job_that_is_submitted_meanwhile_runs_after_the_short_one(loop, wait_until):
+def test_a_job_that_is_submitted_meanwhile_runs_after_the_short_one(loop, wait_until, monkeypatch):
+    monkeypatch.setattr(loop_threads, "TAKE_OVER_S", 20.0)
     began = threading.Event()
-    loop.short.append(lambda: (began.set(), time.sleep(TAKE_OVER_S / 2), time.monotonic())[-1])
+    loop.short.append(lambda: (began.set(), time.sleep(0.15), time.monotonic())[-1])
     assert began.wait(10)
     loop.threads.submit(lambda: (me(), time.monotonic()))
     wait_until(lambda: len(loop.found) == 2, what="both jobs")
@@ -110,9 +113,10 @@ def test_a_job_that_is_submitted_meanwhile_runs_after_the_short_one(loop, wait_u
     assert float(first.removeprefix("here ")) <= second
 
 
-def test_a_job_that_is_in_time_keeps_the_loop_where_it_is(loop, wait_until):
+def test_a_job_that_is_in_time_keeps_the_loop_where_it_is(loop, wait_until, monkeypatch):
+    monkeypatch.setattr(loop_threads, "TAKE_OVER_S", 20.0)
     for _ in range(5):
-        loop.short.append(lambda: time.sleep(TAKE_OVER_S / 4) or me())
+        loop.short.append(lambda: time.sleep(0.15) or me())
     wait_until(lambda: len(loop.found) == 5, what="five jobs")
     assert set(loop.found) == {"here loop"}
     assert set(loop.turns) == {"loop"}
@@ -204,18 +208,18 @@ def engine_threads(monkeypatch):
 @pytest.fixture
 def served(tiny_bundle, write_peers, serve, engine_threads):
     """A source with one peer of this process; what warming up ran is not counted."""
-    sources = []
+    opened = []
 
     def start(**each):
         file, bundle = load_peers(write_peers({"a": range(6)}, **each)), Bundle.open(tiny_bundle)
         serve(Peer(file, "a", bundle))
-        sources.append(Source(file, bundle))
-        assert sources[-1].wait_ready() == ()
+        opened.append(Source(file, bundle))
+        assert opened[-1].wait_ready() == ()
         engine_threads.clear()
-        return sources[-1]
+        return opened[-1]
 
     yield start
-    for source in sources:
+    for source in opened:
         source.close()
 
 
@@ -224,8 +228,10 @@ def blocks_on(seen, *threads):
 
 
 def test_a_peer_runs_the_calls_of_one_request_at_a_time_on_the_thread_of_its_links(
-    served, images, engine_threads, tiny_bundle, assert_replays
+    served, images, engine_threads, tiny_bundle, assert_replays, monkeypatch
 ):
+    monkeypatch.setattr(peers, "SHORT_CALL_S", 20.0)  # as on a machine that is not busy
+    monkeypatch.setattr(sources, "_SHORT_US", 20_000_000)
     source, batch = served(), images(20)
     answers = [source.submit(image).result(10) for image in batch]
     assert_replays(tiny_bundle, batch, answers)
