@@ -182,21 +182,22 @@ def _timed(call: Callable[[], object]) -> float:
 def _resting(pipeline: Pipeline, placement: Mapping[str, Sequence[int]]) -> Call:
     """Stem, blocks and head in this process, with a rest before the blocks of each peer that is not counted."""
     runner = BlockRunner(dict(enumerate(pipeline.block_engines)), needs_slot=pipeline.bundle.manifest.needs_slot)
-    whole = [0.0]
+    whole = 0.0
     """Seconds of the last image, from which the next rests follow."""
 
     def call(image: np.ndarray) -> float:
+        nonlocal whole
         counted, started = 0.0, time.perf_counter()
         tokens = pipeline.stem(image[None])
         for blocks in placement.values():
             counted += time.perf_counter() - started
-            time.sleep(whole[0] * (1.0 - len(blocks) / pipeline.num_blocks))
+            time.sleep(whole * (1.0 - len(blocks) / pipeline.num_blocks))
             started = time.perf_counter()
             slots = np.full(1, blocks[0], np.int64) if runner.needs_slot else None
             tokens = runner.run(blocks, tokens, slots).last
         pipeline.head(tokens)
-        whole[0] = counted + time.perf_counter() - started
-        return whole[0]
+        whole = counted + time.perf_counter() - started
+        return whole
 
     return call
 

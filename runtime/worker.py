@@ -74,7 +74,7 @@ class JobQueue(Generic[T]):
 
 
 class Worker(Generic[T]):
-    """Runs jobs one at a time, urgent ones first, and collects what they return."""
+    """Runs jobs one at a time, in their order, and collects what they return."""
 
     def __init__(self, name: str, wake: Callable[[], None], *, niceness: int = 0) -> None:
         """``wake`` is called from the thread after each job; ``niceness`` above 0 lets others go first.
@@ -88,9 +88,9 @@ class Worker(Generic[T]):
         self._running = threading.Thread(target=self._run, name=name, daemon=True)
         self._running.start()
 
-    def submit(self, job: Callable[[], T], *, urgent: bool = False) -> None:
+    def submit(self, job: Callable[[], T]) -> None:
         """Queue a job, which must not raise."""
-        self._jobs.put(job, urgent=urgent)
+        self._jobs.put(job)
 
     def results(self) -> list[T]:
         """Take what has been returned since the last call."""

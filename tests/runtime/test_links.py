@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import zmq
@@ -309,6 +310,14 @@ def test_bytes_that_are_no_protocol_do_no_harm(end, address):
     assert dialler.links.send(Link("a"), [b"still here"])
     end.until(lambda: len(listener.frames()) == 2, "a message")
     assert not listener.of(LinkDown)
+
+
+def test_less_than_a_millisecond_is_waited_for(end, address):
+    links = end({}, bind=address).links
+    links.poll(0.0)
+    began = time.monotonic()
+    links.poll(0.0004)
+    assert time.monotonic() - began >= 0.0004
 
 
 def test_a_port_in_use_is_said(end, address):

@@ -69,6 +69,17 @@ def test_the_loops_thread_runs_what_is_yielded_and_the_worker_what_is_submitted(
     assert loop.threads.result_here() is None
 
 
+def test_urgent_jobs_go_first_and_equals_in_turn(loop, wait_until):
+    running, go = threading.Event(), threading.Event()
+    loop.threads.submit(lambda: running.set() or go.wait(10))
+    assert running.wait(10)
+    for name in ("stem 0", "stem 1", "head 0", "stem 2", "head 1"):
+        loop.threads.submit(lambda n=name: n, urgent=name.startswith("head"))
+    go.set()
+    wait_until(lambda: len(loop.found) == 6, what="all results")
+    assert loop.found[1:] == ["head 0", "head 1", "stem 0", "stem 1", "stem 2"]
+
+
 def test_where_a_job_hangs_the_worker_goes_on_with_the_loop_and_both_change_places(loop, wait_until):
     for leads, follows in (("loop", "worker"), ("worker", "loop")):
         go, began = threading.Event(), threading.Event()

@@ -35,23 +35,6 @@ def test_results_come_back_and_wake(wait_until):
         assert worker.close()
 
 
-def test_urgent_jobs_go_first_and_equals_in_turn(wait_until):
-    worker = Worker("test", lambda: None)
-    running, go = threading.Event(), threading.Event()
-    try:
-        worker.submit(lambda: running.set() or go.wait(10))
-        assert running.wait(10)
-        for name in ("stem 0", "stem 1", "head 0", "stem 2", "head 1"):
-            worker.submit(lambda n=name: n, urgent=name.startswith("head"))
-        go.set()
-        collected = []
-        wait_until(lambda: collected.extend(worker.results()) or len(collected) == 6, what="all results")
-        assert collected[1:] == ["head 0", "head 1", "stem 0", "stem 1", "stem 2"]
-    finally:
-        go.set()
-        assert worker.close()
-
-
 def test_closing_does_not_wait_for_ever_for_a_job_that_hangs():
     worker = Worker("test", lambda: None)
     running, go = threading.Event(), threading.Event()
