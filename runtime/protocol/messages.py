@@ -609,11 +609,11 @@ def _check_run(run: Run) -> None:
     if not all(wave and all(wave) for wave in it.waves):
         raise WireError("itinerary with an empty wave or track; dropped")
     ran = [step for wave in it.waves for track in wave for step in track]
-    blocks = [*(block for block, _ in ran), *it.remaining, *it.skipped]
-    if len(set(blocks)) != len(blocks) or any(not 0 <= b < COUNT for b in blocks):
+    blocks = [block for block, _ in ran] + [*it.remaining, *it.skipped]
+    if len(set(blocks)) != len(blocks) or (blocks and not 0 <= min(blocks) <= max(blocks) < COUNT):
         raise WireError("itinerary names a block twice or one out of range; dropped")
-    holders = {*(holder for _, holder in ran), *(visit.holder for visit in it.visits)}
-    _check_names("itinerary", {it.source, *it.relays, *it.avoid, *holders})
+    holders = {holder for _, holder in ran} | {visit.holder for visit in it.visits}
+    _check_names("itinerary", {it.source, *it.relays, *it.avoid} | holders)
     _check_numbers("itinerary", COUNT, it.max_skips)
     if not 0.0 <= it.latency_weight <= MAX_LATENCY_WEIGHT:
         raise WireError(f"latency weight {it.latency_weight}, from 0 to {MAX_LATENCY_WEIGHT:.0f} are allowed; dropped")

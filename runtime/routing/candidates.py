@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ls_edge.bands import Bands
@@ -46,8 +45,7 @@ class Candidate(NamedTuple):
         return not self.reach_blocks.isdisjoint(blocks) or any(not far.isdisjoint(blocks) for far in self.far_blocks)
 
 
-@dataclass(frozen=True)
-class LocalNode:
+class LocalNode(NamedTuple):
     """What this process can run itself."""
 
     blocks: frozenset[int] = frozenset()

@@ -10,6 +10,7 @@ the thread of the links. A batch that is not full stays here, where others may j
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -192,13 +193,10 @@ class EngineQueue:
         most = max(1, int(self._limits.chain * 1e6 / max(1, self.block_us)))
         chain = [first]
         following = [[b for b in self._may_follow(request.itinerary) if b != first] for request in batch]
-        while len(chain) < most:
-            index = len(chain) - 1
-            wanted = {blocks[index] if index < len(blocks) else -1 for blocks in following}
-            block = wanted.pop()
-            if wanted or block not in usable:
+        for wanted in itertools.zip_longest(*following, fillvalue=-1):
+            if len(chain) >= most or wanted[0] not in usable or wanted.count(wanted[0]) < len(wanted):
                 break
-            chain.append(block)
+            chain.append(wanted[0])
         return tuple(chain)
 
     def _may_follow(self, itinerary: Itinerary) -> tuple[int, ...]:

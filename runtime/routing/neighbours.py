@@ -94,7 +94,7 @@ class Limits:
     """Least time without news after which the source starts a new branch."""
     progress_every: float = 0.08
     """Least time between two PROGRESS of a transfer."""
-    cancel_every: float = 0.05
+    cancel_every: float = 0.2
     """How long the source collects requests that were answered in the usual way before it sends their CANCEL."""
     way_back: float = 0.005
     """Time kept for the hop back and the head; the source adds what its head usually takes."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 
 import msgspec
 
@@ -303,7 +302,7 @@ class PeerMachine(CustodyMachine):
             return False
         if not policy_of(request.itinerary.policy).runs_in_waves:
             return False
-        return self.joins.split(request, replace(local, wait_us=self.engine.work_us(self.now)))
+        return self.joins.split(request, local._replace(wait_us=self.engine.work_us(self.now)))
 
     def _is_own_track(self, request: HeldRequest) -> bool:
         """Whether tokens are, or claim to be, a track that this process joins."""

@@ -2,7 +2,7 @@
 
 RELEASE and MOVED wait a little for another message to the same process, since nobody waits for them. Everything else
 goes at the end of the turn, as one message where its receiver reads several in one header, but for tokens that are
-long: a message is taken in when all of it is there.
+long: a message is taken in when all of it is there, so only what could wait goes with them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from ls_edge.runtime.transport.links import Link, Links
 
 SMALL_TOKENS = 64 * 1024
 """Most bytes of tokens that are sent as one message: a message is taken in when all of it is there."""
-HOLD_S = 0.02
+HOLD_RELEASE_S, HOLD_MOVED_S = 0.05, 0.1
 """Longest that a RELEASE or MOVED waits for another message to the same process: nobody waits for it, and by itself it
-would wake that process."""
-MAX_HELD = 2
+would wake that process. Both are small beside the time without which a process is suspected, ``Limits.hop_floor`` and
+``Limits.away_floor``."""
+MAX_HELD = 4
 """Most of these that wait for one process, since a copy in custody stays until its RELEASE has come."""
+_HOLD_S: dict[type[Message], float] = {Release: HOLD_RELEASE_S, Moved: HOLD_MOVED_S}
 _MAX_BODIES = wire.MAX_HEADER - 8
 """Most bytes of messages in one header, its own beginning taken off."""
 
@@ -56,7 +58,7 @@ class Outbox:
         """Processes that read several messages in one header."""
         self._now: dict[str, list[_Outgoing]] = {}
         """What :meth:`send` sends."""
-        self._held: dict[str, list[_Outgoing]] = {}
+        self._held: dict[str, list[Send]] = {}
         """What goes to a process with the next message, or when :meth:`let_go` is called."""
 
     @property
@@ -77,14 +79,14 @@ class Outbox:
 
     def put(self, send: Send) -> None:
         """Have a message sent with this turn, or a little later with another one."""
-        name, outgoing = send.to, _Outgoing(wire.encode_body(send.message), None, send)
+        name = send.to
         held = self._held.get(name, [])
-        may_wait = isinstance(send.message, (Release, Moved)) and name in self._reads_several
-        if not may_wait or name in self._now or len(held) >= MAX_HELD:
-            self._now.setdefault(name, []).append(outgoing)
+        hold = _HOLD_S.get(type(send.message)) if name in self._reads_several else None
+        if hold is None or name in self._now or len(held) >= MAX_HELD:
+            self._now.setdefault(name, []).append(_encoded(send))
             return
-        self._held[name] = [*held, outgoing]
-        self.held_until = min(self.held_until, time.monotonic() + HOLD_S)
+        self._held[name] = [*held, send]
+        self.held_until = min(self.held_until, time.monotonic() + hold)
 
     def put_tokens(self, forward: Forward) -> None:
         """Have tokens sent with this turn, as a RUN."""
@@ -105,9 +107,11 @@ class Outbox:
         failed: list[Send | Forward] = []
         outbox, self._now = self._now, {}
         for name, new in outbox.items():
-            outgoing = [*self._held.pop(name, ()), *new]
+            held = [_encoded(send) for send in self._held.pop(name, ())]
+            # Long tokens do not wait for what could.
+            outgoing = [*new, *held] if any(map(_is_long, new)) else [*held, *new]
             links = self._links_of.get(name)
-            for group in self._groups(outgoing, name):
+            for group in (outgoing,) if len(outgoing) == 1 else self._groups(outgoing, name):
                 frames: list[bytes | memoryview] = [wire.join([one.body for one in group])]
                 frames += [one.tokens for one in group if one.tokens is not None]
                 if not links or not any(self._links.send(link, frames) for link in links):
@@ -118,9 +122,6 @@ class Outbox:
 
     def _groups(self, outgoing: list[_Outgoing], name: str) -> Iterable[list[_Outgoing]]:
         """What goes to a process, cut into messages of one header each."""
-        if len(outgoing) == 1:
-            yield outgoing
-            return
         most = wire.MAX_TOGETHER if name in self._reads_several else 1
         group: list[_Outgoing] = []
         size = tokens = 0
@@ -145,6 +146,14 @@ class Outbox:
         run = forward.run(codec, self._tokens.count, self._tokens.dim)
         run = msgspec.structs.replace(run, itinerary=_add_codec_time(run.itinerary, self._name, spent))
         return _Outgoing(wire.encode_body(run), payload, forward)
+
+
+def _encoded(send: Send) -> _Outgoing:
+    return _Outgoing(wire.encode_body(send.message), None, send)
+
+
+def _is_long(outgoing: _Outgoing) -> bool:
+    return outgoing.tokens is not None and len(outgoing.tokens) > SMALL_TOKENS
 
 
 def _add_codec_time(itinerary: wire.Itinerary, name: str, codec_us: int) -> wire.Itinerary:

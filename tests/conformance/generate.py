@@ -343,7 +343,7 @@ def reroute():
     story.run(0.003)
     story.say("b      is killed")
     story.kill("b")
-    story.run(0.2)
+    story.run(0.4)
     return story
 
 
@@ -369,7 +369,7 @@ def drain():
     while not story.processes["a"].machine.idle:
         story.run(0.0005)
     story.leave("a")
-    story.run(0.2)
+    story.run(0.4)
     return story
 
 

@@ -11,23 +11,40 @@ from ls_edge.runtime.transport import outbox
 from ls_edge.runtime.transport.links import Links
 
 
-@pytest.mark.parametrize("hold", [10.0, 0.0])
-def test_release_and_moved_wait_for_another_message(hold, tiny_bundle, write_peers, serve, images, monkeypatch):
-    sent, send = [], Links.send
+@pytest.fixture
+def sent(tiny_bundle, write_peers, serve, images, monkeypatch):
+    """Returns the kinds of messages in each header that a source and two peers send for some images."""
+    found, send = [], Links.send
 
     def watched(self, link, frames):
-        sent.append([type(message) for message in wire.decode_all(frames[0])])
+        found.append([type(message) for message in wire.decode_all(frames[0])])
         return send(self, link, frames)
 
-    monkeypatch.setattr(outbox, "HOLD_S", hold)
-    monkeypatch.setattr(Links, "send", watched)
-    file, bundle = load_peers(write_peers({"a": [0, 1, 2], "b": [3, 4, 5]})), Bundle.open(tiny_bundle)
-    for name in ("a", "b"):
-        serve(Peer(file, name, bundle))
-    with Source(file, bundle) as source:
-        assert source.wait_ready() == ()
-        for image in images(20):
-            assert not source.submit(image).result(20).degraded
-        sizes = [len(kinds) for kinds in list(sent) if {wire.Release, wire.Moved} & set(kinds)]
+    def answer(hold):
+        monkeypatch.setattr(outbox, "_HOLD_S", {wire.Release: hold, wire.Moved: hold})
+        monkeypatch.setattr(Links, "send", watched)
+        file, bundle = load_peers(write_peers({"a": [0, 1, 2], "b": [3, 4, 5]})), Bundle.open(tiny_bundle)
+        for name in ("a", "b"):
+            serve(Peer(file, name, bundle))
+        with Source(file, bundle) as source:
+            assert source.wait_ready() == ()
+            for image in images(20):
+                assert not source.submit(image).result(20).degraded
+            return list(found)
+
+    return answer
+
+
+@pytest.mark.parametrize("hold", [10.0, 0.0])
+def test_release_and_moved_wait_for_another_message(hold, sent):
+    sizes = [len(kinds) for kinds in sent(hold) if {wire.Release, wire.Moved} & set(kinds)]
     assert sizes
     assert (min(sizes) > 1) is (hold > 0)
+
+
+@pytest.mark.parametrize("small", [64 * 1024, 16])
+def test_long_tokens_go_before_what_could_wait(small, sent, monkeypatch):
+    monkeypatch.setattr(outbox, "SMALL_TOKENS", small)
+    home = [kinds for kinds in sent(10.0) if {wire.Run, wire.Moved} <= set(kinds)]
+    assert home
+    assert all(kinds.index(wire.Run) > kinds.index(wire.Moved) for kinds in home) is (small > 16)
