@@ -291,7 +291,7 @@ class Links:
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.linger = 0
-        socket.setsockopt(zmq.HEARTBEAT_IVL, self._heartbeat.interval_ms)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, self._heartbeat.every_ms)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, self._silence_ms)
         socket.setsockopt(zmq.HEARTBEAT_TTL, min(self._silence_ms, _MOST_TTL_MS))
         socket.setsockopt(zmq.HANDSHAKE_IVL, 2000)

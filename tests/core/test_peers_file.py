@@ -73,12 +73,17 @@ peers:
         file.peer("orin")
 
 
+def test_a_short_timeout_needs_no_interval(tmp_path):
+    file = load(tmp_path, "heartbeat: {timeout_ms: 300}\npeers:\n" + A)
+    assert (file.heartbeat.every_ms, file.heartbeat.timeout_ms) == (150, 300)
+
+
 def test_the_least_file(tmp_path):
     file = load(tmp_path, "peers: [{name: a, address: 'tcp://127.0.0.1:5555', blocks: [0]}]")
     assert not file.uses_keys
     assert not file.insecure
     assert file.sources == ()
-    assert (file.heartbeat.interval_ms, file.heartbeat.timeout_ms) == (100, 1000)
+    assert (file.heartbeat.every_ms, file.heartbeat.timeout_ms) == (250, 1000)
 
 
 def test_keys_switch_curve_on_for_the_loopback_too(tmp_path):
