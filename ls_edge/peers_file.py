@@ -26,8 +26,8 @@ EngineKind = Literal["auto", "onnx", "tensorrt"]
 _ADDRESS = re.compile(r"^tcp://(\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[^\[\]:/\s]+):(\d{1,5})$")
 _ANY = ("*", "0.0.0.0", "[::]")  # noqa: S104
 """Hosts that mean every address of a machine: to listen on, not to dial."""
-_INTERVAL_MS = 250
-"""Usual time between two heartbeats, a quarter of the usual timeout: each wakes both processes of a link."""
+_MOST_INTERVAL_MS = 250
+"""Longest time between two heartbeats of a file that does not say it."""
 _MOST_SILENCE_MS = 600_000
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
 _Z85_KEY = re.compile(r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")
@@ -83,8 +83,8 @@ class PeerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """ZMTP heartbeats, which find a process that is stopped and a cable that is out."""
 
-    interval_ms: int = _INTERVAL_MS
-    """Time between two heartbeats on a link."""
+    interval_ms: int | None = None
+    """Time between two heartbeats on a link; :attr:`every_ms` where it is left out."""
     timeout_ms: int = 1000
     """Silence after which a link is lost, on top of the time that one frame takes on the slowest link."""
     slowest_mbit: float = 1.0
@@ -92,8 +92,8 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     @property
     def every_ms(self) -> int:
-        """:attr:`interval_ms`, or half of a timeout that is too short for its default."""
-        return min(self.interval_ms, self.timeout_ms // 2)
+        """:attr:`interval_ms`, or a quarter of a second or of :attr:`timeout_ms`: each wakes two processes."""
+        return min(_MOST_INTERVAL_MS, self.timeout_ms // 4) if self.interval_ms is None else self.interval_ms
 
     def transfer_s(self, frame_bytes: int) -> float:
         """Seconds that a frame of so many bytes takes on the slowest link."""
@@ -207,10 +207,9 @@ def load_peers(path: str | Path) -> PeersFile:
     _check_unique(file, source_map)
     _check_keys(file, source_map)
     heartbeat = file.heartbeat
-    least = 10 if heartbeat.interval_ms == _INTERVAL_MS else 2 * heartbeat.interval_ms
-    if heartbeat.interval_ms < 5 or not least <= heartbeat.timeout_ms <= _MOST_SILENCE_MS:
+    if heartbeat.every_ms < 5 or not 2 * heartbeat.every_ms <= heartbeat.timeout_ms <= _MOST_SILENCE_MS:
         raise source_map.error(
-            f"heartbeat interval {heartbeat.interval_ms} ms and timeout {heartbeat.timeout_ms} ms: the interval must "
+            f"heartbeat interval {heartbeat.every_ms} ms and timeout {heartbeat.timeout_ms} ms: the interval must "
             f"be at least 5 and the timeout at least twice the interval, and at most {_MOST_SILENCE_MS}",
             "heartbeat",
         )

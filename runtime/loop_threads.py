@@ -172,8 +172,7 @@ class LoopThreads(Generic[T]):
         with self._changed:
             if self.is_loop:
                 self._result, self._began = result, None
-                if not self._jobs.is_empty:  # else nobody waits
-                    self._changed.notify()
+                self._changed.notify()
                 return True
             self._jobs.add_result(result)
         self._wake()

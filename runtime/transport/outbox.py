@@ -111,7 +111,7 @@ class Outbox:
             # Long tokens do not wait for what could.
             outgoing = [*new, *held] if any(map(_is_long, new)) else [*held, *new]
             links = self._links_of.get(name)
-            for group in (outgoing,) if len(outgoing) == 1 else self._groups(outgoing, name):
+            for group in self._groups(outgoing, name):
                 frames: list[bytes | memoryview] = [wire.join([one.body for one in group])]
                 frames += [one.tokens for one in group if one.tokens is not None]
                 if not links or not any(self._links.send(link, frames) for link in links):
@@ -122,6 +122,9 @@ class Outbox:
 
     def _groups(self, outgoing: list[_Outgoing], name: str) -> Iterable[list[_Outgoing]]:
         """What goes to a process, cut into messages of one header each."""
+        if len(outgoing) == 1:
+            yield outgoing
+            return
         most = wire.MAX_TOGETHER if name in self._reads_several else 1
         group: list[_Outgoing] = []
         size = tokens = 0

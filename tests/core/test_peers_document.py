@@ -23,7 +23,7 @@ SECTIONS = {
 NONE = {
     "bind": "the `address`", "provider": "the best that is there", "threads": "the engine's choice",
     "public_key": "none", "A source: threads": "one", "cpus": "all cores",
-    "credits": "four times `max_batch`, at least 16",
+    "credits": "four times `max_batch`, at least 16", "interval_ms": "a quarter of `timeout_ms`, at most 250",
 }  # fmt: skip
 
 

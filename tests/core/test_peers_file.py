@@ -73,9 +73,10 @@ peers:
         file.peer("orin")
 
 
-def test_a_short_timeout_needs_no_interval(tmp_path):
-    file = load(tmp_path, "heartbeat: {timeout_ms: 300}\npeers:\n" + A)
-    assert (file.heartbeat.every_ms, file.heartbeat.timeout_ms) == (150, 300)
+@pytest.mark.parametrize(("timeout", "every"), [(20, 5), (300, 75), (1000, 250), (60_000, 250)])
+def test_heartbeats_follow_the_timeout(tmp_path, timeout, every):
+    file = load(tmp_path, f"heartbeat: {{timeout_ms: {timeout}}}\npeers:\n" + A)
+    assert (file.heartbeat.every_ms, file.heartbeat.timeout_ms) == (every, timeout)
 
 
 def test_the_least_file(tmp_path):
@@ -181,6 +182,8 @@ SOURCE = f'sources:\n  - {{name: s, public_key: "{KEYS[1]}"}}\n'
         ("heartbeat: {timeout_ms: 600001}\npeers:\n" + A, 1, 12, "and at most 600000"),
         ("heartbeat: {slowest_mbit: 0}\npeers:\n" + A, 1, 27, "slowest_mbit is 0.0: give megabits a second from 0.01"),
         ("heartbeat: {slowest_mbit: .nan}\npeers:\n" + A, 1, 27, "slowest_mbit is .nan; it has to be a finite number"),
+        ("heartbeat: {timeout_ms: 19}\npeers:\n" + A, 1, 12, "interval 4 ms and timeout 19 ms: the interval must"),
+        ("heartbeat: {interval_ms: 250, timeout_ms: 300}\npeers:\n" + A, 1, 12, "timeout at least twice the interval"),
         ("heartbeat: {interval_ms: 1}\npeers:\n" + A, 1, 12, "the interval must be at least 5"),
     ],
 )

@@ -234,7 +234,7 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"| {links.RECONNECT_MS} to {links.MAX_RECONNECT_MS} ms |" in TEXT
     assert wire.encode(wire.Bye())[:3] == bytes.fromhex("4C5302")
     peers_defaults = links.HeartbeatSettings()
-    assert f"| `HEARTBEAT_IVL` | {peers_defaults.interval_ms} ms," in TEXT
+    assert f"| `HEARTBEAT_IVL` | {peers_defaults.every_ms} ms," in TEXT
     assert f"| {peers_defaults.timeout_ms} ms (`timeout_ms`)" in TEXT
     assert f"takes at {peers_defaults.slowest_mbit} Mbit/s (`slowest_mbit`)" in TEXT
     assert f"{4 * 197 * 768 * 8 / 1e6:.1f} s more at 1 Mbit/s" in TEXT
