@@ -14,7 +14,7 @@ import contextlib
 import math
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
@@ -175,9 +175,14 @@ class RequestRecord(msgspec.Struct, frozen=True):
     def hops(self) -> int:
         """Transfers of tokens that the answer took: the one back to the source, and two a track of others, included."""
         if self.visits:
-            return len(self.visits) + 1 + 2 * len(self.tracks_of_others)
+            return hops_of(self.visits)
         holders = [holder for _, holder in self.steps]
         return 1 + sum(a != b for a, b in zip([None, *holders], holders, strict=False)) if holders else 0
+
+
+def hops_of(visits: Sequence[Visit]) -> int:
+    """Transfers of tokens of an answer with these visits, the one back to the source included; 0 without any."""
+    return len(visits) + 1 + 2 * sum(len(visit.tracks_of_others) for visit in visits) if visits else 0
 
 
 class PeerEvent(msgspec.Struct, frozen=True):

@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from ls_edge.bundle import Bundle
 from ls_edge.errors import UsageError
+from ls_edge.order_costs import OrderCosts
 from ls_edge.peers_file import EngineKind
 from ls_edge.runtime.protocol.messages import MAX_LATENCY_WEIGHT
 from ls_edge.runtime.routing.policies import POLICIES
+from ls_edge.runtime.routing.policies.policy import Policy
 
 MAX_BUDGET_MS = 600_000.0
 """Longest budget of a request, which is also how long peers remember one that has ended."""
@@ -87,6 +90,20 @@ class Settings:
         if not POLICIES[self.policy].may_skip:
             return 0
         return blocks // 4 if self.max_skips is None else self.max_skips
+
+
+def check_policy(bundle: Bundle, policy: Policy, costs: OrderCosts | None) -> None:
+    """Raise :class:`UsageError` where a bundle's model cannot be run with a policy; ``costs`` are its order costs."""
+    if policy.needs_order_costs and costs is None:
+        raise UsageError(
+            f"{bundle.folder} has no order_costs, which the policy {policy.name} goes by; export it again "
+            "with --calibrate DATA, or use nearest"
+        )
+    if policy.runs_in_waves and bundle.shares_weights:
+        raise UsageError(
+            f"{bundle.folder} has blocks that are steps of one block and run one after the other, so the policy "
+            f"{policy.name} cannot run them side by side; use nearest or fastest"
+        )
 
 
 def checked_budget(budget_ms: object) -> float:

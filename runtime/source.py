@@ -53,7 +53,7 @@ from ls_edge.runtime.routing.events import Abandon, Complete, Fail, Instruction,
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.routing.source_routing import SourceMachine
-from ls_edge.runtime.settings import Settings, checked_budget, whole_number
+from ls_edge.runtime.settings import Settings, check_policy, checked_budget, whole_number
 from ls_edge.runtime.transport.admission import new_alias
 from ls_edge.runtime.transport.keys import KeyPair, load_secret
 from ls_edge.runtime.transport.node import Node, new_incarnation
@@ -145,16 +145,7 @@ class Source:
             costs=read_order_costs(bundle.manifest.order_costs, bundle.num_blocks),
             bands=bundle.bands,
         )
-        if self.policy.needs_order_costs and self._machine.costs is None:
-            raise UsageError(
-                f"{bundle.folder} has no order_costs, which the policy {self.policy.name} goes by; export it again "
-                "with --calibrate DATA, or use nearest"
-            )
-        if self.policy.runs_in_waves and bundle.shares_weights:
-            raise UsageError(
-                f"{bundle.folder} has blocks that are steps of one block and run one after the other, so the policy "
-                f"{self.policy.name} cannot run them side by side; use nearest or fastest"
-            )
+        check_policy(bundle, self.policy, self._machine.costs)
         self._machine.head_us = round(warm_ms[1] * 2e3)
         self._stem_us = round(warm_ms[0] * 2e3)
         """What the stem takes, rather too much than too little, as :attr:`SourceMachine.head_us`."""

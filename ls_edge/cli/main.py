@@ -38,6 +38,7 @@ COMMANDS = {
     "bench": "Time the engines of a bundle on this machine.",
     "profile": "Measure what a bundle takes on this device, or what links take.",
     "plan": "Plan which blocks on which device, and say whether that pays.",
+    "simulate": "Simulate a fleet of devices that come and go.",
     "report": "Put runs, plans and profiles side by side.",
     "doctor": "Find what is missing or mixed up on this machine.",
     "chaos": "Answer images while peers are killed, stopped, hung and cut off.",

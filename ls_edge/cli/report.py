@@ -1,4 +1,4 @@
-"""``ls-edge report``: runs, plans, profiles, benchmarks and evaluations side by side."""
+"""``ls-edge report``: runs, plans, simulations, profiles, benchmarks and evaluations side by side."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ PAIR_HEADINGS = ("plan", "run", "figure", "planned", "measured", "ratio")
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_json: bool) -> None:
-    """Compare what 'run', 'plan', 'bench' and 'eval' printed with --json, and files of 'profile': accuracy, latency,
-    throughput, energy. Where a plan and a run are of the same bundle, what was planned stands beside what was measured.
+    """Compare what 'run', 'plan', 'simulate', 'bench' and 'eval' printed with --json, and files of 'profile': accuracy,
+    latency, throughput, energy. Where a plan and a run are of the same bundle, what was planned stands beside what was
+    measured.
     """  # noqa: D205
     import msgspec
 

@@ -23,7 +23,7 @@ from ls_edge.evaluation.orders import kendall_tau
 from ls_edge.records import PeerEvent, PeerState, RequestRecord, holder_times
 
 Floats = npt.NDArray[np.float64]
-_MOST_REASONS = 16
+MOST_REASONS = 16
 """Different reasons of skips that a summary names."""
 
 
@@ -245,7 +245,7 @@ def summarise(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
         top1=correct / len(labelled) if labelled else None,
         throughput=1e6 * len(answers) / (last_answer - first) if last_answer > first else None,
         latency_ms=quantiles(latency),
-        skips=Skips(sum(skipped) / len(skipped), max(skipped), dict(reasons.most_common(_MOST_REASONS)))
+        skips=Skips(sum(skipped) / len(skipped), max(skipped), dict(reasons.most_common(MOST_REASONS)))
         if skipped
         else Skips(),
         retries=sum(max(0, record.attempts - 1) for record in records),

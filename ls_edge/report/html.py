@@ -5,7 +5,8 @@ holds. A content security policy allows these scripts by their digests and nothi
 made from text, since expressions are run by Vega's interpreter. What comes from outside (names of images and peers,
 texts of errors) is escaped by Jinja2. Long runs are binned, so the file stays below 3 MB for 100,000 requests.
 
-:func:`write_report` is for one run, :func:`write_comparison` for several with a chart that sets them side by side.
+:func:`write_report` is for one run, :func:`write_comparison` for several with a chart that sets them side by side,
+:func:`write_simulation` for a simulated fleet.
 Needs the extra ``report``.
 """
 
@@ -19,11 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ls_edge.errors import printable
 from ls_edge.evaluation.run_summary import RunSummary, error_type
+from ls_edge.evaluation.simulation_summary import FAILED, SimulationSummary, SiteOutcome
 from ls_edge.records import PeerEvent, RequestRecord
 from ls_edge.report import charts
 from ls_edge.report.files import write_whole
@@ -36,6 +39,11 @@ from ls_edge.version import __version__
 
 MOST_TABLE_ROWS = 60
 """Rows of tables of events and failed requests."""
+
+SIMULATION_SETTINGS = (
+    "seed", "churn", "sites", "devices_per_site", "replicas", "concurrency", "rate", "max_skips", "budget_ms",
+)  # fmt: skip
+"""Fields of a simulation's summary that are shown as its settings."""
 
 Run = tuple[str, RunSummary, Sequence[RequestRecord], Sequence[PeerEvent]]
 """Name, summary, records and events of a run to compare."""
@@ -76,6 +84,57 @@ def write_comparison(path: str | Path, runs: Sequence[Run], *, title: str = "Run
     write_whole(path, text)
 
 
+def write_simulation(path: str | Path, summary: SimulationSummary, outcomes: Sequence[SiteOutcome]) -> None:
+    """Write the report of a simulated fleet."""
+    page = _Page()
+    latency = np.concatenate([outcome.latency_s[outcome.states != FAILED] for outcome in outcomes]) * 1e3
+    eyebrow = " · ".join(["simulated", f"policy {summary.policy}", f"bundle {summary.bundle_id[:12]}"])
+    text = page.render(
+        "simulation.html.j2",
+        title="A simulated fleet",
+        eyebrow=eyebrow,
+        cards=simulation_cards(summary),
+        latency=page.figure(charts.latency_histogram(latency, summary.latency_ms)),
+        over_time=page.figure(charts.outcomes_over_time(outcomes)),
+        profiles=[
+            (shorten(name, 60), f"{one.devices:,}", show_percent(one.busy)) for name, one in summary.profiles.items()
+        ],
+        placement=[(shorten(name, 60), block_ranges(held) or NOTHING) for name, held in summary.placement.items()],
+        losses=[(kind, f"{count:,}") for kind, count in summary.losses.by_kind.items()],
+        errors=[(shorten(kind, 60), f"{count:,}") for kind, count in summary.errors.items()],
+        settings=[
+            (name.replace("_", " "), NOTHING if value is None else shorten(value, 200))
+            for name in SIMULATION_SETTINGS
+            for value in (getattr(summary, name),)
+        ],
+        assumptions=summary.assumptions,
+    )  # fmt: skip
+    write_whole(path, text)
+
+
+def simulation_cards(summary: SimulationSummary) -> list[Card]:
+    """The figures of a simulated fleet that matter most."""
+    latency, losses = summary.latency_ms, summary.losses
+    p50, _, unit = show_ms(latency.p50).partition(" ")
+    up, _, percent = show_percent(losses.up_share).partition(" ")
+    return [
+        Card("Devices", f"{summary.devices:,}", "", f"{counted(summary.sites, 'site')}"),
+        Card(
+            "Answered", f"{summary.answered:,}", "",
+            f"of {summary.requests:,}, {f'{summary.failed:,}' if summary.failed else 'none'} failed",
+            "bad" if summary.failed else "good",
+        ),
+        Card(
+            "Degraded", f"{summary.degraded:,}", "",
+            f"at most {counted(summary.skips.max, 'block')} skipped" if summary.skips.max else "no block was skipped",
+            "warn" if summary.degraded else "good",
+        ),
+        Card("Throughput", show(summary.throughput), "/ s", f"over {summary.seconds:.3g} simulated seconds"),
+        Card("Median latency", p50, unit, f"p95 {show_ms(latency.p95)}, p99 {show_ms(latency.p99)}"),
+        Card("Devices up", up, percent, f"{counted(losses.count, 'loss', 'losses')} on the way"),
+    ]  # fmt: skip
+
+
 def write_side_by_side(
     path: str | Path, rows: Sequence[Sequence[str]], pairs: Sequence[Sequence[str]], *, title: str = "Side by side"
 ) -> None:
@@ -114,7 +173,7 @@ class _Page:
     def __init__(self) -> None:
         self._figures = 0
 
-    def render(self, **values: Any) -> str:
+    def render(self, template: str = "report.html.j2", **values: Any) -> str:
         scripts = [Markup(library()), Markup(_asset("report.js"))]  # noqa: S704  our own files
         digests = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
         policy = (
@@ -122,7 +181,7 @@ class _Page:
             "form-action 'none'"
         )
         style = Markup(f"{STYLE}:root{{--font:{FONT}}}\n{_asset('report.css')}")  # noqa: S704
-        return _environment().get_template("report.html.j2").render(
+        return _environment().get_template(template).render(
             policy=policy, style=style, scripts=scripts, version=__version__, **values
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Runs, plans, profiles, benchmarks and evaluations side by side, from the JSON that their commands print or write.
+"""Runs, plans, simulations, profiles, benchmarks and evaluations side by side, from the JSON of their commands.
 
 What was planned stands beside what was measured where a plan and a run are of the same bundle. A plan's latency is that
 of one request alone, so it is compared with runs of one request at a time, and its throughput with runs of several.
@@ -24,7 +24,7 @@ class ComparedDocument(msgspec.Struct, frozen=True):
 
     name: str
     kind: str
-    """``run``, ``plan``, ``profile``, ``bench`` or ``eval``."""
+    """``run``, ``plan``, ``simulate``, ``profile``, ``bench`` or ``eval``."""
     about: str
     """Policy, device, objective, and how many requests at once."""
     bundle_id: str | None
@@ -102,7 +102,8 @@ def _rows_of(name: str, path: Path) -> list[ComparedDocument]:
                 except (KeyError, TypeError, ValueError, AttributeError, IndexError):
                     raise DataError(f"{path} has the keys of a known document, not its values; make it again") from None
     raise DataError(
-        f"{path} is no document that can be compared; give JSON of run, plan, bench or eval, or a file of profile"
+        f"{path} is no document that can be compared; give JSON of run, plan, simulate, bench or eval, or a file of "
+        "profile"
     )
 
 
@@ -141,6 +142,18 @@ def _plan(name: str, document: Mapping[str, Any]) -> list[ComparedDocument]:
     if single is not None:
         rows.append(_expected(f"{name}: alone", f"{single['device']} alone", document, single, kind="plan, alone"))
     return rows
+
+
+def _simulation(name: str, document: Mapping[str, Any]) -> list[ComparedDocument]:
+    about = f"simulated, {document['devices']} devices, policy {document['policy']}"
+    if document["degraded"] or document["failed"]:
+        about += f", {document['degraded']} degraded, {document['failed']} failed"
+    return [
+        ComparedDocument(
+            name, "simulate", about, document["bundle_id"], None, _figure(document["latency_ms"]["p50"]),
+            _figure(document["throughput"]), None,
+        )
+    ]  # fmt: skip
 
 
 def _expected(
@@ -194,6 +207,7 @@ def _evals(name: str, document: Mapping[str, Any]) -> list[ComparedDocument]:
 
 
 _READERS: tuple[tuple[frozenset[str], Callable[[str, Mapping[str, Any]], list[ComparedDocument]]], ...] = (
+    (frozenset({"devices", "sites", "losses", "latency_ms"}), _simulation),
     (frozenset({"policy", "requests", "answered", "latency_ms"}), _run),
     (frozenset({"objective", "recommendation", "expected", "baselines"}), _plan),
     (frozenset({"device", "batch", "throttled", "parts"}), _profile),

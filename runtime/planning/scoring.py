@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ls_edge.bands import Bands
+from ls_edge.order_costs import OrderCosts
 from ls_edge.runtime.planning.figures import throughput_of
 from ls_edge.runtime.planning.problem import Objective, Placement, PlanningProblem
 from ls_edge.runtime.routing.events import Complete
@@ -66,8 +67,8 @@ def policies_for(problem: PlanningProblem) -> tuple[str, ...]:
 
 def simulate_placement(problem: PlanningProblem, placement: Placement, policy: str, seed: int = 0) -> SimulatedFigures:
     """Run requests through a placement; the same problem, placement and seed give the same figures."""
-    latency = _latency(_simulation(problem, placement, seed), policy)
-    sim = _simulation(problem, placement, seed, on_average=True)
+    latency = _latency(simulation_of(problem, placement, seed), policy)
+    sim = simulation_of(problem, placement, seed, on_average=True)
     at_once = requests_at_once(problem, placement)
     throughput, answers = _throughput(sim, throughput_of(problem, placement), policy, at_once)
     throughput = min(throughput, _most(problem, placement))
@@ -93,8 +94,18 @@ def _most(problem: PlanningProblem, placement: Placement) -> float:
     return sum(1e3 / ms for ms in times if ms > 0) / problem.num_blocks or float("inf")
 
 
-def _simulation(problem: PlanningProblem, placement: Placement, seed: int, *, on_average: bool = False) -> Simulation:
-    """``on_average``: engine calls take what they do on average beyond the engine, not what they usually do."""
+def simulation_of(
+    problem: PlanningProblem,
+    placement: Placement,
+    seed: int,
+    *,
+    on_average: bool = False,
+    costs: OrderCosts | None = None,
+) -> Simulation:
+    """The simulation of a placement, as far as everybody has greeted and told its state.
+
+    ``on_average``: engine calls take what they do on average beyond the engine, not what they usually do.
+    """
     held = {name: blocks for name, blocks in placement.items() if blocks}
     devices = {device.name: device for device in problem.devices}
     visits = {name: max(0.0, device.visit_ms - device.runtime_ms) for name, device in devices.items()}
@@ -116,9 +127,9 @@ def _simulation(problem: PlanningProblem, placement: Placement, seed: int, *, on
             name: (device.runtime_mean_ms if on_average else device.runtime_ms) / 1e3
             for name, device in devices.items()
         },
-        bands=Bands.from_json([list(band) for band in problem.bands]) if problem.bands else None,
+        bands=Bands.from_json([list(band) for band in problem.bands]) if problem.bands else None, costs=costs,
     )  # fmt: skip
-    sim.run(0.4)  # everybody has greeted and told its state
+    sim.run(0.4)
     return sim
 
 
@@ -179,7 +190,7 @@ def _is_whole(
     problem: PlanningProblem, placement: Placement, policy: str, lost: frozenset[str], budget: float, seed: int
 ) -> bool:
     """Whether a request that may skip blocks is answered with all of them while these devices are gone."""
-    sim = _simulation(problem, placement, seed)
+    sim = simulation_of(problem, placement, seed)
     for name in sorted(lost):
         if name in sim.processes:
             sim.kill(name)

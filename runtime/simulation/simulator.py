@@ -120,6 +120,8 @@ class Simulation:
         self.outcomes: dict[int, list[Complete | Fail]] = {}
         self.ended: dict[int, float] = {}
         """When each request had its outcome."""
+        self.on_end: Callable[[Complete | Fail], None] = lambda _outcome: None
+        """Called with each outcome, at its time."""
         self.notes: list[tuple[float, str, Note]] = []
         self.dropped: list[tuple[str, str, str]] = []
         """Tokens that were dropped on arrival: at whom, from whom and why."""
@@ -161,6 +163,11 @@ class Simulation:
             self._start(name)
 
     # What a test or a user does to it.
+
+    @property
+    def drain_seconds(self) -> float:
+        """How long a peer that drains takes at most."""
+        return self._limits.drain
 
     def submit(
         self,
@@ -213,7 +220,7 @@ class Simulation:
                 for other in self.processes:
                     self._link_lost(other, name, "heartbeat")
 
-        self._at(self.detection, found)
+        self.at(self.detection, found)
 
     def cont(self, name: str) -> None:
         """SIGCONT: it goes on where it was, and its links come back."""
@@ -225,7 +232,7 @@ class Simulation:
         for other in self.processes:
             if other != name and name not in self.processes[other].machine.neighbours.by_name:
                 self._link_lost(name, other, "heartbeat")
-        self._start(name)
+        self._greet(name)
 
     def hang_engine(self, name: str, *, hangs: bool) -> None:
         """Make the engine of a peer swallow its calls, or let it answer them all."""
@@ -239,6 +246,12 @@ class Simulation:
     def drain(self, name: str) -> None:
         """SIGTERM: the peer takes nothing new and leaves when it holds nothing."""
         self._feed(name, Drain())
+
+    def is_idle(self, name: str) -> bool:
+        """Whether a peer holds nothing, so that it may leave."""
+        machine = self.processes[name].machine
+        assert isinstance(machine, PeerMachine)
+        return machine.idle
 
     def cut(self, a: str, b: str) -> None:
         """Take the link between two processes down."""
@@ -255,6 +268,10 @@ class Simulation:
         self._cut.discard(frozenset((a, b)))
         self._hello(a, b)
         self._hello(b, a)
+
+    def at(self, delay: float, action: Callable[[], None]) -> None:
+        """Have something done so many seconds from now."""
+        heapq.heappush(self._heap, (self.now + delay, next(self._counter), action))
 
     def run(self, seconds: float) -> None:
         """Let time pass."""
@@ -287,18 +304,21 @@ class Simulation:
         process = self.processes[name]
         if isinstance(process.machine, PeerMachine) and not process.machine.warm:
             self._feed(name, Warm(round(self.block_seconds[name] * 1e6)))
+        self._greet(name)
+        self._repeat_state(process)
+
+    def _greet(self, name: str) -> None:
         for other in self.processes:
             if other != name:
                 self._hello(name, other)
                 self._hello(other, name)
-        self._repeat_state(process)
 
     def _repeat_state(self, process: Process) -> None:
         if process.alive and self.processes[process.name] is process:
             if not process.stopped:
                 self._send_state(process)
                 self._feed(process.name, Tick())
-            self._at(_STATE_EVERY, lambda: self._repeat_state(process))
+            self.at(_STATE_EVERY, lambda: self._repeat_state(process))
 
     def _hello(self, sender: str, to: str) -> None:
         process = self.processes[sender]
@@ -332,7 +352,7 @@ class Simulation:
             if same and self._linked(sender, to) and (known or b.stopped) and self._admits(sender, to, event):
                 self._feed(to, event)
 
-        self._at(self._arrival(sender, to, tokens=isinstance(event, Arrived)) - self.now, arrive)
+        self.at(self._arrival(sender, to, tokens=isinstance(event, Arrived)) - self.now, arrive)
 
     def _admits(self, sender: str, to: str, event: Event) -> bool:
         if self._check_run is not None and isinstance(event, Arrived):
@@ -366,7 +386,7 @@ class Simulation:
         if self._turn and isinstance(event, _TOGETHER):
             process.turn.append(event)
             if len(process.turn) == 1:
-                self._at(self._turn, lambda: self._handle(process))
+                self.at(self._turn, lambda: self._handle(process))
             return
         self._handle(process, event)
 
@@ -393,7 +413,7 @@ class Simulation:
             process.events.popleft()
         due = process.machine.next_check()
         if due is not None:
-            self._at(max(0.0, due - self.now) + 1e-6, lambda: self._tick(process))
+            self.at(max(0.0, due - self.now) + 1e-6, lambda: self._tick(process))
 
     def _tick(self, process: Process) -> None:
         due = process.machine.next_check()
@@ -420,6 +440,7 @@ class Simulation:
         elif isinstance(instruction, (Complete, Fail)):
             self.outcomes[instruction.request].append(instruction)
             self.ended[instruction.request] = self.now
+            self.on_end(instruction)
         elif isinstance(instruction, Note):
             self.notes.append((self.now, process.name, instruction))
 
@@ -441,10 +462,7 @@ class Simulation:
             else:
                 self._feed(process.name, done)
 
-        self._at(process.engine_until - self.now + self._call_seconds.get(process.name, 0.0), finish)
-
-    def _at(self, delay: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (self.now + delay, next(self._counter), action))
+        self.at(process.engine_until - self.now + self._call_seconds.get(process.name, 0.0), finish)
 
 
 def join_tuples(start: tuple[int, ...], outs: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

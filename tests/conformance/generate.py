@@ -287,7 +287,7 @@ class Transcript(Simulation):
         elif isinstance(instruction, Compute):
             blocks = ", ".join(map(str, instruction.blocks))
             if process.engine_until > self.now:
-                self._at(process.engine_until - self.now, lambda: self.say(f"{name:<6} runs {blocks}"))
+                self.at(process.engine_until - self.now, lambda: self.say(f"{name:<6} runs {blocks}"))
             else:
                 self.say(f"{name:<6} runs {blocks}")
         elif isinstance(instruction, Note):

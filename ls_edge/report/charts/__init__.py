@@ -15,7 +15,7 @@ from ls_edge.report.charts.accuracy_charts import (
     slot_heatmap,
 )
 from ls_edge.report.charts.freedom_chart import freedom_figure
-from ls_edge.report.charts.latency_charts import latency_distribution, latency_over_time
+from ls_edge.report.charts.latency_charts import latency_distribution, latency_histogram, latency_over_time
 from ls_edge.report.charts.pictures import (
     PICTURES,
     write_comparison_picture,
@@ -25,13 +25,14 @@ from ls_edge.report.charts.pictures import (
 )
 from ls_edge.report.charts.request_charts import about, request_timelines, shared_scale
 from ls_edge.report.charts.served_chart import MOST_CELLS, MOST_SPANS, served, served_window
+from ls_edge.report.charts.simulation_chart import outcomes_over_time
 from ls_edge.report.charts.specification import MOST_POINTS, VEGA_LITE, Chart, spec_of, svg_of, with_parameters
 from ls_edge.report.charts.stage_charts import stage_breakdown
 
 __all__ = [
     "MOST_CELLS", "MOST_POINTS", "MOST_SPANS", "PICTURES", "VEGA_LITE", "Chart", "about", "accuracy_by_skips",
     "accuracy_comparison", "accuracy_figure", "check_figure", "freedom_figure", "latency_distribution",
-    "latency_over_time", "request_timelines", "served", "served_window", "shared_scale", "slot_heatmap",
-    "spec_of", "stage_breakdown", "svg_of", "with_parameters", "write_comparison_picture", "write_figure",
-    "write_freedom_figure", "write_picture",
+    "latency_histogram", "latency_over_time", "outcomes_over_time", "request_timelines", "served", "served_window",
+    "shared_scale", "slot_heatmap", "spec_of", "stage_breakdown", "svg_of", "with_parameters",
+    "write_comparison_picture", "write_figure", "write_freedom_figure", "write_picture",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import altair as alt
 import numpy as np
 
+from ls_edge.evaluation.run_summary import Floats, Quantiles
 from ls_edge.report.charts.served_chart import away_layer
 from ls_edge.report.charts.specification import (
     MOST_MARKS,
@@ -28,11 +29,14 @@ from ls_edge.report.theme import colour
 
 
 def latency_distribution(data: RunData) -> Chart | None:
-    """Histogram of the latencies, their cumulative share, and the median, 95th and 99th percentile."""
-    values = data.latency
+    """Histogram of the latencies of a run."""
+    return latency_histogram(data.latency, data.summary.latency_ms)
+
+
+def latency_histogram(values: Floats, figures: Quantiles) -> Chart | None:
+    """Histogram of latencies in milliseconds, their cumulative share, and the median, 95th and 99th percentile."""
     if not values.size:
         return None
-    figures = data.summary.latency_ms
     scale = latency_scale(values, from_zero=False)
     low, high = scale.domain
     bins = int(min(64, max(8, 2 * values.size**0.5)))

@@ -1,0 +1,80 @@
+"""The chart of a simulated fleet: what became of its requests over time, and how many devices were up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import altair as alt
+import numpy as np
+
+from ls_edge.evaluation.run_summary import Floats
+from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, SiteOutcome
+from ls_edge.report.charts.specification import Chart, chart_of, row_of, tooltip_of
+from ls_edge.report.formatting import counted, show_percent
+from ls_edge.report.theme import colour
+
+_BINS = 96
+_STATES = ((WHOLE, "answered whole", "accent"), (DEGRADED, "degraded", "warn"), (FAILED, "failed", "bad"))
+
+
+def outcomes_over_time(outcomes: Sequence[SiteOutcome]) -> Chart:
+    """Requests that ended in each stretch of simulated time, by what became of them, above the share of devices up."""
+    last = max(outcome.seconds for outcome in outcomes)
+    edges = np.linspace(0.0, last or 1.0, _BINS + 1)
+    ended = np.concatenate([outcome.submitted_s + outcome.latency_s for outcome in outcomes])
+    states = np.concatenate([outcome.states for outcome in outcomes])
+    rows = []
+    for state, name, _ in _STATES:
+        counts, _ = np.histogram(ended[states == state], edges)
+        rows += [
+            row_of(at=a, to=b, requests=int(n), what=name)
+            for a, b, n in zip(edges, edges[1:], counts, strict=False)
+            if n
+        ]
+    scale = alt.Scale(domain=[0.0, float(edges[-1])], nice=False)
+    x = alt.X("at:Q", scale=scale, title="seconds since the first submission of a site, simulated")
+    bars = (
+        chart_of(rows)
+        .mark_bar()
+        .encode(
+            x=x,
+            x2="to:Q",
+            y=alt.Y("requests:Q", title="requests that ended", stack=True),
+            color=alt.Color(
+                "what:N",
+                title=None,
+                scale=alt.Scale(domain=[n for _, n, _ in _STATES], range=[colour(paint) for _, _, paint in _STATES]),
+            ),
+            tooltip=[tooltip_of("at", "from, s"), alt.Tooltip("what:N"), alt.Tooltip("requests:Q")],
+        )
+        .properties(width=820, height=200)
+    )
+    up = _up_shares(outcomes, edges)
+    line = (
+        chart_of([row_of(at=at, up=share) for at, share in zip(edges[:-1], up, strict=True)])
+        .mark_line(color=colour("good"), interpolate="step-after", strokeWidth=1.6)
+        .encode(
+            x=x,
+            y=alt.Y("up:Q", title="devices up", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%")),
+            tooltip=[tooltip_of("at", "at, s"), alt.Tooltip("up:Q", title="devices up", format=".1%")],
+        )
+        .properties(width=820, height=90)
+    )
+    became = ", ".join(f"{int((states == state).sum()):,} {name}" for state, name, _ in _STATES)
+    return alt.vconcat(bars, line, spacing=14).properties(
+        description=f"{counted(len(states), 'request')} over {last:.3g} simulated seconds: {became}. Between "
+        f"{show_percent(float(up.min()))} and {show_percent(float(up.max()))} of the devices were up."
+    )
+
+
+def _up_shares(outcomes: Sequence[SiteOutcome], edges: Floats) -> Floats:
+    """Share of the devices that are up at the begin of each stretch, of the sites that still have requests then."""
+    up, used = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1)
+    for outcome in outcomes:
+        running = edges[:-1] <= outcome.seconds
+        times = np.array([at for at, _ in outcome.up])
+        counts = np.array([count for _, count in outcome.up])
+        up += running * counts[np.searchsorted(times, edges[:-1], side="right") - 1]
+        used += running * outcome.used
+    shares: Floats = up / np.maximum(used, 1)
+    return shares

@@ -1,0 +1,133 @@
+"""``ls-edge simulate``: figures of a fleet from profiles, and what is wrong with what it was given."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import msgspec
+import pytest
+
+from ls_edge.bundle import Bundle
+from ls_edge.engines.profiling import profile_bundle
+from ls_edge.sensors import Sensors
+
+
+@pytest.fixture(scope="module")
+def profile(bundle, tmp_path_factory):
+    """A profile of this machine in which every block takes 2 ms, stem and head 1 ms together."""
+    folder = tmp_path_factory.mktemp("profiles")
+    document = msgspec.to_builtins(
+        profile_bundle(Bundle.open(bundle), name="board", duration=0.02, threads=1, sensors=Sensors(folder))
+    )
+    times = document["batch"]["1"]
+    for key in ("stem_ms", "head_ms"):
+        times[key] = {"p50": 0.5, "p95": 0.5, "min": 0.5}
+    times["blocks_ms"] = [{"p50": 2.0, "p95": 2.0, "min": 2.0}] * len(times["blocks_ms"])
+    path = folder / "board.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return path
+
+
+def test_a_fleet_as_json_and_as_a_table(command, bundle, profile):
+    flags = ("--bundle", bundle, "--profiles", profile, "--devices", 8, "--requests", 200, "--site-size", 4)
+    code, printed, errors = command("simulate", *flags, "--json", "--jobs", 1)
+    assert code == 0, errors
+    found = json.loads(printed)
+    assert (found["devices"], found["requests"], found["answered"], found["failed"]) == (8, 200, 200, 0)
+    assert (found["sites"], found["degraded"], found["top1"], found["seed"]) == (2, 0, None, 0)
+    assert found["bundle_id"] == Bundle.open(bundle).manifest.bundle_id
+    assert found["latency_ms"]["p50"] >= 4 * 2 + 1
+    assert found["throughput"] == pytest.approx(8 * 1e3 / 8, rel=0.25)
+    assert found["profiles"] == {"board": {"devices": 8, "busy": found["profiles"]["board"]["busy"]}}
+    assert "simulate:" in errors
+    code, printed, _ = command("simulate", *flags, "--jobs", 1)
+    assert code == 0
+    assert "200 of 200" in printed
+    assert "assumed: no device is lost (--churn)" in printed
+
+
+@pytest.mark.leaks_ok("vl-convert keeps its threads")
+def test_losses_are_in_the_exit_code_and_in_the_report(command, bundle, profile, tmp_path):
+    pytest.importorskip("altair")
+    report, document = tmp_path / "fleet.html", tmp_path / "fleet.json"
+    flags = (
+        "--bundle", bundle, "--profiles", profile, "--devices", 4, "--requests", 300, "--rate", 30, "--jobs", 1,
+        "--churn", "up=2s,down=2s,kill=1,stop=1", "--max-skips", 3, "--budget-ms", 1000,
+    )  # fmt: skip
+    code, printed, errors = command("simulate", *flags, "--report", report, "--json")
+    assert code == 3, errors
+    found = json.loads(printed)
+    assert found["answered"] + found["failed"] == 300
+    assert found["losses"]["count"] == sum(found["losses"]["by_kind"].values()) > 0
+    assert 0.2 < found["losses"]["up_share"] < 0.8
+    page = report.read_text(encoding="utf-8")
+    assert "A simulated fleet" in page
+    assert f"of {found['requests']}, " in page
+    assert page.count('type="application/json"') == 2
+    document.write_text(printed, encoding="utf-8")
+    code, printed, errors = command("report", document, "--json")
+    assert code == 0, errors
+    (row,) = json.loads(printed)["rows"]
+    assert (row["kind"], row["throughput"]) == ("simulate", found["throughput"])
+
+
+def test_no_answer_at_all_is_a_failure(command, bundle, profile):
+    code, printed, _ = command(
+        "simulate", "--bundle", bundle, "--profiles", profile, "--devices", 1, "--requests", 5, "--budget-ms", 2,
+        "--json",
+    )  # fmt: skip
+    assert code == 1
+    assert json.loads(printed)["errors"] == {"BudgetExceeded": 5}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--churn", "often"), "--churn 'often': 'often' cannot be read; write up=10m,down=30s"),
+        (("--policy", "quality"), "has no order_costs, which the policy quality goes by"),
+        (("--replicas", "9"), "a site of 2 devices: 4 blocks with 9 holders each"),
+        (("--max-skips", "5"), "max_skips 5 is more than the model has blocks"),
+        (("--budget-ms", "1e7"), "budget_ms 10000000.0: use milliseconds above 0 and at most 600000"),
+        (("--report", "missing/fleet.html"), "there is no folder missing; make it first"),
+        (("--rate", "0"), "0.0 is not in the range"),
+        (("--site-size", "65"), "65 is not in the range"),
+    ],
+)
+def test_one_line_for_what_cannot_be_used(command, bundle, profile, flags, message):
+    code, printed, errors = command(
+        "simulate", "--bundle", bundle, "--profiles", profile, "--devices", 2, "--requests", 5, *flags
+    )
+    assert (code, printed) == (2, "")
+    assert message in errors
+    assert len([line for line in errors.splitlines() if line.startswith("ls-edge: ")]) == 1
+
+
+def test_an_interrupt_ends_all_processes(bundle, profile):
+    started = subprocess.Popen(
+        [sys.executable, "-m", "ls_edge", "simulate", "--bundle", str(bundle), "--profiles", str(profile), "--devices",
+         "64", "--requests", "1000000", "--jobs", "2"],
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert "simulate:" in started.stderr.readline()
+        time.sleep(2.0)  # until the processes of the pool are at work
+        started.send_signal(signal.SIGINT)
+        _, errors = started.communicate(timeout=20)
+        assert started.returncode == 130
+        assert "ls-edge: interrupted" in errors
+        deadline = time.monotonic() + 10
+        while members(started.pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not members(started.pid)
+    finally:
+        if started.poll() is None or members(started.pid):
+            os.killpg(started.pid, signal.SIGKILL)
+
+
+def members(session):
+    """Processes of a session that have not ended."""
+    listed = subprocess.run(["ps", "-eo", "sid=,stat=,pid="], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if line.split()[0] == str(session) and "Z" not in line.split()[1]]
