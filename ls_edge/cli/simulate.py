@@ -58,8 +58,9 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--replicas", type=click.IntRange(min=1, max=64),
-    help="Least holders of a block at a site.  [default: 2, or 1 where memory has no room for more]",
+    help="Least holders of a block at a site.  [default: 2, or 1 where there is no room for more]",
 )  # fmt: skip
+@click.option("--max-replicas", type=click.IntRange(min=1, max=64), help="Most holders; else what memory allows.")
 @click.option(
     "--site-size", type=click.IntRange(min=1, max=64), default=16, show_default=True,
     help="Most devices that work together; more are several sites, each with a source.",
@@ -86,8 +87,8 @@ if TYPE_CHECKING:
 def command(
     bundle: Path, profiles: tuple[str, ...], more: tuple[str, ...], source: str | None, links: Path | None,
     devices: int, requests: int, churn: str | None, policy: str, max_skips: int | None, budget_ms: float,
-    concurrency: int | None, rate: float | None, replicas: int | None, site_size: int, batch: int | None,
-    codec: str, mbit: float, link_ms: float, seed: int, jobs: int | None, allow_throttled: bool,
+    concurrency: int | None, rate: float | None, replicas: int | None, max_replicas: int | None, site_size: int,
+    batch: int | None, codec: str, mbit: float, link_ms: float, seed: int, jobs: int | None, allow_throttled: bool,
     report: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Run the routing of peers and sources in simulated time, with devices and links as fast as they were measured.
@@ -127,7 +128,7 @@ def command(
     inputs = PlanningInputs(
         profiles=read_profiles((*profiles, *more)), source=None if source is None else read_profiles([source])[0],
         links=None if links is None else load_links(links), codec=codec, mbit=mbit, latency_ms=link_ms,
-        throttled=allow_throttled, objective="throughput", batch=batch,
+        max_replicas=max_replicas, throttled=allow_throttled, objective="throughput", batch=batch,
     )  # fmt: skip
     problem, assumptions = problem_of(opened, inputs)
     began = time.monotonic()

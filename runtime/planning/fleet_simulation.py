@@ -158,7 +158,7 @@ def _plan_site(
     site = dataclasses.replace(problem, devices=tuple(devices), links_ms=problem.links_ms if same else {})
     least = REPLICAS if replicas is None else replicas
     site = dataclasses.replace(site, replicas=least)
-    if replicas is None and not site.fits(least):
+    if replicas is None and not (site.fits(least) and least <= (problem.max_replicas or least)):
         site = dataclasses.replace(site, replicas=1)
     try:
         site.check("throughput")
