@@ -166,6 +166,8 @@ class PeerMachine(CustodyMachine):
         peers = [n for n in self.neighbours if n.hello.role == "peer"]
         near = [n for n in peers if n.available(self.now)]
         reached = {block for n in near for block in n.hello.blocks}
+        receiver = self.neighbours.get(name)
+        direct = {name, *(receiver.state.reaches if receiver is not None and receiver.state is not None else ())}
         engine = self.engine
         return State(
             warm=self.warm,
@@ -178,14 +180,15 @@ class PeerMachine(CustodyMachine):
             wait_us=engine.work_us(self.now),
             reaches=tuple(sorted(n.name for n in self.neighbours)),
             reach_blocks=tuple(sorted(reached)),
-            far_blocks=self._far_blocks([n for n in near if n.name != name], reached),
+            far_blocks=self._far_blocks([n for n in near if n.name not in direct], reached),
         )
 
     def _far_blocks(self, through: Sequence[Neighbour], reached: AbstractSet[int]) -> tuple[tuple[int, ...], ...]:
         """Blocks that are 2, 3, … links away through some of the neighbours, each at its shortest distance.
 
-        What a neighbour hears of is not what it told us itself, and :data:`MAX_FAR` ends what two of them still
-        tell one another of a holder that has gone.
+        A neighbour is not told what it told us itself, nor what others that it has links to tell it. So where all have
+        links to all nobody is told anything, and after the only holder of a block has gone no two of them go on telling
+        one another of it. In a ring they do, until :data:`MAX_FAR` ends it.
         """
         known = {*reached, *self.engine.usable_blocks}
         if len(known) >= self.bands.num_blocks:

@@ -190,3 +190,30 @@ def test_what_a_cancelled_request_became_is_not_offered_again_and_again_to_the_o
     assert not peer.sent(Forward)
     assert [release.holder for release in peer.sent(Release, "c")] == ["b"]
     assert peer.machine.idle
+
+
+def test_between_peers_that_all_have_links_nobody_is_told_what_it_hears_itself():
+    """And so nobody goes on hearing of blocks whose only holder has gone: they are skipped after ``skip_grace``."""
+    sim = Simulation({name: [number] for number, name in enumerate("abcd")}, blocks=4, block_seconds=0.002)
+    sim.run(0.5)
+    for name in "abcd":
+        machine = sim.processes[name].machine
+        assert all(machine.state(other).far_blocks == () for other in "abcd" if other != name)
+    sim.kill("d")
+    request, began = sim.submit(max_skips=1), sim.now
+    sim.settle()
+    (outcome,) = sim.outcomes[request]
+    assert outcome.itinerary.skipped == (3,)
+    assert sim.ended[request] - began < Limits().skip_grace + 0.15  # and a STATE that was on its way
+
+
+def test_a_ring_hears_of_both_ways_round():
+    """Each of six peers has links to two others, so each is told what lies the other way round."""
+    names = "abcdef"
+    sim = Simulation({name: [number] for number, name in enumerate(names)}, blocks=6)
+    for one, other in itertools.combinations(range(6), 2):
+        if other - one not in (1, 5):
+            sim.cut(names[one], names[other])
+    sim.run(2.0)
+    assert sim.processes["a"].machine.state("b").far_blocks == ((4,), (3,), (2,))
+    assert sim.processes["a"].machine.state("f").far_blocks == ((2,), (3,), (4,))

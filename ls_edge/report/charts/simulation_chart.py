@@ -24,22 +24,25 @@ def outcomes_over_time(outcomes: Sequence[SiteOutcome]) -> Chart:
     ended = np.concatenate([outcome.submitted_s + outcome.latency_s for outcome in outcomes])
     states = np.concatenate([outcome.states for outcome in outcomes])
     rows = []
+    below = np.zeros(_BINS, dtype=int)
     for state, name, _ in _STATES:
         counts, _ = np.histogram(ended[states == state], edges)
         rows += [
-            row_of(at=a, to=b, requests=int(n), what=name)
-            for a, b, n in zip(edges, edges[1:], counts, strict=False)
+            row_of(at=a, to=b, low=int(low), high=int(low + n), requests=int(n), what=name)
+            for a, b, low, n in zip(edges, edges[1:], below, counts, strict=False)
             if n
         ]
+        below += counts
     scale = alt.Scale(domain=[0.0, float(edges[-1])], nice=False)
     x = alt.X("at:Q", scale=scale, title="seconds since the first submission of a site, simulated")
     bars = (
         chart_of(rows)
-        .mark_bar()
+        .mark_rect()
         .encode(
             x=x,
             x2="to:Q",
-            y=alt.Y("requests:Q", title="requests that ended", stack=True),
+            y=alt.Y("low:Q", title="requests that ended", scale=alt.Scale(domain=[0, max(int(below.max()), 1)])),
+            y2="high:Q",
             color=alt.Color(
                 "what:N",
                 title=None,
@@ -55,7 +58,12 @@ def outcomes_over_time(outcomes: Sequence[SiteOutcome]) -> Chart:
         .mark_line(color=colour("good"), interpolate="step-after", strokeWidth=1.6)
         .encode(
             x=x,
-            y=alt.Y("up:Q", title="devices up", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%")),
+            y=alt.Y(
+                "up:Q",
+                title="devices up",
+                scale=alt.Scale(domain=[0, 1]),
+                axis=alt.Axis(format=".0%", values=[0, 0.5, 1]),
+            ),
             tooltip=[tooltip_of("at", "at, s"), alt.Tooltip("up:Q", title="devices up", format=".1%")],
         )
         .properties(width=820, height=90)
