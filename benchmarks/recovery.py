@@ -7,6 +7,9 @@ that all work done there was lost; the others (the tokens had just moved on) cou
 the latency, less the median without faults, less the time from the tokens' arrival at that peer to the fault, which is
 the work that had to be done again. Without faults means the requests between the faults, same peers.
 
+*last holder*: four peers, of which one alone has the last block, and requests one after the other. That peer is killed;
+until the block is skipped the answer waits. The longest degraded answer of each kill is reported.
+
 ``compare`` runs the like on ipyparallel and Dask (``frameworks``), in an environment of their own that is made
 for it below the system's temporary folder from the package index: a chain of three stages through three workers, arrays
 of the same size, the worker killed that runs the second stage.
@@ -23,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -55,6 +59,8 @@ KINDS = ("kill", "stop", "hang")
 BARS_MS = {"kill": 50.0, "stop": 400.0, "hang": 50.0}
 """Most that the median may be; for a hang that much over the deadline of a hop."""
 BUDGET_S = 60.0
+AFTER_S = 2.0
+"""How long requests are sent after the last holder of a block was killed."""
 FRAMEWORKS = ("ipyparallel", "dask")
 
 
@@ -82,6 +88,7 @@ def run(quick: bool, compare: bool = False) -> dict[str, Any]:
         bar = BARS_MS[kind] + (result["hop_deadline_ms"] if kind == "hang" else 0.0)
         figures = ms([value - median(trials.usual) for value in added])
         result["kinds"][kind] = {"added_ms": figures, "missed": missed, "bar_ms": bar, "holds": figures["p50"] <= bar}
+    result["last_holder"] = ms(_last_holder(path, bundle, 1 if quick else 10))
     tokens = bundle.manifest.tokens
     stage_ms = median(trials.usual) * 1e3 / 3
     result["frameworks"] = dict.fromkeys(FRAMEWORKS)
@@ -225,6 +232,32 @@ class _Trials:
         self._peers.wait_warm(name, timeout=120.0)
 
 
+def _last_holder(path: Path, bundle: Bundle, wanted: int) -> list[float]:
+    """Seconds of the longest answer without the last block, for each kill of its only holder."""
+    last = bundle.num_blocks - 1
+    placement = {"ann": range(last), "ben": range(last), "cleo": range(last), "dan": [last]}
+    longest: list[float] = []
+    with (
+        local_cluster(path, placement) as peers,
+        ready_source(peers.path, path, budget_ms=BUDGET_S * 1e3, max_skips=1) as source,
+    ):
+        image = images_for(bundle, 1)[0]
+        for number in range(wanted):
+            wait_for(lambda: not source.missing_blocks(), "a holder of each block")
+            peers.signal("dan", signal.SIGKILL)
+            until, degraded = time.monotonic() + AFTER_S, []
+            while time.monotonic() < until:
+                answer = source.submit(image).result(60)
+                if answer.degraded:
+                    degraded.append(answer.latency_ms / 1e3)
+            longest.append(max(degraded))
+            report_progress(f"  last holder {number + 1} of {wanted}: {longest[-1] * 1e3:.0f} ms")
+            peers.processes["dan"].wait()
+            peers.start("dan")
+            peers.wait_warm("dan", timeout=120.0)
+    return longest
+
+
 def _framework(name: str, wanted: int, shape: tuple[int, ...], stage_ms: float) -> dict[str, Any]:
     """Run ``frameworks`` in an environment that has ``name``; what went wrong stands in the place of figures."""
     folder = cache_folder() / "frameworks"
@@ -268,6 +301,11 @@ def show(document: dict[str, Any], console: Console) -> None:
             f"{row['bar_ms']:.0f}", "holds" if row["holds"] else "missed",
         )  # fmt: skip
     console.print(table)
+    lost = document["last_holder"]
+    console.print(
+        f"the only holder of a block killed: the longest answer without it {lost['p50']:.0f} ms "
+        f"(p10 {lost['p10']:.0f}, p90 {lost['p90']:.0f}, {lost['runs']} kills)"
+    )
     table = Table(title="a worker killed in the second of three stages: what it adds, ms")
     for column in ("", "p50", "p10", "p90", "faults", "not answered", "without faults"):
         table.add_column(column, justify="right")

@@ -106,6 +106,9 @@ def test_recovery_hits_the_peer_that_has_the_request(document):
     kinds = document["benchmarks"]["recovery"]["kinds"]
     assert set(kinds) == {"kill", "stop", "hang"}
     assert all(math.isfinite(kind["added_ms"]["p50"]) and kind["bar_ms"] > 0 for kind in kinds.values())
+    last = document["benchmarks"]["recovery"]["last_holder"]
+    assert last["runs"] == 1
+    assert last["p50"] > 0
 
 
 @pytest.mark.timeout(200)
