@@ -49,9 +49,18 @@ def install_command(*extras: str) -> str:
 
 def require_report(flag: str) -> None:
     """Raise :class:`UsageError` where a library that draws reports is missing; ``flag`` is what needs it."""
-    absent = [name for name in ("altair", "jinja2", "vl_convert") if importlib.util.find_spec(name) is None]
+    _require(flag, "report", "altair", "jinja2", "vl_convert")
+
+
+def require_http(what: str, extra: str) -> None:
+    """Raise :class:`UsageError` where a library for HTTP is missing; ``what`` is the flag or command that needs it."""
+    _require(what, extra, "prometheus_client", "waitress")
+
+
+def _require(what: str, extra: str, *modules: str) -> None:
+    absent = [name for name in modules if importlib.util.find_spec(name) is None]
     if absent:
-        raise UsageError(f"{flag} needs {', '.join(absent)}; to install: {install_command('report')}")
+        raise UsageError(f"{what} needs {', '.join(absent)} (extra {extra}); to install: {install_command(extra)}")
 
 
 def engine_advice() -> str:

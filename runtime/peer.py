@@ -24,6 +24,7 @@ from ls_edge.engines.opening import EngineChoice, announce, choose, open_block_e
 from ls_edge.errors import EngineError, LsEdgeError, UsageError
 from ls_edge.order_costs import read_order_costs
 from ls_edge.peers_file import EngineKind, PeersFile, is_loopback
+from ls_edge.runtime.counts import EngineCounts, PeerSnapshot
 from ls_edge.runtime.engine_calls import run_blocks
 from ls_edge.runtime.engine_cores import EngineCores
 from ls_edge.runtime.inspector import Examine, Inspector
@@ -109,8 +110,9 @@ class Peer:
             costs=read_order_costs(bundle.manifest.order_costs, bundle.num_blocks),
             bands=bundle.bands,
         )
-        self._cores = EngineCores.of(peers, self.entry)
-        with self._cores.others():
+        self._counts = EngineCounts()
+        self.cores = EngineCores.of(peers, self.entry)
+        with self.cores.others():
             self.node = Node(
                 name=name,
                 role="peer",
@@ -141,7 +143,7 @@ class Peer:
         self._short_call: Callable[[], _Result] | None = None
         """An engine call that the loop's thread is to run after this turn."""
         self._loop_threads: LoopThreads[_Result] = LoopThreads(
-            self._loop(), self.node.wake, names=(f"links of {name}", f"engine of {name}"), cores=self._cores
+            self._loop(), self.node.wake, names=(f"links of {name}", f"engine of {name}"), cores=self.cores
         )
 
     def stop(self) -> None:
@@ -149,9 +151,27 @@ class Peer:
         self._stops += 1
         self.node.wake()
 
+    @property
+    def snapshot(self) -> PeerSnapshot:
+        """What it has done and holds; any thread may ask."""
+        machine, engine = self.machine, self.machine.engine
+        return PeerSnapshot(
+            name=self.name,
+            bundle_id=self.bundle.manifest.bundle_id,
+            warm=machine.warm,
+            stuck=engine.stuck,
+            held=len(machine.held),
+            queue=engine.length,
+            credits=machine.credits,
+            failed_blocks=len(engine.failed_blocks),
+            linked=frozenset(machine.neighbours.by_name),
+            dropped=dict(self.node.counts),
+            engine=self._counts,
+        )
+
     def serve(self) -> None:
         """Load, warm up, serve; raises what kept the engines from loading."""
-        with self._cores.others():
+        with self.cores.others():
             self._loop_threads.start()
             try:
                 self._loop_threads.join()
@@ -256,12 +276,15 @@ class Peer:
 
     def _take(self, result: _Result) -> None:
         if isinstance(result, Computed):
+            self._counts.add(result)
             self.node.feed(result)
             return
         if isinstance(result, LsEdgeError):
             self._failure = result
             return
         failed = len(self.machine.engine.failed_blocks)
+        if isinstance(result, ComputeFailed) and result.rest is not None:
+            self._counts.add(result.rest)
         self.node.feed(result)
         if isinstance(result, Warm) or len(self.machine.engine.failed_blocks) != failed:
             self.node.repeat_greeting()

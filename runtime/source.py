@@ -22,7 +22,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +42,7 @@ from ls_edge.order_costs import read_order_costs
 from ls_edge.peers_file import EngineKind, PeersFile, SourceEntry, load_peers
 from ls_edge.records import PeerEvent
 from ls_edge.runtime.audit import Audit, Auditor, Challenge, challenge_itinerary, require_block_files
+from ls_edge.runtime.counts import RequestCounts
 from ls_edge.runtime.deadlines import Deadlines
 from ls_edge.runtime.engine_cores import EngineCores
 from ls_edge.runtime.loop_threads import LoopThreads
@@ -134,8 +135,8 @@ class Source:
         """Threads of stem and head."""
         self.engine: str
         """What runs stem and head, and what was passed over."""
-        self._cores = EngineCores.of(peers, peers.source(self.name))
-        with self._cores.on_engine():  # where the threads of the engines stay
+        self.cores = EngineCores.of(peers, peers.source(self.name))
+        with self.cores.on_engine():  # where the threads of the engines stay
             self._engines: Mapping[str, Engine] = self._open_engines()
             warm_ms = [warm_up(engine) for engine in self._engines.values()]
         self._machine = SourceMachine(
@@ -150,6 +151,8 @@ class Source:
         self._stem_us = round(warm_ms[0] * 2e3)
         """What the stem takes, rather too much than too little, as :attr:`SourceMachine.head_us`."""
         self._ids = itertools.count()
+        self.counts = RequestCounts()
+        """Requests so far, and how they ended; for any thread to read."""
         # Of every thread that has the lock.
         self._lock = threading.Lock()
         self._waiting: OrderedDict[int, InFlightRequest] = OrderedDict()
@@ -168,7 +171,7 @@ class Source:
         self._open: dict[int, InFlightRequest] = {}
         self._deadlines = Deadlines()
         """Of the open requests that this process would have to end: not those that the routing machine has."""
-        with self._cores.others():  # where the threads that are started here stay
+        with self.cores.others():  # where the threads that are started here stay
             self._start(keys, strict_bundle, on_event)
 
     def _start(self, keys: KeyPair | None, strict_bundle: bool, on_event: Callable[[PeerEvent], None] | None) -> None:
@@ -197,7 +200,7 @@ class Source:
             codecs = {peer.name: peer.codec for peer in self.peers.peers}
             self._auditor = Auditor(self.bundle, self.settings.audit, codecs, self._bundle_of, self._request_challenge)
         self._loop_threads: LoopThreads[_StemResult | _HeadResult] = LoopThreads(
-            self._loop(), self._node.wake, names=("source", "stem and head"), cores=self._cores
+            self._loop(), self._node.wake, names=("source", "stem and head"), cores=self.cores
         )
         self._loop_threads.start()
 
@@ -281,6 +284,7 @@ class Source:
         with self._lock:
             if self._closing:
                 raise SourceClosed("the source was closed; open a new one")
+            self.counts.submitted += 1
             self._submitted.append(inflight)
             self._waiting[inflight.request] = inflight
             self._start_waiting()
@@ -303,6 +307,22 @@ class Source:
     def missing_blocks(self) -> tuple[int, ...]:
         """Blocks that no warm peer serves which this process reaches, directly or through another."""
         return self.snapshot.missing_blocks
+
+    def may_skip(self, blocks: Sequence[int]) -> bool:
+        """Whether answers without these blocks are possible."""
+        return len(blocks) <= self.max_skips
+
+    def wait_answerable(self, timeout: float) -> tuple[int, ...]:
+        """Wait until each block has a warm holder or may be skipped; return those that have none after ``timeout`` s.
+
+        Empty where answers are possible, without those blocks if need be.
+        """
+
+        def is_answerable(snapshot: SourceSnapshot) -> bool:
+            return self.may_skip(snapshot.missing_blocks)
+
+        snapshot = self._monitor.wait_for(is_answerable, timeout)
+        return () if is_answerable(snapshot) else snapshot.missing_blocks
 
     def wait_ready(self, timeout: float = 5.0) -> tuple[int, ...]:
         """Wait until each block has a warm holder; return those that have none after ``timeout`` seconds."""
@@ -342,6 +362,11 @@ class Source:
     def mismatched(self) -> Mapping[str, str]:
         """Peers that serve another model, with the message that names both ids."""
         return self.snapshot.mismatched
+
+    @property
+    def is_open(self) -> bool:
+        """Whether images are accepted: False after :meth:`close`, and where an internal error has ended its thread."""
+        return not self._closing
 
     def close(self) -> None:
         """Send BYE, end open requests with :class:`SourceClosed` and join the threads; a second call does nothing."""
@@ -440,6 +465,7 @@ class Source:
         if inflight.state is RequestState.ROUTED:
             self._node.feed(Abandon(inflight.request))
         self._forget(inflight)
+        self.counts.cancelled += 1
         inflight.future.set_running_or_notify_cancel()  # for those who wait with concurrent.futures.wait
 
     def _end_overdue(self, now: float) -> None:
@@ -526,7 +552,9 @@ class Source:
         self._forget(inflight)
         assert record.prediction is not None
         if not inflight.future.set_running_or_notify_cancel():
+            self.counts.cancelled += 1
             return
+        self.counts.add_answer(record)
         if self._auditor is not None and answered is not None and stem_tokens is not None:
             self._auditor.offer(Audit(inflight.request, stem_tokens, answered.itinerary, logits, answered.seen_holders))
         inflight.future.set_result(
@@ -546,7 +574,10 @@ class Source:
         self._forget(inflight)
         error.record = record_of(inflight, end, time.monotonic(), None, 0, self.opened, error)
         if inflight.future.set_running_or_notify_cancel():
+            self.counts.add_error(error, error.record)
             inflight.future.set_exception(error)
+        else:
+            self.counts.cancelled += 1
 
     def _forget(self, inflight: InFlightRequest) -> None:
         """Mark a request as ended; it stays in flight while an engine of this process has its job."""

@@ -17,6 +17,7 @@ from ls_edge.bundle import Bundle, ImageSpec, Manifest, Parts, TokenSpec
 from ls_edge.bundle import Part as BundlePart
 from ls_edge.errors import BundleError, LinkError, LsEdgeError, UsageError
 from ls_edge.peers_file import EngineKind, PeersFile
+from ls_edge.runtime.counts import PeerSnapshot
 from ls_edge.runtime.engine_cores import EngineCores
 from ls_edge.runtime.inspector import Examine, Inspector
 from ls_edge.runtime.installer import Installer
@@ -59,10 +60,10 @@ class _WaitingPeer:
         self._installer, self._until_eof = installer, until_eof
         self._incarnation = new_incarnation()
         self._stopped = False
-        machine = PeerMachine(name, (), limits=Limits(), rng=random.SystemRandom())
+        self._machine = PeerMachine(name, (), limits=Limits(), rng=random.SystemRandom())
         self.node = Node(
-            name=name, role="peer", peers=peers, manifest=_NO_MODEL, machine=machine, execute=lambda _: None,
-            hello=self._hello, state=machine.state, keys=keys, installer=installer,
+            name=name, role="peer", peers=peers, manifest=_NO_MODEL, machine=self._machine, execute=lambda _: None,
+            hello=self._hello, state=self._machine.state, keys=keys, installer=installer,
             closed=f"{name} {why}", inspect=None if examine is None else self._inspect,
         )  # fmt: skip
         self._inspector = None if examine is None else Inspector(examine, self.node.send_to, self.node.wake)
@@ -70,6 +71,11 @@ class _WaitingPeer:
         if until_eof:
             os.set_blocking(0, False)
             self.node.watch(0)
+
+    @property
+    def snapshot(self) -> PeerSnapshot:
+        linked, dropped = self._machine.neighbours.by_name, dict(self.node.counts)
+        return PeerSnapshot(self.name, linked=frozenset(linked), dropped=dropped)
 
     def stop(self) -> None:
         self._stopped = True
@@ -135,7 +141,8 @@ class StoredPeer:
         self._stops = 0
         self._running: Peer | _WaitingPeer | None = None
         self._store = Store(store)
-        with EngineCores.of(peers, entry).others():  # where its thread stays
+        self.cores = EngineCores.of(peers, entry)
+        with self.cores.others():  # where its thread stays
             self._installer = Installer(self._store, peers, name, CODECS)
 
     def stop(self) -> None:
@@ -143,6 +150,12 @@ class StoredPeer:
         self._stops += 1
         if self._running is not None:
             self._running.stop()
+
+    @property
+    def snapshot(self) -> PeerSnapshot:
+        """As of a :class:`~ls_edge.runtime.peer.Peer`; counts begin anew when it switches."""
+        running = self._running
+        return PeerSnapshot(self.name) if running is None else running.snapshot
 
     def serve(self) -> None:
         """Serve, and switch as often as a pusher wants it; raises what kept the peer from serving at all."""

@@ -13,17 +13,22 @@ from ls_edge.peers_file import PeersFile
 
 DESCRIPTORS_PER_PEER = 5
 """Of a link to a peer: its connection, the socket itself, two of its monitor; and the link of that peer to us."""
+DESCRIPTORS_PER_CONNECTION = 3
+"""Of HTTP: the connection, and the files that a long body and a long answer are kept in."""
 OTHER_DESCRIPTORS = 24
 """Standard streams, libzmq's threads, key checks, and files that are open for a moment."""
 
 
-def require_descriptors(peers: PeersFile) -> None:
-    """Raise the soft limit of open files where that is needed; :class:`UsageError` where it may not be raised."""
+def require_descriptors(peers: PeersFile, connections: int = 0) -> None:
+    """Raise the soft limit of open files where that is needed; :class:`UsageError` where it may not be raised.
+
+    ``connections``: of HTTP, beside the links to peers.
+    """
     try:
         import resource
     except ImportError:  # not on every system
         return
-    needed = OTHER_DESCRIPTORS + DESCRIPTORS_PER_PEER * len(peers.peers)
+    needed = OTHER_DESCRIPTORS + DESCRIPTORS_PER_PEER * len(peers.peers) + DESCRIPTORS_PER_CONNECTION * connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return

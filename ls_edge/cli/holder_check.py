@@ -49,7 +49,7 @@ def check_holders(source: Source, missing: Sequence[int], waited: float) -> str:
     blocks = blocks_text(missing)
     has = "has" if len(missing) == 1 else "have"
     what = f"{blocks} {has} no holder after {waited:g} s ({'; '.join(reasons(source, missing))})"
-    if may_skip(source, missing):
+    if source.may_skip(missing):
         return (
             f"{what}; starting without: at most {source.max_skips} of {source.bundle.num_blocks} blocks may be "
             "skipped, so answers will be degraded"
@@ -63,11 +63,6 @@ def check_holders(source: Source, missing: Sequence[int], waited: float) -> str:
     if len(missing) < source.bundle.num_blocks:
         advice += f", or answer without with {flags}"
     raise LinkError(f"{what}; the policy {source.settings.policy} {allowed}, so no image could be answered: {advice}")
-
-
-def may_skip(source: Source, missing: Sequence[int]) -> bool:
-    """Whether answers are possible without these blocks."""
-    return POLICIES[source.settings.policy].may_skip and len(missing) <= source.max_skips
 
 
 def reasons(source: Source, missing: Sequence[int]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import signal
 from collections.abc import Callable
@@ -30,6 +31,7 @@ _GC_AFTER = 10_000
         "ls-edge peer --peers peers.yaml --name orin-0 --bundle bundle",
         "ls-edge peer --peers peers.yaml --name nuc --bundle bundle --secret-key nuc.key_secret",
         "ls-edge peer --peers peers.yaml --name orin-0 --store store --secret-key orin-0.key_secret",
+        "ls-edge peer --peers peers.yaml --name orin-0 --bundle bundle --metrics 127.0.0.1:9100",
     ),
 )
 @click.option("--peers", required=True, type=click.Path(path_type=Path), help="The peers.yaml of all machines.")
@@ -44,13 +46,14 @@ _GC_AFTER = 10_000
 @click.option("--engine", type=click.Choice(["auto", "onnx", "tensorrt"]), help="Wins over peers.yaml.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the engine; wins over peers.yaml.")
 @click.option("--strict-bundle", is_flag=True, help="Work only with processes that have this very bundle.")
+@click.option("--metrics", metavar="HOST:PORT", help="Offer figures for Prometheus there (extra metrics).")
 @click.option("--until-eof", is_flag=True, hidden=True)
 @click.option("--faults", type=click.Path(path_type=Path), hidden=True)
 @click.option("--log-json", is_flag=True, help="Log lines as JSON.")
 def command(
     peers: Path, name: str, bundle: Path | None, store: Path | None, secret_key: Path | None,
-    engine: EngineKind | None, threads: int | None, strict_bundle: bool, faults: Path | None, until_eof: bool,
-    log_json: bool,
+    engine: EngineKind | None, threads: int | None, strict_bundle: bool, metrics: str | None, faults: Path | None,
+    until_eof: bool, log_json: bool,
 ) -> int:  # fmt: skip
     """Serve the blocks that peers.yaml gives to NAME.
 
@@ -61,13 +64,14 @@ def command(
     one leaves at once.
     """
     from ls_edge.cli.descriptor_limit import require_descriptors
+    from ls_edge.cli.metrics_listener import MAX_SCRAPE_CONNECTIONS, MetricsListener
     from ls_edge.logs import set_up
     from ls_edge.peers_file import load_peers
     from ls_edge.runtime.peer import open_peer
 
     set_up(as_json=log_json)
     file = load_peers(peers)
-    require_descriptors(file)
+    require_descriptors(file, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
     if (bundle is None) == (store is None):
         raise UsageError(
             "give the model as --bundle FOLDER, or --store FOLDER for what 'ls-edge push' sends; one of them"
@@ -76,22 +80,27 @@ def command(
         "secret_key": secret_key, "engine": engine, "threads": threads, "strict_bundle": strict_bundle,
         "faults": faults, "until_eof": until_eof, "examine": _examine,
     }  # fmt: skip
-    peer: Peer | StoredPeer
-    if store is not None:
-        from ls_edge.runtime.stored_peer import open_stored_peer
+    with contextlib.ExitStack() as stack:
+        # The port is taken before anything that takes long is opened.
+        listener = stack.enter_context(MetricsListener(metrics)) if metrics is not None else None
+        peer: Peer | StoredPeer
+        if store is not None:
+            from ls_edge.runtime.stored_peer import open_stored_peer
 
-        peer = open_stored_peer(file, name, store, **options)
-    else:
-        assert bundle is not None
-        peer = open_peer(file, name, bundle, **options)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: peer.stop())
-    progress = None if log_json else _progress(name)
-    if progress is not None:
-        peer.on_step = progress
-    gc.freeze()  # what was imported stays
-    gc.set_threshold(_GC_AFTER)
-    peer.serve()
+            peer = open_stored_peer(file, name, store, **options)
+        else:
+            assert bundle is not None
+            peer = open_peer(file, name, bundle, **options)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: peer.stop())
+        if listener is not None:
+            listener.serve_peer(file, peer)
+        progress = None if log_json else _progress(name)
+        if progress is not None:
+            peer.on_step = progress
+        gc.freeze()  # what was imported stays
+        gc.set_threshold(_GC_AFTER)
+        peer.serve()
     return 0
 
 

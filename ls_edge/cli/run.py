@@ -87,6 +87,7 @@ MAX_REMARKS = 10
     "--audit", type=click.FloatRange(min=0, max=1), default=0.0, show_default=True, metavar="SHARE",
     help="Share of the answers that are computed a second time here, to name peers that compute something else.",
 )  # fmt: skip
+@click.option("--metrics", metavar="HOST:PORT", help="Offer figures for Prometheus there (extra metrics).")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write an HTML report with charts (extra report).")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a JSON line a request.")
@@ -97,7 +98,7 @@ def command(
     peers: Path, bundle: Path, data: str, policy: str, limit: int | None, concurrency: int, budget_ms: float,
     max_skips: int | None, seed: int, latency_weight: float, waves: int, on_straggler: Literal["later", "skip"],
     via: str, threads: int | None, engine: EngineKind | None, provider: str | None, wait: float, audit: float,
-    as_json: bool, report: Path | None, trace: Path | None,
+    metrics: str | None, as_json: bool, report: Path | None, trace: Path | None,
     secret_key: Path | None, strict_bundle: bool, log_json: bool,
 ) -> int:  # fmt: skip
     """Send images through the peers of peers.yaml and print accuracy, latency and who did what.
@@ -111,6 +112,7 @@ def command(
     from ls_edge.cli.argument_checks import check_output
     from ls_edge.cli.descriptor_limit import require_descriptors
     from ls_edge.cli.holder_check import check_holders, wait_for_holders
+    from ls_edge.cli.metrics_listener import MAX_SCRAPE_CONNECTIONS, MetricsListener
     from ls_edge.data.datasets import open_data, trained_on_warning
     from ls_edge.logs import set_up
     from ls_edge.peers_file import load_peers
@@ -125,7 +127,7 @@ def command(
     if report is not None:
         require_report("--report")
     file = load_peers(peers)
-    require_descriptors(file)
+    require_descriptors(file, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
     opened = Bundle.open(bundle)
     images = open_data(data, "eval")
     known = trained_on_warning(images, opened.manifest.trained_on)
@@ -140,6 +142,7 @@ def command(
 
     progress = RunProgress(len(images), [peer.name for peer in file.peers])
     with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(MetricsListener(metrics)) if metrics is not None else None
         source = stack.enter_context(
             Source.open(
                 file, opened, policy=policy, secret_key=secret_key, strict_bundle=strict_bundle, budget_ms=budget_ms,
@@ -148,6 +151,9 @@ def command(
                 on_straggler=on_straggler, audit=audit, on_event=progress.event,
             )
         )  # fmt: skip
+        if listener is not None:
+            url = listener.serve_source(source)
+            print(f"ls-edge: metrics at {url}", file=sys.stderr)  # noqa: T201
         stop = stack.enter_context(interrupts.StopRequest())
         missing = wait_for_holders(source, wait, stop)
         if stop:
@@ -251,7 +257,7 @@ def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
 
     Peers that cannot be used for a while are shown with the reason, each time once.
     """
-    from ls_edge.cli.holder_check import blocks_text, may_skip
+    from ls_edge.cli.holder_check import blocks_text
 
     missing_since: float | None = None
     unusable_since: dict[str, float] = {}
@@ -269,7 +275,7 @@ def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
                 shown.add(name)
                 progress.note(f"{name} is not used: {why}")
         missing = source.missing_blocks()
-        if not missing or may_skip(source, missing):
+        if source.may_skip(missing):
             missing_since = None
             progress.warn("")
             return

@@ -301,5 +301,5 @@ def test_without_the_libraries_a_report_is_refused_with_what_to_install(monkeypa
     require_report("--report")
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "altair" else found(name))
-    with pytest.raises(UsageError, match="--report needs altair; to install: "):
+    with pytest.raises(UsageError, match=r"--report needs altair \(extra report\); to install: "):
         require_report("--report")

@@ -1,0 +1,69 @@
+"""The listener of ``--metrics HOST:PORT``: its port is taken first, and serves once there is something to show."""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ls_edge.requirements import require_http
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
+    from ls_edge.peers_file import PeersFile
+    from ls_edge.runtime.engine_cores import EngineCores
+    from ls_edge.runtime.http_server import HttpServer
+    from ls_edge.runtime.peer import Peer
+    from ls_edge.runtime.source import Source
+    from ls_edge.runtime.stored_peer import StoredPeer
+
+MAX_SCRAPE_CONNECTIONS = 16
+"""Most connections to the listener."""
+SCRAPE_RECEIVE_S = 30.0
+"""How long a connection may be open without a whole request, in seconds."""
+
+
+class MetricsListener:
+    """A port for Prometheus; a context manager. It may listen anywhere: what it shows can be read and not changed."""
+
+    def __init__(self, address: str) -> None:
+        """Bind ``HOST:PORT``; raises errors that name the flag."""
+        require_http("--metrics", "metrics")
+        from ls_edge.runtime.http_server import open_listener
+
+        self._listener = open_listener(address, "--metrics")
+        self._server: HttpServer | None = None
+
+    def __enter__(self) -> MetricsListener:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._listener.close()
+
+    def serve_peer(self, peers: PeersFile, peer: Peer | StoredPeer) -> None:
+        """Show a peer, and log where."""
+        from ls_edge.runtime.metrics import PeerCollector
+
+        url = self._serve(PeerCollector(peers, lambda: peer.snapshot), peer.cores)
+        logging.getLogger("ls_edge.runtime").info("metrics", extra={"peer": peer.name, "url": url})
+
+    def serve_source(self, source: Source) -> str:
+        """Show a source; return where."""
+        from ls_edge.runtime.metrics import SourceCollector
+
+        return self._serve(SourceCollector(source), source.cores)
+
+    def _serve(self, collector: Collector, cores: EngineCores) -> str:
+        from ls_edge.runtime.http_server import HttpServer
+        from ls_edge.runtime.metrics import METRICS_PATH, metrics_handler, registry_of
+
+        self._server = HttpServer(
+            self._listener, metrics_handler(registry_of(collector)), name="metrics",
+            max_connections=MAX_SCRAPE_CONNECTIONS, receive_s=SCRAPE_RECEIVE_S, cores=cores,
+        )  # fmt: skip
+        return self._server.url + METRICS_PATH
