@@ -109,3 +109,11 @@ def itinerary_holders(itinerary: Itinerary) -> list[str]:
     """Who ran blocks or joined tracks of a request, in this order."""
     ran = [holder for wave in itinerary.waves for track in wave for _, holder in track]
     return list(dict.fromkeys([*ran, *(visit.holder for visit in itinerary.visits)]))
+
+
+def likeliest(logits: np.ndarray, count: int) -> list[tuple[int, float]]:
+    """Index and probability (softmax) of the ``count`` largest logits, the largest first."""
+    exps = np.exp(logits.astype(np.float64) - logits.max())
+    probabilities = exps / exps.sum()
+    order = np.argsort(-probabilities, kind="stable")[:count]
+    return [(int(index), float(probabilities[index])) for index in order]

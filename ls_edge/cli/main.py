@@ -34,6 +34,7 @@ COMMANDS = {
     "run": "Answer images through the peers that can be reached.",
     "status": "Show how every peer is, and why it cannot be used.",
     "predict": "Name what is on images, through the peers that can be reached.",
+    "serve": "Answer images over HTTP, through the peers that can be reached.",
     "build": "Build this device's engines of a bundle ahead.",
     "bench": "Time the engines of a bundle on this machine.",
     "profile": "Measure what a bundle takes on this device, or what links take.",

@@ -155,6 +155,8 @@ class PredictionPrinter:
 
     def answered(self, name: str, answer: Answer) -> None:
         """Print the likeliest classes."""
+        from ls_edge.runtime.results import likeliest
+
         self._answered += 1
         self._degraded += answer.degraded
         top = likeliest(answer.logits, self._top)
@@ -198,13 +200,3 @@ class PredictionPrinter:
             "latency_ms": latency_ms, "error": error, "why_skipped": why_skipped,
         }  # fmt: skip
         click.echo(json.dumps(document, allow_nan=False))
-
-
-def likeliest(logits: np.ndarray, count: int) -> list[tuple[int, float]]:
-    """Index and probability (softmax) of the ``count`` largest logits, the largest first."""
-    import numpy as np
-
-    exps = np.exp(logits.astype(np.float64) - logits.max())
-    probabilities = exps / exps.sum()
-    order = np.argsort(-probabilities, kind="stable")[:count]
-    return [(int(index), float(probabilities[index])) for index in order]

@@ -70,6 +70,14 @@ def ls_edge():
     commands.close()
 
 
+@pytest.fixture(scope="module")
+def ls_edge_of_module():
+    """As ``ls_edge``, for what all tests of a module use."""
+    commands = Commands()
+    yield commands
+    commands.close()
+
+
 def complaints(done):
     """The lines of a command's errors and warnings, without its progress."""
     assert "Traceback" not in done.stderr, done.stderr

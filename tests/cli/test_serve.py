@@ -1,0 +1,500 @@
+"""``ls-edge serve``: real HTTP over the loopback, real peers, and what it answers while they are killed."""
+
+import contextlib
+import http.client
+import io
+import json
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
+
+from ls_edge.bundle import Bundle
+from ls_edge.data.preprocess import Preprocessor
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.runtime.chaos.faults import Faults
+from ls_edge.runtime.http_server import MAX_HTTP_HEADER, HttpRequest
+from ls_edge.runtime.http_service import HttpService
+from ls_edge.runtime.local_cluster import LocalCluster
+from ls_edge.runtime.source import Source
+
+PLACEMENT = {"a": [0, 1, 2], "b": [1, 2, 3], "c": [0, 3]}
+"""Of a bundle of four blocks, each of which has two holders."""
+OCTETS = {"Content-Type": "application/octet-stream"}
+
+
+def picture(seed=0, kind="PNG", size=(40, 30)):
+    stream = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 255, (*size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(stream, kind)
+    return stream.getvalue()
+
+
+class Server:
+    """``ls-edge serve`` as a process, on a free port."""
+
+    def __init__(self, ls_edge, peers, bundle, *arguments):
+        self.process = ls_edge.start("serve", "--peers", peers, "--bundle", bundle, "--http", "127.0.0.1:0", *arguments)
+        self.log = []
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(r"serving  url=http://(\S+):(\d+) ", line):
+                break
+        else:
+            pytest.fail("".join(self.log))
+        self.address = found[1], int(found[2])
+
+    def ask(self, method, path, body=None, headers=OCTETS, timeout=30):
+        """Status, headers and body of one request on a connection of its own."""
+        connection = http.client.HTTPConnection(*self.address, timeout=timeout)
+        try:
+            connection.request(method, path, body, headers if body is not None else {})
+            reply = connection.getresponse()
+            return reply.status, reply.headers, reply.read()
+        finally:
+            connection.close()
+
+    def get(self, path):
+        status, _, body = self.ask("GET", path)
+        return status, json.loads(body)
+
+    def predict(self, image, query="", **options):
+        """Status and document; every answer is JSON of one line, and none may be used by a page of another site."""
+        status, headers, body = self.ask("POST", f"/predict{query}", image, **options)
+        assert headers["Content-Type"] == "application/json"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert not [name for name in headers if name.lower().startswith("access-control")]
+        document = json.loads(body)
+        if status != 200:
+            assert set(document) == {"error"}
+            assert "\n" not in document["error"]
+            assert "Traceback" not in document["error"]
+            assert (headers["Retry-After"] is not None) == (status == 503)
+        return status, document
+
+    def raw(self, data):
+        """Everything that comes back for bytes, until the server closes the connection."""
+        with socket.create_connection(self.address, timeout=30) as connection:
+            connection.sendall(data)
+            received = b""
+            with contextlib.suppress(ConnectionError):
+                while part := connection.recv(65536):
+                    received += part
+        return received
+
+    def stop(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def peers(tmp_path_factory, bundle):
+    with LocalCluster(tmp_path_factory.mktemp("peers"), bundle, PLACEMENT) as local:
+        local.wait_warm()
+        yield local
+
+
+@pytest.fixture(scope="module")
+def shared(ls_edge_of_module, peers, bundle):
+    """A server that no test changes."""
+    return Server(ls_edge_of_module, peers.path, bundle, "--max-body", 100_000, "--concurrency", 2)
+
+
+def expected(bundle, image):
+    """Logits of an image in one process."""
+    opened = Bundle.open(bundle)
+    with Pipeline.open(opened, threads=1) as chain:
+        return chain.forward(Preprocessor(opened.manifest.image)(image)[np.newaxis])[0]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_an_image_gets_what_one_process_computes(shared, bundle, kind):
+    image = picture(kind=kind)
+    status, answer = shared.predict(image, "?logits=1&top=2", headers={"Content-Type": f"image/{kind.lower()}"})
+    assert status == 200
+    assert set(answer) == {"top", "degraded", "latency_ms", "order", "skipped", "why_skipped", "logits"}
+    logits = expected(bundle, image)
+    assert answer["logits"] == pytest.approx(logits.tolist(), abs=1e-4)
+    probabilities = np.exp(logits) / np.exp(logits).sum()
+    best = np.argsort(-probabilities)[:2]
+    assert [one["label"] for one in answer["top"]] == [str(index) for index in best]
+    assert [one["probability"] for one in answer["top"]] == pytest.approx(probabilities[best].tolist(), abs=1e-4)
+    assert sorted(block for block, _ in answer["order"]) == [0, 1, 2, 3]
+    assert {peer for _, peer in answer["order"]} <= PLACEMENT.keys()
+    assert (answer["degraded"], answer["skipped"], answer["why_skipped"]) == (False, [], "")
+    assert answer["latency_ms"] > 0
+    _, plain = shared.predict(image)
+    assert len(plain["top"]) == 3
+    assert "logits" not in plain
+    assert len(shared.predict(image, "?top=999&budget_ms=5000.5&logits=0")[1]["top"]) == 10
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("?top=0", "top '0': use a whole number from 1"),
+        ("?top=-1", "top '-1': use"),
+        ("?top=%D9%A3", "top '٣': use"),
+        ("?top=", "top '': use"),
+        ("?budget_ms=nan", "budget_ms 'nan': use milliseconds from 1 to 10000"),
+        ("?budget_ms=0", "budget_ms '0': use"),
+        ("?budget_ms=10001", "budget_ms '10001': use"),
+        ("?budget_ms=1e3", "budget_ms '1e3': use"),
+        ("?logits=yes", "logits 'yes': use 0 or 1"),
+        ("?Top=1", "parameter 'Top' is not known; use top, budget_ms or logits"),
+        ("?x=" + "y" * 5000, "parameter 'x' is not known"),
+        ("?" + "&".join(f"a{n}=1" for n in range(50)), "the query has more than 16 parameters"),
+        ("?top=%1b%5b31m", r"top '\\x1b[31m': use"),
+    ],
+)
+def test_parameters_that_cannot_be_used(shared, query, message):
+    status, answer = shared.predict(picture(), query)
+    assert status == 400
+    assert message in answer["error"]
+
+
+def bomb():
+    stream = io.BytesIO()
+    Image.new("1", (30_000, 30_000)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def test_bodies_that_are_no_image(shared):
+    assert shared.predict(b"no image") == (
+        400,
+        {"error": "the body is no image that can be read (its format is not supported); replace it or take it away"},
+    )
+    assert shared.predict(picture()[:200])[0] == 400
+    assert shared.predict(b"") == (400, {"error": "the body is empty; send an encoded image, such as a JPEG"})
+    for kind in ("multipart/form-data; boundary=x", "application/x-www-form-urlencoded", "text/plain", "<script>"):
+        status, answer = shared.predict(picture(), headers={"Content-Type": kind})
+        assert status == 415
+        assert "send the encoded image itself as the body" in answer["error"]
+    assert shared.predict(picture(), headers={"X": "y"})[0] == 415
+
+
+def test_an_image_that_would_fill_the_memory(peers, bundle, ls_edge):
+    status, answer = Server(ls_edge, peers.path, bundle).predict(bomb())
+    assert status == 400
+    assert re.fullmatch(
+        r"the body has (30000 x 30000|far more) pixels, the most is 67108864; scale it down", answer["error"]
+    )
+
+
+def test_a_budget_that_decoding_takes(shared):
+    stream = io.BytesIO()
+    Image.new("RGB", (3000, 3000)).save(stream, "PNG")
+    status, answer = shared.predict(stream.getvalue(), "?budget_ms=1")
+    assert (status, answer["error"]) == (504, "the budget was over before the image was decoded; give it more time")
+
+
+def test_several_requests_on_one_connection(shared):
+    connection = http.client.HTTPConnection(*shared.address, timeout=30)
+    with contextlib.closing(connection):
+        for body, status in ((picture(), 200), (b"no image", 400), (picture(), 200)):
+            connection.request("POST", "/predict", body, OCTETS)
+            reply = connection.getresponse()
+            reply.read()
+            assert (reply.status, reply.will_close) == (status, False)
+
+
+def test_a_source_that_has_ended(peers, bundle):
+    with Source.open(peers.path, bundle) as source:
+        service = HttpService(source, holder_wait_s=0.0)
+    for method, path, body in (
+        ("GET", "/health/live", b""),
+        ("GET", "/health/ready", b""),
+        ("POST", "/predict", picture()),
+    ):
+        request = HttpRequest(method, path, {}, "image/png", len(body), lambda body=body: body)
+        assert service.handle(request).status == 503
+
+
+def document_of(reply):
+    head, _, body = reply.partition(b"\r\n\r\n")
+    return int(head.split()[1]), head.decode(), json.loads(body)
+
+
+def test_malformed_http(shared):
+    post = b"POST /predict HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: image/png\r\n"
+    for request, status, message in (
+        (post + b"\r\n", 411, "there is no body; send an image, with its Content-Length"),
+        (post + b"Content-Length: 100001\r\n\r\n", 413, "the body has more than 100000 bytes; send a smaller one"),
+        (post + b"Content-Length: x\r\n\r\n", 400, "the request is malformed HTTP"),
+        (post + b"Content-Length: -5\r\n\r\n", 400, "the request is malformed HTTP"),
+        (post + b"Transfer-Encoding: gzip\r\n\r\n", 501, "of the transfer encodings only chunked is known"),
+        (post + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n\r\n", 400, "the request is malformed HTTP"),
+        (post + b"X: " + b"y" * MAX_HTTP_HEADER + b"\r\n\r\n", 431, f"the header has {MAX_HTTP_HEADER} bytes or more"),
+        (b"<script>alert(1)</script>\r\n\r\n", 400, "the request is malformed HTTP"),
+        (
+            b"GET /<script> HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+            404,
+            "no such path; there are /, /predict,",
+        ),
+    ):
+        found, head, document = document_of(shared.raw(request))
+        assert found == status, request[:200]
+        assert document["error"].startswith(message)
+        assert "Content-Type: application/json" in head
+        assert "script" not in str(document)
+    long = (
+        post + b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(b"4000\r\n" + b"x" * 0x4000 + b"\r\n" for _ in range(7))
+    )
+    assert document_of(shared.raw(long))[0] == 413
+    image = picture()
+    chunked = post + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(image), image)
+    assert document_of(shared.raw(chunked))[0] == 200
+    asked = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nConnection: close\r\n" \
+        b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(image)  # fmt: skip
+    assert shared.raw(asked + image).startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [("GET", "/predict", "POST"), ("OPTIONS", "/predict", "POST"), ("POST", "/status", "GET, HEAD"),
+     ("DELETE", "/", "GET, HEAD")],
+)  # fmt: skip
+def test_methods(shared, method, path, allow):
+    status, headers, body = shared.ask(method, path)
+    assert (status, headers["Allow"]) == (405, allow)
+    assert json.loads(body) == {"error": f"the method is not allowed here; use {allow}"}
+
+
+def test_what_machines_ask(shared, bundle, wait_until):
+    wait_until(lambda: shared.get("/health/ready")[0] == 200)
+    assert shared.get("/health/ready") == (200, {"ready": True, "missing_blocks": []})
+    assert shared.get("/health/live") == (200, {"live": True})
+    index = shared.get("/")[1]
+    assert (index["name"], index["paths"]["/predict"]) == ("ls-edge", ["POST"])
+    for path in index["paths"].keys() - {"/predict"}:
+        status, headers, body = shared.ask("HEAD", path)
+        assert (status, body) == (200, b"")
+        assert int(headers["Content-Length"]) > 0
+    manifest = Bundle.open(bundle).manifest
+    status, found = shared.get("/status")
+    assert status == 200
+    assert {key: found[key] for key in ("bundle_id", "model", "classes", "policy", "in_flight", "ready")} == {
+        "bundle_id": manifest.bundle_id, "model": "tiny", "classes": 10, "policy": "nearest", "in_flight": 0,
+        "ready": True,
+    }  # fmt: skip
+    assert {name: peer["blocks"] for name, peer in found["peers"].items()} == PLACEMENT
+    for peer in found["peers"].values():
+        assert (peer["state"], peer["warm"], peer["bundle_id"], peer["reason"]) == (
+            "alive",
+            True,
+            manifest.bundle_id,
+            None,
+        )
+
+
+def samples(server):
+    text = server.ask("GET", "/metrics")[2].decode()
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_metrics(shared):
+    before = samples(shared)
+    assert shared.predict(picture())[0] == 200
+    assert shared.predict(b"no image")[0] == 400
+    shared.get("/no/such/path?x=<b>")
+    after = samples(shared)
+    grown = {
+        key[0] if key[0] != "ls_edge_http_responses_total" else key: after[key] - before.get(key, 0) for key in after
+    }
+    assert grown["ls_edge_source_answers_total"] == grown["ls_edge_source_latency_seconds_count"] == 1
+    assert grown["ls_edge_http_responses_total", "/predict", "200"] == 1
+    assert grown["ls_edge_http_responses_total", "/predict", "400"] == 1
+    assert grown["ls_edge_http_responses_total", "other", "404"] == 1
+    assert {key[1] for key in after if key[0] == "ls_edge_http_responses_total"} <= {
+        "/", "/predict", "/health/live", "/health/ready", "/status", "/metrics", "other",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def slow(tmp_path, bundle):
+    """One peer, whose engine takes 0.1 s for a block."""
+    local = LocalCluster(tmp_path / "slow", bundle, {"a": [0, 1, 2, 3]}, faults=True)
+    local.set_faults("a", Faults(least_ms=100))  # before it starts, so that it knows
+    with local:
+        local.wait_warm()
+        yield local
+
+
+def together(*calls):
+    """Results of calls that run at the same time, in their order."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def test_beyond_the_concurrency_and_the_budget(slow, bundle, ls_edge, wait_until):
+    server = Server(ls_edge, slow.path, bundle, "--concurrency", 1, "--budget-ms", 5000, "--max-skips", 0)
+    wait_until(lambda: server.get("/health/ready")[0] == 200)
+
+    def later():
+        wait_until(lambda: server.get("/status")[1]["in_flight"] == 1)
+        return server.predict(picture()), server.get("/health/live")[0]
+
+    first, (refused, live) = together(lambda: server.predict(picture()), later)
+    assert first[0] == 200
+    assert refused == (503, {"error": "1 images are being answered, which is the most; try again"})
+    assert live == 200
+    began = time.monotonic()
+    status, answer = server.predict(picture(), "?budget_ms=100")
+    assert (status, time.monotonic() - began < 2) == (504, True)
+    assert answer["error"].startswith("request ")
+    assert server.predict(picture())[0] == 200  # the place is free again
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_answers_be_finished(slow, bundle, ls_edge, wait_until, number):
+    server = Server(ls_edge, slow.path, bundle)
+
+    def stop():
+        wait_until(lambda: server.get("/status")[1]["in_flight"] == 1)
+        server.process.send_signal(number)
+        wait_until(lambda: "stopping" in server.process.stderr.readline())
+        wait_until(refused, what="the port to be closed")
+
+    def refused():
+        try:
+            server.get("/health/live")
+        except ConnectionError:
+            return True
+        return False
+
+    (status, answer), _ = together(lambda: server.predict(picture()), stop)
+    assert (status, answer["degraded"]) == (200, False)
+    assert server.process.wait(20) == 0
+    assert server.process.stderr.read() == ""
+
+
+def test_a_second_signal_ends_at_once(slow, bundle, ls_edge, wait_until):
+    server = Server(ls_edge, slow.path, bundle)
+
+    def stop():
+        wait_until(lambda: server.get("/status")[1]["in_flight"] == 1)
+        slow.set_faults("a", Faults(hang=True))
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "stopping" in server.process.stderr.readline())
+        server.process.send_signal(signal.SIGTERM)
+        return server.process.wait(5)
+
+    def ask():
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            server.predict(picture())
+
+    assert together(ask, stop)[1] == 128 + signal.SIGTERM
+    assert server.process.stderr.read() == "ls-edge: terminated\n"
+
+
+def test_peers_that_come_later_and_blocks_that_nobody_has(tmp_path, bundle, ls_edge, wait_until):
+    with LocalCluster(tmp_path, bundle, {"a": [0, 1], "b": [2, 3]}) as local:
+        local.wait_warm()
+        local.kill("a")
+        local.kill("b")
+        server = Server(ls_edge, local.path, bundle, "--wait", "0.1", "--max-skips", 2)
+        assert server.get("/health/live")[0] == 200
+        assert server.get("/health/ready") == (503, {"ready": False, "missing_blocks": [0, 1, 2, 3]})
+        assert server.predict(picture()) == (503, {"error": "no peer that can be reached serves block 0-3; try again"})
+        found = server.get("/status")[1]
+        assert (found["ready"], found["peers"]["a"]["state"], found["peers"]["a"]["warm"]) == (False, "lost", False)
+        local.start("a")
+        wait_until(lambda: server.get("/health/ready")[0] == 200)
+        status, answer = server.predict(picture())
+        assert (status, answer["degraded"], answer["skipped"]) == (200, True, [2, 3])
+        assert answer["order"] == [[0, "a"], [1, "a"]]
+
+
+def test_where_blocks_ran_side_by_side(peers, bundle, ls_edge, wait_until):
+    server = Server(ls_edge, peers.path, bundle, "--policy", "parallel")
+    wait_until(lambda: server.get("/health/ready")[0] == 200)
+    for seed in range(20):
+        status, answer = server.predict(picture(seed))
+        assert status == 200
+        if answer["order"] is None:
+            ran = [block for wave in answer["waves"] for track in wave for block, _ in track]
+            assert sorted([*ran, *answer["skipped"]]) == [0, 1, 2, 3]
+        else:
+            assert "waves" not in answer
+
+
+def test_every_image_gets_one_answer_while_peers_are_killed(tmp_path, bundle, ls_edge, wait_until):
+    budget_s, clients = 4.0, 3
+    with LocalCluster(tmp_path, bundle, PLACEMENT) as local:
+        local.wait_warm()
+        server = Server(ls_edge, local.path, bundle, "--budget-ms", budget_s * 1e3, "--concurrency", clients)
+        wait_until(lambda: server.get("/health/ready")[0] == 200)
+        over, outcomes = threading.Event(), []
+
+        def ask(seed):
+            while not over.is_set():
+                began = time.monotonic()
+                status, answer = server.predict(picture(seed))
+                outcomes.append((status, answer, time.monotonic() - began))
+
+        def kill():
+            rng = random.Random(0)
+            for name in rng.choices(list(PLACEMENT), k=5):
+                time.sleep(rng.uniform(0.1, 0.3))
+                local.kill(name)
+                time.sleep(rng.uniform(0.0, 0.2))
+                local.start(name)
+                local.wait_warm(name)
+            over.set()
+
+        try:
+            together(kill, *(lambda seed=seed: ask(seed) for seed in range(clients)))
+        finally:
+            over.set()
+        statuses = [status for status, _, _ in outcomes]
+        assert set(statuses) <= {200, 504}  # each block has a second holder
+        assert statuses.count(200) > 0.9 * len(statuses) > 10
+        assert max(seconds for _, _, seconds in outcomes) < budget_s + 2
+        counted = samples(server)
+        assert counted["ls_edge_source_requests_submitted_total",] == len(outcomes)
+        assert counted["ls_edge_source_answers_total",] == statuses.count(200)
+        assert counted["ls_edge_source_retries_total",] > 0
+        assert server.stop() == 0
+
+
+def test_addresses(tmp_path, peers, bundle, ls_edge, complaints):
+    given = ["serve", "--peers", peers.path, "--bundle", bundle]
+    for address in ("0.0.0.0:0", "[::]:0", "192.0.2.1:0", "some-name:0"):
+        done = ls_edge.run(*given, "--http", address)
+        assert done.returncode == 2
+        (line,) = complaints(done)
+        assert line == (
+            f"ls-edge: --http {address} is not on the loopback, and HTTP has no encryption and no login; listen on "
+            "127.0.0.1 behind a reverse proxy with TLS, or allow it with --insecure-http"
+        )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = ls_edge.run(*given, "--http", f"127.0.0.1:{taken.getsockname()[1]}")
+        assert done.returncode == 1
+        assert "cannot listen (Address already in use); free the port, or give another" in complaints(done)[0]
+    process = ls_edge.start(*given, "--http", "0.0.0.0:0", "--insecure-http")
+    assert any("serving  url=http://0.0.0.0:" in line for line in process.stderr)
+    process.terminate()
+    assert process.wait(10) == 0
+
+
+def test_without_the_extra_one_line_names_it(peers, bundle):
+    code = "import sys; sys.modules['waitress'] = None; from ls_edge.__main__ import main; main()"
+    words = [sys.executable, "-c", code, "serve", "--peers", peers.path, "--bundle", bundle]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    start = r"ls-edge: ls-edge serve needs waitress \(extra serve\); to install: pip install .*waitress.*\n"
+    assert re.fullmatch(start, done.stderr)
