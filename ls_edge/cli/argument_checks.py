@@ -11,7 +11,9 @@ from pathlib import Path
 from ls_edge.errors import DataError, RunError, UsageError
 
 _CONFIG, _WEIGHTS = "config.yaml", "model.safetensors"
-_EXAMPLES = {"--trace": "trace.jsonl", "--report": "report.html"}
+_EXAMPLES = {"--trace": "trace.jsonl", "--report": "report.html", "--trace-events": "events.json"}
+_IN_ONE_STEP = ("--report", "--trace-events")
+"""Files that are written beside their place and then moved there, so that they are never half of one."""
 
 
 def check_data(source: str) -> None:
@@ -70,9 +72,8 @@ def check_output(flag: str, path: Path) -> None:
     try:
         if path.exists():
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
-            if flag != "--report":
+            if flag not in _IN_ONE_STEP:
                 return
-        # A report is written beside its place and then moved there, so that it is never half of one.
         trial = path.with_name(f".{path.name}.{os.getpid()}.part")
         os.close(os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         trial.unlink()

@@ -42,6 +42,7 @@ MAX_REMARKS = 10
         "ls-edge run --peers peers.yaml --bundle bundle --data digits",
         "ls-edge run --peers peers.yaml --bundle bundle --data val --policy fastest --json",
         "ls-edge run --peers peers.yaml --bundle bundle --data val --trace t.jsonl --report r.html",
+        "ls-edge run --peers peers.yaml --bundle bundle --data digits --trace-events events.json",
         "ls-edge run --peers peers.yaml --bundle bundle --data digits --wait 60 --max-skips 2",
     ),
 )
@@ -91,6 +92,10 @@ MAX_REMARKS = 10
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write an HTML report with charts (extra report).")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a JSON line a request.")
+@click.option(
+    "--trace-events", type=click.Path(path_type=Path),
+    help="Write Chrome trace events, for ui.perfetto.dev or chrome://tracing.",
+)  # fmt: skip
 @click.option("--secret-key", type=click.Path(path_type=Path), help="NAME.key_secret, where peers.yaml has keys.")
 @click.option("--strict-bundle", is_flag=True, help="Use only peers that serve this very bundle.")
 @click.option("--log-json", is_flag=True, help="Log lines as JSON.")
@@ -98,13 +103,14 @@ def command(
     peers: Path, bundle: Path, data: str, policy: str, limit: int | None, concurrency: int, budget_ms: float,
     max_skips: int | None, seed: int, latency_weight: float, waves: int, on_straggler: Literal["later", "skip"],
     via: str, threads: int | None, engine: EngineKind | None, provider: str | None, wait: float, audit: float,
-    metrics: str | None, as_json: bool, report: Path | None, trace: Path | None,
+    metrics: str | None, as_json: bool, report: Path | None, trace: Path | None, trace_events: Path | None,
     secret_key: Path | None, strict_bundle: bool, log_json: bool,
 ) -> int:  # fmt: skip
     """Send images through the peers of peers.yaml and print accuracy, latency and who did what.
 
     Where blocks have no holder after --wait, and the policy may not skip that many, nothing is sent (exit code 1).
-    The trace is written line by line, and the summary is printed also after Ctrl-C, SIGTERM or a full disk.
+    The trace is written line by line; summary, report and trace events come also after Ctrl-C and SIGTERM, the summary
+    also after a full disk.
 
     Exit code 3 where an answer skipped blocks or a request failed, 1 where none was answered.
     """
@@ -121,7 +127,7 @@ def command(
 
     # What matters to a person is in the progress display; the log is for machines.
     set_up(as_json=log_json, level=logging.INFO if log_json else logging.ERROR)
-    for flag, path in (("--trace", trace), ("--report", report)):
+    for flag, path in (("--trace", trace), ("--report", report), ("--trace-events", trace_events)):
         if path is not None:
             check_output(flag, path)
     if report is not None:
@@ -187,15 +193,16 @@ def command(
         summary = summarise(measured.records, measured.events, measured.context)
         remarks = _unused_peers(source.problems, summary, warning)
         return _finish(
-            measured, summary, problems, remarks, stop.number, report, opened.manifest.classes, as_json=as_json
-        )
+            measured, summary, problems, remarks, stop.number, report, trace_events, opened.manifest.classes,
+            as_json=as_json,
+        )  # fmt: skip
 
 
 def _finish(
     measured: DatasetRun, summary: RunSummary, problems: list[str], remarks: Sequence[str], signal_number: int,
-    report: Path | None, classes: Sequence[str], *, as_json: bool,
+    report: Path | None, trace_events: Path | None, classes: Sequence[str], *, as_json: bool,
 ) -> int:  # fmt: skip
-    """Print the summary, write the report, and return the exit code; whatever fails does not keep the rest from it."""
+    """Print the summary, write the files, and return the exit code; whatever fails does not keep the rest from it."""
     from ls_edge.report.tables import print_answers, print_summary
     from ls_edge.report.terminal_timeline import print_typical
 
@@ -217,13 +224,12 @@ def _finish(
         _warn(summary.distrust)
     if summary.audit is not None and summary.audit.warning:
         _warn(summary.audit.warning)
-    if report is not None:
-        try:
-            from ls_edge.report.html import write_report
-
-            write_report(report, summary, measured.records, measured.events)
-        except Exception as error:  # noqa: BLE001  the run is over and its summary printed
-            problems.append(str(error) if isinstance(error, LsEdgeError) else f"the report failed: {error!r}")
+    for name, path, write in (("report", report, _write_report), ("trace events", trace_events, _write_trace_events)):
+        if path is not None:
+            try:
+                write(path, summary, measured)
+            except Exception as error:  # noqa: BLE001  the run is over and its summary printed
+                problems.append(str(error) if isinstance(error, LsEdgeError) else f"the {name} failed: {error!r}")
     if problems:
         raise LsEdgeError("; ".join(problems))
     if signal_number:
@@ -234,6 +240,18 @@ def _finish(
         )
         return 128 + signal_number
     return _exit_code(summary)
+
+
+def _write_report(path: Path, summary: RunSummary, measured: DatasetRun) -> None:
+    from ls_edge.report.html import write_report
+
+    write_report(path, summary, measured.records, measured.events)
+
+
+def _write_trace_events(path: Path, summary: RunSummary, measured: DatasetRun) -> None:
+    from ls_edge.report.trace_events import write_trace_events
+
+    write_trace_events(path, summary, measured.records, measured.events)
 
 
 def _flags_in_force() -> dict[str, Any]:

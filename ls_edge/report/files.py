@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from ls_edge.errors import LsEdgeError, UsageError
 
@@ -28,22 +30,31 @@ def write_whole(path: str | Path, text: str) -> None:
 
     Raises :class:`UsageError` where it cannot be written, and :class:`LsEdgeError` where there is no room for it.
     """
+    with open_whole(path) as stream:
+        stream.write(text)
+
+
+@contextlib.contextmanager
+def open_whole(path: str | Path) -> Iterator[IO[str]]:
+    """A text file to write piece by piece, which stands at ``path`` when the block has ended without an error.
+
+    Errors as :func:`write_whole`.
+    """
     path = Path(path)
     if not path.name:
         raise UsageError(f"cannot write {str(path)!r}: that is no name of a file; give another path")
-    if path.exists() and not path.is_file():  # such as /dev/stdout, which a rename would replace
+    if path.exists() and not path.is_file():  # such as /dev/stdout or a pipe, which a rename would replace
         try:
-            path.write_text(text, encoding="utf-8")
+            with path.open("w", encoding="utf-8") as stream:
+                yield stream
         except OSError as error:
             raise _cannot_write(path, error) from None
         return
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        if path.exists() and not path.is_file():  # a device or a pipe must not be replaced by a file
-            path.write_text(text, encoding="utf-8")
-            return
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
+        with part.open("w", encoding="utf-8") as stream:
+            yield stream
         part.replace(path)
     except OSError as error:
         raise _cannot_write(path, error) from None

@@ -66,7 +66,7 @@ def in_a_small_disk(folder, size="64k", options=""):
 # Where the results go.
 
 
-@pytest.mark.parametrize("flag", ["--trace", "--report"])
+@pytest.mark.parametrize("flag", ["--trace", "--report", "--trace-events"])
 @pytest.mark.parametrize(
     ("where", "what"),
     [
@@ -133,8 +133,9 @@ def test_the_trace_of_a_run_that_is_killed_has_what_was_answered(ls_edge, slow, 
 def test_a_run_that_is_stopped_prints_its_summary(
     ls_edge, complaints, slow, command, tmp_path, wait_until, number, word
 ):
-    trace, report = tmp_path / "t.jsonl", tmp_path / "r.html"
-    running = ls_edge.start(*command, "--limit", "5000", "--trace", trace, "--report", report, "--json")
+    trace, report, events = tmp_path / "t.jsonl", tmp_path / "r.html", tmp_path / "e.json"
+    outputs = ("--trace", trace, "--report", report, "--trace-events", events)
+    running = ls_edge.start(*command, "--limit", "5000", *outputs, "--json")
     wait_until(lambda: len(lines_of(trace)) >= 5, 30.0, "lines in the trace")
     running.send_signal(number)
     out, err = running.communicate(timeout=30)
@@ -143,6 +144,8 @@ def test_a_run_that_is_stopped_prints_its_summary(
     assert 5 <= summary["answered"] < 5000
     assert summary["requests"] == summary["answered"] == len(list(read_trace(trace)))
     assert "vegaEmbed(" in report.read_text()
+    heads = [event for event in json.loads(events.read_text())["traceEvents"] if event["name"] == "head"]
+    assert len(heads) == summary["answered"]
     (line,) = complaints(subprocess.CompletedProcess([], 0, out, err))
     assert f"{word} after {summary['requests']} of 5000 requests" in line
 

@@ -1,0 +1,177 @@
+"""Chrome trace events: of real runs over a real cluster, of waves of tracks, and of runs with losses."""
+
+import collections
+import json
+
+import pytest
+
+from ls_edge.data.datasets import open_data
+from ls_edge.errors import UsageError
+from ls_edge.evaluation.run_summary import RunContext, summarise
+from ls_edge.peers_file import load_peers
+from ls_edge.records import PeerEvent, PeerState, RequestRecord
+from ls_edge.report.files import open_whole
+from ls_edge.report.trace_events import trace_events, write_trace_events
+from ls_edge.runtime.local_cluster import LocalCluster
+from ls_edge.runtime.run_dataset import run_dataset
+from ls_edge.runtime.source import Source
+
+PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory, tiny_bundle):
+    with LocalCluster(tmp_path_factory.mktemp("peers"), tiny_bundle, PLACEMENT) as local:
+        local.wait_warm()
+        yield local
+
+
+def ns(microseconds):
+    return round(microseconds * 1000)
+
+
+def slices(events):
+    return [event for event in events if event["ph"] == "X"]
+
+
+def assert_nested(events):
+    """Within a lane, a slice ends before the next begins, or lies within it."""
+    lanes = collections.defaultdict(list)
+    for event in slices(events):
+        lanes[event["pid"], event["tid"]].append((ns(event["ts"]), -ns(event["ts"] + event["dur"])))
+    assert lanes
+    for lane in lanes.values():
+        open_ends = []
+        for start, negative_end in sorted(lane):
+            while open_ends and open_ends[-1] <= start:
+                open_ends.pop()
+            assert not open_ends or -negative_end <= open_ends[-1]
+            open_ends.append(-negative_end)
+
+
+def assert_complete(events, records):
+    """Each answer has a stem, a head and its blocks once, at their holders; its stages last as long as recorded."""
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    of = collections.defaultdict(list)
+    for event in slices(events):
+        of[event["args"]["request"]].append(event)
+    for record in records:
+        mine = [event for event in of[record.id] if event["cat"] != "visit"]
+        if record.error is None:
+            assert [event["cat"] for event in mine].count("stem") == 1
+            assert [event["cat"] for event in mine].count("head") == 1
+            ran = sorted((e["args"]["block"], names[e["pid"]]) for e in mine if e["cat"] == "engine")
+            assert ran == sorted(record.steps)
+            critical = sum(ns(event["dur"]) for event in mine if event["args"]["critical"])
+            inside = record.stem_us + record.head_us + sum(visit.total_us for visit in record.visits)
+            assert critical == pytest.approx(max(record.latency_us, inside) * 1000, abs=100)
+        if all(not visit.tracks for visit in record.visits):
+            for stage in ("queue", "codec", "engine"):
+                recorded = sum(getattr(visit, f"{stage}_us") for visit in record.visits)
+                assert sum(e["dur"] for e in mine if e["cat"] == stage) == pytest.approx(recorded, abs=0.05)
+
+
+@pytest.mark.parametrize("policy", ["nearest", "parallel"])
+def test_the_events_of_a_real_run(cluster, tiny_bundle, tmp_path, policy):
+    path = tmp_path / "events.json"
+    with Source.open(load_peers(cluster.path), tiny_bundle, policy=policy, max_inflight=4) as source:
+        run = run_dataset(source, open_data("digits", "eval").take(24), concurrency=4)
+    assert len(run.records) == 24
+    summary = summarise(run.records, run.events, run.context)
+    write_trace_events(path, summary, run.records, run.events)
+    document = json.loads(path.read_bytes())
+    assert document["otherData"]["bundle_id"] == summary.bundle_id
+    assert document["otherData"]["policy"] == policy
+    events = document["traceEvents"]
+    assert_nested(events)
+    assert_complete(events, run.records)
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"source", "a", "b"}
+    assert all(event["ts"] >= 0 for event in events if event["ph"] != "M")
+    assert [path.name for path in tmp_path.iterdir()] == ["events.json"]
+
+
+def test_lanes_are_named_and_few(run_with_loss):
+    events = list(trace_events(run_with_loss.records, run_with_loss.events))
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    used = {(event["pid"], event["tid"]) for event in slices(events)}
+    assert named == used
+    most = max(event["args"]["requests"] for event in events if event["ph"] == "C")
+    assert max(tid for _, tid in used) <= most
+
+
+def test_a_run_with_a_loss(run_with_loss):
+    records = run_with_loss.records
+    events = list(trace_events(records, run_with_loss.events))
+    assert_nested(events)
+    assert_complete(events, records)
+    instants = [event["name"] for event in events if event["ph"] == "i"]
+    assert instants == [event.state.value for event in run_with_loss.events]
+    begun = [event for event in events if event["ph"] == "b"]
+    assert [event["args"]["request"] for event in begun] == [
+        r.id for r in sorted(records, key=lambda r: r.submitted_us)
+    ]
+    assert [event["id"] for event in events if event["ph"] == "e"] == [event["id"] for event in begun]
+    counter = [event["args"]["requests"] for event in events if event["ph"] == "C"]
+    assert counter[-1] == 0
+    assert min(counter) == 0
+    assert len(counter) == 2 * len(records)
+
+
+def test_arrows_join_a_request_over_the_processes(run_with_loss):
+    events = list(trace_events(run_with_loss.records))
+    answered = next(r for r in run_with_loss.records if r.error is None and len(r.visits) > 1)
+    arrows = [event for event in events if event.get("cat") == "flow" and event["id"] == answered.id]
+    assert sorted(event["ph"] for event in arrows) == sorted(["s", *("t" * len(answered.visits)), "f"])
+    for arrow in arrows:
+        assert any(
+            (s["pid"], s["tid"]) == (arrow["pid"], arrow["tid"]) and s["ts"] <= arrow["ts"] <= s["ts"] + s["dur"]
+            for s in slices(events) if s["args"]["request"] == answered.id
+        )  # fmt: skip
+
+
+def test_waves_of_tracks(run_in_waves):
+    events = list(trace_events(run_in_waves.records, run_in_waves.events))
+    assert_nested(events)
+    assert_complete(events, run_in_waves.records)
+    assert {"wait (lost)", "wait (late)"} <= {event["name"] for event in slices(events)}
+
+
+def test_nothing_and_what_comes_from_outside(tmp_path):
+    path = tmp_path / "e.json"
+    write_trace_events(path, summarise([], [], RunContext()), [], [])
+    assert [e["name"] for e in json.loads(path.read_text())["traceEvents"]] == ["process_name", "process_sort_index"]
+    failed = RequestRecord(
+        id=0, image="a\udcff.png", label=None, prediction=None, latency_us=5, degraded=False,
+        error="EngineError: \x1b[2J", skipped=(), attempts=1, logits=None,
+    )  # fmt: skip
+    write_trace_events(
+        path, summarise([failed], [], RunContext()), [failed], [PeerEvent(1, "x", PeerState.LOST, "\x07")]
+    )
+    text = path.read_text()
+    assert "\x1b" not in text
+    (begun,) = [event for event in json.loads(text)["traceEvents"] if event["ph"] == "b"]
+    assert (begun["args"]["image"], begun["args"]["error"]) == ("a\\xff.png", "EngineError: \\x1b[2J")
+    with pytest.raises(UsageError, match="cannot write"):
+        write_trace_events(tmp_path / "e.json" / "x", summarise([], [], RunContext()), [], [])
+
+
+def test_requests_that_overlap_far_apart_keep_their_lanes(simulated):
+    run = simulated(requests=300, seed=3, concurrency=12)
+    events = list(trace_events(run.records))
+    assert_nested(events)
+    assert_complete(events, run.records)
+
+
+def test_a_file_that_fails_half_way_leaves_the_one_before(tmp_path):
+    path = tmp_path / "f"
+    path.write_text("before")
+
+    def write():
+        with open_whole(path) as stream:
+            stream.write("half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write()
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
