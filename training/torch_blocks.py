@@ -48,6 +48,12 @@ class TorchBlocks:
         return logits
 
     @torch.inference_mode()
+    def array_of(self, tokens: Tensor) -> np.ndarray:
+        """Tokens as an array float32 ``[B, N, D]``."""
+        array: np.ndarray = tokens.float().cpu().numpy()
+        return array
+
+    @torch.inference_mode()
     def slots_of(self, index: int, tokens: Tensor) -> np.ndarray | None:
         """The slot that block ``index`` predicts for itself, int64 ``[B]``; None if the model has no predictor."""
         if self.view.predictor is None:

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import msgspec
 
+from ls_edge.cli.block_models import bands_in_force, bands_text, labelled_images, model_folders, open_model
 from ls_edge.cli.command import Command
-from ls_edge.errors import RunError, UsageError, printable
-from ls_edge.requirements import install_command, require_report
+from ls_edge.errors import UsageError, printable
+from ls_edge.requirements import require_report
 
 if TYPE_CHECKING:
-    from ls_edge.bands import Bands
-    from ls_edge.bundle import ImageSpec
     from ls_edge.data.datasets import ImageRef, ImageSet
     from ls_edge.errors import DataError
-    from ls_edge.evaluation.evaluate import BlockModel, Evaluation
+    from ls_edge.evaluation.evaluate import Evaluation
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_
     """
     from ls_edge.cli.argument_checks import check_data, check_output
 
-    members = [_members(given) for given in run_or_bundle]
+    members = [model_folders(given) for given in run_or_bundle]
     check_data(data)
     from ls_edge.data.datasets import open_data
     from ls_edge.evaluation.evaluate import aggregate
@@ -152,23 +151,8 @@ def _check_bundle(path: Path, images: ImageSet, options: EvalOptions) -> None:
     from ls_edge.evaluation.orders import EvaluationOrders
 
     bundle = Bundle.open(path)
-    EvaluationOrders.make(_bands(options, bundle.bands), options.orders, options.keep)
+    EvaluationOrders.make(bands_in_force(options.bands, bundle.bands), options.orders, options.keep)
     require_labels(images, bundle.manifest.classes)
-
-
-def _members(path: Path) -> list[Path]:
-    """A run or bundle itself, or the runs in a folder of them; raises :class:`RunError` where it is neither."""
-    if (path / "manifest.json").is_file() or (path / "config.yaml").is_file():
-        return [path]
-    if path.is_file():
-        raise RunError(f"{path} is a file; give the folder of a run (config.yaml) or of a bundle (manifest.json)")
-    runs = sorted(inner.parent for inner in path.glob("*/config.yaml")) if path.is_dir() else []
-    if not runs:
-        raise RunError(
-            f"{path} is neither a run (config.yaml) nor a bundle (manifest.json), nor a folder of runs; make one with "
-            "'ls-edge train' or 'ls-edge export'"
-        )
-    return runs
 
 
 def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Evaluation | None) -> Evaluation:
@@ -177,7 +161,6 @@ def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Ev
     from rich.text import Text
 
     from ls_edge.bundle import shared_groups
-    from ls_edge.data.datasets import require_labels, trained_on_warning
     from ls_edge.data.preprocess import Preprocessor, iterate_batches
     from ls_edge.evaluation.evaluate import blocks_to_run, evaluate
     from ls_edge.evaluation.orders import EvaluationOrders
@@ -185,15 +168,15 @@ def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Ev
     from ls_edge.report.terminal import open_console
 
     console = open_console(stderr=True)
-    bundle = (path / "manifest.json").is_file()
-    model, spec, about = _open_bundle(path, options) if bundle else _open_run(path, options)
+    opened = open_model(path, device=options.device, precision=options.precision, threads=options.threads)
+    model = opened.blocks
     if like is not None and like.settings["blocks"] != model.num_blocks:
         raise UsageError(
             f"{path} has {counted(model.num_blocks, 'block')} and {like.settings['of']} has {like.settings['blocks']}, "
             "so there are no means over them; name the runs themselves instead of their folder"
         )
     data = printable(images.source)
-    bands = _bands(options, about["bands"])
+    bands = bands_in_force(options.bands, opened.bands)
     if like is not None and like.settings["bands"] != bands.to_json():
         raise UsageError(
             f"{path} has the bands {bands} and {like.settings['of']} others, so there are no means over them; name the "
@@ -201,17 +184,14 @@ def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Ev
         )
     orders = EvaluationOrders.make(
         bands, options.orders, options.keep, options.seed, arrangements=options.arrangements,
-        kendall=options.kendall, freedom=about["bands"] if options.freedom else None,
+        kendall=options.kendall, freedom=opened.bands if options.freedom else None,
     )  # fmt: skip
     if like is not None and [step.bands for step in like.freedom or ()] != [b.to_json() for b in orders.freedom]:
         raise UsageError(
-            f"{path} has the bands {about['bands']} and {like.settings['of']} others, so there are no means over them; "
+            f"{path} has the bands {opened.bands} and {like.settings['of']} others, so there are no means over them; "
             "name the runs themselves instead of their folder"
         )
-    warning = trained_on_warning(images, about["trained_on"])
-    if warning:
-        console.print(Text.assemble(("warning: ", "yellow"), printable(warning)), soft_wrap=True)
-    images = require_labels(images, about["classes"]).take(options.limit)
+    images = labelled_images(images, opened, options.limit, console)
     skipped: list[str] = []
 
     def on_skip(image: ImageRef, error: DataError) -> None:
@@ -222,69 +202,17 @@ def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Ev
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(f"evaluate {counted(len(orders.all_orders()), 'order')}", total=len(images))
         result = evaluate(
-            model, iterate_batches(images, Preprocessor(spec), options.batch_size, on_skip), orders,
+            model, iterate_batches(images, Preprocessor(opened.image), options.batch_size, on_skip), orders,
             on_batch=lambda done: progress.update(task, completed=done),
         )  # fmt: skip
     settings = {
-        "of": printable(path), "data": data, "part": images.part, "model": about["model"],
-        "method": about["method"], "engine": about["engine"], "blocks": model.num_blocks, "bands": bands.to_json(),
-        "shared": shared_groups(about["owners"]), "orders": options.orders, "keep": list(orders.keep),
+        "of": printable(path), "data": data, "part": images.part, "model": opened.model,
+        "method": opened.method, "engine": opened.engine, "blocks": model.num_blocks, "bands": bands.to_json(),
+        "shared": shared_groups(opened.owners), "orders": options.orders, "keep": list(orders.keep),
         "limit": options.limit, "seed": options.seed, "batch_size": options.batch_size,
         "block_runs": blocks_to_run(orders.all_orders()),
     }  # fmt: skip
     return msgspec.structs.replace(result, skipped=len(skipped), settings=settings)
-
-
-def _bands(options: EvalOptions, own: Bands) -> Bands:
-    """The bands that are evaluated; raises :class:`UsageError` where those that are asked for do not fit the model."""
-    from ls_edge.bands import Bands
-
-    return own if options.bands is None else Bands.from_json(options.bands, own.num_blocks)
-
-
-def _open_bundle(folder: Path, options: EvalOptions) -> tuple[BlockModel, ImageSpec, dict[str, Any]]:
-    from ls_edge.bundle import Bundle
-    from ls_edge.engines.pipeline import Pipeline
-
-    bundle = Bundle.open(folder)
-    pipeline = Pipeline.open(bundle, threads=options.threads)
-    m = bundle.manifest
-    about = {
-        "classes": m.classes,
-        "trained_on": m.trained_on,
-        "model": m.model,
-        "method": m.method,
-        "bands": bundle.bands,
-        "owners": bundle.owners,
-    }
-    return pipeline, m.image, {**about, "engine": f"onnxruntime {pipeline.provider}"}
-
-
-def _open_run(folder: Path, options: EvalOptions) -> tuple[BlockModel, ImageSpec, dict[str, Any]]:
-    try:
-        import torch
-
-        from ls_edge.training.checkpoint import load_run
-        from ls_edge.training.precision import choose_device, choose_precision, choose_threads
-        from ls_edge.training.torch_blocks import TorchBlocks
-    except ImportError as error:
-        raise UsageError(
-            f"{folder} is a run, which needs {error.name}; to install it: {install_command('train')}; or give a bundle"
-        ) from None
-    chosen = choose_device(options.device)
-    dtype = choose_precision(options.precision, chosen)
-    run = load_run(folder, chosen)
-    torch.set_num_threads(choose_threads(options.threads, run.view))
-    about = {"classes": run.classes, "trained_on": run.trained_on, "model": run.model, "method": run.method,
-             "bands": run.bands, "owners": run.view.owners}  # fmt: skip
-    engine = f"torch {torch.__version__} {chosen} {options.precision}"
-    return TorchBlocks(run.view, dtype), run.image, {**about, "engine": engine}
-
-
-def _bands_text(groups: list[list[int]]) -> str:
-    from ls_edge.bands import Bands
-
-    return f", in the bands {Bands.from_json(groups)}" if len(groups) > 1 else ""
 
 
 def _print(result: Evaluation) -> None:
@@ -295,7 +223,7 @@ def _print(result: Evaluation) -> None:
     s, a = result.settings, result.arbitrary
     click.echo(
         f"{result.name}: {printable(s['model'])}, {printable(s['method'])}, {counted(s['blocks'], 'block')}, "
-        f"{counted(result.images, 'image')} of {s['data']}{_bands_text(s['bands'])}"
+        f"{counted(result.images, 'image')} of {s['data']}{bands_text(s['bands'])}"
     )
     table = PlainTable()
     table.add_column("blocks")

@@ -25,6 +25,7 @@ from ls_edge.version import __version__
 COMMANDS = {
     "train": "Fine-tune a vision transformer with its block order shuffled.",
     "eval": "Measure accuracy in trained order, in any order and with blocks missing.",
+    "analyze": "Show what each block does, and how much that depends on where it runs.",
     "reproduce": "Train and evaluate a whole comparison: one table and one figure.",
     "export": "Cut a trained model into one engine a block.",
     "verify": "Check a bundle's digests and, with its run, its numbers.",

@@ -107,6 +107,10 @@ class Pipeline:
         """Tokens ``[B, N, D]`` to logits float32 ``[B, C]``."""
         return self.head_engine.run({"tokens": tokens})
 
+    def array_of(self, tokens: np.ndarray) -> np.ndarray:
+        """Tokens as an array float32 ``[B, N, D]``."""
+        return tokens.astype(np.float32, copy=False)
+
     def forward(self, images: np.ndarray, arrangement: Arrangement | Sequence[int] | None = None) -> np.ndarray:
         """Images ``[B, 3, H, W]`` to logits ``[B, C]``; trained order where no arrangement is given."""
         if arrangement is None:

@@ -42,6 +42,14 @@ class BlockModel(Protocol):
         ...
 
 
+class StepObserver(Protocol):
+    """Looks on as orders are walked."""
+
+    def look(self, path: Sequence[int], tokens: Any, /) -> None:
+        """Take in the tokens after the last block of ``path``, the blocks that ran up to here."""
+        ...
+
+
 class SequentialAccuracy(msgspec.Struct, frozen=True):
     """All blocks in trained order."""
 
@@ -163,7 +171,7 @@ def evaluate(
     shaped = [plan.in_tracks(*shape) for shape in plan.shapes]
     arrangements = [item for trained, drawn in shaped for item in (trained, *drawn)]
     correct: dict[Any, int] = dict.fromkeys([*orders, *arrangements], 0)
-    slots = _Slots(uniform)
+    slots = _Slots(model, uniform)
     owners: Sequence[int] = getattr(model, "owners", range(plan.num_blocks))
     alike: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     for order in orders:
@@ -171,7 +179,7 @@ def evaluate(
     images = 0
     for pixels, labels in batches:
         start = model.stem(pixels)
-        for path, logits in _walk(model, start, list(alike), slots):
+        for path, logits in walk(model, start, list(alike), slots):
             right = int((logits.argmax(axis=1) == labels).sum())
             for order in alike[path]:
                 correct[order] += right
@@ -290,18 +298,18 @@ def _by_distance(plan: EvaluationOrders, top1: dict[Any, float]) -> list[Distanc
 class _Slots:
     """Counts how often blocks name their own slot, over the uniform random orders."""
 
-    def __init__(self, orders: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, model: BlockModel, orders: Sequence[tuple[int, ...]]) -> None:
+        self._guess: Callable[[int, Any], np.ndarray | None] | None = getattr(model, "slots_of", None)
         self._times: dict[tuple[int, ...], int] = {}
         for order in orders:
             for end in range(1, len(order) + 1):
                 self._times[order[:end]] = self._times.get(order[:end], 0) + 1
         self._right = self._asked = 0
 
-    def look(self, model: BlockModel, path: Sequence[int], tokens: Any) -> None:
+    def look(self, path: Sequence[int], tokens: Any, /) -> None:
         """Take in the tokens after the last block of ``path``, if the model guesses slots at all."""
-        guess: Callable[[int, Any], np.ndarray | None] | None = getattr(model, "slots_of", None)
-        times = self._times.get(tuple(path), 0) if guess is not None else 0
-        named = guess(path[-1], tokens) if guess is not None and times else None
+        times = self._times.get(tuple(path), 0) if self._guess is not None else 0
+        named = self._guess(path[-1], tokens) if self._guess is not None and times else None
         if named is not None:
             self._right += times * int((named == len(path) - 1).sum())
             self._asked += times * len(named)
@@ -315,12 +323,16 @@ def logits_of(
     model: BlockModel, images: np.ndarray, orders: Sequence[tuple[int, ...]]
 ) -> Iterable[tuple[tuple[int, ...], np.ndarray]]:
     """Yield each order with its logits ``[B, C]``; sorted orders share most of their starts."""
-    yield from _walk(model, model.stem(images), orders, None)
+    yield from walk(model, model.stem(images), orders, None)
 
 
-def _walk(
-    model: BlockModel, start: Any, orders: Sequence[tuple[int, ...]], slots: _Slots | None
+def walk(
+    model: BlockModel, start: Any, orders: Sequence[tuple[int, ...]], observer: StepObserver | None
 ) -> Iterable[tuple[tuple[int, ...], np.ndarray]]:
+    """Yield each order with its logits ``[B, C]``, in ascending sequence; ``start`` are the tokens of the stem.
+
+    Each start that orders have in common runs once, and ``observer`` sees each step once.
+    """
     path: list[int] = []
     tokens: list[Any] = [start]
     for order in sorted(orders):
@@ -331,8 +343,8 @@ def _walk(
         for slot in range(common, len(order)):
             tokens.append(model.block(order[slot], tokens[-1], slot))
             path.append(order[slot])
-            if slots is not None:
-                slots.look(model, path, tokens[-1])
+            if observer is not None:
+                observer.look(path, tokens[-1])
         yield order, model.head(tokens[-1])
 
 

@@ -6,7 +6,7 @@ made from text, since expressions are run by Vega's interpreter. What comes from
 texts of errors) is escaped by Jinja2. Long runs are binned, so the file stays below 3 MB for 100,000 requests.
 
 :func:`write_report` is for one run, :func:`write_comparison` for several with a chart that sets them side by side,
-:func:`write_simulation` for a simulated fleet.
+:func:`write_simulation` for a simulated fleet, :func:`write_analysis` for what the blocks of a model do.
 Needs the extra ``report``.
 """
 
@@ -25,10 +25,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ls_edge.errors import printable
+from ls_edge.evaluation.analysis import Analysis
 from ls_edge.evaluation.run_summary import RunSummary, error_type
 from ls_edge.evaluation.simulation_summary import FAILED, SimulationSummary, SiteOutcome
 from ls_edge.records import PeerEvent, RequestRecord
 from ls_edge.report import charts
+from ls_edge.report.analysis_tables import AGREEMENT, about_analysis, agreement_rows, block_table
 from ls_edge.report.files import write_whole
 from ls_edge.report.formatting import NOTHING, block_ranges, counted, shorten, show, show_ms, show_percent
 from ls_edge.report.narrative import narrative
@@ -37,6 +39,7 @@ from ls_edge.report.theme import FONT, STAGES, STYLE, block_colour
 from ls_edge.report.timeline import has_tracks
 from ls_edge.version import __version__
 
+_REPORT = "report.html.j2"
 MOST_TABLE_ROWS = 60
 """Rows of tables of events and failed requests."""
 
@@ -64,7 +67,10 @@ def write_report(
     eyebrow = " · ".join(part for part in parts if part)
     page = _Page()
     write_whole(
-        path, page.render(title=title, eyebrow=eyebrow, lede=narrative(data), runs=[page.run("", data)], compared=False)
+        path,
+        page.render(
+            _REPORT, title=title, eyebrow=eyebrow, lede=narrative(data), runs=[page.run("", data)], compared=False
+        ),
     )
 
 
@@ -73,6 +79,7 @@ def write_comparison(path: str | Path, runs: Sequence[Run], *, title: str = "Run
     page = _Page()
     named = [(name, summary) for name, summary, _, _ in runs]
     text = page.render(
+        _REPORT,
         title=title,
         eyebrow="",
         lede=lede,
@@ -146,6 +153,29 @@ def write_side_by_side(
     write_whole(path, text)
 
 
+def write_analysis(path: str | Path, found: Analysis, *, title: str = "Blocks of a model") -> None:
+    """Write a page of an analysis of a model's blocks to ``path`` in one step."""
+    page = _Page()
+    headings, rows = block_table(found)
+    text = page.render(
+        "analysis.html.j2",
+        title=title,
+        lede=about_analysis(found),
+        headings=headings,
+        rows=rows,
+        importance=page.figure(charts.importance_chart(found)),
+        contribution=page.figure(charts.contribution_chart(found)),
+        similarity=page.figure(charts.similarity_chart(found)),
+        agreement=page.figure(charts.agreement_chart(found)),
+        attention=page.figure(charts.attention_chart(found)),
+        agreement_head=AGREEMENT,
+        agreement_rows=agreement_rows(found),
+        none_text=lambda kind: f"None: {found.reasons.get(kind, 'a figure is not finite')}.",
+        settings=[(key, shorten(value, 400)) for key, value in found.settings.items() if value is not None],
+    )
+    write_whole(path, text)
+
+
 class Card(NamedTuple):
     """A figure of a run, with its unit and a remark."""
 
@@ -173,7 +203,7 @@ class _Page:
     def __init__(self) -> None:
         self._figures = 0
 
-    def render(self, template: str = "report.html.j2", **values: Any) -> str:
+    def render(self, template: str, **values: Any) -> str:
         scripts = [Markup(library()), Markup(_asset("report.js"))]  # noqa: S704  our own files
         digests = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
         policy = (

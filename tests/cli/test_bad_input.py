@@ -140,6 +140,7 @@ def edit(folder, **fields):
 
 SHORT = {
     "EVAL": "eval bundle --data digits",
+    "ANALYZE": "analyze bundle --data digits",
     "PEER": "peer --name a --bundle bundle --peers",
     "RUN": "run --peers good.yaml --bundle bundle --data digits",
     "TRAIN": "train --data digits --out new",
@@ -184,6 +185,24 @@ CASES = r"""
 2 | EVAL --precision int8 | '--precision': 'int8' is not one of 'fp32', 'bf16', 'fp16'
 2 | EVAL --figure empty | empty is a folder, so it cannot be written; name a file
 2 | EVAL --figure file.txt/x.svg | cannot write file.txt/x.svg:
+1 | analyze nowhere --data digits | nowhere is neither a run (config.yaml) nor a bundle (manifest.json), nor a
+1 | analyze bundle/stem.onnx --data digits | bundle/stem.onnx is a file; give the folder of a run (config.yaml) or
+1 | analyze bundle --data nowhere | nowhere: no such folder or tar; check the path, or write 'digits' for the
+1 | analyze bundle --data flat | flat has images but no class folders, so there is no accuracy; put each class
+1 | analyze bundle --data others | others: 'cat' is no class of the model, which has '0', '1', '2', '3', '4' and
+1 | analyze cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: sha256
+2 | analyze | Missing argument 'RUN_OR_BUNDLE'
+2 | analyze bundle | Missing option '--data'
+2 | analyze bundle bundle --data digits | Got unexpected extra argument (bundle)
+2 | ANALYZE --what magic | --what 'magic' is no kind of analysis; there are importance, contribution,
+2 | ANALYZE --what importance, | --what '' is no kind of analysis; there are importance, contribution,
+2 | ANALYZE --what '' | --what '' is no kind of analysis; there are importance, contribution,
+2 | ANALYZE --orders 0 | '--orders': 0 is not in the range x>=1
+2 | ANALYZE --limit 0 | '--limit': 0 is not in the range x>=1
+2 | ANALYZE --pool last | '--pool': 'last' is not one of 'mean', 'first'
+2 | ANALYZE --bands 0/2 | bands 0/2: block 1 is missing; name each block once, ascending by band
+2 | ANALYZE --report empty | --report empty is a folder; name a file, for example empty/report.html
+2 | ANALYZE --report file.txt/x.html | --report file.txt/x.html: there is no folder file.txt; make it first
 2 | EVAL --jsn | No such option '--jsn'. Did you mean '--json'?
 1 | eval cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: sha256
 1 | eval missing --data digits | missing/blocks/02.onnx (block 2) is missing; copy it from where the bundle

@@ -14,6 +14,13 @@ from ls_edge.report.charts.accuracy_charts import (
     check_figure,
     slot_heatmap,
 )
+from ls_edge.report.charts.analysis_charts import (
+    agreement_chart,
+    attention_chart,
+    contribution_chart,
+    importance_chart,
+    similarity_chart,
+)
 from ls_edge.report.charts.freedom_chart import freedom_figure
 from ls_edge.report.charts.latency_charts import latency_distribution, latency_histogram, latency_over_time
 from ls_edge.report.charts.pictures import (
@@ -31,8 +38,9 @@ from ls_edge.report.charts.stage_charts import stage_breakdown
 
 __all__ = [
     "MOST_CELLS", "MOST_POINTS", "MOST_SPANS", "PICTURES", "VEGA_LITE", "Chart", "about", "accuracy_by_skips",
-    "accuracy_comparison", "accuracy_figure", "check_figure", "freedom_figure", "latency_distribution",
-    "latency_histogram", "latency_over_time", "outcomes_over_time", "request_timelines", "served", "served_window",
-    "shared_scale", "slot_heatmap", "spec_of", "stage_breakdown", "svg_of", "with_parameters",
+    "accuracy_comparison", "accuracy_figure", "agreement_chart", "attention_chart", "check_figure",
+    "contribution_chart", "freedom_figure", "importance_chart", "latency_distribution", "latency_histogram",
+    "latency_over_time", "outcomes_over_time", "request_timelines", "served", "served_window", "shared_scale",
+    "similarity_chart", "slot_heatmap", "spec_of", "stage_breakdown", "svg_of", "with_parameters",
     "write_comparison_picture", "write_figure", "write_freedom_figure", "write_picture",
 ]  # fmt: skip

@@ -1,0 +1,132 @@
+"""A run or a bundle, opened as a stem, blocks and a head, and the images that it is evaluated on.
+
+What ``ls-edge eval`` and ``ls-edge analyze`` share. A bundle is run by the engines of this machine and needs no torch;
+a run needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ls_edge.errors import RunError, UsageError, printable
+from ls_edge.requirements import install_command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ls_edge.bands import Bands
+    from ls_edge.bundle import ImageSpec
+    from ls_edge.data.datasets import ImageSet
+    from ls_edge.evaluation.analysis import TokenModel
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """What runs the blocks, and what is known of the model."""
+
+    blocks: TokenModel
+    image: ImageSpec
+    classes: Sequence[str]
+    trained_on: str
+    """Digest of its training images."""
+    model: str
+    method: str
+    bands: Bands
+    owners: Sequence[int]
+    """For each block the first one with the same weights."""
+    engine: str
+    """What runs it, in words."""
+
+
+def model_folders(path: Path) -> list[Path]:
+    """A run or bundle itself, or the runs in a folder of them; raises :class:`RunError` where it is neither."""
+    if (path / "manifest.json").is_file() or (path / "config.yaml").is_file():
+        return [path]
+    if path.is_file():
+        raise RunError(f"{path} is a file; give the folder of a run (config.yaml) or of a bundle (manifest.json)")
+    runs = sorted(inner.parent for inner in path.glob("*/config.yaml")) if path.is_dir() else []
+    if not runs:
+        raise RunError(
+            f"{path} is neither a run (config.yaml) nor a bundle (manifest.json), nor a folder of runs; make one with "
+            "'ls-edge train' or 'ls-edge export'"
+        )
+    return runs
+
+
+def open_model(
+    folder: Path,
+    *,
+    device: Literal["auto", "cpu", "cuda"],
+    precision: Literal["fp32", "bf16", "fp16"],
+    threads: int | None,
+) -> OpenedModel:
+    """Open a bundle, or a run for which ``device`` and ``precision`` count."""
+    if (folder / "manifest.json").is_file():
+        return _open_bundle(folder, threads)
+    return _open_run(folder, device, precision, threads)
+
+
+def bands_in_force(asked: str | None, own: Bands) -> Bands:
+    """The model's own bands, or those that are ``asked`` for; raises :class:`UsageError` where they do not fit it."""
+    from ls_edge.bands import Bands
+
+    return own if asked is None else Bands.from_json(asked, own.num_blocks)
+
+
+def bands_text(groups: list[list[int]]) -> str:
+    """``, in the bands 0/1-6/7``; empty for one band."""
+    from ls_edge.bands import Bands
+
+    return f", in the bands {Bands.from_json(groups)}" if len(groups) > 1 else ""
+
+
+def labelled_images(images: ImageSet, opened: OpenedModel, limit: int | None, console: Console) -> ImageSet:
+    """The images with the labels of the model; warns where it was trained on them."""
+    from rich.text import Text
+
+    from ls_edge.data.datasets import require_labels, trained_on_warning
+
+    warning = trained_on_warning(images, opened.trained_on)
+    if warning:
+        console.print(Text.assemble(("warning: ", "yellow"), printable(warning)), soft_wrap=True)
+    return require_labels(images, opened.classes).take(limit)
+
+
+def _open_bundle(folder: Path, threads: int | None) -> OpenedModel:
+    from ls_edge.bundle import Bundle
+    from ls_edge.engines.pipeline import Pipeline
+
+    bundle = Bundle.open(folder)
+    pipeline = Pipeline.open(bundle, threads=threads)
+    m = bundle.manifest
+    return OpenedModel(
+        pipeline, m.image, m.classes, m.trained_on, m.model, m.method, bundle.bands, bundle.owners,
+        f"onnxruntime {pipeline.provider}",
+    )  # fmt: skip
+
+
+def _open_run(
+    folder: Path, device: Literal["auto", "cpu", "cuda"], precision: Literal["fp32", "bf16", "fp16"],
+    threads: int | None,
+) -> OpenedModel:  # fmt: skip
+    try:
+        import torch
+
+        from ls_edge.training.checkpoint import load_run
+        from ls_edge.training.precision import choose_device, choose_precision, choose_threads
+        from ls_edge.training.torch_blocks import TorchBlocks
+    except ImportError as error:
+        raise UsageError(
+            f"{folder} is a run, which needs {error.name}; to install it: {install_command('train')}; or give a bundle"
+        ) from None
+    chosen = choose_device(device)
+    dtype = choose_precision(precision, chosen)
+    run = load_run(folder, chosen)
+    torch.set_num_threads(choose_threads(threads, run.view))
+    return OpenedModel(
+        TorchBlocks(run.view, dtype), run.image, run.classes, run.trained_on, run.model, run.method, run.bands,
+        run.view.owners, f"torch {torch.__version__} {chosen} {precision}",
+    )  # fmt: skip

@@ -1,0 +1,116 @@
+"""``ls-edge analyze`` of a run and of the bundle that was exported from it."""
+
+import json
+
+import msgspec
+import pytest
+
+from ls_edge.evaluation.analysis import KINDS, Analysis
+
+FEW = ("--data", "digits", "--limit", 24, "--orders", 4, "--threads", 1)
+
+
+@pytest.fixture(scope="module")
+def both(tiny_bundle):
+    """A run, and its bundle."""
+    return tiny_bundle.parent / "run", tiny_bundle
+
+
+def document(command, *arguments):
+    code, out, err = command("analyze", *arguments, "--json")
+    assert code == 0, err
+    msgspec.json.decode(out, type=Analysis)
+    return json.loads(out)
+
+
+def numbers(value):
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [number for each in value for number in numbers(each)]
+    return [value] if isinstance(value, (int, float)) else []
+
+
+def test_a_run_and_its_bundle_give_the_same_figures(command, both):
+    run, bundle = (document(command, path, *FEW) for path in both)
+    assert run["reasons"] == {}
+    assert list(bundle["reasons"]) == ["attention"]
+    assert bundle["attention"] is None
+    assert len(run["attention"]["distance"]) == 6
+    for kind in ("importance", "contribution", "similarity", "agreement"):
+        assert len(numbers(run[kind])) > 5
+        assert numbers(bundle[kind]) == pytest.approx(numbers(run[kind]), rel=1e-4, abs=1e-4)
+
+
+def test_the_document(command, both, tmp_path):
+    found = document(command, both[1], *FEW, "--batch-size", 7)
+    assert set(found) == {"schema", "images", "skipped", *KINDS, "reasons", "settings"}
+    assert (found["schema"], found["images"], found["skipped"]) == (1, 24, 0)
+    assert found["settings"]["what"] == list(KINDS)
+    assert found["settings"]["orders"] == 4
+    assert found["settings"]["seed"] == 0
+    assert found["settings"]["bands"] == [[0, 1, 2, 3, 4, 5]]
+    assert document(command, both[1], *FEW, "--batch-size", 7) == found
+    other = document(command, both[1], *FEW, "--seed", 1)
+    assert other["contribution"]["random"] != found["contribution"]["random"]
+    assert other["importance"]["trained"] == pytest.approx(found["importance"]["trained"], rel=1e-5)
+
+
+def test_what_was_asked_for(command, both):
+    found = document(command, both[1], *FEW, "--what", "attention,agreement", "--bands", "0/1-4/5")
+    assert found["agreement"] is not None
+    assert "do not show their attention" in found["reasons"].pop("attention")
+    assert found["reasons"] == dict.fromkeys(("importance", "contribution", "similarity"), "not asked for")
+    assert found["settings"]["bands"] == [[0], [1, 2, 3, 4], [5]]
+
+
+def test_the_bands_of_a_bundle(command, banded_bundle):
+    found = document(command, banded_bundle, *FEW, "--what", "importance,contribution")
+    moves = [one["moved_to"] for one in found["importance"]["blocks"]]
+    assert moves == [None, 4, 4, 1, 1, None]
+    assert found["contribution"]["random"][0][1:] == [None] * 5
+
+
+def test_the_table(command, both):
+    code, out, err = command("analyze", both[0], *FEW)
+    assert code == 0, err
+    lines = out.splitlines()
+    assert "6 blocks, 24 images of digits" in lines[0]
+    assert lines[2].split()[:3] == ["block", "loss", "without"]
+    assert [line.split()[0] for line in lines[3:9]] == list("012345")
+    assert "answers in random order beside those in trained order:" in lines
+    assert "none" not in err
+    code, out, err = command("analyze", both[1], *FEW, "--what", "contribution,attention")
+    assert code == 0
+    assert "attention: none, the engines of a bundle" in err
+    assert "loss" not in out
+
+
+@pytest.mark.leaks_ok  # what draws keeps threads for the process
+def test_the_report(command, both, tmp_path):
+    path = tmp_path / "a.html"
+    code, _, err = command("analyze", both[0], *FEW, "--report", path)
+    assert code == 0, err
+    page = path.read_text()
+    assert page.count("data-chart=") == 5
+    assert "vegaEmbed(" in page
+    code, _, err = command("analyze", both[1], *FEW, "--report", path, "--what", "importance,attention")
+    assert code == 0, err
+    page = path.read_text()
+    assert page.count("data-chart=") == 1
+    assert "None: not asked for." in page
+    assert "None: the engines of a bundle do not show their attention" in page
+
+
+def test_blocks_that_share_their_weights(command, shared_bundle):
+    found = document(command, shared_bundle, *FEW)
+    assert found["settings"]["shared"] == [[0, 1, 2, 3]]
+    assert found["agreement"]["random"]["same_class"] == 1
+    assert found["importance"]["blocks"][0]["moved"] == found["importance"]["trained"]
+
+
+def test_a_folder_of_runs_is_refused(command, both, tmp_path):
+    (tmp_path / "seed-0").symlink_to(both[0])
+    code, out, err = command("analyze", tmp_path, *FEW)
+    assert (code, out) == (2, "")
+    assert "is a folder of runs; name one of them" in err

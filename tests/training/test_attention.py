@@ -1,0 +1,112 @@
+"""Attention by block and head, against weights that are computed from the layers' own matrices."""
+
+import numpy as np
+import pytest
+import torch
+
+from ls_edge.training.attention import AttentionMeasure
+from ls_edge.training.models.small_models import build
+from ls_edge.training.torch_blocks import TorchBlocks
+
+
+def images_for(model, count, seed=0):
+    height, width = model.view.image_size
+    return np.random.default_rng(seed).standard_normal((count, 3, height, width)).astype(np.float32)
+
+
+def measured(model, *batches):
+    measure = AttentionMeasure(model)
+    assert measure.reason == ""
+    for batch in batches:
+        measure.add(batch)
+    return measure.result()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "prefix"),
+    [
+        ("vit_digits", {"depth": 3, "embed_dim": 24, "num_heads": 3}, 0),
+        ("vit_tiny_patch16_224", {"depth": 2, "img_size": 48, "num_classes": 3, "reg_tokens": 2}, 3),
+    ],
+)
+def test_distance_and_entropy_are_those_of_the_weights(name, arguments, prefix):
+    model = TorchBlocks(build(name, arguments))
+    with torch.no_grad():
+        for parameter in model.view.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(3)  # attention that differs between heads
+    images = images_for(model, 5)
+    found = measured(model, images[:3], images[3:])
+    height, width = found.grid
+    assert found.prefix_tokens == prefix
+    places = np.array([(row, column) for row in range(height) for column in range(width)], float)
+    apart = np.sqrt(((places[:, None] - places[None]) ** 2).sum(-1))
+    tokens = model.stem(images)
+    for index, block in enumerate(model.view.blocks):
+        with torch.inference_mode():
+            inner = block.norm1(tokens)
+            heads = block.attn.num_heads
+            count, dim = inner.shape[1:]
+            q, k, _ = block.attn.qkv(inner).reshape(5, count, 3, heads, dim // heads).permute(2, 0, 3, 1, 4)
+            weights = (q @ k.transpose(-2, -1) / (dim // heads) ** 0.5).softmax(-1).double().numpy()
+        entropy = -(weights * np.log(weights)).sum(-1).mean(axis=(0, 2))
+        patches = weights[:, :, prefix:, prefix:]
+        distance = (patches / patches.sum(-1, keepdims=True) * apart).sum(-1).mean(axis=(0, 2))
+        assert found.entropy[index] == pytest.approx(entropy, rel=1e-4)
+        assert found.distance[index] == pytest.approx(distance, rel=1e-4)
+        tokens = model.block(index, tokens, index)
+    assert len({round(value, 4) for value in found.distance[-1]}) > 1
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_fused_attention_is_as_before_and_answers_too(fused):
+    model = TorchBlocks(build("vit_digits", {"depth": 2, "embed_dim": 24, "num_heads": 3}))
+    for block in model.view.blocks:
+        block.attn.fused_attn = fused
+    images = images_for(model, 2)
+    before = model.head(model.block(0, model.stem(images), 0))
+    measured(model, images)
+    assert [block.attn.fused_attn for block in model.view.blocks] == [fused] * 2
+    assert not any(block.attn.attn_drop._forward_pre_hooks for block in model.view.blocks)
+    assert np.array_equal(model.head(model.block(0, model.stem(images), 0)), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "prefix"),
+    [
+        ("eva02_tiny_patch14_224", {"img_size": 56}, 1),
+        ("vit_small_patch16_dinov3", {"img_size": 64}, 5),
+        ("beit_base_patch16_224", {"img_size": 48, "embed_dim": 24, "num_heads": 3}, 1),
+    ],
+)
+def test_families_with_rotary_positions_and_biases(name, arguments, prefix):
+    model = TorchBlocks(build(name, {"num_classes": 3, **arguments}, kept=[0, 1]))
+    found = measured(model, images_for(model, 2))
+    assert found.prefix_tokens == prefix
+    patches = found.grid[0] * found.grid[1]
+    assert len(found.entropy) == len(found.distance) == 2
+    assert all(0 < value <= np.log(patches + prefix) + 1e-9 for heads in found.entropy for value in heads)
+    assert all(0 < value < sum(found.grid) for heads in found.distance for value in heads)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "why"),
+    [
+        ("cait_xxs24_224", {"img_size": 32, "embed_dim": 24, "num_heads": 3}, "Cait has TalkingHeadAttn"),
+        ("mixer_cifar", {}, "MlpMixer has no attention"),
+    ],
+)
+def test_families_without_plain_attention_have_a_reason(name, arguments, why):
+    measure = AttentionMeasure(TorchBlocks(build(name, arguments, kept=[0, 1])))
+    assert why in measure.reason
+    measure.add(np.zeros((1, 3, 32, 32), np.float32))
+    assert measure.result() is None
+
+
+def test_a_block_in_several_places():
+    view = build("vit_digits", {"depth": 2, "embed_dim": 24, "num_heads": 3})
+    view.keep_blocks([0, 0, 1])
+    model = TorchBlocks(view)
+    found = measured(model, images_for(model, 2))
+    assert len(found.entropy) == 3
+    assert found.entropy[0] != found.entropy[1]
