@@ -76,13 +76,6 @@ def bands_in_force(asked: str | None, own: Bands) -> Bands:
     return own if asked is None else Bands.from_json(asked, own.num_blocks)
 
 
-def bands_text(groups: list[list[int]]) -> str:
-    """``, in the bands 0/1-6/7``; empty for one band."""
-    from ls_edge.bands import Bands
-
-    return f", in the bands {Bands.from_json(groups)}" if len(groups) > 1 else ""
-
-
 def labelled_images(images: ImageSet, opened: OpenedModel, limit: int | None, console: Console) -> ImageSet:
     """The images with the labels of the model; warns where it was trained on them."""
     from rich.text import Text

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import msgspec
 
-from ls_edge.cli.block_models import bands_in_force, bands_text, labelled_images, model_folders, open_model
+from ls_edge.cli.block_models import bands_in_force, labelled_images, model_folders, open_model
 from ls_edge.cli.command import Command
 from ls_edge.errors import UsageError, printable
 from ls_edge.requirements import require_report
@@ -217,7 +217,7 @@ def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Ev
 
 def _print(result: Evaluation) -> None:
     from ls_edge.bands import Bands
-    from ls_edge.report.formatting import counted
+    from ls_edge.report.formatting import bands_text, counted
     from ls_edge.report.terminal import PlainTable, print_table
 
     s, a = result.settings, result.arbitrary

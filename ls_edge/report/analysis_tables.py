@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 import numpy as np
 from rich.console import Console
 
-from ls_edge.bands import Bands
 from ls_edge.errors import printable
 from ls_edge.evaluation.analysis import NOT_ASKED, Analysis
 from ls_edge.evaluation.analysis_measures import AnswersCompared
-from ls_edge.report.formatting import NOTHING, counted
+from ls_edge.report.formatting import NOTHING, bands_text, counted
 from ls_edge.report.terminal import PlainTable, print_table
 
 AGREEMENT = ("blocks left out", "same class", "in all orders", "total variation", "orders")
@@ -19,10 +20,9 @@ AGREEMENT = ("blocks left out", "same class", "in all orders", "total variation"
 def about_analysis(found: Analysis) -> str:
     """What was analysed, in a line."""
     s = found.settings
-    bands = f", in the bands {Bands.from_json(s['bands'])}" if len(s["bands"]) > 1 else ""
     return (
         f"{printable(s['model'])}, {printable(s['method'])}, {counted(s['blocks'], 'block')}, "
-        f"{counted(found.images, 'image')} of {s['data']}{bands}"
+        f"{counted(found.images, 'image')} of {s['data']}{bands_text(s['bands'])}"
     )
 
 
@@ -89,8 +89,7 @@ def print_analysis(found: Analysis, console: Console | None = None) -> None:
             click.echo(f"{kind}: none, {printable(why)}", err=True)
 
 
-def _print_rows(headings: list[str] | tuple[str, ...], rows: list[list[str]] | list[tuple[str, ...]],
-                console: Console | None) -> None:  # fmt: skip
+def _print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], console: Console | None) -> None:
     table = PlainTable()
     for heading in headings:
         table.add_column(heading, justify="right")

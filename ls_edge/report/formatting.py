@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from ls_edge.bands import Bands
 from ls_edge.errors import printable
 
 NOTHING = "\N{EN DASH}"
@@ -61,6 +62,11 @@ def block_ranges(blocks: Sequence[int]) -> str:
         else:
             runs.append([block, block])
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def bands_text(groups: Sequence[Sequence[int]]) -> str:
+    """``, in the bands 0/1-6/7``; empty for one band."""
+    return f", in the bands {Bands.from_json(groups)}" if len(groups) > 1 else ""
 
 
 def shorten(text: object, limit: int) -> str:

@@ -7,7 +7,8 @@ has two requests at once, or two tracks of a wave, so that no two slices of a la
 Times are those of :mod:`ls_edge.report.timeline`, on the clock of the source: durations are measured, their places in a
 visit and the time on the wire are inferred, as the file says itself (``otherData``).
 
-Written in one pass: what is held in memory is the requests that are in flight at one moment, and the lanes.
+Events are made and written one by one: beside the records of the run, those of the requests that are in flight at one
+moment are in memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from ls_edge.report.files import open_whole
 from ls_edge.report.timeline import Span, timeline_of
 from ls_edge.version import __version__
 
-SOURCE = "source"
+SOURCE = ""
+"""The source among the names of processes, as in :attr:`Span.holder`; a peer may be called "source"."""
 _SOURCE_PID = 1
 _NOTES = {
     "clock": "the source's, microseconds since the start of the run; clocks of devices are not compared",
@@ -121,7 +123,7 @@ class _ProcessRows:
         if name not in self.pids:
             pid = self.pids[name] = len(self.pids) + _SOURCE_PID
             self._free[name] = []
-            yield _metadata("process_name", pid, 0, {"name": printable(name)})
+            yield _metadata("process_name", pid, 0, {"name": printable(name) or "source"})
             yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
 
     def lane(self, name: str, start: int, end: int) -> tuple[int, Iterator[_Event]]:
@@ -203,8 +205,9 @@ def _slices(rows: _ProcessRows, record: RequestRecord, chain: _Chain) -> Iterato
         yield _slice(*_label(span), _ns(span.start), _ns(span.end), place, _arguments(record, span))
     # An arrow from the stem through all processes to the head.
     kind = "t" if chain.visit else "s" if chain.spans[0].stage == "stem" else "f"
-    flow = {"name": "request", "cat": "flow", "ph": kind, "id": record.id, **place}
-    yield {**flow, "ts": chain.start / 1000, **({"bp": "e"} if kind == "f" else {})}
+    at = chain.spans[-1] if kind == "f" else chain.spans[0]
+    flow = {"name": "request", "cat": "flow", "ph": kind, "id": record.id, "ts": _ns(at.start) / 1000, **place}
+    yield {**flow, "bp": "e"} if kind == "f" else flow
 
 
 def _slice(name: str, category: str, start: int, end: int, place: Mapping[str, int], arguments: _Event) -> _Event:

@@ -155,6 +155,14 @@ def test_nothing_and_what_comes_from_outside(tmp_path):
         write_trace_events(tmp_path / "e.json" / "x", summarise([], [], RunContext()), [], [])
 
 
+def test_a_peer_may_be_called_source():
+    events = list(trace_events([], [PeerEvent(1, "source", PeerState.LOST)], ["source"]))
+    named = [event["pid"] for event in events if event["name"] == "process_name"]
+    (lost,) = [event for event in events if event["ph"] == "i"]
+    assert len(set(named)) == 2
+    assert lost["pid"] == named[1]
+
+
 def test_requests_that_overlap_far_apart_keep_their_lanes(simulated):
     run = simulated(requests=300, seed=3, concurrency=12)
     events = list(trace_events(run.records))
