@@ -8,9 +8,15 @@ import subprocess
 import sys
 import time
 
+import msgspec
+import numpy as np
 import pytest
 
-from ls_edge.report.html import write_report
+from ls_edge.bands import Bands
+from ls_edge.bundle import Bundle
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.evaluation.analysis import KINDS, AnalysisOrders, AttentionStatistics, analyze
+from ls_edge.report.html import write_analysis, write_report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -89,15 +95,28 @@ pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium is installed
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory, run_with_loss, run_in_waves):
+def pages(tmp_path_factory, run_with_loss, run_in_waves, tiny_bundle):
     folder = tmp_path_factory.mktemp("pages")
     for name, run in (("loss", run_with_loss), ("waves", run_in_waves)):
         write_report(folder / f"{name}.html", run.summary, run.records, run.events)
+    with Pipeline.open(Bundle.open(tiny_bundle), threads=1) as pipeline:
+        rng = np.random.default_rng(0)
+        batch = rng.standard_normal((8, 3, 16, 16)).astype(np.float32), rng.integers(0, 10, 8)
+        found = analyze(pipeline, [batch], AnalysisOrders(Bands(6), KINDS, 4, 0))
+    figures = rng.random((2, 6, 4)).tolist()
+    found = msgspec.structs.replace(
+        found, attention=AttentionStatistics(*figures, grid=(4, 4), prefix_tokens=0),
+        settings={"of": "run", "model": "vit", "method": "<b>", "blocks": 6, "data": "digits", "bands": [[0]]},
+    )  # fmt: skip
+    write_analysis(folder / "analysis.html", found)
     return folder
 
 
-@pytest.mark.parametrize(("name", "width", "scheme"), [("loss", 1280, "light"), ("waves", 390, "dark")])
-def test_every_chart_is_drawn_without_an_error_or_a_request(pages, tmp_path, name, width, scheme):
+@pytest.mark.parametrize(
+    ("name", "width", "scheme", "least"),
+    [("loss", 1280, "light", 8), ("waves", 390, "dark", 8), ("analysis", 390, "light", 5)],
+)
+def test_every_chart_is_drawn_without_an_error_or_a_request(pages, tmp_path, name, width, scheme, least):
     address = (pages / f"{name}.html").as_uri()
     with Browser(tmp_path / "profile") as browser:
         browser.call("Emulation.setDeviceMetricsOverride", width=width, height=9000, deviceScaleFactor=1, mobile=False)
@@ -105,7 +124,7 @@ def test_every_chart_is_drawn_without_an_error_or_a_request(pages, tmp_path, nam
         browser.call("Page.navigate", url=address)
         charts = "[...document.querySelectorAll('[data-chart]')]"
         browser.wait_for(f"document.readyState === 'complete' && {charts}.every(one => one.dataset.drawn)")
-        assert browser.evaluate(f"{charts}.length") >= 8
+        assert browser.evaluate(f"{charts}.length") >= least
         assert browser.evaluate(f"{charts}.every(one => one.querySelector('svg .mark-rect, svg .mark-rule, svg path'))")
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
         # A policy without unsafe-eval lets nobody make code of text.
