@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import msgspec
 import numpy as np
@@ -16,7 +17,8 @@ from ls_edge.bands import Bands
 from ls_edge.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.analysis import KINDS, AnalysisOrders, AttentionStatistics, analyze
-from ls_edge.report.html import write_analysis, write_report
+from ls_edge.evaluation.simulation_summary import SimulationContext, SiteOutcome, summarise_simulation
+from ls_edge.report.html import write_analysis, write_report, write_simulation
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -109,12 +111,21 @@ def pages(tmp_path_factory, run_with_loss, run_in_waves, tiny_bundle):
         settings={"of": "run", "model": "vit", "method": "<b>", "blocks": 6, "data": "digits", "bands": [[0]]},
     )  # fmt: skip
     write_analysis(folder / "analysis.html", found)
+    site = SiteOutcome(
+        submitted_s=np.arange(30.0), latency_s=np.full(30, 0.5), states=np.arange(30, dtype=np.uint8) % 3,
+        devices=Counter({"<b>": 2}), used=2, seconds=30.0, errors=Counter({"BudgetExceeded": 10}),
+        losses=Counter({"kill": 1}), up=[(0.0, 2), (10.0, 1), (20.0, 2)],
+    )  # fmt: skip
+    context = SimulationContext(
+        "f" * 64, 2, 1, 2, 0, "nearest", 2, 4, 1.0, {"<b>": (0, 1)}, "up=1m,down=1s", 2, 1e4, []
+    )
+    write_simulation(folder / "fleet.html", summarise_simulation([site], context), [site])
     return folder
 
 
 @pytest.mark.parametrize(
     ("name", "width", "scheme", "least"),
-    [("loss", 1280, "light", 8), ("waves", 390, "dark", 8), ("analysis", 390, "light", 5)],
+    [("loss", 1280, "light", 8), ("waves", 390, "dark", 8), ("analysis", 390, "light", 5), ("fleet", 390, "light", 2)],
 )
 def test_every_chart_is_drawn_without_an_error_or_a_request(pages, tmp_path, name, width, scheme, least):
     address = (pages / f"{name}.html").as_uri()
