@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ls_edge.cli.command import Command
+from ls_edge.cli.profile_options import planning_inputs, profile_options
 from ls_edge.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,14 +29,7 @@ PORT = 5555
         "ls-edge plan --bundle b --profiles a.json c.json --objective survival --loss-probability 0.05",
     ),
 )
-@click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Folder of the exported model.")
-@click.option(
-    "--profiles", required=True, multiple=True, metavar="FILE...",
-    help="Files of 'ls-edge profile'; orin-0,orin-1=FILE for several devices like the one that was measured.",
-)  # fmt: skip
-@click.argument("more", nargs=-1, metavar="")
-@click.option("--source", help="Profile of the machine with the images; as fast as the fastest device if left out.")
-@click.option("--links", type=click.Path(path_type=Path), help="File of 'ls-edge profile --links'.")
+@profile_options
 @click.option(
     "--objective", required=True, type=click.Choice(["latency", "throughput", "energy", "survival"]),
     help="What is to be best.",
@@ -57,18 +51,6 @@ PORT = 5555
     help="Most images of an engine call; else what --peers says, or of the batches in the profiles the one that is "
     "best for throughput or energy.",
 )  # fmt: skip
-@click.option(
-    "--codec", type=click.Choice(["raw", "fp16", "int8"]), default="raw", show_default=True,
-    help="How tokens travel.",
-)  # fmt: skip
-@click.option(
-    "--mbit", type=click.FloatRange(min=0.001), default=1000.0, show_default=True,
-    help="Megabits a second of links that were not measured.",
-)  # fmt: skip
-@click.option(
-    "--link-ms", type=click.FloatRange(min=0), default=0.3, show_default=True,
-    help="Latency of links that were not measured.",
-)  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), help="peers.yaml to write.")
 @click.option("--peers", type=click.Path(path_type=Path), help="peers.yaml whose addresses and keys --out keeps.")
 @click.option(
@@ -76,13 +58,11 @@ PORT = 5555
     help="Time limit of the solver; 0 plans by rule alone.",
 )  # fmt: skip
 @click.option("--no-simulation", is_flag=True, help="Figures by formula alone.")
-@click.option("--allow-throttled", is_flag=True, help="Take profiles of devices that throttled.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(
-    bundle: Path, profiles: tuple[str, ...], more: tuple[str, ...], source: str | None, links: Path | None,
-    objective: Objective, replicas: int, max_replicas: int | None, losses: tuple[str, ...], zones: tuple[str, ...],
-    batch: int | None, codec: str, mbit: float, link_ms: float, out: Path | None, peers: Path | None,
-    solver_seconds: float, no_simulation: bool, allow_throttled: bool, as_json: bool,
+    bundle: Path, objective: Objective, replicas: int, max_replicas: int | None, losses: tuple[str, ...],
+    zones: tuple[str, ...], batch: int | None, out: Path | None, peers: Path | None, solver_seconds: float,
+    no_simulation: bool, as_json: bool, **measured: Any,
 ) -> None:  # fmt: skip
     """Plan which blocks of a bundle each device holds, from what they and their links were measured to do, and compare
     with the best device alone, round robin, equal parts and a pipeline in trained order.
@@ -92,13 +72,12 @@ def command(
     import msgspec
 
     from ls_edge.bundle import Bundle
-    from ls_edge.device_profile import load_links
     from ls_edge.peers_file import load_peers
     from ls_edge.report.files import check_whole
     from ls_edge.report.step_progress import StepProgress
     from ls_edge.runtime.planning import milp
     from ls_edge.runtime.planning.document import plan_document
-    from ls_edge.runtime.planning.from_profiles import PlanningInputs, problem_of, read_profiles
+    from ls_edge.runtime.planning.from_profiles import problem_of
     from ls_edge.runtime.planning.planner import plan_placement
 
     if peers is not None and out is None:
@@ -107,11 +86,9 @@ def command(
         check_whole(out)
     opened = Bundle.open(bundle)
     known = None if peers is None else load_peers(peers)  # finds mistakes, with line and column
-    inputs = PlanningInputs(
-        profiles=read_profiles((*profiles, *more)), source=None if source is None else read_profiles([source])[0],
-        links=None if links is None else load_links(links), codec=codec, mbit=mbit, latency_ms=link_ms,
-        replicas=replicas, max_replicas=max_replicas, losses=_losses(losses), zones=_zones(zones),
-        throttled=allow_throttled, objective=objective, batch=batch,
+    inputs = planning_inputs(
+        **measured, replicas=replicas, max_replicas=max_replicas, losses=_losses(losses), zones=_zones(zones),
+        objective=objective, batch=batch,
         batches={} if known is None else {peer.name: peer.max_batch for peer in known.peers},
     )  # fmt: skip
     problem, assumptions = problem_of(opened, inputs)
@@ -125,7 +102,7 @@ def command(
             on_step=lambda done, total, text: progress(done, total, f"simulating {text}" if done < total else text),
         )  # fmt: skip
     if out is not None:
-        _write_peers(out, document, codec, peers, entries)
+        _write_peers(out, document, inputs.codec, peers, entries)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
     else:

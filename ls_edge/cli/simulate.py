@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ls_edge.cli.command import DEGRADED, Command
+from ls_edge.cli.profile_options import planning_inputs, profile_options
 from ls_edge.runtime.routing.policies import POLICIES
 
 if TYPE_CHECKING:
@@ -25,14 +26,7 @@ if TYPE_CHECKING:
         "ls-edge simulate --bundle b --profiles a.json --devices 9 --requests 999 --churn up=5m,down=9s",
     ),
 )
-@click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Folder of the exported model.")
-@click.option(
-    "--profiles", required=True, multiple=True, metavar="FILE...",
-    help="Files of 'ls-edge profile'; the devices are like them in turn. NAME,NAME=FILE counts as several.",
-)  # fmt: skip
-@click.argument("more", nargs=-1, metavar="")
-@click.option("--source", help="Profile of the machine with the images; as fast as the fastest device if left out.")
-@click.option("--links", type=click.Path(path_type=Path), help="File of 'ls-edge profile --links'.")
+@profile_options
 @click.option("--devices", required=True, type=click.IntRange(min=1, max=1_000_000), help="How many there are.")
 @click.option("--requests", required=True, type=click.IntRange(min=1), help="Images to answer, shared by all sites.")
 @click.option(
@@ -66,30 +60,17 @@ if TYPE_CHECKING:
     help="Most devices that work together; more are several sites, each with a source.",
 )  # fmt: skip
 @click.option("--batch", type=click.IntRange(min=1, max=1024), help="Most images of an engine call.")
-@click.option(
-    "--codec", type=click.Choice(["raw", "fp16", "int8"]), default="raw", show_default=True, help="How tokens travel."
-)
-@click.option(
-    "--mbit", type=click.FloatRange(min=0.001), default=1000.0, show_default=True,
-    help="Megabits a second of links that were not measured.",
-)  # fmt: skip
-@click.option(
-    "--link-ms", type=click.FloatRange(min=0), default=0.3, show_default=True,
-    help="Latency of links that were not measured.",
-)  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws losses and the orders of some policies.")
 @click.option(
     "--jobs", type=click.IntRange(min=1, max=256), help="Processes that share the sites.  [default: one a core]"
 )
-@click.option("--allow-throttled", is_flag=True, help="Take profiles of devices that throttled.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write an HTML report with charts (extra report).")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def command(
-    bundle: Path, profiles: tuple[str, ...], more: tuple[str, ...], source: str | None, links: Path | None,
-    devices: int, requests: int, churn: str | None, policy: str, max_skips: int | None, budget_ms: float,
-    concurrency: int | None, rate: float | None, replicas: int | None, max_replicas: int | None, site_size: int,
-    batch: int | None, codec: str, mbit: float, link_ms: float, seed: int, jobs: int | None, allow_throttled: bool,
-    report: Path | None, as_json: bool,
+    bundle: Path, devices: int, requests: int, churn: str | None, policy: str, max_skips: int | None,
+    budget_ms: float, concurrency: int | None, rate: float | None, replicas: int | None, max_replicas: int | None,
+    site_size: int, batch: int | None, seed: int, jobs: int | None, report: Path | None, as_json: bool,
+    **measured: Any,
 ) -> int:  # fmt: skip
     """Run the routing of peers and sources in simulated time, with devices and links as fast as they were measured.
 
@@ -103,13 +84,12 @@ def command(
 
     from ls_edge.bundle import Bundle
     from ls_edge.cli.argument_checks import check_output
-    from ls_edge.device_profile import load_links
     from ls_edge.evaluation.simulation_summary import summarise_simulation
     from ls_edge.order_costs import read_order_costs
     from ls_edge.report.step_progress import StepProgress
     from ls_edge.requirements import require_report
     from ls_edge.runtime.planning.fleet_simulation import FleetSettings, simulate_sites, simulation_context, sites_of
-    from ls_edge.runtime.planning.from_profiles import PlanningInputs, problem_of, read_profiles
+    from ls_edge.runtime.planning.from_profiles import problem_of
     from ls_edge.runtime.settings import Settings, check_policy
     from ls_edge.runtime.simulation.churn import Churn
 
@@ -125,11 +105,7 @@ def command(
         budget_s=asked.budget_ms / 1e3, replicas=replicas, concurrency=concurrency, rate=rate, site_size=site_size,
         churn=None if churn is None else Churn.parse(churn), seed=seed,
     )  # fmt: skip
-    inputs = PlanningInputs(
-        profiles=read_profiles((*profiles, *more)), source=None if source is None else read_profiles([source])[0],
-        links=None if links is None else load_links(links), codec=codec, mbit=mbit, latency_ms=link_ms,
-        max_replicas=max_replicas, throttled=allow_throttled, objective="throughput", batch=batch,
-    )  # fmt: skip
+    inputs = planning_inputs(**measured, max_replicas=max_replicas, objective="throughput", batch=batch)
     problem, assumptions = problem_of(opened, inputs)
     began = time.monotonic()
     with StepProgress("simulate") as progress:

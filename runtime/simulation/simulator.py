@@ -141,6 +141,7 @@ class Simulation:
         self._costs = costs
         self._validate = validate
         self._turn = turn
+        self._seed = seed
         self._rng = random.Random(seed)
         self._counter = itertools.count()
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -182,7 +183,7 @@ class Simulation:
     ) -> int:
         """Submit an image; its outcome appears in :attr:`outcomes`."""
         request = next(self._requests)
-        order = POLICIES[policy].wanted_order(self.bands, 0, request)
+        order = POLICIES[policy].wanted_order(self.bands, self._seed, request)
         itinerary = Itinerary(
             SOURCE,
             policy,
