@@ -467,7 +467,6 @@ def test_every_image_gets_one_answer_while_peers_are_killed(tmp_path, bundle, ls
         counted = samples(server)
         assert counted["ls_edge_source_requests_submitted_total",] == len(outcomes)
         assert counted["ls_edge_source_answers_total",] == statuses.count(200)
-        assert counted["ls_edge_source_retries_total",] > 0
         assert server.stop() == 0
 
 

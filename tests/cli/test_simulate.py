@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import msgspec
@@ -105,26 +104,26 @@ def test_one_line_for_what_cannot_be_used(command, bundle, profile, flags, messa
     assert len([line for line in errors.splitlines() if line.startswith("ls-edge: ")]) == 1
 
 
-def test_an_interrupt_ends_all_processes(bundle, profile):
-    started = subprocess.Popen(
-        [sys.executable, "-m", "ls_edge", "simulate", "--bundle", str(bundle), "--profiles", str(profile), "--devices",
-         "64", "--requests", "1000000", "--jobs", "2"],
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
+def test_an_interrupt_ends_all_processes(ls_edge, bundle, profile):
+    started = ls_edge.start(
+        "simulate", "--bundle", bundle, "--profiles", profile, "--devices", 64, "--requests", 1_000_000, "--jobs", 2,
+        start_new_session=True,
     )  # fmt: skip
     try:
         assert "simulate:" in started.stderr.readline()
-        time.sleep(2.0)  # until the processes of the pool are at work
+        deadline = time.monotonic() + 30
+        while len(members(started.pid)) < 3 and time.monotonic() < deadline:  # it and the processes of the pool
+            time.sleep(0.1)
         started.send_signal(signal.SIGINT)
-        _, errors = started.communicate(timeout=20)
+        _, errors = started.communicate(timeout=30)
         assert started.returncode == 130
         assert "ls-edge: interrupted" in errors
-        deadline = time.monotonic() + 10
         while members(started.pid) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not members(started.pid)
     finally:
-        if started.poll() is None or members(started.pid):
-            os.killpg(started.pid, signal.SIGKILL)
+        for line in members(started.pid):
+            os.kill(int(line.split()[2]), signal.SIGKILL)
 
 
 def members(session):
