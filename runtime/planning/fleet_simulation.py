@@ -41,7 +41,6 @@ from ls_edge.runtime.simulation.churn import Churn, ChurnProcess
 
 SITE_SIZE = 16
 """Devices of a site: everybody tells everybody its state, so the time of a simulation grows with its square."""
-MOST_SITE_SIZE = 64
 REPLICAS = 2
 """Holders of a block, where memory has room for them: with one, each loss costs blocks."""
 _SETTLE_S = 1.0
@@ -113,7 +112,7 @@ def sites_of(
         if requests:
             own, placement, named = planned[chosen]
             at_once = settings.concurrency or requests_at_once(own, placement)
-            rate = settings.rate and settings.rate * requests / settings.requests
+            rate = None if settings.rate is None else settings.rate * requests / settings.requests
             sites.append(Site(site, own, placement, named, requests, at_once, rate, settings, costs))
     return sites, _assumed(settings, sites, number, measured_links=bool(problem.links_ms))
 
@@ -256,8 +255,8 @@ class _SiteRun:
             self._begin(self._waiting.popleft())
 
     def _expire(self, number: int) -> None:
-        if number in self._waiting:
-            self._waiting.remove(number)
+        if self._waiting and self._waiting[0] == number:  # those ahead of it came, and so ended, before it
+            self._waiting.popleft()
             self._close(number, FAILED, _BUDGET_OVER)
 
     def _begin(self, number: int) -> None:
