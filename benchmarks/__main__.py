@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     from rich.console import Console
 
     from benchmarks.common import load, machine, report_progress
-    from ls_edge.errors import LsEdgeError
+    from ls_edge.core.errors import LsEdgeError
 
     options: dict[str, dict[str, Any]] = {
         "recovery": {"compare": asked.compare},

@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import bundle_of, images_for, in_turn, local_cluster, median, ready_source, report_progress
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
 from ls_edge.engines.opening import open_engine
 from ls_edge.runtime.protocol.codecs import is_finite
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.source.source import Source
 
 SHARES = (0.0, 0.01, 0.1, 1.0)
 MODELS = (("vit_digits", {"depth": 6}), ("vit_tiny_patch16_224", {}))

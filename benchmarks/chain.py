@@ -6,7 +6,7 @@ One image at a time, each engine with one thread, contenders alternating in one 
 - ``process, rests``: as ``process``, but before the blocks of each peer it rests for as long as a peer of the chain
   waits for the others; the rests are left out. Engines are slower after one, without any message;
 - ``minimal``: the blocks in plain processes over ZeroMQ PAIR sockets (``stage``), stem and head here;
-- ``real``: the same placement through ``ls-edge peer`` processes and :class:`ls_edge.runtime.source.Source`;
+- ``real``: the same placement through ``ls-edge peer`` processes and :class:`ls_edge.runtime.source.source.Source`;
 - ``real, cpus``: as ``real``, with the key ``cpus``: the engines on the last core, all else on the others;
 - ``minimal one``, ``real one``: ``minimal`` and ``real`` with all blocks in a single remote process.
 
@@ -47,14 +47,14 @@ from benchmarks.common import (
     ready_source,
     report_progress,
 )
-from ls_edge.bundle import Bundle
 from ls_edge.compiled import in_use
+from ls_edge.core.bundle import Bundle
 from ls_edge.engines.block_runner import BlockRunner
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.messages import decode_all
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.links import Links
 
 MODELS: tuple[tuple[str, dict[str, Any]], ...] = (

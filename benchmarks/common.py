@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from benchmarks import ONE_THREAD
-from ls_edge.errors import LsEdgeError
-from ls_edge.hardware import cores, cpu_name, cpu_quota, memory_gib
+from ls_edge.core.errors import LsEdgeError
+from ls_edge.device.hardware import cores, cpu_name, cpu_quota, memory_gib
 
 if TYPE_CHECKING:
-    from ls_edge.bundle import Bundle
-    from ls_edge.peers_file import PeersFile
-    from ls_edge.runtime.local_cluster import LocalCluster
-    from ls_edge.runtime.source import Source
+    from ls_edge.core.bundle import Bundle
+    from ls_edge.core.peers_file import PeersFile
+    from ls_edge.runtime.fleet.local_cluster import LocalCluster
+    from ls_edge.runtime.source.source import Source
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -164,7 +164,7 @@ def local_cluster(
 
     Without ``faults`` they are as a user starts them, without what makes engines hang or slow.
     """
-    from ls_edge.runtime.local_cluster import LocalCluster
+    from ls_edge.runtime.fleet.local_cluster import LocalCluster
 
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -177,7 +177,7 @@ def local_cluster(
 @contextlib.contextmanager
 def ready_source(peers: Path | PeersFile, bundle: Path | Bundle, **settings: Any) -> Iterator[Source]:
     """A source whose blocks all have a warm holder; the budget is a minute unless ``settings`` has another."""
-    from ls_edge.runtime.source import Source
+    from ls_edge.runtime.source.source import Source
 
     with Source.open(peers, bundle, **{"budget_ms": 60_000.0, **settings}) as source:
         if missing := source.wait_ready(60.0):

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import bundle_of, report_progress
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
 from ls_edge.engines.benchmark import bench
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.export.merge import merge

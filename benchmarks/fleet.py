@@ -28,20 +28,20 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import BenchmarkError, bundle_of, images_for, in_turn, median, ready_source, report_progress
-from ls_edge.bundle import Bundle
-from ls_edge.device_profile import DeviceProfile, LinksDocument
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.records import RequestRecord
+from ls_edge.device.profile import DeviceProfile, LinksDocument
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.profiling import profile_bundle
-from ls_edge.records import RequestRecord
 from ls_edge.runtime.chaos.cpu_quota import raised_priority
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.emulated_boards import EmulatedBoard, emulated_boards, emulated_profile
-from ls_edge.runtime.link_prober import LinkProber
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.planning.document import PlanDocument, plan_document
-from ls_edge.runtime.planning.from_profiles import NamedProfile, PlanningInputs, problem_of
-from ls_edge.runtime.planning.planner import plan_placement
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.clients.link_prober import LinkProber
+from ls_edge.runtime.fleet.emulated_boards import EmulatedBoard, emulated_boards, emulated_profile
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.fleet.planning.document import PlanDocument, plan_document
+from ls_edge.runtime.fleet.planning.from_profiles import NamedProfile, PlanningInputs, problem_of
+from ls_edge.runtime.fleet.planning.planner import plan_placement
+from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import load_secret
 
 BAR = 1.5

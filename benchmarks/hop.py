@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks.common import Child, in_turn, ms, report_progress
 from benchmarks.echo import Raw
 from benchmarks.idle import Caller, manifest_of, write_peers
-from ls_edge.peers_file import load_peers
+from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.transport.keys import load_secret
 
 SIZES = ((197, 768), (197, 384), (197, 192))

@@ -1,6 +1,7 @@
 """A peer whose engine does nothing, and a caller of it, for ``hop``: all of the runtime's path without the model.
 
-``python -m benchmarks.idle FOLDER NAME COUNT DIM BLOCKS [SECRET_KEY]`` is a :class:`ls_edge.runtime.peer.Peer` with its
+``python -m benchmarks.idle FOLDER NAME COUNT DIM BLOCKS [SECRET_KEY]`` is a :class:`ls_edge.runtime.peer.peer.Peer`
+with its
 links, routing machine and engine thread; only the engines give back what they get. :class:`Caller` is a source without
 stem and head: its node and routing machine, driven by the thread that measures.
 """
@@ -19,11 +20,11 @@ import numpy as np
 import yaml
 
 from benchmarks.common import BenchmarkError, wait_for
-from ls_edge.bundle import Bundle, ImageSpec, Manifest, Part, Parts, TokenSpec
+from ls_edge.core.bundle import Bundle, ImageSpec, Manifest, Part, Parts, TokenSpec
+from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.engines.engine import Engine, Signature, signature_of
-from ls_edge.peers_file import PeersFile, load_peers
-from ls_edge.runtime.local_cluster import free_ports
-from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.fleet.local_cluster import free_ports
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.messages import MINOR_OF_ONE, Hello, Itinerary, State
 from ls_edge.runtime.routing.events import Complete, Instruction, Submit
 from ls_edge.runtime.routing.neighbours import Limits

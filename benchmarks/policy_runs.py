@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import BenchmarkError, local_cluster, median, ms, wait_for
-from ls_edge.bundle import Bundle
-from ls_edge.peers_file import PeersFile
-from ls_edge.records import RequestRecord
-from ls_edge.runtime.source import Source
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.peers_file import PeersFile
+from ls_edge.core.records import RequestRecord
+from ls_edge.runtime.source.source import Source
 
 PEERS = ("ann", "ben")
 SINGLE = "one peer"

@@ -31,15 +31,15 @@ from rich.table import Table
 
 from benchmarks.common import BenchmarkError, local_cluster, report_progress
 from benchmarks.policy_runs import Settings, figures_of, open_runs, top1
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.order_costs import OrderCosts, read_order_costs
+from ls_edge.core.peers_file import PeersFile
 from ls_edge.data.datasets import ImageSet, match_classes, open_data, trained_on_warning
 from ls_edge.data.preprocess import Preprocessor, iterate
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.order_costs import OrderCosts, read_order_costs
-from ls_edge.peers_file import PeersFile
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.routing.events import Complete
-from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.source.source import Source
 
 IMAGES = 2000
 COURSES = 150

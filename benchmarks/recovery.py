@@ -45,14 +45,14 @@ from benchmarks.common import (
     report_progress,
     wait_for,
 )
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.local_cluster import LocalCluster
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.protocol.messages import Accept, Moved
-from ls_edge.runtime.results import Answer
 from ls_edge.runtime.routing.events import Arrived, Event, Instruction, Received, Submit
 from ls_edge.runtime.routing.source_routing import SourceMachine
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.source.results import Answer
+from ls_edge.runtime.source.source import Source
 
 MODEL = "vit_tiny_patch16_224"
 KINDS = ("kill", "stop", "hang")

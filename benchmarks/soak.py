@@ -29,13 +29,13 @@ from typing import Any
 
 import numpy as np
 
-from ls_edge import hardware
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import RequestError
 from ls_edge.data.datasets import open_data
-from ls_edge.errors import RequestError
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.results import Answer
-from ls_edge.runtime.source import Source
+from ls_edge.device import hardware
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.source.results import Answer
+from ls_edge.runtime.source.source import Source
 
 BAR = 0.05
 """Growth that is allowed, as a fraction."""

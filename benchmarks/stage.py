@@ -15,7 +15,7 @@ import threading
 import numpy as np
 import zmq
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
 from ls_edge.engines.engine import warm_up
 from ls_edge.engines.opening import open_block_engines
 

@@ -39,13 +39,13 @@ from benchmarks.common import (
     ready_source,
     report_progress,
 )
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
 from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.run_summary import summarise
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.run_dataset import run_dataset
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.source.run_dataset import run_dataset
+from ls_edge.runtime.source.source import Source
 
 MODEL = "vit_small_patch16_224"
 TWO_PEERS = {"deit_tiny_distilled_patch16_224": 0.90, "deit_small_distilled_patch16_224": 0.93}

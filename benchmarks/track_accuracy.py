@@ -18,12 +18,12 @@ from rich.table import Table
 
 from benchmarks.common import BenchmarkError, report_progress
 from benchmarks.policy_runs import PEERS, cells, figures_of, open_local_runs, parallel, top1
-from ls_edge.arrangement import Arrangement
-from ls_edge.bundle import Bundle
+from ls_edge.core.arrangement import Arrangement
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.order_costs import read_order_costs
 from ls_edge.data.datasets import ImageSet, match_classes, open_data, trained_on_warning
 from ls_edge.data.preprocess import Preprocessor, iterate
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.order_costs import read_order_costs
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.candidates import Candidate, LocalNode
 from ls_edge.runtime.routing.wave_planner import plan_wave

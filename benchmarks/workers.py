@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from benchmarks.common import images_for
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
 
 
 @contextmanager

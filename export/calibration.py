@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from ls_edge.bands import Bands
-from ls_edge.bundle import ImageSpec
+from ls_edge.core.bands import Bands
+from ls_edge.core.bundle import ImageSpec
+from ls_edge.core.errors import DataError
 from ls_edge.data.datasets import match_classes, open_data
 from ls_edge.data.preprocess import Preprocessor, iterate
 from ls_edge.engines.onnxruntime import open_session
 from ls_edge.engines.providers import CPU
-from ls_edge.errors import DataError
 from ls_edge.export.canonical import to_bytes
 from ls_edge.export.int8 import linear_layers
 
@@ -88,7 +88,7 @@ def activation_ranges(
 
     ``tokens`` ``[n, N, D]`` come from the stem. They run through the blocks in trained and in random orders within
     ``bands`` (None is one), since a block meets both. Raises
-    :class:`ls_edge.errors.EngineError` if ONNX Runtime is not installed.
+    :class:`ls_edge.core.errors.EngineError` if ONNX Runtime is not installed.
     """
     watched = [_watched(block) for block in blocks]
     sessions = [

@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from ls_edge.core.errors import VerificationError
 from ls_edge.engines.engine import Signature, Tensor
-from ls_edge.errors import VerificationError
 
 OPSET = 20
 MAX_IR = 10

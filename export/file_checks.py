@@ -9,11 +9,11 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import BundleError, EngineError, LsEdgeError
 from ls_edge.engines.engine import signature_of
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module
 from ls_edge.engines.providers import CPU
-from ls_edge.errors import BundleError, EngineError, LsEdgeError
 
 
 @dataclass(frozen=True)

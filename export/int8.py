@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ls_edge.errors import VerificationError
+from ls_edge.core.errors import VerificationError
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Measure what orders cost a model, with a fixed number of forward passes, and fit ``ls_edge.order_costs`` to it.
+"""Measure what orders cost a model, with a fixed number of forward passes, and fit ``ls_edge.core.order_costs`` to it.
 
 Calibration images run through the PyTorch view in arrangements of several kinds, within its bands. Plain orders:
 uniformly drawn; the trained one with a few blocks moved, which is what a missing device makes of it; both again with
@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ls_edge.arrangement import Arrangement, apply
-from ls_edge.bands import Bands
+from ls_edge.core.arrangement import Arrangement, apply
+from ls_edge.core.bands import Bands
+from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts, Table
 from ls_edge.evaluation.evaluate import logits_of
 from ls_edge.export.calibration import Samples
 from ls_edge.export.targets import PartsView
-from ls_edge.order_costs import VERSION, Fit, Measured, OrderCosts, Table
 
 ORDERS = 256
 IMAGES = 64

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ls_edge.arrangement import Arrangement, apply
-from ls_edge.bands import Bands
-from ls_edge.bundle import NOT_FOLDED, Folded
-from ls_edge.errors import ModelError, UsageError
+from ls_edge.core.arrangement import Arrangement, apply
+from ls_edge.core.bands import Bands
+from ls_edge.core.bundle import NOT_FOLDED, Folded
+from ls_edge.core.errors import ModelError, UsageError
 from ls_edge.training.models.view import BlockView
 
 IMAGES, TOKENS, SLOT, TOKENS_OUT, LOGITS = "images", "tokens", "slot", "tokens_out", "logits"
@@ -85,7 +85,7 @@ class ExportTarget:
     """One module to export, with example inputs of batch two to trace it with."""
 
     name: str
-    """As in :meth:`ls_edge.bundle.Manifest.part_names`."""
+    """As in :meth:`ls_edge.core.bundle.Manifest.part_names`."""
     module: nn.Module
     inputs: dict[str, Tensor]
     output: str

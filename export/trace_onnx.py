@@ -27,8 +27,8 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from ls_edge.bundle import NOT_FOLDED, Folded
-from ls_edge.errors import ModelError
+from ls_edge.core.bundle import NOT_FOLDED, Folded
+from ls_edge.core.errors import ModelError
 from ls_edge.export.canonical import BATCH, OPSET, canonicalise
 from ls_edge.export.targets import ExportTarget, block_target
 from ls_edge.training.models.view import BlockView

@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ls_edge.bundle import Bundle, ImageSpec, model_id_of
+from ls_edge.core.bundle import Bundle, ImageSpec, model_id_of
+from ls_edge.core.errors import VerificationError
 from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.errors import VerificationError
 from ls_edge.export.calibration import Samples
 from ls_edge.export.targets import PartsView, prepare_for_export
 from ls_edge.training.checkpoint import LoadedRun

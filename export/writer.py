@@ -22,8 +22,8 @@ import msgspec
 import onnx
 import torch
 
-from ls_edge.bands import Bands
-from ls_edge.bundle import (
+from ls_edge.core.bands import Bands
+from ls_edge.core.bundle import (
     MANIFEST,
     NOT_FOLDED,
     SCHEMA,
@@ -37,9 +37,9 @@ from ls_edge.bundle import (
     model_id_of,
     write_manifest,
 )
+from ls_edge.core.errors import BundleError, RunError, UsageError, VerificationError
 from ls_edge.engines.engine import signature_of
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.errors import BundleError, RunError, UsageError, VerificationError
 from ls_edge.export.calibration import RANGE_IMAGES, Calibration, activation_ranges
 from ls_edge.export.canonical import OPSET, check, to_bytes
 from ls_edge.export.fp16 import to_half
@@ -82,7 +82,7 @@ class ExportSettings:
     cost_orders: int = ORDERS
     """Orders whose cost is measured on calibration images; 0 for none."""
     bands: str | None = None
-    """Other bands (``ls_edge.bands``) than the run's own, of the model's blocks."""
+    """Other bands (``ls_edge.core.bands``) than the run's own, of the model's blocks."""
     fold_ends: bool = False
     """Whether stem and head run a first and a last band, where these are smaller than the largest one."""
 
@@ -128,8 +128,9 @@ def export_run(
 
     It is verified on the images of ``calibration``, without them on generated ones. On an error ``out`` is unchanged.
     Raises :class:`UsageError` if ``out`` holds something else or int8 for TensorRT has no calibration,
-    :class:`ls_edge.errors.ModelError` if the blocks cannot be grouped by ``settings.blocks_per_part``,
-    :class:`ls_edge.errors.VerificationError` if a part differs from PyTorch, and :class:`BundleError` if the folder
+    :class:`ls_edge.core.errors.ModelError` if the blocks cannot be grouped by ``settings.blocks_per_part``,
+    :class:`ls_edge.core.errors.VerificationError` if a part differs from PyTorch, and :class:`BundleError` if the
+    folder
     cannot be written.
     """
     out = Path(out)
@@ -189,7 +190,7 @@ def build_engines(bundle: Bundle, *, on_status: Callable[[str], None] = lambda _
     """Build this device's TensorRT engines of a bundle into the cache and compare them with the files.
 
     Returns what they run on; None where TensorRT is not installed here, since the devices build their own. Not run on
-    hardware yet. Raises :class:`ls_edge.errors.EngineError` where one cannot be built and
+    hardware yet. Raises :class:`ls_edge.core.errors.EngineError` where one cannot be built and
     :class:`VerificationError` where the engines and ONNX Runtime disagree.
     """
     if importlib.util.find_spec("tensorrt") is None:

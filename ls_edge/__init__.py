@@ -13,9 +13,9 @@ from ls_edge.version import __version__
 choose_modules()
 
 if TYPE_CHECKING:
-    from ls_edge.arrangement import Arrangement
-    from ls_edge.bundle import Bundle
-    from ls_edge.errors import (
+    from ls_edge.core.arrangement import Arrangement
+    from ls_edge.core.bundle import Bundle
+    from ls_edge.core.errors import (
         BudgetExceeded,
         BundleError,
         ConfigError,
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
         VerificationError,
         WireError,
     )
-    from ls_edge.runtime.peer import Peer
-    from ls_edge.runtime.results import Answer
-    from ls_edge.runtime.source import Source
+    from ls_edge.runtime.peer.peer import Peer
+    from ls_edge.runtime.source.results import Answer
+    from ls_edge.runtime.source.source import Source
 
 __all__ = [
     "Answer", "Arrangement", "Bundle", "Peer", "Source",
@@ -50,20 +50,20 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
-    "Answer": "ls_edge.runtime.results",
-    "Arrangement": "ls_edge.arrangement",
-    "Bundle": "ls_edge.bundle",
-    "Peer": "ls_edge.runtime.peer",
-    "Source": "ls_edge.runtime.source",
+    "Answer": "ls_edge.runtime.source.results",
+    "Arrangement": "ls_edge.core.arrangement",
+    "Bundle": "ls_edge.core.bundle",
+    "Peer": "ls_edge.runtime.peer.peer",
+    "Source": "ls_edge.runtime.source.source",
 }
-"""Where a public name is defined; the others are in ``ls_edge.errors``."""
+"""Where a public name is defined; the others are in ``ls_edge.core.errors``."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use."""
     if name not in __all__:
         raise AttributeError(f"module 'ls_edge' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULES.get(name, "ls_edge.errors")), name)
+    value = getattr(importlib.import_module(_MODULES.get(name, "ls_edge.core.errors")), name)
     globals()[name] = value
     return value
 

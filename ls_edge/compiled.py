@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 
 MODULES = (
-    "ls_edge.bands",
-    "ls_edge.runtime.deadlines",
+    "ls_edge.core.bands",
+    "ls_edge.runtime.source.deadlines",
     "ls_edge.runtime.routing.block_assignment",
     "ls_edge.runtime.routing.candidates",
     "ls_edge.runtime.routing.credits",
@@ -42,7 +42,7 @@ MODULES = (
     "ls_edge.runtime.transport.links",
     "ls_edge.runtime.transport.node",
     "ls_edge.runtime.transport.outbox",
-    "ls_edge.runtime.worker",
+    "ls_edge.runtime.execution.worker",
 )
 """All of them or none: they use one another's memory layouts."""
 PURE_PYTHON = "LS_EDGE_PURE_PYTHON"

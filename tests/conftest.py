@@ -145,8 +145,8 @@ def banded_bundle(tiny_bundle, tmp_path_factory):
 
     import msgspec
 
-    from ls_edge.bands import Bands
-    from ls_edge.bundle import Bundle, bundle_id_of, interface_of, manifest_bands, model_id_of, write_manifest
+    from ls_edge.core.bands import Bands
+    from ls_edge.core.bundle import Bundle, bundle_id_of, interface_of, manifest_bands, model_id_of, write_manifest
 
     folder = tmp_path_factory.mktemp("banded") / "bundle"
     shutil.copytree(tiny_bundle, folder)
@@ -225,7 +225,7 @@ def write_peers(tmp_path):
     """Write a ``peers.yaml`` with a free port of the loopback for each peer, and return its path."""
 
     def write(placement, *, keys=None, sources=(), top=None, **each):
-        from ls_edge.runtime.local_cluster import free_ports
+        from ls_edge.runtime.fleet.local_cluster import free_ports
 
         peers = [
             {"name": name, "address": f"tcp://127.0.0.1:{port}", "blocks": list(blocks), "threads": 1, **each}
@@ -279,7 +279,7 @@ def assert_replays():
     """Check answers against the bundle's parts run one after the other in this process (guarantee R2)."""
 
     def check(bundle, images, answers, tolerance=1e-4):
-        from ls_edge.bundle import Bundle
+        from ls_edge.core.bundle import Bundle
         from ls_edge.engines.pipeline import Pipeline, replay
 
         by_request = dict(zip((answer.request for answer in answers), images, strict=True))

@@ -90,10 +90,10 @@ def test_no_module_imports_itself_by_a_detour():
 def test_the_picture_is_checked():
     assert {package_of(name) for name in MODULES} == {package for line in LINES for package in line}
     assert imports_of("def f():\n    from ls_edge import bundle\n    import ls_edge.data.datasets\n") == {
-        "ls_edge.bundle", "ls_edge.data.datasets",
+        "ls_edge.core.bundle", "ls_edge.data.datasets",
     }  # fmt: skip
-    assert forbidden("ls_edge.bundle", "ls_edge.cli.run")
+    assert forbidden("ls_edge.core.bundle", "ls_edge.cli.commands.run")
     assert forbidden("ls_edge.data.datasets", "ls_edge.engines.engine")
-    assert forbidden("ls_edge.export.writer", "ls_edge.runtime.source")
-    assert forbidden("benchmarks.hop", "ls_edge.cli.run")
+    assert forbidden("ls_edge.export.writer", "ls_edge.runtime.source.source")
+    assert forbidden("benchmarks.hop", "ls_edge.cli.commands.run")
     assert not forbidden("ls_edge.engines.pipeline", "ls_edge.data.datasets")

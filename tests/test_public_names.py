@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import ls_edge
-from ls_edge import errors
+from ls_edge.core import errors
 
 NAMES = {"Answer", "Arrangement", "Bundle", "Peer", "Source"}
 ERRORS = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}

@@ -20,10 +20,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ls_edge import yaml_source
-from ls_edge.bands import Bands
-from ls_edge.bundle import ImageSpec
-from ls_edge.errors import LsEdgeError, ModelError, RunError, UsageError
+from ls_edge.core import yaml_source
+from ls_edge.core.bands import Bands
+from ls_edge.core.bundle import ImageSpec
+from ls_edge.core.errors import LsEdgeError, ModelError, RunError, UsageError
 from ls_edge.training.config import RunFile, RunRecord, TrainConfig, to_yaml
 from ls_edge.training.methods.base import make_method
 from ls_edge.training.models.small_models import build

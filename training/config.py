@@ -13,10 +13,10 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from ls_edge import validation, yaml_source
-from ls_edge.bands import Bands
-from ls_edge.bundle import ImageSpec
-from ls_edge.errors import UsageError
+from ls_edge.core import validation, yaml_source
+from ls_edge.core.bands import Bands
+from ls_edge.core.bundle import ImageSpec
+from ls_edge.core.errors import UsageError
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,7 +113,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     method_args: dict[str, Any] = {}
     """Settings of the method, where it has any."""
     bands: list[list[int]] | str | None = None
-    """Groups of blocks within which the order may change (``ls_edge.bands``), ``[[0], [1, 2, 3], [4]]`` or
+    """Groups of blocks within which the order may change (``ls_edge.core.bands``), ``[[0], [1, 2, 3], [4]]`` or
     ``0/1-3/4``; blocks count after ``depth``. None: as the run that ``init`` names, else one band of all blocks."""
     optim: OptimConfig = OptimConfig()
     teacher: TeacherConfig = TeacherConfig()
@@ -325,7 +325,7 @@ def _argument_rules(args: dict[str, Any]) -> list[tuple[bool, tuple[str, ...], s
 
 
 def to_yaml(value: msgspec.Struct) -> str:
-    """A struct as the YAML that :func:`ls_edge.yaml_source.load` reads."""
+    """A struct as the YAML that :func:`ls_edge.core.yaml_source.load` reads."""
     return yaml.safe_dump(
         msgspec.to_builtins(value), sort_keys=False, default_flow_style=None, allow_unicode=True, width=100
     )

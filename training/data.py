@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ls_edge import hardware
-from ls_edge.bundle import ImageSpec
+from ls_edge.core.bundle import ImageSpec
+from ls_edge.core.errors import DataError
 from ls_edge.data.datasets import ImageRef, ImageSet
 from ls_edge.data.preprocess import Preprocessor, decode
-from ls_edge.errors import DataError
+from ls_edge.device import hardware
 from ls_edge.training.config import DataConfig
 from ls_edge.training.distributed import DistributedContext
 

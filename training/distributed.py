@@ -16,7 +16,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ls_edge.errors import LsEdgeError, TrainingStopped, UsageError
+from ls_edge.core.errors import LsEdgeError, TrainingStopped, UsageError
 
 TIMEOUT = timedelta(minutes=10)
 """Longest wait in a collective: long enough for one process to decode a data set, short enough to notice a dead one."""

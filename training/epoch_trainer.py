@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ls_edge.bands import Bands
-from ls_edge.errors import TrainingStopped
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import TrainingStopped
 from ls_edge.training.config import TrainConfig
 from ls_edge.training.data import Batch, Batches
 from ls_edge.training.distributed import DistributedContext

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ls_edge.errors import RunError
+from ls_edge.core.errors import RunError
 
 LOCK = ".lock"
 

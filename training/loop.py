@@ -21,11 +21,11 @@ import msgspec
 import torch
 from torch import nn
 
-from ls_edge.arrangement import apply
-from ls_edge.bands import Bands
-from ls_edge.bundle import ImageSpec
+from ls_edge.core.arrangement import apply
+from ls_edge.core.bands import Bands
+from ls_edge.core.bundle import ImageSpec
+from ls_edge.core.errors import DataError, RunError, TrainingStopped, UsageError
 from ls_edge.data.datasets import open_data
-from ls_edge.errors import DataError, RunError, TrainingStopped, UsageError
 from ls_edge.training.checkpoint import CONFIG, METRICS, WEIGHTS, append_metrics, read_record, save_run
 from ls_edge.training.config import RunRecord, TrainConfig
 from ls_edge.training.data import Batches, Skipped, choose_augment, normaliser, split

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ls_edge import hardware
-from ls_edge.errors import UsageError
+from ls_edge.core.errors import UsageError
+from ls_edge.device import hardware
 
 SMALL_MODEL = 1_000_000
 """Parameters below which a batch is too little work to share among threads."""

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ls_edge.errors import printable
+from ls_edge.core.errors import printable
 from ls_edge.training.metrics import Epoch
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import yaml
 
-from ls_edge import yaml_source
-from ls_edge.errors import UsageError
+from ls_edge.core import yaml_source
+from ls_edge.core.errors import UsageError
 from ls_edge.training.config import TrainConfig, find_recipe, read_config
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def cost_of(
 
     ``images`` are those of the training part, of which ``data.validation`` selects and is not trained on.
     """
-    from ls_edge.bands import Bands
+    from ls_edge.core.bands import Bands
     from ls_edge.evaluation.evaluate import blocks_to_run
     from ls_edge.evaluation.orders import EvaluationOrders
     from ls_edge.training.methods.base import expected_cost, make_method

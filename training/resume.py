@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
-from ls_edge.errors import RunError
+from ls_edge.core.errors import RunError
 from ls_edge.training.checkpoint import write_tensors
 from ls_edge.training.models.view import BlockView
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ls_edge.errors import ModelError, RunError, UsageError
+from ls_edge.core.errors import ModelError, RunError, UsageError
 from ls_edge.training.checkpoint import CONFIG, load_run, read_foreign
 from ls_edge.training.config import TeacherConfig
 from ls_edge.training.methods.distillation import soft_cross_entropy

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ls_edge.errors import DataError, RunError, UsageError
+from ls_edge.core.errors import DataError, RunError, UsageError
 
 _CONFIG, _WEIGHTS = "config.yaml", "model.safetensors"
 _EXAMPLES = {"--trace": "trace.jsonl", "--report": "report.html", "--trace-events": "events.json"}

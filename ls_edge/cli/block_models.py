@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ls_edge.errors import RunError, UsageError, printable
-from ls_edge.requirements import install_command
+from ls_edge.core.errors import RunError, UsageError, printable
+from ls_edge.device.requirements import install_command
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ls_edge.bands import Bands
-    from ls_edge.bundle import ImageSpec
+    from ls_edge.core.bands import Bands
+    from ls_edge.core.bundle import ImageSpec
     from ls_edge.data.datasets import ImageSet
     from ls_edge.evaluation.analysis import TokenModel
 
@@ -71,7 +71,7 @@ def open_model(
 
 def bands_in_force(asked: str | None, own: Bands) -> Bands:
     """The model's own bands, or those that are ``asked`` for; raises :class:`UsageError` where they do not fit it."""
-    from ls_edge.bands import Bands
+    from ls_edge.core.bands import Bands
 
     return own if asked is None else Bands.from_json(asked, own.num_blocks)
 
@@ -89,7 +89,7 @@ def labelled_images(images: ImageSet, opened: OpenedModel, limit: int | None, co
 
 
 def _open_bundle(folder: Path, threads: int | None) -> OpenedModel:
-    from ls_edge.bundle import Bundle
+    from ls_edge.core.bundle import Bundle
     from ls_edge.engines.pipeline import Pipeline
 
     bundle = Bundle.open(folder)

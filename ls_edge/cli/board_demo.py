@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ls_edge.errors import LsEdgeError, UsageError
+from ls_edge.core.errors import LsEdgeError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ls_edge.runtime.chaos.cpu_quota import CpuQuota
-    from ls_edge.runtime.emulated_boards import EmulatedBoard
-    from ls_edge.runtime.local_cluster import PeerCluster
+    from ls_edge.runtime.fleet.emulated_boards import EmulatedBoard
+    from ls_edge.runtime.fleet.local_cluster import PeerCluster
 
 MBIT = 1000
 """Of the cables between emulated boards."""
@@ -39,9 +39,9 @@ def board_demo(
     Without a ``bundle`` an untrained one is made. The boards stand in network namespaces with cables of a gigabit where
     this user may make them, else on the loopback. ``slowdown`` makes boards and cables this many times slower.
     """
-    from ls_edge.bundle import Bundle
+    from ls_edge.core.bundle import Bundle
     from ls_edge.engines.profiling import profile_bundle
-    from ls_edge.runtime.emulated_boards import emulated_boards, emulated_profile
+    from ls_edge.runtime.fleet.emulated_boards import emulated_boards, emulated_profile
 
     boards = emulated_boards(kinds, slowdown)
     folder = bundle or _untrained_bundle(out, console)
@@ -142,9 +142,9 @@ def _cluster(
     mbit: int, console: Console,
 ) -> Iterator[_Fleet]:  # fmt: skip
     """Peers of a placement, paced from their first engine call on, by which a peer warms up."""
-    from ls_edge.hardware import cores
+    from ls_edge.device.hardware import cores
     from ls_edge.runtime.chaos import cpu_quota, namespaces
-    from ls_edge.runtime.local_cluster import LocalCluster
+    from ls_edge.runtime.fleet.local_cluster import LocalCluster
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(cpu_quota.raised_priority())

@@ -45,7 +45,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; engines that are built meanwhile are reported."""
-        from ls_edge.logs import show_engine_status
+        from ls_edge.core.logs import show_engine_status
 
         show_engine_status()
         return super().invoke(ctx)

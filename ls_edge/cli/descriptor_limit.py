@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 
-from ls_edge.errors import UsageError
-from ls_edge.peers_file import PeersFile
+from ls_edge.core.errors import UsageError
+from ls_edge.core.peers_file import PeersFile
 
 DESCRIPTORS_PER_PEER = 5
 """Of a link to a peer: its connection, the socket itself, two of its monitor; and the link of that peer to us."""

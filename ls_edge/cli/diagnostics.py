@@ -20,9 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ls_edge import compiled, hardware
+from ls_edge import compiled
+from ls_edge.device import hardware
+from ls_edge.device.requirements import (
+    ORT_BUILDS,
+    Requirement,
+    engine_advice,
+    installed,
+    numbers,
+    requirements,
+    too_new,
+)
 from ls_edge.report.formatting import counted
-from ls_edge.requirements import ORT_BUILDS, Requirement, engine_advice, installed, numbers, requirements, too_new
 
 Status = Literal["ok", "warn", "bad"]
 
@@ -173,7 +182,7 @@ def probe(code: str, *arguments: str, limit_s: float = PROBE_LIMIT_S) -> ProbeRe
         found = json.loads(last)
     except ValueError:
         lines = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
-        reason = lines[-1].removeprefix("ls_edge.errors.EngineError: ")
+        reason = lines[-1].removeprefix("ls_edge.core.errors.EngineError: ")
         return ProbeResult(None, reason[:300], done.stderr)
     return ProbeResult(found, errors=done.stderr)
 

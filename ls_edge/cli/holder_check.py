@@ -10,7 +10,7 @@ from ls_edge.runtime.routing.policies import POLICIES
 
 if TYPE_CHECKING:
     from ls_edge.cli.interrupts import StopRequest
-    from ls_edge.runtime.source import Source
+    from ls_edge.runtime.source.source import Source
 
 WAIT_S = 5.0
 """Default of ``--wait``: how long holders that are just starting are waited for."""
@@ -39,7 +39,7 @@ def check_holders(source: Source, missing: Sequence[int], waited: float) -> str:
     Empty where nothing is missing. Raises :class:`ModelMismatch` where every peer serves another model, else
     :class:`LinkError`, where the policy may not skip that many blocks.
     """
-    from ls_edge.errors import LinkError, ModelMismatch
+    from ls_edge.core.errors import LinkError, ModelMismatch
 
     if not missing:
         return ""
@@ -67,7 +67,7 @@ def check_holders(source: Source, missing: Sequence[int], waited: float) -> str:
 
 def reasons(source: Source, missing: Sequence[int]) -> list[str]:
     """Why these blocks have no holder: a line a peer that should hold some, and the blocks that none should."""
-    from ls_edge.records import PeerState
+    from ls_edge.core.records import PeerState
 
     states, problems = source.view(), source.problems
     texts = []

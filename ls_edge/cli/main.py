@@ -19,7 +19,7 @@ import click
 from ls_edge.cli import interrupts
 from ls_edge.cli.command import Group, describe
 from ls_edge.cli.readable_streams import fit_streams
-from ls_edge.errors import LsEdgeError, printable
+from ls_edge.core.errors import LsEdgeError, printable
 from ls_edge.version import __version__
 
 COMMANDS = {
@@ -59,7 +59,7 @@ class _LazyGroup(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"ls_edge.cli.{cmd_name}").command
+        command = importlib.import_module(f"ls_edge.cli.commands.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 

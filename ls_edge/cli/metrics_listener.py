@@ -6,17 +6,17 @@ import logging
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ls_edge.requirements import require_http
+from ls_edge.device.requirements import require_http
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
-    from ls_edge.peers_file import PeersFile
-    from ls_edge.runtime.engine_cores import EngineCores
-    from ls_edge.runtime.http_server import HttpServer
-    from ls_edge.runtime.peer import Peer
-    from ls_edge.runtime.source import Source
-    from ls_edge.runtime.stored_peer import StoredPeer
+    from ls_edge.core.peers_file import PeersFile
+    from ls_edge.runtime.execution.cores import EngineCores
+    from ls_edge.runtime.peer.peer import Peer
+    from ls_edge.runtime.peer.stored_peer import StoredPeer
+    from ls_edge.runtime.serve.http_server import HttpServer
+    from ls_edge.runtime.source.source import Source
 
 MAX_SCRAPE_CONNECTIONS = 16
 """Most connections to the listener."""
@@ -30,7 +30,7 @@ class MetricsListener:
     def __init__(self, address: str) -> None:
         """Bind ``HOST:PORT``; raises errors that name the flag."""
         require_http("--metrics", "metrics")
-        from ls_edge.runtime.http_server import open_listener
+        from ls_edge.runtime.serve.http_server import open_listener
 
         self._listener = open_listener(address, "--metrics")
         self._server: HttpServer | None = None
@@ -47,20 +47,20 @@ class MetricsListener:
 
     def serve_peer(self, peers: PeersFile, peer: Peer | StoredPeer) -> None:
         """Show a peer, and log where."""
-        from ls_edge.runtime.metrics import PeerCollector
+        from ls_edge.runtime.serve.metrics import PeerCollector
 
         url = self._serve(PeerCollector(peers, lambda: peer.snapshot), peer.cores)
         logging.getLogger("ls_edge.runtime").info("metrics", extra={"peer": peer.name, "url": url})
 
     def serve_source(self, source: Source) -> str:
         """Show a source; return where."""
-        from ls_edge.runtime.metrics import SourceCollector
+        from ls_edge.runtime.serve.metrics import SourceCollector
 
         return self._serve(SourceCollector(source), source.cores)
 
     def _serve(self, collector: Collector, cores: EngineCores) -> str:
-        from ls_edge.runtime.http_server import HttpServer
-        from ls_edge.runtime.metrics import METRICS_PATH, metrics_handler, registry_of
+        from ls_edge.runtime.serve.http_server import HttpServer
+        from ls_edge.runtime.serve.metrics import METRICS_PATH, metrics_handler, registry_of
 
         self._server = HttpServer(
             self._listener, metrics_handler(registry_of(collector)), name="metrics",

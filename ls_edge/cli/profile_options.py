@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from ls_edge.runtime.planning.from_profiles import PlanningInputs
+    from ls_edge.runtime.fleet.planning.from_profiles import PlanningInputs
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -50,8 +50,8 @@ def planning_inputs(
     mbit: float, link_ms: float, allow_throttled: bool, **others: Any,
 ) -> PlanningInputs:  # fmt: skip
     """Read the files of the options; ``others`` are further fields of the inputs."""
-    from ls_edge.device_profile import load_links
-    from ls_edge.runtime.planning.from_profiles import PlanningInputs, read_profiles
+    from ls_edge.device.profile import load_links
+    from ls_edge.runtime.fleet.planning.from_profiles import PlanningInputs, read_profiles
 
     return PlanningInputs(
         profiles=read_profiles((*profiles, *more)), source=None if source is None else read_profiles([source])[0],

@@ -13,7 +13,7 @@ import io
 import os
 import sys
 
-from ls_edge.errors import printable
+from ls_edge.core.errors import printable
 
 _STAND_INS = {
     "…": "...", "±": "+-", "\u2013": "-", "\u2014": "-", "\u00d7": "x", "·": ",", "→": "->", "←": "<-",

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ls_edge.core.errors import DataError, UsageError
 from ls_edge.data.image_files import EXTENSIONS, ImageTree, is_hidden, read_folder, read_tar, tar_stem, unwrap
 from ls_edge.data.timm_data import read_timm
-from ls_edge.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from PIL import Image

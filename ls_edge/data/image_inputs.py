@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ls_edge.core.errors import DataError, UsageError
 from ls_edge.data.image_files import EXTENSIONS, read_folder
-from ls_edge.errors import DataError, UsageError
 
 MAX_IMAGE_BYTES = 1 << 28
 """Longest encoded image that is read, in bytes."""

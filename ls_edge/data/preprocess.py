@@ -3,7 +3,7 @@
 The same steps as timm's transform for evaluation with a centre crop (``timm.data.create_transform``, which the
 model was trained and measured with): RGB, the shorter side scaled to ``size / crop_pct``, a centre crop, scaled to
 0..1, normalised. Transparency is dropped, and of an animation the first frame is taken, because timm does so too; the
-EXIF orientation is applied only where :attr:`ls_edge.bundle.ImageSpec.exif_orientation` is set. timm's crop modes
+EXIF orientation is applied only where :attr:`ls_edge.core.bundle.ImageSpec.exif_orientation` is set. timm's crop modes
 ``squash`` and ``border`` are left out. Unlike timm, 16-bit and float images keep their range (:func:`to_rgb`), in
 training as well, which decodes with this module.
 
@@ -23,9 +23,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from ls_edge.bundle import ImageSpec
+from ls_edge.core.bundle import ImageSpec
+from ls_edge.core.errors import BundleError, DataError
 from ls_edge.data.datasets import ImageRef, ImageSet
-from ls_edge.errors import BundleError, DataError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 """Pillow's decoders that are used; its others run programs or are rarely tested."""

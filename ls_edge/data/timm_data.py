@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from ls_edge.errors import DataError, UsageError
-from ls_edge.requirements import install_command
+from ls_edge.core.errors import DataError, UsageError
+from ls_edge.device.requirements import install_command
 
 
 @dataclass(frozen=True)

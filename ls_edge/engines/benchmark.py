@@ -17,15 +17,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ls_edge.bundle import Bundle
-from ls_edge.device_profile import Times
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import UsageError
+from ls_edge.core.peers_file import EngineKind
+from ls_edge.device.profile import Times
 from ls_edge.engines.chain_accuracy import ChainAccuracy
 from ls_edge.engines.engine import Engine, signature_of
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module, open_session
 from ls_edge.engines.opening import choose, open_engine, usable_threads
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.errors import UsageError
-from ls_edge.peers_file import EngineKind
 
 RUNS_A_TURN = 6
 """Most runs of a turn that count: fewer leave cold caches in the figures, more let slow drifts fall on one side."""

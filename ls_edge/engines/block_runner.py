@@ -12,12 +12,12 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
+from ls_edge.core.errors import EngineError
 from ls_edge.engines.bound_blocks import BlockFailed, BoundBlocks
 from ls_edge.engines.cuda_memory import CudaWorkspace, DeviceEngine
 from ls_edge.engines.engine import Engine, check_inputs
 from ls_edge.engines.onnxruntime import OnnxEngine
 from ls_edge.engines.tensorrt_engine import TensorRTEngine
-from ls_edge.errors import EngineError
 
 GRAPH_TOLERANCE = 1e-4
 """Largest difference, relative to the largest value, between a run as a CUDA graph and one without."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from ls_edge.core.errors import EngineError
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.onnxruntime import Buffer, OnnxEngine
-from ls_edge.errors import EngineError
 
 KEPT_BATCH_SIZES = 32
 """Batch sizes whose bindings are kept, some KB a block each; all of them share two buffers of the largest size."""

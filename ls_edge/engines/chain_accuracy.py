@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import DataError
+from ls_edge.core.peers_file import EngineKind
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.errors import DataError
-from ls_edge.peers_file import EngineKind
 
 if TYPE_CHECKING:
     from ls_edge.data.datasets import ImageSet

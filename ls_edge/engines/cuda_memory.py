@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import EngineError
 from ls_edge.engines.engine import Signature, first_line
-from ls_edge.errors import EngineError
 
 ALIGNMENT = 256
 """Bytes: TensorRT asks for tensors that begin at a multiple of this."""

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ls_edge.bundle import Manifest
-from ls_edge.errors import EngineError
+from ls_edge.core.bundle import Manifest
+from ls_edge.core.errors import EngineError
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,13 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from ls_edge import hardware
+from ls_edge.core.errors import EngineError
+from ls_edge.device import hardware
+from ls_edge.device.requirements import engine_advice
 from ls_edge.engines.cuda_memory import CudaWorkspace
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, check_out, first_line
 from ls_edge.engines.integrity import has_weights_elsewhere
 from ls_edge.engines.providers import CPU, memory_of, preload, providers_of, runs_on_nvidia, switch_off_tf32, why_not
-from ls_edge.errors import EngineError
-from ls_edge.requirements import engine_advice
 
 KEPT_BATCH_SIZES = 4
 """Batch sizes whose buffers an engine keeps; more take memory, fewer allocate again where sizes alternate."""

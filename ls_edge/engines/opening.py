@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from ls_edge import hardware
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import BundleError, EngineError, UsageError
+from ls_edge.core.peers_file import EngineKind
+from ls_edge.device import hardware
 from ls_edge.engines.cuda_memory import CudaWorkspace
 from ls_edge.engines.engine import Engine, first_line, signature_of
 from ls_edge.engines.onnxruntime import Buffers, OnnxEngine, onnxruntime_module, open_session
 from ls_edge.engines.providers import CPU, CUDA, full_name
 from ls_edge.engines.tensorrt_build import EngineOptions, this_device
 from ls_edge.engines.tensorrt_engine import open_tensorrt
-from ls_edge.errors import BundleError, EngineError, UsageError
-from ls_edge.peers_file import EngineKind
 
 log = logging.getLogger("ls_edge.engines")
 
@@ -128,7 +128,7 @@ def open_engine(
 
     ``max_batch`` is the largest batch of an engine that is built, without ``memory``; ``on_status`` is called with the
     reason where one is built. Raises :class:`EngineError` where it, the engine library or the provider does not load,
-    and :class:`ls_edge.errors.BundleError` where the file is not the manifest's.
+    and :class:`ls_edge.core.errors.BundleError` where the file is not the manifest's.
     """
     choice = choose(bundle, kind, provider, part)
     memory = memory if memory is not None else EngineMemory(bundle, max_batch)

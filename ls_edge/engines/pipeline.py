@@ -17,15 +17,15 @@ from types import TracebackType
 
 import numpy as np
 
-from ls_edge.arrangement import Arrangement, apply
-from ls_edge.bundle import Bundle
+from ls_edge.core.arrangement import Arrangement, apply
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import EngineError, UsageError
+from ls_edge.core.peers_file import EngineKind
+from ls_edge.core.records import RequestRecord
 from ls_edge.engines.engine import Engine, check_inputs
 from ls_edge.engines.onnxruntime import Buffer, OnnxEngine
 from ls_edge.engines.opening import EngineMemory, choose, open_engine, usable_threads
 from ls_edge.engines.tensorrt_engine import TensorRTEngine
-from ls_edge.errors import EngineError, UsageError
-from ls_edge.peers_file import EngineKind
-from ls_edge.records import RequestRecord
 
 BOUND_BATCH_SIZES = 2
 """Batch sizes whose buffers a pipeline keeps: the usual one, and that of a last, smaller batch."""

@@ -14,16 +14,16 @@ from statistics import median
 
 import numpy as np
 
-from ls_edge import hardware
-from ls_edge.bundle import Bundle
-from ls_edge.device_profile import SCHEMA, BatchTimes, DeviceFacts, DeviceProfile, PartLoad, Times
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import EngineError, UsageError
+from ls_edge.core.peers_file import EngineKind, is_name
+from ls_edge.device import hardware
+from ls_edge.device.profile import SCHEMA, BatchTimes, DeviceFacts, DeviceProfile, PartLoad, Times
+from ls_edge.device.sensors import PowerMeter, PowerReading, Sensors, throttling
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.onnxruntime import onnxruntime_module
 from ls_edge.engines.opening import EngineChoice, EngineMemory, choose, open_engine, usable_threads
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.errors import EngineError, UsageError
-from ls_edge.peers_file import EngineKind, is_name
-from ls_edge.sensors import PowerMeter, PowerReading, Sensors, throttling
 
 IDLE_S = 1.0
 """For how long the power of the idle device is measured: longer averages more, and everybody waits for it."""

@@ -60,7 +60,7 @@ def providers_of(
     """The providers of a session and their options: ``provider``, those behind it, and the CPU.
 
     ``signature`` and ``max_batch`` give TensorRT its batch profile; ``stream`` is the CUDA stream that all sessions of
-    a thread share. Raises :class:`ls_edge.errors.EngineError` where the folder of built engines cannot be used.
+    a thread share. Raises :class:`ls_edge.core.errors.EngineError` where the folder of built engines cannot be used.
     """
     cuda = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
     if stream is not None:

@@ -28,8 +28,8 @@ from pathlib import Path
 
 import msgspec
 
-from ls_edge.bundle import digest_of
-from ls_edge.errors import EngineError
+from ls_edge.core.bundle import digest_of
+from ls_edge.core.errors import EngineError
 
 OnStatus = Callable[[str], None]
 """Called with why an engine is built, or what is waited for."""

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import EngineError
 from ls_edge.engines.cuda_memory import CudaWorkspace, checked
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, check_out, first_line
 from ls_edge.engines.tensorrt_build import (
@@ -31,7 +32,6 @@ from ls_edge.engines.tensorrt_build import (
     this_device,
 )
 from ls_edge.engines.tensorrt_cache import EngineCache, OnStatus
-from ls_edge.errors import EngineError
 
 log = logging.getLogger("ls_edge.engines")
 

@@ -22,8 +22,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 import numpy as np
 
-from ls_edge.bands import Bands
-from ls_edge.errors import DataError, UsageError
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import DataError, UsageError
 from ls_edge.evaluation.analysis_measures import (
     Agreement,
     AgreementMeasure,

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ls_edge.bands import Bands
+from ls_edge.core.bands import Bands
 
 Order = tuple[int, ...]
 Floats = NDArray[np.float64]

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from ls_edge.arrangement import apply
-from ls_edge.bands import Bands
-from ls_edge.errors import DataError
+from ls_edge.core.arrangement import apply
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import DataError
 from ls_edge.evaluation.orders import EvaluationOrders, kendall_tau
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ls_edge.arrangement import Arrangement
-from ls_edge.bands import Bands
-from ls_edge.errors import UsageError
+from ls_edge.core.arrangement import Arrangement
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import UsageError
 
 DRAWS = 8
 """Random subsets over which the accuracy of a pruned model is averaged."""

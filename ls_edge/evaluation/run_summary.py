@@ -1,6 +1,6 @@
 """A run in figures: the document of ``ls-edge run --json`` and the input of every table and report.
 
-:func:`summarise` takes what :mod:`ls_edge.records` records and nothing else, so a summary can be made again from
+:func:`summarise` takes what :mod:`ls_edge.core.records` records and nothing else, so a summary can be made again from
 a trace. Figures that cannot be known (a latency when nothing was answered, an accuracy without labels) are None
 and stand as null in the JSON; there is never a NaN.
 
@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, holder_times
 from ls_edge.evaluation.orders import kendall_tau
-from ls_edge.records import PeerEvent, PeerState, RequestRecord, holder_times
 
 Floats = npt.NDArray[np.float64]
 MOST_REASONS = 16

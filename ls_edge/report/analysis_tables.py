@@ -8,7 +8,7 @@ import click
 import numpy as np
 from rich.console import Console
 
-from ls_edge.errors import printable
+from ls_edge.core.errors import printable
 from ls_edge.evaluation.analysis import NOT_ASKED, Analysis
 from ls_edge.evaluation.analysis_measures import AnswersCompared
 from ls_edge.report.formatting import NOTHING, bands_text, counted

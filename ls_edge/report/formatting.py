@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from ls_edge.bands import Bands
-from ls_edge.errors import printable
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import printable
 
 NOTHING = "\N{EN DASH}"
 """Stands for a figure that there is none of."""

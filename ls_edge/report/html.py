@@ -24,11 +24,11 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ls_edge.errors import printable
+from ls_edge.core.errors import printable
+from ls_edge.core.records import PeerEvent, RequestRecord
 from ls_edge.evaluation.analysis import Analysis
 from ls_edge.evaluation.run_summary import RunSummary, error_type
 from ls_edge.evaluation.simulation_summary import FAILED, SimulationSummary, SiteOutcome
-from ls_edge.records import PeerEvent, RequestRecord
 from ls_edge.report import charts
 from ls_edge.report.analysis_tables import AGREEMENT, about_analysis, agreement_rows, block_table
 from ls_edge.report.files import write_whole

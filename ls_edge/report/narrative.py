@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ls_edge.core.records import PeerState
 from ls_edge.evaluation.run_summary import RunSummary
-from ls_edge.records import PeerState
 from ls_edge.report.formatting import counted, shorten, show, show_ms, show_percent
 from ls_edge.report.statistics import RunData
 

@@ -19,8 +19,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ls_edge.errors import printable
-from ls_edge.records import PeerEvent, PeerState, RequestRecord
+from ls_edge.core.errors import printable
+from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
 from ls_edge.report.formatting import counted, shorten, show, show_ms
 from ls_edge.report.tables import STATE_STYLES
 from ls_edge.report.terminal import open_console

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ls_edge.errors import DataError, UsageError
+from ls_edge.core.errors import DataError, UsageError
 from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.report.formatting import distinct_names
 

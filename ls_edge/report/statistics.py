@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ls_edge.core.records import NO_GAIN, PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
 from ls_edge.evaluation.run_summary import Floats, RunSummary
-from ls_edge.records import NO_GAIN, PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
 from ls_edge.report.formatting import NOTHING, shorten, show_ms
 from ls_edge.report.theme import STAGES
 from ls_edge.report.timeline import Span, has_tracks, spans_of, timeline_of, typical

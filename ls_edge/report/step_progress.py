@@ -8,7 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ls_edge.errors import printable
+from ls_edge.core.errors import printable
 from ls_edge.report.terminal import open_console
 
 LINE_EVERY_S = 5.0

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ls_edge.core.records import PeerState, RequestRecord
 from ls_edge.evaluation.run_summary import RunSummary
-from ls_edge.records import PeerState, RequestRecord
 from ls_edge.report.formatting import block_ranges, counted, shorten, show, show_ms, show_percent
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 

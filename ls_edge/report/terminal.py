@@ -14,7 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from ls_edge.errors import printable
+from ls_edge.core.errors import printable
 
 FILE_WIDTH = 10_000
 """Of what is no terminal, in columns: nothing is wrapped or cut."""

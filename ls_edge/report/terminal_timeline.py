@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from ls_edge.errors import printable
-from ls_edge.records import RequestRecord
+from ls_edge.core.errors import printable
+from ls_edge.core.records import RequestRecord
 from ls_edge.report.formatting import counted, shorten, show, show_ms, tick_label, ticks
 from ls_edge.report.terminal import open_console
 from ls_edge.report.theme import STAGES

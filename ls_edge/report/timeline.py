@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ls_edge.records import NO_GAIN, RequestRecord, TrackSpan, Visit
+from ls_edge.core.records import NO_GAIN, RequestRecord, TrackSpan, Visit
 
 _Part = tuple[str, int | None, float]
 """A stage, a block where it is ``engine``, and a duration."""

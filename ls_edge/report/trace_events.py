@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ls_edge.errors import printable
+from ls_edge.core.errors import printable
+from ls_edge.core.records import PeerEvent, RequestRecord
 from ls_edge.evaluation.run_summary import RunSummary
-from ls_edge.records import PeerEvent, RequestRecord
 from ls_edge.report.files import open_whole
 from ls_edge.report.timeline import Span, timeline_of
 from ls_edge.version import __version__

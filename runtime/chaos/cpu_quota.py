@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ls_edge.errors import LinkError
+from ls_edge.core.errors import LinkError
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -1,4 +1,4 @@
-"""Injects the faults of a course into a :class:`~ls_edge.runtime.local_cluster.LocalCluster` and undoes each."""
+"""Injects the faults of a course into a :class:`~ls_edge.runtime.fleet.local_cluster.LocalCluster` and undoes each."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
 from ls_edge.runtime.chaos.faults import Faults
 from ls_edge.runtime.chaos.lies import LIES
 from ls_edge.runtime.chaos.plan import LAPTOP, Fault
 from ls_edge.runtime.chaos.streams import Attack
-from ls_edge.runtime.local_cluster import LocalCluster
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import MAJOR, Hello
 

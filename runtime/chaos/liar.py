@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ls_edge.bands import Bands
+from ls_edge.core.bands import Bands
 from ls_edge.runtime.protocol.messages import (
     Hello,
     Refuse,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ls_edge.bundle import Bundle
-from ls_edge.peers_file import PeersFile, load_peers
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.runtime.chaos.liar import EVERY_S, Liar, LiarCounts, Lie, write_counts
 from ls_edge.runtime.chaos.lies import LIES
 from ls_edge.runtime.protocol.messages import (

@@ -23,8 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ls_edge.errors import LinkError
-from ls_edge.runtime.local_cluster import PeerCluster
+from ls_edge.core.errors import LinkError
+from ls_edge.runtime.fleet.local_cluster import PeerCluster
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -22,23 +22,23 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import RequestError, UsageError
+from ls_edge.core.records import RequestRecord
 from ls_edge.data.datasets import ImageSet
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline, replay
-from ls_edge.errors import RequestError, UsageError
 from ls_edge.evaluation.run_summary import Suspect
-from ls_edge.records import RequestRecord
 from ls_edge.runtime.chaos.faults import Faults
 from ls_edge.runtime.chaos.injector import START_S, FaultInjector
 from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS
 from ls_edge.runtime.chaos.lies import LIES
 from ls_edge.runtime.chaos.plan import LAPTOP, LIAR, THIEF, Fault, plan
-from ls_edge.runtime.local_cluster import LocalCluster
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE
-from ls_edge.runtime.results import Answer
 from ls_edge.runtime.routing.policies import POLICIES
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.source.results import Answer
+from ls_edge.runtime.source.source import Source
 
 _GIVE_UP = 60.0
 """Seconds beyond the budget after which a request counts as hung."""

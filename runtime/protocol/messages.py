@@ -17,10 +17,10 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from ls_edge.arrangement import Arrangement
-from ls_edge.errors import WireError
-from ls_edge.peers_file import is_name
-from ls_edge.records import TrackSpan, Visit
+from ls_edge.core.arrangement import Arrangement
+from ls_edge.core.errors import WireError
+from ls_edge.core.peers_file import is_name
+from ls_edge.core.records import TrackSpan, Visit
 
 MAJOR, MINOR = 2, 3
 MINOR_OF_ONE = 1

@@ -2,7 +2,7 @@
 
 A wave is given as its blocks in the preferred order and the lengths of its tracks, one for each holder. Assigned in
 turn (0, 2, 4 beside 1, 3, 5) every block stays as close to its preferred slot as the lengths allow, and neighbours run
-side by side. Where costs were measured (``ls_edge.order_costs``), blocks of different tracks are swapped while the
+side by side. Where costs were measured (``ls_edge.core.order_costs``), blocks of different tracks are swapped while the
 estimate falls. Both respect what each holder has.
 
 Plain Python with a bounded number of steps, for every decision: the search is local and may stop short of the best.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ls_edge.order_costs import OrderCosts
+from ls_edge.core.order_costs import OrderCosts
 
 MAX_SWAPS = 128
 """Swaps that are looked at; 12 blocks in two tracks have 36. More finds better tracks and takes longer each wave."""

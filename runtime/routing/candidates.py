@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ls_edge.bands import Bands
-from ls_edge.order_costs import OrderCosts
+from ls_edge.core.bands import Bands
+from ls_edge.core.order_costs import OrderCosts
 
 ONE_BAND = Bands(0)
 """Of a model whose blocks may run in any order, however many they are."""

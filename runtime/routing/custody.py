@@ -17,7 +17,7 @@ request that is routed again gets a new random branch, which distinguishes it fr
 
 The machine has no clock, socket or thread: :meth:`CustodyMachine.handle` takes an event and the time and returns
 instructions in the order in which they are to be executed. The same code runs in peers, sources and the simulator
-(``ls_edge.runtime.simulation.simulator``).
+(``ls_edge.runtime.fleet.simulation.simulator``).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from typing import Any
 
 import msgspec
 
-from ls_edge.bands import Bands
-from ls_edge.order_costs import OrderCosts
+from ls_edge.core.bands import Bands
+from ls_edge.core.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import (
     MAX_BUDGET_US,
     MICROSECONDS,

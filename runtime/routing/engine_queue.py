@@ -15,7 +15,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from ls_edge.bands import Bands
+from ls_edge.core.bands import Bands
 from ls_edge.runtime.protocol.messages import Itinerary, RequestId
 from ls_edge.runtime.routing.candidates import ONE_BAND
 from ls_edge.runtime.routing.events import Computed, ComputeFailed

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ls_edge.errors import RequestError
+from ls_edge.core.errors import RequestError
 from ls_edge.runtime.protocol.messages import Hello, Itinerary, Message, RequestId, Run, State, TransferId
 
 

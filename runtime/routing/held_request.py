@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from ls_edge.records import TrackSpan
+from ls_edge.core.records import TrackSpan
 from ls_edge.runtime.protocol.messages import Itinerary, Ran, RequestId, TransferId
 from ls_edge.runtime.routing.wave_planner import PlannedTrack
 

@@ -19,9 +19,9 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from ls_edge.bands import Bands
-from ls_edge.order_costs import OrderCosts
-from ls_edge.records import Visit
+from ls_edge.core.bands import Bands
+from ls_edge.core.order_costs import OrderCosts
+from ls_edge.core.records import Visit
 from ls_edge.runtime.protocol.messages import (
     MAX_FAR,
     Accept,

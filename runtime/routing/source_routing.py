@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ls_edge.bands import Bands
-from ls_edge.errors import BudgetExceeded, NotFinite, Overloaded, RequestError
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import BudgetExceeded, NotFinite, Overloaded, RequestError
+from ls_edge.core.order_costs import OrderCosts
 from ls_edge.evaluation.run_summary import Rejection
-from ls_edge.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import (
     MAX_AVOID,
     MAX_BUDGET_US,

@@ -13,8 +13,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ls_edge.bands import Bands
-from ls_edge.order_costs import OrderCosts
+from ls_edge.core.bands import Bands
+from ls_edge.core.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.block_assignment import assign_blocks
 from ls_edge.runtime.routing.candidates import ONE_BAND, Candidate, LocalNode

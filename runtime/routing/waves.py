@@ -6,7 +6,7 @@ they return. So custody, hop deadlines, credits and RETURN serve tracks as they 
 goes to its own engine.
 
 A track ends with the tokens that come back, or without them: its holder is lost, refuses, or shows no progress by its
-hop's deadline. When all have ended, the additions are summed in track order (``ls_edge.arrangement.join``) and the
+hop's deadline. When all have ended, the additions are summed in track order (``ls_edge.core.arrangement.join``) and the
 request goes on. Blocks that a track did not run remain to be run, in a later wave or by the next holder; where the
 itinerary has ``skip``, and as long as skips are left, they are left out. If the joiner dies, the process that
 kept the copy before it runs the wave again; the holders of tracks drop them, since their source is gone.
@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ls_edge import arrangement
-from ls_edge.records import TrackSpan
+from ls_edge.core import arrangement
+from ls_edge.core.records import TrackSpan
 from ls_edge.runtime.protocol.messages import Accept, Itinerary, Ran, ReturnReason, TrackRef, TransferId
 from ls_edge.runtime.routing.candidates import LocalNode
 from ls_edge.runtime.routing.custody import CustodyMachine

@@ -11,10 +11,10 @@ import secrets
 
 from msgspec import UNSET
 
-from ls_edge.bands import Bands
-from ls_edge.bundle import Manifest
-from ls_edge.errors import UsageError, WireError
-from ls_edge.peers_file import PeersFile, is_name
+from ls_edge.core.bands import Bands
+from ls_edge.core.bundle import Manifest
+from ls_edge.core.errors import UsageError, WireError
+from ls_edge.core.peers_file import PeersFile, is_name
 from ls_edge.runtime.protocol.messages import Hello, Run, State, Welcome
 
 MAX_OWNER_NAME = 54

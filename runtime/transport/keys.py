@@ -14,8 +14,8 @@ from pathlib import Path
 
 import zmq
 
-from ls_edge.errors import LinkError, UsageError
-from ls_edge.peers_file import is_name
+from ls_edge.core.errors import LinkError, UsageError
+from ls_edge.core.peers_file import is_name
 
 _LINE = re.compile(rb"^\s*(public|secret)-key\s*=\s*[\"']?([0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40})[\"']?\s*$", re.M)
 

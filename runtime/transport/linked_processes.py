@@ -5,7 +5,7 @@ A link carries one name. HELLO is sent again on a link that we dialled, after a 
 
 from __future__ import annotations
 
-from ls_edge.peers_file import PeersFile
+from ls_edge.core.peers_file import PeersFile
 from ls_edge.runtime.protocol.messages import Hello, Welcome
 from ls_edge.runtime.transport.admission import GUESTS
 from ls_edge.runtime.transport.links import Link

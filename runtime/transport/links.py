@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from ls_edge.errors import LinkError
-from ls_edge.peers_file import HeartbeatSettings
+from ls_edge.core.errors import LinkError
+from ls_edge.core.peers_file import HeartbeatSettings
 from ls_edge.runtime.transport.host_names import HostNameResolver, numeric
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.zap import ZapHandler, is_worth_logging

@@ -25,9 +25,9 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from ls_edge.bundle import Manifest
-from ls_edge.errors import LinkError, UsageError, WireError
-from ls_edge.peers_file import PeersFile
+from ls_edge.core.bundle import Manifest
+from ls_edge.core.errors import LinkError, UsageError, WireError
+from ls_edge.core.peers_file import PeersFile
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ls_edge.bundle import TokenSpec
+from ls_edge.core.bundle import TokenSpec
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Message, Moved, Release

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal
 
-from ls_edge.errors import printable
+from ls_edge.core.errors import printable
 
 Kind = Literal["link", "greeting", "complaint"]
 """There is no link to it, one of us refused the other, or it dropped messages of ours. The first of these is shown."""

@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from ls_edge.bands import Bands
-from ls_edge.bundle import (
+from ls_edge.cli.main import main
+from ls_edge.core.bands import Bands
+from ls_edge.core.bundle import (
     ImageSpec,
     Manifest,
     Part,
@@ -23,7 +24,6 @@ from ls_edge.bundle import (
     model_id_of,
     write_manifest,
 )  # fmt: skip
-from ls_edge.cli.main import main
 
 
 def _hear_ctrl_c():

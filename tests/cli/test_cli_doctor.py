@@ -12,7 +12,7 @@ import zmq
 from ls_edge.cli import diagnostics
 from ls_edge.cli.diagnostics import Finding
 from ls_edge.cli.main import main
-from ls_edge.runtime.peer import open_peer
+from ls_edge.runtime.peer.peer import open_peer
 from ls_edge.runtime.protocol.messages import FindingRow
 from ls_edge.runtime.transport.keys import new_keys
 

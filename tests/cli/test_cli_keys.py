@@ -4,7 +4,7 @@ import pytest
 import zmq.auth
 
 from ls_edge.cli.main import main
-from ls_edge.peers_file import load_peers
+from ls_edge.core.peers_file import load_peers
 
 
 def keys_new(capsys, *arguments):

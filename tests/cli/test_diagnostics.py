@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ls_edge import compiled, hardware
+from ls_edge import compiled
 from ls_edge.cli import diagnostics
 from ls_edge.cli.diagnostics import Finding, probe, tiny_model, worst
+from ls_edge.device import hardware
 
 
 @pytest.mark.parametrize(

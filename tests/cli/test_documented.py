@@ -12,10 +12,10 @@ import pytest
 import yaml
 from PIL import Image
 
-from ls_edge.peers_file import load_peers
-from ls_edge.runtime.local_cluster import free_ports
-from ls_edge.runtime.peer import open_peer
-from ls_edge.runtime.source import Source
+from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.fleet.local_cluster import free_ports
+from ls_edge.runtime.peer.peer import open_peer
+from ls_edge.runtime.source.source import Source
 
 ROOT = Path(__file__).parents[2]
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"

@@ -12,7 +12,7 @@ import zmq
 from PIL import Image
 
 from ls_edge.cli.main import COMMANDS
-from ls_edge.runtime.local_cluster import free_ports
+from ls_edge.runtime.fleet.local_cluster import free_ports
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "first-fleet.md").read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline
 
 CONFIG = "model: {args: {embed_dim: 32, depth: 2}}\nbatch_size: 256\nprecision: fp32\n"

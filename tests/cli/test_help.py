@@ -81,7 +81,9 @@ def test_help_of_a_command_without_the_heavy_packages(command):
 
 def test_core_and_runtime_import_without_the_heavy_packages():
     names = modules(without=("ls_edge.training", "ls_edge.export"))
-    assert {"ls_edge.runtime", "ls_edge.data.preprocess", "ls_edge.cli.keys", "ls_edge.bundle"} <= set(names)
+    assert {"ls_edge.runtime", "ls_edge.data.preprocess", "ls_edge.cli.commands.keys", "ls_edge.core.bundle"} <= set(
+        names
+    )
     done = python(IMPORT_ALL, *names, blocked=HEAVY)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -96,7 +98,7 @@ def test_core_and_runtime_leave_the_heavy_packages_alone_where_they_are():
 def test_the_core_needs_nothing_of_the_other_rooms():
     rooms = ("ls_edge.runtime", "ls_edge.training", "ls_edge.export")
     names = modules(without=(*rooms, "ls_edge.cli", "ls_edge.data"))
-    assert {"ls_edge.bundle", "ls_edge.engines", "ls_edge.report"} <= set(names)
+    assert {"ls_edge.core.bundle", "ls_edge.engines", "ls_edge.report"} <= set(names)
     done = python(IMPORT_ALL, *names, blocked=(*HEAVY, "zmq", "PIL", *rooms))
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -48,7 +48,7 @@ def test_a_signal_in_the_first_import(command, number, line):
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", line)
 
 
-@pytest.mark.parametrize("module", ["numpy", "ls_edge.runtime.source"])
+@pytest.mark.parametrize("module", ["numpy", "ls_edge.runtime.source.source"])
 def test_a_signal_that_an_import_swallows(module, write_peers, tiny_bundle):
     peers = write_peers({"a": range(6)})
     done = python(
@@ -60,7 +60,7 @@ def test_a_signal_that_an_import_swallows(module, write_peers, tiny_bundle):
 
 AT_WORK = """
 import os, signal, sys, time
-from ls_edge import bundle
+from ls_edge.core import bundle
 def work(folder):
     try:
         os.kill(os.getpid(), {number})

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 import yaml
 
-from ls_edge.bands import Bands
-from ls_edge.bundle import Bundle, bundle_id_of, interface_of
-from ls_edge.device_profile import LinkFit, LinksDocument, LinkTimes, load_profile
+from ls_edge.core.bands import Bands
+from ls_edge.core.bundle import Bundle, bundle_id_of, interface_of
+from ls_edge.core.peers_file import load_peers
+from ls_edge.device.profile import LinkFit, LinksDocument, LinkTimes, load_profile
+from ls_edge.device.sensors import Sensors
 from ls_edge.engines.profiling import profile_bundle
-from ls_edge.peers_file import load_peers
-from ls_edge.sensors import Sensors
 
 pytest.importorskip("highspy")
 

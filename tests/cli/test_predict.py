@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
 from ls_edge.data.datasets import open_data
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.runtime.local_cluster import LocalCluster
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
 

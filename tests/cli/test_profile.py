@@ -2,9 +2,9 @@
 
 import json
 
-from ls_edge.device_profile import load_links, load_profile
-from ls_edge.runtime.peer import open_peer
-from ls_edge.sensors import Sensors
+from ls_edge.device.profile import load_links, load_profile
+from ls_edge.device.sensors import Sensors
+from ls_edge.runtime.peer.peer import open_peer
 
 
 def test_profile_of_a_device(command, bundle, tmp_path):

@@ -5,11 +5,11 @@ import json
 import msgspec
 import pytest
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.device.sensors import Sensors
 from ls_edge.engines.profiling import profile_bundle
 from ls_edge.report.side_by_side import side_by_side
-from ls_edge.runtime.peer import open_peer
-from ls_edge.sensors import Sensors
+from ls_edge.runtime.peer.peer import open_peer
 
 
 @pytest.fixture

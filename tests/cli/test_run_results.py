@@ -13,13 +13,13 @@ import yaml
 import zmq
 from PIL import Image
 
-from ls_edge.bundle import Bundle, bundle_id_of, write_manifest
+from ls_edge.core.bundle import Bundle, bundle_id_of, write_manifest
+from ls_edge.core.peers_file import load_peers
+from ls_edge.core.records import read_trace
 from ls_edge.data.datasets import open_data
-from ls_edge.peers_file import load_peers
-from ls_edge.records import read_trace
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.transport.keys import new_keys
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
@@ -401,7 +401,7 @@ def test_refused_keys(ls_edge, complaints, write_peers, serve, tiny_bundle, tmp_
 
 
 def test_json_holds_every_setting_in_force(ls_edge, peers, tiny_bundle):
-    from ls_edge.cli.run import command
+    from ls_edge.cli.commands.run import command
 
     done = ls_edge.run(
         "run", "--peers", peers.path, "--bundle", tiny_bundle, "--data", "digits", "--limit", "3", "--json",

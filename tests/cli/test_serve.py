@@ -19,14 +19,14 @@ import pytest
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.http_server import MAX_HTTP_HEADER, HttpRequest
-from ls_edge.runtime.http_service import HttpService
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.serve.http_server import MAX_HTTP_HEADER, HttpRequest
+from ls_edge.runtime.serve.http_service import HttpService
+from ls_edge.runtime.source.source import Source
 
 PLACEMENT = {"a": [0, 1, 2], "b": [1, 2, 3], "c": [0, 3]}
 """Of a bundle of four blocks, each of which has two holders."""

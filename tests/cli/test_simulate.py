@@ -9,9 +9,9 @@ import time
 import msgspec
 import pytest
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.device.sensors import Sensors
 from ls_edge.engines.profiling import profile_bundle
-from ls_edge.sensors import Sensors
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ import pytest
 import yaml
 import zmq
 
-from ls_edge.bundle import Bundle
-from ls_edge.peers_file import HeartbeatSettings, load_peers
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.observer import Observer
-from ls_edge.runtime.peer import Peer
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.peers_file import HeartbeatSettings, load_peers
+from ls_edge.runtime.clients.status import Observer
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Cancel, Complaint, Hello, State, Welcome
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.admission import new_alias
 from ls_edge.runtime.transport.keys import new_keys
 from ls_edge.runtime.transport.links import Incoming, Link, Links, LinkUp

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ls_edge.bundle import Bundle
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.source import Source
+from ls_edge.core.bundle import Bundle
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.source.source import Source
 
 ANSWERS = 6
 LIBRARY = "ls_edge__mypyc"

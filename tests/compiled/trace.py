@@ -7,9 +7,9 @@ Peers are killed, stopped, hung, cut off and drained while requests of all polic
 import random
 import sys
 
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.routing import custody
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
 
 BLOCKS = 8
 PLACEMENT = {"a": (0, 1, 2, 3), "b": (4, 5, 6, 7), "c": tuple(range(8)), "d": (2, 3, 4, 5)}

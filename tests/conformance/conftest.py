@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ls_edge.runtime.local_cluster import LocalCluster
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
 
 HERE = Path(__file__).parent
 LEAST_NODE = 18

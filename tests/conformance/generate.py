@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ls_edge.records import TrackSpan, Visit
+from ls_edge.core.records import TrackSpan, Visit
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
@@ -45,7 +46,6 @@ from ls_edge.runtime.protocol.messages import (
     Welcome,
 )
 from ls_edge.runtime.routing.events import AnnounceState, Complete, Compute, Forward, Note, Send
-from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parents[1] / "runtime" / "protocol" / "PROTOCOL.md"

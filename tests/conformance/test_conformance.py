@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import zmq
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.runtime.observer import Observer
+from ls_edge.runtime.clients.status import Observer
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
@@ -39,7 +39,7 @@ from ls_edge.runtime.protocol.messages import (
     Welcome,
 )
 from ls_edge.runtime.routing.policies import POLICIES
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.source.source import Source
 
 HERE = Path(__file__).parent
 VECTORS = json.loads((HERE / "vectors.json").read_text(encoding="utf-8"))

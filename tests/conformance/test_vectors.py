@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ls_edge.errors import WireError
+from ls_edge.core.errors import WireError
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ls_edge.arrangement import (
+from ls_edge.core.arrangement import (
     Arrangement,
     apply,
     equal_waves,
@@ -18,7 +18,7 @@ from ls_edge.arrangement import (
     random_subset_order,
     random_waves,
 )
-from ls_edge.errors import UsageError
+from ls_edge.core.errors import UsageError
 
 
 @st.composite

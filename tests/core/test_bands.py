@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ls_edge.arrangement import Arrangement, random_orders
-from ls_edge.bands import Bands
-from ls_edge.errors import UsageError
+from ls_edge.core.arrangement import Arrangement, random_orders
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import UsageError
 
 
 @st.composite

@@ -7,8 +7,8 @@ import shutil
 import msgspec
 import pytest
 
-from ls_edge.bands import Bands
-from ls_edge.bundle import (
+from ls_edge.core.bands import Bands
+from ls_edge.core.bundle import (
     SCHEMA,
     Bundle,
     ImageSpec,
@@ -23,7 +23,7 @@ from ls_edge.bundle import (
     model_id_of,
     write_manifest,
 )  # fmt: skip
-from ls_edge.errors import BundleError, DigestMismatch, SchemaMismatch
+from ls_edge.core.errors import BundleError, DigestMismatch, SchemaMismatch
 
 IMAGE = ImageSpec(size=(8, 8), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 TOKENS = TokenSpec(count=5, dim=4)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from ls_edge import errors
+from ls_edge.core import errors
 
 
 def drawn():

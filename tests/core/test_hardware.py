@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ls_edge import hardware
+from ls_edge.device import hardware
 
 
 def test_features_of_processors():

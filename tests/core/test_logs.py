@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from ls_edge import logs
+from ls_edge.core import logs
 
 EVIL = "\x1b]0;title\x07\x1b[2J\nforged: line\u202e"
 

@@ -5,9 +5,9 @@ import itertools
 import msgspec
 import pytest
 
-from ls_edge.arrangement import Arrangement
-from ls_edge.errors import BundleError, SchemaMismatch
-from ls_edge.order_costs import Fit, Measured, OrderCosts, read_order_costs
+from ls_edge.core.arrangement import Arrangement
+from ls_edge.core.errors import BundleError, SchemaMismatch
+from ls_edge.core.order_costs import Fit, Measured, OrderCosts, read_order_costs
 
 COSTS = OrderCosts(
     version=2, source="here", images=4, orders=6, trained=Measured(0.1, 0.9), random=Measured(2.0, 0.2),

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from zmq.utils import z85
 
-from ls_edge import peers_file
-from ls_edge.errors import ConfigError
-from ls_edge.peers_file import HeartbeatSettings, PeerEntry, SourceEntry, load_peers
+from ls_edge.core import peers_file
+from ls_edge.core.errors import ConfigError
+from ls_edge.core.peers_file import HeartbeatSettings, PeerEntry, SourceEntry, load_peers
 
 TEXT = (Path(__file__).parents[2] / "docs" / "peers.md").read_text(encoding="utf-8")
 SECTIONS = {

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ls_edge.errors import ConfigError
-from ls_edge.peers_file import is_loopback, is_name, load_peers, parse_blocks
+from ls_edge.core.errors import ConfigError
+from ls_edge.core.peers_file import is_loopback, is_name, load_peers, parse_blocks
 
 KEYS = ["a" * 40, "b" * 40, "!/*?&<>()[]{}@%$#.-:+=^" + "c" * 17]
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ls_edge.errors import DataError, UsageError
-from ls_edge.records import (
+from ls_edge.core.errors import DataError, UsageError
+from ls_edge.core.records import (
     RequestRecord,
     TraceWriter,
     TrackSpan,

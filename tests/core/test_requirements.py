@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ls_edge import hardware, requirements
+from ls_edge.device import hardware, requirements
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from ls_edge.sensors import Nvml, PowerMeter, Sensors, throttling, total_power, used_watts
+from ls_edge.device.sensors import Nvml, PowerMeter, Sensors, throttling, total_power, used_watts
 
 
 def tree(root, files):

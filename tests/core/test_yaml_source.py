@@ -6,8 +6,8 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from ls_edge import yaml_source
-from ls_edge.errors import ConfigError
+from ls_edge.core import yaml_source
+from ls_edge.core.errors import ConfigError
 
 
 class Inner(msgspec.Struct, forbid_unknown_fields=True):

@@ -9,8 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from ls_edge.core.errors import DataError, UsageError
 from ls_edge.data.datasets import is_timm_name, match_classes, open_data
-from ls_edge.errors import DataError, UsageError
 
 FILES = {
     "cat/1.png": b"cat one",

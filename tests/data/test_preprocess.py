@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from ls_edge.bundle import ImageSpec
+from ls_edge.core.bundle import ImageSpec
+from ls_edge.core.errors import BundleError, DataError
 from ls_edge.data.datasets import ImageRef, ImageSet, open_data
 from ls_edge.data.preprocess import INTERPOLATIONS, MAX_PIXELS, Preprocessor, decode, iterate, to_rgb
-from ls_edge.errors import BundleError, DataError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -5,9 +5,9 @@ import json
 import msgspec
 import pytest
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import EngineError, UsageError
 from ls_edge.engines.benchmark import bench
-from ls_edge.errors import EngineError, UsageError
 from ls_edge.export.merge import merge
 
 

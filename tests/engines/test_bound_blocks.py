@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import EngineError
 from ls_edge.engines import bound_blocks
 from ls_edge.engines.block_runner import BlockRunner
 from ls_edge.engines.bound_blocks import BlockFailed, BoundBlocks
 from ls_edge.engines.opening import open_block_engines
-from ls_edge.errors import EngineError
 
 
 @pytest.fixture(params=["plain", "slots"], scope="module")

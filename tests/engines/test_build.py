@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ls_edge.bundle import Bundle
-from ls_edge.peers_file import load_peers
-from ls_edge.runtime.peer import Peer
-from ls_edge.runtime.settings import Settings
-from ls_edge.runtime.source import Source
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.source.settings import Settings
+from ls_edge.runtime.source.source import Source
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
 WITHOUT = (

@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import EngineError
 from ls_edge.engines import cuda_memory, tensorrt_build, tensorrt_engine
 from ls_edge.engines.block_runner import BlockRunner
 from ls_edge.engines.bound_blocks import BlockFailed
 from ls_edge.engines.opening import choose, open_block_engines, open_engine
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.tensorrt_build import EngineOptions
-from ls_edge.errors import EngineError
 
 SIGNATURES = json.loads((Path(__file__).parents[1] / "doubles/signatures.json").read_text())
 COPIES = ("cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost")

@@ -6,11 +6,11 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import BundleError, DigestMismatch, EngineError, UsageError
 from ls_edge.engines.engine import signature_of, warm_up
 from ls_edge.engines.onnxruntime import Buffers, OnnxEngine
 from ls_edge.engines.opening import EngineMemory, open_block_engines, open_engine, usable_threads
-from ls_edge.errors import BundleError, DigestMismatch, EngineError, UsageError
 
 CPU = "CPUExecutionProvider"
 

@@ -7,11 +7,11 @@ import onnxruntime
 import pytest
 import torch
 
-from ls_edge.arrangement import Arrangement
-from ls_edge.bundle import Bundle
+from ls_edge.core.arrangement import Arrangement
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import EngineError, UsageError
+from ls_edge.core.records import RequestRecord
 from ls_edge.engines.pipeline import Pipeline, replay
-from ls_edge.errors import EngineError, UsageError
-from ls_edge.records import RequestRecord
 from ls_edge.training.checkpoint import load_run
 
 IMAGES = np.random.default_rng(3).standard_normal((3, 3, 16, 16), dtype=np.float32)

@@ -5,11 +5,11 @@ import json
 import msgspec
 import pytest
 
-from ls_edge.bundle import Bundle
-from ls_edge.device_profile import load_profile
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import DataError, UsageError
+from ls_edge.device.profile import load_profile
+from ls_edge.device.sensors import Sensors
 from ls_edge.engines.profiling import profile_bundle
-from ls_edge.errors import DataError, UsageError
-from ls_edge.sensors import Sensors
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,13 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import EngineError, UsageError
 from ls_edge.engines.block_runner import BlockRunner
 from ls_edge.engines.engine import signature_of
 from ls_edge.engines.opening import announce, choose, open_block_engines, open_engine
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.providers import CPU, CUDA, TENSORRT, memory_of, providers_of, why_not
-from ls_edge.errors import EngineError, UsageError
 
 ORDER = (0, 1, 2, 3, 4, 5)
 

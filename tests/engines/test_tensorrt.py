@@ -9,12 +9,12 @@ import threading
 import msgspec
 import pytest
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import EngineError, UsageError
 from ls_edge.engines import tensorrt_build, tensorrt_cache
 from ls_edge.engines.opening import open_block_engines, open_engine
 from ls_edge.engines.tensorrt_build import EngineOptions, key_of
 from ls_edge.engines.tensorrt_cache import EngineCache, EngineKey, default_folder
-from ls_edge.errors import EngineError, UsageError
 
 KEY = EngineKey(
     onnx_sha256="ab" * 32, tensorrt="10.3.0", gpu="Orin", capability="8.7", profile=(1, 1, 8), flags=("strongly typed",)

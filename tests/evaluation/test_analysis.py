@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from ls_edge.bands import Bands
-from ls_edge.errors import DataError, UsageError
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import DataError, UsageError
 from ls_edge.evaluation import analysis_measures
 from ls_edge.evaluation.analysis import KINDS, AnalysisOrders, analyze, parse_kinds
 from ls_edge.evaluation.analysis_measures import cka_matrix

@@ -2,9 +2,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from ls_edge.arrangement import Arrangement, equal_waves, random_orders, random_subset_order
-from ls_edge.bands import Bands
-from ls_edge.errors import DataError, UsageError
+from ls_edge.core.arrangement import Arrangement, equal_waves, random_orders, random_subset_order
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import DataError, UsageError
 from ls_edge.evaluation.evaluate import aggregate, blocks_to_run, evaluate, logits_of
 from ls_edge.evaluation.orders import (
     DRAWS,

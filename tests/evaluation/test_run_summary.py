@@ -6,6 +6,7 @@ import math
 import msgspec
 import pytest
 
+from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
 from ls_edge.evaluation.run_summary import (
     PeerContext,
     RunContext,
@@ -14,7 +15,6 @@ from ls_edge.evaluation.run_summary import (
     summarise,
     wilson,
 )
-from ls_edge.records import PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
 
 
 def plain(*steps):

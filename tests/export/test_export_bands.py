@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from ls_edge.arrangement import Arrangement
-from ls_edge.bands import Bands
-from ls_edge.bundle import NOT_FOLDED, Bundle, Folded, digest_of, interface_of
 from ls_edge.cli.main import main
+from ls_edge.core.arrangement import Arrangement
+from ls_edge.core.bands import Bands
+from ls_edge.core.bundle import NOT_FOLDED, Bundle, Folded, digest_of, interface_of
+from ls_edge.core.errors import ModelError, UsageError, VerificationError
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.errors import ModelError, UsageError, VerificationError
 from ls_edge.export import verify
 from ls_edge.export.calibration import Calibration, Samples
 from ls_edge.export.targets import PartsView, ends_of

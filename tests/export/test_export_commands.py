@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from ls_edge.bundle import Bundle
 from ls_edge.cli.main import main
+from ls_edge.core.bundle import Bundle
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import onnxruntime
 import pytest
 import torch
 
+from ls_edge.core.errors import VerificationError
 from ls_edge.engines.engine import signature_of
-from ls_edge.errors import VerificationError
 from ls_edge.export.canonical import check, to_bytes
 from ls_edge.export.targets import block_target, prepare_for_export
 from ls_edge.export.trace_onnx import trace, trace_blocks

@@ -10,8 +10,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from ls_edge.core.errors import UsageError, VerificationError
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.errors import UsageError, VerificationError
 from ls_edge.export.calibration import activation_ranges, read_calibration
 from ls_edge.export.fp16 import to_half
 from ls_edge.export.int8 import linear_layers, quantise_dynamic, quantise_explicit, quantise_weight

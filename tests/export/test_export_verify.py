@@ -8,11 +8,11 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import BundleError, DataError, VerificationError
 from ls_edge.engines.engine import signature_of
 from ls_edge.engines.onnxruntime import OnnxEngine
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.errors import BundleError, DataError, VerificationError
 from ls_edge.export.calibration import read_calibration
 from ls_edge.export.file_checks import check_files, checked_with, raise_problems
 from ls_edge.export.targets import PartsView

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from ls_edge.arrangement import Arrangement
-from ls_edge.bundle import MANIFEST, Bundle, ImageSpec
+from ls_edge.core.arrangement import Arrangement
+from ls_edge.core.bundle import MANIFEST, Bundle, ImageSpec
+from ls_edge.core.errors import DigestMismatch, EngineError, RunError, UsageError, VerificationError
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.errors import DigestMismatch, EngineError, RunError, UsageError, VerificationError
 from ls_edge.export.writer import ExportSettings, check_target, export_run, steps_of
 from ls_edge.training.checkpoint import load_run
 from ls_edge.training.methods.slots import SlotEmbedding

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from ls_edge.arrangement import Arrangement, random_orders, random_waves
-from ls_edge.bands import Bands
-from ls_edge.bundle import Bundle
+from ls_edge.core.arrangement import Arrangement, random_orders, random_waves
+from ls_edge.core.bands import Bands
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts, read_order_costs
 from ls_edge.export.calibration import Samples, read_calibration
 from ls_edge.export.order_costs import (
     TRACKS,
@@ -22,7 +23,6 @@ from ls_edge.export.order_costs import (
 )
 from ls_edge.export.targets import PartsView
 from ls_edge.export.writer import ExportSettings, export_run
-from ls_edge.order_costs import VERSION, Fit, Measured, OrderCosts, read_order_costs
 from ls_edge.training.checkpoint import load_run
 
 BLOCKS = 6

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from ls_edge.bands import Bands
-from ls_edge.bundle import Bundle
+from ls_edge.core.bands import Bands
+from ls_edge.core.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.analysis import KINDS, AnalysisOrders, AttentionStatistics, analyze
 from ls_edge.evaluation.simulation_summary import SimulationContext, SiteOutcome, summarise_simulation

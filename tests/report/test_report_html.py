@@ -14,9 +14,9 @@ import pytest
 import vl_convert
 from PIL import Image
 
-from ls_edge.errors import UsageError
+from ls_edge.core.errors import UsageError
+from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
 from ls_edge.evaluation.run_summary import PeerContext, RunContext, summarise
-from ls_edge.records import PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
 from ls_edge.report.charts import write_comparison_picture, write_picture
 from ls_edge.report.html import write_comparison, write_report
 
@@ -296,7 +296,7 @@ def test_a_path_that_cannot_be_written_is_one_clear_line(tmp_path, run_with_loss
 def test_without_the_libraries_a_report_is_refused_with_what_to_install(monkeypatch):
     import importlib.util
 
-    from ls_edge.requirements import require_report
+    from ls_edge.device.requirements import require_report
 
     require_report("--report")
     found = importlib.util.find_spec

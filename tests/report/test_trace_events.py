@@ -5,16 +5,16 @@ import json
 
 import pytest
 
+from ls_edge.core.errors import UsageError
+from ls_edge.core.peers_file import load_peers
+from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
 from ls_edge.data.datasets import open_data
-from ls_edge.errors import UsageError
 from ls_edge.evaluation.run_summary import RunContext, summarise
-from ls_edge.peers_file import load_peers
-from ls_edge.records import PeerEvent, PeerState, RequestRecord
 from ls_edge.report.files import open_whole
 from ls_edge.report.trace_events import trace_events, write_trace_events
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.run_dataset import run_dataset
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.source.run_dataset import run_dataset
+from ls_edge.runtime.source.source import Source
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
 

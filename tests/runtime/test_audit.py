@@ -10,18 +10,18 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import UsageError
+from ls_edge.core.peers_file import load_peers
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.errors import UsageError
 from ls_edge.evaluation.run_summary import AuditSummary, Suspect
-from ls_edge.peers_file import load_peers
-from ls_edge.runtime.audit import Audit, Auditor
 from ls_edge.runtime.chaos.faults import Faults, write
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.events import Returned
-from ls_edge.runtime.source import Settings, Source
+from ls_edge.runtime.source.audit import Audit, Auditor
+from ls_edge.runtime.source.source import Settings, Source
 
 CHAIN = {"a": [0, 1], "b": [2, 3], "c": [4, 5]}
 
@@ -29,7 +29,7 @@ CHAIN = {"a": [0, 1], "b": [2, 3], "c": [4, 5]}
 @pytest.fixture(autouse=True)
 def not_nice(monkeypatch):
     """Audits get their share of a busy machine, so that no test waits for them until its limit."""
-    monkeypatch.setattr("ls_edge.runtime.audit.NICENESS", 0)
+    monkeypatch.setattr("ls_edge.runtime.source.audit.NICENESS", 0)
 
 
 @pytest.fixture

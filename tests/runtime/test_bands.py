@@ -8,16 +8,16 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from ls_edge.bands import Bands
-from ls_edge.bundle import Bundle
-from ls_edge.errors import BudgetExceeded
-from ls_edge.order_costs import VERSION, Fit, Measured, OrderCosts
-from ls_edge.peers_file import load_peers
-from ls_edge.runtime.audit import challenge_itinerary
+from ls_edge.core.bands import Bands
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import BudgetExceeded
+from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts
+from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.chaos.liar import Liar
 from ls_edge.runtime.chaos.lies import LIES
-from ls_edge.runtime.planning.problem import PlannedDevice, PlanningProblem
-from ls_edge.runtime.planning.scoring import policies_for, simulate_placement
+from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
+from ls_edge.runtime.fleet.planning.scoring import policies_for, simulate_placement
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.protocol.messages import Accept, Itinerary
 from ls_edge.runtime.routing.candidates import Candidate, LocalNode
 from ls_edge.runtime.routing.events import Arrived, Complete, Fail, Forward, NoteKind
@@ -26,7 +26,7 @@ from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.routing.policies.policy import RunHere, SendTo
 from ls_edge.runtime.routing.source_routing import SourceMachine
 from ls_edge.runtime.routing.wave_planner import plan_wave
-from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
+from ls_edge.runtime.source.audit import challenge_itinerary
 from ls_edge.runtime.transport.admission import Admission
 from tests.runtime.driver import Driver, run_of, submits
 

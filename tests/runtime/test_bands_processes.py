@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from ls_edge.arrangement import Arrangement
-from ls_edge.bundle import Bundle
-from ls_edge.errors import BudgetExceeded
-from ls_edge.records import read_trace
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.source import Source
+from ls_edge.core.arrangement import Arrangement
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import BudgetExceeded
+from ls_edge.core.records import read_trace
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.source.source import Source
 
 PLACEMENT = {"a": [1, 2, 3, 4, 5], "b": [0], "c": [2, 4, 1]}
 WHY = "block 0 of band [0] (1 of 3) had no reachable holder"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ls_edge.arrangement import Arrangement
-from ls_edge.order_costs import VERSION, Fit, Measured, OrderCosts
+from ls_edge.core.arrangement import Arrangement
+from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts
 from ls_edge.runtime.routing import block_assignment
 from ls_edge.runtime.routing.block_assignment import assign_blocks
 

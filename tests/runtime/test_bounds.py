@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ls_edge.bundle import Bundle
-from ls_edge.peers_file import load_peers
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.chaos.faults import Faults, write
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.fleet.simulation.simulator import Simulation
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.routing.custody import Stage
 from ls_edge.runtime.routing.events import Arrived, Complete
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.simulation.simulator import Simulation
-from ls_edge.runtime.source import Settings, Source
+from ls_edge.runtime.source.source import Settings, Source
 
 MIB = 2**20
 

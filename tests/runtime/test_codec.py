@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ls_edge.errors import ConfigError, WireError
-from ls_edge.peers_file import load_peers
+from ls_edge.core.errors import ConfigError, WireError
+from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.protocol import codecs
 
 TOLERANCE = {"raw": 0.0, "fp16": 2.0**-11, "int8": 1 / 254}

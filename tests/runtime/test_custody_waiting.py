@@ -2,7 +2,7 @@
 
 import pytest
 
-from ls_edge.records import Visit
+from ls_edge.core.records import Visit
 from ls_edge.runtime.protocol.messages import (
     Accept,
     Refuse,

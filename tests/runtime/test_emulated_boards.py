@@ -9,15 +9,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from ls_edge.bundle import Bundle
 from ls_edge.cli.board_demo import board_demo, check_boards
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import UsageError
+from ls_edge.device.sensors import Sensors
 from ls_edge.engines.profiling import profile_bundle
-from ls_edge.errors import UsageError
 from ls_edge.report.terminal import open_console
 from ls_edge.runtime.chaos import cpu_quota, faults
 from ls_edge.runtime.chaos.faults import Control, Faults, FaultyEngine, write
-from ls_edge.runtime.emulated_boards import EmulatedBoard, emulated_boards, emulated_profile
-from ls_edge.sensors import Sensors
+from ls_edge.runtime.fleet.emulated_boards import EmulatedBoard, emulated_boards, emulated_profile
 
 pytest.importorskip("highspy")
 

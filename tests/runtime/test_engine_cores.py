@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ls_edge.bundle import Bundle
-from ls_edge.errors import ConfigError
-from ls_edge.peers_file import load_peers
-from ls_edge.runtime.engine_cores import EngineCores, shown
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.peer import Peer
-from ls_edge.runtime.source import Source
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import ConfigError
+from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.execution.cores import EngineCores, shown
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.source.source import Source
 
 needs_two_cores = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two cores"

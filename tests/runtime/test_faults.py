@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import BudgetExceeded, ModelMismatch
 from ls_edge.data.datasets import open_data
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.errors import BudgetExceeded, ModelMismatch
 from ls_edge.evaluation.run_summary import summarise
-from ls_edge.runtime.local_cluster import LocalCluster
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE
-from ls_edge.runtime.run_dataset import run_dataset
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.source.run_dataset import run_dataset
+from ls_edge.runtime.source.source import Source
 
 
 def until(condition, seconds=10.0):
@@ -291,7 +291,7 @@ def test_a_port_in_use_is_one_line(peers, tiny_bundle):
 def test_peers_do_not_outlive_who_started_them(tmp_path, tiny_bundle):
     program = (
         "import os, signal, sys\n"
-        "from ls_edge.runtime.local_cluster import LocalCluster\n"
+        "from ls_edge.runtime.fleet.local_cluster import LocalCluster\n"
         "with LocalCluster(sys.argv[1], sys.argv[2], {'a': [0, 1], 'b': [2, 3]}) as peers:\n"
         "    peers.wait_warm()\n"
         "    print(*(process.pid for process in peers.processes.values()), flush=True)\n"

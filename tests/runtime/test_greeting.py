@@ -6,9 +6,9 @@ import msgspec
 import pytest
 import zmq
 
-from ls_edge.bundle import Bundle
-from ls_edge.peers_file import load_peers
-from ls_edge.runtime.peer import Peer
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, State, Welcome
 from ls_edge.runtime.transport import linked_processes

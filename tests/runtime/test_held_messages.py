@@ -2,11 +2,11 @@
 
 import pytest
 
-from ls_edge.bundle import Bundle
-from ls_edge.peers_file import load_peers
-from ls_edge.runtime.peer import Peer
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport import outbox
 from ls_edge.runtime.transport.links import Links
 

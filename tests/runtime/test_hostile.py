@@ -11,13 +11,13 @@ import msgspec
 import pytest
 import zmq
 
-from ls_edge.bundle import Bundle
-from ls_edge.errors import WireError
-from ls_edge.logs import set_up
-from ls_edge.peers_file import load_peers
-from ls_edge.records import Visit
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.peer import Peer
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import WireError
+from ls_edge.core.logs import set_up
+from ls_edge.core.peers_file import load_peers
+from ls_edge.core.records import Visit
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
     Accept,
@@ -36,7 +36,7 @@ from ls_edge.runtime.protocol.messages import (
     TransferId,
     Welcome,
 )
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.admission import Admission
 from ls_edge.runtime.transport.node import COMPLAINTS_A_SECOND
 

@@ -8,7 +8,7 @@ import pytest
 import zmq
 import zmq.auth
 
-from ls_edge.errors import LinkError, UsageError
+from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.runtime.transport import keys
 from ls_edge.runtime.transport.keys import KeyPair, load_secret, new_keys
 

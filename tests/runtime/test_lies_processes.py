@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import zmq
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.chaos.lies import LIES
-from ls_edge.runtime.local_cluster import LocalCluster
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import load_secret
 from ls_edge.runtime.transport.linked_processes import MAX_SOURCES_OF_ONE_KEY
 from ls_edge.runtime.transport.node import NOTES_A_MINUTE

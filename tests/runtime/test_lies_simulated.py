@@ -9,9 +9,10 @@ import random
 import msgspec
 import pytest
 
-from ls_edge.errors import NotFinite
+from ls_edge.core.errors import NotFinite
 from ls_edge.runtime.chaos import liar as lying
 from ls_edge.runtime.chaos.lies import LIES as CHAOS_LIES
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.protocol.messages import (
     Accept,
     Cancel,
@@ -42,7 +43,6 @@ from ls_edge.runtime.routing.events import (
 from ls_edge.runtime.routing.neighbours import Limits, Neighbour
 from ls_edge.runtime.routing.peer_routing import PeerMachine
 from ls_edge.runtime.routing.source_routing import SourceMachine
-from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
 
 from .driver import ALL_BY_A, BY_X, Driver, cancel, new_peer, request_id, run_of, submits, transfer
 

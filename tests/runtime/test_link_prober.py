@@ -2,12 +2,12 @@
 
 import pytest
 
-from ls_edge.bundle import Bundle
-from ls_edge.device_profile import LinkTimes
-from ls_edge.errors import LinkError, UsageError
-from ls_edge.peers_file import load_peers
-from ls_edge.runtime.link_prober import LinkProber, fit_of
-from ls_edge.runtime.peer import open_peer
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import LinkError, UsageError
+from ls_edge.core.peers_file import load_peers
+from ls_edge.device.profile import LinkTimes
+from ls_edge.runtime.clients.link_prober import LinkProber, fit_of
+from ls_edge.runtime.peer.peer import open_peer
 from ls_edge.runtime.transport.keys import load_secret, new_keys
 
 CODECS = ("raw", "fp16", "int8")

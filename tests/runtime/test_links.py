@@ -13,10 +13,10 @@ import time
 import pytest
 import zmq
 
-from ls_edge.errors import LinkError
-from ls_edge.peers_file import HeartbeatSettings
+from ls_edge.core.errors import LinkError
+from ls_edge.core.peers_file import HeartbeatSettings
 from ls_edge.runtime.chaos.proxy import Proxy
-from ls_edge.runtime.local_cluster import free_ports
+from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.links import (
     FLOOD_MESSAGES,
@@ -35,7 +35,7 @@ MAX_FRAME = 200_000
 
 ECHO = """
 import sys
-from ls_edge.peers_file import HeartbeatSettings
+from ls_edge.core.peers_file import HeartbeatSettings
 from ls_edge.runtime.transport.links import Incoming, LinkDown, Links
 
 size, count = int(sys.argv[2]), int(sys.argv[3])
@@ -53,7 +53,7 @@ while True:
 
 LATE = """
 import sys, time
-from ls_edge.peers_file import HeartbeatSettings
+from ls_edge.core.peers_file import HeartbeatSettings
 from ls_edge.runtime.transport.links import Incoming, Links
 
 links = Links({}, bind=sys.argv[1], heartbeat=HeartbeatSettings(), max_frame=1000)
@@ -92,7 +92,7 @@ def ended(raw):
 
 DIALLER = """
 import sys
-from ls_edge.peers_file import HeartbeatSettings
+from ls_edge.core.peers_file import HeartbeatSettings
 from ls_edge.runtime.transport.links import Link, Links, LinkUp
 
 links = Links({"a": sys.argv[1]}, bind=None, heartbeat=HeartbeatSettings(), max_frame=1000)

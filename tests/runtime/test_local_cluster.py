@@ -7,11 +7,11 @@ import socket
 
 import pytest
 
-from ls_edge.bundle import Bundle
-from ls_edge.errors import LinkError, UsageError
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.local_cluster import LocalCluster, free_ports
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.fleet.local_cluster import LocalCluster, free_ports
+from ls_edge.runtime.source.source import Source
 
 PLACEMENT = {"a": [0, 1, 2], "b": [3, 4, 5]}
 

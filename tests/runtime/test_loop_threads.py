@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.peers_file import load_peers
 from ls_edge.engines.onnxruntime import OnnxEngine
-from ls_edge.peers_file import load_peers
-from ls_edge.runtime import loop_threads
-from ls_edge.runtime import peer as peers
-from ls_edge.runtime import source as sources
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.engine_cores import EngineCores
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.loop_threads import TAKE_OVER_S, LoopThreads
-from ls_edge.runtime.peer import Peer
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.execution import loop_threads
+from ls_edge.runtime.execution.cores import EngineCores
+from ls_edge.runtime.execution.loop_threads import TAKE_OVER_S, LoopThreads
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.peer import peer as peers
+from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.source import source as sources
+from ls_edge.runtime.source.source import Source
 
 NO_CORES = EngineCores()
 

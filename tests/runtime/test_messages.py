@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from ls_edge.errors import WireError
-from ls_edge.records import TrackSpan, Visit
+from ls_edge.core.errors import WireError
+from ls_edge.core.records import TrackSpan, Visit
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
     Accept,

@@ -16,17 +16,17 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ls_edge.bundle import Bundle
-from ls_edge.errors import LinkError, UsageError
-from ls_edge.peers_file import load_peers
-from ls_edge.runtime.counts import PeerSnapshot
-from ls_edge.runtime.http_server import MAX_HTTP_HEADER, HttpReply, HttpServer, open_listener, parse_address
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.metrics import PeerCollector, SourceCollector, metrics_handler, registry_of
-from ls_edge.runtime.peer import Peer
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import LinkError, UsageError
+from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.execution.counts import PeerSnapshot
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.peer.stored_peer import StoredPeer
 from ls_edge.runtime.protocol import messages as wire
-from ls_edge.runtime.source import Source
-from ls_edge.runtime.stored_peer import StoredPeer
+from ls_edge.runtime.serve.http_server import MAX_HTTP_HEADER, HttpReply, HttpServer, open_listener, parse_address
+from ls_edge.runtime.serve.metrics import PeerCollector, SourceCollector, metrics_handler, registry_of
+from ls_edge.runtime.source.source import Source
 from ls_edge.version import __version__
 
 PLACEMENT = {"a": range(6), "b": range(6)}

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ls_edge.errors import BudgetExceeded
+from ls_edge.core.errors import BudgetExceeded
 from ls_edge.runtime.chaos.namespaces import NamespaceCluster, Net, NetError, reason_to_skip
-from ls_edge.runtime.local_cluster import LocalCluster
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.source.source import Source
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [1, 2, 3], "c": [0, 4, 5]}
 """Without b every block has a holder; blocks 4 and 5 are c's alone."""

@@ -12,21 +12,21 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from ls_edge.bundle import Bundle, bundle_id_of, write_manifest
+from ls_edge.core.bundle import Bundle, bundle_id_of, write_manifest
+from ls_edge.core.errors import DataError, NotFinite
+from ls_edge.core.peers_file import load_peers
+from ls_edge.core.records import read_trace
 from ls_edge.engines.block_runner import BlockRunner
 from ls_edge.engines.opening import open_block_engines
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.errors import DataError, NotFinite
-from ls_edge.peers_file import load_peers
-from ls_edge.records import read_trace
 from ls_edge.runtime.chaos.faults import Faults, write
-from ls_edge.runtime.engine_calls import run_blocks
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.execution.engine_calls import run_blocks
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.codecs import is_finite
 from ls_edge.runtime.protocol.messages import TransferId
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed
-from ls_edge.runtime.source import Settings, Source
+from ls_edge.runtime.source.source import Settings, Source
 
 BAD = [float("nan"), float("inf"), float("-inf")]
 

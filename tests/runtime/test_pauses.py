@@ -9,12 +9,12 @@ from concurrent.futures import wait
 import pytest
 import yaml
 
-from ls_edge.bundle import Bundle
-from ls_edge.peers_file import load_peers
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.chaos.faults import Faults, write
-from ls_edge.runtime.local_cluster import LocalCluster, free_ports
-from ls_edge.runtime.peer import Peer
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.fleet.local_cluster import LocalCluster, free_ports
+from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.source.source import Source
 
 PAUSE_S = 4.0
 BUDGET_MS = 300.0
@@ -51,7 +51,7 @@ def test_a_peer_that_was_stopped_in_an_engine_call_runs_blocks_again(tiny_bundle
 
 SOURCE = """
 import sys, time
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.source.source import Source
 import numpy as np
 source = Source.open(sys.argv[1], sys.argv[2], name="hidden", max_skips=0, budget_ms=300_000)
 end = time.monotonic() + 20

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from ls_edge.bundle import Bundle
-from ls_edge.peers_file import load_peers
-from ls_edge.records import PeerState
-from ls_edge.runtime.peer import Peer
-from ls_edge.runtime.source import Source
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.peers_file import load_peers
+from ls_edge.core.records import PeerState
+from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.source.source import Source
 
 
 @pytest.fixture

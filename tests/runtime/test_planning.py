@@ -9,12 +9,12 @@ import sys
 import numpy as np
 import pytest
 
-from ls_edge.errors import UsageError
-from ls_edge.runtime.planning import milp
-from ls_edge.runtime.planning.figures import figures_of, throughput_of, value_of
-from ls_edge.runtime.planning.planner import plan_placement
-from ls_edge.runtime.planning.problem import OBJECTIVES, PlannedDevice, PlanningProblem, visit_times, zones_of
-from ls_edge.runtime.planning.scoring import SimulatedFigures, best_policy, simulate_placement
+from ls_edge.core.errors import UsageError
+from ls_edge.runtime.fleet.planning import milp
+from ls_edge.runtime.fleet.planning.figures import figures_of, throughput_of, value_of
+from ls_edge.runtime.fleet.planning.planner import plan_placement
+from ls_edge.runtime.fleet.planning.problem import OBJECTIVES, PlannedDevice, PlanningProblem, visit_times, zones_of
+from ls_edge.runtime.fleet.planning.scoring import SimulatedFigures, best_policy, simulate_placement
 
 pytest.importorskip("highspy")
 

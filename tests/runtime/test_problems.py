@@ -8,12 +8,12 @@ import pytest
 import yaml
 import zmq
 
-from ls_edge.bundle import Bundle
-from ls_edge.peers_file import load_peers
-from ls_edge.runtime.peer import Peer
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.problems import PeerProblems
 

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from ls_edge.errors import WireError
-from ls_edge.records import TrackSpan, Visit
+from ls_edge.core.errors import WireError
+from ls_edge.core.records import TrackSpan, Visit
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import FindingRow, Findings, Itinerary, Run, TrackRef, TransferId

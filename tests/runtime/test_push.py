@@ -8,10 +8,10 @@ import time
 import pytest
 import zmq
 
-from ls_edge.bundle import MANIFEST, Bundle
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.push import Pusher, PushError
-from ls_edge.runtime.source import Source
+from ls_edge.core.bundle import MANIFEST, Bundle
+from ls_edge.runtime.clients.push import Pusher, PushError
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import load_secret
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
@@ -200,7 +200,7 @@ def test_a_bundle_that_does_not_load_is_given_up_for_the_one_before(fleet, tiny_
 
     import msgspec
 
-    from ls_edge.bundle import bundle_id_of, write_manifest
+    from ls_edge.core.bundle import bundle_id_of, write_manifest
 
     broken = tmp_path / "broken"
     shutil.copytree(tiny_bundle, broken)
@@ -228,8 +228,8 @@ def test_a_bundle_that_does_not_load_is_given_up_for_the_one_before(fleet, tiny_
 
 def test_a_push_that_was_cut_off_goes_on_where_it_was(fleet, wide_bundle):
     """57 MB, the peer killed in the middle of a file: what had come is not sent again."""
-    from ls_edge.runtime.installer import WINDOW
     from ls_edge.runtime.protocol.messages import MAX_CHUNK
+    from ls_edge.runtime.store.installer import WINDOW
 
     with fleet({"a": (0, 1)}) as peers:
         killed = []

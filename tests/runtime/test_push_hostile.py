@@ -10,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import zmq
 
-from ls_edge.bundle import MANIFEST, Bundle
-from ls_edge.errors import UsageError
-from ls_edge.peers_file import HeartbeatSettings, load_peers
-from ls_edge.runtime.peer import Peer
+from ls_edge.core.bundle import MANIFEST, Bundle
+from ls_edge.core.errors import UsageError
+from ls_edge.core.peers_file import HeartbeatSettings, load_peers
+from ls_edge.runtime.clients.push import Pusher, PushError
+from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.peer.stored_peer import StoredPeer
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Chunk, Complaint, Hello, Install, Offer, Stored, Want
-from ls_edge.runtime.push import Pusher, PushError
-from ls_edge.runtime.stored_peer import StoredPeer
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.links import Curve, Incoming, Link, Links, LinkUp
 
@@ -329,7 +329,7 @@ def test_a_full_disk_is_said_and_nothing_is_installed(
 ):
     disk = small_disk(megabytes=6)
     if when == "meanwhile":  # somebody else fills it after the space was found to be enough
-        monkeypatch.setattr("ls_edge.runtime.store.SPARE_BYTES", -(1 << 40))
+        monkeypatch.setattr("ls_edge.runtime.store.store.SPARE_BYTES", -(1 << 40))
     fill = disk / "fill"
     serve(StoredPeer(file, "a", disk / "store", keys=keys["a"]))
     with Pusher(file, keys=keys["laptop"], wait=60, connect=60) as pusher:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ls_edge.bundle import Bundle
-from ls_edge.peers_file import load_peers
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.chaos.faults import Faults, write
-from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.peer.peer import Peer
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "python.md"
 

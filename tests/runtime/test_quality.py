@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from ls_edge.errors import UsageError
-from ls_edge.order_costs import VERSION, Fit, Measured, OrderCosts
+from ls_edge.core.errors import UsageError
+from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.candidates import Candidate, LocalNode
 from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.routing.policies.policy import ReturnToSource, RunHere, SendTo, Wait
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.source.source import Source
 
 BLOCKS = 6
 

@@ -6,11 +6,11 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ls_edge.bands import Bands
+from ls_edge.core.bands import Bands
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.routing.events import Complete, Fail
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.peer_routing import PeerMachine
-from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
 
 BLOCKS = 6
 NAMES = ("a", "b", "c", "d")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ls_edge.bundle import Bundle
-from ls_edge.peers_file import load_peers
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.peer import Peer
-from ls_edge.runtime.scheduling import batch_scheduling
-from ls_edge.runtime.source import Source
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.execution.scheduling import batch_scheduling
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.source.source import Source
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER,

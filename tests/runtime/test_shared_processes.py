@@ -5,12 +5,12 @@ import shutil
 import numpy as np
 import pytest
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import UsageError
 from ls_edge.data.datasets import open_data
 from ls_edge.data.preprocess import Preprocessor
-from ls_edge.errors import UsageError
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.source.source import Source
 
 EVERYTHING = {name: [0, 1, 2, 3] for name in "abc"}
 IMAGES = 90

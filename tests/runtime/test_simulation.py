@@ -4,11 +4,11 @@ import itertools
 
 import msgspec
 
-from ls_edge.errors import BudgetExceeded
+from ls_edge.core.errors import BudgetExceeded
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.protocol.messages import Itinerary, Run, TransferId
 from ls_edge.runtime.routing.events import Arrived, Complete, Compute, Forward
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
 
 
 def outcome(sim, request):

@@ -4,8 +4,8 @@ from concurrent.futures import wait
 
 import pytest
 
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.source.source import Source
 
 
 @pytest.mark.parametrize("policy", ["nearest", "fastest"])

@@ -9,15 +9,15 @@ from concurrent.futures import wait
 import numpy as np
 import pytest
 
-from ls_edge.bundle import Bundle
 from ls_edge.cli.main import main
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import BudgetExceeded, Overloaded, SourceClosed, UsageError
+from ls_edge.core.peers_file import load_peers
 from ls_edge.engines.opening import open_engine
-from ls_edge.errors import BudgetExceeded, Overloaded, SourceClosed, UsageError
-from ls_edge.peers_file import load_peers
-from ls_edge.runtime.deadlines import Deadlines
-from ls_edge.runtime.peer import Peer
-from ls_edge.runtime.results import InFlightRequest
-from ls_edge.runtime.source import Settings, Source
+from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.source.deadlines import Deadlines
+from ls_edge.runtime.source.results import InFlightRequest
+from ls_edge.runtime.source.source import Settings, Source
 from ls_edge.runtime.transport.node import Node
 
 
@@ -56,7 +56,7 @@ def engines(monkeypatch):
         found[part] = Held(open_engine(bundle, part, **options))
         return found[part]
 
-    monkeypatch.setattr("ls_edge.runtime.source.open_engine", opened)
+    monkeypatch.setattr("ls_edge.runtime.source.source.open_engine", opened)
     return found
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ls_edge.errors import BudgetExceeded, Overloaded
+from ls_edge.core.errors import BudgetExceeded, Overloaded
 from ls_edge.runtime.protocol.messages import (
     Accept,
     Cancel,

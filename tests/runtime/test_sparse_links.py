@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.protocol.messages import Refuse, RefuseReason, Release
 from ls_edge.runtime.routing.events import Complete, Fail, Forward, NeighbourDown
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.simulation.simulator import SOURCE, Simulation
 
 from .driver import BY_X, new_peer, run_of, transfer
 

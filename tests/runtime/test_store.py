@@ -8,9 +8,9 @@ import shutil
 import msgspec
 import pytest
 
-from ls_edge.bundle import MANIFEST, Bundle, bundle_id_of, write_manifest
-from ls_edge.errors import BundleError, DigestMismatch, UsageError
-from ls_edge.runtime.store import TRIAL_STARTS, Store
+from ls_edge.core.bundle import MANIFEST, Bundle, bundle_id_of, write_manifest
+from ls_edge.core.errors import BundleError, DigestMismatch, UsageError
+from ls_edge.runtime.store.store import TRIAL_STARTS, Store
 
 BLOCKS = (1, 4)
 

@@ -13,9 +13,9 @@ import pytest
 import yaml
 import zmq
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
 from ls_edge.runtime.chaos.streams import Attack
-from ls_edge.runtime.local_cluster import free_ports
+from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Hello
 from ls_edge.runtime.transport.keys import new_keys
@@ -29,7 +29,7 @@ ALL = list(range(6))
 SOURCE = """
 import json, sys, threading
 import numpy as np
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.source.source import Source
 
 path, bundle, key = sys.argv[1:]
 over = threading.Event()

@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 
 from ls_edge.cli import metrics_listener
-from ls_edge.runtime import audit, http_server, http_service, installer, peer_monitor
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.routing import engine_queue, neighbours
 from ls_edge.runtime.routing import source_routing as source
 from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.serve import http_server, http_service
+from ls_edge.runtime.source import audit, peer_monitor
+from ls_edge.runtime.store import installer
 from ls_edge.runtime.transport import linked_processes, links, node, zap
 
 ROOT = Path(__file__).parents[2]

@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from ls_edge.bundle import Bundle
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import UsageError
 from ls_edge.data.datasets import open_data
-from ls_edge.errors import UsageError
 from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.local_cluster import LocalCluster
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.source.source import Source
 
 SLOW = Faults(least_ms=8.0)
 """The tiny blocks take so long that side by side is worth its transfer; sleeping, so that two cores are enough."""

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from ls_edge.bundle import Bundle
-from ls_edge.peers_file import HeartbeatSettings, load_peers
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.peers_file import HeartbeatSettings, load_peers
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Hello, State
 from ls_edge.runtime.routing.neighbours import Limits

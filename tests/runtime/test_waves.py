@@ -5,7 +5,8 @@ import gc
 import msgspec
 import pytest
 
-from ls_edge.records import TrackSpan, Visit
+from ls_edge.core.records import TrackSpan, Visit
+from ls_edge.runtime.fleet.simulation.simulator import Simulation, join_tuples
 from ls_edge.runtime.protocol.messages import Accept, Progress, Refuse, Release, Run, TrackRef
 from ls_edge.runtime.routing.events import (
     Arrived,
@@ -19,7 +20,6 @@ from ls_edge.runtime.routing.events import (
 )
 from ls_edge.runtime.routing.held_request import HeldRequest
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.simulation.simulator import Simulation, join_tuples
 
 from .driver import cancel, new_peer, request_id, run_of, transfer
 

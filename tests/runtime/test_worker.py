@@ -8,16 +8,16 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
-from ls_edge.bundle import Bundle
-from ls_edge.peers_file import HeartbeatSettings, load_peers
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.peers_file import HeartbeatSettings, load_peers
 from ls_edge.runtime.chaos.faults import Faults, write
-from ls_edge.runtime.peer import Peer
+from ls_edge.runtime.execution.worker import Worker
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Complaint, Hello, State
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.source import Source
+from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.links import Incoming, Link, Links, LinkUp
-from ls_edge.runtime.worker import Worker
 
 
 def test_results_come_back_and_wake(wait_until):

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from ls_edge.arrangement import equal_waves
-from ls_edge.bands import Bands
-from ls_edge.errors import UsageError
+from ls_edge.core.arrangement import equal_waves
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import UsageError
 from ls_edge.training.methods.base import expected_cost, make_method
 from ls_edge.training.methods.distillation import frozen_copy, soft_cross_entropy
 from ls_edge.training.methods.step_plan import StepPlan, WorkProfile, drop_blocks

@@ -1,6 +1,6 @@
 import pytest
 
-from ls_edge.errors import ConfigError, UsageError
+from ls_edge.core.errors import ConfigError, UsageError
 from ls_edge.training.config import TrainConfig, read_config
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from PIL import Image
 
-from ls_edge import hardware
-from ls_edge.bundle import ImageSpec
+from ls_edge.core.bundle import ImageSpec
+from ls_edge.core.errors import DataError, UsageError
 from ls_edge.data.datasets import open_data
 from ls_edge.data.preprocess import Preprocessor, decode
-from ls_edge.errors import DataError, UsageError
+from ls_edge.device import hardware
 from ls_edge.training.config import DataConfig
 from ls_edge.training.data import Batches, Skipped, augment, choose_augment, default_workers, normaliser, split
 from ls_edge.training.precision import seed_epoch

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from ls_edge.errors import UsageError
-from ls_edge.runtime.local_cluster import free_ports
+from ls_edge.core.errors import UsageError
+from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.training.checkpoint import load_run
 from ls_edge.training.config import DataConfig, OptimConfig, read_config, to_yaml
 from ls_edge.training.distributed import DistributedContext

@@ -8,7 +8,7 @@ import pytest
 import safetensors
 import torch
 
-from ls_edge.bands import Bands
+from ls_edge.core.bands import Bands
 from ls_edge.training.checkpoint import load_run
 from ls_edge.training.config import read_config
 from ls_edge.training.models.families import family_of

@@ -7,8 +7,8 @@ import pytest
 import timm
 import torch
 
-from ls_edge.arrangement import Arrangement
-from ls_edge.errors import ModelError
+from ls_edge.core.arrangement import Arrangement
+from ls_edge.core.errors import ModelError
 from ls_edge.export.writer import export_run
 from ls_edge.training.checkpoint import load_run, save_run
 from ls_edge.training.config import RunRecord, TrainConfig

@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 
-from ls_edge.errors import ConfigError, ModelError, RunError, UsageError
+from ls_edge.core.errors import ConfigError, ModelError, RunError, UsageError
 from ls_edge.training.checkpoint import WEIGHTS, load_run, read_foreign, save_run, write_tensors
 from ls_edge.training.config import ModelConfig, RunRecord, TrainConfig, read_config
 from ls_edge.training.models.initial_weights import make_initial_weights

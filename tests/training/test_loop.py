@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from ls_edge.bands import Bands
 from ls_edge.cli.main import main
-from ls_edge.errors import DataError, RunError, TrainingStopped, UsageError
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import DataError, RunError, TrainingStopped, UsageError
 from ls_edge.export.writer import export_run
 from ls_edge.training.checkpoint import load_run
 from ls_edge.training.config import read_config, to_yaml

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from ls_edge.arrangement import random_orders
-from ls_edge.bands import Bands
-from ls_edge.errors import UsageError
+from ls_edge.core.arrangement import random_orders
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import UsageError
 from ls_edge.training.methods.base import METHODS, expected_cost, make_method
 from ls_edge.training.methods.step_plan import StepPlan, WorkProfile
 from ls_edge.training.models.small_models import build

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 import yaml
 
-from ls_edge.bands import Bands
-from ls_edge.errors import UsageError
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import UsageError
 from ls_edge.training.config import RECIPES, find_recipe, read_config
 from ls_edge.training.methods.base import make_method
 from ls_edge.training.models.small_models import build

@@ -8,19 +8,19 @@ import onnxruntime
 import pytest
 import torch
 
-from ls_edge.bands import Bands
-from ls_edge.bundle import Bundle, Folded
+from ls_edge.core.bands import Bands
+from ls_edge.core.bundle import Bundle, Folded
+from ls_edge.core.errors import UsageError
 from ls_edge.data.datasets import open_data
 from ls_edge.data.preprocess import Preprocessor, iterate_batches
+from ls_edge.device.sensors import Sensors
 from ls_edge.engines.opening import open_block_engines
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.profiling import profile_bundle
-from ls_edge.errors import UsageError
 from ls_edge.evaluation.evaluate import evaluate
 from ls_edge.evaluation.orders import EvaluationOrders
 from ls_edge.export.targets import prepare_for_export
 from ls_edge.export.trace_onnx import trace_blocks
-from ls_edge.sensors import Sensors
 from ls_edge.training.checkpoint import load_run, read_tensors
 from ls_edge.training.config import read_config
 from ls_edge.training.loop import train

@@ -4,7 +4,7 @@ import pytest
 import torch
 from timm.models.vision_transformer import ResPostBlock
 
-from ls_edge.errors import ModelError, UsageError
+from ls_edge.core.errors import ModelError, UsageError
 from ls_edge.training.config import OptimConfig
 from ls_edge.training.methods.base import expected_cost, make_method
 from ls_edge.training.methods.distillation import frozen_copy

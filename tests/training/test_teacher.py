@@ -12,7 +12,7 @@ from PIL import Image
 from torch.nn import functional
 
 from ls_edge.cli.main import main
-from ls_edge.errors import ModelError, RunError, UsageError
+from ls_edge.core.errors import ModelError, RunError, UsageError
 from ls_edge.training.checkpoint import CONFIG, load_run
 from ls_edge.training.config import TeacherConfig
 from ls_edge.training.data import normaliser
@@ -128,7 +128,7 @@ def test_a_student_imitates_its_teacher_with_every_method(folder, tmp_path, caps
 
 
 def digits():
-    from ls_edge.bundle import ImageSpec
+    from ls_edge.core.bundle import ImageSpec
     from ls_edge.data.datasets import open_data
     from ls_edge.data.preprocess import Preprocessor, decode
 

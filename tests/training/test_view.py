@@ -2,8 +2,8 @@ import pytest
 import timm
 import torch
 
-from ls_edge.arrangement import Arrangement
-from ls_edge.errors import ModelError
+from ls_edge.core.arrangement import Arrangement
+from ls_edge.core.errors import ModelError
 from ls_edge.training.models.families import evenly_spaced
 from ls_edge.training.models.view import BlockView
 

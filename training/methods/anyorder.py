@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
-from ls_edge.arrangement import Arrangement
-from ls_edge.errors import UsageError
+from ls_edge.core.arrangement import Arrangement
+from ls_edge.core.errors import UsageError
 from ls_edge.training.methods.paper import Shuffle
 from ls_edge.training.methods.step_plan import StepPlan, drop_blocks, step_rng
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ls_edge.bands import Bands
+    from ls_edge.core.bands import Bands
     from ls_edge.training.methods.step_plan import Criterion
     from ls_edge.training.models.view import BlockView
 

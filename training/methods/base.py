@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
-from ls_edge import validation
-from ls_edge.arrangement import Arrangement
-from ls_edge.bands import Bands
-from ls_edge.errors import UsageError
+from ls_edge.core import validation
+from ls_edge.core.arrangement import Arrangement
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import UsageError
 from ls_edge.training.methods import anyorder, paper, shared
 from ls_edge.training.methods.step_plan import StepPlan, WorkProfile
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ls_edge.arrangement import apply
+from ls_edge.core.arrangement import apply
 from ls_edge.training.methods.step_plan import StepPlan
 from ls_edge.training.models.view import BlockView
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
-from ls_edge.arrangement import Arrangement, apply
+from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.training.methods.step_plan import StepPlan, drop_blocks, step_rng
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ls_edge.bands import Bands
+    from ls_edge.core.bands import Bands
     from ls_edge.training.methods.step_plan import Criterion
     from ls_edge.training.models.view import BlockView
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
-from ls_edge.errors import UsageError
+from ls_edge.core.errors import UsageError
 from ls_edge.training.methods.paper import Sequential
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ls_edge.bands import Bands
+    from ls_edge.core.bands import Bands
     from ls_edge.training.methods.step_plan import Criterion, StepPlan
     from ls_edge.training.models.view import BlockView
 

@@ -1,6 +1,7 @@
 """Modules that methods add to the blocks: conditioning on the slot, a slot embedding, and a predictor of the slot.
 
-The slot of a block is the number of blocks that ran before it (``ls_edge.arrangement``). A :class:`SlotModule` runs
+The slot of a block is the number of blocks that ran before it (``ls_edge.core.arrangement``). A :class:`SlotModule`
+runs
 with the block wherever the model goes and is exported with it; a :class:`PositionPredictor` is only used in training
 and evaluation and dropped at export.
 """
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ls_edge.errors import UsageError
+from ls_edge.core.errors import UsageError
 
 NEGLIGIBLE = 1e-6
 """Singular values below this share of a layer's norm are rounding errors; their direction means nothing."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ls_edge.arrangement import Arrangement
+from ls_edge.core.arrangement import Arrangement
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ls_edge.errors import ModelError
+from ls_edge.core.errors import ModelError
 from ls_edge.training.models.adapters.beit import BeitFamily
 from ls_edge.training.models.adapters.cait import CaitFamily
 from ls_edge.training.models.adapters.eva import EvaFamily

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import torch
 
-from ls_edge.bands import Bands
-from ls_edge.bundle import ImageSpec
-from ls_edge.errors import ModelError, RunError, UsageError
+from ls_edge.core.bands import Bands
+from ls_edge.core.bundle import ImageSpec
+from ls_edge.core.errors import ModelError, RunError, UsageError
 from ls_edge.training.checkpoint import CONFIG, LoadedRun, load_run, read_foreign
 from ls_edge.training.config import ModelConfig
 from ls_edge.training.models.families import evenly_spaced

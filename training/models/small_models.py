@@ -23,8 +23,8 @@ from timm.models.mlp_mixer import MlpMixer
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from ls_edge.bundle import ImageSpec
-from ls_edge.errors import ModelError
+from ls_edge.core.bundle import ImageSpec
+from ls_edge.core.errors import ModelError
 from ls_edge.training.models.view import BlockView
 
 _data: Any = timm.data  # it re-exports its functions without saying so

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ls_edge.arrangement import Arrangement, apply
-from ls_edge.bundle import TokenSpec
-from ls_edge.errors import ModelError
+from ls_edge.core.arrangement import Arrangement, apply
+from ls_edge.core.bundle import TokenSpec
+from ls_edge.core.errors import ModelError
 from ls_edge.training.methods.slots import Branch, PositionPredictor, SlotModule
 from ls_edge.training.methods.step_plan import WorkProfile
 from ls_edge.training.models.families import Family, evenly_spaced, family_of, shape_of_tokens

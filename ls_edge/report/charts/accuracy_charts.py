@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import altair as alt
 import numpy as np
 
-from ls_edge.errors import UsageError
+from ls_edge.core.errors import UsageError
 from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.evaluation.run_summary import RunSummary
 from ls_edge.report.charts.specification import Chart, Row, chart_of, names_axis, row_of, title_with_text

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import altair as alt
 
-from ls_edge.bands import Bands
-from ls_edge.errors import UsageError
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import UsageError
 from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.report.charts.accuracy_charts import COLOURS, check_figure, labels_apart
 from ls_edge.report.charts.specification import Chart, Row, chart_of, row_of, title_with_text

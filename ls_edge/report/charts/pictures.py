@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ls_edge.errors import UsageError
+from ls_edge.core.errors import UsageError
+from ls_edge.core.records import PeerEvent, RequestRecord
 from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.evaluation.run_summary import RunSummary
-from ls_edge.records import PeerEvent, RequestRecord
 from ls_edge.report.charts.accuracy_charts import accuracy_by_skips, accuracy_comparison, accuracy_figure, slot_heatmap
 from ls_edge.report.charts.freedom_chart import freedom_figure
 from ls_edge.report.charts.latency_charts import latency_distribution, latency_over_time

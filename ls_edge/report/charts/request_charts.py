@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from ls_edge.records import RequestRecord
+from ls_edge.core.records import RequestRecord
 from ls_edge.report.charts.specification import Chart, Row, block_paint, chart_of, expression, lookup_expression, row_of
 from ls_edge.report.formatting import counted, shorten, show_ms
 from ls_edge.report.statistics import RunData, pick_requests

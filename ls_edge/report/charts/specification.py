@@ -9,8 +9,8 @@ from typing import Any
 import altair as alt
 import numpy as np
 
+from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
 from ls_edge.evaluation.run_summary import Floats
-from ls_edge.records import PeerEvent, PeerState, RequestRecord
 from ls_edge.report.formatting import NOTHING, shorten
 from ls_edge.report.theme import block_colour, chart_config, colour, ink_on, with_plain_colours
 

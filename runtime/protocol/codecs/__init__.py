@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ls_edge.errors import WireError
+from ls_edge.core.errors import WireError
 from ls_edge.runtime.protocol.codecs.fp16 import Fp16
 from ls_edge.runtime.protocol.codecs.int8 import Int8
 from ls_edge.runtime.protocol.codecs.raw import Raw

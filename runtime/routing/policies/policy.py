@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ls_edge.bands import Bands
+from ls_edge.core.bands import Bands
 from ls_edge.runtime.protocol.messages import Itinerary, ReturnReason
 from ls_edge.runtime.routing.candidates import Candidate, LocalNode
 

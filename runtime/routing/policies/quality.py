@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ls_edge.order_costs import OrderCosts
+from ls_edge.core.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.candidates import Candidate, LocalNode
 from ls_edge.runtime.routing.policies.policy import Choice, Policy, RunHere, SendTo, Wait, in_turn
@@ -13,7 +13,7 @@ from ls_edge.runtime.routing.policies.policy import Choice, Policy, RunHere, Sen
 class Quality(Policy):
     """Minimise ``loss + latency_weight * seconds`` over blocks and holders.
 
-    The loss is that of the bundle's measured order costs (``ls_edge.order_costs``), ``latency_weight`` the
+    The loss is that of the bundle's measured order costs (``ls_edge.core.order_costs``), ``latency_weight`` the
     itinerary's. It waits for a holder's credit where that is worth more than the wait. A process without measured
     costs goes by ``nearest``.
     """

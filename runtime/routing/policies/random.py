@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ls_edge.bands import Bands
+from ls_edge.core.bands import Bands
 from ls_edge.runtime.routing.policies.policy import Policy
 
 

@@ -14,7 +14,7 @@ from timm.layers.pos_embed_sincos import get_mixed_freqs
 from timm.models import eva
 from torch import Tensor, nn
 
-from ls_edge.errors import ModelError
+from ls_edge.core.errors import ModelError
 from ls_edge.training.models.adapters.vision_transformer import (
     ATTENTION_AND_MLP,
     BranchTable,

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from timm.models import vision_transformer
 from torch import Tensor, nn
 
-from ls_edge.errors import ModelError
+from ls_edge.core.errors import ModelError
 from ls_edge.training.methods.slots import Branch
 
 BranchTable = dict[type[nn.Module], tuple[Branch, ...]]

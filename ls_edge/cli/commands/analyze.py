@@ -1,0 +1,160 @@
+"""``ls-edge analyze``: what each block of a run or bundle does, and how much that depends on where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+import msgspec
+
+from ls_edge.cli.block_models import bands_in_force, labelled_images, model_folders, open_model
+from ls_edge.cli.command import Command
+from ls_edge.core.errors import UsageError, printable
+from ls_edge.device.requirements import require_report
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ls_edge.cli.block_models import OpenedModel
+    from ls_edge.core.errors import DataError
+    from ls_edge.data.datasets import ImageRef
+    from ls_edge.evaluation.analysis import Analysis
+    from ls_edge.training.attention import AttentionMeasure
+
+
+@click.command(
+    cls=Command,
+    short_help="Show what each block does, and how much that depends on where it runs.",
+    examples=(
+        "ls-edge analyze run --data digits",
+        "ls-edge analyze bundle --data val --what importance,agreement --json",
+        "ls-edge analyze run --data val --limit 500 --report analysis.html",
+    ),
+)
+@click.argument("run_or_bundle", type=click.Path(path_type=Path))
+@click.option("--data", required=True, metavar="DATA", help="Folder of class folders, a tar of one, or 'digits'.")
+@click.option(
+    "--what", metavar="A,B",
+    help="Of importance, contribution, similarity, agreement, attention.  [default: all that is possible]",
+)  # fmt: skip
+@click.option("--orders", default=16, show_default=True, type=click.IntRange(1), help="Random orders of all blocks.")
+@click.option(
+    "--bands", metavar="BANDS",
+    help="Change places within these groups only, such as 0/1-6/7.  [default: the model's own]",
+)  # fmt: skip
+@click.option(
+    "--pool", default="mean", show_default=True, type=click.Choice(["mean", "first"]),
+    help="Tokens of an image for similarity: their mean, or the first one, which is the class token if there is one.",
+)  # fmt: skip
+@click.option("--limit", type=click.IntRange(1), help="Use this many images; more than there are repeats them.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Which orders and subsets.")
+@click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1), help="Images at a time.")
+@click.option(
+    "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]),
+    help="Where a run's model computes.",
+)  # fmt: skip
+@click.option(
+    "--precision", default="fp32", show_default=True, type=click.Choice(["fp32", "bf16", "fp16"]),
+    help="Of a run's matrix products; a bundle has its own.",
+)  # fmt: skip
+@click.option("--threads", type=click.IntRange(1), help="Threads of the engines or of torch.  [default: their own]")
+@click.option("--report", type=click.Path(path_type=Path), help="Write an HTML page with charts (extra report).")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def command(
+    run_or_bundle: Path, data: str, what: str | None, orders: int, bands: str | None, pool: Literal["mean", "first"],
+    limit: int | None, seed: int, batch_size: int, device: Literal["auto", "cpu", "cuda"],
+    precision: Literal["fp32", "bf16", "fp16"], threads: int | None, report: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Show what each block of RUN_OR_BUNDLE does on DATA, and how much that depends on where it runs.
+
+    importance: accuracy and loss without each block, and with it at the other end of its band. contribution: the norm
+    of what a block adds over that of its input, by slot. similarity: of the tokens after each step (linear CKA), and of
+    what a block adds in trained and random order. agreement: how often random orders, and fewer blocks, give the class
+    of the trained order. attention: its distance and entropy, of a run whose family has plain attention.
+
+    Blocks change places within the model's bands only.
+    """
+    from ls_edge.cli.argument_checks import check_data, check_output
+
+    folder = _folder(run_or_bundle)
+    check_data(data)
+    from ls_edge.core.bundle import shared_groups
+    from ls_edge.data.datasets import open_data
+    from ls_edge.data.preprocess import Preprocessor, iterate_batches
+    from ls_edge.evaluation.analysis import AnalysisOrders, analyze, parse_kinds
+    from ls_edge.report.step_progress import StepProgress
+    from ls_edge.report.terminal import open_console
+
+    kinds = parse_kinds(what)
+    if report is not None:
+        check_output("--report", report)
+        require_report("--report")
+    images = open_data(data, "eval")
+    console = open_console(stderr=True)
+    opened = open_model(folder, device=device, precision=precision, threads=threads)
+    plan = AnalysisOrders(bands_in_force(bands, opened.bands), kinds, orders, seed, pool)
+    images = labelled_images(images, opened, limit, console)
+    attention, reason = _attention(opened, folder) if "attention" in kinds else (None, "")
+    skipped: list[str] = []
+
+    def on_skip(image: ImageRef, error: DataError) -> None:
+        skipped.append(image.name)
+        console.print(f"left out: {error}")
+
+    def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for pixels, labels in iterate_batches(images, Preprocessor(opened.image), batch_size, on_skip):
+            if attention is not None:
+                attention.add(pixels)
+            yield pixels, labels
+
+    with StepProgress("analyse") as progress:
+        found = analyze(
+            opened.blocks, batches(), plan, on_batch=lambda done: progress(done, len(images), "images")
+        )  # fmt: skip
+    settings = {
+        "of": printable(folder), "data": printable(images.source), "part": images.part, "model": opened.model,
+        "method": opened.method, "engine": opened.engine, "blocks": opened.blocks.num_blocks,
+        "bands": plan.bands.to_json(), "shared": shared_groups(opened.owners), "what": list(kinds),
+        "orders": orders, "pool": pool, "limit": limit, "seed": seed, "batch_size": batch_size,
+    }  # fmt: skip
+    reasons = {**found.reasons, "attention": reason} if reason else found.reasons
+    result = attention.result() if attention is not None else None
+    found = msgspec.structs.replace(
+        found, attention=result, skipped=len(skipped), reasons=reasons, settings=settings
+    )  # fmt: skip
+    _show(found, report, as_json=as_json)
+
+
+def _show(found: Analysis, report: Path | None, *, as_json: bool) -> None:
+    from ls_edge.report.analysis_tables import print_analysis
+
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+    else:
+        print_analysis(found)
+    if report is not None:
+        from ls_edge.report.html import write_analysis
+
+        write_analysis(report, found)
+
+
+def _folder(given: Path) -> Path:
+    """The run or bundle; raises an error for what is neither, and for a folder of several runs."""
+    found = model_folders(given)
+    if found != [given]:
+        raise UsageError(f"{given} is a folder of runs; name one of them, such as {found[0]}")
+    return given
+
+
+def _attention(opened: OpenedModel, folder: Path) -> tuple[AttentionMeasure | None, str]:
+    """What measures attention, or why nothing does."""
+    if (folder / "manifest.json").is_file():
+        return None, "the engines of a bundle do not show their attention; analyse the run"
+    from ls_edge.training.attention import AttentionMeasure
+    from ls_edge.training.torch_blocks import TorchBlocks
+
+    assert isinstance(opened.blocks, TorchBlocks)
+    measure = AttentionMeasure(opened.blocks)
+    return (None, measure.reason) if measure.reason else (measure, "")

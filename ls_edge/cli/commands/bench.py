@@ -1,0 +1,138 @@
+"""``ls-edge bench``: what the engines of a bundle take on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+import msgspec
+
+from ls_edge.cli.command import Command
+from ls_edge.core.errors import printable
+
+if TYPE_CHECKING:
+    from ls_edge.core.bundle import Bundle
+    from ls_edge.data.datasets import ImageSet
+    from ls_edge.device.profile import Times
+    from ls_edge.engines.benchmark import Bench
+
+
+@click.command(
+    cls=Command,
+    short_help="Time the engines of a bundle on this machine.",
+    examples=(
+        "ls-edge bench bundle",
+        "ls-edge bench bundle --threads 1 --batch 4 --json",
+        "ls-edge bench bundle --data val --limit 500",
+    ),
+)
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of the engines; all cores where it is left out.")
+@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Images at a time.")
+@click.option(
+    "--duration", type=click.FloatRange(min=0, min_open=True), default=4.0, show_default=True,
+    help="Seconds in which chain and monolith are timed in turn.",
+)  # fmt: skip
+@click.option("--engine", type=click.Choice(["auto", "onnx", "tensorrt"]), default="auto", help="What runs the parts.")
+@click.option("--provider", help="cpu, cuda, or an execution provider of ONNX Runtime; cuda where it loads, else cpu.")
+@click.option("--data", metavar="DATA", help="Also the accuracy of these engines on DATA, in trained order.")
+@click.option("--limit", type=click.IntRange(min=1), help="Use this many images of DATA.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def command(
+    bundle: Path,
+    threads: int | None,
+    batch: int,
+    duration: float,
+    engine: Literal["auto", "onnx", "tensorrt"],
+    provider: str | None,
+    data: str | None,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """Time stem, blocks and head of the folder BUNDLE, the chain of them, and the whole model in one engine."""
+    from ls_edge.core.bundle import Bundle
+    from ls_edge.engines.benchmark import bench
+    from ls_edge.engines.chain_accuracy import chain_accuracy
+
+    opened = Bundle.open(bundle)
+    images = None if data is None else _images(data, limit, opened)
+    monolith, origin = _monolith(opened)
+    reason = origin if monolith is None else None
+    result = bench(
+        opened, threads=threads, batch=batch, duration=duration, provider=provider, kind=engine, monolith=monolith,
+        origin=None if monolith is None else origin, reason=reason,
+    )  # fmt: skip
+    if images is not None:
+        accuracy = chain_accuracy(opened, images, threads=threads, batch=batch, provider=provider, kind=engine)
+        result = msgspec.structs.replace(result, accuracy=accuracy)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(result), indent=1).decode())
+    else:
+        _print(result)
+
+
+def _images(data: str, limit: int | None, bundle: Bundle) -> ImageSet:
+    """The images, with a warning where the model was trained on them; found before anything is timed."""
+    from ls_edge.cli.argument_checks import check_data
+    from ls_edge.data.datasets import open_data, require_labels, trained_on_warning
+
+    check_data(data)
+    images = open_data(data, "eval")
+    warning = trained_on_warning(images, bundle.manifest.trained_on)
+    if warning:
+        click.echo(f"ls-edge: warning: {printable(warning)}", err=True)
+    return require_labels(images, bundle.manifest.classes).take(limit)
+
+
+def _monolith(bundle: Bundle) -> tuple[bytes | None, str]:
+    """The model in one file and where it came from, or None and why there is none."""
+    from ls_edge.core.errors import VerificationError
+
+    if bundle.manifest.parts.whole is not None:
+        return bundle.read("whole"), "whole.onnx"
+    try:
+        from ls_edge.export.merge import merge
+    except ImportError:
+        return None, "the bundle has no whole.onnx, and merging its parts needs onnx: pip install onnx"
+    blocks = [bundle.read(f"block {index}") for index in range(bundle.num_blocks)]
+    try:
+        return merge(bundle.read("stem"), blocks, bundle.read("head")), "merged from the parts"
+    except VerificationError as error:
+        return None, str(error)
+
+
+def _print(result: Bench) -> None:
+    from ls_edge.report.formatting import counted
+    from ls_edge.report.terminal import PlainTable, open_console, print_table
+
+    table = PlainTable(f"{result.model}, {result.precision}, batch {result.batch}", box=None)
+    for heading in ("", "median ms", "95 % ms", "least ms"):
+        table.add_column(heading, justify="left" if not heading else "right")
+
+    def row(name: str, times: Times | None) -> None:
+        if times is not None:
+            table.add_row(name, f"{times.p50:.2f}", f"{times.p95:.2f}", f"{times.min:.2f}")
+
+    row("stem", result.stem_ms)
+    for index, times in enumerate(result.blocks_ms):
+        row(f"block {index}", times)
+    row("head", result.head_ms)
+    table.add_section()
+    row("chain", result.chain_ms)
+    row("monolith", result.monolith_ms)
+    row("monolith, default options", result.monolith_default_ms)
+    console = open_console()
+    print_table(table, console)
+    console.print(
+        f"{result.engine}, {result.provider}, {counted(result.threads, 'thread')}, {counted(result.repeats, 'run')}"
+    )
+    if result.chain_over_monolith is not None:
+        console.print(f"chain / monolith: {result.chain_over_monolith:.3f} (monolith: {result.monolith})")
+    else:
+        console.print(f"no monolith: {result.monolith_reason}")
+    if result.accuracy is not None:
+        found = result.accuracy
+        console.print(
+            f"top-1 {found.top1:.3f} in trained order, {counted(found.images, 'image')} of {printable(found.data)}"
+        )

@@ -1,0 +1,130 @@
+"""``ls-edge doctor``: check what this machine, or every peer, needs to run ls-edge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ls_edge.cli.command import Command
+from ls_edge.core.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from ls_edge.runtime.protocol.messages import FindingRow
+
+_COLOURS = {"ok": "green", "warn": "yellow", "bad": "red"}
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        "ls-edge doctor",
+        "ls-edge doctor --json",
+        "ls-edge doctor --peers peers.yaml --secret-key laptop.key_secret",
+    ),
+)
+@click.option("--peers", type=click.Path(path_type=Path), help="Ask all peers of this peers.yaml instead.")
+@click.option("--secret-key", type=click.Path(path_type=Path), help="Of a source, where peers.yaml has keys.")
+@click.option(
+    "--wait", type=click.FloatRange(min=0.1, max=600), default=180.0, show_default=True, metavar="SECONDS",
+    help="How long a peer has to answer.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(*, peers: Path | None, secret_key: Path | None, wait: float, as_json: bool) -> int:
+    """Check Python, packages, engines, links and hardware, and name what fixes each problem.
+
+    With --peers every peer checks its own machine, all at once, and one table shows what is not in order.
+
+    Ends with 1 where ls-edge cannot work here, or on some peer, or a peer does not answer; else with 0.
+    """
+    import dataclasses
+
+    from ls_edge.cli.diagnostics import examine, worst
+    from ls_edge.report.terminal import PlainTable, open_console, print_table
+
+    if peers is not None:
+        return _ask_peers(peers, secret_key, wait, as_json=as_json)
+    if secret_key is not None:
+        raise UsageError("--secret-key is for asking peers; give --peers FILE too, or leave it out")
+    with open_console(stderr=True).status("checking this machine", spinner="line"):
+        findings = examine()
+    status = worst(findings)
+    if as_json:
+        document = {"status": status, "findings": [dataclasses.asdict(finding) for finding in findings]}
+        click.echo(json.dumps(document, indent=1))
+        return 1 if status == "bad" else 0
+    table = PlainTable(box=None)
+    for column in ("", "what", "found", "fix"):
+        table.add_column(column)
+    for finding in findings:
+        table.add_row(_mark(finding.status), finding.what, finding.detail, finding.fix or "")
+    print_table(table)
+    return 1 if status == "bad" else 0
+
+
+def _ask_peers(peers: Path, secret_key: Path | None, wait: float, *, as_json: bool) -> int:
+    """Ask every peer; one table or document."""
+    from ls_edge.cli.descriptor_limit import require_descriptors
+    from ls_edge.core.logs import set_up
+    from ls_edge.core.peers_file import load_peers
+    from ls_edge.report.formatting import counted
+    from ls_edge.report.terminal import PlainTable, open_console, print_table
+    from ls_edge.runtime.clients.status import Observer
+    from ls_edge.runtime.transport.keys import load_secret
+
+    file = load_peers(peers)
+    set_up(as_json=False, level=50)  # the table shows what peers report
+    require_descriptors(file)
+    with (
+        open_console(stderr=True).status("the peers check their machines", spinner="line"),
+        Observer(file, keys=None if secret_key is None else load_secret(secret_key)) as observer,
+    ):
+        found = observer.inspect(wait)
+    status = {name: "bad" if isinstance(rows, str) else _worst(rows) for name, rows in found.items()}
+    overall = max(status.values(), key=_rank)
+    if as_json:
+        document = {name: _entry(status[name], rows) for name, rows in found.items()}
+        click.echo(json.dumps({"status": overall, "peers": document}, indent=1))
+        return 1 if overall == "bad" else 0
+    table = PlainTable(box=None)
+    for column in ("peer", "", "what", "found", "fix"):
+        table.add_column(column)
+    for name, rows in found.items():
+        if isinstance(rows, str):
+            table.add_row(printable(name), _mark("bad"), "link", printable(rows), "ls-edge status shows more")
+            continue
+        good = sum(row.status == "ok" for row in rows)
+        table.add_row(printable(name), _mark("ok"), counted(good, "check"), "in order", "")
+        for row in rows:
+            if row.status != "ok":
+                table.add_row(printable(name), _mark(row.status), *map(printable, (row.what, row.detail, row.fix)))
+    print_table(table)
+    return 1 if overall == "bad" else 0
+
+
+def _entry(status: str, rows: Sequence[FindingRow] | str) -> dict[str, object]:
+    """One peer in the JSON."""
+    if isinstance(rows, str):
+        return {"status": status, "reason": rows, "findings": []}
+    found = [{"status": row.status, "what": row.what, "detail": row.detail, "fix": row.fix or None} for row in rows]
+    return {"status": status, "reason": None, "findings": found}
+
+
+def _rank(status: str) -> int:
+    """How bad a status is; one that is not known counts as a warning."""
+    return {"ok": 0, "bad": 2}.get(status, 1)
+
+
+def _worst(rows: Sequence[FindingRow]) -> str:
+    return max((row.status for row in rows), key=_rank, default="ok")
+
+
+def _mark(status: str) -> Text:
+    from rich.text import Text
+
+    return Text(printable(status), style=_COLOURS.get(status, ""))

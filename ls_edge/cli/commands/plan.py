@@ -1,0 +1,252 @@
+"""``ls-edge plan``: which blocks on which device, and whether distributing pays at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ls_edge.cli.command import Command
+from ls_edge.cli.profile_options import planning_inputs, profile_options
+from ls_edge.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from ls_edge.core.peers_file import PeersFile
+    from ls_edge.runtime.fleet.planning.document import Expected, PlanDocument
+    from ls_edge.runtime.fleet.planning.problem import Objective
+
+PORT = 5555
+"""Of the peers, where no file tells their addresses."""
+
+
+@click.command(
+    cls=Command,
+    short_help="Plan which blocks on which device, and say whether that pays.",
+    examples=(
+        "ls-edge plan --bundle bundle --profiles orin-0.json nano-0.json --objective latency",
+        "ls-edge plan --bundle bundle --profiles orin-0,orin-1=orin.json --objective energy --out p.yaml",
+        "ls-edge plan --bundle b --profiles a.json c.json --objective survival --loss-probability 0.05",
+    ),
+)
+@profile_options
+@click.option(
+    "--objective", required=True, type=click.Choice(["latency", "throughput", "energy", "survival"]),
+    help="What is to be best.",
+)  # fmt: skip
+@click.option(
+    "--replicas", type=click.IntRange(min=1, max=256), default=1, show_default=True, help="Least holders of a block."
+)
+@click.option("--max-replicas", type=click.IntRange(min=1, max=256), help="Most holders; else what memory allows.")
+@click.option(
+    "--loss-probability", "losses", multiple=True, metavar="P|NAME=P",
+    help="How likely a device is gone: for all, or for a device or zone by name; several times.",
+)  # fmt: skip
+@click.option(
+    "--zones", multiple=True, metavar="ZONE=NAME,...",
+    help="Devices that fail together; holders of a block are in different zones. Several times.",
+)  # fmt: skip
+@click.option(
+    "--batch", type=click.IntRange(min=1, max=1024),
+    help="Most images of an engine call; else what --peers says, or of the batches in the profiles the one that is "
+    "best for throughput or energy.",
+)  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), help="peers.yaml to write.")
+@click.option("--peers", type=click.Path(path_type=Path), help="peers.yaml whose addresses and keys --out keeps.")
+@click.option(
+    "--solver-seconds", type=click.FloatRange(min=0, max=3600), default=6.0, show_default=True,
+    help="Time limit of the solver; 0 plans by rule alone.",
+)  # fmt: skip
+@click.option("--no-simulation", is_flag=True, help="Figures by formula alone.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def command(
+    bundle: Path, objective: Objective, replicas: int, max_replicas: int | None, losses: tuple[str, ...],
+    zones: tuple[str, ...], batch: int | None, out: Path | None, peers: Path | None, solver_seconds: float,
+    no_simulation: bool, as_json: bool, **measured: Any,
+) -> None:  # fmt: skip
+    """Plan which blocks of a bundle each device holds, from what they and their links were measured to do, and compare
+    with the best device alone, round robin, equal parts and a pipeline in trained order.
+
+    Where one device alone is as good, that is what is recommended, with the figures of both.
+    """  # noqa: D205
+    import msgspec
+
+    from ls_edge.core.bundle import Bundle
+    from ls_edge.core.peers_file import load_peers
+    from ls_edge.report.files import check_whole
+    from ls_edge.report.step_progress import StepProgress
+    from ls_edge.runtime.fleet.planning import milp
+    from ls_edge.runtime.fleet.planning.document import plan_document
+    from ls_edge.runtime.fleet.planning.from_profiles import problem_of
+    from ls_edge.runtime.fleet.planning.planner import plan_placement
+
+    if peers is not None and out is None:
+        raise UsageError("--peers says what --out keeps; give --out FILE as well")
+    if out is not None:
+        check_whole(out)
+    opened = Bundle.open(bundle)
+    known = None if peers is None else load_peers(peers)  # finds mistakes, with line and column
+    inputs = planning_inputs(
+        **measured, replicas=replicas, max_replicas=max_replicas, losses=_losses(losses), zones=_zones(zones),
+        objective=objective, batch=batch,
+        batches={} if known is None else {peer.name: peer.max_batch for peer in known.peers},
+    )  # fmt: skip
+    problem, assumptions = problem_of(opened, inputs)
+    entries = None if known is None else _known_entries(known, [device.name for device in problem.devices])
+    with StepProgress("plan") as progress:
+        planned = plan_placement(
+            problem, objective, seconds=solver_seconds, solver=milp.solve if solver_seconds else None, on_step=progress
+        )
+        document = plan_document(
+            problem, objective, planned, assumptions, bundle_id=opened.manifest.bundle_id, simulate=not no_simulation,
+            on_step=lambda done, total, text: progress(done, total, f"simulating {text}" if done < total else text),
+        )  # fmt: skip
+    if out is not None:
+        _write_peers(out, document, inputs.codec, peers, entries)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+    else:
+        _print(document)
+        if out is not None:
+            click.echo(f"written to {out}" + _next_step(peers))
+
+
+def _losses(texts: tuple[str, ...]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for text in texts:
+        for piece in text.split(","):
+            name, _, value = piece.rpartition("=")
+            try:
+                probability = float(value)
+            except ValueError:
+                probability = -1.0
+            if not 0 <= probability < 1:
+                raise UsageError(
+                    f"--loss-probability {piece!r} cannot be read; write 0.05 for all devices or orin-0=0.1 for one, "
+                    "from 0 to below 1"
+                )
+            found[name] = probability
+    return found
+
+
+def _zones(texts: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        zone, equals, names = text.partition("=")
+        if not equals or not zone or not names:
+            raise UsageError(f"--zones {text!r} cannot be read; write ZONE=NAME,NAME, for example rack=orin-0,orin-1")
+        for name in names.split(","):
+            if found.get(name, zone) != zone:
+                raise UsageError(f"--zones puts {name!r} into {found[name]!r} and {zone!r}; a device is in one zone")
+            found[name] = zone
+    return found
+
+
+def _known_entries(file: PeersFile, names: list[str]) -> dict[str, Any]:
+    """The document of an existing ``peers.yaml``, of which the plan changes blocks only."""
+    import yaml
+
+    for name in names:
+        file.peer(name)
+    document = yaml.safe_load(Path(file.path).read_text(encoding="utf-8"))
+    assert isinstance(document, dict)
+    return document
+
+
+def _write_peers(
+    out: Path, plan: PlanDocument, codec: str, known: Path | None, document: dict[str, Any] | None
+) -> None:
+    """Write the peers that hold blocks; those that hold none stand in a comment."""
+    import yaml
+
+    from ls_edge.report.files import write_whole
+
+    idle = [name for name, blocks in plan.placement.items() if not blocks]
+    text = "# Written by 'ls-edge plan'.\n"
+    if idle:
+        text += f"# Without blocks, so left out: {', '.join(idle)}\n"
+    if document is None:
+        document = {
+            "sources": [],
+            "peers": [
+                {"name": name, "address": f"tcp://{name}:{PORT}", "bind": f"tcp://0.0.0.0:{PORT}", "codec": codec}
+                for name in plan.placement
+            ],
+        }
+        text += (
+            f"# Addresses are the names of the devices, port {PORT}. Keys are still to be made, for each device and\n"
+        )
+        text += "# the source: 'ls-edge keys new NAME'; see docs/peers.md.\n"
+    else:
+        text += f"# Addresses and keys are those of {known}.\n"
+    kept = []
+    for entry in document["peers"]:
+        blocks = plan.placement.get(entry["name"], ())
+        if blocks:
+            kept.append({**entry, "blocks": _ranges(blocks)})
+            if (batch := plan.max_batch.get(entry["name"], 1)) > 1 or "max_batch" in entry:
+                kept[-1]["max_batch"] = batch
+    write_whole(out, text + yaml.safe_dump({**document, "peers": kept}, sort_keys=False))
+
+
+def _ranges(blocks: tuple[int, ...]) -> str:
+    from ls_edge.report.formatting import block_ranges
+
+    return block_ranges(blocks).replace(" ", "")
+
+
+def _next_step(peers: Path | None) -> str:
+    return "" if peers is not None else "; next: addresses and keys, then copy it to every machine"
+
+
+def _print(document: PlanDocument) -> None:
+    from ls_edge.report.formatting import NOTHING, block_ranges, show, show_ms
+    from ls_edge.report.terminal import PlainTable, open_console, print_table
+
+    console = open_console()
+    if document.recommendation == "single":
+        console.print(f"One device is better. {document.reason}.", soft_wrap=True)
+    else:
+        console.print(f"Distribute: {document.reason}.", soft_wrap=True)
+    placement = PlainTable()
+    placement.add_column("device")
+    placement.add_column("blocks")
+    placement.add_column("batch", justify="right")
+    for name, blocks in document.placement.items():
+        placement.add_row(name, block_ranges(blocks) or NOTHING, str(document.max_batch[name]) if blocks else NOTHING)
+    print_table(placement, console)
+    table = PlainTable()
+    table.add_column("")
+    for heading in ("latency", "images / s", "energy", "battery", "whole answers"):
+        table.add_column(heading, justify="right")
+    table.add_column("policy")
+
+    def row(name: str, figures: Expected | None) -> None:
+        if figures is None:
+            table.add_row(name, *[NOTHING] * 5, "no room")
+            return
+        table.add_row(
+            name,
+            show_ms(figures.latency_ms),
+            show(figures.throughput),
+            NOTHING if figures.energy_mj is None else f"{show(figures.energy_mj)} mJ",
+            NOTHING if figures.battery_h is None else f"{show(figures.battery_h)} h",
+            NOTHING if figures.whole_share is None else f"{100 * figures.whole_share:.3f} %",
+            figures.policy or "",
+        )
+
+    row("plan", document.expected)
+    for name, figures in document.baselines.items():
+        called = name.replace("_", " ")
+        row(f"{called}: {figures.device}" if figures is not None and figures.device else called, figures)
+    print_table(table, console)
+    if document.policy is not None:
+        console.print(f"run it with --policy {document.policy} --concurrency {document.concurrency}")
+    if document.chosen not in ("solver", "heuristic"):
+        console.print(f"the placement is that of the baseline {document.chosen.replace('_', ' ')}", soft_wrap=True)
+    proof = "no placement is better by the formulas" if document.solver == "exact" else "not proven to be the best"
+    console.print(f"{proof}; solver {document.solver_seconds:.1f} s")
+    for line in document.assumptions:
+        console.print(f"assumed: {line}", soft_wrap=True)
+    for line in document.warnings:
+        console.print(f"warning: {line}", style="yellow", soft_wrap=True)

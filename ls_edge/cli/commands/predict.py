@@ -1,0 +1,202 @@
+"""``ls-edge predict``: what is on these images, answered through the peers that can be reached."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ls_edge.cli.command import DEGRADED, Command
+from ls_edge.cli.holder_check import WAIT_S
+from ls_edge.core.errors import DataError, LsEdgeError, printable
+from ls_edge.runtime.routing.policies import POLICIES
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    import numpy as np
+
+    from ls_edge.runtime.source.results import Answer
+    from ls_edge.runtime.source.source import Source
+
+
+@click.command(
+    cls=Command,
+    short_help="Name what is on images, through the peers that can be reached.",
+    examples=(
+        "ls-edge predict --peers peers.yaml --bundle bundle cat.jpg dog.png",
+        "ls-edge predict --peers peers.yaml --bundle bundle photos --top 1 --json",
+        "ls-edge predict --peers peers.yaml --bundle bundle - < cat.jpg",
+        "ls-edge predict --peers peers.yaml --bundle bundle camera --limit 100",
+    ),
+)
+@click.argument("images", metavar="IMAGE...", nargs=-1, required=True)
+@click.option("--peers", required=True, type=click.Path(path_type=Path), help="The peers.yaml of all machines.")
+@click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Folder of the exported model.")
+@click.option(
+    "--top", type=click.IntRange(min=1), default=3, show_default=True, help="Classes to name, likeliest first."
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), help="Stop after this many images.  [default: all; of a camera, none]"
+)
+@click.option(
+    "--policy", type=click.Choice(list(POLICIES)),
+    default="nearest", show_default=True, help="How the next block is chosen.",
+)  # fmt: skip
+@click.option("--concurrency", type=click.IntRange(min=1), default=4, show_default=True, help="Requests at once.")
+@click.option(
+    "--budget-ms", type=click.FloatRange(min=1), default=10_000.0, show_default=True, help="Time for a request."
+)
+@click.option("--max-skips", type=click.IntRange(min=0), help="Blocks an answer may leave out.  [default: a quarter]")
+@click.option(
+    "--wait", type=click.FloatRange(min=0, max=86_400), default=WAIT_S, show_default=True, metavar="SECONDS",
+    help="How long a warm holder of each block is waited for before the first image.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON an image.")
+@click.option("--secret-key", type=click.Path(path_type=Path), help="NAME.key_secret, where peers.yaml has keys.")
+@click.option("--strict-bundle", is_flag=True, help="Use only peers that serve this very bundle.")
+def command(
+    images: tuple[str, ...], peers: Path, bundle: Path, top: int, limit: int | None, policy: str, concurrency: int,
+    budget_ms: float, max_skips: int | None, wait: float, as_json: bool, secret_key: Path | None, strict_bundle: bool,
+) -> int:  # fmt: skip
+    """Print class names and probabilities for each IMAGE: a file, a folder (all images below it), '-' for an encoded
+    image on standard input, or 'camera' or 'camera:1' for the frames of a camera until Ctrl-C (needs OpenCV).
+
+    An image that cannot be read is a line with an error. Exit code 3 where that happened or an answer skipped blocks,
+    1 where nothing was answered.
+    """  # noqa: D205
+    from ls_edge.cli.descriptor_limit import require_descriptors
+    from ls_edge.core.bundle import Bundle
+    from ls_edge.core.logs import set_up
+    from ls_edge.core.peers_file import load_peers
+    from ls_edge.data.image_inputs import expand_argument, read_images
+
+    set_up(as_json=False, level=logging.ERROR)
+    file = load_peers(peers)
+    require_descriptors(file)
+    opened = Bundle.open(bundle)
+    inputs = [item for given in images for item in expand_argument(given)]
+    printer = PredictionPrinter(opened.manifest.classes, top, as_json=as_json)
+    if all(item.error is not None for item in inputs):  # no reason to look for peers
+        for item in inputs:
+            printer.failed(item.name, str(item.error))
+        return printer.exit_code()
+    from ls_edge.cli.holder_check import check_holders, wait_for_holders
+    from ls_edge.runtime.source.source import Source
+
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(
+            Source.open(
+                file, opened, policy=policy, secret_key=secret_key, strict_bundle=strict_bundle, budget_ms=budget_ms,
+                max_skips=max_skips, max_inflight=concurrency,
+            )
+        )  # fmt: skip
+        if warning := check_holders(source, wait_for_holders(source, wait), wait):
+            print(f"ls-edge: warning: {printable(warning)}", file=sys.stderr)  # noqa: T201
+        frames = stack.enter_context(contextlib.closing(read_images(inputs)))
+        for name, answer in answers_in_order(source, frames, concurrency, limit):
+            if isinstance(answer, LsEdgeError):
+                printer.failed(name, str(answer))
+            else:
+                printer.answered(name, answer)
+    return printer.exit_code()
+
+
+def answers_in_order(
+    source: Source, frames: Iterator[tuple[str, bytes | np.ndarray | DataError]], concurrency: int, limit: int | None
+) -> Iterator[tuple[str, Answer | LsEdgeError]]:
+    """Yield the answer or the error of each image, in their order; ``concurrency`` are asked for at once.
+
+    Of a camera one frame at a time is, so that each is answered while it is new.
+    """
+    waiting: deque[tuple[str, Future[Answer] | DataError]] = deque()
+    count = 0
+    while limit is None or count < limit:
+        item = next(frames, None)
+        if item is None:
+            break
+        name, content = item
+        count += 1
+        try:
+            waiting.append((name, content if isinstance(content, DataError) else source.submit(content, name=name)))
+        except DataError as error:
+            waiting.append((name, error))
+        live = not isinstance(content, (bytes, DataError))
+        while len(waiting) >= (1 if live else concurrency):
+            yield _result(*waiting.popleft())
+    while waiting:
+        yield _result(*waiting.popleft())
+
+
+def _result(name: str, answer: Future[Answer] | DataError) -> tuple[str, Answer | LsEdgeError]:
+    if isinstance(answer, DataError):
+        return name, answer
+    try:
+        return name, answer.result()
+    except LsEdgeError as error:
+        return name, error
+
+
+class PredictionPrinter:
+    """Prints a line an image and counts the outcomes."""
+
+    def __init__(self, classes: tuple[str, ...], top: int, *, as_json: bool) -> None:
+        self._classes = classes
+        self._top = min(top, len(classes))
+        self._as_json = as_json
+        self._answered = self._degraded = self._failed = 0
+
+    def answered(self, name: str, answer: Answer) -> None:
+        """Print the likeliest classes."""
+        from ls_edge.runtime.source.results import likeliest
+
+        self._answered += 1
+        self._degraded += answer.degraded
+        top = likeliest(answer.logits, self._top)
+        if self._as_json:
+            self._line(
+                name, [{"label": self._classes[index], "probability": p} for index, p in top], answer.degraded,
+                answer.latency_ms, None, answer.record.why_skipped,
+            )  # fmt: skip
+            return
+        named = ", ".join(f"{printable(self._classes[index])} {p:.1%}" for index, p in top)
+        why = f": {answer.record.why_skipped}" if answer.record.why_skipped else ""
+        remark = f", without {len(answer.record.skipped)} of the blocks{why}" if answer.degraded else ""
+        click.echo(f"{printable(name)}: {named}  ({answer.latency_ms:.1f} ms{remark})")
+
+    def failed(self, name: str, why: str) -> None:
+        """Print why there is no answer."""
+        self._failed += 1
+        if self._as_json:
+            self._line(name, [], False, None, why)
+        else:
+            line = why if why.startswith(name) else f"{name}: {why}"
+            print(f"ls-edge: {printable(line)}", file=sys.stderr)  # noqa: T201
+
+    def exit_code(self) -> int:
+        """1 where nothing was answered, 3 where something failed or blocks were skipped, else 0."""
+        if not self._answered:
+            return 1
+        return DEGRADED if self._failed or self._degraded else 0
+
+    def _line(
+        self,
+        name: str,
+        top: list[dict[str, Any]],
+        degraded: bool,
+        latency_ms: float | None,
+        error: str | None,
+        why_skipped: str = "",
+    ) -> None:
+        document = {
+            "image": name.encode("utf-8", "replace").decode(), "top": top, "degraded": degraded,
+            "latency_ms": latency_ms, "error": error, "why_skipped": why_skipped,
+        }  # fmt: skip
+        click.echo(json.dumps(document, allow_nan=False))

@@ -1,0 +1,106 @@
+"""``ls-edge report``: runs, plans, simulations, profiles, benchmarks and evaluations side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ls_edge.cli.command import Command
+
+if TYPE_CHECKING:
+    from ls_edge.report.side_by_side import SideBySide
+
+HEADINGS = ("", "what", "accuracy", "latency", "images / s", "energy", "of")
+PAIR_HEADINGS = ("plan", "run", "figure", "planned", "measured", "ratio")
+
+
+@click.command(
+    cls=Command,
+    short_help="Put runs, plans and profiles side by side.",
+    examples=(
+        "ls-edge report run-a.json run-b.json",
+        "ls-edge report plan.json run.json orin-0.json --out compared.html",
+        "ls-edge report start.json shuffle.json anyorder.json --freedom freedom.svg",
+    ),
+)
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE.json...")
+@click.option("--out", type=click.Path(path_type=Path), help="HTML file to write (extra report).")
+@click.option(
+    "--freedom", type=click.Path(path_type=Path), metavar="FILE",
+    help="Draw accuracy by the number of allowed orders as SVG, from the JSON of eval --freedom (extra report).",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
+def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_json: bool) -> None:
+    """Compare what 'run', 'plan', 'simulate', 'bench' and 'eval' printed with --json, and files of 'profile': accuracy,
+    latency, throughput, energy. Where a plan and a run are of the same bundle, what was planned stands beside what was
+    measured.
+    """  # noqa: D205
+    import msgspec
+
+    from ls_edge.device.requirements import require_report
+    from ls_edge.report.files import check_whole
+    from ls_edge.report.side_by_side import evaluations_with_freedom, side_by_side
+
+    if out is not None:
+        require_report("--out")
+        check_whole(out)
+    if freedom is not None:
+        require_report("--freedom")
+        check_whole(freedom)
+    found = side_by_side(files)
+    if freedom is not None:
+        from ls_edge.report.charts import write_freedom_figure
+
+        write_freedom_figure(freedom, evaluations_with_freedom(files))
+    if out is not None:
+        from ls_edge.report.html import write_side_by_side
+
+        write_side_by_side(out, rows_text(found), pairs_text(found))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+    else:
+        _print(found)
+        for path in (out, freedom):
+            if path is not None:
+                click.echo(f"written to {path}")
+
+
+def rows_text(found: SideBySide) -> list[tuple[str, ...]]:
+    """The cells of each document's row."""
+    from ls_edge.report.formatting import NOTHING, show, show_ms, show_percent
+
+    return [
+        (row.name, row.kind, show_percent(row.accuracy), show_ms(row.latency_ms), show(row.throughput),
+         NOTHING if row.energy_mj is None else f"{show(row.energy_mj)} mJ", row.about)
+        for row in found.rows
+    ]  # fmt: skip
+
+
+def pairs_text(found: SideBySide) -> list[tuple[str, ...]]:
+    """The cells of each pair of a planned and a measured figure."""
+    from ls_edge.report.formatting import show, show_ms
+
+    cells: list[tuple[str, ...]] = []
+    for pair in found.planned_against_measured:
+        shown = show_ms if pair.figure == "latency_ms" else show
+        figure = "latency" if pair.figure == "latency_ms" else "images / s"
+        cells.append((pair.plan, pair.run, figure, shown(pair.planned), shown(pair.measured), f"{pair.ratio:.2f}"))
+    return cells
+
+
+def _print(found: SideBySide) -> None:
+    from ls_edge.report.terminal import PlainTable, open_console, print_table
+
+    console = open_console()
+    for headings, rows, numbers in (
+        (HEADINGS, rows_text(found), range(2, 6)), (PAIR_HEADINGS, pairs_text(found), range(3, 6)),
+    ):  # fmt: skip
+        if rows:
+            table = PlainTable()
+            for place, heading in enumerate(headings):
+                table.add_column(heading, justify="right" if place in numbers else "left")
+            for row in rows:
+                table.add_row(*row)
+            print_table(table, console)

@@ -1,0 +1,317 @@
+"""``ls-edge reproduce``: the trainings and evaluations of a whole comparison, then one table and one figure."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from ls_edge.cli.command import Command
+from ls_edge.core.errors import DataError, UsageError, printable
+from ls_edge.device.requirements import install_command, require_report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ls_edge.data.datasets import ImageSet
+    from ls_edge.evaluation.evaluate import Evaluation
+    from ls_edge.training.reproduction import Plan, RowCost
+
+CONFIGS, EVALUATION, RESULTS, TABLE = "configs", "eval.json", "results.json", "table.md"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the command that hold for every row."""
+
+    seeds: int
+    epochs: int | None
+    orders: int
+    limit: int | None
+    device: str
+    threads: int | None
+
+
+def _sources(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    pairs = [tuple(value.split("=", 1)) if "=" in value else ("", value) for value in values]
+    return tuple((name, source) for name, source in pairs)
+
+
+@click.command(
+    cls=Command,
+    short_help="Train and evaluate a whole comparison: one table and one figure.",
+    examples=(
+        "ls-edge reproduce digits --out reproduced",
+        "ls-edge reproduce digits --out quick --seeds 2 --epochs 1 --only shuffle --only sequential",
+        "ls-edge reproduce paper --data imagenet=/path/to/imagenet --out reproduced",
+        "ls-edge reproduce paper --dry-run --tflops 100",
+    ),
+)
+@click.argument("plan")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder of runs and results.")
+@click.option(
+    "--data", multiple=True, callback=_sources, metavar="[NAME=]DATA",
+    help="Where a data set of the plan is; NAME may be left out where it has one alone.",
+)  # fmt: skip
+@click.option("--only", multiple=True, metavar="NAME", help="This row or data set alone; may be repeated.")
+@click.option("--seeds", default=5, show_default=True, type=click.IntRange(1), help="Seeds 0, 1, ... of every row.")
+@click.option("--epochs", type=click.IntRange(1), help="Of every training, instead of the plan's: for a trial.")
+@click.option("--orders", default=64, show_default=True, type=click.IntRange(1), help="Random orders of all blocks.")
+@click.option("--limit", type=click.IntRange(1), help="Evaluate on this many images.")
+@click.option(
+    "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]), help="Where to compute."
+)
+@click.option("--threads", type=click.IntRange(1), metavar="N", help="Torch's threads on the CPU.")
+@click.option("--dry-run", is_flag=True, help="Count what it takes, in floating point operations, and train nothing.")
+@click.option(
+    "--tflops", type=click.FloatRange(min=0, min_open=True), metavar="X",
+    help="With --dry-run: hours at X sustained TFLOP a second.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def command(
+    plan: str, out: Path | None, data: tuple[tuple[str, str], ...], only: tuple[str, ...], dry_run: bool,
+    tflops: float | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    """Train every row of PLAN with every seed, evaluate it, and write one table and one figure.
+
+    PLAN is digits, cifar10, paper, or a YAML file. What is finished in DIR is kept, so the same command goes on
+    after a kill. DIR holds a run folder for each training, configs/ to repeat one with 'ls-edge train --config',
+    results.json, table.md, and figure.svg (one for each data set where the plan has several).
+    """
+    from ls_edge.training.reproduction import find_plan, read_plan
+
+    chosen = Options(**options)
+    found = read_plan(find_plan(plan)).only(only)
+    found = found.with_data(_named(data, found))
+    try:
+        import ls_edge.training.loop  # noqa: F401 - to see whether it can be imported
+    except ImportError as error:
+        raise UsageError(f"reproduce needs {error.name}; to install it: {install_command('train')}") from None
+    if dry_run:
+        _estimate(found, chosen, tflops, as_json=as_json)
+        return
+    if tflops is not None:
+        raise UsageError("--tflops is for --dry-run; leave it out, or add --dry-run")
+    if out is None:
+        raise UsageError("no folder to write to: give --out DIR")
+    _check(found, out)
+    results = _execute(found, out, chosen)
+    _finish(found, out, chosen, results, as_json=as_json)
+
+
+def _named(data: tuple[tuple[str, str], ...], plan: Plan) -> dict[str, str]:
+    if any(not name for name, _ in data) and len(plan.data) > 1:
+        raise UsageError(f"--data {data[0][1]}: the plan has {', '.join(plan.data)}; write --data NAME=DATA")
+    return {name or next(iter(plan.data)): source for name, source in data}
+
+
+def _check(plan: Plan, out: Path) -> None:
+    """Refuse what would end the command after hours."""
+    from ls_edge.cli.argument_checks import check_data
+    from ls_edge.report.charts import check_figure
+
+    require_report("reproduce")
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is a file; name a folder")
+    for name, item in plan.data.items():
+        if not item.source:
+            raise UsageError(f"the plan needs the data set {name}: give --data {name}=DATA, or choose rows with --only")
+        check_data(item.source)
+        drawn = sum(row.figure for row in plan.rows.values() if row.data == name)
+        if drawn:
+            check_figure(drawn)
+
+
+def _execute(plan: Plan, out: Path, options: Options) -> dict[str, list[Evaluation]]:
+    """Train and evaluate what is not there yet; the evaluations of every row, one a seed."""
+    from ls_edge.data.datasets import open_data
+    from ls_edge.report.terminal import open_console
+    from ls_edge.training.reproduction import START
+
+    console = open_console(stderr=True)
+    plan.write_configs(out / CONFIGS)
+    images = {name: open_data(item.source, "eval") for name, item in plan.data.items()}
+    starts = [(f"{START}-{data}", data) for data in plan.start]
+    rows = [(name, row.data) for name, row in plan.rows.items()]
+    results: dict[str, list[Evaluation]] = {name: [] for name in plan.rows}
+    for seed in range(options.seeds):
+        for name, data in [*starts, *rows]:
+            console.print(f"{name}, seed {seed} of 0 to {options.seeds - 1}", soft_wrap=True)
+            start = out / f"{START}-{data}" / f"seed-{seed}" if name in results and data in plan.start else None
+            run = out / name / f"seed-{seed}"
+            _train(run, out / CONFIGS / f"{name}.yaml", plan.data[data].source, seed, start, options, console)
+            if name in results:
+                results[name].append(_evaluate(run, images[data], plan, options))
+    return results
+
+
+def _train(
+    run: Path, config: Path, source: str, seed: int, start: Path | None, options: Options, console: Console
+) -> None:
+    """Train one run, go on with it, or leave it where it is finished; its settings have to be the plan's."""
+    from ls_edge.cli.commands.train import other_setting, train_run
+    from ls_edge.training.reproduction import settings_of
+
+    flags = {"epochs": options.epochs, "device": options.device, "threads": options.threads}
+    settings, named = settings_of(config, source=source, seed=seed, start=start, flags=flags)
+    there = (run / "config.yaml").is_file()
+    if there:
+        other = other_setting(run, settings, named - {"device", "threads"})
+        if other:
+            raise UsageError(
+                f"{run} was trained with other settings: {other}; give another --out, or remove that folder"
+            )
+        named = frozenset()
+    else:
+        (run / EVALUATION).unlink(missing_ok=True)
+    train_run(run, settings, named, console, resume=there, overwrite=not there)
+
+
+def _evaluate(run: Path, images: ImageSet, plan: Plan, options: Options) -> Evaluation:
+    """Evaluate a run, or read what was found before by the same orders on the same images."""
+    from ls_edge.cli.commands.eval import EvalOptions, evaluate_one
+    from ls_edge.evaluation.evaluate import Evaluation
+    from ls_edge.report.files import write_whole
+    from ls_edge.training.checkpoint import read_record
+
+    blocks = len(read_record(run)[1].kept)
+    keep = None if plan.keep is None else tuple(count for count in plan.keep if count <= blocks)
+    asked = {"orders": options.orders, "limit": options.limit, "data": printable(images.source)}
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        found = msgspec.json.decode((run / EVALUATION).read_bytes(), type=Evaluation)
+        if all(found.settings.get(name) == value for name, value in asked.items()):
+            return found
+    result = evaluate_one(
+        run, images,
+        EvalOptions(
+            orders=options.orders, keep=keep, arrangements=False, kendall=False, limit=options.limit, seed=0,
+            batch_size=100, device=options.device, precision="fp32", threads=options.threads,  # type: ignore[arg-type]
+        ), like=None,
+    )  # fmt: skip
+    write_whole(run / EVALUATION, msgspec.json.format(msgspec.json.encode(result), indent=1).decode())
+    return result
+
+
+def _finish(plan: Plan, out: Path, options: Options, results: dict[str, list[Evaluation]], *, as_json: bool) -> None:
+    """Write the results, the table and the figures, and print the table."""
+    from ls_edge.evaluation.evaluate import aggregate
+    from ls_edge.report.charts import write_figure
+    from ls_edge.report.files import write_whole
+
+    rows: dict[str, Evaluation] = {}
+    for name, found in results.items():
+        ones = [
+            msgspec.structs.replace(one, settings={**one.settings, "of": f"{name}/seed-{seed}"})
+            for seed, one in enumerate(found)
+        ]
+        settings = {**ones[0].settings, "of": name}
+        rows[name] = msgspec.structs.replace(aggregate(ones), name=name, settings=settings)
+    document = {
+        "title": plan.title, "seeds": options.seeds, "epochs": options.epochs,
+        "data": {name: item.source for name, item in plan.data.items()},
+        "rows": [{"row": name, "data": plan.rows[name].data, "evaluation": found} for name, found in rows.items()],
+    }  # fmt: skip
+    text = msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
+    write_whole(out / RESULTS, text + "\n")
+    headings, lines = _table(plan, rows)
+    parts = ["| " + " | ".join(cells) + " |" for cells in (headings, ["---"] * len(headings), *lines)]
+    write_whole(
+        out / TABLE, f"{plan.title}; {options.seeds} seeds, mean ± deviation between them\n\n" + "\n".join(parts) + "\n"
+    )
+    for data in plan.data:
+        drawn = [rows[name] for name, row in plan.rows.items() if row.data == data and row.figure]
+        if drawn:
+            write_figure(out / ("figure.svg" if len(plan.data) == 1 else f"figure-{data}.svg"), drawn)
+    if as_json:
+        click.echo(text)
+        return
+    from ls_edge.report.terminal import PlainTable, print_table
+
+    table = PlainTable()
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number < 2 else "right")
+    for cells in lines:
+        table.add_row(*cells)
+    print_table(table)
+    click.echo(f"{printable(out)}: {RESULTS}, {TABLE} and the figure")
+
+
+def _table(plan: Plan, rows: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells: a row for each training, accuracy in trained and random order, and with blocks missing."""
+    keeps = sorted({int(keep) for found in rows.values() for keep in found.kept})
+    lines = []
+    for name, found in rows.items():
+        assert found.models is not None
+        kept = [found.kept.get(str(count)) for count in keeps]
+        lines.append(
+            [
+                name, plan.rows[name].data, str(found.settings["blocks"]),
+                f"{found.sequential.top1:.3f} ± {found.models.sequential_std:.3f}",
+                f"{found.arbitrary.top1_mean:.3f} ± {found.models.arbitrary_std:.3f}",
+                *("" if value is None else f"{value.arbitrary:.3f}" for value in kept),
+            ]
+        )  # fmt: skip
+    return ["row", "data", "blocks", "trained order", "random order", *(f"{count} kept" for count in keeps)], lines
+
+
+def _estimate(plan: Plan, options: Options, tflops: float | None, *, as_json: bool) -> None:
+    """Count the operations of every training and evaluation, by the models themselves."""
+    import tempfile
+
+    from ls_edge.training.reproduction import START, cost_of, settings_of
+
+    costs: list[RowCost] = []
+    with tempfile.TemporaryDirectory() as folder:
+        plan.write_configs(Path(folder))
+        for name, data in [(f"{START}-{data}", data) for data in plan.start] + [
+            (name, row.data) for name, row in plan.rows.items()
+        ]:
+            config, _ = settings_of(
+                Path(folder) / f"{name}.yaml", source="", seed=0, start=None, flags={"epochs": options.epochs}
+            )
+            train, test, classes = _sizes(plan, data)
+            test = 0 if name.startswith(f"{START}-") else test if options.limit is None else options.limit
+            costs.append(
+                cost_of(
+                    name, config, images=train, test_images=test, classes=classes, keep=plan.keep, orders=options.orders
+                )
+            )
+    total = options.seeds * sum(cost.training_flops + cost.evaluation_flops for cost in costs)
+    hours = None if tflops is None else total / (tflops * 1e12) / 3600
+    if as_json:
+        document = {"title": plan.title, "seeds": options.seeds, "rows": costs, "total_flops": total, "hours": hours}
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+        return
+    from ls_edge.report.terminal import PlainTable, print_table
+
+    table = PlainTable(plan.title)
+    for heading in ("one seed of", "images trained on", "training TFLOP", "evaluation TFLOP"):
+        table.add_column(heading, justify="left" if heading.startswith("one") else "right")
+    for cost in costs:
+        table.add_row(
+            cost.name, f"{cost.trained_images:,}", f"{cost.training_flops / 1e12:,.1f}",
+            f"{cost.evaluation_flops / 1e12:,.1f}",
+        )  # fmt: skip
+    print_table(table)
+    at = f", {hours:,.1f} hours at {tflops:g} TFLOP/s sustained" if hours is not None else ""
+    click.echo(f"{options.seeds} seeds: {total / 1e12:,.1f} TFLOP{at}; counted from the models, nothing was run")
+
+
+def _sizes(plan: Plan, name: str) -> tuple[int, int, int]:
+    """Images to train on, images to evaluate on, classes: of the data where it is at hand, else those of the plan."""
+    from ls_edge.data.datasets import is_timm_name, open_data
+
+    item = plan.data[name]
+    known = (item.images, item.test_images, item.classes)
+    if item.source and not (is_timm_name(item.source) and None not in known):
+        train, test = open_data(item.source, "train"), open_data(item.source, "eval")
+        return len(train), len(test), len(train.classes)
+    if item.images is None or item.test_images is None or item.classes is None:
+        raise DataError(
+            f"the size of the data set {name} is not known: give --data {name}=DATA, or write it in the plan"
+        )
+    return item.images, item.test_images, item.classes

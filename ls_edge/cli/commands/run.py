@@ -1,0 +1,320 @@
+"""``ls-edge run``: answer images through the peers that can be reached, and measure it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from ls_edge.cli import interrupts
+from ls_edge.cli.command import DEGRADED, Command, describe
+from ls_edge.cli.holder_check import WAIT_S
+from ls_edge.core.errors import LsEdgeError, printable
+from ls_edge.runtime.routing.policies import POLICIES
+
+if TYPE_CHECKING:
+    from ls_edge.core.errors import DataError
+    from ls_edge.core.peers_file import EngineKind
+    from ls_edge.core.records import RequestRecord
+    from ls_edge.data.datasets import ImageRef
+    from ls_edge.evaluation.run_summary import RunSummary
+    from ls_edge.report.progress import RunProgress
+    from ls_edge.runtime.source.run_dataset import DatasetRun
+    from ls_edge.runtime.source.source import Source
+
+LOST_FOR_S, UNUSABLE_FOR_S = 0.5, 1.0
+"""How long a block has no holder, or a peer cannot be used, until that is displayed; a restart takes less."""
+
+MAX_REMARKS = 10
+"""Peers that took no part and are named at the end of a run."""
+
+
+@click.command(
+    cls=Command,
+    short_help="Answer images through the peers that can be reached.",
+    examples=(
+        "ls-edge run --peers peers.yaml --bundle bundle --data digits",
+        "ls-edge run --peers peers.yaml --bundle bundle --data val --policy fastest --json",
+        "ls-edge run --peers peers.yaml --bundle bundle --data val --trace t.jsonl --report r.html",
+        "ls-edge run --peers peers.yaml --bundle bundle --data digits --trace-events events.json",
+        "ls-edge run --peers peers.yaml --bundle bundle --data digits --wait 60 --max-skips 2",
+    ),
+)
+@click.option("--peers", required=True, type=click.Path(path_type=Path), help="The peers.yaml of all machines.")
+@click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Folder of the exported model.")
+@click.option("--data", required=True, help="Folder of class folders, a tar of one, or 'digits'.")
+@click.option(
+    "--policy", type=click.Choice(list(POLICIES)),
+    default="nearest", show_default=True, help="How the next block is chosen.",
+)  # fmt: skip
+@click.option("--limit", type=click.IntRange(min=1), help="Images to answer; more than there are repeats them.")
+@click.option("--concurrency", type=click.IntRange(min=1), default=4, show_default=True, help="Requests at once.")
+@click.option(
+    "--budget-ms", type=click.FloatRange(min=1), default=10_000.0, show_default=True, help="Time for a request."
+)
+@click.option("--max-skips", type=click.IntRange(min=0), help="Blocks an answer may leave out.  [default: a quarter]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Draws the orders of the policy random.")
+@click.option(
+    "--latency-weight", type=click.FloatRange(min=0, max=1e6), default=1.0, show_default=True,
+    help="What a second is worth to the policy quality, in nats of log-likelihood.",
+)  # fmt: skip
+@click.option(
+    "--waves", type=click.IntRange(min=1), default=2, show_default=True,
+    help="Waves in which the policy parallel runs a model; fewer are faster.",
+)  # fmt: skip
+@click.option(
+    "--on-straggler", type=click.Choice(["later", "skip"]), default="later", show_default=True,
+    help="Policy parallel: blocks of a track that does not come back run later, or are skipped.",
+)  # fmt: skip
+@click.option("--via", type=click.Choice(["peers", "source"]), default="peers", show_default=True, help="Way of a hop.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), help="Threads of stem and head; wins over peers.yaml, else 1."
+)  # fmt: skip
+@click.option(
+    "--engine", type=click.Choice(["auto", "onnx", "tensorrt"]), help="Of stem and head; wins over peers.yaml."
+)
+@click.option("--provider", help="Of ONNX Runtime, for stem and head; wins over peers.yaml.")
+@click.option(
+    "--wait", type=click.FloatRange(min=0, max=86_400), default=WAIT_S, show_default=True, metavar="SECONDS",
+    help="How long a warm holder of each block is waited for before the first image.",
+)  # fmt: skip
+@click.option(
+    "--audit", type=click.FloatRange(min=0, max=1), default=0.0, show_default=True, metavar="SHARE",
+    help="Share of the answers that are computed a second time here, to name peers that compute something else.",
+)  # fmt: skip
+@click.option("--metrics", metavar="HOST:PORT", help="Offer figures for Prometheus there (extra metrics).")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.option("--report", type=click.Path(path_type=Path), help="Write an HTML report with charts (extra report).")
+@click.option("--trace", type=click.Path(path_type=Path), help="Write a JSON line a request.")
+@click.option(
+    "--trace-events", type=click.Path(path_type=Path),
+    help="Write Chrome trace events, for ui.perfetto.dev or chrome://tracing.",
+)  # fmt: skip
+@click.option("--secret-key", type=click.Path(path_type=Path), help="NAME.key_secret, where peers.yaml has keys.")
+@click.option("--strict-bundle", is_flag=True, help="Use only peers that serve this very bundle.")
+@click.option("--log-json", is_flag=True, help="Log lines as JSON.")
+def command(
+    peers: Path, bundle: Path, data: str, policy: str, limit: int | None, concurrency: int, budget_ms: float,
+    max_skips: int | None, seed: int, latency_weight: float, waves: int, on_straggler: Literal["later", "skip"],
+    via: str, threads: int | None, engine: EngineKind | None, provider: str | None, wait: float, audit: float,
+    metrics: str | None, as_json: bool, report: Path | None, trace: Path | None, trace_events: Path | None,
+    secret_key: Path | None, strict_bundle: bool, log_json: bool,
+) -> int:  # fmt: skip
+    """Send images through the peers of peers.yaml and print accuracy, latency and who did what.
+
+    Where blocks have no holder after --wait, and the policy may not skip that many, nothing is sent (exit code 1).
+    The trace is written line by line; summary, report and trace events come also after Ctrl-C and SIGTERM, the summary
+    also after a full disk.
+
+    Exit code 3 where an answer skipped blocks or a request failed, 1 where none was answered.
+    """
+    from ls_edge.cli.argument_checks import check_output
+    from ls_edge.cli.descriptor_limit import require_descriptors
+    from ls_edge.cli.holder_check import check_holders, wait_for_holders
+    from ls_edge.cli.metrics_listener import MAX_SCRAPE_CONNECTIONS, MetricsListener
+    from ls_edge.core.bundle import Bundle
+    from ls_edge.core.logs import set_up
+    from ls_edge.core.peers_file import load_peers
+    from ls_edge.data.datasets import open_data, trained_on_warning
+    from ls_edge.device.requirements import require_report
+    from ls_edge.report.progress import RunProgress
+
+    # What matters to a person is in the progress display; the log is for machines.
+    set_up(as_json=log_json, level=logging.INFO if log_json else logging.ERROR)
+    for flag, path in (("--trace", trace), ("--report", report), ("--trace-events", trace_events)):
+        if path is not None:
+            check_output(flag, path)
+    if report is not None:
+        require_report("--report")
+    file = load_peers(peers)
+    require_descriptors(file, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
+    opened = Bundle.open(bundle)
+    images = open_data(data, "eval")
+    known = trained_on_warning(images, opened.manifest.trained_on)
+    if known:
+        _warn(known)
+    images = images.take(limit)
+    images.labels_for(opened.manifest.classes)  # other classes are found before anybody is waited for
+    from ls_edge.core.records import TraceWriter
+    from ls_edge.evaluation.run_summary import summarise
+    from ls_edge.runtime.source.run_dataset import run_dataset
+    from ls_edge.runtime.source.source import Source
+
+    progress = RunProgress(len(images), [peer.name for peer in file.peers])
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(MetricsListener(metrics)) if metrics is not None else None
+        source = stack.enter_context(
+            Source.open(
+                file, opened, policy=policy, secret_key=secret_key, strict_bundle=strict_bundle, budget_ms=budget_ms,
+                max_skips=max_skips, seed=seed, max_inflight=max(concurrency, 1), via_source=via == "source",
+                threads=threads, engine=engine, provider=provider, latency_weight=latency_weight, waves=waves,
+                on_straggler=on_straggler, audit=audit, on_event=progress.event,
+            )
+        )  # fmt: skip
+        if listener is not None:
+            url = listener.serve_source(source)
+            print(f"ls-edge: metrics at {url}", file=sys.stderr)  # noqa: T201
+        stop = stack.enter_context(interrupts.StopRequest())
+        missing = wait_for_holders(source, wait, stop)
+        if stop:
+            raise KeyboardInterrupt
+        warning = check_holders(source, missing, wait)
+        if warning:
+            _warn(warning)
+        writer = stack.enter_context(TraceWriter(trace)) if trace is not None else None
+
+        def on_record(record: RequestRecord) -> None:
+            progress.record(record)
+            if writer is not None:
+                before = writer.problem
+                writer.write(record)
+                if writer.problem != before:
+                    progress.note(writer.problem)
+
+        def skip(image: ImageRef, error: DataError) -> None:
+            progress.note(f"skipped {image.name}: {error}")
+
+        with progress:
+            measured = run_dataset(
+                source, images, concurrency=concurrency, on_record=on_record, on_skip=skip,
+                on_tick=_watch_holders(source, progress), stop=lambda: bool(stop), settings=_flags_in_force(),
+            )  # fmt: skip
+        problems = [] if measured.error is None else [str(measured.error)]
+        if writer is not None:
+            writer.correct(measured.records)
+            writer.close()
+            problems += [writer.problem] if writer.problem else []
+        summary = summarise(measured.records, measured.events, measured.context)
+        remarks = _unused_peers(source.problems, summary, warning)
+        return _finish(
+            measured, summary, problems, remarks, stop.number, report, trace_events, opened.manifest.classes,
+            as_json=as_json,
+        )  # fmt: skip
+
+
+def _finish(
+    measured: DatasetRun, summary: RunSummary, problems: list[str], remarks: Sequence[str], signal_number: int,
+    report: Path | None, trace_events: Path | None, classes: Sequence[str], *, as_json: bool,
+) -> int:  # fmt: skip
+    """Print the summary, write the files, and return the exit code; whatever fails does not keep the rest from it."""
+    from ls_edge.report.tables import print_answers, print_summary
+    from ls_edge.report.terminal_timeline import print_typical
+
+    try:
+        if as_json:
+            click.echo(summary.to_json())
+        else:
+            print_summary(summary)
+            print_answers(measured.records, classes)
+            print_typical(measured.records)
+    except OSError as error:
+        problems.append(f"the summary could not be printed: {describe(error)}")
+    for remark in remarks[:MAX_REMARKS]:
+        _warn(remark)
+    if measured.skipped_images:
+        name, why = measured.skipped_images[0]
+        _warn(f"{len(measured.skipped_images)} images could not be used, the first is {name}: {why}")
+    if summary.distrust:
+        _warn(summary.distrust)
+    if summary.audit is not None and summary.audit.warning:
+        _warn(summary.audit.warning)
+    for name, path, write in (("report", report, _write_report), ("trace events", trace_events, _write_trace_events)):
+        if path is not None:
+            try:
+                write(path, summary, measured)
+            except Exception as error:  # noqa: BLE001  the run is over and its summary printed
+                problems.append(str(error) if isinstance(error, LsEdgeError) else f"the {name} failed: {error!r}")
+    if problems:
+        raise LsEdgeError("; ".join(problems))
+    if signal_number:
+        images = measured.context.settings["images"]
+        _warn(
+            f"{interrupts.word()} after {summary.requests} of {images} requests; {measured.given_up} on their way were "
+            "given up"
+        )
+        return 128 + signal_number
+    return _exit_code(summary)
+
+
+def _write_report(path: Path, summary: RunSummary, measured: DatasetRun) -> None:
+    from ls_edge.report.html import write_report
+
+    write_report(path, summary, measured.records, measured.events)
+
+
+def _write_trace_events(path: Path, summary: RunSummary, measured: DatasetRun) -> None:
+    from ls_edge.report.trace_events import write_trace_events
+
+    write_trace_events(path, summary, measured.records, measured.events)
+
+
+def _flags_in_force() -> dict[str, Any]:
+    """Every flag of this call with its value or default; ``--json`` says only how the result is printed."""
+    flags = click.get_current_context().params
+    return {
+        name: printable(value) if isinstance(value, Path) else value
+        for name, value in flags.items()
+        if name != "as_json"
+    }
+
+
+def _exit_code(summary: RunSummary) -> int:
+    if not summary.answered:
+        return 1
+    return DEGRADED if summary.degraded or summary.failed else 0
+
+
+def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
+    """Return what is called ten times a second to show blocks that lost their last holder and cannot be skipped.
+
+    Peers that cannot be used for a while are shown with the reason, each time once.
+    """
+    from ls_edge.cli.holder_check import blocks_text
+
+    missing_since: float | None = None
+    unusable_since: dict[str, float] = {}
+    shown: set[str] = set()
+
+    def look() -> None:
+        nonlocal missing_since
+        now = time.monotonic()
+        problems = source.problems
+        for name in unusable_since.keys() - problems.keys():
+            del unusable_since[name]
+            shown.discard(name)
+        for name, why in problems.items():
+            if now - unusable_since.setdefault(name, now) >= UNUSABLE_FOR_S and name not in shown:
+                shown.add(name)
+                progress.note(f"{name} is not used: {why}")
+        missing = source.missing_blocks()
+        if source.may_skip(missing):
+            missing_since = None
+            progress.warn("")
+            return
+        missing_since = now if missing_since is None else missing_since
+        if now - missing_since >= LOST_FOR_S:
+            progress.warn(
+                f"{blocks_text(missing)} lost the last holder; requests wait for one until their budget of "
+                f"{source.settings.budget_ms / 1e3:g} s ends (at most {source.max_skips} blocks may be skipped)"
+            )
+
+    return look
+
+
+def _unused_peers(problems: Mapping[str, str], summary: RunSummary, reported: str) -> list[str]:
+    """Peers that had no part in any answer, with the reason, unless ``reported`` names them already."""
+    return [
+        f"{name} took no part: {why}"
+        for name, why in problems.items()
+        if (name not in summary.peers or not summary.peers[name].requests) and f"{name}: {why}" not in reported
+    ]
+
+
+def _warn(text: str) -> None:
+    print(f"ls-edge: warning: {printable(text)}", file=sys.stderr)  # noqa: T201

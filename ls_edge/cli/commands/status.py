@@ -1,0 +1,226 @@
+"""``ls-edge status``: how every peer is, and if it cannot be used, why not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ls_edge.cli.command import DEGRADED, Command
+from ls_edge.core.errors import UsageError, printable
+from ls_edge.core.records import PeerState
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ls_edge.core.bundle import Bundle
+    from ls_edge.core.peers_file import PeersFile
+    from ls_edge.runtime.clients.status import PeerStatus
+
+_EVERY_S = 1.0
+"""Seconds between two looks of ``--watch``."""
+_BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim"}
+
+
+@click.command(
+    cls=Command,
+    short_help="Show how every peer is, and why it cannot be used.",
+    examples=(
+        "ls-edge status --peers peers.yaml",
+        "ls-edge status --peers peers.yaml --watch",
+        "ls-edge status --peers peers.yaml --secret-key laptop.key_secret --json",
+        "ls-edge status --peers peers.yaml --check --bundle bundle",
+    ),
+)
+@click.option("--peers", required=True, type=click.Path(path_type=Path), help="The peers.yaml of all machines.")
+@click.option("--secret-key", type=click.Path(path_type=Path), help="Of a source, where peers.yaml has keys.")
+@click.option("--bundle", type=click.Path(path_type=Path), help="Compare with this bundle; not needed otherwise.")
+@click.option("--check", is_flag=True, help="Only read and describe peers.yaml; no network.")
+@click.option("--watch", is_flag=True, help="Go on until Ctrl-C.")
+@click.option(
+    "--wait", type=click.FloatRange(min=0.1, max=600), default=3.0, show_default=True, metavar="SECONDS",
+    help="How long a peer has to answer.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch a line a second.")
+def command(
+    peers: Path, secret_key: Path | None, bundle: Path | None, check: bool, watch: bool, wait: float, as_json: bool
+) -> int:
+    """Show of every peer of peers.yaml whether it can be reached, accepts our key and is warm, what it serves, how long
+    its queue is, and why it cannot be used. Sends no images.
+
+    Exit code 3 where some peer is not alive, 1 where none is. With --check: 0, or 2 and the first mistake in the file;
+    give --bundle too, and a block that the bundle lacks is one.
+    """  # noqa: D205
+    from ls_edge.cli.descriptor_limit import require_descriptors
+    from ls_edge.core.bundle import Bundle
+    from ls_edge.core.logs import set_up
+    from ls_edge.core.peers_file import load_peers
+    from ls_edge.runtime.protocol.codecs import CODECS
+
+    if check and watch:
+        raise UsageError("--check does not look at peers, so there is nothing to watch; leave one out")
+    file = load_peers(peers)
+    file.check_codecs(CODECS)
+    opened = None if bundle is None else Bundle.open(bundle)
+    if opened is not None:
+        file.check_blocks(opened.num_blocks)
+    if check:
+        _print_check(file, opened, as_json=as_json)
+        return 0
+    set_up(as_json=False, level=50)  # the table shows what peers report
+    require_descriptors(file)
+    from ls_edge.runtime.clients.status import Observer
+    from ls_edge.runtime.transport.keys import load_secret
+
+    with Observer(file, keys=None if secret_key is None else load_secret(secret_key)) as observer:
+        if watch:
+            _watch(observer, opened, wait, as_json=as_json)
+        found = _compared(observer.look(wait), opened)
+    if as_json:
+        click.echo(json.dumps(_document(found), indent=2))
+    else:
+        _print(found, file)
+    alive = sum(status.state == PeerState.ALIVE for status in found.values())
+    return 0 if alive == len(found) else DEGRADED if alive else 1
+
+
+def _compared(found: Mapping[str, PeerStatus], bundle: Bundle | None) -> dict[str, PeerStatus]:
+    """The same, with a reason where a peer serves another model than ``bundle``, or another bundle of it."""
+    import msgspec
+
+    result = dict(found)
+    for name, status in found.items():
+        if bundle is None or status.model_id is None or status.reason is not None:
+            continue
+        manifest = bundle.manifest
+        if status.model_id != manifest.model_id:
+            reason = f"it serves model {status.model_id[:16]}, --bundle is {manifest.model_id[:16]}"
+            result[name] = msgspec.structs.replace(status, state=PeerState.REFUSED, reason=reason)
+        elif status.bundle_id != manifest.bundle_id:
+            reason = f"another bundle of the same model: {str(status.bundle_id)[:16]}, not {manifest.bundle_id[:16]}"
+            result[name] = msgspec.structs.replace(status, reason=reason)
+    return result
+
+
+def _document(found: Mapping[str, PeerStatus]) -> dict[str, Any]:
+    import msgspec
+
+    return {"peers": {name: msgspec.to_builtins(status) for name, status in found.items()}}
+
+
+def _watch(observer: Any, bundle: Bundle | None, wait: float, *, as_json: bool) -> None:
+    """Look again and again; ends with Ctrl-C."""
+    from rich.live import Live
+
+    from ls_edge.report.terminal import open_console
+
+    if as_json:
+        while True:
+            click.echo(json.dumps(_document(_compared(observer.look(wait), bundle))))
+            observer.wait(_EVERY_S)
+    console = open_console()
+    if not console.is_terminal:
+        while True:
+            _print(_compared(observer.look(wait), bundle), observer.peers)
+            observer.wait(_EVERY_S)
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            found = _compared(observer.look(wait), bundle)
+            live.update(_table(found), refresh=True)
+            observer.wait(_EVERY_S)
+
+
+def _print(found: Mapping[str, PeerStatus], file: PeersFile) -> None:
+    from ls_edge.report.terminal import open_console, print_table
+
+    console = open_console()
+    print_table(_table(found), console)
+    models = {status.model_id for status in found.values() if status.model_id}
+    if len(models) > 1:
+        console.print(f"peers serve {len(models)} different models, which do not work together", soft_wrap=True)
+    for line in _gaps({name: s.blocks if s.state == PeerState.ALIVE else () for name, s in found.items()}, file):
+        console.print(line, soft_wrap=True)
+
+
+def _table(found: Mapping[str, PeerStatus]) -> Table:
+    from rich.text import Text
+
+    from ls_edge.report.formatting import block_ranges
+    from ls_edge.report.tables import STATE_STYLES
+    from ls_edge.report.terminal import PlainTable
+
+    table = PlainTable()
+    for name in ("peer", "state", "key", "blocks"):
+        table.add_column(name)
+    for name in ("queue", "latency"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("bundle", "engine", "why"):
+        table.add_column(name)
+    for name, status in found.items():
+        table.add_row(
+            Text(printable(name)),
+            Text(status.state, style=STATE_STYLES[status.state]),
+            Text(status.key, style=_BY_KEY[status.key]),
+            block_ranges(status.blocks),
+            "" if status.queue is None else f"{status.queue}",
+            "" if status.latency_ms is None else f"{status.latency_ms:.1f} ms",
+            Text(printable(status.bundle_id or "")[:8], style="dim"),
+            Text(printable(status.engine), style="dim"),
+            Text(printable(status.reason or status.address), style="" if status.reason else "dim"),
+        )
+    return table
+
+
+def _gaps(blocks_of: Mapping[str, tuple[int, ...]], file: PeersFile, blocks: int | None = None) -> list[str]:
+    """Lines on blocks without a holder and blocks with one only; ``blocks`` as the file has them where it is None."""
+    from ls_edge.cli.holder_check import blocks_text
+
+    count = 1 + max(block for peer in file.peers for block in peer.blocks) if blocks is None else blocks
+    holders: dict[int, list[str]] = {block: [] for block in range(count)}
+    for name, held in blocks_of.items():
+        for block in held:
+            holders.setdefault(block, []).append(name)
+    unheld = [block for block, names in holders.items() if not names]
+    one = [block for block, names in holders.items() if len(names) == 1]
+    lines = []
+    if unheld:
+        lines.append(f"{blocks_text(unheld)}: no holder")
+    if one:
+        lines.append(f"{blocks_text(one)}: one holder only; without it answers skip {_them(one)} or fail")
+    return lines
+
+
+def _them(blocks: list[int]) -> str:
+    return "it" if len(blocks) == 1 else "them"
+
+
+def _print_check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> None:
+    from ls_edge.report.formatting import block_ranges
+
+    count = bundle.num_blocks if bundle is not None else 1 + max(block for peer in file.peers for block in peer.blocks)
+    holders = {block: [peer.name for peer in file.peers if block in peer.blocks] for block in range(count)}
+    if as_json:
+        document = {
+            "peers": {peer.name: {"address": peer.address, "blocks": list(peer.blocks)} for peer in file.peers},
+            "sources": [source.name for source in file.sources],
+            "keys": file.uses_keys,
+            "insecure": file.insecure,
+            "holders": {str(block): names for block, names in holders.items()},
+            "bundle_id": None if bundle is None else bundle.manifest.bundle_id,
+        }
+        click.echo(json.dumps(document, indent=2))
+        return
+    keys = "with keys" if file.uses_keys else "insecure, without keys" if file.insecure else "on the loopback, no keys"
+    sources = ", ".join(source.name for source in file.sources) or "any"
+    many = "" if len(file.peers) == 1 else "s"
+    click.echo(f"{file.path}: in order; {len(file.peers)} peer{many}, {count} blocks, {keys}, sources: {sources}")
+    for peer in file.peers:
+        bind = "" if peer.bind == peer.address else f", listens on {peer.bind}"
+        click.echo(f"  {peer.name}  {peer.address}{bind}  blocks {block_ranges(peer.blocks)}")
+    for line in _gaps({peer.name: peer.blocks for peer in file.peers}, file, count):
+        click.echo(line)
+    if bundle is None:
+        click.echo("no bundle was given, so nobody knows whether it has these blocks; give --bundle FOLDER")

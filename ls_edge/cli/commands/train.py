@@ -1,0 +1,204 @@
+"""``ls-edge train``: from images to a run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from ls_edge.cli.command import Command
+from ls_edge.core.errors import UsageError, printable
+from ls_edge.device.requirements import install_command
+from ls_edge.training.methods.base import METHODS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ls_edge.training.config import TrainConfig
+
+
+@click.command(
+    cls=Command,
+    short_help="Fine-tune a vision transformer with its block order shuffled.",
+    examples=(
+        "ls-edge train --data digits --out run",
+        "ls-edge train --data photos --out run --model vit_tiny_patch16_224 --pretrained --epochs 10",
+        "ls-edge train --config vit_b_cifar100 --out run",
+        "ls-edge train --out run --resume",
+    ),
+)
+@click.option(
+    "--data", metavar="DATA",
+    help="Folder of class folders, a tar of one, 'digits', or a torch/ or hfds/ name of timm's factory.",
+)  # fmt: skip
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="RUN", help="Folder to write.")
+@click.option(
+    "--model", metavar="NAME", help="timm's name, vit_digits, vit_cifar or mixer_cifar.  [default: vit_digits]"
+)
+@click.option("--depth", type=click.IntRange(1), metavar="K", help="Keep K of the blocks, evenly spaced.")
+@click.option("--method", type=click.Choice(list(METHODS)), help="What is done to the order.  [default: anyorder]")
+@click.option(
+    "--bands", metavar="BANDS",
+    help="Blocks change places within these groups only, such as 0/1-6/7.  [default: one, or as --init RUN]",
+)  # fmt: skip
+@click.option("--init", metavar="RUN_OR_FILE", help="Start from a run, or a .safetensors or .pth file.")
+@click.option("--teacher", metavar="RUN_OR_NAME", help="Imitate this run or model of timm too, convolutional or not.")
+@click.option("--teacher-weights", metavar="FILE", help="Weights of timm's model.  [default: timm's pretrained]")
+@click.option(
+    "--teacher-kind", type=click.Choice(["hard", "soft"]),
+    help="hard: the class that the teacher names; soft: its probabilities.  [default: hard]",
+)  # fmt: skip
+@click.option("--pretrained", is_flag=True, default=None, help="Start from timm's pretrained weights.")
+@click.option("--img-size", type=click.IntRange(1), metavar="N", help="Side of the images.  [default: the model's]")
+@click.option("--epochs", type=click.IntRange(0), metavar="N", help="0 writes the model as it starts.  [default: 20]")
+@click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Images a step.  [default: 64]")
+@click.option("--lr", type=float, metavar="X", help="Highest learning rate.  [default: the model's]")
+@click.option("--weight-decay", type=float, metavar="X", help="Of matrices.  [default: 0.05]")
+@click.option(
+    "--augment", type=click.Choice(["auto", "none", "shift", "crop", "timm"]),
+    help="shift: moved a little; crop: moved and mirrored; timm: resized crops, RandAugment.  [default: auto]",
+)  # fmt: skip
+@click.option(
+    "--exif-orientation/--no-exif-orientation", default=None,
+    help="Turn photos upright by their EXIF, in training and use.  [default: no, or as --init RUN]",
+)  # fmt: skip
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Of weights, orders, batches.  [default: 0]")
+@click.option("--seeds", type=click.IntRange(1), metavar="N", help="Train N runs, RUN/seed-K each, from --seed on.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to train.  [default: auto]")
+@click.option("--workers", type=click.IntRange(0), metavar="N", help="Processes that decode images.  [default: 0]")
+@click.option("--threads", type=click.IntRange(1), metavar="N", help="Torch's threads on the CPU.")
+@click.option(
+    "--config", type=click.Path(path_type=Path), metavar="FILE",
+    help="YAML, or the name of a recipe of the paper, such as vit_b_cifar100; flags win over it.",
+)  # fmt: skip
+@click.option("--resume", is_flag=True, help="Go on with the run in RUN, with its own settings.")
+@click.option("--overwrite", is_flag=True, help="Replace the run in RUN.")
+@click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
+def command(
+    out: Path,
+    config: Path | None,
+    resume: bool,
+    overwrite: bool,
+    as_json: bool,
+    seeds: int | None,
+    **flags: Any,
+) -> None:
+    """Train a model on DATA and write it to the folder RUN: model.safetensors, config.yaml, metrics.jsonl.
+
+    The checkpoint with the lowest cross-entropy on a seeded tenth of DATA is kept. A run that was stopped goes on
+    with --resume, to the same result. Several GPUs: torchrun --nproc-per-node N -m ls_edge train ...
+    """
+    from ls_edge.cli.argument_checks import check_data, check_training
+    from ls_edge.training.config import find_recipe, read_config
+
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other; leave one out")
+    settings, named = read_config(None if config is None else find_recipe(config), flags)
+    if not resume:
+        if not settings.data.source:
+            raise UsageError("no data: give --data DATA, or name data.source in the --config file")
+        check_data(settings.data.source)
+    if seeds is None:
+        check_training(
+            out, settings.model.init, pretrained=settings.model.pretrained, resume=resume, overwrite=overwrite
+        )
+    try:
+        from ls_edge.training import loop  # noqa: F401 - to see whether it can be imported
+    except ImportError as error:
+        raise UsageError(f"training needs {error.name}; to install it: {install_command('train')}") from None
+    from ls_edge.report.terminal import open_console
+
+    console = open_console(stderr=True)
+    console.quiet = os.environ.get("RANK", "0") != "0"
+    summaries: list[Any] = []
+    for number in range(seeds or 1):
+        run = out if seeds is None else out / f"seed-{settings.seed + number}"
+        seeded = msgspec.structs.replace(settings, seed=settings.seed + number) if seeds else settings
+        started = resume and (seeds is None or (run / "config.yaml").exists())
+        summaries.append(train_run(run, seeded, named, console, resume=started, overwrite=overwrite))
+    summaries = [summary for summary in summaries if summary is not None]
+    if os.environ.get("RANK", "0") != "0" or not summaries:
+        return
+    if as_json:
+        document = {"runs": summaries} if seeds else summaries[0]
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+        return
+    for summary in summaries:
+        _print(summary)
+
+
+def train_run(
+    out: Path, settings: TrainConfig, named: frozenset[str], console: Console, *, resume: bool, overwrite: bool
+) -> Any:
+    """Train one run and return its summary; None where it is finished already."""
+    from ls_edge.training.loop import train
+    from ls_edge.training.progress_display import Bars
+    from ls_edge.training.resume import RESUME
+
+    if resume:
+        settings = _settings_of(out, settings, named)
+        if not (out / RESUME).is_file():
+            console.print(f"{out} is finished: nothing to resume", soft_wrap=True)
+            return None
+    try:
+        with Bars(console) as listener:
+            return train(
+                settings, out, listener=listener, resume=resume, overwrite=overwrite,
+                model_named="model.name" in named,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        if (out / RESUME).is_file():
+            console.print(f"stopped; go on with the same command and --resume ({out})", soft_wrap=True)
+        raise
+
+
+def _settings_of(out: Path, asked: TrainConfig, named: frozenset[str]) -> TrainConfig:
+    """The run's own settings; raises :class:`UsageError` where a flag asks for others."""
+    other = other_setting(out, asked, named)
+    if other:
+        raise UsageError(
+            f"--resume goes on with the settings of {out}, where {other}; leave it out, or start anew in another "
+            "folder with --init"
+        )
+    return _own_settings(out)
+
+
+def other_setting(out: Path, asked: TrainConfig, named: frozenset[str]) -> str:
+    """The first of the settings ``named`` that the run has otherwise, in words; empty where it has them as asked."""
+    own = _own_settings(out)
+    for name in sorted(named - {"data.workers"}):
+        value, was = asked, own
+        for step in name.split("."):
+            value, was = getattr(value, step), getattr(was, step)
+        if value != was:
+            return f"{name} is {was!r}, not {value!r}"
+    return ""
+
+
+def _own_settings(out: Path) -> TrainConfig:
+    from ls_edge.training.checkpoint import read_record
+    from ls_edge.training.config import TrainConfig
+
+    file, _ = read_record(out)
+    return TrainConfig(**{name: getattr(file, name) for name in TrainConfig.__struct_fields__})
+
+
+def _print(summary: Any) -> None:
+    from rich.text import Text
+
+    from ls_edge.report.formatting import counted
+    from ls_edge.report.terminal import open_console
+
+    s = summary
+    if s.best_epoch is None:
+        what = "as it starts, not trained"
+    else:
+        what = f"epoch {s.best_epoch} of {s.epochs}, validation cross-entropy {s.val_loss:.4f}"
+    text = (
+        f": {s.model}, {counted(s.blocks, 'block')}, {s.parameters / 1e6:.2f} million parameters, {s.method}: "
+        f"{what}; {counted(s.images, 'image')}, {s.device}, {s.precision}, {s.seconds:.0f} s"
+    )
+    open_console().print(Text.assemble((printable(s.run), "bold"), printable(text)))

@@ -1,0 +1,108 @@
+"""``ls-edge verify``: digests and files of a bundle and, with its run, its numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from ls_edge.cli.command import Command
+
+if TYPE_CHECKING:
+    from ls_edge.core.bundle import Bundle
+
+
+@click.command(
+    cls=Command,
+    short_help="Check a bundle's digests and, with its run, its numbers.",
+    examples=(
+        "ls-edge verify bundle",
+        "ls-edge verify bundle --run run --data digits --json",
+    ),
+)
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--run", type=click.Path(path_type=Path), help="The run it was exported from: compare with PyTorch too.")
+@click.option("--data", metavar="DATA", help="With --run: compare on these images instead of generated ones.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> None:
+    """Check that the files of the folder BUNDLE are those of its manifest and load; with --run, that they compute it.
+
+    Every file that was changed, is missing or belongs to another bundle is named; exit code 1 then.
+    """
+    from ls_edge.cli.argument_checks import check_data, check_run
+    from ls_edge.core.bundle import Bundle
+    from ls_edge.core.errors import UsageError, printable
+    from ls_edge.export.file_checks import check_files, checked_with, raise_problems
+
+    if data is not None and run is None:
+        raise UsageError("--data compares with PyTorch and needs --run RUN as well")
+    if run is not None:
+        check_run(run)
+    if data is not None:
+        check_data(data)
+    opened = Bundle.open(bundle)
+    reports = check_files(opened)
+    broken = any(report.problem for report in reports)
+    numbers = _numbers(opened, run, data) if run is not None and not broken else None
+    document = {
+        "bundle": printable(bundle),
+        "bundle_id": opened.manifest.bundle_id,
+        "model_id": opened.manifest.model_id,
+        "ok": not broken,
+        "checked_with": checked_with(),
+        "parts": [
+            {"part": report.part, "file": report.file, "ok": report.problem is None, "problem": report.problem}
+            for report in reports
+        ],
+        "numbers": numbers,
+    }
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+    else:
+        _print(document)
+    raise_problems(opened, reports)
+
+
+def _numbers(bundle: Bundle, run: Path, data: str | None) -> dict[str, Any]:
+    from ls_edge.core.errors import UsageError
+    from ls_edge.device.requirements import install_command
+
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise UsageError(f"--run needs torch; to install it: {install_command('export')}") from None
+    from ls_edge.export.verify import verify_run
+    from ls_edge.training.checkpoint import load_run
+
+    loaded = load_run(run)
+    if data is None:
+        return verify_run(bundle, loaded).to_json()
+    from ls_edge.export.calibration import read_calibration
+
+    samples = read_calibration(data, loaded.image, loaded.classes).held_out
+    return verify_run(bundle, loaded, samples, data).to_json()
+
+
+def _print(document: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    from ls_edge.core.errors import printable
+    from ls_edge.report.terminal import PlainTable, print_table
+
+    parts, numbers = document["parts"], document["numbers"]
+    table = PlainTable(show_header=False, box=None)
+    table.add_column()
+    table.add_column()
+    table.add_row(Text("bundle", "bold"), f"{document['bundle']}  ({document['bundle_id'][:12]})")
+    good = sum(part["ok"] for part in parts)
+    table.add_row(Text("files", "bold"), f"{good} of {len(parts)} in order ({', '.join(document['checked_with'])})")
+    for part in parts:
+        if not part["ok"]:
+            table.add_row("", Text.assemble((part["part"], "red"), f"  {printable(part['file'])}"))
+    if numbers is not None:
+        from ls_edge.cli.commands.export import shown
+
+        table.add_row(Text("numbers", "bold"), shown(numbers))
+    print_table(table)

@@ -1,0 +1,1 @@
+"""Vocabulary and file formats that every other package uses; needs numpy, msgspec and PyYAML only."""

@@ -1,0 +1,180 @@
+"""Arrangements: in which order blocks run, and which of them run side by side.
+
+An arrangement is a sequence of waves; a wave is one or more tracks that start from the same tokens; a track
+is a sequence of block indices. The additions of a wave's tracks are summed, in track order:
+
+    t  ->  t + (track_0(t) - t) + (track_1(t) - t) + ...
+
+so that a replay adds the same numbers in the same order. A plain order is the case of one track. The notation
+is nested lists, ``[[[3, 7], [0, 5]], [[1, 2], [4, 6]]]`` being two waves of two tracks of two blocks, and a flat
+list for a plain order.
+
+Slot of a block: how many blocks have run ahead of it on its own path, all those of earlier waves included
+(the "position" of LayerShuffle, arXiv 2407.04513, section 3).
+
+:func:`apply` takes any tensors that add and subtract.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from ls_edge.core.errors import UsageError
+
+Track = tuple[int, ...]
+Wave = tuple[Track, ...]
+
+
+class _Additive(Protocol):
+    def __add__(self, other: Any, /) -> Any: ...
+    def __sub__(self, other: Any, /) -> Any: ...
+
+
+T = TypeVar("T", bound=_Additive)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Waves of tracks of block indices; each block at most once, no empty track."""
+
+    waves: tuple[Wave, ...]
+
+    def __post_init__(self) -> None:
+        seen: set[int] = set()
+        for wave in self.waves:
+            if not wave or not all(wave):
+                raise UsageError(f"arrangement {self.to_json()}: a wave or track is empty; leave it out")
+            for block in (b for track in wave for b in track):
+                if block < 0 or block in seen:
+                    what = "is negative" if block < 0 else "runs twice"
+                    raise UsageError(
+                        f"arrangement {self.to_json()}: block {block} {what}; name each block once, from 0"
+                    )
+                seen.add(block)
+
+    @classmethod
+    def plain(cls, order: Sequence[int]) -> Arrangement:
+        """One track: the blocks one after the other."""
+        return cls(waves=(((tuple(order)),),) if order else ())
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> Arrangement:
+        """Read the notation of the module's docstring: a flat list is a plain order."""
+        if all(isinstance(item, int) for item in value):
+            return cls.plain([int(item) for item in value])
+        try:
+            return cls(tuple(tuple(tuple(int(b) for b in track) for track in wave) for wave in value))
+        except TypeError:
+            raise UsageError(
+                f"arrangement {value!r} is neither a list of blocks nor waves of tracks of blocks; "
+                "write [2, 0, 1] or [[[2], [0, 1]]]"
+            ) from None
+
+    def to_json(self) -> list[Any]:
+        """The flat list of a plain order, else the nested lists."""
+        if self.is_plain:
+            return list(self.order)
+        return [[list(track) for track in wave] for wave in self.waves]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no two blocks run side by side."""
+        return all(len(wave) == 1 for wave in self.waves)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """All blocks, waves first, then tracks; for a plain arrangement the order in which they run."""
+        return tuple(block for wave in self.waves for track in wave for block in track)
+
+    def steps(self) -> Iterator[tuple[int, int]]:
+        """Yield ``(block, slot)`` for each block, in the order of :attr:`order`."""
+        before = 0
+        for wave in self.waves:
+            for track in wave:
+                yield from ((block, before + position) for position, block in enumerate(track))
+            before += sum(len(track) for track in wave)
+
+
+def apply(arrangement: Arrangement, tokens: T, run_block: Callable[[int, T, int], T]) -> T:
+    """Run ``run_block(block, tokens, slot)`` over the arrangement and return the last tokens.
+
+    The one definition of what an arrangement computes: training, verification and replay all call it, with
+    torch tensors or numpy arrays of shape ``[B, N, D]``.
+    """
+    before = 0
+    for wave in arrangement.waves:
+        outs = []
+        for track in wave:
+            out = tokens
+            for position, block in enumerate(track):
+                out = run_block(block, out, before + position)
+            outs.append(out)
+        tokens = join(tokens, outs)
+        before += sum(len(track) for track in wave)
+    return tokens
+
+
+def join(start: T, outs: Sequence[T]) -> T:
+    """Sum the additions of a wave's tracks, in their order; ``outs`` are the tokens that each made of ``start``."""
+    if len(outs) == 1:
+        return outs[0]
+    total = start
+    for out in outs:
+        total = total + (out - start)
+    return total
+
+
+def random_order(blocks: int, seed: int, index: int) -> tuple[int, ...]:
+    """The uniform permutation number ``index`` of the sequence that ``seed`` starts; the same on every machine.
+
+    ``random.Random`` seeded with an integer is stable across Python versions and platforms, numpy's legacy
+    generators too but not torch's, so orders are drawn here and nowhere else.
+    """
+    order = list(range(blocks))
+    random.Random((seed << 32) ^ index).shuffle(order)
+    return tuple(order)
+
+
+def random_orders(blocks: int, count: int, seed: int) -> list[tuple[int, ...]]:
+    """The first ``count`` permutations of :func:`random_order`."""
+    return [random_order(blocks, seed, index) for index in range(count)]
+
+
+def random_subset_order(blocks: int, keep: int, seed: int, index: int, *, shuffled: bool) -> tuple[int, ...]:
+    """A random subset of ``keep`` blocks, in trained order or (``shuffled``) in the order drawn."""
+    order = random_order(blocks, seed, index)[:keep]
+    return order if shuffled else tuple(sorted(order))
+
+
+def equal_waves(order: Sequence[int], tracks: int, length: int) -> Arrangement:
+    """Cut ``order`` into waves of ``tracks`` tracks of ``length`` blocks; the last wave may be smaller."""
+    pieces = [tuple(order[at : at + length]) for at in range(0, len(order), length)]
+    return Arrangement(tuple(tuple(pieces[at : at + tracks]) for at in range(0, len(pieces), tracks)))
+
+
+def random_waves(
+    order: Sequence[int],
+    rng: random.Random,
+    tracks: Sequence[int] = (1, 2, 2, 2, 3, 4),
+    *,
+    interleaved: bool = False,
+) -> Arrangement:
+    """Cut ``order`` into waves with a number of tracks drawn from ``tracks``, all of a wave of one random length.
+
+    A track has consecutive blocks of ``order`` or (``interleaved``) a random part of the wave's blocks, in order.
+    """
+    rest = list(order)
+    waves: list[Wave] = []
+    while rest:
+        count = min(rng.choice(tracks), len(rest))
+        length = rng.randint(1, len(rest) // count)
+        taken = rest[: count * length]
+        del rest[: count * length]
+        owners = [track for track in range(count) for _ in range(length)]
+        if interleaved:
+            rng.shuffle(owners)
+        waves.append(tuple(tuple(taken[at] for at in range(len(taken)) if owners[at] == t) for t in range(count)))
+    return Arrangement(tuple(waves))

@@ -1,0 +1,258 @@
+"""Bands: the groups of blocks within which the order may change.
+
+A block may run when every block of the bands before its own has run or was skipped. The bands cut the trained order
+``0 .. L-1`` into consecutive groups, so the trained order is always allowed. One band is the full freedom of
+LayerShuffle (arXiv 2407.04513), one band a block is a fixed order; in between stand a first and a last group of blocks
+that keep their place, which is where most of the loss from reordering is (arXiv 2407.09298).
+
+In JSON and YAML bands are lists of blocks, ``[[0], [1, 2, 3, 4, 5, 6], [7]]``; on a command line ``0/1-6/7``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ls_edge.core.arrangement import Arrangement, equal_waves, random_order, random_subset_order, random_waves
+from ls_edge.core.errors import UsageError
+from ls_edge.core.peers_file import parse_blocks
+
+_HOW = "write [[0], [1, 2, 3], [4]] in a file, 0/1-3/4 on a command line"
+
+
+@dataclass(frozen=True)
+class Bands:
+    """A partition of the blocks ``0 .. num_blocks-1`` into consecutive groups."""
+
+    num_blocks: int
+    cuts: tuple[int, ...] = ()
+    """The first block of each band but the first one, ascending."""
+
+    def __post_init__(self) -> None:
+        ends = (0, *self.cuts, self.num_blocks)
+        if self.cuts and any(one >= two for one, two in itertools.pairwise(ends)):
+            raise UsageError(f"bands that begin at {list(self.cuts)} of {self.num_blocks} blocks are not ascending")
+
+    @classmethod
+    def fixed(cls, num_blocks: int) -> Bands:
+        """One band a block: the trained order alone."""
+        return cls(num_blocks, tuple(range(1, num_blocks)))
+
+    @classmethod
+    def ladder(cls, num_blocks: int) -> list[Bands]:
+        """From a fixed order to full freedom, each allowing all that the one before allows.
+
+        In between, the first three, two or one block and the last one keep their place, then the first one alone.
+        """
+        last = num_blocks - 1
+        steps = [tuple(range(1, num_blocks)), (1, 2, 3, last), (1, 2, last), (1, last), (1,), ()]
+        found = [cls(num_blocks, cuts) for cuts in steps if cuts == tuple(sorted({c for c in cuts if c < num_blocks}))]
+        return [bands for at, bands in enumerate(found) if at == 0 or bands.num_orders > found[at - 1].num_orders]
+
+    @classmethod
+    def from_json(cls, value: Any, num_blocks: int | None = None) -> Bands:
+        """Read lists of blocks, or the text of a command line; None is one band of ``num_blocks`` blocks.
+
+        Raises :class:`UsageError` for what is no partition into ascending bands, or not one of ``num_blocks`` blocks.
+        """
+        if value is None and num_blocks is not None:
+            return cls(num_blocks)
+        groups = _parsed(value) if isinstance(value, str) else value
+        if (
+            not isinstance(groups, (list, tuple))
+            or not groups
+            or not all(
+                isinstance(group, (list, tuple)) and group and all(type(block) is int for block in group)
+                for group in groups
+            )
+        ):
+            raise UsageError(f"bands {value!r} are no lists of blocks; {_HOW}")
+        shown = value if isinstance(value, str) else [list(group) for group in groups]
+        blocks = [block for group in groups for block in sorted(group)]
+        for place, block in enumerate(blocks):
+            if block != place:
+                raise UsageError(f"bands {shown}: {_fault(blocks, place)}; name each block once, ascending by band")
+        if num_blocks is not None and len(blocks) != num_blocks:
+            raise UsageError(
+                f"bands {shown} are of blocks 0 to {len(blocks) - 1}, the model has 0 to {num_blocks - 1}; name each "
+                "block of the model once"
+            )
+        return cls(len(blocks), tuple(group[0] for group in map(sorted, groups[1:])))
+
+    def to_json(self) -> list[list[int]]:
+        """The blocks of each band."""
+        return [list(group) for group in self.groups]
+
+    def __str__(self) -> str:
+        """As on a command line: ``0/1-6/7``."""
+        return "/".join(map(_text, self.groups))
+
+    @property
+    def groups(self) -> tuple[range, ...]:
+        """The blocks of each band."""
+        return tuple(range(*pair) for pair in itertools.pairwise((0, *self.cuts, self.num_blocks)))
+
+    @property
+    def is_one(self) -> bool:
+        """Whether there is one band, so that blocks may run in any order."""
+        return not self.cuts
+
+    @property
+    def num_orders(self) -> int:
+        """How many orders of all blocks are allowed: the product of the factorials of the bands' sizes."""
+        return math.prod(math.factorial(len(group)) for group in self.groups)
+
+    def contains(self, other: Bands) -> bool:
+        """Whether every order that ``other`` allows is allowed here too."""
+        return self.num_blocks == other.num_blocks and set(self.cuts) <= set(other.cuts)
+
+    def keep(self, blocks: Sequence[int]) -> Bands:
+        """The bands of a model that keeps only ``blocks`` (ascending), which are numbered anew."""
+        of = [self.band_of(block) for block in blocks]
+        return Bands(len(of), tuple(at for at in range(1, len(of)) if of[at] != of[at - 1]))
+
+    def band_of(self, block: int) -> int:
+        """The band of a block, counted from 0."""
+        return bisect_right(self.cuts, block)
+
+    def allows(self, ended: Collection[int]) -> frozenset[int]:
+        """The blocks that may run when those of ``ended`` have run or were skipped."""
+        return frozenset(self.permitted([block for block in range(self.num_blocks) if block not in ended]))
+
+    def permitted(self, remaining: Sequence[int]) -> tuple[int, ...]:
+        """Those of the remaining blocks that may run now, in the order given: the ones of the first band among them."""
+        if not self.cuts or not remaining:
+            return tuple(remaining)
+        first = min(map(self.band_of, remaining))
+        return tuple(block for block in remaining if self.band_of(block) == first)
+
+    def in_one_go(self, remaining: Sequence[int], held: Collection[int]) -> tuple[int, ...]:
+        """Those of the remaining blocks that a holder of ``held`` could run before anybody else has to."""
+        if not self.cuts:
+            return tuple(block for block in remaining if block in held)
+        found: list[int] = []
+        rest = tuple(remaining)
+        while rest:
+            now = self.permitted(rest)
+            mine = [block for block in now if block in held]
+            found += mine
+            if len(mine) < len(now):
+                break
+            rest = tuple(block for block in rest if block not in now)
+        return tuple(found)
+
+    def sort(self, order: Iterable[int]) -> tuple[int, ...]:
+        """Earlier bands first, within a band as in ``order``; of a uniform permutation a uniform order within bands."""
+        return tuple(order) if not self.cuts else tuple(sorted(order, key=self.band_of))
+
+    def fault(self, arrangement: Arrangement, remaining: Sequence[int] = ()) -> str:
+        """Why an arrangement, after which ``remaining`` are still to run, is not within the bands; empty if it is."""
+        if not self.cuts:
+            return ""
+        latest = 0
+        for wave in arrangement.waves:
+            of = {self.band_of(block) for track in wave for block in track}
+            if len(wave) > 1 and len(of) > 1:
+                return f"{self._label(min(of))} and {self._label(max(of))} run side by side"
+            for block in (block for track in wave for block in track):
+                band = self.band_of(block)
+                if band < latest:
+                    return f"block {block} of {self._label(band)} runs after {self._label(latest)}"
+                latest = band
+        for block in remaining:
+            band = self.band_of(block)
+            if band < latest:
+                return f"block {block} of {self._label(band)} remains behind {self._label(latest)}"
+            latest = band
+        return ""
+
+    def check(self, arrangement: Arrangement) -> None:
+        """Raise :class:`UsageError` for an arrangement that is not within the bands."""
+        fault = self.fault(arrangement)
+        if fault:
+            raise UsageError(f"arrangement {arrangement.to_json()}: {fault}; the bands are {self}")
+
+    def name(self, band: int) -> str:
+        """A band for a message, ``band [1-6] (2 of 3)``; empty where there is only one."""
+        return f"{self._label(band)} ({band + 1} of {len(self.cuts) + 1})" if self.cuts else ""
+
+    def _label(self, band: int) -> str:
+        return f"band [{_text(self.groups[band])}]"
+
+    # What is drawn.
+
+    def some_orders(self, count: int, seed: int) -> list[tuple[int, ...]]:
+        """All orders where there are at most ``count``, else so many of :meth:`random_orders`."""
+        if self.num_orders > count:
+            return self.random_orders(count, seed)
+        parts = itertools.product(*(itertools.permutations(group) for group in self.groups))
+        return [tuple(itertools.chain(*part)) for part in parts]
+
+    def random_order(self, seed: int, index: int) -> tuple[int, ...]:
+        """As :func:`ls_edge.core.arrangement.random_order`: uniform within each band."""
+        return self.sort(random_order(self.num_blocks, seed, index))
+
+    def random_orders(self, count: int, seed: int) -> list[tuple[int, ...]]:
+        """The first ``count`` orders of :meth:`random_order`."""
+        return [self.random_order(seed, index) for index in range(count)]
+
+    def random_subset_order(self, keep: int, seed: int, index: int, *, shuffled: bool) -> tuple[int, ...]:
+        """As :func:`ls_edge.core.arrangement.random_subset_order`: any blocks may be missing, the others keep to
+        bands."""
+        return self.sort(random_subset_order(self.num_blocks, keep, seed, index, shuffled=shuffled))
+
+    def equal_waves(self, order: Sequence[int], tracks: int, length: int) -> Arrangement:
+        """As :func:`ls_edge.core.arrangement.equal_waves`, each band cut by itself, so that no wave crosses bands."""
+        return _joined(equal_waves(part, tracks, length) for part in self._parts(order))
+
+    def random_waves(
+        self,
+        order: Sequence[int],
+        rng: random.Random,
+        tracks: Sequence[int] = (1, 2, 2, 2, 3, 4),
+        *,
+        interleaved: bool = False,
+    ) -> Arrangement:
+        """As :func:`ls_edge.core.arrangement.random_waves`, each band cut by itself."""
+        return _joined(random_waves(part, rng, tracks, interleaved=interleaved) for part in self._parts(order))
+
+    def _parts(self, order: Sequence[int]) -> list[list[int]]:
+        return [list(part) for _, part in itertools.groupby(self.sort(order), key=self.band_of)]
+
+
+def _text(group: range) -> str:
+    return str(group.start) if len(group) == 1 else f"{group.start}-{group.stop - 1}"
+
+
+def _joined(items: Iterable[Arrangement]) -> Arrangement:
+    return Arrangement(tuple(wave for item in items for wave in item.waves))
+
+
+def _fault(blocks: Sequence[int], place: int) -> str:
+    """What is wrong at the first place where the blocks in a row are not 0, 1, 2, ..."""
+    block = blocks[place]
+    if block < 0:
+        return f"block {block} is negative"
+    if block in blocks[:place]:
+        return f"block {block} stands twice"
+    if place not in blocks:
+        return f"block {place} is missing"
+    return f"block {place} stands in a later band than block {block}"
+
+
+def _parsed(text: str) -> list[list[int]]:
+    """``0/1-6,8/7`` as lists of blocks."""
+    found = []
+    for group in text.split("/"):
+        try:
+            found.append(list(parse_blocks(group)))
+        except ValueError as error:
+            raise UsageError(
+                f"bands {text!r}: {str(error)!r} is neither a block nor a range of blocks; {_HOW}"
+            ) from None
+    return found

@@ -1,0 +1,373 @@
+"""A bundle: ``manifest.json`` and one engine file for stem, head and each block.
+
+Reading validates everything: paths in a manifest stay inside the folder, links are refused, and a part is returned
+as the bytes whose digest was checked (:meth:`Bundle.read`), so that no file is opened by path
+afterwards. Writing is for ``ls_edge.export``: parts first, manifest last, so that a folder with a manifest is
+complete.
+
+The ids: ``model_id`` is the same for bundles of one model whatever their precision, so their peers work
+together; ``bundle_id`` also covers precision and the parts' digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import BundleError, DigestMismatch, SchemaMismatch, UsageError
+from ls_edge.core.validation import json_fault
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
+TOKEN_DTYPES = {"float32": 4, "float16": 2}
+"""Bytes of a number, by the type of the tokens."""
+MAX_SIDE, MAX_TOKENS = 16_384, 1_048_576
+"""Limits of what a manifest may ask for, far above what any model needs."""
+
+
+class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How an image file becomes the stem's input."""
+
+    size: tuple[int, int]
+    """Height and width in pixels."""
+    mean: tuple[float, float, float]
+    """Subtracted from channels scaled to 0..1."""
+    std: tuple[float, float, float]
+    """Divided by, after the mean."""
+    interpolation: str = "bicubic"
+    """``nearest``, ``bilinear``, ``bicubic`` or ``lanczos``."""
+    crop_pct: float = 0.9
+    """Side of the centre crop over the side that the image is first scaled to."""
+    exif_orientation: bool | msgspec.UnsetType = msgspec.UNSET
+    """True where photos are turned upright by their EXIF orientation first, which timm and torchvision do not; False is
+    left out, so manifests without the setting keep their ids."""
+
+    def __post_init__(self) -> None:
+        if self.exif_orientation is False:
+            msgspec.structs.force_setattr(self, "exif_orientation", msgspec.UNSET)
+
+
+class TokenSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tensor that travels between blocks: ``[B, count, dim]`` of ``dtype``."""
+
+    count: int
+    dim: int
+    dtype: str = "float32"
+
+    @property
+    def bytes_per_image(self) -> int:
+        """Bytes of one image's tokens without a codec."""
+        return self.count * self.dim * TOKEN_DTYPES[self.dtype]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One engine file."""
+
+    file: str
+    """Path inside the bundle, with forward slashes."""
+    sha256: str
+    bytes: int
+
+
+class Parts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All engine files of a bundle."""
+
+    stem: Part
+    head: Part
+    blocks: tuple[Part, ...]
+    whole: Part | None = None
+    """The model in one file (``export --whole``), for comparison."""
+
+
+class Folded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many of the model's first and last blocks stem and head run; the manifest's blocks are those between."""
+
+    stem: int
+    head: int
+
+
+NOT_FOLDED = Folded(0, 0)
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What ``manifest.json`` holds; fields and meaning are fixed by the schema number."""
+
+    schema: int
+    bundle_id: str
+    model_id: str
+    model: str
+    """timm's name of the model."""
+    method: str
+    """The training method that the model went through."""
+    classes: tuple[str, ...]
+    image: ImageSpec
+    tokens: TokenSpec
+    needs_slot: bool
+    """Whether the blocks take an input ``slot``, int64 ``[B]``."""
+    precision: str
+    opset: int
+    parts: Parts
+    verified: dict[str, Any] = {}
+    """What the export measured against PyTorch."""
+    order_costs: dict[str, Any] = {}
+    trained_on: str = ""
+    """Digest of the training data's file list (:meth:`ls_edge.data.datasets.ImageSet.digest`); empty if unknown."""
+    bands: tuple[tuple[int, ...], ...] | msgspec.UnsetType = msgspec.UNSET
+    """Groups of blocks within which the order may change (``ls_edge.core.bands``); left out where it is one, so
+    manifests
+    without the setting keep their ids."""
+    folded: Folded | msgspec.UnsetType = msgspec.UNSET
+    """Left out where stem and head run no blocks."""
+
+    def part_names(self) -> Iterator[tuple[str, Part]]:
+        """Yield ``("stem", part)``, ``("block 0", part)`` ... ``("head", part)``, and ``whole`` where there is one."""
+        yield "stem", self.parts.stem
+        for index, part in enumerate(self.parts.blocks):
+            yield f"block {index}", part
+        yield "head", self.parts.head
+        if self.parts.whole is not None:
+            yield "whole", self.parts.whole
+
+
+def interface_of(
+    image: ImageSpec, tokens: TokenSpec, bands: Bands, classes: int, *, needs_slot: bool, folded: Folded = NOT_FOLDED
+) -> dict[str, Any]:
+    """Everything that two processes must agree on to exchange tokens, as plain JSON.
+
+    The bands are a part of it, so processes with other bands are of another model and refuse each other.
+    """
+    found: dict[str, Any] = {
+        "image": msgspec.to_builtins(image),
+        "tokens": msgspec.to_builtins(tokens),
+        "blocks": bands.num_blocks,
+        "classes": classes,
+        "needs_slot": needs_slot,
+    }
+    if not bands.is_one:
+        found["bands"] = bands.to_json()
+    if folded != NOT_FOLDED:
+        found["folded"] = msgspec.to_builtins(folded)
+    return found
+
+
+def manifest_bands(bands: Bands) -> tuple[tuple[int, ...], ...] | msgspec.UnsetType:
+    """The manifest's entry for bands: empty where there is one."""
+    return msgspec.UNSET if bands.is_one else tuple(map(tuple, bands.groups))
+
+
+def digest_of(value: Any) -> str:
+    """Sha256 of a value's canonical JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def model_id_of(weights_sha256: str, interface: dict[str, Any]) -> str:
+    """Id of a model: its source weights and its token interface."""
+    return digest_of({"weights": weights_sha256, "interface": interface})
+
+
+def bundle_id_of(interface: dict[str, Any], precision: str, parts: Parts) -> str:
+    """Id of a bundle: schema, interface, precision and the parts' digests."""
+    digests = [parts.stem.sha256, *(part.sha256 for part in parts.blocks), parts.head.sha256]
+    return digest_of({"schema": SCHEMA, "interface": interface, "precision": precision, "parts": digests})
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that was opened; its parts are read on demand and never without their digest."""
+
+    folder: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Bundle:
+        """Read and check the manifest.
+
+        Raises :class:`BundleError` where the folder or a name in the manifest cannot be used and
+        :class:`SchemaMismatch` where it was written for another schema. Parts are not read yet.
+        """
+        folder = Path(folder)
+        path = folder / MANIFEST
+        try:
+            raw = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            if folder.is_file():
+                raise BundleError(
+                    f"{folder} is a file; give the folder of the bundle, which holds {MANIFEST}"
+                ) from None
+            raise BundleError(
+                f"{folder} is no bundle: it has no {MANIFEST}; write one with 'ls-edge export RUN --out {folder} "
+                "--per-block'"
+            ) from None
+        except OSError as error:
+            raise BundleError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from None
+        manifest = _decode_manifest(path, raw)
+        bundle = cls(folder, manifest)
+        for name, part in manifest.part_names():
+            bundle._check_name(name, part)
+        bundle._check_ids()
+        return bundle
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks the model has."""
+        return len(self.manifest.parts.blocks)
+
+    @property
+    def interface(self) -> dict[str, Any]:
+        """See :func:`interface_of`."""
+        m = self.manifest
+        return interface_of(m.image, m.tokens, self.bands, len(m.classes), needs_slot=m.needs_slot, folded=self.folded)
+
+    @property
+    def bands(self) -> Bands:
+        """Groups of blocks within which the order may change; one of all blocks where the manifest names none."""
+        bands = self.manifest.bands
+        return Bands.from_json(None if bands is msgspec.UNSET else bands, self.num_blocks)
+
+    @property
+    def folded(self) -> Folded:
+        """The blocks of the model that stem and head run."""
+        folded = self.manifest.folded
+        return NOT_FOLDED if folded is msgspec.UNSET else folded
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """For each block the first one with the same file: itself, where no two blocks share their weights."""
+        first: dict[str, int] = {}
+        return tuple(first.setdefault(part.sha256, index) for index, part in enumerate(self.manifest.parts.blocks))
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether some blocks are steps of one block, which takes its slot: their order then makes no difference."""
+        return self.manifest.needs_slot and len(set(self.owners)) < self.num_blocks
+
+    def part(self, name: str) -> Part:
+        """The part called ``stem``, ``head``, ``whole`` or ``block 3``."""
+        for candidate, part in self.manifest.part_names():
+            if candidate == name:
+                return part
+        raise BundleError(
+            f"{self.folder} has no part {name!r}; it has stem, head and blocks 0 to {self.num_blocks - 1}"
+        )
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of a part, checked against the manifest; parse these and nothing else.
+
+        Raises :class:`BundleError` where the file is missing, :class:`DigestMismatch` where it is another file.
+        """
+        part = self.part(name)
+        path = self.folder / part.file
+        if path.is_symlink():
+            raise BundleError(f"{path} ({name}) is a link; a bundle holds plain files, copy the file itself")
+        try:
+            raw = path.read_bytes()
+        except FileNotFoundError:
+            raise BundleError(
+                f"{path} ({name}) is missing; copy it from where the bundle was exported, or export again"
+            ) from None
+        except OSError as error:
+            raise BundleError(f"cannot read {path} ({name}): {error.strerror}; check its permissions") from None
+        found = hashlib.sha256(raw).hexdigest()
+        if found != part.sha256:
+            raise DigestMismatch(
+                f"{path} ({name}) is not the file of this bundle: sha256 {found[:16]}…, {len(raw)} bytes, expected "
+                f"{part.sha256[:16]}…, {part.bytes} bytes; it was changed or belongs to another bundle, copy it again"
+            )
+        return raw
+
+    def _check_name(self, name: str, part: Part) -> None:
+        pure = PurePosixPath(part.file)
+        if pure.is_absolute() or ".." in pure.parts or "\\" in part.file or not pure.parts:
+            raise BundleError(
+                f"{self.folder / MANIFEST}: the file of {name} is {part.file!r}; a bundle names only files inside it"
+            )
+        for parent in (self.folder / part.file).parents:
+            if parent == self.folder:
+                break
+            if parent.is_symlink():
+                raise BundleError(f"{parent} is a link; a bundle holds plain folders, copy the folder itself")
+
+    def _check_ids(self) -> None:
+        expected = bundle_id_of(self.interface, self.manifest.precision, self.manifest.parts)
+        if expected != self.manifest.bundle_id:
+            raise DigestMismatch(
+                f"{self.folder / MANIFEST} was changed: bundle_id is {self.manifest.bundle_id[:16]}… but its contents "
+                f"give {expected[:16]}…; export again"
+            )
+
+
+def _decode_manifest(path: Path, raw: bytes) -> Manifest:
+    try:
+        schema = msgspec.json.decode(raw, type=dict).get("schema")
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        place, why = json_fault(raw, dict, error)
+        raise BundleError(
+            f"{path}{place} is no manifest of a bundle: {why}; copy the bundle again or export it again"
+        ) from None
+    if schema != SCHEMA:
+        raise SchemaMismatch(
+            f"{path} has schema {schema!r}, this ls-edge reads schema {SCHEMA}; "
+            "export the run again with this version, or install the version that wrote it"
+        )
+    try:
+        manifest = msgspec.json.decode(raw, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        place, why = json_fault(raw, Manifest, error)
+        raise BundleError(f"{path}{place} is no manifest of schema {SCHEMA}: {why}; export the run again") from None
+    for name, value, right, what in _values(manifest):
+        if not right:
+            raise BundleError(f"{path}: {name} is {value!r}; it has to be {what}; export the run again")
+    if manifest.bands is not msgspec.UNSET:
+        try:
+            Bands.from_json(manifest.bands, len(manifest.parts.blocks))
+        except UsageError as error:
+            raise BundleError(f"{path}: {error}; export the run again") from None
+    return manifest
+
+
+def _values(manifest: Manifest) -> Iterator[tuple[str, Any, bool, str]]:
+    """Each figure of a manifest that others compute with: its name, itself, whether it can be, what it has to be."""
+    image, tokens = manifest.image, manifest.tokens
+    yield "image.size", image.size, all(1 <= side <= MAX_SIDE for side in image.size), f"from 1 to {MAX_SIDE} pixels"
+    yield "image.mean", image.mean, all(map(math.isfinite, image.mean)), "finite numbers"
+    yield "image.std", image.std, all(0 < part < math.inf for part in image.std), "finite numbers above 0"
+    yield "image.crop_pct", image.crop_pct, 0 < image.crop_pct <= 10, "above 0 and at most 10"
+    yield (
+        "image.interpolation",
+        image.interpolation,
+        image.interpolation in INTERPOLATIONS,
+        (f"one of {', '.join(INTERPOLATIONS)}"),
+    )
+    yield "tokens.count", tokens.count, 1 <= tokens.count <= MAX_TOKENS, f"from 1 to {MAX_TOKENS}"
+    yield "tokens.dim", tokens.dim, 1 <= tokens.dim <= MAX_TOKENS, f"from 1 to {MAX_TOKENS}"
+    yield "tokens.dtype", tokens.dtype, tokens.dtype in TOKEN_DTYPES, f"one of {', '.join(TOKEN_DTYPES)}"
+    yield "parts.blocks", len(manifest.parts.blocks), bool(manifest.parts.blocks), "at least one block"
+    if manifest.folded is not msgspec.UNSET:
+        folded = manifest.folded
+        yield "folded", msgspec.to_builtins(folded), min(folded.stem, folded.head) >= 0, "numbers of blocks"
+    yield "classes", len(manifest.classes), bool(manifest.classes), "at least one class"
+
+
+def shared_groups(owners: Sequence[int]) -> list[list[int]]:
+    """The groups of two or more blocks with the same owner, the first one that has their weights."""
+    groups: dict[int, list[int]] = {}
+    for block, owner in enumerate(owners):
+        groups.setdefault(owner, []).append(block)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write ``manifest.json`` in one step; the parts have to be there already."""
+    path = folder / MANIFEST
+    temporary = path.with_suffix(".json.part")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+    temporary.replace(path)

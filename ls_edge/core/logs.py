@@ -1,0 +1,79 @@
+"""Log lines on standard error: for people, or as JSON (``--log-json``).
+
+What a line is about travels as ``extra`` of the standard library's logging; no line holds a key, and what came from
+outside cannot write to the terminal (:func:`ls_edge.core.errors.printable`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+from ls_edge.core.errors import printable
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {k: v for k, v in vars(record).items() if k not in _STANDARD and v not in ("", None)}
+
+
+class _People(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%H:%M:%S", time.localtime(record.created))
+        text = f"{at}.{int(record.msecs):03d} {printable(record.getMessage())}"
+        fields = " ".join(f"{k}={_short(v)}" for k, v in _fields(record).items())
+        if record.exc_info:
+            fields += "\n" + "\n".join(map(printable, self.formatException(record.exc_info).splitlines()))
+        return f"{text}  {fields}" if fields else text
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": round(record.created, 3), "level": record.levelname.lower(), "event": record.getMessage(),
+        }  # fmt: skip
+        line |= _fields(record)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _short(value: object) -> str:
+    text = printable(value)
+    return text if text == str(value) and " " not in text else "'" + text.replace("'", "\\'") + "'"
+
+
+def set_up(*, as_json: bool, level: int = logging.INFO) -> None:
+    """Send this package's log from ``level`` on to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if as_json else _People())
+    handler.setLevel(level)  # the loggers below may have levels of their own
+    if level <= logging.INFO:
+        logging.getLogger("ls_edge.engines").handlers.clear()
+    logger = logging.getLogger("ls_edge")
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+    logger.propagate = False
+
+
+class _EngineStatus(logging.Handler):
+    """Prints why engines are built and how far they are, and warnings about engines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        status = getattr(record, "status", None)
+        if status is not None:
+            print(f"{getattr(record, 'part', 'engine')}: {printable(status)}", file=sys.stderr)  # noqa: T201
+        elif record.levelno >= logging.WARNING:
+            why = getattr(record, "why", getattr(record, "text", ""))
+            print(f"ls-edge: warning: {printable(record.getMessage())}: {printable(why)}", file=sys.stderr)  # noqa: T201
+
+
+def show_engine_status() -> None:
+    """Print on standard error what engines report; for commands that do not show the log (:func:`set_up`)."""
+    logger = logging.getLogger("ls_edge.engines")
+    logger.handlers[:] = [_EngineStatus()]
+    logger.setLevel(logging.INFO)

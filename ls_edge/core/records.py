@@ -1,0 +1,382 @@
+"""Records of the requests of a run: a holder's visit on the wire, a line of ``ls-edge run --trace``, input of reports.
+
+Durations are microseconds, whole numbers where they are recorded. Milliseconds are made where they are shown: in the
+JSON of a trace, in tables and in charts.
+
+Clocks of different devices are never compared. A holder reports durations only; what remains of a request's
+latency after stem, head and its holders' own times is the wire's, shared out over its hops in equal parts
+(:attr:`RequestRecord.hop_us`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, NamedTuple
+
+import msgspec
+
+from ls_edge.core.arrangement import Arrangement
+from ls_edge.core.errors import DataError, UsageError
+
+BlockAt = tuple[int, str]
+"""A block and the process that ran it."""
+
+NO_GAIN = "no gain"
+"""Why a holder was given no track: it was not worth its transfer."""
+
+
+class PeerState(str, Enum):
+    """State of a peer as a source or an observer sees it; its value is what JSON holds."""
+
+    ALIVE = "alive"
+    COLD = "cold"
+    """Its engines are still being loaded."""
+    SUSPECT = "suspect"
+    """It made no progress within a hop's deadline."""
+    STUCK = "stuck"
+    """Its engine has not answered for longer than it should."""
+    DRAINING = "draining"
+    """It finishes what it holds and takes nothing new."""
+    LOST = "lost"
+    """It cannot be reached."""
+    REFUSED = "refused"
+    """It does not accept the link, or serves something else than expected."""
+    SILENT = "silent"
+    """It accepts the link and does not answer the greeting."""
+    UNKNOWN = "unknown"
+    """Nothing was heard of it."""
+
+    __str__ = str.__str__
+
+
+class TrackSpan(msgspec.Struct, frozen=True, array_like=True):
+    """A track of a wave as the holder that joined it measured it, in microseconds of that holder's clock."""
+
+    wave: int
+    """Counts the waves of this visit."""
+    holder: str
+    blocks: tuple[int, ...]
+    """What ran and was summed, in order; empty for a track that did not come back, or a holder that was given none."""
+    begin_us: int
+    """Since the tokens arrived at the joiner."""
+    end_us: int
+    expected_us: int
+    """Planned duration; of a holder that was given no track, what a single block would have taken there."""
+    queue_us: int = 0
+    """Waiting for the engine, at the track's holder; so too the next two."""
+    engine_us: int = 0
+    codec_us: int = 0
+    why: str = ""
+    """Why nothing of it was summed: ``no gain`` (it was not worth its transfer), ``lost``, ``late``, ``refused``."""
+
+    @property
+    def transfer_us(self) -> int:
+        """What remains of its duration after its holder's own times: the way there and back."""
+        return max(0, self.end_us - self.begin_us - self.queue_us - self.engine_us - self.codec_us)
+
+
+class Visit(msgspec.Struct, frozen=True, array_like=True):
+    """The time that a request spent with one holder, in microseconds of that holder's clock."""
+
+    holder: str
+    blocks: tuple[int, ...]
+    """What it ran there, in order."""
+    queue_us: int
+    """Waiting for the engine."""
+    engine_us: int
+    codec_us: int
+    """Encoding and decoding tokens."""
+    wait_us: int = 0
+    """Waiting for the tracks of others (policy ``parallel``)."""
+    tracks: tuple[TrackSpan, ...] = ()
+    """All tracks of the waves that were joined here, its own included."""
+
+    @property
+    def total_us(self) -> int:
+        """All of its durations."""
+        return self.queue_us + self.engine_us + self.codec_us + self.wait_us
+
+    @property
+    def tracks_of_others(self) -> list[TrackSpan]:
+        """Tracks that came back to this joiner from other holders."""
+        return [track for track in self.tracks if track.blocks and track.holder != self.holder]
+
+
+class RequestRecord(msgspec.Struct, frozen=True):
+    """One request: what was asked, what came back, by which way."""
+
+    id: int
+    image: str
+    label: int | None
+    prediction: int | None
+    """None where the request failed."""
+    latency_us: int
+    """From the submission of the preprocessed image to the answer, or to the error."""
+    degraded: bool
+    error: str | None
+    """Type and message, such as ``BudgetExceeded: ...``."""
+    skipped: tuple[int, ...]
+    attempts: int
+    """Branches that the source started."""
+    logits: tuple[float, ...] | None
+    waves: tuple[tuple[tuple[BlockAt, ...], ...], ...] = ()
+    """What ran: waves of tracks of (block, holder)."""
+    submitted_us: int = 0
+    """Since the start of the run."""
+    stem_us: int = 0
+    head_us: int = 0
+    visits: tuple[Visit, ...] = ()
+    duplicates: int = 0
+    """Later answers to the same request, dropped."""
+    why_skipped: str = ""
+    """Why blocks were left out of the answer, the bands that they stand in named; empty where none were."""
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """What ran, without the holders; the input of a replay."""
+        return Arrangement(tuple(tuple(tuple(b for b, _ in track) for track in wave) for wave in self.waves))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no two blocks ran side by side."""
+        return all(len(wave) == 1 for wave in self.waves)
+
+    @property
+    def steps(self) -> tuple[BlockAt, ...]:
+        """Every block that ran for the answer with its holder; if nothing ran side by side, in the order of the run."""
+        return tuple(step for wave in self.waves for track in wave for step in track)
+
+    @property
+    def holders(self) -> set[str]:
+        """Every process that ran a block of the answer."""
+        return {holder for _, holder in self.steps}
+
+    @property
+    def tracks_of_others(self) -> list[TrackSpan]:
+        """Tracks that came back to a joiner from other holders."""
+        return [track for visit in self.visits for track in visit.tracks_of_others]
+
+    @property
+    def hop_us(self) -> float:
+        """Time on the wire of each hop, the one back to the source included; 0 where the visits are not known."""
+        if not self.visits:
+            return 0.0
+        inside = self.stem_us + self.head_us + sum(visit.total_us for visit in self.visits)
+        return max(0, self.latency_us - inside) / (len(self.visits) + 1)
+
+    @property
+    def hops(self) -> int:
+        """Transfers of tokens that the answer took: the one back to the source, and two a track of others, included."""
+        if self.visits:
+            return hops_of(self.visits)
+        holders = [holder for _, holder in self.steps]
+        return 1 + sum(a != b for a, b in zip([None, *holders], holders, strict=False)) if holders else 0
+
+
+def hops_of(visits: Sequence[Visit]) -> int:
+    """Transfers of tokens of an answer with these visits, the one back to the source included; 0 without any."""
+    return len(visits) + 1 + 2 * sum(len(visit.tracks_of_others) for visit in visits) if visits else 0
+
+
+class PeerEvent(msgspec.Struct, frozen=True):
+    """A change of a peer's state during a run, as the source saw it."""
+
+    at_us: int
+    """Since the start of the run."""
+    peer: str
+    state: PeerState
+    why: str = ""
+
+
+def encode_record(record: RequestRecord) -> bytes:
+    """The line of a record, without its end, which :func:`read_trace` reads again.
+
+    Durations are milliseconds, and ``order`` is None where blocks ran side by side; then ``waves`` is set. Bytes of an
+    image's name that are not UTF-8 are written as visible escapes. Raises :class:`DataError` where a logit is NaN or
+    infinity, which JSON does not have.
+    """
+    if record.logits is not None and not all(map(math.isfinite, record.logits)):
+        raise DataError(f"request {record.id} cannot stand in a trace: a logit is NaN or infinity")
+    ran = {"order": record.steps, "waves": None} if record.is_plain else {"order": None, "waves": record.waves}
+    document = {**_in_ms(record), **ran}
+    line = {name: document[name] for name in _LINE}
+    try:
+        return msgspec.json.encode(line)
+    except UnicodeEncodeError:
+        error = None if record.error is None else _escaped(record.error)
+        return msgspec.json.encode({**line, "image": _escaped(record.image), "error": error})
+
+
+_LINE = (
+    "id", "image", "label", "prediction", "latency_ms", "degraded", "error", "order", "skipped", "attempts", "logits",
+    "waves", "submitted_ms", "stem_ms", "head_ms", "visits", "duplicates", "why_skipped",
+)  # fmt: skip
+"""Keys of a trace's line, in their order."""
+
+
+def decode_record(line: bytes | str) -> RequestRecord:
+    """Read a line of :func:`encode_record`; raises :class:`msgspec.MsgspecError` where it is not one."""
+    values = _in_us(msgspec.json.decode(line))
+    if isinstance(values, dict):
+        order = values.pop("order", None)
+        if values.get("waves") is None:
+            values["waves"] = [[order]] if order else []
+        if isinstance(values.get("visits"), list):
+            values["visits"] = [_row(Visit, visit) for visit in values["visits"]]
+    return msgspec.convert(values, RequestRecord)
+
+
+def _in_ms(value: Any) -> Any:
+    """Structs as dictionaries, whose durations are milliseconds."""
+    if isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        return {
+            f"{name[:-3]}_ms" if name.endswith("_us") else name: each / 1e3 if name.endswith("_us") else _in_ms(each)
+            for name, each in fields.items()
+        }
+    return [_in_ms(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _in_us(value: Any) -> Any:
+    """The contents of a JSON object with its durations in microseconds."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        f"{name[:-3]}_us" if name.endswith("_ms") else name: round(each * 1e3)
+        if name.endswith("_ms") and isinstance(each, (int, float))
+        else each
+        for name, each in value.items()
+    }
+
+
+def _row(kind: type[msgspec.Struct], shown: Any) -> Any:
+    """The fields of a visit or track of a trace's line, in the order of ``kind``."""
+    values = _in_us(shown)
+    if not isinstance(values, dict):
+        return values
+    if isinstance(values.get("tracks"), list):
+        values["tracks"] = [_row(TrackSpan, track) for track in values["tracks"]]
+    return [
+        values.get(field.name, None if field.default is msgspec.NODEFAULT else field.default)
+        for field in msgspec.structs.fields(kind)
+    ]
+
+
+def _escaped(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def write_trace(stream: IO[str], records: Iterable[RequestRecord]) -> None:
+    """Write a JSON line a request; raises as :func:`encode_record`, after whole lines."""
+    for record in records:
+        stream.write(encode_record(record).decode() + "\n")
+
+
+class TraceWriter:
+    """A trace that is written while the run goes on: each line is in the file before the next request ends.
+
+    An error of the file (a full disk) does not end the run: it is kept in :attr:`problem`, what was written by then
+    stays as whole lines, and nothing more is written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Begin the file anew; raises :class:`UsageError` where it cannot be written."""
+        self.path = Path(path)
+        self.problem = ""
+        """Why the trace is not complete; empty while it is."""
+        self._lines: dict[int, RequestRecord] = {}
+        try:
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        except OSError as error:
+            raise UsageError(f"cannot write the trace {path}: {error.strerror}; give another path") from None
+        self._plain = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
+        self._size = 0
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def write(self, record: RequestRecord) -> None:
+        """Append the line of a record; does nothing once there was a problem."""
+        if self.problem:
+            return
+        try:
+            line = memoryview(encode_record(record) + b"\n")
+        except DataError as error:
+            self.problem = f"the trace {self.path} ends after {len(self._lines)} requests: {error}"
+            return
+        try:
+            done = 0
+            while done < len(line):
+                done += os.write(self._descriptor, line[done:])
+        except OSError as error:
+            self.problem = (
+                f"the trace {self.path} ends after {len(self._lines)} requests: {error.strerror}; make room, or give "
+                "another path"
+            )
+            if self._plain:  # no half line, which no reader would take
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._descriptor, self._size)
+                    os.lseek(self._descriptor, self._size, os.SEEK_SET)
+            return
+        self._size += len(line)
+        self._lines[record.id] = record
+
+    def correct(self, records: Iterable[RequestRecord]) -> None:
+        """Write lines again that have changed since (late answers are counted when the run is over), in one step."""
+        known = {record.id: record for record in records}
+        changed = any(known.get(id_, record) != record for id_, record in self._lines.items())
+        if not changed or self.problem or not self._plain:
+            return
+        part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        try:
+            with part.open("w", encoding="utf-8") as stream:
+                write_trace(stream, (known.get(id_, record) for id_, record in self._lines.items()))
+            part.replace(self.path)
+        except OSError:  # what was written first stays, and lacks only those counts
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def read_trace(path: str | Path) -> Iterator[RequestRecord]:
+    """Read a trace again; raises :class:`DataError` with the line that is not one."""
+    with Path(path).open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            try:
+                yield decode_record(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise DataError(f"{path}:{number} is no line of a trace ({error}); was the run interrupted?") from None
+
+
+class HolderTimes(NamedTuple):
+    """What an answer cost one holder: a visit, or a track that it ran for another's wave; in microseconds."""
+
+    holder: str
+    queue_us: int
+    engine_us: int
+    codec_us: int
+
+
+def holder_times(record: RequestRecord) -> Iterator[HolderTimes]:
+    """Each visit, then each track that another holder ran for it; a joiner's own tracks are part of its visit."""
+    parts: list[Visit | TrackSpan] = [*record.visits, *record.tracks_of_others]
+    for one in parts:
+        yield HolderTimes(one.holder, one.queue_us, one.engine_us, one.codec_us)

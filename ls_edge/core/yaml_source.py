@@ -1,0 +1,156 @@
+"""YAML files that users write, read strictly, with the place of an error.
+
+:func:`load` parses a file, refuses a key that stands twice, converts it to a ``msgspec`` struct and turns every
+complaint into one line with file, line and column. Meaning (does the name exist, do the keys fit together) is
+the caller's to check, with :meth:`SourceMap.error`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from ls_edge.core import validation
+from ls_edge.core.errors import ConfigError
+
+T = TypeVar("T")
+Path_ = tuple[str | int, ...]
+
+MAX_DEPTH = 20
+MAX_VALUES = 100_000
+MAX_BYTES = 4_000_000
+"""Limits of a file, far above what settings need."""
+
+
+class SourceMap:
+    """Where each key and value of a file stands, by its path such as ``("peers", 0, "blocks")``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.marks: dict[Path_, tuple[int, int]] = {}
+        self.key_marks: dict[Path_, tuple[int, int]] = {}
+        self.written: dict[Path_, str] = {}
+        """What stands in the file, of values that are not in quotes."""
+
+    def error(self, message: str, *where: str | int, key: bool = False) -> ConfigError:
+        """Make a :class:`ConfigError` at the value (or ``key``) of this path, or at its nearest parent."""
+        marks = self.key_marks if key else self.marks
+        for end in range(len(where), -1, -1):
+            mark = marks.get(where[:end]) or self.marks.get(where[:end])
+            if mark is not None:
+                return ConfigError(message, path=self.path, line=mark[0], column=mark[1])
+        return ConfigError(message, path=self.path)
+
+
+def load(path: str | Path, type_: type[T]) -> tuple[T, SourceMap]:
+    """Read ``path`` as ``type_``; raises :class:`ConfigError` for whatever keeps it from being one."""
+    path = Path(path)
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise ConfigError(f"larger than {MAX_BYTES} bytes, which no such file is; check the path", path=path)
+        text = raw.decode("utf-8").removeprefix("\ufeff")  # which editors of Windows put first
+    except FileNotFoundError:
+        raise ConfigError("no such file; check the path", path=path) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"not UTF-8 text (byte {error.start}); save it as UTF-8", path=path) from None
+    except OSError as error:
+        what = "that is a folder, not a file; check the path" if path.is_dir() else f"cannot be read: {error.strerror}"
+        raise ConfigError(what, path=path) from None
+    source_map = SourceMap(path)
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        problem = f"not YAML: {_plainly(error.problem or error.context or '')}"
+        raise ConfigError(
+            problem, path=path, line=mark.line + 1 if mark else None, column=mark.column + 1 if mark else None
+        ) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"not YAML: {str(error).splitlines()[0]}", path=path) from None
+    except RecursionError:
+        raise ConfigError(f"deeper than {MAX_DEPTH} levels; write it plainly", path=path) from None
+    plain = None if node is None else _plain(node, (), source_map)
+    empty = plain is None
+    plain = {} if empty else plain
+    try:
+        return msgspec.convert(plain, type_), source_map
+    except msgspec.ValidationError as error:
+        if empty:
+            raise ConfigError(
+                f"the file is empty: {validation.explain(str(error), {}, type_).text}", path=path
+            ) from None
+        raise _explain(str(error), plain, source_map, type_) from None
+
+
+def _plainly(problem: str) -> str:
+    """The parser's error, with names of its tokens in words and the commonest cause."""
+    if r"'\t'" in problem:
+        return "a line is indented with a tab; use spaces"
+    for token, words in (("<stream end>", "the end of the file"), ("<block end>", "a line further left"),
+                         ("<block mapping start>", "a key"), ("<scalar>", "a value")):  # fmt: skip
+        problem = problem.replace(f"'{token}'", words).replace(token, words)
+    return problem
+
+
+def _plain(node: yaml.Node, where: Path_, source_map: SourceMap) -> Any:
+    if len(where) > MAX_DEPTH or len(source_map.marks) > MAX_VALUES:  # aliases make small files endless
+        raise source_map.error(
+            f"nested deeper than {MAX_DEPTH} levels or of more than {MAX_VALUES} values; write it plainly"
+        )
+    source_map.marks[where] = (node.start_mark.line + 1, node.start_mark.column + 1)
+    if isinstance(node, yaml.MappingNode):
+        result: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            mark = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
+            key = _scalar(key_node, where, source_map, is_key=True) if isinstance(key_node, yaml.ScalarNode) else None
+            if not isinstance(key, str):
+                shown = repr(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a list or group of keys"
+                raise ConfigError(
+                    f"{shown} as a key is no text; put it in quotes, or correct it", path=source_map.path, line=mark[0],
+                    column=mark[1],
+                )  # fmt: skip
+            here = (*where, key)
+            if key in result:
+                raise ConfigError(f"{key!r} stands twice; keep one", path=source_map.path, line=mark[0], column=mark[1])
+            source_map.key_marks[here] = mark
+            result[key] = _plain(value_node, here, source_map)
+        return result
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item, (*where, index), source_map) for index, item in enumerate(node.value)]
+    return _scalar(node, where, source_map)
+
+
+_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+"""Numbers such as ``1e-3``, which YAML 1.1 takes for text."""
+
+
+def _scalar(node: yaml.Node, where: Path_, source_map: SourceMap, *, is_key: bool = False) -> Any:
+    unquoted = isinstance(node, yaml.ScalarNode) and node.style is None
+    if unquoted and not is_key:
+        source_map.written[where] = node.value
+    try:
+        value = yaml.SafeLoader("").construct_object(node)
+    except (yaml.YAMLError, ValueError):
+        raise source_map.error(f"{node.value!r} cannot be read as a value; put it in quotes", *where) from None
+    if unquoted and isinstance(value, str) and _EXPONENT.fullmatch(value):
+        value = float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        name = next((step for step in reversed(where) if isinstance(step, str)), "the value")
+        raise source_map.error(f"{name} is {node.value}; it has to be a finite number", *where)
+    if isinstance(value, int) and abs(value) >= 2**63:
+        name = next((step for step in reversed(where) if isinstance(step, str)), "the value")
+        raise source_map.error(f"{name} is {node.value}, which is too large; check it", *where)
+    return value
+
+
+def _explain(message: str, plain: Any, source_map: SourceMap, type_: type[Any]) -> ConfigError:
+    where = validation.explain(message, plain, type_).where
+    found = validation.explain(message, plain, type_, written=source_map.written.get(where))
+    return source_map.error(found.text, *found.where, key=found.is_key)

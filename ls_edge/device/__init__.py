@@ -1,0 +1,1 @@
+"""This machine: hardware, sensors, profiles and installed requirements."""

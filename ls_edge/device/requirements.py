@@ -1,0 +1,124 @@
+"""The command that installs what is missing, for every message that has to name one.
+
+It names packages of the index, never ls-edge itself, so it works whether ls-edge was installed from a clone or from a
+wheel that was copied to a board. What an extra needs is read from the installed package.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ls_edge.core.errors import UsageError
+from ls_edge.device import hardware
+
+ORT_BUILDS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml", "onnxruntime-rocm",
+              "onnxruntime-qnn", "onnxruntime-training")  # fmt: skip
+"""Distributions that all provide the module ``onnxruntime`` and overwrite each other's files."""
+
+
+class Requirement(NamedTuple):
+    """A package that ls-edge needs, with the least version and the first that is too new, empty where any will do."""
+
+    name: str
+    least: str
+    below: str = ""
+
+    def __str__(self) -> str:
+        bounds = [sign + bound for sign, bound in ((">=", self.least), ("<", self.below)) if bound]
+        return f"'{self.name}{','.join(bounds)}'" if bounds else self.name
+
+
+def install_command(*extras: str) -> str:
+    """Return ``pip install ...`` of the packages of ``extras`` that are missing or too old here.
+
+    ``cpu`` stands for ONNX Runtime: the build for this machine, see :func:`engine_advice`.
+    """
+    known = requirements()
+    wanted = list(dict.fromkeys(item for extra in extras if extra != "cpu" for item in known.get(extra, ())))
+    absent = [item for item in wanted if not satisfied(item)] or wanted
+    steps = [f"pip install {' '.join(map(str, absent))}"] if absent else []
+    if "cpu" in extras and not any(installed(build) for build in ORT_BUILDS):
+        steps.append(engine_advice())
+    return ", and ".join(steps)
+
+
+def require_report(flag: str) -> None:
+    """Raise :class:`UsageError` where a library that draws reports is missing; ``flag`` is what needs it."""
+    _require(flag, "report", "altair", "jinja2", "vl_convert")
+
+
+def require_http(what: str, extra: str) -> None:
+    """Raise :class:`UsageError` where a library for HTTP is missing; ``what`` is the flag or command that needs it."""
+    _require(what, extra, "prometheus_client", "waitress")
+
+
+def _require(what: str, extra: str, *modules: str) -> None:
+    absent = [name for name in modules if importlib.util.find_spec(name) is None]
+    if absent:
+        raise UsageError(f"{what} needs {', '.join(absent)} (extra {extra}); to install: {install_command(extra)}")
+
+
+def engine_advice() -> str:
+    """Say how to install the build of ONNX Runtime that fits this machine."""
+    if not hardware.has_nvidia():
+        return "pip install onnxruntime"
+    if platform.machine() == "x86_64":
+        return "pip install onnxruntime-gpu"
+    return "install the onnxruntime-gpu wheel that NVIDIA provides for this board's JetPack (the index has none for it)"
+
+
+def requirements() -> dict[str, list[Requirement]]:
+    """What each extra of ls-edge needs, by name; the core under the empty one; empty where it is not installed."""
+    try:
+        lines = importlib.metadata.requires("ls-edge") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    direct: dict[str, list[Requirement]] = {"": []}
+    includes: dict[str, list[str]] = {}
+    for line in lines:
+        match = re.match(r"([A-Za-z0-9._-]+)(?:\[([\w,-]+)\])?([^;]*)(?:;.*extra\s*==\s*[\"']([\w-]+)[\"'])?", line)
+        if match is None:
+            continue
+        extra = match[4] or ""
+        bounds = dict(re.findall(r"(>=|<(?!=))\s*([0-9.]+)", match[3]))
+        if match[1].lower() == "ls-edge":
+            includes.setdefault(extra, []).extend((match[2] or "").split(","))
+        else:
+            direct.setdefault(extra, []).append(Requirement(match[1], bounds.get(">=", ""), bounds.get("<", "")))
+
+    def whole(extra: str, above: tuple[str, ...] = ()) -> Iterator[Requirement]:
+        for other in includes.get(extra, ()):
+            if other not in above:
+                yield from whole(other, (*above, extra))
+        yield from direct.get(extra, ())
+
+    return {extra: list(dict.fromkeys(whole(extra))) for extra in {**direct, **includes}}
+
+
+def installed(name: str) -> str | None:
+    """Version of an installed distribution, None where there is none."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def satisfied(item: Requirement) -> bool:
+    """Whether a distribution within these bounds is installed."""
+    version = installed(item.name)
+    return version is not None and numbers(version) >= numbers(item.least) and not too_new(item, version)
+
+
+def too_new(item: Requirement, version: str) -> bool:
+    """Whether this version is at or above the first that is too new."""
+    return bool(item.below) and numbers(version) >= numbers(item.below)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The leading three numbers of a version, which is enough to compare with a least one."""
+    return tuple(int(number) for number in re.findall(r"\d+", version.split("+")[0])[:3])

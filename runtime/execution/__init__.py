@@ -1,0 +1,1 @@
+"""Threads, cores and engine calls that peers and sources share."""

@@ -1,0 +1,110 @@
+"""Cores of their own for engines: the thread that runs them, and all others that a peer or source starts.
+
+A thread of Linux starts on the cores, and with the scheduling policy, of the thread that started it. So the threads of
+the links begin within :meth:`EngineCores.others`, and those that an engine library starts are on the cores of the
+engine, whose thread it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ls_edge.core.peers_file import PeerConfig, PeersFile, SourceEntry, parse_cpus
+from ls_edge.runtime.execution.scheduling import batch_scheduling
+
+log = logging.getLogger("ls_edge.runtime")
+
+
+@dataclass(frozen=True)
+class EngineCores:
+    """Which cores the engine's thread uses and which the others; both empty where nothing was asked for."""
+
+    engine: frozenset[int] = frozenset()
+    rest: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, peers: PeersFile, entry: PeerConfig | SourceEntry | None) -> EngineCores:
+        """What the key ``cpus`` of an entry of the file says.
+
+        Raises :class:`~ls_edge.core.errors.ConfigError` for cores that the system does not give to this process, and
+        where
+        none would be left for the other threads. Elsewhere than on Linux the key is logged and has no effect.
+        """
+        wanted = frozenset(() if entry is None else parse_cpus(entry.cpus))
+        if entry is None or not wanted:
+            return cls()
+        if not hasattr(os, "sched_setaffinity"):
+            log.warning(
+                "cpus have no effect", extra={"peer": entry.name, "why": "threads have no cores of their own here"}
+            )
+            return cls()
+        own = frozenset(os.sched_getaffinity(0))
+        given = _given(wanted, own)
+        if wanted - given:
+            raise peers.error(
+                entry, "cpus",
+                f"cpus of {entry.name!r}: the system does not give core {shown(wanted - given)} to this process, which "
+                f"may use {shown(own | given)}; list others, or leave cpus out",
+            )  # fmt: skip
+        if not own - wanted:
+            raise peers.error(
+                entry, "cpus",
+                f"cpus of {entry.name!r} are all cores that this process may use ({shown(own)}); leave one for its "
+                "messages, or leave cpus out",
+            )  # fmt: skip
+        return cls(wanted, own - wanted)
+
+    def on_engine(self) -> contextlib.AbstractContextManager[None]:
+        """Run on the cores of the engine, with batch scheduling, and start threads so, while in it."""
+        return _on(self.engine)
+
+    def others(self) -> contextlib.AbstractContextManager[None]:
+        """Run on the cores that the engine leaves, with batch scheduling, and start threads so, while in it."""
+        return _on(self.rest)
+
+
+def shown(cores: frozenset[int]) -> str:
+    """Cores as ``peers.yaml`` has them: ``0-3,7``."""
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and runs[-1][1] == core - 1:
+            runs[-1][1] = core
+        else:
+            runs.append([core, core])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _given(wanted: frozenset[int], own: frozenset[int]) -> frozenset[int]:
+    """Those of some cores that the system gives to a thread that asks for them: isolated ones too, others' not."""
+    try:
+        os.sched_setaffinity(0, wanted)
+        return frozenset(os.sched_getaffinity(0))
+    except OSError:  # none of them
+        return frozenset()
+    finally:
+        os.sched_setaffinity(0, own)
+
+
+@contextlib.contextmanager
+def _on(cores: frozenset[int]) -> Iterator[None]:
+    with batch_scheduling():
+        if not cores:
+            yield
+            return
+        before = os.sched_getaffinity(0)
+        _move(cores)
+        try:
+            yield
+        finally:
+            _move(before)
+
+
+def _move(cores: frozenset[int] | set[int]) -> None:
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as error:  # the cores of the process were changed meanwhile
+        log.warning("cpus have no effect", extra={"why": f"cores {shown(frozenset(cores))}: {error.strerror}"})

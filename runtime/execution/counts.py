@@ -1,0 +1,104 @@
+"""What a process has done so far, as plain counts: what Prometheus is given (:mod:`ls_edge.runtime.serve.metrics`).
+
+One thread adds to them, and any thread may read them: each is one number, or a list or dictionary of numbers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ls_edge.core.errors import RequestError
+from ls_edge.core.records import RequestRecord
+from ls_edge.runtime.routing.events import Computed
+
+LATENCY_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Buckets of the latency of answers: budgets are seconds, and a request on one board takes milliseconds."""
+CALL_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+"""Buckets of engine calls: from one block of a small model to a batch of large ones on a slow board."""
+
+
+class Durations:
+    """Durations, counted by buckets."""
+
+    def __init__(self, bounds_s: Sequence[float]) -> None:
+        """``bounds_s`` are the upper bounds of the buckets in seconds, ascending; one more has what is above."""
+        self.bounds_s = tuple(bounds_s)
+        self.counts = [0] * (len(bounds_s) + 1)
+        self.total_us = 0
+        self._bounds_us = [round(bound * 1e6) for bound in bounds_s]
+
+    def add(self, microseconds: int) -> None:
+        """Count one."""
+        self.counts[bisect_left(self._bounds_us, microseconds)] += 1
+        self.total_us += microseconds
+
+
+class RequestCounts:
+    """Requests of a source; each that was submitted is counted once more when it ends."""
+
+    def __init__(self) -> None:
+        self.submitted = self.answered = self.degraded = self.cancelled = self.retries = 0
+        kinds: list[type[RequestError]] = [RequestError, *RequestError.__subclasses__()]
+        self.failed = {kind.__name__: 0 for kind in kinds}
+        """By the class of the error."""
+        self.latency = Durations(LATENCY_BOUNDS_S)
+        """Of answers."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were submitted and have not ended."""
+        ended = self.answered + self.cancelled + sum(self.failed.values())
+        return max(0, self.submitted - ended)
+
+    def add_answer(self, record: RequestRecord) -> None:
+        """Count an answer."""
+        self.answered += 1
+        self.degraded += record.degraded
+        self.retries += max(0, record.attempts - 1)
+        self.latency.add(record.latency_us)
+
+    def add_error(self, error: RequestError, record: RequestRecord) -> None:
+        """Count a request that ended with an error."""
+        name = type(error).__name__
+        self.failed[name] = self.failed.get(name, 0) + 1
+        self.retries += max(0, record.attempts - 1)
+
+
+class EngineCounts:
+    """Engine calls of a peer that gave outputs."""
+
+    def __init__(self) -> None:
+        self.requests = self.blocks = 0
+        """A request counts in each call that it is part of, and a block for each request of its call."""
+        self.calls = Durations(CALL_BOUNDS_S)
+
+    def add(self, event: Computed) -> None:
+        """Count a call."""
+        self.requests += len(event.transfers)
+        self.blocks += len(event.transfers) * len(event.blocks)
+        self.calls.add(event.engine_us)
+
+
+@dataclass(frozen=True)
+class PeerSnapshot:
+    """A peer at one moment."""
+
+    name: str
+    bundle_id: str = ""
+    """Empty while it waits for its first bundle."""
+    warm: bool = False
+    stuck: bool = False
+    held: int = 0
+    """Requests that it holds, copies included."""
+    queue: int = 0
+    """Requests that wait for its engine, and calls that the engine has."""
+    credits: int = 0
+    failed_blocks: int = 0
+    linked: frozenset[str] = frozenset()
+    """Names of the processes that it has a link to."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Messages that were dropped and connections that were refused, by reason."""
+    engine: EngineCounts = field(default_factory=EngineCounts)
+    """These go on counting."""

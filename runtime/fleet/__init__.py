@@ -1,0 +1,1 @@
+"""Several peers: local clusters, planning, simulation and emulated boards."""

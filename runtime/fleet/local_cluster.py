@@ -1,0 +1,340 @@
+"""Peers on this machine: processes of ``ls-edge peer``, started, killed and started again.
+
+For the demo, for fault tests and for trying a placement before there are boards. Faults of an engine are set by a file
+that its process reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from ls_edge.compiled import PURE_PYTHON
+from ls_edge.core.errors import LinkError, UsageError
+from ls_edge.core.peers_file import PeersFile, load_peers
+from ls_edge.runtime.chaos.faults import Faults, write
+from ls_edge.runtime.chaos.liar import LiarCounts, read_counts
+from ls_edge.runtime.chaos.proxy import Proxy
+from ls_edge.runtime.transport.keys import new_keys
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class PeerCluster:
+    """Processes of the peers of one ``peers.yaml``; a context manager that leaves no process behind.
+
+    The processes leave by themselves when their standard input, a pipe from here, ends.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        bundle: str | Path,
+        entries: Sequence[Mapping[str, Any]],
+        *,
+        started: Sequence[str],
+        top: Mapping[str, Any] | None = None,
+        arguments: Sequence[str] = (),
+        sources: Sequence[str] = (),
+        keys: bool = False,
+        stores: bool = False,
+        faults: bool = False,
+    ) -> None:
+        """Write ``peers.yaml`` and, with ``keys``, a key pair for each process into ``folder``.
+
+        ``entries`` are the peers of the file, ``started`` the names of those that are processes of this cluster,
+        ``top`` further keys at the top of the file, ``arguments`` more arguments of ``ls-edge peer`` and ``sources``
+        the names of sources in the file. Threads are 1 where an entry does not set them. With ``stores`` the peers
+        begin without a bundle, each with a store of its own, and the sources may push. With ``faults`` their engines
+        take what :meth:`set_faults` sets, which makes each call a little longer.
+        """
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.bundles = dict.fromkeys(started, Path(bundle))
+        """The bundle that each peer is started with."""
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._arguments = list(arguments)
+        self._bundle = Path(bundle)
+        self._log_from: dict[str, int] = {}
+        names = [*(entry["name"] for entry in entries), *sources] if keys else []
+        public = {name: {"public_key": new_keys(name, self.folder)[0].public.decode()} for name in names}
+        self._keys, self._stores, self._faults = keys, stores, faults
+        peers = [{"threads": 1, **entry, **public.get(entry["name"], {})} for entry in entries]
+        more = {"may_push": True} if stores else {}
+        listed = [{"name": name, **public.get(name, {}), **more} for name in sources]
+        content = {**(top or {}), **({"sources": listed} if listed else {}), "peers": peers}
+        self.path = self.folder / "peers.yaml"
+        self.path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        self.file: PeersFile = load_peers(self.path)
+
+    def __enter__(self) -> Self:
+        self.start(*self.bundles)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self, *names: str) -> None:
+        """Start peers that do not run."""
+        for name in names:
+            if self.alive(name):
+                raise UsageError(f"peer {name!r} runs already")
+            self._close_input(name)
+            command = [*self.command(name, "peer"), "--peers", str(self.path), "--name", name]
+            command += ["--store", str(self.store(name))] if self._stores else ["--bundle", str(self.bundles[name])]
+            if self._faults:
+                command += ["--faults", str(self._faults_path(name))]
+            command += ["--until-eof", *self._arguments]
+            if self._keys:
+                command += ["--secret-key", str(self.secret_key(name))]
+            self._log_from[name] = self.log_path(name).stat().st_size if self.log_path(name).exists() else 0
+            with self.log_path(name).open("ab") as log:
+                self.processes[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
+                    command, stdin=subprocess.PIPE, stdout=log, stderr=log
+                )
+
+    def take(self, path: str | Path) -> None:
+        """End all peers and start those of another ``peers.yaml``, which knows them by the same names and keys."""
+        self.close()
+        self.path = Path(path)
+        self.file = load_peers(self.path)
+        self.bundles = {peer.name: self._bundle for peer in self.file.peers}
+        self.start(*self.bundles)
+
+    def command(self, name: str, *arguments: object) -> list[str]:  # noqa: ARG002
+        """Return the command line of ``ls-edge`` with these arguments where ``name`` runs."""
+        return [sys.executable, "-m", "ls_edge", *map(str, arguments)]
+
+    def secret_key(self, name: str) -> Path | None:
+        """The file with the secret key of a member or source; None where there are no keys."""
+        return self.folder / f"{name}.key_secret" if self._keys else None
+
+    def store(self, name: str) -> Path:
+        """The folder in which a peer keeps what is pushed."""
+        return self.folder / f"{name}.store"
+
+    def _close_input(self, name: str) -> None:
+        stdin = self.processes[name].stdin if name in self.processes else None
+        if stdin is not None:
+            stdin.close()
+
+    def set_faults(self, name: str, faults: Faults) -> None:
+        """Make the engine of a peer hang, slow or stall; also for its next process.
+
+        Raises :class:`UsageError` where the cluster was made without ``faults``.
+        """
+        if not self._faults:
+            raise UsageError(f"the engine of {name!r} takes no faults; make the cluster with faults=True")
+        write(self._faults_path(name), faults)
+
+    def _faults_path(self, name: str) -> Path:
+        return self.folder / f"{name}.faults"
+
+    def alive(self, name: str) -> bool:
+        """Whether the process of a peer runs (stopped counts)."""
+        process = self.processes.get(name)
+        return process is not None and process.poll() is None
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a peer that runs."""
+        if self.alive(name):
+            self.processes[name].send_signal(number)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, and wait until the process is gone."""
+        self.signal(name, signal.SIGKILL)
+        self.processes[name].wait()
+
+    def terminate(self, name: str, timeout: float = 6.0) -> int:
+        """SIGTERM, and return the exit code."""
+        self.signal(name, signal.SIGTERM)
+        return self.processes[name].wait(timeout)
+
+    def log_path(self, name: str) -> Path:
+        """The log of a peer."""
+        return self.folder / f"{name}.log"
+
+    def wait_warm(self, *names: str, timeout: float = 30.0) -> None:
+        """Wait until peers that were started have logged that they are warm.
+
+        Raises :class:`LinkError` with the last line of the log where one ends before, or does not get there in time.
+        """
+        self._wait_logged(names, (b" warm ", b'"warm"'), "become warm", timeout)
+
+    def wait_settled(self, *names: str, timeout: float = 30.0) -> None:
+        """The same until they are warm, or wait for a bundle since what they have is not what they are to serve."""
+        self._wait_logged(names, (b" warm ", b'"warm"', b"waiting for a bundle"), "start", timeout)
+
+    def _wait_logged(self, names: Sequence[str], texts: Sequence[bytes], what: str, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        waiting = set(names or self.bundles)
+        while waiting:
+            for name in sorted(waiting):
+                if self._logged(name, texts):
+                    waiting.discard(name)
+                elif not self.alive(name) or time.monotonic() > end:
+                    raise LinkError(f"peer {name} did not {what}: {self.last_log_line(name)}")
+            time.sleep(0.02)
+
+    def last_log_line(self, name: str) -> str:
+        """The last line of a peer's log."""
+        with contextlib.suppress(OSError):
+            lines = self.log_path(name).read_text(errors="replace").strip().splitlines()
+            return lines[-1] if lines else "its log is empty"
+        return "its log is empty"
+
+    def close(self) -> None:
+        """End all peers: SIGTERM to all, SIGKILL to those that are left after two seconds."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        end = time.monotonic() + 2.0
+        for process in self.processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.01, end - time.monotonic()))
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        for name in self.processes:
+            self._close_input(name)
+
+    def _logged(self, name: str, texts: Sequence[bytes]) -> bool:
+        """Whether the part of the log that the running process wrote has one of the texts."""
+        with contextlib.suppress(OSError):
+            log = self.log_path(name).read_bytes()[self._log_from.get(name, 0) :]
+            return any(text in log for text in texts)
+        return False
+
+
+class LocalCluster(PeerCluster):
+    """Peers on free ports of the loopback, with faults of links and dishonest members for tests."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        bundle: str | Path,
+        placement: Mapping[str, Sequence[int]],
+        *,
+        top: Mapping[str, Any] | None = None,
+        each: Mapping[str, Any] | None = None,
+        arguments: Sequence[str] = (),
+        proxied: bool = False,
+        members: Mapping[str, Sequence[int]] | None = None,
+        sources: Sequence[str] = (),
+        keys: bool = False,
+        stores: bool = False,
+        faults: bool = False,
+    ) -> None:
+        """Write ``peers.yaml``; ``each`` are further keys of every peer, the others as in :class:`PeerCluster`.
+
+        ``proxied`` puts a :class:`~.chaos.proxy.Proxy` in front of each peer (:attr:`proxies`), for links with faults.
+        ``members`` are peers of the file, with their blocks, that do not run before :meth:`start_liar`.
+        """
+        self.proxies: dict[str, Proxy] = {}
+        self._liars: dict[str, subprocess.Popen[bytes]] = {}
+        everybody = {**placement, **(members or {})}
+        free = free_ports(len(everybody) + (len(placement) if proxied else 0))
+        ports = dict(zip(everybody, free, strict=False))
+        front = ports | dict(zip(placement, free[len(everybody) :], strict=False))
+        self._targets = {name: (front[name], ports[name]) for name in placement} if proxied else {}
+        entries = [
+            {
+                "name": name,
+                "address": f"tcp://127.0.0.1:{front[name]}",
+                "bind": f"tcp://127.0.0.1:{ports[name]}",
+                "blocks": list(blocks),
+                **(each or {}),
+            }
+            for name, blocks in everybody.items()
+        ]
+        super().__init__(
+            folder,
+            bundle,
+            entries,
+            started=list(placement),
+            top=top,
+            arguments=arguments,
+            sources=sources,
+            keys=keys,
+            stores=stores,
+            faults=faults,
+        )
+
+    def __enter__(self) -> Self:
+        for name, (front, port) in self._targets.items():
+            self.proxies[name] = Proxy(front, ("127.0.0.1", port))
+        return super().__enter__()
+
+    def close(self) -> None:
+        """End all processes and proxies."""
+        for name in list(self._liars):
+            self.stop_liar(name)
+        super().close()
+        for proxy in self.proxies.values():
+            proxy.close()
+
+    def start_liar(self, name: str, lie: str, *, seed: int = 0) -> None:
+        """Start a member, or a source, as a liar (:mod:`ls_edge.runtime.chaos.liar`); it is not waited for."""
+        self.stop_liar(name)
+        self._counts_path(name).unlink(missing_ok=True)
+        command = [
+            sys.executable,
+            "-m",
+            "ls_edge.runtime.chaos.liar_process",
+            str(self.path),
+            str(self._bundle),
+            name,
+            lie,
+        ]
+        command += ["--seed", str(seed), "--counts", str(self._counts_path(name))]
+        if self._keys:
+            command += ["--secret-key", str(self.secret_key(name))]
+        # Its machine is a subclass of a peer's, which compiled classes do not allow.
+        environment = {**os.environ, PURE_PYTHON: "1"}
+        with self.log_path(name).open("ab") as log:
+            self._liars[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
+            )
+
+    def liar_counts(self, name: str) -> LiarCounts:
+        """Return the counts of a liar; raises :class:`LinkError` where it has ended by itself."""
+        process = self._liars.get(name)
+        if process is not None and process.poll() is not None:
+            raise LinkError(f"the liar {name} ended with {process.returncode}: {self.last_log_line(name)}")
+        return read_counts(self._counts_path(name))
+
+    def stop_liar(self, name: str) -> None:
+        """End a liar, if it runs."""
+        process = self._liars.pop(name, None)
+        if process is not None:
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+
+    def _counts_path(self, name: str) -> Path:
+        return self.folder / f"{name}.counts"
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback that were free a moment ago."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]

@@ -1,0 +1,210 @@
+"""What a placement promises by simulation: the routing machines themselves, with the times of the problem.
+
+The formulas of ``figures.py`` leave out queues, credits, and that a holder sees only what others report. Here requests
+go through the placement in simulated time: one after the other for latency, many at once for throughput and energy, and
+one for each of some draws of lost devices.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ls_edge.core.bands import Bands
+from ls_edge.core.order_costs import OrderCosts
+from ls_edge.runtime.fleet.planning.figures import throughput_of
+from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
+from ls_edge.runtime.routing.events import Complete
+
+MOST_DEVICES = 16
+"""More are not simulated: everybody tells everybody its state, so the time grows with their square."""
+NO_WORSE = 0.01
+"""Relative difference up to which simulated figures count as equal: so few requests say no more."""
+_WARM_UP = 5
+_ALONE = 15
+"""Requests one after the other for the latency, after those that warm up: the median of more differs little."""
+_TOGETHER = 120
+"""Requests for the throughput, at least, and four for each that is under way; that of the first and last fifth is left
+out, when some devices have nothing to do."""
+_AT_ONCE, _MOST_AT_ONCE = 4, 64
+"""Requests under way for the source, for each device and image of its batches, and at most: what a source has unless it
+is told otherwise."""
+_DRAWS = 40
+"""Draws of lost devices: the standard error of a share of 0.9 is 0.05. More takes longer."""
+_CONTROL_S = 0.0002
+"""What messages without tokens take."""
+_BUDGET_S = 600.0
+
+
+@dataclass(frozen=True)
+class SimulatedFigures:
+    """What requests came to; None where it was not simulated or a figure that it needs is not known."""
+
+    policy: str
+    latency_ms: float
+    throughput: float
+    energy_mj: float | None
+    whole_share: float | None
+    """Part of the requests, over draws of lost devices, that were answered with all blocks; None without losses."""
+
+    def value(self, objective: Objective) -> float:
+        """The figure of an objective, turned so that less is better; latency where survival was not simulated."""
+        if objective == "latency":
+            return self.latency_ms
+        if objective == "throughput":
+            return -self.throughput
+        if objective == "energy":
+            return float("inf") if self.energy_mj is None else self.energy_mj
+        return -1.0 if self.whole_share is None else -self.whole_share
+
+
+def policies_for(problem: PlanningProblem) -> tuple[str, ...]:
+    """The policies that a plan is tried with: one where the bands leave no choice of order."""
+    return ("nearest", "fastest", "parallel") if problem.may_reorder else ("sequential",)
+
+
+def simulate_placement(problem: PlanningProblem, placement: Placement, policy: str, seed: int = 0) -> SimulatedFigures:
+    """Run requests through a placement; the same problem, placement and seed give the same figures."""
+    latency = _latency(simulation_of(problem, placement, seed), policy)
+    sim = simulation_of(problem, placement, seed, on_average=True)
+    at_once = requests_at_once(problem, placement)
+    throughput, answers = _throughput(sim, throughput_of(problem, placement), policy, at_once)
+    throughput = min(throughput, _most(problem, placement))
+    watts = {device.name: device.watts for device in problem.devices}
+    energy = problem.source_mj
+    for name, busy in sim.busy.items():
+        used = watts[name]
+        energy = None if energy is None or (busy and used is None) else energy + busy * 1e3 * (used or 0.0) / answers
+    lossy = any(device.loss for device in problem.devices) or any(problem.zone_losses.values())
+    return SimulatedFigures(
+        policy=policy,
+        latency_ms=round(latency * 1e3 + problem.source_ms, 4),
+        throughput=round(min(throughput, 1e3 / problem.source_ms if problem.source_ms else throughput), 4),
+        energy_mj=None if energy is None else round(energy, 4),
+        whole_share=_whole_share(problem, placement, policy, seed) if lossy else None,
+    )
+
+
+def _most(problem: PlanningProblem, placement: Placement) -> float:
+    """Images a second of engines that always have work: what is counted over a stretch of requests can be above."""
+    used = (device for device in problem.devices if placement.get(device.name))
+    times = (device.taken_ms(device.blocks_a_call) / device.blocks_a_call for device in used)
+    return sum(1e3 / ms for ms in times if ms > 0) / problem.num_blocks or float("inf")
+
+
+def simulation_of(
+    problem: PlanningProblem,
+    placement: Placement,
+    seed: int,
+    *,
+    on_average: bool = False,
+    costs: OrderCosts | None = None,
+) -> Simulation:
+    """The simulation of a placement, as far as everybody has greeted and told its state.
+
+    ``on_average``: engine calls take what they do on average beyond the engine, not what they usually do.
+    """
+    held = {name: blocks for name, blocks in placement.items() if blocks}
+    devices = {device.name: device for device in problem.devices}
+    visits = {name: max(0.0, device.visit_ms - device.runtime_ms) for name, device in devices.items()}
+    visits[SOURCE] = problem.source_visit_ms
+    wire = {device.name: device.wire_ms / 1e3 for device in problem.devices} | {SOURCE: problem.source_wire_ms / 1e3}
+
+    def transfer(sender: str, to: str) -> float:
+        measured = problem.links_ms.get((sender, to))
+        if measured is None:
+            return (visits[sender] + visits[to]) / 2e3
+        return max(0.0, measured / 1e3 - _CONTROL_S)  # the receiver's word that it has them is in what was measured
+
+    seconds = {device.name: device.block_ms / 1e3 for device in problem.devices if device.name in held}
+    sim = Simulation(
+        held, blocks=problem.num_blocks, seed=seed, latency=_CONTROL_S, block_seconds=seconds, transfers=transfer,
+        wire=wire, max_batch={name: devices[name].max_batch for name in held},
+        engine_seconds=lambda name, blocks, images: blocks * devices[name].call_ms(images) / 1e3,
+        call_seconds={
+            name: (device.runtime_mean_ms if on_average else device.runtime_ms) / 1e3
+            for name, device in devices.items()
+        },
+        bands=Bands.from_json([list(band) for band in problem.bands]) if problem.bands else None, costs=costs,
+    )  # fmt: skip
+    sim.run(0.4)
+    return sim
+
+
+def _latency(sim: Simulation, policy: str) -> float:
+    took: list[float] = []
+    for number in range(_WARM_UP + _ALONE):
+        began = sim.now
+        request = sim.submit(policy=policy, budget=_BUDGET_S)
+        sim.settle(_BUDGET_S)
+        if number >= _WARM_UP:
+            took.append(sim.ended[request] - began)
+    return sorted(took)[len(took) // 2]
+
+
+def requests_at_once(problem: PlanningProblem, placement: Placement) -> int:
+    """How many requests are under way for the throughput of a placement: as many as keep everybody busy."""
+    batches = sum(device.max_batch for device in problem.devices if placement.get(device.name))
+    return min(_MOST_AT_ONCE, _AT_ONCE * (1 + batches))
+
+
+def _throughput(sim: Simulation, expected: float, policy: str, at_once: int) -> tuple[float, int]:
+    """Answers a second with so many requests under way, and how many there were.
+
+    Room for another is looked for twice in the time of an ``expected`` answer.
+    """
+    most = max(_TOGETHER, 4 * at_once)
+    requests: list[int] = []
+    for _ in range(_WARM_UP):
+        sim.submit(policy=policy, budget=_BUDGET_S)
+        sim.settle(_BUDGET_S)
+    for name in sim.busy:
+        sim.busy[name] = 0.0
+    while len(requests) < most or sim.source.requests:
+        while len(requests) < most and len(sim.source.requests) < at_once:
+            requests.append(sim.submit(policy=policy, budget=_BUDGET_S))
+        sim.run(max(0.5 / expected, 1e-5))
+    ends = sorted(sim.ended[request] for request in requests)
+    low, high = len(ends) // 5, len(ends) - len(ends) // 5 - 1
+    return (high - low) / max(ends[high] - ends[low], 1e-9), len(requests)
+
+
+def _whole_share(problem: PlanningProblem, placement: Placement, policy: str, seed: int) -> float:
+    """Share of requests that all blocks ran on, each with devices lost as their probabilities say."""
+    rng = random.Random(seed)
+    budget = max(0.5, 20 * (problem.source_ms + problem.num_blocks * max(d.block_ms for d in problem.devices)) / 1e3)
+    whole = 0
+    states: dict[frozenset[str], bool] = {}
+    for _ in range(_DRAWS):
+        lost_zones = {zone for zone, loss in sorted(problem.zone_losses.items()) if rng.random() < loss}
+        lost = frozenset(d.name for d in problem.devices if rng.random() < d.loss or d.zone in lost_zones)
+        if lost not in states:
+            states[lost] = _is_whole(problem, placement, policy, lost, budget, seed)
+        whole += states[lost]
+    return whole / _DRAWS
+
+
+def _is_whole(
+    problem: PlanningProblem, placement: Placement, policy: str, lost: frozenset[str], budget: float, seed: int
+) -> bool:
+    """Whether a request that may skip blocks is answered with all of them while these devices are gone."""
+    sim = simulation_of(problem, placement, seed)
+    for name in sorted(lost):
+        if name in sim.processes:
+            sim.kill(name)
+    request = sim.submit(policy=policy, budget=budget, max_skips=0)
+    sim.settle(budget + 1)
+    return any(isinstance(outcome, Complete) for outcome in sim.outcomes[request])
+
+
+def best_policy(figures: Sequence[SimulatedFigures], objective: Objective) -> SimulatedFigures:
+    """The figures of the policy that serves an objective best.
+
+    Of those that are no worse than the best by more than :data:`NO_WORSE` the one with the least latency, then the most
+    throughput: a simulation does not tell them apart.
+    """
+    best = min(one.value(objective) for one in figures)
+    equal = [one for one in figures if one.value(objective) <= best + NO_WORSE * abs(best)]
+    return min(equal, key=lambda one: (one.latency_ms, -one.throughput))

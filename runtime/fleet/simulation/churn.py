@@ -1,0 +1,153 @@
+"""Devices that come and go in simulated time: how often each is lost, in which way, and for how long.
+
+Times up and down are exponential, and devices are independent. A simulation begins in the long run's state: a device is
+down with the probability ``down / (up + down)``.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ls_edge.core.errors import UsageError
+from ls_edge.runtime.fleet.simulation.simulator import Simulation
+
+LOSSES = {
+    "kill": "its process is killed; the others see it at once",
+    "stop": "it is stopped, or its link is silent; heartbeats find it",
+    "hang": "its engine does not return; only the deadline of a hop finds it",
+    "drain": "it leaves in order: it takes nothing new and hands on what it holds",
+}
+"""Ways in which a device is lost."""
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_MOST_S = 366 * 24 * 3600.0
+_LEAST_S = 1e-3
+_LOOK_EVERY_S = 0.05
+"""How often a device that drains is looked at."""
+
+
+@dataclass(frozen=True)
+class Churn:
+    """How devices come and go; times in seconds."""
+
+    up: float
+    """Mean time until a device is lost."""
+    down: float
+    """Mean time until it is back, warm."""
+    weights: dict[str, float] = field(default_factory=lambda: {"kill": 1.0})
+    """How often each way of :data:`LOSSES` is drawn, relative to the others."""
+
+    @classmethod
+    def parse(cls, text: str) -> Churn:
+        """Read ``up=10m,down=30s`` or ``up=10m,down=30s,kill=3,stop=1``; raises :class:`UsageError` for anything else.
+
+        Times have the units ms, s, m or h. Without a way that devices are lost in, they are killed.
+        """
+        times: dict[str, float] = {}
+        weights: dict[str, float] = {}
+        for piece in text.split(","):
+            key, equals, value = (part.strip() for part in piece.partition("="))
+            if key in times or key in weights:
+                raise UsageError(f"--churn {text!r} has {key!r} twice; leave one out")
+            if key in ("up", "down") and equals:
+                times[key] = _seconds(text, value)
+            elif key in LOSSES and equals:
+                weights[key] = _weight(text, key, value)
+            else:
+                known = ", ".join(["up", "down", *LOSSES])
+                raise UsageError(
+                    f"--churn {text!r}: {piece.strip()!r} cannot be read; write up=10m,down=30s, and weights of "
+                    f"losses where you want others than kill=1 (keys: {known})"
+                )
+        missing = [key for key in ("up", "down") if key not in times]
+        if missing:
+            raise UsageError(f"--churn {text!r} has no {' and no '.join(missing)}; write up=10m,down=30s")
+        weights = {key: weight for key, weight in weights.items() if weight} or ({} if weights else {"kill": 1.0})
+        if not weights:
+            raise UsageError(f"--churn {text!r}: all weights are 0, so no device could be lost; leave --churn out")
+        return cls(times["up"], times["down"], weights)
+
+    @property
+    def down_share(self) -> float:
+        """Probability that a device is down at some moment."""
+        return self.down / (self.up + self.down)
+
+
+def _seconds(text: str, value: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", value)
+    seconds = float(match[1]) * _UNITS[match[2]] if match else -1.0
+    if not _LEAST_S <= seconds <= _MOST_S:
+        raise UsageError(f"--churn {text!r}: {value!r} is no time from 1ms to 8784h; write 500ms, 30s, 10m or 2h")
+    return seconds
+
+
+def _weight(text: str, key: str, value: str) -> float:
+    if not re.fullmatch(r"\d{1,6}(\.\d{1,6})?", value):
+        raise UsageError(f"--churn {text!r}: {value!r} is no weight of {key}; write a number such as 1 or 0.5")
+    return float(value)
+
+
+class ChurnProcess:
+    """Loses the devices of a simulation and brings them back."""
+
+    def __init__(self, sim: Simulation, churn: Churn, names: Sequence[str], rng: random.Random) -> None:
+        self._sim = sim
+        self._churn = churn
+        self._rng = rng
+        self._kinds, self._weights = list(churn.weights), list(churn.weights.values())
+        self.losses: Counter[str] = Counter()
+        """How many devices were lost, by the way in which; those that were down from the begin count."""
+        self.down: dict[str, str] = {}
+        """Devices that are down, and how they were lost."""
+        self.changes: list[tuple[float, int]] = []
+        """When how many devices more were up than before: 1 or -1, in the order of time."""
+        for name in names:
+            if rng.random() < churn.down_share:
+                self._lose(name)
+            else:
+                self._stay_up(name)
+
+    def _draw(self, mean: float) -> float:
+        return self._rng.expovariate(1 / mean)
+
+    def _stay_up(self, name: str) -> None:
+        self._sim.at(self._draw(self._churn.up), lambda: self._lose(name))
+
+    def _lose(self, name: str) -> None:
+        (kind,) = self._rng.choices(self._kinds, self._weights)
+        self.down[name] = kind
+        self.losses[kind] += 1
+        self.changes.append((self._sim.now, -1))
+        if kind == "kill":
+            self._sim.kill(name)
+        elif kind == "stop":
+            self._sim.stop(name)
+        elif kind == "hang":
+            self._sim.hang_engine(name, hangs=True)
+        else:
+            self._sim.drain(name)
+            self._leave(name, self._sim.now + self._sim.drain_seconds)
+        if kind != "drain":
+            self._sim.at(self._draw(self._churn.down), lambda: self._return(name))
+
+    def _leave(self, name: str, at_most: float) -> None:
+        """End a process that drains, once it holds nothing."""
+        if self._sim.is_idle(name) or self._sim.now >= at_most:
+            self._sim.kill(name)
+            self._sim.at(self._draw(self._churn.down), lambda: self._return(name))
+        else:
+            self._sim.at(_LOOK_EVERY_S, lambda: self._leave(name, at_most))
+
+    def _return(self, name: str) -> None:
+        kind = self.down.pop(name)
+        self.changes.append((self._sim.now, 1))
+        if kind == "stop":
+            self._sim.cont(name)
+        elif kind == "hang":
+            self._sim.hang_engine(name, hangs=False)
+        else:
+            self._sim.restart(name)
+        self._stay_up(name)

@@ -1,0 +1,475 @@
+"""Peers, a source and the links between them in simulated time: the routing machines without processes or sockets.
+
+For tests that go through thousands of courses of events, and for asking what a placement of blocks would do. Tokens
+are the tuple of the blocks that ran on them, so an answer shows what it was computed from. Messages between two
+processes keep their order and arrive ``latency`` seconds later; what is on its way when a link goes down is lost.
+Tokens may take longer (``transfers``) and occupy the links of both ends for a while (``wire``).
+
+Left out: codecs, serialisation, real engines.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import WireError
+from ls_edge.core.order_costs import OrderCosts
+from ls_edge.core.peers_file import usual_credits
+from ls_edge.runtime.protocol.messages import Hello, Itinerary, Run, State
+from ls_edge.runtime.routing.custody import CustodyMachine
+from ls_edge.runtime.routing.events import (
+    AnnounceState,
+    Arrived,
+    Complete,
+    Compute,
+    Computed,
+    Drain,
+    Event,
+    Fail,
+    Forward,
+    Instruction,
+    NeighbourDown,
+    NeighbourState,
+    NeighbourUp,
+    Note,
+    Received,
+    Send,
+    Submit,
+    Tick,
+    Unsendable,
+    Warm,
+)
+from ls_edge.runtime.routing.neighbours import Limits
+from ls_edge.runtime.routing.peer_routing import PeerMachine
+from ls_edge.runtime.routing.policies import POLICIES
+from ls_edge.runtime.routing.source_routing import SourceMachine
+
+SOURCE = "source"
+_STATE_EVERY = 0.1
+_TOGETHER = (Arrived, Received, NeighbourState, Computed)
+"""Events that a process may handle together, as a node does with what it finds in one turn of its loop."""
+
+
+@dataclass(eq=False)
+class Process:
+    """A machine and what surrounds it."""
+
+    name: str
+    machine: CustodyMachine
+    incarnation: int
+    alive: bool = True
+    stopped: bool = False
+    """As after SIGSTOP: takes nothing in and does nothing."""
+    engine_hangs: bool = False
+    inbox: list[Event] = field(default_factory=list)
+    events: deque[tuple[Event, ...]] = field(default_factory=deque)
+    """What it is about to handle, those that it handles first, together."""
+    turn: list[Event] = field(default_factory=list)
+    """What has come since its last turn."""
+    hung_calls: list[Computed] = field(default_factory=list)
+    engine_until: float = 0.0
+    """When its engine has run all calls that it was given."""
+
+
+class Simulation:
+    """A source called ``source`` and peers; time in seconds, starting at 0."""
+
+    def __init__(
+        self,
+        peers: Mapping[str, Sequence[int]],
+        *,
+        blocks: int,
+        seed: int = 0,
+        limits: Limits | None = None,
+        latency: float = 0.001,
+        block_seconds: float | Mapping[str, float] = 0.005,
+        max_batch: int | Mapping[str, int] = 1,
+        detection: float = 0.35,
+        costs: OrderCosts | None = None,
+        bands: Bands | None = None,
+        validate: bool = False,
+        transfers: Callable[[str, str], float] | None = None,
+        wire: Mapping[str, float] | None = None,
+        turn: float = 0.0,
+        check_run: Callable[[str, Run, str], None] | None = None,
+        engine_seconds: Callable[[str, int, int], float] | None = None,
+        call_seconds: Mapping[str, float] | None = None,
+    ) -> None:
+        """``limits``: of every process; where they are left out, those of peers follow from ``max_batch``.
+
+        ``turn``: seconds within which a process collects messages and results and handles them together.
+
+        ``validate``: check the books of a machine after each event (``CustodyMachine.validate``).
+
+        ``block_seconds`` is what a block takes everywhere, or by peer. ``transfers`` gives the seconds that tokens take
+        from one process to another, ``latency`` where it is left out; ``wire`` is for how long they occupy a process's
+        link, by name, in each direction by itself. ``check_run(to, run, sender)`` raises :class:`WireError` for tokens
+        that are dropped on arrival, as ``Admission.check_run`` does; without it none are. ``engine_seconds`` gives
+        those of an engine call of a peer for so many blocks and requests, where it is not ``block_seconds`` for each
+        block; ``call_seconds`` is what a call takes a peer beyond its engine.
+        """
+        self.blocks = blocks
+        self.bands = bands or Bands(blocks)
+        self.now = 0.0
+        self.outcomes: dict[int, list[Complete | Fail]] = {}
+        self.ended: dict[int, float] = {}
+        """When each request had its outcome."""
+        self.on_end: Callable[[Complete | Fail], None] = lambda _outcome: None
+        """Called with each outcome, at its time."""
+        self.notes: list[tuple[float, str, Note]] = []
+        self.dropped: list[tuple[str, str, str]] = []
+        """Tokens that were dropped on arrival: at whom, from whom and why."""
+        self.latency = latency
+        self.block_seconds = (
+            dict(block_seconds) if isinstance(block_seconds, Mapping) else dict.fromkeys(peers, block_seconds)
+        )
+        self._max_batch = dict(max_batch) if isinstance(max_batch, Mapping) else dict.fromkeys(peers, max_batch)
+        self.detection = detection
+        """Seconds until a stopped process counts as lost (heartbeats)."""
+        self.busy = dict.fromkeys(peers, 0.0)
+        """Seconds that the engine of each peer has computed, or was given to compute."""
+        self.send_failures = 0.0
+        """Part of all messages that cannot be sent, as when a link's queue is full."""
+        self._placement = {name: tuple(held) for name, held in peers.items()}
+        self._limits, self._has_limits = limits or Limits(), limits is not None
+        self._costs = costs
+        self._validate = validate
+        self._turn = turn
+        self._seed = seed
+        self._rng = random.Random(seed)
+        self._counter = itertools.count()
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._requests = itertools.count()
+        self._cut: set[frozenset[str]] = set()
+        self._transfers = transfers
+        self._check_run = check_run
+        self._wire = dict(wire or {})
+        self._engine_seconds = engine_seconds
+        self._call_seconds = dict(call_seconds or {})
+        self._sends_until: dict[str, float] = {}
+        self._receives_until: dict[str, float] = {}
+        self._arrives_at: dict[tuple[str, str], float] = {}
+        """When the latest message between two processes arrives: a later one cannot come before it."""
+        self.source = SourceMachine(SOURCE, limits=self._limits, rng=self._rng, costs=costs, bands=self.bands)
+        self.processes = {SOURCE: Process(SOURCE, self.source, 0)}
+        for name in peers:
+            self.processes[name] = Process(name, self._new_peer(name), next(self._counter))
+        for name in self.processes:
+            self._start(name)
+
+    # What a test or a user does to it.
+
+    @property
+    def drain_seconds(self) -> float:
+        """How long a peer that drains takes at most."""
+        return self._limits.drain
+
+    def submit(
+        self,
+        *,
+        policy: str = "nearest",
+        budget: float = 5.0,
+        max_skips: int = 0,
+        via: bool = False,
+        waves: int = 2,
+        on_straggler: str = "later",
+        latency_weight: float = 1.0,
+    ) -> int:
+        """Submit an image; its outcome appears in :attr:`outcomes`."""
+        request = next(self._requests)
+        order = POLICIES[policy].wanted_order(self.bands, self._seed, request)
+        itinerary = Itinerary(
+            SOURCE,
+            policy,
+            order,
+            max_skips,
+            via,
+            waves_wanted=waves,
+            on_straggler=on_straggler,
+            latency_weight=latency_weight,
+        )
+        self.outcomes[request] = []
+        self._feed(SOURCE, Submit(request, itinerary, (), self.now + budget))
+        return request
+
+    def kill(self, name: str) -> None:
+        """SIGKILL: the others see it at once."""
+        process = self.processes[name]
+        process.alive = False
+        for other in self.processes:
+            self._link_lost(other, name, "killed")
+
+    def restart(self, name: str) -> None:
+        """Start a killed peer again as a new process."""
+        assert not self.processes[name].alive
+        self.processes[name] = Process(name, self._new_peer(name), next(self._counter))
+        self._start(name)
+
+    def stop(self, name: str) -> None:
+        """SIGSTOP: heartbeats find it after :attr:`detection`."""
+        process = self.processes[name]
+        process.stopped = True
+
+        def found() -> None:
+            if process.stopped and process.alive:
+                for other in self.processes:
+                    self._link_lost(other, name, "heartbeat")
+
+        self.at(self.detection, found)
+
+    def cont(self, name: str) -> None:
+        """SIGCONT: it goes on where it was, and its links come back."""
+        process = self.processes[name]
+        process.stopped = False
+        events, process.inbox = process.inbox, []
+        for event in events:
+            self._feed(name, event)
+        for other in self.processes:
+            if other != name and name not in self.processes[other].machine.neighbours.by_name:
+                self._link_lost(name, other, "heartbeat")
+        self._greet(name)
+
+    def hang_engine(self, name: str, *, hangs: bool) -> None:
+        """Make the engine of a peer swallow its calls, or let it answer them all."""
+        process = self.processes[name]
+        process.engine_hangs = hangs
+        if not hangs:
+            calls, process.hung_calls = process.hung_calls, []
+            for call in calls:
+                self._feed(name, call)
+
+    def drain(self, name: str) -> None:
+        """SIGTERM: the peer takes nothing new and leaves when it holds nothing."""
+        self._feed(name, Drain())
+
+    def is_idle(self, name: str) -> bool:
+        """Whether a peer holds nothing, so that it may leave."""
+        machine = self.processes[name].machine
+        assert isinstance(machine, PeerMachine)
+        return machine.idle
+
+    def cut(self, a: str, b: str) -> None:
+        """Take the link between two processes down."""
+        self._cut.add(frozenset((a, b)))
+        self._link_lost(a, b, "cut")
+        self._link_lost(b, a, "cut")
+
+    def is_cut(self, a: str, b: str) -> bool:
+        """Return whether the link between two processes was taken down."""
+        return frozenset((a, b)) in self._cut
+
+    def restore(self, a: str, b: str) -> None:
+        """Bring the link between two processes up again."""
+        self._cut.discard(frozenset((a, b)))
+        self._hello(a, b)
+        self._hello(b, a)
+
+    def at(self, delay: float, action: Callable[[], None]) -> None:
+        """Have something done so many seconds from now."""
+        heapq.heappush(self._heap, (self.now + delay, next(self._counter), action))
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        end = self.now + seconds
+        while self._heap and self._heap[0][0] <= end:
+            at, _, action = heapq.heappop(self._heap)
+            self.now = max(self.now, at)
+            action()
+        self.now = end
+
+    def settle(self, at_most: float = 60.0) -> None:
+        """Let time pass until every request has its outcome."""
+        end = self.now + at_most
+        while self.source.requests and self.now < end:
+            self.run(0.05)
+
+    # Inside.
+
+    def _new_peer(self, name: str) -> PeerMachine:
+        most = self._max_batch[name]
+        limits = self._limits if self._has_limits else self._limits.with_credits(usual_credits(most))
+        made = PeerMachine(
+            name, self._placement[name], limits=limits, rng=self._rng, max_batch=most, costs=self._costs,
+            bands=self.bands,
+        )  # fmt: skip
+        made.joins.join = join_tuples
+        return made
+
+    def _start(self, name: str) -> None:
+        process = self.processes[name]
+        if isinstance(process.machine, PeerMachine) and not process.machine.warm:
+            self._feed(name, Warm(round(self.block_seconds[name] * 1e6)))
+        self._greet(name)
+        self._repeat_state(process)
+
+    def _greet(self, name: str) -> None:
+        for other in self.processes:
+            if other != name:
+                self._hello(name, other)
+                self._hello(other, name)
+
+    def _repeat_state(self, process: Process) -> None:
+        if process.alive and self.processes[process.name] is process:
+            if not process.stopped:
+                self._send_state(process)
+                self._feed(process.name, Tick())
+            self.at(_STATE_EVERY, lambda: self._repeat_state(process))
+
+    def _hello(self, sender: str, to: str) -> None:
+        process = self.processes[sender]
+        held = self._placement.get(sender, ())
+        hello = Hello(sender, _role(sender), process.incarnation, 0, "model", "bundle", tuple(held))
+        self._deliver(sender, to, NeighbourUp(hello))
+        self._send_state(process, to)
+
+    def _send_state(self, process: Process, only: str | None = None) -> None:
+        if isinstance(process.machine, PeerMachine):
+            for to in self.processes if only is None else (only,):
+                if to != process.name:
+                    self._deliver(process.name, to, NeighbourState(process.name, process.machine.state(to)))
+
+    def _linked(self, a: str, b: str) -> bool:
+        return self.processes[a].alive and self.processes[b].alive and frozenset((a, b)) not in self._cut
+
+    def _link_lost(self, at: str, name: str, why: str) -> None:
+        if at != name and self.processes[at].alive:
+            self._feed(at, NeighbourDown(name, why))
+
+    def _deliver(self, sender: str, to: str, event: Event) -> None:
+        """Bring an event over the link, unless it or one of the processes is gone when it arrives."""
+        a, b = self.processes[sender], self.processes[to]
+        if a.stopped or not self._linked(sender, to):
+            return
+
+        def arrive() -> None:
+            same = self.processes[sender] is a and self.processes[to] is b
+            known = isinstance(event, NeighbourUp) or sender in b.machine.neighbours.by_name
+            if same and self._linked(sender, to) and (known or b.stopped) and self._admits(sender, to, event):
+                self._feed(to, event)
+
+        self.at(self._arrival(sender, to, tokens=isinstance(event, Arrived)) - self.now, arrive)
+
+    def _admits(self, sender: str, to: str, event: Event) -> bool:
+        if self._check_run is not None and isinstance(event, Arrived):
+            try:
+                self._check_run(to, event.run, sender)
+            except WireError as error:
+                self.dropped.append((to, sender, str(error)))
+                return False
+        return True
+
+    def _arrival(self, sender: str, to: str, *, tokens: bool) -> float:
+        """When a message that is sent now arrives; tokens wait for both links, and other messages for their turn."""
+        at = self.now + self.latency
+        if tokens and self._transfers is not None:
+            start = max(self.now, self._sends_until.get(sender, 0.0))
+            self._sends_until[sender] = start + self._wire.get(sender, 0.0)
+            at = max(start + self._transfers(sender, to), self._receives_until.get(to, 0.0) + self._wire.get(to, 0.0))
+            self._receives_until[to] = at
+        if self._transfers is not None:
+            at = self._arrives_at[sender, to] = max(at, self._arrives_at.get((sender, to), 0.0))
+        return at
+
+    def _feed(self, name: str, event: Event) -> None:
+        process = self.processes[name]
+        if not process.alive:
+            return
+        if process.stopped:
+            process.inbox += [*process.turn, event]
+            process.turn.clear()
+            return
+        if self._turn and isinstance(event, _TOGETHER):
+            process.turn.append(event)
+            if len(process.turn) == 1:
+                self.at(self._turn, lambda: self._handle(process))
+            return
+        self._handle(process, event)
+
+    def _handle(self, process: Process, *events: Event) -> None:
+        """Have a process handle its turn, then an event."""
+        if not process.alive or self.processes[process.name] is not process:
+            return
+        if process.stopped:
+            process.inbox += [*process.turn, *events]
+            process.turn.clear()
+            return
+        busy = bool(process.events)
+        if process.turn:
+            process.events.append(tuple(process.turn))
+            process.turn.clear()
+        process.events.extend((event,) for event in events)
+        if busy:
+            return  # it is executing what those before asked for
+        while process.events:
+            for instruction in process.machine.handle_all(process.events[0], self.now):
+                self._execute(process, instruction)
+            if self._validate:
+                process.machine.validate()
+            process.events.popleft()
+        due = process.machine.next_check()
+        if due is not None:
+            self.at(max(0.0, due - self.now) + 1e-6, lambda: self._tick(process))
+
+    def _tick(self, process: Process) -> None:
+        due = process.machine.next_check()
+        if self.processes[process.name] is process and due is not None and due <= self.now:
+            self._feed(process.name, Tick())
+
+    def _execute(self, process: Process, instruction: Instruction) -> None:
+        if isinstance(instruction, (Send, Forward)):
+            if self._rng.random() < self.send_failures:
+                self._feed(process.name, Unsendable(instruction))
+                return
+            event: Event
+            if isinstance(instruction, Forward):
+                event = Arrived(process.name, instruction.run("raw", 1, 1), instruction.tokens)
+            elif isinstance(instruction.message, State):
+                event = NeighbourState(process.name, instruction.message)
+            else:
+                event = Received(process.name, instruction.message)
+            self._deliver(process.name, instruction.to, event)
+        elif isinstance(instruction, Compute):
+            self._compute(process, instruction)
+        elif isinstance(instruction, AnnounceState):
+            self._send_state(process)
+        elif isinstance(instruction, (Complete, Fail)):
+            self.outcomes[instruction.request].append(instruction)
+            self.ended[instruction.request] = self.now
+            self.on_end(instruction)
+        elif isinstance(instruction, Note):
+            self.notes.append((self.now, process.name, instruction))
+
+    def _compute(self, process: Process, compute: Compute) -> None:
+        if self._engine_seconds is None:
+            seconds = self.block_seconds[process.name] * len(compute.blocks)
+        else:
+            seconds = self._engine_seconds(process.name, len(compute.blocks), len(compute.tokens))
+        self.busy[process.name] += seconds
+        process.engine_until = max(self.now, process.engine_until) + seconds
+        outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)
+        done = Computed(compute.blocks, compute.transfers, outputs, round(seconds * 1e6))
+
+        def finish() -> None:
+            if self.processes[process.name] is not process:
+                return
+            if process.engine_hangs:
+                process.hung_calls.append(done)
+            else:
+                self._feed(process.name, done)
+
+        self.at(process.engine_until - self.now + self._call_seconds.get(process.name, 0.0), finish)
+
+
+def join_tuples(start: tuple[int, ...], outs: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """What ran before the wave, then what each track added."""
+    return (*start, *(block for out in outs for block in out[len(start) :]))
+
+
+def _role(name: str) -> str:
+    return "source" if name == SOURCE else "peer"

@@ -1,0 +1,1 @@
+"""HTTP: the inference service and the metrics endpoint."""

@@ -1,0 +1,168 @@
+"""Figures of a peer or source for Prometheus.
+
+They are made from counts and snapshots that the process keeps anyway, when somebody asks for them, on the thread that
+answers. Labels have values of ``peers.yaml``, of this package and of the bundle, none that come over the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from ls_edge.core.peers_file import PeersFile
+from ls_edge.core.records import PeerState
+from ls_edge.runtime.execution.counts import Durations, PeerSnapshot
+from ls_edge.runtime.serve.http_server import HttpError, HttpReply, HttpRequest, require_method
+from ls_edge.runtime.source.source import Source
+from ls_edge.version import __version__
+
+METRICS_PATH = "/metrics"
+_REASONS = ("malformed", "before hello", "hello refused", "unsendable")
+"""Reasons of dropped messages that are shown; those of :attr:`ls_edge.runtime.transport.node.Node.counts`."""
+
+
+class PeerCollector(Collector):
+    """Figures of a peer."""
+
+    def __init__(self, peers: PeersFile, snapshot: Callable[[], PeerSnapshot]) -> None:
+        """``peers`` is the file that names its neighbours."""
+        self._listed = tuple(peer.name for peer in peers.peers)
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every figure."""
+        peer = self._snapshot()
+        yield _build("peer", peer.name, peer.bundle_id)
+        for name, text, value in (
+            ("warm", "1 where the engines are loaded and requests are taken.", peer.warm),
+            ("engine_stuck", "1 where an engine call has been running for longer than its deadline.", peer.stuck),
+            ("held_requests", "Requests that it holds, copies for the next holder included.", peer.held),
+            ("queue_length", "Requests that wait for the engine, and calls that the engine has.", peer.queue),
+            ("credits", "Requests that it would accept now.", peer.credits),
+            ("failed_blocks", "Blocks that are not run any more because their engine failed.", peer.failed_blocks),
+            ("linked_processes", "Processes that it has a link to, sources included.", len(peer.linked)),
+        ):
+            yield GaugeMetricFamily(f"ls_edge_peer_{name}", text, value=float(value))
+        yield _neighbours(((name, name in peer.linked) for name in self._listed if name != peer.name), "has a link to")
+        engine = peer.engine
+        yield CounterMetricFamily(
+            "ls_edge_peer_engine_requests", "Requests in engine calls, once for each call.", value=engine.requests
+        )
+        yield CounterMetricFamily(
+            "ls_edge_peer_blocks_run", "Blocks that the engine ran, once for each request.", value=engine.blocks
+        )
+        yield _histogram("ls_edge_peer_engine_call_seconds", "Time of engine calls that gave outputs.", engine.calls)
+        yield from _dropped(peer.dropped)
+
+
+class SourceCollector(Collector):
+    """Figures of a source."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every figure."""
+        source, counts, snapshot = self._source, self._source.counts, self._source.snapshot
+        listed = source.name if source.peers.source(source.name) is not None else ""  # else it is drawn at each start
+        yield _build("source", listed, source.bundle.manifest.bundle_id)
+        for name, text, value in (
+            ("requests_submitted", "Images that were submitted.", counts.submitted),
+            ("answers", "Requests that were answered.", counts.answered),
+            ("degraded_answers", "Answers that left blocks out.", counts.degraded),
+            ("cancelled_requests", "Requests that were cancelled.", counts.cancelled),
+            ("retries", "Further attempts at requests that have ended.", counts.retries),
+            ("duplicates_dropped", "Answers after the first one.", sum(snapshot.duplicates.values())),
+            ("rejected_answers", "Answers that cannot be true.", sum(one.count for one in snapshot.rejected.values())),
+        ):
+            yield CounterMetricFamily(f"ls_edge_source_{name}", text, value=value)
+        failed = CounterMetricFamily(
+            "ls_edge_source_failed_requests", "Requests that ended with an error, by its class.", labels=["error"]
+        )
+        for error, count in counts.failed.items():
+            failed.add_metric([error], count)
+        yield failed
+        alive = {name: view.state is PeerState.ALIVE for name, view in snapshot.peers.items()}
+        for name, text, value in (
+            ("requests_in_flight", "Requests that have not ended.", counts.in_flight),
+            ("peers_alive", "Peers that can be used.", sum(alive.values())),
+            ("missing_blocks", "Blocks without a warm holder.", len(snapshot.missing_blocks)),
+        ):
+            yield GaugeMetricFamily(f"ls_edge_source_{name}", text, value=value)
+        yield _neighbours(alive.items(), "can use")
+        yield _histogram("ls_edge_source_latency_seconds", "From submission to answer.", counts.latency)
+        yield from _dropped(snapshot.dropped)
+
+
+def registry_of(*collectors: Collector) -> CollectorRegistry:
+    """Return a registry with these collectors, and what the system knows of this process (``process_*``)."""
+    registry = CollectorRegistry(auto_describe=False)
+    for collector in collectors:
+        registry.register(collector)
+    ProcessCollector(registry=registry)
+    return registry
+
+
+def metrics_reply(registry: CollectorRegistry) -> HttpReply:
+    """Return all figures in Prometheus' text format."""
+    return HttpReply(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
+
+
+def metrics_handler(registry: CollectorRegistry) -> Callable[[HttpRequest], HttpReply]:
+    """Make what answers a listener that has :data:`METRICS_PATH` alone."""
+
+    def handle(request: HttpRequest) -> HttpReply:
+        if request.path != METRICS_PATH:
+            raise HttpError(404, f"there is {METRICS_PATH} alone here")
+        require_method(request, "GET", "HEAD")
+        return metrics_reply(registry)
+
+    return handle
+
+
+def _build(role: str, name: str, bundle_id: str) -> Metric:
+    value = {"version": __version__, "bundle_id": bundle_id, "role": role, "name": name}
+    return InfoMetricFamily("ls_edge_build", "What runs here.", value=value)
+
+
+def _neighbours(up: Iterable[tuple[str, bool]], what: str) -> Metric:
+    family = GaugeMetricFamily(
+        "ls_edge_neighbour_up", f"1 where this process {what} the peer of peers.yaml.", labels=["peer"]
+    )
+    for name, is_up in up:
+        family.add_metric([name], float(is_up))
+    return family
+
+
+def _dropped(counts: Mapping[str, int]) -> Iterator[Metric]:
+    family = CounterMetricFamily(
+        "ls_edge_dropped_messages", "Messages that were dropped, or could not be sent, by reason.", labels=["reason"]
+    )
+    for reason in _REASONS:
+        family.add_metric([reason.replace(" ", "_")], counts.get(reason, 0))
+    yield family
+    yield CounterMetricFamily(
+        "ls_edge_complaints", "Messages of this process that others refused.", value=counts.get("complaints", 0)
+    )
+    yield CounterMetricFamily(
+        "ls_edge_refused_connections", "Connections without a key of peers.yaml.",
+        value=counts.get("connections refused", 0),
+    )  # fmt: skip
+
+
+def _histogram(name: str, text: str, durations: Durations) -> Metric:
+    counts = list(accumulate(durations.counts))
+    bounds = [*map(str, durations.bounds_s), "+Inf"]
+    buckets = list(zip(bounds, map(float, counts), strict=True))
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=durations.total_us / 1e6)

@@ -1,0 +1,1 @@
+"""The process that has images and sends their tokens to peers."""

@@ -1,0 +1,224 @@
+"""Answer a data set: submit images, collect a record for each request, and describe the run.
+
+What ``ls-edge run`` and the demo do between opening a source and printing a summary. At most ``concurrency`` requests
+are in flight at once; images are decoded ahead, so decoding is in no latency.
+
+A run that is stopped, or that an error ends, still returns the records of its answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ls_edge.core.errors import DataError, RequestError
+from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
+from ls_edge.data.datasets import ImageRef, ImageSet, match_classes
+from ls_edge.data.preprocess import iterate
+from ls_edge.evaluation.run_summary import AuditSummary, PeerContext, RunContext
+from ls_edge.runtime.routing.policies import POLICIES
+from ls_edge.runtime.source.results import Answer
+from ls_edge.runtime.source.source import Source
+
+TICK_S = 0.1
+"""Seconds between two calls of ``on_tick``; also how late a request to stop may be noticed."""
+
+AUDITS_S = 30.0
+"""Longest wait for the audits of the last answers."""
+
+
+@dataclass
+class DatasetRun:
+    """The result of :func:`run_dataset`."""
+
+    records: list[RequestRecord]
+    events: list[PeerEvent]
+    context: RunContext
+    skipped_images: list[tuple[str, str]] = field(default_factory=list)
+    """Images that could not be used: name and reason."""
+    given_up: int = 0
+    """Requests that were in flight when the run was stopped; they have no record."""
+    error: Exception | None = None
+    """What ended the run before its last image: the source was closed, or the images cannot be read any more."""
+
+
+def run_dataset(
+    source: Source,
+    images: ImageSet,
+    *,
+    concurrency: int = 4,
+    on_record: Callable[[RequestRecord], None] | None = None,
+    on_skip: Callable[[ImageRef, DataError], None] | None = None,
+    on_tick: Callable[[], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    settings: Mapping[str, Any] | None = None,
+) -> DatasetRun:
+    """Submit each image of the set once and wait for all answers; errors of requests become records.
+
+    All callbacks are called by the calling thread: ``on_record`` with each record as it comes, ``on_tick`` about every
+    :data:`TICK_S` seconds. Events of peers come from the source, see ``on_event`` of :class:`Source`. Once ``stop``
+    returns true no further image is submitted and the requests in flight are given up. ``settings`` is what else the
+    run was made with; it stands in the summary beside the source's settings. Raises :class:`DataError` where not one
+    image could be used.
+    """
+    run = _Requests(source, on_record, on_tick, stop)
+    started, since = time.monotonic(), round((time.monotonic() - source.opened) * 1e6)
+    run.since = since
+    images = match_classes(images, source.bundle.manifest.classes)
+    skipped: list[tuple[str, str]] = []
+    preprocess_ms: list[float] = []
+    error: Exception | None = None
+
+    def skip(image: ImageRef, error: DataError) -> None:
+        skipped.append((image.name, str(error)))
+        if on_skip is not None:
+            on_skip(image, error)
+        if stop():
+            raise _Stopped
+
+    try:
+        for _, image, array in iterate(images, source.preprocess, skip, on_time=preprocess_ms.append):
+            run.wait_for(concurrency - 1)
+            if stop():
+                break
+            run.submit(array, image)
+    except _Stopped:
+        pass
+    except Exception as caught:
+        # What was answered so far must not be lost with what ended the run.
+        if not run.records and not run.in_flight:
+            raise
+        error = caught
+    run.wait_for(0)
+    given_up = run.give_up()
+    records = run.records
+    duplicates = source.duplicates
+    return DatasetRun(
+        records=[
+            msgspec.structs.replace(r, duplicates=duplicates.get(r.id, 0)) for r in sorted(records, key=lambda r: r.id)
+        ],
+        events=[
+            PeerEvent(max(0, e.at_us - since), e.peer, e.state, e.why)
+            for e in source.events
+            if e.at_us >= since or e.state is PeerState.ALIVE
+        ],
+        context=RunContext(
+            bundle_id=source.bundle.manifest.bundle_id,
+            model=source.bundle.manifest.model,
+            method=source.bundle.manifest.method,
+            policy=source.settings.policy,
+            seed=source.settings.seed,
+            classes=len(source.bundle.manifest.classes),
+            peers={v.name: PeerContext(v.blocks, v.state, v.engine) for v in source.view().values()},
+            settings={
+                **(settings or {}),
+                **dataclasses.asdict(source.settings),
+                "max_skips": source.max_skips,
+                "concurrency": concurrency,
+                "threads": source.threads,
+                "engine": source.engine,
+                "waves": source.settings.waves if POLICIES[source.settings.policy].runs_in_waves else 0,
+                "bands": source.bundle.bands.to_json(),
+                "images": len(images),
+                "images_skipped": len(skipped),
+            },
+            preprocess_ms=tuple(preprocess_ms),
+            wall_s=time.monotonic() - started,
+            audit=_finish_audits(source, stop),
+            rejected=source.rejected,
+        ),
+        skipped_images=skipped,
+        given_up=given_up,
+        error=error or run.error,
+    )
+
+
+def _finish_audits(source: Source, stop: Callable[[], bool]) -> AuditSummary | None:
+    """Wait for the audits of the last answers, at most :data:`AUDITS_S` or until the run is stopped."""
+    end = time.monotonic() + AUDITS_S
+    audits = source.audits
+    while audits is not None and audits.waiting and time.monotonic() < end and not stop():
+        audits = source.finish_audits(TICK_S)
+    return audits
+
+
+class _Stopped(Exception):
+    """The run was stopped while it skipped images that cannot be used."""
+
+
+class _Requests:
+    """The requests in flight and the records of those that ended."""
+
+    def __init__(
+        self,
+        source: Source,
+        on_record: Callable[[RequestRecord], None] | None,
+        on_tick: Callable[[], None] | None,
+        stop: Callable[[], bool],
+    ) -> None:
+        self.since = 0
+        """Microseconds from the opening of the source to the start of the run."""
+        self.records: list[RequestRecord] = []
+        self.error: Exception | None = None
+        self.in_flight: set[Future[Answer]] = set()
+        self._source = source
+        self._on_record = on_record
+        self._on_tick = on_tick
+        self._stop = stop
+        self._ended: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()
+        self._tick_at = time.monotonic() + TICK_S
+
+    def submit(self, array: np.ndarray, image: ImageRef) -> None:
+        future = self._source.submit(array, name=image.name, label=image.label)
+        self.in_flight.add(future)
+        future.add_done_callback(self._ended.put)
+
+    def wait_for(self, most: int) -> None:
+        """Wait until at most ``most`` requests are in flight, or until the run is stopped."""
+        self._take_ended(wait=False)
+        while len(self.in_flight) > most and not self._stop():
+            self._take_ended(wait=True)
+
+    def give_up(self) -> int:
+        """Cancel the requests in flight; return how many there were."""
+        self._take_ended(wait=False)
+        given_up = sum(future.cancel() for future in self.in_flight)
+        while self.in_flight:  # a future that cannot be cancelled has just ended
+            self._take_ended(wait=True)
+        return given_up
+
+    def _take_ended(self, *, wait: bool) -> None:
+        """Collect requests that ended; with ``wait``, wait for one, but no longer than until the next tick."""
+        try:
+            if wait:
+                self._take(self._ended.get(timeout=max(0.0, self._tick_at - time.monotonic())))
+            while True:
+                self._take(self._ended.get_nowait())
+        except queue.Empty:
+            pass
+        if time.monotonic() >= self._tick_at:
+            self._tick_at = time.monotonic() + TICK_S
+            if self._on_tick is not None:
+                self._on_tick()
+
+    def _take(self, future: Future[Answer]) -> None:
+        self.in_flight.discard(future)
+        if future.cancelled():
+            return
+        error = future.exception()
+        record = future.result().record if error is None else error.record if isinstance(error, RequestError) else None
+        if record is None:
+            self.error = self.error or (error if isinstance(error, Exception) else None)
+            return
+        record = msgspec.structs.replace(record, submitted_us=record.submitted_us - self.since)
+        self.records.append(record)
+        if self._on_record is not None:
+            self._on_record(record)

@@ -1,0 +1,1 @@
+"""Bundles on a peer's disk: installing, switching and verifying them."""
