@@ -7,7 +7,7 @@ FLOORS := .venv-floors
 # The pinned versions are those of Python 3.11 and newer; several packages have none of them for 3.10.
 CONSTRAINT = $(shell $(PYTHON) -c 'import sys; print("--constraint constraints.txt" if sys.version_info >= (3, 11) else "")')
 
-.PHONY: help setup demo test test-floors test-compiled check types format bench docs clean
+.PHONY: help setup demo test test-floors check types format bench docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -32,10 +32,6 @@ test: check ## all checks and all tests
 
 test-floors: $(FLOORS)/.installed ## tests with the lowest versions that pyproject.toml allows
 	PYTHONWARNINGS=ignore $(FLOORS)/bin/python -m pytest -p no:cacheprovider -W default $(FLOOR_TESTS)
-
-# Minutes of a C compiler; without one its tests are skipped.
-test-compiled: $(STAMP) ## compile what may be compiled and hold it against pure Python
-	LS_EDGE_TEST_COMPILED=1 $(BIN)/python -m pytest tests/compiled
 
 # What touches the packages that have floors. Warnings are no errors here: old versions are deprecated by newer ones.
 FLOOR_TESTS := tests/core tests/data tests/engines tests/evaluation tests/cli/test_help.py tests/cli/test_predict.py tests/training tests/export \

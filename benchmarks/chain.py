@@ -47,7 +47,6 @@ from benchmarks.common import (
     ready_source,
     report_progress,
 )
-from ls_edge.compiled import in_use
 from ls_edge.core.bundle import Bundle
 from ls_edge.engines.block_runner import BlockRunner
 from ls_edge.engines.pipeline import Pipeline
@@ -132,7 +131,7 @@ def _model(name: str, args: Mapping[str, Any], quick: bool) -> dict[str, Any]:
         over["cpus_hop_over_minimal_ms"] = round((p50["real, cpus"] - p50["minimal"]) / hops, 4)
     return {
         "model": name, "tokens_bytes": bundle.manifest.tokens.bytes_per_image, "contenders": found, **over,
-        "traffic": None if in_use() else _traffic(path, bundle, images, 8 if quick else 32),
+        "traffic": _traffic(path, bundle, images, 8 if quick else 32),
         "throughput": _throughput(path, bundle, images, quick),
         "holds": {
             "minimal": over["hop_over_minimal_ms"] <= BAR_MINIMAL_MS,
@@ -447,11 +446,9 @@ def show(document: dict[str, Any], console: Console) -> None:
         table.add_row("a hop beyond one process that rests", f"{model['hop_over_resting_process_ms']:.2f}")
         if "cpus_hop_over_minimal_ms" in model:
             table.add_row("with cpus, beyond the minimal chain", f"{model['cpus_hop_over_minimal_ms']:.2f}")
-        traffic = model["traffic"] or {
-            "messages": {}
-        }  # methods of compiled classes cannot be replaced by counting ones
+        traffic = model["traffic"]
         messages = ", ".join(f"{kind} {count}" for kind, count in traffic["messages"].items())
-        table.add_row("messages an answer", messages or "counted in pure Python alone")
+        table.add_row("messages an answer", messages)
         for what in ("in_flight", "sources", "microbatches"):
             for number, figures in model["throughput"][what].items():
                 table.add_row(

@@ -84,7 +84,7 @@ class _Meter:
 
 
 class _Measured:
-    """A machine whose calls are measured; also a compiled one, whose methods cannot be replaced."""
+    """A machine whose calls are measured."""
 
     def __init__(self, machine: CustodyMachine, meter: _Meter, who: str) -> None:
         self._machine = machine

@@ -7,10 +7,7 @@ itself loads neither numpy nor ZeroMQ. ``docs/python.md`` describes them, ``docs
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ls_edge.compiled import choose_modules
 from ls_edge.version import __version__
-
-choose_modules()
 
 if TYPE_CHECKING:
     from ls_edge.core.arrangement import Arrangement

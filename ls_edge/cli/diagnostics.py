@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ls_edge import compiled
 from ls_edge.device import hardware
 from ls_edge.device.requirements import (
     ORT_BUILDS,
@@ -56,7 +55,7 @@ class Finding:
 def examine() -> list[Finding]:
     """Check everything; takes from a second to a minute, by what is installed."""
     return [
-        *check_python(), *check_packages(), *check_compiled(), *check_engines(), *check_zmq(), *check_torch(),
+        *check_python(), *check_packages(), *check_engines(), *check_zmq(), *check_torch(),
         *check_hardware(),
     ]  # fmt: skip
 
@@ -98,21 +97,6 @@ def check_packages() -> Iterator[Finding]:
             "bad", "ONNX Runtime", f"{' and '.join(builds)} are installed and overwrite each other's files",
             f"pip uninstall -y {' '.join(builds)}{' && ' if line.startswith('pip') else ', then '}{line}",
         )  # fmt: skip
-
-
-def check_compiled() -> Iterator[Finding]:
-    """Say whether the modules that handle messages are compiled ones, and in use."""
-    found = compiled.compiled_modules()
-    if not found:
-        yield Finding("ok", "compiled modules", "none: pure Python, which is slower")
-    elif len(found) < len(compiled.MODULES):
-        missing = [name for name in compiled.MODULES if name not in found]
-        detail = f"{len(found)} of {len(compiled.MODULES)}, without {missing[0]}"
-        yield Finding("bad", "compiled modules", detail, "install again into an empty environment")
-    elif compiled.is_pure_python():
-        yield Finding("ok", "compiled modules", f"{len(found)}, not in use: {compiled.PURE_PYTHON} is set")
-    else:
-        yield Finding("ok", "compiled modules", f"{len(found)}, in use")
 
 
 def _onnxruntimes() -> list[str]:

@@ -202,8 +202,7 @@ class Bands:
         return [self.random_order(seed, index) for index in range(count)]
 
     def random_subset_order(self, keep: int, seed: int, index: int, *, shuffled: bool) -> tuple[int, ...]:
-        """As :func:`ls_edge.core.arrangement.random_subset_order`: any blocks may be missing, the others keep to
-        bands."""
+        """Draw a subset order within the bands, as :func:`~ls_edge.core.arrangement.random_subset_order` does."""
         return self.sort(random_subset_order(self.num_blocks, keep, seed, index, shuffled=shuffled))
 
     def equal_waves(self, order: Sequence[int], tracks: int, length: int) -> Arrangement:

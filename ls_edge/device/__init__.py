@@ -1,1 +1,1 @@
-"""This machine: hardware, sensors, profiles and installed requirements."""
+"""Facts about the local machine: hardware, sensors, profiles and installed requirements."""

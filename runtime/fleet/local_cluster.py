@@ -7,7 +7,6 @@ that its process reads.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ls_edge.compiled import PURE_PYTHON
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.runtime.chaos.faults import Faults, write
@@ -304,11 +302,9 @@ class LocalCluster(PeerCluster):
         command += ["--seed", str(seed), "--counts", str(self._counts_path(name))]
         if self._keys:
             command += ["--secret-key", str(self.secret_key(name))]
-        # Its machine is a subclass of a peer's, which compiled classes do not allow.
-        environment = {**os.environ, PURE_PYTHON: "1"}
         with self.log_path(name).open("ab") as log:
             self._liars[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log
             )
 
     def liar_counts(self, name: str) -> LiarCounts:

@@ -488,7 +488,8 @@ def test_files_that_may_not_be_read(zoo, name, tmp_path):
     mode = path.stat().st_mode
     path.chmod(0)
     code = (
-        "import os, sys; from ls_edge.cli.main import main; import ls_edge.cli.commands.peer, ls_edge.runtime.peer.peer\n"
+        "import os, sys; from ls_edge.cli.main import main\n"
+        "import ls_edge.cli.commands.peer, ls_edge.runtime.peer.peer\n"
         "os.chdir(sys.argv.pop(1)); os.setuid(65534); main()"
     )
     for folder in (zoo, zoo.parent, zoo.parent.parent):

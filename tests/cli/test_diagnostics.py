@@ -6,26 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ls_edge import compiled
 from ls_edge.cli import diagnostics
 from ls_edge.cli.diagnostics import Finding, probe, tiny_model, worst
 from ls_edge.device import hardware
-
-
-@pytest.mark.parametrize(
-    ("found", "pure", "status", "detail"),
-    [
-        (0, "", "ok", "none: pure Python, which is slower"),
-        (len(compiled.MODULES), "", "ok", f"{len(compiled.MODULES)}, in use"),
-        (len(compiled.MODULES), "1", "ok", f"{len(compiled.MODULES)}, not in use: LS_EDGE_PURE_PYTHON is set"),
-        (3, "", "bad", f"3 of {len(compiled.MODULES)}, without {compiled.MODULES[3]}"),
-    ],
-)
-def test_compiled_modules(monkeypatch, found, pure, status, detail):
-    monkeypatch.setattr(compiled, "compiled_modules", lambda: compiled.MODULES[:found])
-    monkeypatch.setenv(compiled.PURE_PYTHON, pure)
-    (finding,) = diagnostics.check_compiled()
-    assert (finding.status, finding.detail) == (status, detail)
 
 
 def pairs(findings):
