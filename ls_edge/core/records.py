@@ -14,7 +14,7 @@ import contextlib
 import math
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
@@ -193,6 +193,89 @@ class PeerEvent(msgspec.Struct, frozen=True):
     peer: str
     state: PeerState
     why: str = ""
+
+
+class PeerContext(msgspec.Struct, frozen=True):
+    """A peer as the source knew it at the end of a run."""
+
+    blocks: tuple[int, ...] = ()
+    state: PeerState = PeerState.UNKNOWN
+    """Last known state."""
+    engine: str = ""
+    """Engine of its blocks, such as ``onnx CPUExecutionProvider``; empty if the peer never reported one."""
+
+
+class Suspect(msgspec.Struct, frozen=True):
+    """A peer that an audit found behind a wrong answer, alone or among others."""
+
+    named: int = 0
+    """Times that it was identified as the culprit."""
+    one_of: int = 0
+    """Times that it was one of several possible culprits."""
+    difference: float | None = None
+    """Last difference of logits or tokens, relative to the largest value; None if it was not a number."""
+
+
+class AuditSummary(msgspec.Struct, frozen=True):
+    """Counts of the answers that the source computed a second time."""
+
+    share: float
+    """Fraction of the answers to audit."""
+    audited: int
+    """Sum of ``matched`` and ``mismatched``."""
+    matched: int
+    mismatched: int
+    dropped: int
+    """Audits that were selected but dropped because too many were waiting."""
+    waiting: int = 0
+    """Audits that have not finished."""
+    suspects: Mapping[str, Suspect] = {}
+
+    @property
+    def warning(self) -> str:
+        """One line that names the suspects; empty if every answer matched."""
+        if not self.mismatched:
+            return ""
+        named = [f"{name} ({one.named} times)" for name, one in self.suspects.items() if one.named]
+        others = [name for name, one in self.suspects.items() if not one.named]
+        who = [f"{', '.join(named)} returned wrong results"] if named else []
+        if others:
+            who.append(f"{'other suspects: ' if named else 'the cause is one of '}{', '.join(others)}")
+        found = "; ".join(who) or "the cause is not known yet"
+        return (
+            f"{self.mismatched} of {self.audited} audited answers are wrong: {found}; check these devices before you "
+            "use the answers"
+        )
+
+
+class Rejection(msgspec.Struct, frozen=True):
+    """Messages of a peer that the source rejected as impossible: the peer is faulty, outdated or lying."""
+
+    count: int
+    why: str
+    """Reason of the last rejection."""
+
+
+class RunContext(msgspec.Struct, frozen=True):
+    """Facts about a run that its records do not contain."""
+
+    bundle_id: str = ""
+    model: str = ""
+    method: str = ""
+    """Training method of the model."""
+    policy: str = ""
+    seed: int | None = None
+    classes: int | None = None
+    """Number of classes; its inverse is the accuracy of a guess."""
+    peers: Mapping[str, PeerContext] = {}
+    settings: Mapping[str, Any] = {}
+    """Defaults and flags in force, as plain JSON values."""
+    preprocess_ms: Sequence[float] = ()
+    """Time to decode and preprocess each image."""
+    wall_s: float | None = None
+    """Duration of the whole command, including waiting for peers and decoding."""
+    audit: AuditSummary | None = None
+    rejected: Mapping[str, Rejection] = {}
 
 
 def encode_record(record: RequestRecord) -> bytes:

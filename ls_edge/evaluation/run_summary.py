@@ -12,102 +12,28 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, holder_times
+from ls_edge.core.records import (
+    AuditSummary,
+    PeerContext,
+    PeerEvent,
+    PeerState,
+    Rejection,
+    RequestRecord,
+    RunContext,
+    holder_times,
+)
 from ls_edge.evaluation.orders import kendall_tau
 
 Floats = npt.NDArray[np.float64]
 MOST_REASONS = 16
 """Different reasons of skips that a summary names."""
-
-
-class PeerContext(msgspec.Struct, frozen=True):
-    """A peer as the source knew it when the run ended."""
-
-    blocks: tuple[int, ...] = ()
-    state: PeerState = PeerState.UNKNOWN
-    """The last one known."""
-    engine: str = ""
-    """What its blocks ran on, such as ``onnx CPUExecutionProvider``; empty if it was never reported."""
-
-
-class Suspect(msgspec.Struct, frozen=True):
-    """A peer that an audit found at work, or among those at work, when an answer was wrong."""
-
-    named: int = 0
-    """How often it was found to be the one."""
-    one_of: int = 0
-    """How often it was one of several of which one must be it."""
-    difference: float | None = None
-    """Of logits or tokens, the last time, over the largest value; None where it was no number."""
-
-
-class AuditSummary(msgspec.Struct, frozen=True):
-    """Answers that were computed a second time by the source."""
-
-    share: float
-    """How large a part of the answers was to be audited."""
-    audited: int
-    """``matched`` and ``mismatched``."""
-    matched: int
-    mismatched: int
-    dropped: int
-    """Audits that were drawn and left out, since too many waited."""
-    waiting: int = 0
-    """Audits that were not over yet."""
-    suspects: Mapping[str, Suspect] = {}
-
-    @property
-    def warning(self) -> str:
-        """One line that names who computed something else; empty where every answer matched."""
-        if not self.mismatched:
-            return ""
-        named = [f"{name} ({one.named} times)" for name, one in self.suspects.items() if one.named]
-        others = [name for name, one in self.suspects.items() if not one.named]
-        who = [f"{', '.join(named)} computed something else"] if named else []
-        if others:
-            who.append(f"{'others may be ' if named else 'it was one of '}{', '.join(others)}")
-        found = "; ".join(who) or "who it was is not known yet"
-        return (
-            f"{self.mismatched} of {self.audited} audited answers are wrong: {found}; check these devices before the "
-            "answers are used"
-        )
-
-
-class RunContext(msgspec.Struct, frozen=True):
-    """Facts about a run that its records do not contain."""
-
-    bundle_id: str = ""
-    model: str = ""
-    method: str = ""
-    """The training method of the bundle's model."""
-    policy: str = ""
-    seed: int | None = None
-    classes: int | None = None
-    """How many classes the model has; its inverse is the accuracy of a guess."""
-    peers: Mapping[str, PeerContext] = {}
-    settings: Mapping[str, Any] = {}
-    """The defaults and flags in force, as plain JSON values."""
-    preprocess_ms: Sequence[float] = ()
-    """Decoding and preprocessing, one figure an image."""
-    wall_s: float | None = None
-    """The whole command, waiting for peers and decoding included."""
-    audit: AuditSummary | None = None
-    rejected: Mapping[str, Rejection] = {}
-
-
-class Rejection(msgspec.Struct, frozen=True):
-    """What a peer sent the source that cannot be true: it is faulty, of another version, or lies."""
-
-    count: int
-    why: str
-    """Of the last."""
 
 
 class Quantiles(msgspec.Struct, frozen=True):

@@ -24,11 +24,10 @@ import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import RequestError, UsageError
-from ls_edge.core.records import RequestRecord
+from ls_edge.core.records import RequestRecord, Suspect
 from ls_edge.data.datasets import ImageSet
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline, replay
-from ls_edge.evaluation.run_summary import Suspect
 from ls_edge.runtime.chaos.faults import Faults
 from ls_edge.runtime.chaos.injector import START_S, FaultInjector
 from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS

@@ -28,7 +28,7 @@ import msgspec
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import BudgetExceeded, NotFinite, Overloaded, RequestError
 from ls_edge.core.order_costs import OrderCosts
-from ls_edge.evaluation.run_summary import Rejection
+from ls_edge.core.records import Rejection
 from ls_edge.runtime.protocol.messages import (
     MAX_AVOID,
     MAX_BUDGET_US,

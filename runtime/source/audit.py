@@ -31,8 +31,8 @@ from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LsEdgeError, UsageError
+from ls_edge.core.records import AuditSummary, Suspect
 from ls_edge.engines.pipeline import Pipeline, relative_error
-from ls_edge.evaluation.run_summary import AuditSummary, Suspect
 from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE, decode, encode
 from ls_edge.runtime.protocol.messages import Itinerary, Ran
 from ls_edge.runtime.routing.events import Returned

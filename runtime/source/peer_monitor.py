@@ -16,8 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ls_edge.core.peers_file import PeerConfig, PeersFile
-from ls_edge.core.records import PeerEvent, PeerState
-from ls_edge.evaluation.run_summary import Rejection
+from ls_edge.core.records import PeerEvent, PeerState, Rejection
 from ls_edge.runtime.routing.events import Note, NoteKind
 from ls_edge.runtime.routing.neighbours import Neighbour
 from ls_edge.runtime.routing.source_routing import SourceMachine

@@ -20,10 +20,9 @@ import msgspec
 import numpy as np
 
 from ls_edge.core.errors import DataError, RequestError
-from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
+from ls_edge.core.records import AuditSummary, PeerContext, PeerEvent, PeerState, RequestRecord, RunContext
 from ls_edge.data.datasets import ImageRef, ImageSet, match_classes
 from ls_edge.data.preprocess import iterate
-from ls_edge.evaluation.run_summary import AuditSummary, PeerContext, RunContext
 from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.source import Source

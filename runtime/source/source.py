@@ -39,11 +39,10 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BudgetExceeded, DataError, NotFinite, Overloaded, RequestError, SourceClosed, UsageError
 from ls_edge.core.order_costs import read_order_costs
 from ls_edge.core.peers_file import EngineKind, PeersFile, SourceEntry, load_peers
-from ls_edge.core.records import PeerEvent
+from ls_edge.core.records import AuditSummary, PeerEvent, Rejection
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.engine import Engine, warm_up
 from ls_edge.engines.opening import EngineMemory, announce, choose, open_engine
-from ls_edge.evaluation.run_summary import AuditSummary, Rejection
 from ls_edge.runtime.execution.cores import EngineCores
 from ls_edge.runtime.execution.counts import RequestCounts
 from ls_edge.runtime.execution.loop_threads import LoopThreads

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from ls_edge.cli.main import COMMANDS
 from ls_edge.cli.readable_streams import stand_in
-from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, Visit
-from ls_edge.evaluation.run_summary import RunContext, summarise
+from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext, Visit
+from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report.formatting import counted
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import print_comparison, print_summary

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
-from ls_edge.evaluation.run_summary import PeerContext, RunContext, summarise
+from ls_edge.core.records import PeerContext, PeerEvent, PeerState, RequestRecord, RunContext, TrackSpan, Visit
+from ls_edge.evaluation.run_summary import summarise
 
 HOLDINGS = {"board-a": (0, 1, 2, 3), "board-b": (3, 4, 5), "laptop": (5, 6, 7, 0)}
 SPEED = {"board-a": 0.62, "board-b": 0.75, "laptop": 0.4}

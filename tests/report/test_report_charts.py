@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
-from ls_edge.evaluation.run_summary import RunContext, summarise
+from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext, TrackSpan, Visit
+from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report import charts
 from ls_edge.report.formatting import shorten, show, show_ms, ticks
 from ls_edge.report.narrative import narrative

@@ -15,8 +15,8 @@ import vl_convert
 from PIL import Image
 
 from ls_edge.core.errors import UsageError
-from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
-from ls_edge.evaluation.run_summary import PeerContext, RunContext, summarise
+from ls_edge.core.records import PeerContext, PeerEvent, PeerState, RequestRecord, RunContext, TrackSpan, Visit
+from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report.charts import write_comparison_picture, write_picture
 from ls_edge.report.html import write_comparison, write_report
 

@@ -6,8 +6,8 @@ import threading
 import pytest
 from rich.console import Console
 
-from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
-from ls_edge.evaluation.run_summary import RunContext, summarise
+from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext, TrackSpan, Visit
+from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report.formatting import block_ranges
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import comparison_table, peers_table, print_comparison, print_summary

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ls_edge.core.records import RequestRecord, TrackSpan, Visit
-from ls_edge.evaluation.run_summary import RunContext, summarise
+from ls_edge.core.records import RequestRecord, RunContext, TrackSpan, Visit
+from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report import charts
 from ls_edge.report.formatting import NOTHING
 from ls_edge.report.html import write_report

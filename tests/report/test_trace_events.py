@@ -7,9 +7,9 @@ import pytest
 
 from ls_edge.core.errors import UsageError
 from ls_edge.core.peers_file import load_peers
-from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
+from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext
 from ls_edge.data.datasets import open_data
-from ls_edge.evaluation.run_summary import RunContext, summarise
+from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report.files import open_whole
 from ls_edge.report.trace_events import trace_events, write_trace_events
 from ls_edge.runtime.fleet.local_cluster import LocalCluster

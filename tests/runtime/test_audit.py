@@ -13,8 +13,8 @@ import pytest
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.peers_file import load_peers
+from ls_edge.core.records import AuditSummary, Suspect
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.evaluation.run_summary import AuditSummary, Suspect
 from ls_edge.runtime.chaos.faults import Faults, write
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
@@ -277,8 +277,8 @@ def test_an_answer_that_no_challenge_explains_names_all_holders(hops):
 def test_a_warning_says_who_and_how_often():
     known = {"b": Suspect(3, 1, 0.4), "a": Suspect(0, 1, 0.4)}
     text = AuditSummary(0.1, 40, 36, 4, 0, 0, known).warning
-    assert text.startswith("4 of 40 audited answers are wrong: b (3 times) computed something else; others may be a")
-    assert "it was one of a, c" in AuditSummary(0.1, 9, 8, 1, 0, 0, dict.fromkeys("ac", Suspect(0, 1))).warning
+    assert text.startswith("4 of 40 audited answers are wrong: b (3 times) returned wrong results; other suspects: a")
+    assert "the cause is one of a, c" in AuditSummary(0.1, 9, 8, 1, 0, 0, dict.fromkeys("ac", Suspect(0, 1))).warning
 
 
 def test_a_run_with_a_liar_names_it_in_json_and_in_a_warning(tmp_path, tiny_bundle):
@@ -298,7 +298,7 @@ def test_a_run_with_a_liar_names_it_in_json_and_in_a_warning(tmp_path, tiny_bund
     assert list(found["suspects"]) == ["c"]
     assert found["suspects"]["c"]["named"] == 4
     for done in (on, table):
-        assert "warning: 4 of 4 audited answers are wrong: c (4 times) computed something else" in done.stderr
+        assert "warning: 4 of 4 audited answers are wrong: c (4 times) returned wrong results" in done.stderr
     assert "4 answers computed again, 4 differ" in table.stdout
     assert json.loads(off.stdout)["audit"] is None
     assert "warning" not in off.stderr

@@ -8,8 +8,8 @@ import pytest
 import zmq
 
 from ls_edge.core.errors import UsageError
+from ls_edge.core.records import Suspect
 from ls_edge.data.datasets import open_data
-from ls_edge.evaluation.run_summary import Suspect
 from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS, LIE_TEXTS
 from ls_edge.runtime.chaos.lies import LIES
 from ls_edge.runtime.chaos.plan import plan
