@@ -6,9 +6,7 @@ that loads. What resuming needs besides is in ``resume/`` (``ls_edge.training.re
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import re
 import warnings
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from ls_edge.core import yaml_source
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import LsEdgeError, ModelError, RunError, UsageError
+from ls_edge.core.files import write_file
 from ls_edge.training.config import RunFile, RunRecord, TrainConfig, to_yaml
 from ls_edge.training.methods.base import make_method
 from ls_edge.training.models.small_models import build
@@ -93,7 +92,7 @@ def save_run(folder: str | Path, view: BlockView, config: TrainConfig, record: R
 def write_config(folder: Path, config: TrainConfig, record: RunRecord) -> None:
     """Write ``config.yaml`` alone."""
     plain = {name: getattr(config, name) for name in TrainConfig.__struct_fields__}
-    write_bytes(folder / CONFIG, to_yaml(RunFile(**plain, run=record)).encode())
+    write_file(folder / CONFIG, to_yaml(RunFile(**plain, run=record)).encode())
 
 
 def read_record(folder: str | Path) -> tuple[RunFile, RunRecord]:
@@ -178,22 +177,7 @@ def _why_not_tensors(error: Exception) -> str:
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a ``.safetensors`` file in one step."""
     plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-    write_bytes(path, safetensors.torch.save(plain, metadata or {"format": "pt"}))
-
-
-def write_bytes(path: Path, raw: bytes) -> None:
-    """Write a file in one step: after a kill it is the old one or the new one."""
-    temporary = path.with_name(path.name + ".part")
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(raw)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)  # on a full disk, what there is room for is no use
-        raise
+    write_file(path, safetensors.torch.save(plain, metadata or {"format": "pt"}))
 
 
 def append_metrics(folder: Path, line: dict[str, object]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -25,13 +25,13 @@ from ls_edge.core.arrangement import apply
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError, RunError, TrainingStopped, UsageError
+from ls_edge.core.files import folder_lock
 from ls_edge.data.datasets import open_data
 from ls_edge.training.checkpoint import CONFIG, METRICS, WEIGHTS, append_metrics, read_record, save_run
 from ls_edge.training.config import RunRecord, TrainConfig
 from ls_edge.training.data import Batches, Skipped, choose_augment, normaliser, split
 from ls_edge.training.distributed import DistributedContext, process_group, select_device
 from ls_edge.training.epoch_trainer import EpochTrainer
-from ls_edge.training.folder_lock import folder_lock
 from ls_edge.training.methods.base import Method, make_method
 from ls_edge.training.metrics import Epoch, Summary, open_board
 from ls_edge.training.models.initial_weights import InitialWeights, make_initial_weights
@@ -108,13 +108,27 @@ def train(
         try:
             with (
                 process_group(config.device) as context,
-                folder_lock(out) if context.is_main else contextlib.nullcontext(),
+                _run_folder(out) if context.is_main else contextlib.nullcontext(),
             ):
                 if context.is_main and not resume and not overwrite:  # again: another may have been there in between
                     _check_new(out)
                 return _Training(config, out, listener, context, model_named=model_named).run(resume, started)
         except OSError as error:
             raise TrainingStopped(f"cannot write to {out}: {error.strerror or error}; check path and space") from None
+
+
+@contextlib.contextmanager
+def _run_folder(out: Path) -> Iterator[None]:
+    """Lock a run folder; make it first, and remove it again if nothing was written to it."""
+    is_new = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with folder_lock(out):
+            yield
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):
+                out.rmdir()
 
 
 def _check_new(out: Path) -> None:

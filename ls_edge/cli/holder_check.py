@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ls_edge.core.text import name_blocks
 from ls_edge.runtime.routing.policies import POLICIES
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def wait_for_holders(source: Source, seconds: float, stop: StopRequest | None = 
     with console.status("waiting for peers") as status:  # shown on a terminal only
         while missing and not stop and time.monotonic() < end:
             missing = source.wait_ready(min(_LOOK_EVERY_S, max(0.0, end - time.monotonic())))
-            status.update(f"waiting up to {seconds:g} s for a holder of {blocks_text(missing)}")
+            status.update(f"waiting up to {seconds:g} s for a holder of {name_blocks(missing)}")
     return missing
 
 
@@ -46,7 +47,7 @@ def check_holders(source: Source, missing: Sequence[int], waited: float) -> str:
     mismatched = source.mismatched
     if len(mismatched) == len(source.peers.peers):
         raise ModelMismatch("; ".join(mismatched.values()))
-    blocks = blocks_text(missing)
+    blocks = name_blocks(missing)
     has = "has" if len(missing) == 1 else "have"
     what = f"{blocks} {has} no holder after {waited:g} s ({'; '.join(reasons(source, missing))})"
     if source.may_skip(missing):
@@ -84,12 +85,5 @@ def reasons(source: Source, missing: Sequence[int]) -> list[str]:
     listed = {block for peer in source.peers.peers for block in peer.blocks}
     nowhere = [block for block in missing if block not in listed]
     if nowhere:
-        texts.append(f"no peer of {source.peers.path} has {blocks_text(nowhere)}")
+        texts.append(f"no peer of {source.peers.path} has {name_blocks(nowhere)}")
     return texts
-
-
-def blocks_text(blocks: Sequence[int]) -> str:
-    """``block 3``, ``blocks 0-3, 7``."""
-    from ls_edge.report.formatting import block_ranges
-
-    return f"block{'' if len(blocks) == 1 else 's'} {block_ranges(blocks)}"

@@ -20,7 +20,7 @@ from typing import Any
 
 from ls_edge.core.arrangement import Arrangement, equal_waves, random_order, random_subset_order, random_waves
 from ls_edge.core.errors import UsageError
-from ls_edge.core.peers_file import parse_blocks
+from ls_edge.core.text import format_ranges, parse_ranges
 
 _HOW = "write [[0], [1, 2, 3], [4]] in a file, 0/1-3/4 on a command line"
 
@@ -90,7 +90,7 @@ class Bands:
 
     def __str__(self) -> str:
         """As on a command line: ``0/1-6/7``."""
-        return "/".join(map(_text, self.groups))
+        return "/".join(map(format_ranges, self.groups))
 
     @property
     def groups(self) -> tuple[range, ...]:
@@ -182,7 +182,7 @@ class Bands:
         return f"{self._label(band)} ({band + 1} of {len(self.cuts) + 1})" if self.cuts else ""
 
     def _label(self, band: int) -> str:
-        return f"band [{_text(self.groups[band])}]"
+        return f"band [{format_ranges(self.groups[band])}]"
 
     # What is drawn.
 
@@ -224,10 +224,6 @@ class Bands:
         return [list(part) for _, part in itertools.groupby(self.sort(order), key=self.band_of)]
 
 
-def _text(group: range) -> str:
-    return str(group.start) if len(group) == 1 else f"{group.start}-{group.stop - 1}"
-
-
 def _joined(items: Iterable[Arrangement]) -> Arrangement:
     return Arrangement(tuple(wave for item in items for wave in item.waves))
 
@@ -249,7 +245,7 @@ def _parsed(text: str) -> list[list[int]]:
     found = []
     for group in text.split("/"):
         try:
-            found.append(list(parse_blocks(group)))
+            found.append(list(parse_ranges(group)))
         except ValueError as error:
             raise UsageError(
                 f"bands {text!r}: {str(error)!r} is neither a block nor a range of blocks; {_HOW}"

@@ -23,6 +23,7 @@ import msgspec
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import BundleError, DigestMismatch, SchemaMismatch, UsageError
+from ls_edge.core.files import write_file
 from ls_edge.core.validation import json_fault
 
 SCHEMA = 1
@@ -367,7 +368,4 @@ def shared_groups(owners: Sequence[int]) -> list[list[int]]:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write ``manifest.json`` in one step; the parts have to be there already."""
-    path = folder / MANIFEST
-    temporary = path.with_suffix(".json.part")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
-    temporary.replace(path)
+    write_file(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")

@@ -19,6 +19,7 @@ import msgspec
 
 from ls_edge.core import yaml_source
 from ls_edge.core.errors import ConfigError, UsageError
+from ls_edge.core.text import parse_ranges
 from ls_edge.core.validation import unknown_name
 
 EngineKind = Literal["auto", "onnx", "tensorrt"]
@@ -221,23 +222,9 @@ def load_peers(path: str | Path) -> PeersFile:
     return PeersFile(Path(path), peers, tuple(file.sources), file.insecure, heartbeat, source_map)
 
 
-def parse_blocks(text: str) -> tuple[int, ...]:
-    """Read ``"0-3,7"`` as ``(0, 1, 2, 3, 7)``; raises ValueError where it is something else."""
-    blocks: list[int] = []
-    for piece in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", piece)
-        if match is None:
-            raise ValueError(piece)
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first or last > 9999:
-            raise ValueError(piece)
-        blocks.extend(range(first, last + 1))
-    return tuple(blocks)
-
-
 def parse_cpus(cpus: Sequence[int] | str | None) -> tuple[int, ...]:
     """Read ``"2-5"`` or a list of numbers as sorted cores; empty for None. Raises ValueError for something else."""
-    cores = () if cpus is None else parse_blocks(cpus) if isinstance(cpus, str) else tuple(cpus)
+    cores = () if cpus is None else parse_ranges(cpus) if isinstance(cpus, str) else tuple(cpus)
     if (cpus is not None and not cores) or any(not 0 <= core <= 9999 for core in cores) or len({*cores}) < len(cores):
         raise ValueError(cpus)
     return tuple(sorted(cores))
@@ -289,7 +276,7 @@ def _check_peer(entry: PeerEntry, index: int, source_map: yaml_source.SourceMap)
             )  # fmt: skip
     if isinstance(entry.blocks, str):
         try:
-            blocks = parse_blocks(entry.blocks)
+            blocks = parse_ranges(entry.blocks)
         except ValueError as error:
             raise source_map.error(
                 f"blocks {entry.blocks!r}: cannot read {str(error)!r}; write for example [0, 1, 2] or \"0-2,7\"",

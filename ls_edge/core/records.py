@@ -18,12 +18,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.errors import DataError, UsageError
+from ls_edge.core.files import replacing
 
 BlockAt = tuple[int, str]
 """A block and the process that ran it."""
@@ -356,12 +357,6 @@ def _escaped(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def write_trace(stream: IO[str], records: Iterable[RequestRecord]) -> None:
-    """Write a JSON line a request; raises as :func:`encode_record`, after whole lines."""
-    for record in records:
-        stream.write(encode_record(record).decode() + "\n")
-
-
 class TraceWriter:
     """A trace that is written while the run goes on: each line is in the file before the next request ends.
 
@@ -422,14 +417,9 @@ class TraceWriter:
         changed = any(known.get(id_, record) != record for id_, record in self._lines.items())
         if not changed or self.problem or not self._plain:
             return
-        part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
-        try:
-            with part.open("w", encoding="utf-8") as stream:
-                write_trace(stream, (known.get(id_, record) for id_, record in self._lines.items()))
-            part.replace(self.path)
-        except OSError:  # what was written first stays, and lacks only those counts
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError), replacing(self.path) as stream:  # the first version lacks only those counts
+            for id_, record in self._lines.items():
+                stream.write(encode_record(known.get(id_, record)) + b"\n")
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

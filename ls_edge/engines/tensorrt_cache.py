@@ -6,7 +6,7 @@ executes it, the folder and each file must belong to this user and be writable b
 and a file must have the digest that was noted when it was written.
 
 An entry is ``KEY.engine`` and ``KEY.json`` (what the key was made of, and the digest); it is complete when the latter
-is there. One build at a time: ``lock`` is held meanwhile, so a second process waits and then finds the engine, and
+is there. One build at a time: the folder is locked meanwhile, so a second process waits and then finds the engine, and
 ``timing`` (TensorRT's measurements of kernels, shared by the identical blocks of a model) has one writer. Nothing is
 ever deleted here; old entries may be removed by hand at any time.
 
@@ -16,12 +16,10 @@ Needs neither TensorRT nor a GPU: what builds is given by the caller (``ls_edge.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import platform
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +28,7 @@ import msgspec
 
 from ls_edge.core.bundle import digest_of
 from ls_edge.core.errors import EngineError
+from ls_edge.core.files import FolderInUse, folder_lock, write_file
 
 OnStatus = Callable[[str], None]
 """Called with why an engine is built, or what is waited for."""
@@ -177,44 +176,28 @@ class EngineCache:
             return stream.read()
 
     def _write(self, path: Path, raw: bytes) -> None:
-        """In one step: after a kill the old file is there, or the new one."""
-        temporary = ""
         try:
-            descriptor, temporary = tempfile.mkstemp(dir=self.folder, prefix=".", suffix=".part")
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(raw)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, path)
+            write_file(path, raw)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
             raise EngineError(
                 f"cannot write {path}: {error.strerror}; make room, or set LS_EDGE_CACHE to another folder"
             ) from None
 
     @contextlib.contextmanager
     def _locked(self, on_status: OnStatus) -> Iterator[None]:
-        """One process at a time; a process that dies lets go."""
-        path = self.folder / "lock"
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise EngineError(f"cannot open {path}: {error.strerror}; remove it") from None
-        try:
+        """Let one process at a time build engines."""
+        with contextlib.ExitStack() as stack:
             waiting = False
             while True:
                 try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    stack.enter_context(folder_lock(self.folder))
                     break
-                except BlockingIOError:
+                except FolderInUse:
                     if not waiting:
                         on_status("waiting for another process that builds engines")
                     waiting = True
                     time.sleep(_POLL_S)
             yield
-        finally:
-            os.close(descriptor)
 
 
 def _check_owner(found: os.stat_result, path: Path) -> None:

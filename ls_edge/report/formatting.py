@@ -53,17 +53,6 @@ def byte_size(count: int) -> str:
     return f"{size:.0f} {unit}" if unit == "B" or size >= 99.5 else f"{size:.1f} {unit}"
 
 
-def block_ranges(blocks: Sequence[int]) -> str:
-    """``0-3, 7`` for 0, 1, 2, 3 and 7."""
-    runs: list[list[int]] = []
-    for block in sorted(set(blocks)):
-        if runs and block == runs[-1][1] + 1:
-            runs[-1][1] = block
-        else:
-            runs.append([block, block])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
 def bands_text(groups: Sequence[Sequence[int]]) -> str:
     """``, in the bands 0/1-6/7``; empty for one band."""
     return f", in the bands {Bands.from_json(groups)}" if len(groups) > 1 else ""

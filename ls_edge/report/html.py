@@ -25,14 +25,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ls_edge.core.errors import printable
+from ls_edge.core.files import write_output
 from ls_edge.core.records import PeerEvent, RequestRecord
+from ls_edge.core.text import format_ranges
 from ls_edge.evaluation.analysis import Analysis
 from ls_edge.evaluation.run_summary import RunSummary, error_type
 from ls_edge.evaluation.simulation_summary import FAILED, SimulationSummary, SiteOutcome
 from ls_edge.report import charts
 from ls_edge.report.analysis_tables import AGREEMENT, about_analysis, agreement_rows, block_table
-from ls_edge.report.files import write_whole
-from ls_edge.report.formatting import NOTHING, block_ranges, counted, shorten, show, show_ms, show_percent
+from ls_edge.report.formatting import NOTHING, counted, shorten, show, show_ms, show_percent
 from ls_edge.report.narrative import narrative
 from ls_edge.report.statistics import RunData, track_table, tracks_by_peer
 from ls_edge.report.theme import FONT, STAGES, STYLE, block_colour
@@ -66,7 +67,7 @@ def write_report(
     parts.append(f"bundle {summary.bundle_id[:12]}" if summary.bundle_id else "")
     eyebrow = " · ".join(part for part in parts if part)
     page = _Page()
-    write_whole(
+    write_output(
         path,
         page.render(
             _REPORT, title=title, eyebrow=eyebrow, lede=narrative(data), runs=[page.run("", data)], compared=False
@@ -88,7 +89,7 @@ def write_comparison(path: str | Path, runs: Sequence[Run], *, title: str = "Run
         figures=[_comparison_row(name, summary) for name, summary in named],
         runs=[page.run(name, RunData(summary, records, events)) for name, summary, records, events in runs],
     )
-    write_whole(path, text)
+    write_output(path, text)
 
 
 def write_simulation(path: str | Path, summary: SimulationSummary, outcomes: Sequence[SiteOutcome]) -> None:
@@ -106,7 +107,7 @@ def write_simulation(path: str | Path, summary: SimulationSummary, outcomes: Seq
         profiles=[
             (shorten(name, 60), f"{one.devices:,}", show_percent(one.busy)) for name, one in summary.profiles.items()
         ],
-        placement=[(shorten(name, 60), block_ranges(held) or NOTHING) for name, held in summary.placement.items()],
+        placement=[(shorten(name, 60), format_ranges(held) or NOTHING) for name, held in summary.placement.items()],
         losses=[(kind, f"{count:,}") for kind, count in summary.losses.by_kind.items()],
         errors=[(shorten(kind, 60), f"{count:,}") for kind, count in summary.errors.items()],
         settings=[
@@ -116,7 +117,7 @@ def write_simulation(path: str | Path, summary: SimulationSummary, outcomes: Seq
         ],
         assumptions=summary.assumptions,
     )  # fmt: skip
-    write_whole(path, text)
+    write_output(path, text)
 
 
 def simulation_cards(summary: SimulationSummary) -> list[Card]:
@@ -150,7 +151,7 @@ def write_side_by_side(
     text = _environment().get_template("side_by_side.html.j2").render(
         title=title, style=style, rows=rows, pairs=pairs, version=__version__
     )  # fmt: skip
-    write_whole(path, text)
+    write_output(path, text)
 
 
 def write_analysis(path: str | Path, found: Analysis, *, title: str = "Blocks of a model") -> None:
@@ -173,7 +174,7 @@ def write_analysis(path: str | Path, found: Analysis, *, title: str = "Blocks of
         none_text=lambda kind: f"None: {found.reasons.get(kind, 'a figure is not finite')}.",
         settings=[(key, shorten(value, 400)) for key, value in found.settings.items() if value is not None],
     )
-    write_whole(path, text)
+    write_output(path, text)
 
 
 class Card(NamedTuple):
@@ -438,7 +439,7 @@ def _stage_key(data: RunData) -> list[dict[str, str]]:
 def _peer_row(name: str, summary: RunSummary) -> tuple[str, ...]:
     peer = summary.peers[name]
     lost = "" if peer.lost == 0 else ", lost once" if peer.lost == 1 else f", lost {peer.lost} times"
-    blocks = block_ranges(peer.blocks) or NOTHING
+    blocks = format_ranges(peer.blocks) or NOTHING
     return (
         shorten(name, 60), blocks, f"{peer.requests:,}", f"{peer.blocks_run:,}", show_percent(peer.busy),
         f"{peer.state.value}{lost}",

@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ls_edge.core.records import PeerState, RequestRecord
+from ls_edge.core.text import format_ranges
 from ls_edge.evaluation.run_summary import RunSummary
-from ls_edge.report.formatting import block_ranges, counted, shorten, show, show_ms, show_percent
+from ls_edge.report.formatting import counted, shorten, show, show_ms, show_percent
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 
 STATE_STYLES = {
@@ -114,7 +115,7 @@ def peers_table(summary: RunSummary) -> Table:
             state.append(", lost once" if peer.lost == 1 else f", lost {peer.lost} times", style="red")
         table.add_row(
             Text(shorten(name, 40)),
-            block_ranges(peer.blocks) or show(None),
+            format_ranges(peer.blocks) or show(None),
             f"{peer.requests:,}",
             f"{peer.blocks_run:,}",
             show_percent(peer.busy),

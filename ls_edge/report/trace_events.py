@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ls_edge.core.errors import printable
+from ls_edge.core.files import open_output
 from ls_edge.core.records import PeerEvent, RequestRecord
 from ls_edge.evaluation.run_summary import RunSummary
-from ls_edge.report.files import open_whole
 from ls_edge.report.timeline import Span, timeline_of
 from ls_edge.version import __version__
 
@@ -64,12 +64,12 @@ class _Chain(NamedTuple):
 def write_trace_events(
     path: str | Path, summary: RunSummary, records: Sequence[RequestRecord], events: Sequence[PeerEvent]
 ) -> None:
-    """Write the trace events of a run in one step; errors as :func:`ls_edge.report.files.write_whole`."""
+    """Write the trace events of a run in one step; errors as :func:`ls_edge.core.files.write_output`."""
     about = {
         "ls_edge": __version__, "bundle_id": summary.bundle_id, "model": summary.model, "policy": summary.policy,
         **_NOTES,
     }  # fmt: skip
-    with open_whole(path) as stream:
+    with open_output(path) as stream:
         stream.write('{"displayTimeUnit":"ms",\n"otherData":' + _json(about) + ',\n"traceEvents":[\n')
         between = ""
         for event in trace_events(records, events, summary.peers):

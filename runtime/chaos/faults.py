@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from ls_edge.core.files import write_file
 from ls_edge.engines.engine import Engine, Signature
 
 NEXT_CALL_S = 0.003
@@ -44,9 +45,7 @@ class Faults(msgspec.Struct, frozen=True):
 
 def write(path: Path, faults: Faults) -> None:
     """Set the faults of the peer that looks at ``path``."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_bytes(msgspec.json.encode(faults))
-    temporary.replace(path)
+    write_file(path, msgspec.json.encode(faults))
 
 
 class Control:

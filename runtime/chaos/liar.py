@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from ls_edge.core.bands import Bands
+from ls_edge.core.files import write_file
 from ls_edge.runtime.protocol.messages import (
     Hello,
     Refuse,
@@ -142,6 +143,4 @@ def read_counts(path: Path) -> LiarCounts:
 
 def write_counts(path: Path, counts: LiarCounts) -> None:
     """Write the counts in one step."""
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(msgspec.json.encode(counts))
-    part.replace(path)
+    write_file(path, msgspec.json.encode(counts))

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ls_edge.core.peers_file import PeerConfig, PeersFile, SourceEntry, parse_cpus
+from ls_edge.core.text import format_ranges
 from ls_edge.runtime.execution.scheduling import batch_scheduling
 
 log = logging.getLogger("ls_edge.runtime")
@@ -47,14 +48,14 @@ class EngineCores:
         if wanted - given:
             raise peers.error(
                 entry, "cpus",
-                f"cpus of {entry.name!r}: the system does not give core {shown(wanted - given)} to this process, which "
-                f"may use {shown(own | given)}; list others, or leave cpus out",
+                f"cpus of {entry.name!r}: the system does not give core {format_ranges(wanted - given)} to this "
+                f"process, which may use {format_ranges(own | given)}; list others, or leave cpus out",
             )  # fmt: skip
         if not own - wanted:
             raise peers.error(
                 entry, "cpus",
-                f"cpus of {entry.name!r} are all cores that this process may use ({shown(own)}); leave one for its "
-                "messages, or leave cpus out",
+                f"cpus of {entry.name!r} are all cores that this process may use ({format_ranges(own)}); leave one "
+                "for its messages, or leave cpus out",
             )  # fmt: skip
         return cls(wanted, own - wanted)
 
@@ -65,17 +66,6 @@ class EngineCores:
     def others(self) -> contextlib.AbstractContextManager[None]:
         """Run on the cores that the engine leaves, with batch scheduling, and start threads so, while in it."""
         return _on(self.rest)
-
-
-def shown(cores: frozenset[int]) -> str:
-    """Cores as ``peers.yaml`` has them: ``0-3,7``."""
-    runs: list[list[int]] = []
-    for core in sorted(cores):
-        if runs and runs[-1][1] == core - 1:
-            runs[-1][1] = core
-        else:
-            runs.append([core, core])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _given(wanted: frozenset[int], own: frozenset[int]) -> frozenset[int]:
@@ -107,4 +97,4 @@ def _move(cores: frozenset[int] | set[int]) -> None:
     try:
         os.sched_setaffinity(0, cores)
     except OSError as error:  # the cores of the process were changed meanwhile
-        log.warning("cpus have no effect", extra={"why": f"cores {shown(frozenset(cores))}: {error.strerror}"})
+        log.warning("cpus have no effect", extra={"why": f"cores {format_ranges(frozenset(cores))}: {error.strerror}"})

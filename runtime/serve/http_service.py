@@ -28,7 +28,7 @@ from ls_edge.core.errors import (
     SourceClosed,
     printable,
 )
-from ls_edge.report.formatting import block_ranges
+from ls_edge.core.text import name_blocks
 from ls_edge.runtime.serve.http_server import HttpError, HttpReply, HttpRequest, error_reply, json_reply, require_method
 from ls_edge.runtime.serve.metrics import METRICS_PATH, SourceCollector, metrics_reply, registry_of
 from ls_edge.runtime.source.results import Answer, likeliest
@@ -265,7 +265,7 @@ def _is_budget(text: str, most_ms: float) -> bool:
 
 
 def _no_holder(missing: tuple[int, ...]) -> str:
-    return f"no peer that can be reached serves block {block_ranges(missing)}; try again"
+    return f"no peer that can be reached serves {name_blocks(missing)}; try again"
 
 
 def _shown(text: str) -> str:

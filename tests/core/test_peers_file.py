@@ -1,13 +1,9 @@
 """peers.yaml: what is read, and that every mistake is told with its line and column."""
 
-import re
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ls_edge.core.errors import ConfigError
-from ls_edge.core.peers_file import is_loopback, is_name, load_peers, parse_blocks
+from ls_edge.core.peers_file import is_loopback, is_name, load_peers
 
 KEYS = ["a" * 40, "b" * 40, "!/*?&<>()[]{}@%$#.-:+=^" + "c" * 17]
 
@@ -191,27 +187,6 @@ def test_mistakes_have_a_place(tmp_path, text, line, column, what):
     error = failure(tmp_path, text)
     assert what in str(error)
     assert (error.line, error.column) == (line, column)
-
-
-@given(st.sets(st.integers(0, 60), min_size=1))
-def test_blocks_as_text(blocks):
-    ordered = sorted(blocks)
-    pieces, start = [], ordered[0]
-    for block, after in zip(ordered, [*ordered[1:], -1], strict=True):
-        if after != block + 1:
-            pieces.append(str(start) if start == block else f"{start}-{block}")
-            start = after
-    assert parse_blocks(",".join(pieces)) == tuple(ordered)
-
-
-@pytest.mark.parametrize(
-    ("text", "piece"),
-    [("", ""), ("a", "a"), ("3-1", "3-1"), ("1-", "1-"), ("2,-1", "-1"), ("1,,2", ""), ("0-99999", "0-99999"),
-     ("1.5", "1.5")],
-)  # fmt: skip
-def test_text_that_is_no_blocks(text, piece):
-    with pytest.raises(ValueError, match=f"^{re.escape(piece)}$"):
-        parse_blocks(text)
 
 
 def test_loopback():

@@ -3,12 +3,10 @@
 import io
 import threading
 
-import pytest
 from rich.console import Console
 
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext, TrackSpan, Visit
 from ls_edge.evaluation.run_summary import summarise
-from ls_edge.report.formatting import block_ranges
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import comparison_table, peers_table, print_comparison, print_summary
 from ls_edge.report.terminal_timeline import print_typical
@@ -72,13 +70,6 @@ def test_an_empty_run_has_tables_too():
     print_summary(summarise([], [], RunContext()), out)
     assert "0 of 0" in written(out)
     assert peers_table(summarise([], [], RunContext())).row_count == 0
-
-
-@pytest.mark.parametrize(
-    ("blocks", "text"), [((), ""), ((3,), "3"), ((0, 1, 2, 3, 7), "0-3, 7"), ((5, 4, 9, 10, 4), "4-5, 9-10")]
-)
-def test_block_ranges(blocks, text):
-    assert block_ranges(blocks) == text
 
 
 def test_progress_into_a_file_says_events_and_the_end(run_with_loss):

@@ -10,7 +10,6 @@ from ls_edge.core.peers_file import load_peers
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext
 from ls_edge.data.datasets import open_data
 from ls_edge.evaluation.run_summary import summarise
-from ls_edge.report.files import open_whole
 from ls_edge.report.trace_events import trace_events, write_trace_events
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.source.run_dataset import run_dataset
@@ -168,18 +167,3 @@ def test_requests_that_overlap_far_apart_keep_their_lanes(simulated):
     events = list(trace_events(run.records))
     assert_nested(events)
     assert_complete(events, run.records)
-
-
-def test_a_file_that_fails_half_way_leaves_the_one_before(tmp_path):
-    path = tmp_path / "f"
-    path.write_text("before")
-
-    def write():
-        with open_whole(path) as stream:
-            stream.write("half")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        write()
-    assert path.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [path]

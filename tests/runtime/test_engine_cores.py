@@ -12,7 +12,8 @@ import yaml
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import ConfigError
 from ls_edge.core.peers_file import load_peers
-from ls_edge.runtime.execution.cores import EngineCores, shown
+from ls_edge.core.text import format_ranges
+from ls_edge.runtime.execution.cores import EngineCores
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.source import Source
@@ -25,7 +26,7 @@ needs_two_cores = pytest.mark.skipif(
 def last_core():
     """The last core that this process may use, and the others, as the system writes them."""
     own = frozenset(os.sched_getaffinity(0))
-    return shown(frozenset([max(own)])), shown(own - {max(own)})
+    return format_ranges(frozenset([max(own)])), format_ranges(own - {max(own)})
 
 
 def threads_of(pid):
@@ -86,7 +87,7 @@ def peer_with(write_peers, tiny_bundle, cpus):
 @needs_two_cores
 def test_cores_that_are_not_given_and_none_left_are_errors_of_one_line(write_peers, tiny_bundle):
     mine = frozenset(os.sched_getaffinity(0))
-    every = shown(mine)
+    every = format_ranges(mine)
     for cpus, words in (
         ([min(mine), 9998, 9999], f"does not give core 9998-9999 to this process, which may use {every}; list others"),
         ("9999", "does not give core 9999 to this process"),
@@ -108,7 +109,3 @@ def test_where_threads_have_no_cores_of_their_own_the_key_is_logged(write_peers,
     assert [record.message for record in caplog.records] == ["cpus have no effect"]
     with cores.on_engine(), cores.others():
         pass
-
-
-def test_cores_are_shown_as_they_are_written():
-    assert shown(frozenset([5, 3, 2, 0, 4, 9])) == "0,2-5,9"

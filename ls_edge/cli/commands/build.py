@@ -43,7 +43,8 @@ def command(
     import json
 
     from ls_edge.core.bundle import Bundle
-    from ls_edge.core.peers_file import load_peers, parse_blocks
+    from ls_edge.core.peers_file import load_peers
+    from ls_edge.core.text import parse_ranges
     from ls_edge.engines.opening import choose
     from ls_edge.engines.tensorrt_build import EngineOptions, build_part
     from ls_edge.report.formatting import counted
@@ -61,7 +62,7 @@ def command(
         parts, max_batch = [f"block {index}" for index in entry.blocks], max_batch or entry.max_batch
     elif blocks is not None:
         try:
-            chosen = parse_blocks(blocks)
+            chosen = parse_ranges(blocks)
         except ValueError as error:
             raise UsageError(f"--blocks {blocks!r}: cannot read {str(error)!r}; write for example 0-2,7") from None
         if max(chosen) >= opened.num_blocks:

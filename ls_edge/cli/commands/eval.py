@@ -108,11 +108,11 @@ def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_
 
     if figure is not None:
         require_report("--figure")
+        from ls_edge.core.files import check_writable
         from ls_edge.report.charts import check_figure
-        from ls_edge.report.files import check_whole
 
         check_figure(len(run_or_bundle))
-        check_whole(figure)
+        check_writable(figure)
         if figure.absolute().parent.is_dir():
             check_output("--figure", figure)
     chosen = EvalOptions(**options)

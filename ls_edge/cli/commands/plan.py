@@ -72,8 +72,8 @@ def command(
     import msgspec
 
     from ls_edge.core.bundle import Bundle
+    from ls_edge.core.files import check_writable
     from ls_edge.core.peers_file import load_peers
-    from ls_edge.report.files import check_whole
     from ls_edge.report.step_progress import StepProgress
     from ls_edge.runtime.fleet.planning import milp
     from ls_edge.runtime.fleet.planning.document import plan_document
@@ -83,7 +83,7 @@ def command(
     if peers is not None and out is None:
         raise UsageError("--peers says what --out keeps; give --out FILE as well")
     if out is not None:
-        check_whole(out)
+        check_writable(out)
     opened = Bundle.open(bundle)
     known = None if peers is None else load_peers(peers)  # finds mistakes, with line and column
     inputs = planning_inputs(
@@ -159,7 +159,8 @@ def _write_peers(
     """Write the peers that hold blocks; those that hold none stand in a comment."""
     import yaml
 
-    from ls_edge.report.files import write_whole
+    from ls_edge.core.files import write_output
+    from ls_edge.core.text import format_ranges
 
     idle = [name for name, blocks in plan.placement.items() if not blocks]
     text = "# Written by 'ls-edge plan'.\n"
@@ -183,16 +184,10 @@ def _write_peers(
     for entry in document["peers"]:
         blocks = plan.placement.get(entry["name"], ())
         if blocks:
-            kept.append({**entry, "blocks": _ranges(blocks)})
+            kept.append({**entry, "blocks": format_ranges(blocks)})
             if (batch := plan.max_batch.get(entry["name"], 1)) > 1 or "max_batch" in entry:
                 kept[-1]["max_batch"] = batch
-    write_whole(out, text + yaml.safe_dump({**document, "peers": kept}, sort_keys=False))
-
-
-def _ranges(blocks: tuple[int, ...]) -> str:
-    from ls_edge.report.formatting import block_ranges
-
-    return block_ranges(blocks).replace(" ", "")
+    write_output(out, text + yaml.safe_dump({**document, "peers": kept}, sort_keys=False))
 
 
 def _next_step(peers: Path | None) -> str:
@@ -200,7 +195,8 @@ def _next_step(peers: Path | None) -> str:
 
 
 def _print(document: PlanDocument) -> None:
-    from ls_edge.report.formatting import NOTHING, block_ranges, show, show_ms
+    from ls_edge.core.text import format_ranges
+    from ls_edge.report.formatting import NOTHING, show, show_ms
     from ls_edge.report.terminal import PlainTable, open_console, print_table
 
     console = open_console()
@@ -213,7 +209,7 @@ def _print(document: PlanDocument) -> None:
     placement.add_column("blocks")
     placement.add_column("batch", justify="right")
     for name, blocks in document.placement.items():
-        placement.add_row(name, block_ranges(blocks) or NOTHING, str(document.max_batch[name]) if blocks else NOTHING)
+        placement.add_row(name, format_ranges(blocks) or NOTHING, str(document.max_batch[name]) if blocks else NOTHING)
     print_table(placement, console)
     table = PlainTable()
     table.add_column("")

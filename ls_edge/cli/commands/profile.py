@@ -71,12 +71,12 @@ def command(
     import msgspec
 
     from ls_edge.core.bundle import Bundle
+    from ls_edge.core.files import check_writable, write_output
     from ls_edge.engines.profiling import profile_bundle
-    from ls_edge.report.files import check_whole, write_whole
     from ls_edge.report.step_progress import StepProgress
 
     sizes = _sizes(batch)
-    check_whole(out)
+    check_writable(out)
     if links:
         if peers is None:
             raise UsageError("--links measures between the peers of a file; give --peers peers.yaml")
@@ -92,7 +92,7 @@ def command(
             on_step=progress,
         )  # fmt: skip
     text = msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
-    write_whole(out, text + "\n")
+    write_output(out, text + "\n")
     if as_json:
         click.echo(text)
     else:
@@ -110,9 +110,9 @@ def _measure_links(
 
     from ls_edge.cli.descriptor_limit import require_descriptors
     from ls_edge.core.bundle import Bundle
+    from ls_edge.core.files import write_output
     from ls_edge.core.logs import set_up
     from ls_edge.core.peers_file import load_peers
-    from ls_edge.report.files import write_whole
     from ls_edge.report.step_progress import StepProgress
     from ls_edge.runtime.clients.link_prober import LinkProber
     from ls_edge.runtime.transport.keys import load_secret
@@ -125,7 +125,7 @@ def _measure_links(
     with LinkProber(file, opened, keys=keys) as prober, StepProgress("links") as progress:
         found = prober.measure(transfers=transfers, on_step=progress)
     text = msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
-    write_whole(out, text + "\n")
+    write_output(out, text + "\n")
     if as_json:
         click.echo(text)
     else:

@@ -39,16 +39,16 @@ def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_
     """  # noqa: D205
     import msgspec
 
+    from ls_edge.core.files import check_writable
     from ls_edge.device.requirements import require_report
-    from ls_edge.report.files import check_whole
     from ls_edge.report.side_by_side import evaluations_with_freedom, side_by_side
 
     if out is not None:
         require_report("--out")
-        check_whole(out)
+        check_writable(out)
     if freedom is not None:
         require_report("--freedom")
-        check_whole(freedom)
+        check_writable(freedom)
     found = side_by_side(files)
     if freedom is not None:
         from ls_edge.report.charts import write_freedom_figure

@@ -174,8 +174,8 @@ def _train(
 def _evaluate(run: Path, images: ImageSet, plan: Plan, options: Options) -> Evaluation:
     """Evaluate a run, or read what was found before by the same orders on the same images."""
     from ls_edge.cli.commands.eval import EvalOptions, evaluate_one
+    from ls_edge.core.files import write_output
     from ls_edge.evaluation.evaluate import Evaluation
-    from ls_edge.report.files import write_whole
     from ls_edge.training.checkpoint import read_record
 
     blocks = len(read_record(run)[1].kept)
@@ -192,15 +192,15 @@ def _evaluate(run: Path, images: ImageSet, plan: Plan, options: Options) -> Eval
             batch_size=100, device=options.device, precision="fp32", threads=options.threads,  # type: ignore[arg-type]
         ), like=None,
     )  # fmt: skip
-    write_whole(run / EVALUATION, msgspec.json.format(msgspec.json.encode(result), indent=1).decode())
+    write_output(run / EVALUATION, msgspec.json.format(msgspec.json.encode(result), indent=1).decode())
     return result
 
 
 def _finish(plan: Plan, out: Path, options: Options, results: dict[str, list[Evaluation]], *, as_json: bool) -> None:
     """Write the results, the table and the figures, and print the table."""
+    from ls_edge.core.files import write_output
     from ls_edge.evaluation.evaluate import aggregate
     from ls_edge.report.charts import write_figure
-    from ls_edge.report.files import write_whole
 
     rows: dict[str, Evaluation] = {}
     for name, found in results.items():
@@ -216,10 +216,10 @@ def _finish(plan: Plan, out: Path, options: Options, results: dict[str, list[Eva
         "rows": [{"row": name, "data": plan.rows[name].data, "evaluation": found} for name, found in rows.items()],
     }  # fmt: skip
     text = msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
-    write_whole(out / RESULTS, text + "\n")
+    write_output(out / RESULTS, text + "\n")
     headings, lines = _table(plan, rows)
     parts = ["| " + " | ".join(cells) + " |" for cells in (headings, ["---"] * len(headings), *lines)]
-    write_whole(
+    write_output(
         out / TABLE, f"{plan.title}; {options.seeds} seeds, mean ± deviation between them\n\n" + "\n".join(parts) + "\n"
     )
     for data in plan.data:

@@ -275,7 +275,7 @@ def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
 
     Peers that cannot be used for a while are shown with the reason, each time once.
     """
-    from ls_edge.cli.holder_check import blocks_text
+    from ls_edge.core.text import name_blocks
 
     missing_since: float | None = None
     unusable_since: dict[str, float] = {}
@@ -300,7 +300,7 @@ def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
         missing_since = now if missing_since is None else missing_since
         if now - missing_since >= LOST_FOR_S:
             progress.warn(
-                f"{blocks_text(missing)} lost the last holder; requests wait for one until their budget of "
+                f"{name_blocks(missing)} lost the last holder; requests wait for one until their budget of "
                 f"{source.settings.budget_ms / 1e3:g} s ends (at most {source.max_skips} blocks may be skipped)"
             )
 

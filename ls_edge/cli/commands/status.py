@@ -148,7 +148,7 @@ def _print(found: Mapping[str, PeerStatus], file: PeersFile) -> None:
 def _table(found: Mapping[str, PeerStatus]) -> Table:
     from rich.text import Text
 
-    from ls_edge.report.formatting import block_ranges
+    from ls_edge.core.text import format_ranges
     from ls_edge.report.tables import STATE_STYLES
     from ls_edge.report.terminal import PlainTable
 
@@ -164,7 +164,7 @@ def _table(found: Mapping[str, PeerStatus]) -> Table:
             Text(printable(name)),
             Text(status.state, style=STATE_STYLES[status.state]),
             Text(status.key, style=_BY_KEY[status.key]),
-            block_ranges(status.blocks),
+            format_ranges(status.blocks),
             "" if status.queue is None else f"{status.queue}",
             "" if status.latency_ms is None else f"{status.latency_ms:.1f} ms",
             Text(printable(status.bundle_id or "")[:8], style="dim"),
@@ -176,7 +176,7 @@ def _table(found: Mapping[str, PeerStatus]) -> Table:
 
 def _gaps(blocks_of: Mapping[str, tuple[int, ...]], file: PeersFile, blocks: int | None = None) -> list[str]:
     """Lines on blocks without a holder and blocks with one only; ``blocks`` as the file has them where it is None."""
-    from ls_edge.cli.holder_check import blocks_text
+    from ls_edge.core.text import name_blocks
 
     count = 1 + max(block for peer in file.peers for block in peer.blocks) if blocks is None else blocks
     holders: dict[int, list[str]] = {block: [] for block in range(count)}
@@ -187,9 +187,9 @@ def _gaps(blocks_of: Mapping[str, tuple[int, ...]], file: PeersFile, blocks: int
     one = [block for block, names in holders.items() if len(names) == 1]
     lines = []
     if unheld:
-        lines.append(f"{blocks_text(unheld)}: no holder")
+        lines.append(f"{name_blocks(unheld)}: no holder")
     if one:
-        lines.append(f"{blocks_text(one)}: one holder only; without it answers skip {_them(one)} or fail")
+        lines.append(f"{name_blocks(one)}: one holder only; without it answers skip {_them(one)} or fail")
     return lines
 
 
@@ -198,7 +198,7 @@ def _them(blocks: list[int]) -> str:
 
 
 def _print_check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> None:
-    from ls_edge.report.formatting import block_ranges
+    from ls_edge.core.text import format_ranges
 
     count = bundle.num_blocks if bundle is not None else 1 + max(block for peer in file.peers for block in peer.blocks)
     holders = {block: [peer.name for peer in file.peers if block in peer.blocks] for block in range(count)}
@@ -219,7 +219,7 @@ def _print_check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> No
     click.echo(f"{file.path}: in order; {len(file.peers)} peer{many}, {count} blocks, {keys}, sources: {sources}")
     for peer in file.peers:
         bind = "" if peer.bind == peer.address else f", listens on {peer.bind}"
-        click.echo(f"  {peer.name}  {peer.address}{bind}  blocks {block_ranges(peer.blocks)}")
+        click.echo(f"  {peer.name}  {peer.address}{bind}  blocks {format_ranges(peer.blocks)}")
     for line in _gaps({peer.name: peer.blocks for peer in file.peers}, file, count):
         click.echo(line)
     if bundle is None:

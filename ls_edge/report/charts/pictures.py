@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ls_edge.core.errors import UsageError
+from ls_edge.core.files import write_output
 from ls_edge.core.records import PeerEvent, RequestRecord
 from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.evaluation.run_summary import RunSummary
@@ -15,7 +16,6 @@ from ls_edge.report.charts.latency_charts import latency_distribution, latency_o
 from ls_edge.report.charts.served_chart import FIRST_LOOK, served
 from ls_edge.report.charts.specification import Chart, svg_of
 from ls_edge.report.charts.stage_charts import stage_breakdown
-from ls_edge.report.files import write_whole
 from ls_edge.report.statistics import RunData
 
 PICTURES: dict[str, Callable[[RunData], Chart | None]] = {
@@ -38,17 +38,17 @@ def write_picture(
     chart = PICTURES[kind](RunData(summary, records, events))
     if chart is None:
         raise UsageError(f"the run has nothing to draw for {kind!r}; choose another picture")
-    write_whole(path, svg_of(chart))
+    write_output(path, svg_of(chart))
 
 
 def write_figure(path: str | Path, evaluations: Sequence[Evaluation]) -> None:
     """Write :func:`accuracy_figure` as an SVG file."""
-    write_whole(path, svg_of(accuracy_figure(evaluations)))
+    write_output(path, svg_of(accuracy_figure(evaluations)))
 
 
 def write_freedom_figure(path: str | Path, evaluations: Sequence[Evaluation]) -> None:
     """Write :func:`freedom_figure` as an SVG file."""
-    write_whole(path, svg_of(freedom_figure(evaluations)))
+    write_output(path, svg_of(freedom_figure(evaluations)))
 
 
 def write_comparison_picture(path: str | Path, runs: Sequence[tuple[str, RunSummary]]) -> None:
@@ -56,4 +56,4 @@ def write_comparison_picture(path: str | Path, runs: Sequence[tuple[str, RunSumm
     chart = accuracy_comparison(runs)
     if chart is None:
         raise UsageError("none of the runs has labels, so there is no accuracy to draw")
-    write_whole(path, svg_of(chart))
+    write_output(path, svg_of(chart))

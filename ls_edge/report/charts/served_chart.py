@@ -8,6 +8,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
+from ls_edge.core.text import format_ranges
 from ls_edge.report.charts.specification import (
     MOST_MARKS,
     Chart,
@@ -19,7 +20,7 @@ from ls_edge.report.charts.specification import (
     row_of,
     tooltip_of,
 )
-from ls_edge.report.formatting import block_ranges, counted, shorten, show_percent
+from ls_edge.report.formatting import counted, shorten, show_percent
 from ls_edge.report.statistics import RunData, Window, coverage, pack, pick_window, shown_lanes
 from ls_edge.report.theme import colour
 
@@ -219,7 +220,7 @@ def _span_rows(data: RunData, lanes: Sequence[int], window: Window) -> list[Row]
 
 
 def _held(blocks: Sequence[int]) -> str:
-    return shorten(f"blocks {block_ranges(blocks)}", 18) if blocks else ""
+    return shorten(f"blocks {format_ranges(blocks)}", 18) if blocks else ""
 
 
 def _lane_text(data: RunData, name: str) -> str:
