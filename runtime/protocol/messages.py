@@ -74,7 +74,6 @@ class ReturnReason(_Text):
     BUDGET = "budget"
     VIA_SOURCE = "via source"
     HOPS = "hops"
-    CANCELLED = "cancelled"
     NOT_FINITE = "not finite"
 
 

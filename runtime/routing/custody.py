@@ -27,7 +27,7 @@ import itertools
 import random
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -35,6 +35,7 @@ import msgspec
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.runtime.protocol.messages import (
+    MAX_AVOID,
     MAX_BUDGET_US,
     MICROSECONDS,
     Accept,
@@ -561,9 +562,29 @@ class CustodyMachine(ABC):
             if message.credits if busy else message.reason not in (RefuseReason.DRAINING, RefuseReason.COLD):
                 n.back_off(self.now, self.limits)
                 request.avoid[sender] = n.backoff_until
+                if not busy:
+                    track = request.open_track
+                    self.avoid(request if track is None else track.wave.request, sender, n.backoff_until)
             self._changed(sender)
         self.decide_soon(request)
         self._refused(request, sender, message)
+
+    def avoid(self, request: HeldRequest, name: str, until: float) -> None:
+        """Do not offer a request to a process until then, and name the process to the next holders."""
+        request.avoid[name] = until
+        itinerary = request.itinerary
+        if name in itinerary.avoid:
+            return
+        avoid = (*itinerary.avoid, name)[-MAX_AVOID:]
+        if self._rules_out(avoid, request):
+            avoid = () if self._rules_out((name,), request) else (name,)
+        request.itinerary = msgspec.structs.replace(itinerary, avoid=avoid)
+
+    def _rules_out(self, avoid: Collection[str], request: HeldRequest) -> bool:
+        """Return whether every known holder of a remaining block is among the processes to avoid."""
+        known = {block for n in self.neighbours for block in n.hello.blocks}
+        left = {block for n in self.neighbours if n.name not in avoid for block in n.hello.blocks}
+        return not known.intersection(request.itinerary.remaining) <= left | self.local_node(request).blocks
 
     def _on_progress(self, sender: str, message: Progress) -> None:
         """Give its holder more time; without further blocks only as long as :attr:`Limits.keep_share` allows."""

@@ -550,10 +550,7 @@ class PeerMachine(CustodyMachine):
 
     def _refused(self, request: HeldRequest, sender: str, message: Refuse) -> None:
         cancelled = message.reason == RefuseReason.CANCELLED
-        if cancelled and not request.returning and request.itinerary.source != self.name:
-            # If it is so, the source will take them and forget them; if the other lied, nothing is lost.
-            self._return(request, ReturnReason.CANCELLED)
-        elif cancelled and request.returning and not self._way_home(request):
+        if cancelled and request.returning and not self._way_home(request):
             # Whoever is the only way home could as well accept the tokens and forget them.
             if request.upstream in self.neighbours.by_name:
                 assert request.upstream is not None

@@ -30,7 +30,6 @@ from ls_edge.core.errors import BudgetExceeded, NotFinite, Overloaded, RequestEr
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.core.records import Rejection
 from ls_edge.runtime.protocol.messages import (
-    MAX_AVOID,
     MAX_BUDGET_US,
     Accept,
     Cancel,
@@ -87,8 +86,6 @@ class OpenRequest:
     copy: HeldRequest
     """The furthest tokens."""
     attempts: int = 1
-    avoid: tuple[str, ...] = ()
-    """Processes that returned it without progress, or not at all; its holders avoid them."""
     not_finite: list[str] = field(default_factory=list)
     """Who has returned it because numbers were not finite, or with tokens that were not."""
     seen_holders: dict[str, None] = field(default_factory=dict)
@@ -217,7 +214,7 @@ class SourceMachine(CustodyMachine):
             self._on_not_finite(request, sender)
             return
         old = request.copy
-        itinerary = _restored(request.asked, run.itinerary)
+        itinerary = msgspec.structs.replace(_restored(request.asked, run.itinerary), avoid=old.itinerary.avoid)
         gained = itinerary.blocks_done - old.itinerary.blocks_done
         if gained < 0:
             return
@@ -267,17 +264,10 @@ class SourceMachine(CustodyMachine):
         n = self.neighbours.get(name)
         if n is not None:
             n.back_off(self.now, self.limits)
-            self._avoid(request, name, n.backoff_until)
+            self.avoid(request.copy, name, n.backoff_until)
 
-    def _avoid(self, request: OpenRequest, name: str, until: float) -> None:
-        """Offer a request to others until then, and have its holders not hand it on to ``name``."""
-        request.copy.avoid[name] = until
-        if name not in request.avoid:
-            request.avoid = (*request.avoid, name)[-MAX_AVOID:]
-
-    def _annotated(self, request: HeldRequest, itinerary: Itinerary) -> Itinerary:
-        avoid = self._by_id[request.request].avoid
-        return msgspec.structs.replace(itinerary, avoid=avoid) if avoid else itinerary
+    def _annotated(self, request: HeldRequest, itinerary: Itinerary) -> Itinerary:  # noqa: ARG002
+        return itinerary
 
     def _on_not_finite(self, request: OpenRequest, sender: str) -> None:
         """Numbers are not finite: have one other holder try, then end the request and name them."""
@@ -285,7 +275,7 @@ class SourceMachine(CustodyMachine):
         copy = request.copy
         why = "NaN or infinity in what it computed"
         self.instructions.append(Note(NoteKind.NOT_FINITE, sender, copy.request, why))
-        self._avoid(request, sender, copy.deadline)
+        self.avoid(copy, sender, copy.deadline)
         wanted = frozenset(self.bands.permitted(copy.itinerary.remaining))
         others = [c for c in self.reachable() if c.name not in copy.avoid and (wanted & c.blocks or c.leads_to(wanted))]
         if others and len(request.not_finite) < _HOLDERS_NOT_FINITE:
@@ -474,7 +464,7 @@ class SourceMachine(CustodyMachine):
         if self._is_beyond(owner.holder):
             pass  # others may be behind it, and it was not this source that waited for its word
         elif owner.holder and owner.holder != request.downstream:
-            self._avoid(owner, owner.holder, self.now + self.limits.away_floor)
+            self.avoid(request, owner.holder, self.now + self.limits.away_floor)
         else:
             self._pass_over(owner, request.downstream)
         self.reroute(request, "no news of it for too long")

@@ -363,12 +363,24 @@ def test_a_refusal_sends_the_tokens_elsewhere(peer, reason):
     assert peer.machine.neighbours.get("b").offers == 0
 
 
-def test_a_refusal_because_it_is_cancelled_goes_home_since_it_may_be_a_lie(peer):
+@pytest.mark.parametrize("reason", ["cancelled", "not finite", "because"])
+def test_a_refusal_that_may_be_a_lie_names_who_refused_to_the_next_holder(peer, reason):
+    peer.hears("b", Refuse(two_holders(peer), reason))
+    (onward,) = peer.sent(Forward, "c")
+    assert (onward.returning, onward.itinerary.remaining, onward.itinerary.avoid) == ("", (2, 3), ("b",))
+
+
+def test_a_refusal_that_is_usual_does_not(peer):
+    peer.hears("b", Refuse(two_holders(peer), "busy", 5))
+    assert peer.sent(Forward, "c")[0].itinerary.avoid == ()
+
+
+def test_not_every_holder_of_a_block_is_avoided(peer):
     peer.hears("b", Refuse(two_holders(peer), "cancelled"))
+    (onward,) = peer.sent(Forward, "c")
+    peer.hears("c", Refuse(onward.transfer, "cancelled"))
     (home,) = peer.sent(Forward, "laptop")
-    assert (home.returning, home.itinerary.remaining) == ("cancelled", (2, 3))
-    peer.hears("laptop", Accept(home.transfer, 1))
-    assert peer.machine.idle
+    assert (home.returning, home.itinerary.avoid) == ("unreachable", ("c",))
 
 
 def test_a_message_from_somebody_else_about_a_transfer_counts_for_nothing(peer):

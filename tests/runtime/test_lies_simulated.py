@@ -184,6 +184,26 @@ def test_requests_are_answered_by_the_honest(lie, says, policy):
         assert machine.credits == machine.limits.credits
 
 
+@pytest.mark.parametrize("policy", ["parallel", "fastest"])
+@pytest.mark.parametrize("reason", ["cancelled", "not finite", "because", "busy", "draining"])
+def test_who_refuses_everything_delays_no_request_of_a_fresh_cluster(reason, policy):
+    """Honest holders gave whole requests back as cancelled, and were avoided in favour of the liar."""
+    for seed in range(2):
+        for liars in (["liar"], ["0", "z"]):
+            sim = Simulation(dict.fromkeys(["a", "b", *liars], ALL), blocks=BLOCKS, seed=seed, latency=0.005)
+            for name in liars:
+                sim.processes[name].machine = Liar(refuses(reason))
+            sim.run(0.3)
+            for _ in range(6):
+                began = sim.now
+                request = sim.submit(policy=policy, budget=2.0)
+                sim.settle()
+                (outcome,) = sim.outcomes[request]
+                assert isinstance(outcome, Complete), outcome
+                assert sim.ended[request] - began < 0.25
+            assert all(sim.processes[name].machine.given for name in liars)
+
+
 def test_one_that_returns_everything_is_not_asked_all_the_time():
     """One request went to it 1,149 times in three seconds, because it always looked idle."""
     sim = Simulation({"liar": range(BLOCKS)}, blocks=BLOCKS)
