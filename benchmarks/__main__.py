@@ -20,9 +20,18 @@ BESIDE = ("fleet", "chain", "routing", "train", "soak", "quality", "engines", "a
 
 def main(argv: list[str] | None = None) -> int:
     """Run what was asked for; the exit code is 0 also where a bar was missed: the tables show that."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["chaos"]:
+        from benchmarks.chaos import command
+
+        os.environ.update(ONE_THREAD)
+        command.main(argv[1:], prog_name="python -m benchmarks chaos")
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"{', '.join(USUAL)} (the default), {', '.join(BESIDE)}"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"{', '.join(USUAL)} (the default), {', '.join(BESIDE)}; chaos has options of its own",
     )
     parser.add_argument("--quick", action="store_true", help="tiny runs that show that everything works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")

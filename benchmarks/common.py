@@ -13,20 +13,21 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
 from benchmarks import ONE_THREAD
 from ls_edge.core.errors import LsEdgeError
 from ls_edge.device.hardware import cores, cpu_name, cpu_quota, memory_gib
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
 
 if TYPE_CHECKING:
     from ls_edge.core.bundle import Bundle
     from ls_edge.core.peers_file import PeersFile
-    from ls_edge.runtime.fleet.local_cluster import LocalCluster
     from ls_edge.runtime.source.source import Source
 
+C = TypeVar("C", bound=LocalCluster)
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -158,18 +159,10 @@ def images_for(bundle: Any, count: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def local_cluster(
-    path: Path, placement: Mapping[str, Sequence[int]], *, faults: bool = False, **each: Any
-) -> Iterator[LocalCluster]:
-    """Peers on the loopback, warm, in a folder of their own; ``each`` are keys of every peer in ``peers.yaml``.
-
-    Without ``faults`` they are as a user starts them, without what makes engines hang or slow.
-    """
-    from ls_edge.runtime.fleet.local_cluster import LocalCluster
-
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        LocalCluster(folder, path, placement, each=each, faults=faults) as peers,
-    ):
+    path: Path, placement: Mapping[str, Sequence[int]], *, kind: type[C] = LocalCluster, **each: Any
+) -> Iterator[C]:
+    """Start peers on the loopback and wait until they are warm; ``each`` are keys of every peer in ``peers.yaml``."""
+    with tempfile.TemporaryDirectory() as folder, kind(folder, path, placement, each=each) as peers:
         peers.wait_warm(timeout=120.0)
         yield peers
 

@@ -14,7 +14,9 @@ medians over rounds. Peers have keys, as off the loopback.
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -33,21 +35,21 @@ from ls_edge.core.records import RequestRecord
 from ls_edge.device.profile import DeviceProfile, LinksDocument
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.profiling import profile_bundle
-from ls_edge.runtime.chaos.cpu_quota import raised_priority
-from ls_edge.runtime.chaos.faults import Faults
 from ls_edge.runtime.clients.link_prober import LinkProber
 from ls_edge.runtime.fleet.emulated_boards import EmulatedBoard, emulated_boards, emulated_profile
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.fleet.planning.document import PlanDocument, plan_document
 from ls_edge.runtime.fleet.planning.from_profiles import NamedProfile, PlanningInputs, problem_of
 from ls_edge.runtime.fleet.planning.planner import plan_placement
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import load_secret
+from tests.faults.cluster import FaultyCluster
+from tests.faults.engines import Faults
 
 BAR = 1.5
 """Least that ``fastest`` and the plan have to reach of what ``sequential`` does with a slow board."""
 BAND = 0.2
 """How far what is measured may be from what was planned."""
+NICENESS = -15
 STALL_MS, STALL_PART = 200.0, 0.02
 PIPELINE, SEQUENTIAL = "sequential, equal parts", "sequential, two holders"
 LAPTOP = "laptop"
@@ -77,7 +79,7 @@ def _plan(path: Path, slowdown: float, count: int, rounds: int, *, quick: bool) 
     boards = emulated_boards(kinds, slowdown)
     here = profile_bundle(Bundle.open(path), name="here", duration=0.5, threads=1)
     profiles = {board.name: emulated_profile(here, board) for board in boards}
-    paces = {board.name: board.pace for board in boards}
+    paces = {board.name: Faults(least_ms=board.block_ms) for board in boards}
     document, links = _planned(path, profiles, paces)
     wanted = () if quick else ("round_robin", "equal_split", "trained_order")  # starting processes takes long
     placements = {"plan": document.expected} | {
@@ -227,9 +229,7 @@ def _push(*, quick: bool) -> dict[str, Any]:
     two = {name: sorted({*parts[i], *parts[(i + 1) % 3]}) for i, name in enumerate(("ann", "ben", "cleo"))}
     stretch = 2.0 if quick else 12.0
     with tempfile.TemporaryDirectory() as folder:
-        cluster = LocalCluster(
-            Path(folder) / "fleet", before, two, sources=[LAPTOP], keys=True, stores=True, faults=True
-        )
+        cluster = FaultyCluster(Path(folder) / "fleet", before, two, sources=[LAPTOP], keys=True, stores=True)
         for name in two:
             cluster.set_faults(name, Faults(least_ms=8.0))
         with cluster:
@@ -294,9 +294,27 @@ class _Load:
 # What they share.
 
 
+@contextlib.contextmanager
+def raised_priority() -> Iterator[bool]:
+    """Run this process and its children before others where that is allowed; yield whether it is.
+
+    A board has its cores to itself, so other processes must not show in the results.
+    """
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, min(before, NICENESS))
+    except OSError:  # only root may
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, before)
+
+
 @dataclass
 class _Fleet:
-    cluster: LocalCluster
+    cluster: FaultyCluster
     path: Path
 
     @property
@@ -313,7 +331,7 @@ class _Fleet:
             yield source
 
     def push(self, bundle: Path) -> None:
-        words = self.cluster.command(LAPTOP, "push", "--peers", self.cluster.path, "--bundle", bundle)
+        words = [sys.executable, "-m", "ls_edge", "push", "--peers", str(self.cluster.path), "--bundle", str(bundle)]
         words += ["--secret-key", str(self.cluster.secret_key(LAPTOP))]
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
         if done.returncode:
@@ -324,7 +342,7 @@ class _Fleet:
 def _fleet(path: Path, placement: Placement, paces: Mapping[str, Faults]) -> Iterator[_Fleet]:
     """Peers with keys on the loopback, each paced as its board, warm."""
     with tempfile.TemporaryDirectory() as folder:
-        cluster = LocalCluster(folder, path, placement, sources=[LAPTOP], keys=True, faults=True)
+        cluster = FaultyCluster(folder, path, placement, sources=[LAPTOP], keys=True)
         for name in placement:
             cluster.set_faults(name, paces[name])
         with cluster:

@@ -46,13 +46,13 @@ from benchmarks.common import (
     wait_for,
 )
 from ls_edge.core.bundle import Bundle
-from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.protocol.messages import Accept, Moved
 from ls_edge.runtime.routing.events import Arrived, Event, Instruction, Received, Submit
 from ls_edge.runtime.routing.source_routing import SourceMachine
 from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.source import Source
+from tests.faults.cluster import FaultyCluster
+from tests.faults.engines import Faults
 
 MODEL = "vit_tiny_patch16_224"
 KINDS = ("kill", "stop", "hang")
@@ -73,7 +73,7 @@ def run(quick: bool, compare: bool = False) -> dict[str, Any]:
     bundle = Bundle.open(path)
     half, blocks = bundle.num_blocks // 2, range(bundle.num_blocks)
     placement = {"ann": blocks[:half], "ben": blocks[:half], "cleo": blocks[half:], "dan": blocks[half:]}
-    with local_cluster(path, placement, faults=True) as peers:
+    with local_cluster(path, placement, kind=FaultyCluster) as peers:
         for name in placement:
             peers.set_faults(name, always)
         holders = _Holders(BUDGET_S)
@@ -147,7 +147,7 @@ class _Holders:
 class _Trials:
     """Faults one after the other, each undone before the next."""
 
-    def __init__(self, peers: LocalCluster, source: Source, holders: _Holders, always: Faults) -> None:
+    def __init__(self, peers: FaultyCluster, source: Source, holders: _Holders, always: Faults) -> None:
         self.usual: list[float] = []
         """Seconds of requests without a fault."""
         self.deadlines: list[float] = []

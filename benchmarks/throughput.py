@@ -43,9 +43,10 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.data.datasets import ImageSet, open_data
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.run_summary import summarise
-from ls_edge.runtime.chaos.faults import Faults
 from ls_edge.runtime.source.run_dataset import run_dataset
 from ls_edge.runtime.source.source import Source
+from tests.faults.cluster import FaultyCluster
+from tests.faults.engines import Faults
 
 MODEL = "vit_small_patch16_224"
 TWO_PEERS = {"deit_tiny_distilled_patch16_224": 0.90, "deit_small_distilled_patch16_224": 0.93}
@@ -122,7 +123,7 @@ def _slow_peer(path: Path, rounds: int, count: int, trained: Path | None) -> dic
 
 def _policies(stack: contextlib.ExitStack, path: Path) -> dict[str, Stretch]:
     """Two sources of the same peers, one of which is slow."""
-    peers = stack.enter_context(local_cluster(path, _two_holders(Bundle.open(path).num_blocks), faults=True))
+    peers = stack.enter_context(local_cluster(path, _two_holders(Bundle.open(path).num_blocks), kind=FaultyCluster))
     peers.set_faults("ben", SLOW)
     return {
         policy: _answering(stack.enter_context(ready_source(peers.path, path, policy=policy)), 8)
@@ -137,7 +138,7 @@ def _digits(path: Path, rounds: int) -> dict[str, Any]:
     top1: dict[str, list[float]] = {"fastest": [], "sequential": []}
     rates: dict[str, list[float]] = {"fastest": [], "sequential": []}
     with contextlib.ExitStack() as stack:
-        peers = stack.enter_context(local_cluster(path, _two_holders(Bundle.open(path).num_blocks), faults=True))
+        peers = stack.enter_context(local_cluster(path, _two_holders(Bundle.open(path).num_blocks), kind=FaultyCluster))
         peers.set_faults("ben", SLOW)
         sources = {name: stack.enter_context(ready_source(peers.path, path, policy=name)) for name in top1}
         for _, name in in_turn(tuple(sources), rounds):

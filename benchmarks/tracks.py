@@ -46,8 +46,8 @@ from benchmarks.policy_runs import (
 )  # fmt: skip
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import PeersFile
-from ls_edge.runtime.chaos.namespaces import NamespaceCluster, Net, reason_to_skip
 from ls_edge.runtime.source.source import Source
+from tests.faults.namespaces import NamespaceCluster, Net, reason_to_skip
 
 MODELS = ("vit_small_patch16_224", "vit_base_patch16_224")
 WAVES = (1, 2, 3)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ls_edge.cli.main import main
-from ls_edge.runtime.chaos.namespaces import reason_to_skip
+from tests.faults.namespaces import reason_to_skip
 
 ROOT = Path(__file__).resolve().parents[1]
 

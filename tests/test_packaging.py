@@ -57,6 +57,7 @@ def test_the_wheel_holds_every_file(built):
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert names == set(expected().values())
     assert built[0].name.endswith("-py3-none-any.whl")
+    assert not any(word in name for name in names for word in ("faults", "chaos", "tests", "benchmark_"))
     assert {"ls_edge/py.typed", "ls_edge/data/assets/digits.npz", "ls_edge/data/assets/digits.md"} <= names
 
 

@@ -43,7 +43,6 @@ COMMANDS = {
     "simulate": "Simulate a fleet of devices that come and go.",
     "report": "Put runs, plans and profiles side by side.",
     "doctor": "Find what is missing or mixed up on this machine.",
-    "chaos": "Answer images while peers are killed, stopped, hung and cut off.",
     "demo": "Train, export, serve and measure on embedded data, with a peer killed on the way.",
 }
 

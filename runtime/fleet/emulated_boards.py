@@ -1,22 +1,33 @@
-"""Boards that are not there: peers on this machine, paced to the published figures of a board.
+"""Emulated boards: peers on this machine whose engines are paced to the published throughput of a board.
 
-Only boards with a figure that their maker published for a vision transformer are known by name; any other is emulated
-from a ``profile.json`` of it. What is paced is the engine: a call takes as long as on the board, and this machine
-computes meanwhile. Memory, clocks and power are not emulated, and all boards share the cores of this machine.
+Boards for which the maker published the throughput of a vision transformer are known by name; any other board is
+emulated from its ``profile.json``. Only engine calls are paced. Memory, clocks and power are not emulated, and all
+boards share the cores of this machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from ls_edge.core.errors import UsageError
+from ls_edge.core.logs import set_up
 from ls_edge.core.validation import unknown_name
 from ls_edge.device.profile import BatchTimes, DeviceProfile, Times, load_profile
-from ls_edge.runtime.chaos.faults import Faults
+from ls_edge.engines.engine import Engine
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.peer.peer import Peer, read_identity
+from ls_edge.runtime.peer.stored_peer import StoredPeer
 
 _TABLE = (
     "NVIDIA's table of vision transformers, vit-base-patch16-224 "
@@ -31,18 +42,88 @@ figures were not read again.
 _VIT_B_BLOCKS = 12
 
 
+_NEXT_CALL_S = 0.003
+"""Longest pause between two engine calls of which the second had waited for the first. Peers take less; a longer limit
+would make up for late sleep even if no call was waiting."""
+
+
 @dataclass(frozen=True)
 class EmulatedBoard:
-    """A board to stand for: its name as a peer, what a block takes it, and who says so."""
+    """Name as a peer, time of a block, and the source of that time."""
 
     name: str
     block_ms: float
     source: str
 
-    @property
-    def pace(self) -> Faults:
-        """What its peer is started with: engine calls that take at least as long as on the board."""
-        return Faults(least_ms=self.block_ms)
+
+class Pacer:
+    """Pace of the engines of one process, which run one call at a time."""
+
+    def __init__(self) -> None:
+        self._returned_at, self._late_s = 0.0, 0.0
+
+    def hold(self, called: float, least_s: float) -> None:
+        """Sleep until a call that began at ``called`` has taken ``least_s``.
+
+        Sleep ends late. A board would have finished on time and started the next call, so a call that had waited for
+        this one gets its delay back.
+        """
+        now = time.perf_counter()
+        began = called - self._late_s if called - self._returned_at < _NEXT_CALL_S else called
+        ends = max(began + least_s, now)
+        if ends > now:
+            time.sleep(ends - now)
+        self._returned_at = time.perf_counter()
+        self._late_s = min(self._returned_at - ends, least_s) if called + least_s > now else 0.0
+
+
+class PacedEngine:
+    """An :class:`Engine` whose calls take at least ``block_ms`` for each image."""
+
+    def __init__(self, engine: Engine, pacer: Pacer, block_ms: float) -> None:
+        self.part, self.kind, self.provider, self.signature = (
+            engine.part, engine.kind, engine.provider, engine.signature,
+        )  # fmt: skip
+        self._engine, self._pacer, self._block_s = engine, pacer, block_ms / 1e3
+
+    def run(self, inputs: Mapping[str, np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
+        """Run the engine and wait until the board would have finished."""
+        called = time.perf_counter()
+        result = self._engine.run(inputs, out)
+        self._pacer.hold(called, self._block_s * len(result))
+        return result
+
+    def close(self) -> None:
+        """Close the engine."""
+        self._engine.close()
+
+
+class PacedPeer(Peer):
+    """A peer on an emulated board."""
+
+    def __init__(self, *arguments: Any, block_ms: float, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._block_ms = block_ms
+
+    def open_engines(self) -> Mapping[int, Engine]:
+        """Open the engines, paced from the first call on: a peer warms up by it and announces its speed."""
+        pacer = Pacer()
+        return {b: PacedEngine(engine, pacer, self._block_ms) for b, engine in super().open_engines().items()}
+
+
+class BoardCluster(LocalCluster):
+    """Processes of emulated boards on the loopback, with keys and empty stores."""
+
+    def __init__(
+        self, folder: Path, bundle: Path, placement: Mapping[str, Sequence[int]], boards: Sequence[EmulatedBoard],
+        source: str,
+    ) -> None:  # fmt: skip
+        self._block_ms = {board.name: board.block_ms for board in boards}
+        super().__init__(folder, bundle, placement, sources=[source], keys=True, stores=True)
+
+    def peer_command(self, name: str) -> list[str]:
+        """Return the command line of this module."""
+        return [sys.executable, "-m", __name__, "--block-ms", str(self._block_ms[name])]
 
 
 def emulated_boards(kinds: Sequence[str], slowdown: float = 1.0) -> tuple[EmulatedBoard, ...]:
@@ -99,3 +180,24 @@ def emulated_profile(measured: DeviceProfile, board: EmulatedBoard) -> DevicePro
         measured, device=device, batch=batch, power_watts=None, idle_watts=None, power_scope=None, power_channels={},
         energy_mj_per_image=None, throttled=False, throttled_by=[],
     )  # fmt: skip
+
+
+def main() -> None:
+    """Serve as an emulated board until a signal or the end of standard input."""
+    parser = argparse.ArgumentParser()
+    for flag in ("--peers", "--name", "--store", "--secret-key"):
+        parser.add_argument(flag, required=True)
+    parser.add_argument("--block-ms", type=float, required=True)
+    parser.add_argument("--until-eof", action="store_true")
+    given = parser.parse_args()
+    set_up(as_json=False)
+    file, keys = read_identity(given.peers, given.secret_key)
+    peer = StoredPeer(file, given.name, given.store, keys=keys, until_eof=given.until_eof)
+    peer.make_peer = partial(PacedPeer, block_ms=given.block_ms)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: peer.stop())
+    peer.serve()
+
+
+if __name__ == "__main__":
+    main()

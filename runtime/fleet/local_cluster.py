@@ -1,7 +1,6 @@
-"""Peers on this machine: processes of ``ls-edge peer``, started, killed and started again.
+"""Peers on this machine: processes of ``ls-edge peer`` that are started, killed and restarted.
 
-For the demo, for fault tests and for trying a placement before there are boards. Faults of an engine are set by a file
-that its process reads.
+For the demo, for tests, and for trying a placement before there are boards.
 """
 
 from __future__ import annotations
@@ -21,61 +20,64 @@ import yaml
 
 from ls_edge.core.errors import LinkError, UsageError
 from ls_edge.core.peers_file import PeersFile, load_peers
-from ls_edge.runtime.chaos.faults import Faults, write
-from ls_edge.runtime.chaos.liar import LiarCounts, read_counts
-from ls_edge.runtime.chaos.proxy import Proxy
 from ls_edge.runtime.transport.keys import new_keys
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class PeerCluster:
-    """Processes of the peers of one ``peers.yaml``; a context manager that leaves no process behind.
+class LocalCluster:
+    """Peers of a placement on free ports of the loopback; a context manager that leaves no process behind.
 
-    The processes leave by themselves when their standard input, a pipe from here, ends.
+    The processes end when their standard input, a pipe from this process, is closed.
     """
 
     def __init__(
         self,
         folder: str | Path,
         bundle: str | Path,
-        entries: Sequence[Mapping[str, Any]],
+        placement: Mapping[str, Sequence[int]],
         *,
-        started: Sequence[str],
         top: Mapping[str, Any] | None = None,
+        each: Mapping[str, Any] | None = None,
         arguments: Sequence[str] = (),
         sources: Sequence[str] = (),
         keys: bool = False,
         stores: bool = False,
-        faults: bool = False,
     ) -> None:
         """Write ``peers.yaml`` and, with ``keys``, a key pair for each process into ``folder``.
 
-        ``entries`` are the peers of the file, ``started`` the names of those that are processes of this cluster,
-        ``top`` further keys at the top of the file, ``arguments`` more arguments of ``ls-edge peer`` and ``sources``
-        the names of sources in the file. Threads are 1 where an entry does not set them. With ``stores`` the peers
-        begin without a bundle, each with a store of its own, and the sources may push. With ``faults`` their engines
-        take what :meth:`set_faults` sets, which makes each call a little longer.
+        ``top`` are further keys at the top of the file, ``each`` further keys of every peer, ``arguments`` more
+        arguments of ``ls-edge peer``, and ``sources`` the names of sources in the file. With ``stores`` each peer
+        starts with an empty store instead of the bundle, and the sources may push.
         """
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.bundles = dict.fromkeys(started, Path(bundle))
-        """The bundle that each peer is started with."""
+        self.bundles = dict.fromkeys(placement, Path(bundle))
+        """Bundle that each peer is started with."""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._arguments = list(arguments)
         self._bundle = Path(bundle)
         self._log_from: dict[str, int] = {}
+        entries = self.entries(placement)
         names = [*(entry["name"] for entry in entries), *sources] if keys else []
         public = {name: {"public_key": new_keys(name, self.folder)[0].public.decode()} for name in names}
-        self._keys, self._stores, self._faults = keys, stores, faults
-        peers = [{"threads": 1, **entry, **public.get(entry["name"], {})} for entry in entries]
+        self._keys, self._stores = keys, stores
+        peers = [{"threads": 1, **entry, **(each or {}), **public.get(entry["name"], {})} for entry in entries]
         more = {"may_push": True} if stores else {}
         listed = [{"name": name, **public.get(name, {}), **more} for name in sources]
         content = {**(top or {}), **({"sources": listed} if listed else {}), "peers": peers}
         self.path = self.folder / "peers.yaml"
         self.path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
         self.file: PeersFile = load_peers(self.path)
+
+    def entries(self, placement: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
+        """Return the peers of ``peers.yaml``, each with an address."""
+        ports = free_ports(len(placement))
+        return [
+            {"name": name, "address": f"tcp://127.0.0.1:{port}", "blocks": list(blocks)}
+            for (name, blocks), port in zip(placement.items(), ports, strict=True)
+        ]
 
     def __enter__(self) -> Self:
         self.start(*self.bundles)
@@ -92,10 +94,8 @@ class PeerCluster:
             if self.alive(name):
                 raise UsageError(f"peer {name!r} runs already")
             self._close_input(name)
-            command = [*self.command(name, "peer"), "--peers", str(self.path), "--name", name]
+            command = [*self.peer_command(name), "--peers", str(self.path), "--name", name]
             command += ["--store", str(self.store(name))] if self._stores else ["--bundle", str(self.bundles[name])]
-            if self._faults:
-                command += ["--faults", str(self._faults_path(name))]
             command += ["--until-eof", *self._arguments]
             if self._keys:
                 command += ["--secret-key", str(self.secret_key(name))]
@@ -113,9 +113,9 @@ class PeerCluster:
         self.bundles = {peer.name: self._bundle for peer in self.file.peers}
         self.start(*self.bundles)
 
-    def command(self, name: str, *arguments: object) -> list[str]:  # noqa: ARG002
-        """Return the command line of ``ls-edge`` with these arguments where ``name`` runs."""
-        return [sys.executable, "-m", "ls_edge", *map(str, arguments)]
+    def peer_command(self, name: str) -> list[str]:  # noqa: ARG002
+        """Return the words of the command line that start a peer, without its arguments."""
+        return [sys.executable, "-m", "ls_edge", "peer"]
 
     def secret_key(self, name: str) -> Path | None:
         """The file with the secret key of a member or source; None where there are no keys."""
@@ -129,18 +129,6 @@ class PeerCluster:
         stdin = self.processes[name].stdin if name in self.processes else None
         if stdin is not None:
             stdin.close()
-
-    def set_faults(self, name: str, faults: Faults) -> None:
-        """Make the engine of a peer hang, slow or stall; also for its next process.
-
-        Raises :class:`UsageError` where the cluster was made without ``faults``.
-        """
-        if not self._faults:
-            raise UsageError(f"the engine of {name!r} takes no faults; make the cluster with faults=True")
-        write(self._faults_path(name), faults)
-
-    def _faults_path(self, name: str) -> Path:
-        return self.folder / f"{name}.faults"
 
     def alive(self, name: str) -> bool:
         """Whether the process of a peer runs (stopped counts)."""
@@ -217,114 +205,6 @@ class PeerCluster:
             log = self.log_path(name).read_bytes()[self._log_from.get(name, 0) :]
             return any(text in log for text in texts)
         return False
-
-
-class LocalCluster(PeerCluster):
-    """Peers on free ports of the loopback, with faults of links and dishonest members for tests."""
-
-    def __init__(
-        self,
-        folder: str | Path,
-        bundle: str | Path,
-        placement: Mapping[str, Sequence[int]],
-        *,
-        top: Mapping[str, Any] | None = None,
-        each: Mapping[str, Any] | None = None,
-        arguments: Sequence[str] = (),
-        proxied: bool = False,
-        members: Mapping[str, Sequence[int]] | None = None,
-        sources: Sequence[str] = (),
-        keys: bool = False,
-        stores: bool = False,
-        faults: bool = False,
-    ) -> None:
-        """Write ``peers.yaml``; ``each`` are further keys of every peer, the others as in :class:`PeerCluster`.
-
-        ``proxied`` puts a :class:`~.chaos.proxy.Proxy` in front of each peer (:attr:`proxies`), for links with faults.
-        ``members`` are peers of the file, with their blocks, that do not run before :meth:`start_liar`.
-        """
-        self.proxies: dict[str, Proxy] = {}
-        self._liars: dict[str, subprocess.Popen[bytes]] = {}
-        everybody = {**placement, **(members or {})}
-        free = free_ports(len(everybody) + (len(placement) if proxied else 0))
-        ports = dict(zip(everybody, free, strict=False))
-        front = ports | dict(zip(placement, free[len(everybody) :], strict=False))
-        self._targets = {name: (front[name], ports[name]) for name in placement} if proxied else {}
-        entries = [
-            {
-                "name": name,
-                "address": f"tcp://127.0.0.1:{front[name]}",
-                "bind": f"tcp://127.0.0.1:{ports[name]}",
-                "blocks": list(blocks),
-                **(each or {}),
-            }
-            for name, blocks in everybody.items()
-        ]
-        super().__init__(
-            folder,
-            bundle,
-            entries,
-            started=list(placement),
-            top=top,
-            arguments=arguments,
-            sources=sources,
-            keys=keys,
-            stores=stores,
-            faults=faults,
-        )
-
-    def __enter__(self) -> Self:
-        for name, (front, port) in self._targets.items():
-            self.proxies[name] = Proxy(front, ("127.0.0.1", port))
-        return super().__enter__()
-
-    def close(self) -> None:
-        """End all processes and proxies."""
-        for name in list(self._liars):
-            self.stop_liar(name)
-        super().close()
-        for proxy in self.proxies.values():
-            proxy.close()
-
-    def start_liar(self, name: str, lie: str, *, seed: int = 0) -> None:
-        """Start a member, or a source, as a liar (:mod:`ls_edge.runtime.chaos.liar`); it is not waited for."""
-        self.stop_liar(name)
-        self._counts_path(name).unlink(missing_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            "ls_edge.runtime.chaos.liar_process",
-            str(self.path),
-            str(self._bundle),
-            name,
-            lie,
-        ]
-        command += ["--seed", str(seed), "--counts", str(self._counts_path(name))]
-        if self._keys:
-            command += ["--secret-key", str(self.secret_key(name))]
-        with self.log_path(name).open("ab") as log:
-            self._liars[name] = subprocess.Popen(  # noqa: S603  our own interpreter and arguments
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log
-            )
-
-    def liar_counts(self, name: str) -> LiarCounts:
-        """Return the counts of a liar; raises :class:`LinkError` where it has ended by itself."""
-        process = self._liars.get(name)
-        if process is not None and process.poll() is not None:
-            raise LinkError(f"the liar {name} ended with {process.returncode}: {self.last_log_line(name)}")
-        return read_counts(self._counts_path(name))
-
-    def stop_liar(self, name: str) -> None:
-        """End a liar, if it runs."""
-        process = self._liars.pop(name, None)
-        if process is not None:
-            process.kill()
-            process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
-
-    def _counts_path(self, name: str) -> Path:
-        return self.folder / f"{name}.counts"
 
 
 def free_ports(count: int) -> list[int]:

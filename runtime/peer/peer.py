@@ -69,7 +69,6 @@ class Peer:
         threads: int | None = None,
         strict_bundle: bool = False,
         limits: Limits | None = None,
-        faults: Path | None = None,
         until_eof: bool = False,
         installer: Installer | None = None,
         examine: Examine | None = None,
@@ -78,8 +77,8 @@ class Peer:
         """``engine`` and ``threads`` win over the file's.
 
         ``installer`` takes bundles that are pushed, ``examine`` checks this machine for whoever asks.
-        ``until_eof``: leave when standard input ends, so as not to outlive who started it. ``faults`` is for
-        :mod:`ls_edge.runtime.chaos`. Raises :class:`LinkError` where the port is in use.
+        ``until_eof``: leave when standard input ends, so as not to outlive who started it. Raises :class:`LinkError`
+        where the port is in use.
         """
         self.entry = peers.peer(name)
         peers.check_blocks(bundle.num_blocks)
@@ -95,7 +94,6 @@ class Peer:
         self._incarnation = new_incarnation()
         self._runner = BlockRunner({}, needs_slot=bundle.manifest.needs_slot)
         self._choice: EngineChoice | None = None
-        self._faults = faults
         self._stops = 0
         self._failure: LsEdgeError | None = None
         tokens_s = peers.heartbeat.transfer_s(bundle.manifest.tokens.bytes_per_image)
@@ -308,11 +306,6 @@ class Peer:
     def _load(self) -> _Result:
         try:
             engines = self.open_engines()
-            if self._faults is not None:
-                from ls_edge.runtime.chaos.faults import Control, FaultyEngine
-
-                control = Control(self._faults)
-                engines = {block: FaultyEngine(engine, control) for block, engine in engines.items()}
             self._runner = BlockRunner(engines, needs_slot=self.bundle.manifest.needs_slot)
             for batch in {1, self.entry.max_batch}:
                 self._runner.warm_up(batch)
@@ -359,7 +352,6 @@ def open_peer(
     engine: EngineKind | None = None,
     threads: int | None = None,
     strict_bundle: bool = False,
-    faults: Path | None = None,
     until_eof: bool = False,
     examine: Examine | None = None,
 ) -> Peer:
@@ -367,5 +359,5 @@ def open_peer(
     file, keys = read_identity(peers, secret_key)
     return Peer(
         file, name, Bundle.open(bundle), keys=keys, engine=engine, threads=threads,
-        strict_bundle=strict_bundle, faults=faults, until_eof=until_eof, examine=examine,
+        strict_bundle=strict_bundle, until_eof=until_eof, examine=examine,
     )  # fmt: skip

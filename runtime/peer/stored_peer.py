@@ -118,7 +118,6 @@ class StoredPeer:
         engine: EngineKind | None = None,
         threads: int | None = None,
         strict_bundle: bool = False,
-        faults: Path | None = None,
         until_eof: bool = False,
         examine: Examine | None = None,
     ) -> None:
@@ -135,8 +134,10 @@ class StoredPeer:
         self.name = name
         self.on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None
         """As of a :class:`~ls_edge.runtime.peer.peer.Peer`."""
+        self.make_peer: Callable[..., Peer] = Peer
+        """Constructor of the peer that serves a bundle; emulated boards use a subclass."""
         self._peers, self._keys, self._until_eof, self._strict = peers, keys, until_eof, strict_bundle
-        self._engine, self._threads, self._faults = engine or entry.engine, threads, faults
+        self._engine, self._threads = engine or entry.engine, threads
         self._examine = examine
         self._stops = 0
         self._running: Peer | _WaitingPeer | None = None
@@ -200,9 +201,9 @@ class StoredPeer:
             try:
                 bundle = self._store.open_active()
                 if bundle is not None:
-                    return Peer(
+                    return self.make_peer(
                         self._peers, self.name, bundle, keys=self._keys, engine=self._engine, threads=self._threads,
-                        strict_bundle=self._strict, faults=self._faults, until_eof=self._until_eof,
+                        strict_bundle=self._strict, until_eof=self._until_eof,
                         installer=self._installer, on_step=self.on_step, examine=self._examine,
                     )  # fmt: skip
                 why = "has no bundle yet; send it one with 'ls-edge push'"
@@ -224,13 +225,12 @@ def open_stored_peer(
     engine: EngineKind | None = None,
     threads: int | None = None,
     strict_bundle: bool = False,
-    faults: Path | None = None,
     until_eof: bool = False,
     examine: Examine | None = None,
 ) -> StoredPeer:
     """Read the files and make a :class:`StoredPeer`; what ``ls-edge peer --store`` does."""
     file, keys = read_identity(peers, secret_key)
     return StoredPeer(
-        file, name, store, keys=keys, engine=engine, threads=threads, strict_bundle=strict_bundle, faults=faults,
+        file, name, store, keys=keys, engine=engine, threads=threads, strict_bundle=strict_bundle,
         until_eof=until_eof, examine=examine,
     )  # fmt: skip

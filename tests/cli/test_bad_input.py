@@ -366,14 +366,6 @@ CASES = r"""
 1 | predict --peers good.yaml --bundle bundle empty | empty: the folder holds no images; their names end in .bmp,
 2 | predict --peers good.yaml --bundle bundle flat/a.png --top 0 | '--top': 0 is not in the range x>=1
 2 | predict --peers good.yaml --bundle bundle flat/a.png --budget-ms nan | '--budget-ms': nan is no finite number
-2 | chaos | Missing argument 'BUNDLE'
-1 | chaos nowhere | nowhere is no bundle: it has no manifest.json; write one with 'ls-edge export
-1 | chaos bundle --other-bundle nowhere | nowhere is no bundle: it has no manifest.json; write one with 'ls-edge export
-2 | chaos bundle --requests 0 | '--requests': 0 is not in the range x>=1
-2 | chaos bundle --seconds nan | '--seconds': nan is no finite number
-1 | chaos bundle --data nowhere | nowhere: no such folder or tar; check the path, or write 'digits' for the
-2 | chaos bundle --policy sequential | '--policy': 'sequential' is not one of 'nearest', 'fastest', 'random',
-1 | chaos cut | cut/stem.onnx (stem) is not the file of this bundle: sha256
 2 | demo --out file.txt | '--out': Directory 'file.txt' is a file
 2 | demo --limit 1 | '--limit': 1 is not in the range x>=10
 2 | demo --limit nan | '--limit': 'nan' is no whole number
@@ -413,7 +405,6 @@ CASES = r"""
 2 | export run --out new --precision int4 | '--precision': 'int4' is not one of 'fp32', 'fp16', 'int8'
 2 | export run --out new --per-block --blocks-per-part 2 | --per-block and --blocks-per-part 2 contradict each other;
 2 | export run --out new --max-batch 0 | '--max-batch': 0 is not in the range x>=1
-2 | chaos bundle --other-bundle bundle | --other-bundle bundle is of the model of bundle; give one of another model
 2 | TRAIN --lr 1e999 | '--lr': 1e999 is no finite number
 """
 """Exit code, command, and what is in its one line."""

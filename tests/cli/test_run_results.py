@@ -17,10 +17,11 @@ from ls_edge.core.bundle import Bundle, bundle_id_of, write_manifest
 from ls_edge.core.peers_file import load_peers
 from ls_edge.core.records import read_trace
 from ls_edge.data.datasets import open_data
-from ls_edge.runtime.chaos.faults import Faults
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.transport.keys import new_keys
+from tests.faults.cluster import FaultyCluster
+from tests.faults.engines import Faults
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
 SLOW = Faults(stall_ms=20.0, stall_part=1.0)
@@ -28,7 +29,7 @@ SLOW = Faults(stall_ms=20.0, stall_part=1.0)
 
 @pytest.fixture(scope="module")
 def peers(tmp_path_factory, tiny_bundle):
-    with LocalCluster(tmp_path_factory.mktemp("peers"), tiny_bundle, PLACEMENT, faults=True) as local:
+    with FaultyCluster(tmp_path_factory.mktemp("peers"), tiny_bundle, PLACEMENT) as local:
         local.wait_warm()
         yield local
 

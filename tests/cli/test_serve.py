@@ -22,11 +22,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from ls_edge.core.bundle import Bundle
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.runtime.chaos.faults import Faults
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.serve.http_server import MAX_HTTP_HEADER, HttpRequest
 from ls_edge.runtime.serve.http_service import HttpService
 from ls_edge.runtime.source.source import Source
+from tests.faults.cluster import FaultyCluster
+from tests.faults.engines import Faults
 
 PLACEMENT = {"a": [0, 1, 2], "b": [1, 2, 3], "c": [0, 3]}
 """Of a bundle of four blocks, each of which has two holders."""
@@ -327,7 +328,7 @@ def test_metrics(shared):
 @pytest.fixture
 def slow(tmp_path, bundle):
     """One peer, whose engine takes 0.1 s for a block."""
-    local = LocalCluster(tmp_path / "slow", bundle, {"a": [0, 1, 2, 3]}, faults=True)
+    local = FaultyCluster(tmp_path / "slow", bundle, {"a": [0, 1, 2, 3]})
     local.set_faults("a", Faults(least_ms=100))  # before it starts, so that it knows
     with local:
         local.wait_warm()

@@ -15,13 +15,13 @@ from ls_edge.core.errors import UsageError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.core.records import AuditSummary, Suspect
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.runtime.chaos.faults import Faults, write
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.messages import Itinerary
 from ls_edge.runtime.routing.events import Returned
 from ls_edge.runtime.source.audit import Audit, Auditor
 from ls_edge.runtime.source.source import Settings, Source
+from tests.faults.cluster import FaultyCluster
+from tests.faults.engines import Faults, inject, write
 
 CHAIN = {"a": [0, 1], "b": [2, 3], "c": [4, 5]}
 
@@ -42,7 +42,7 @@ def audited(tiny_bundle, write_peers, serve, tmp_path):
         for name in placement:
             path = tmp_path / f"{name}.faults"
             write(path, dict(faults).get(name, Faults()))
-            serve(Peer(file, name, bundle, faults=path))
+            serve(inject(Peer(file, name, bundle), path))
         opened.append(Source(file, Bundle.open(of), Settings(audit=audit, **settings)))
         assert opened[-1].wait_ready() == ()
         return opened[-1]
@@ -282,7 +282,7 @@ def test_a_warning_says_who_and_how_often():
 
 
 def test_a_run_with_a_liar_names_it_in_json_and_in_a_warning(tmp_path, tiny_bundle):
-    with LocalCluster(tmp_path, tiny_bundle, CHAIN, faults=True) as peers:
+    with FaultyCluster(tmp_path, tiny_bundle, CHAIN) as peers:
         peers.wait_warm()
         peers.set_faults("c", Faults(lie=1.0))
         command = [

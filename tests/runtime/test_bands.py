@@ -13,8 +13,6 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BudgetExceeded
 from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts
 from ls_edge.core.peers_file import load_peers
-from ls_edge.runtime.chaos.liar import Liar
-from ls_edge.runtime.chaos.lies import LIES
 from ls_edge.runtime.fleet.planning.problem import PlannedDevice, PlanningProblem
 from ls_edge.runtime.fleet.planning.scoring import policies_for, simulate_placement
 from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
@@ -28,6 +26,8 @@ from ls_edge.runtime.routing.source_routing import SourceMachine
 from ls_edge.runtime.routing.wave_planner import plan_wave
 from ls_edge.runtime.source.audit import challenge_itinerary
 from ls_edge.runtime.transport.admission import Admission
+from tests.faults.liar import Liar
+from tests.faults.lies import LIES
 from tests.runtime.driver import Driver, run_of, submits
 
 BLOCKS = 8

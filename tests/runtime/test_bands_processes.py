@@ -14,6 +14,7 @@ from ls_edge.core.errors import BudgetExceeded
 from ls_edge.core.records import read_trace
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.source.source import Source
+from tests.faults.cluster import FaultyCluster
 
 PLACEMENT = {"a": [1, 2, 3, 4, 5], "b": [0], "c": [2, 4, 1]}
 WHY = "block 0 of band [0] (1 of 3) had no reachable holder"
@@ -95,7 +96,7 @@ def test_a_liar_that_runs_blocks_out_of_bands_is_refused_by_source_and_next_hold
 ):
     bundle, shown = Bundle.open(banded_bundle), images(18)
     blocks = range(bundle.num_blocks)
-    with LocalCluster(tmp_path, banded_bundle, dict.fromkeys("ab", blocks), members={"mallory": blocks}) as peers:
+    with FaultyCluster(tmp_path, banded_bundle, dict.fromkeys("ab", blocks), members={"mallory": blocks}) as peers:
         peers.wait_warm()
         peers.start_liar("mallory", "bands")
         with Source.open(peers.path, banded_bundle, max_skips=0) as source:

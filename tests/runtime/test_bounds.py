@@ -12,14 +12,14 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
-from ls_edge.runtime.chaos.faults import Faults, write
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.fleet.simulation.simulator import Simulation
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.routing.custody import Stage
 from ls_edge.runtime.routing.events import Arrived, Complete
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.source.source import Settings, Source
+from tests.faults.cluster import FaultyCluster
+from tests.faults.engines import Faults, inject, write
 
 MIB = 2**20
 
@@ -63,7 +63,7 @@ def test_peers_hold_no_more_than_their_credits_and_the_rest_is_overloaded(
     file, bundle = load_peers(write_peers({"a": [0, 1, 2], "b": [3, 4, 5]}, credits=4)), Bundle.open(tiny_bundle)
     faults = tmp_path / "slow.faults"
     write(faults, Faults(stall_ms=10.0, stall_part=1.0))
-    peers = [serve(Peer(file, name, bundle, faults=faults)) for name in ("a", "b")]
+    peers = [serve(inject(Peer(file, name, bundle), faults)) for name in ("a", "b")]
     ledgers = [Ledger(peer) for peer in peers]
     pictures = images(200)
     with Source(file, bundle, Settings(max_skips=0)) as source:
@@ -90,9 +90,7 @@ def test_peers_hold_no_more_than_their_credits_and_the_rest_is_overloaded(
 
 def test_the_memory_of_peers_does_not_follow_what_is_asked_of_them(tmp_path, tiny_bundle, images):
     everything = range(Bundle.open(tiny_bundle).num_blocks)
-    with LocalCluster(
-        tmp_path, tiny_bundle, {"a": everything, "b": everything}, each={"credits": 4}, faults=True
-    ) as peers:
+    with FaultyCluster(tmp_path, tiny_bundle, {"a": everything, "b": everything}, each={"credits": 4}) as peers:
         peers.wait_warm()
         with Source.open(peers.path, tiny_bundle, max_inflight=1000, max_skips=0) as source:
             assert source.wait_ready() == ()
@@ -122,9 +120,7 @@ def test_the_work_of_a_source_that_was_killed_is_dropped_and_another_is_served(
     tmp_path, tiny_bundle, images, wait_until, assert_replays
 ):
     everything, most = range(Bundle.open(tiny_bundle).num_blocks), 8
-    with LocalCluster(
-        tmp_path, tiny_bundle, {"a": everything, "b": everything}, each={"credits": most}, faults=True
-    ) as peers:
+    with FaultyCluster(tmp_path, tiny_bundle, {"a": everything, "b": everything}, each={"credits": most}) as peers:
         peers.wait_warm()
         with Source.open(peers.path, tiny_bundle, max_skips=0) as source:
             assert source.wait_ready() == ()
@@ -154,7 +150,7 @@ def test_the_work_of_a_source_that_was_killed_is_dropped_and_another_is_served(
 @pytest.mark.parametrize("greed", [64, 600], ids=["as many on their way", "ten times as many on their way"])
 def test_two_sources_share_the_peers_while_one_asks_for_ten_times_as_much(tmp_path, tiny_bundle, images, greed):
     everything = range(Bundle.open(tiny_bundle).num_blocks)
-    with LocalCluster(tmp_path, tiny_bundle, {"a": everything, "b": everything}, faults=True) as peers:
+    with FaultyCluster(tmp_path, tiny_bundle, {"a": everything, "b": everything}) as peers:
         peers.wait_warm()
         for name in peers.bundles:
             peers.set_faults(name, Faults(stall_ms=3.0, stall_part=1.0))

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import zmq
@@ -10,11 +11,11 @@ import zmq
 from ls_edge.core.errors import UsageError
 from ls_edge.core.records import Suspect
 from ls_edge.data.datasets import open_data
-from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS, LIE_TEXTS
-from ls_edge.runtime.chaos.lies import LIES
-from ls_edge.runtime.chaos.plan import plan
-from ls_edge.runtime.chaos.suite import ChaosResult, ChaosSettings, run_chaos
+from tests.faults.course import COURSE_LIES, KINDS, LIE_TEXTS, plan
+from tests.faults.lies import LIES
+from tests.faults.suite import ChaosResult, ChaosSettings, run_chaos
 
+ROOT = Path(__file__).parents[2]
 PEERS = ("anna", "ben", "cleo", "dan")
 
 
@@ -120,15 +121,22 @@ def test_what_a_result_holds():
         assert not document(**wrong).holds
 
 
-def test_kinds_and_lies_that_are_not_known_are_named(tiny_bundle):
-    for arguments, text in (
-        (["--kinds", "kill,meteor"], "--kinds: 'meteor' is not known; use one or several of kill, stop, "),
-        (["--lies", "white"], "--lies: 'white' is not known; use one or several of busy, "),
-        (["--kinds", "other_bundle"], "--kinds other_bundle needs --other-bundle, a bundle of another model"),
+def chaos(*arguments):
+    command = [sys.executable, "-m", "benchmarks", "chaos", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+
+
+def test_arguments_that_cannot_be_used_are_named(tiny_bundle):
+    for code, arguments, text in (
+        (2, ["--kinds", "kill,meteor"], "--kinds: 'meteor' is not known; use one or several of kill, stop, "),
+        (2, ["--lies", "white"], "--lies: 'white' is not known; use one or several of busy, "),
+        (2, ["--kinds", "other_bundle"], "--kinds other_bundle needs --other-bundle, a bundle of another model"),
+        (2, ["--other-bundle", tiny_bundle], "; give one of another model"),
+        (1, ["--other-bundle", "nowhere"], "nowhere is no bundle: it has no manifest.json"),
+        (2, ["--policy", "sequential"], "'sequential' is not one of"),
     ):
-        command = [sys.executable, "-m", "ls_edge", "chaos", str(tiny_bundle), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 2
+        done = chaos(tiny_bundle, *arguments)
+        assert done.returncode == code
         assert text in done.stderr
 
 
@@ -146,8 +154,7 @@ def test_the_command_prints_one_json_document(tiny_bundle):
         "--kinds",
         "kill,garbage",
     ]
-    command = [sys.executable, "-m", "ls_edge", "chaos", str(tiny_bundle), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = chaos(tiny_bundle, *arguments)
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)
     assert set(result) == set(ChaosResult.__struct_fields__)

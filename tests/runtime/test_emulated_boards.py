@@ -1,8 +1,6 @@
 """Boards that are emulated: figures and their sources, profiles that are marked, and a plan that is tried on them."""
 
 import json
-import subprocess
-import sys
 import time
 
 import msgspec
@@ -15,9 +13,7 @@ from ls_edge.core.errors import UsageError
 from ls_edge.device.sensors import Sensors
 from ls_edge.engines.profiling import profile_bundle
 from ls_edge.report.terminal import open_console
-from ls_edge.runtime.chaos import cpu_quota, faults
-from ls_edge.runtime.chaos.faults import Control, Faults, FaultyEngine, write
-from ls_edge.runtime.fleet.emulated_boards import EmulatedBoard, emulated_boards, emulated_profile
+from ls_edge.runtime.fleet.emulated_boards import EmulatedBoard, PacedEngine, Pacer, emulated_boards, emulated_profile
 
 pytest.importorskip("highspy")
 
@@ -40,7 +36,7 @@ def test_boards_by_name_and_by_profile(measured, tmp_path):
     assert "vit-base-patch16-224" in boards[0].source
     assert boards[3].source == "its profile jetson.json"
     (slow,) = emulated_boards(["orin-nano"], 10)
-    assert slow.pace.least_ms == pytest.approx(10 * boards[0].block_ms)
+    assert slow.block_ms == pytest.approx(10 * boards[0].block_ms)
     assert slow.source.endswith("10 times slower")
     with pytest.raises(UsageError, match="unknown board 'orin-nan'; did you mean 'orin-nano'"):
         emulated_boards(["orin-nan"])
@@ -59,7 +55,7 @@ def test_an_emulated_profile_is_marked_and_says_nothing_that_is_not_known(measur
         emulated_profile(measured, EmulatedBoard("quick-0", 1e-6, "nobody"))
 
 
-def test_late_sleep_does_not_make_a_board_slower(tmp_path, monkeypatch):
+def test_late_sleep_does_not_make_a_board_slower(monkeypatch):
     """Calls that wait for one another end when the board would have ended them, though each sleep is 10 ms too long."""
 
     class Quick:
@@ -76,10 +72,9 @@ def test_late_sleep_does_not_make_a_board_slower(tmp_path, monkeypatch):
     def late_sleep(seconds):
         now[0] += seconds + 0.010
 
-    monkeypatch.setattr(faults.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(faults.time, "sleep", late_sleep)
-    write(tmp_path / "board", Faults(least_ms=50.0))
-    engine = FaultyEngine(Quick(), Control(tmp_path / "board"))
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", late_sleep)
+    engine = PacedEngine(Quick(), Pacer(), 50.0)
     one, two = np.zeros((1, 4, 8), np.float32), np.zeros((2, 4, 8), np.float32)
 
     def took(tokens, calls):
@@ -94,47 +89,6 @@ def test_late_sleep_does_not_make_a_board_slower(tmp_path, monkeypatch):
     assert took(one, 1) == pytest.approx(0.061)
     now[0] += 1.0
     assert took(two, 1) == pytest.approx(0.111)
-
-
-def test_processor_time_of_a_board_is_limited():
-    reason = cpu_quota.reason_to_skip()
-    if reason:
-        pytest.skip(reason)
-    spin = [sys.executable, "-c", "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass"]
-    with cpu_quota.CpuQuota(0.1, "a", "b") as quota:
-        processes = [subprocess.Popen(spin) for _ in "ab"]
-        try:
-            quota.add("a", processes[0].pid)
-            end = time.monotonic() + 20
-            while quota.seconds_throttled("a") < 0.2:
-                assert time.monotonic() < end, "nothing was held back"
-                time.sleep(0.02)
-            assert quota.seconds_throttled("b") == 0
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        groups = list(quota.folders)
-    assert not any(group.exists() for group in groups)
-
-
-def test_groups_of_version_2_are_made_where_the_kernel_gives_processor_time_to_them(tmp_path):
-    """A tree as the kernel's documentation describes it; a session has processes, so its slice is what is divided."""
-    session = "user.slice/user-0.slice/session-1.scope"
-    (tmp_path / "cgroup" / session).mkdir(parents=True)
-    (tmp_path / "self").mkdir()
-    (tmp_path / "mounts").write_text(f"proc /proc proc rw 0 0\ncgroup2 {tmp_path / 'cgroup'} cgroup2 rw 0 0\n")
-    (tmp_path / "self/cgroup").write_text(f"0::/{session}\n")
-    given = {"": "cpuset cpu io memory pids", "user.slice": "cpu memory pids", "user.slice/user-0.slice": "memory pids",
-             session: ""}  # fmt: skip
-    for group, controllers in given.items():
-        (tmp_path / "cgroup" / group / "cgroup.subtree_control").write_text(controllers + "\n")
-    assert cpu_quota._parent(tmp_path) == (tmp_path / "cgroup/user.slice", 2)
-    (tmp_path / "cgroup/user.slice/cgroup.subtree_control").write_text("")
-    assert cpu_quota._parent(tmp_path) == (tmp_path / "cgroup", 2)
-    (tmp_path / "cgroup/cgroup.subtree_control").write_text("memory\n")
-    with pytest.raises(cpu_quota.QuotaError, match="no control group of this process divides"):
-        cpu_quota._parent(tmp_path)
 
 
 def test_a_plan_is_tried_on_emulated_boards(tiny_bundle, tmp_path):

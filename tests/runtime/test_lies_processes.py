@@ -1,4 +1,4 @@
-"""Captured members against real processes: each lie of ``ls_edge.runtime.chaos.lies`` once, with keys.
+"""Captured members against real processes: each lie of ``tests.faults.lies`` once, with keys.
 
 Two honest peers hold every block, and so does the liar, which has a key and a place in ``peers.yaml``. Whatever it
 does, every request is answered, in full and right, and when it is gone nothing of it is left at the honest.
@@ -13,14 +13,14 @@ import zmq
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.runtime.chaos.lies import LIES
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.keys import load_secret
 from ls_edge.runtime.transport.linked_processes import MAX_SOURCES_OF_ONE_KEY
 from ls_edge.runtime.transport.node import NOTES_A_MINUTE
+from tests.faults.cluster import FaultyCluster
+from tests.faults.lies import LIES
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE")
 
@@ -37,7 +37,7 @@ WAITS = {"silent", "mute", "slow", "progress", "growth", "releases", "hellos", "
 def peers(tiny_bundle, tmp_path_factory):
     """Two honest peers with every block, in processes of their own; a member and a source that may be captured."""
     blocks = range(Bundle.open(tiny_bundle).num_blocks)
-    with LocalCluster(
+    with FaultyCluster(
         tmp_path_factory.mktemp("members"), tiny_bundle, dict.fromkeys(HONEST, blocks),
         members={LIAR: blocks}, sources=(LAPTOP, THIEF), keys=True,
     ) as local:  # fmt: skip

@@ -10,8 +10,6 @@ import msgspec
 import pytest
 
 from ls_edge.core.errors import NotFinite
-from ls_edge.runtime.chaos import liar as lying
-from ls_edge.runtime.chaos.lies import LIES as CHAOS_LIES
 from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.protocol.messages import (
     Accept,
@@ -43,6 +41,8 @@ from ls_edge.runtime.routing.events import (
 from ls_edge.runtime.routing.neighbours import Limits, Neighbour
 from ls_edge.runtime.routing.peer_routing import PeerMachine
 from ls_edge.runtime.routing.source_routing import SourceMachine
+from tests.faults import liar as lying
+from tests.faults.lies import LIES as CHAOS_LIES
 
 from .driver import ALL_BY_A, BY_X, Driver, cancel, new_peer, request_id, run_of, submits, transfer
 

@@ -15,7 +15,6 @@ import zmq
 
 from ls_edge.core.errors import LinkError
 from ls_edge.core.peers_file import HeartbeatSettings
-from ls_edge.runtime.chaos.proxy import Proxy
 from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.links import (
@@ -30,6 +29,7 @@ from ls_edge.runtime.transport.links import (
     LinkUp,
     NoLink,
 )
+from tests.faults.proxy import Proxy
 
 MAX_FRAME = 200_000
 

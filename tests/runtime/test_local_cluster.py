@@ -9,7 +9,6 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LinkError, UsageError
-from ls_edge.runtime.chaos.faults import Faults
 from ls_edge.runtime.fleet.local_cluster import LocalCluster, free_ports
 from ls_edge.runtime.source.source import Source
 
@@ -51,8 +50,6 @@ def test_a_life_of_two_peers(tmp_path, tiny_bundle, images, assert_replays):
         assert local.alive("b")
         with pytest.raises(UsageError, match="peer 'a' runs already"):
             local.start("a")
-        with pytest.raises(UsageError, match="the engine of 'a' takes no faults; make the cluster with faults=True"):
-            local.set_faults("a", Faults())
         with Source(local.file, Bundle.open(tiny_bundle)) as source:
             assert source.wait_ready() == ()
             batch = images(3)

@@ -13,15 +13,15 @@ import pytest
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
 from ls_edge.engines.onnxruntime import OnnxEngine
-from ls_edge.runtime.chaos.faults import Faults
 from ls_edge.runtime.execution import loop_threads
 from ls_edge.runtime.execution.cores import EngineCores
 from ls_edge.runtime.execution.loop_threads import TAKE_OVER_S, LoopThreads
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer import peer as peers
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source import source as sources
 from ls_edge.runtime.source.source import Source
+from tests.faults.cluster import FaultyCluster
+from tests.faults.engines import Faults
 
 NO_CORES = EngineCores()
 
@@ -282,7 +282,7 @@ def test_a_long_call_is_never_run_on_the_thread_of_the_links(served, images, eng
 
 
 def test_a_peer_whose_engine_hangs_leaves_when_it_is_told_to(tiny_bundle, tmp_path, images, wait_until):
-    with LocalCluster(tmp_path, tiny_bundle, {"a": range(6)}, faults=True) as cluster:
+    with FaultyCluster(tmp_path, tiny_bundle, {"a": range(6)}) as cluster:
         cluster.wait_warm(timeout=60)
         with Source.open(cluster.file, tiny_bundle) as source:
             assert source.wait_ready(30) == ()

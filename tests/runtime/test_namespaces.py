@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from ls_edge.core.errors import BudgetExceeded
-from ls_edge.runtime.chaos.namespaces import NamespaceCluster, Net, NetError, reason_to_skip
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE
 from ls_edge.runtime.source.source import Source
+from tests.faults.cluster import FaultyCluster
+from tests.faults.namespaces import NamespaceCluster, Net, NetError, reason_to_skip
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [1, 2, 3], "c": [0, 4, 5]}
 """Without b every block has a holder; blocks 4 and 5 are c's alone."""
@@ -227,7 +227,7 @@ def test_a_board_with_a_tenth_of_a_core_holds_nobody_up(cluster, tiny_bundle, im
 
 @pytest.fixture
 def stormy(tmp_path, tiny_bundle):
-    with LocalCluster(tmp_path / "peers", tiny_bundle, {"a": range(4), "b": range(2, 6)}, proxied=True) as peers:
+    with FaultyCluster(tmp_path / "peers", tiny_bundle, {"a": range(4), "b": range(2, 6)}, proxied=True) as peers:
         peers.wait_warm()
         yield peers
 

@@ -19,14 +19,14 @@ from ls_edge.core.records import read_trace
 from ls_edge.engines.block_runner import BlockRunner
 from ls_edge.engines.opening import open_block_engines
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.runtime.chaos.faults import Faults, write
 from ls_edge.runtime.execution.engine_calls import run_blocks
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol.codecs import is_finite
 from ls_edge.runtime.protocol.messages import TransferId
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed
 from ls_edge.runtime.source.source import Settings, Source
+from tests.faults.cluster import FaultyCluster
+from tests.faults.engines import Faults, inject, write
 
 BAD = [float("nan"), float("inf"), float("-inf")]
 
@@ -120,7 +120,7 @@ def faulty(tiny_bundle, write_peers, serve, tmp_path):
         file, bundle = load_peers(write_peers(placement)), Bundle.open(bundle)
         for name in placement:
             path = tmp_path / f"{name}.faults"
-            serve(Peer(file, name, bundle, faults=path))
+            serve(inject(Peer(file, name, bundle), path))
         opened.append(Source(file, bundle, Settings(**settings)))
         assert opened[-1].wait_ready() == ()
         for name, wrong in faults.items():
@@ -213,7 +213,7 @@ def test_an_image_that_overflows_in_the_stem_is_an_error_of_its_own(faulty, imag
 
 
 def test_a_run_through_such_a_peer_ends_with_errors_and_a_trace_that_is_read_again(tmp_path, tiny_bundle):
-    with LocalCluster(tmp_path, tiny_bundle, {"a": range(3), "b": range(3, 6)}, faults=True) as peers:
+    with FaultyCluster(tmp_path, tiny_bundle, {"a": range(3), "b": range(3, 6)}) as peers:
         peers.wait_warm()
         peers.set_faults("b", Faults(not_finite=1.0))
         trace = tmp_path / "t.jsonl"

@@ -11,10 +11,11 @@ import yaml
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
-from ls_edge.runtime.chaos.faults import Faults, write
-from ls_edge.runtime.fleet.local_cluster import LocalCluster, free_ports
+from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source.source import Source
+from tests.faults.cluster import FaultyCluster
+from tests.faults.engines import Faults, inject, write
 
 PAUSE_S = 4.0
 BUDGET_MS = 300.0
@@ -28,7 +29,7 @@ def test_a_peer_that_was_stopped_in_an_engine_call_runs_blocks_again(tiny_bundle
     budget is always tried, would do as well; the test of a "black hole" in ``test_lies_simulated.py`` shows that.
     """
     everything = range(Bundle.open(tiny_bundle).num_blocks)
-    with LocalCluster(tmp_path, tiny_bundle, {"a": everything}, faults=True) as peers:
+    with FaultyCluster(tmp_path, tiny_bundle, {"a": everything}) as peers:
         peers.set_faults("a", Faults(least_ms=20.0))
         peers.wait_warm()
         with Source.open(peers.path, tiny_bundle, max_skips=0, budget_ms=30_000) as source:
@@ -74,7 +75,7 @@ def test_work_of_a_source_that_dies_behind_a_relay_is_forgotten(
     blocks = Bundle.open(tiny_bundle).num_blocks
     path = write_peers({"relay": [0], "far": range(1, blocks - 1), "nobody": [blocks - 1]})
     write(tmp_path / "slow", Faults(least_ms=300.0))
-    far = serve(Peer(load_peers(path), "far", Bundle.open(tiny_bundle), faults=tmp_path / "slow"))
+    far = serve(inject(Peer(load_peers(path), "far", Bundle.open(tiny_bundle)), tmp_path / "slow"))
     relay = serve(Peer(load_peers(path), "relay", Bundle.open(tiny_bundle)))
     wait_until(
         lambda: far.machine.warm and relay.machine.warm and "far" in relay.machine.neighbours.by_name, what="peers"

@@ -10,8 +10,8 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
-from ls_edge.runtime.chaos.faults import Faults, write
 from ls_edge.runtime.peer.peer import Peer
+from tests.faults.engines import Faults, inject, write
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "python.md"
 
@@ -27,7 +27,7 @@ def here(tiny_bundle, write_peers, serve, tmp_path, monkeypatch):
     """The folder in which the programs run: ``peers.yaml``, whose peer may be made to hang, and ``bundle``."""
     path = write_peers({"a": range(6)})
     faults = tmp_path / "a.faults"
-    serve(Peer(load_peers(path), "a", Bundle.open(tiny_bundle), faults=faults))
+    serve(inject(Peer(load_peers(path), "a", Bundle.open(tiny_bundle)), faults))
     (tmp_path / "bundle").symlink_to(tiny_bundle)
     monkeypatch.chdir(tmp_path)
     yield faults

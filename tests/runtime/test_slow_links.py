@@ -4,14 +4,14 @@ from concurrent.futures import wait
 
 import pytest
 
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.source.source import Source
+from tests.faults.cluster import FaultyCluster
 
 
 @pytest.mark.parametrize("policy", ["nearest", "fastest"])
 def test_little_is_done_twice_on_slow_links(wide_bundle, tmp_path, images, policy):
     """Tokens of 49 KB take 98 ms; with a burst of them on its way at once, links were lost and most work done twice."""
-    with LocalCluster(tmp_path, wide_bundle, {"a": [0, 1], "b": [0, 1]}, proxied=True) as peers:
+    with FaultyCluster(tmp_path, wide_bundle, {"a": [0, 1], "b": [0, 1]}, proxied=True) as peers:
         peers.wait_warm()
         for proxy in peers.proxies.values():
             proxy.conditions.rate_mbit = 4.0

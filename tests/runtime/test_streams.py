@@ -14,11 +14,11 @@ import yaml
 import zmq
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.runtime.chaos.streams import Attack
 from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Hello
 from ls_edge.runtime.transport.keys import new_keys
+from tests.faults.streams import Attack
 
 STREAMS = int(os.environ.get("LS_EDGE_HOSTILE_STREAMS", "150"))
 """Streams that each of the processes gets."""

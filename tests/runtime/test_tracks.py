@@ -8,9 +8,9 @@ import pytest
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.data.datasets import open_data
-from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.source.source import Source
+from tests.faults.cluster import FaultyCluster
+from tests.faults.engines import Faults
 
 SLOW = Faults(least_ms=8.0)
 """The tiny blocks take so long that side by side is worth its transfer; sleeping, so that two cores are enough."""
@@ -20,7 +20,7 @@ SLOW = Faults(least_ms=8.0)
 def peers(tmp_path, tiny_bundle):
     """Three peers with every block, slow as boards are."""
     blocks = list(range(Bundle.open(tiny_bundle).num_blocks))
-    with LocalCluster(tmp_path / "peers", tiny_bundle, dict.fromkeys("abc", blocks), faults=True) as local:
+    with FaultyCluster(tmp_path / "peers", tiny_bundle, dict.fromkeys("abc", blocks)) as local:
         for name in "abc":
             local.set_faults(name, SLOW)
         local.wait_warm()

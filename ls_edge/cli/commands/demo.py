@@ -82,7 +82,7 @@ SCENES = (
 )
 @click.option(
     "--slowdown", type=click.FloatRange(min=1, max=1000), default=1.0, show_default=True,
-    help="With --boards: all boards and cables this many times slower, where these cores would be the limit.",
+    help="Factor on the times of all boards; use it if the cores of this machine are too slow.",
 )  # fmt: skip
 @click.option("--fresh", is_flag=True, help="Train again even where OUT has models from an earlier demo.")
 def command(out: Path, limit: int, boards: str | None, bundle: Path | None, slowdown: float, fresh: bool) -> int:
@@ -92,8 +92,8 @@ def command(out: Path, limit: int, boards: str | None, bundle: Path | None, slow
 
     Ends with a table and OUT/report.html. Takes a few minutes on two cores.
 
-    With --boards: engines on this machine are paced to the published figures of boards, in network namespaces with
-    cables of a gigabit where root may make them. Memory and power are not emulated, and the boards share these cores.
+    With --boards: engines on this machine are paced to the published throughput of boards, linked by the loopback.
+    Memory and power are not emulated, and the boards share these cores.
     """  # noqa: D205
     if boards is not None:
         return _boards(out, boards, bundle, limit, slowdown)

@@ -48,11 +48,10 @@ _GC_AFTER = 10_000
 @click.option("--strict-bundle", is_flag=True, help="Work only with processes that have this very bundle.")
 @click.option("--metrics", metavar="HOST:PORT", help="Offer figures for Prometheus there (extra metrics).")
 @click.option("--until-eof", is_flag=True, hidden=True)
-@click.option("--faults", type=click.Path(path_type=Path), hidden=True)
 @click.option("--log-json", is_flag=True, help="Log lines as JSON.")
 def command(
     peers: Path, name: str, bundle: Path | None, store: Path | None, secret_key: Path | None,
-    engine: EngineKind | None, threads: int | None, strict_bundle: bool, metrics: str | None, faults: Path | None,
+    engine: EngineKind | None, threads: int | None, strict_bundle: bool, metrics: str | None,
     until_eof: bool, log_json: bool,
 ) -> int:  # fmt: skip
     """Serve the blocks that peers.yaml gives to NAME.
@@ -78,7 +77,7 @@ def command(
         )
     options: dict[str, Any] = {
         "secret_key": secret_key, "engine": engine, "threads": threads, "strict_bundle": strict_bundle,
-        "faults": faults, "until_eof": until_eof, "examine": _examine,
+        "until_eof": until_eof, "examine": _examine,
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         # The port is taken before anything that takes long is opened.

@@ -28,23 +28,22 @@ from ls_edge.core.records import RequestRecord, Suspect
 from ls_edge.data.datasets import ImageSet
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline, replay
-from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.chaos.injector import START_S, FaultInjector
-from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS
-from ls_edge.runtime.chaos.lies import LIES
-from ls_edge.runtime.chaos.plan import LAPTOP, LIAR, THIEF, Fault, plan
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE
 from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.source import Source
+from tests.faults.cluster import FaultyCluster
+from tests.faults.course import COURSE_LIES, KINDS, LAPTOP, LIAR, THIEF, Fault, plan
+from tests.faults.engines import Faults
+from tests.faults.injector import START_S, FaultInjector
+from tests.faults.lies import LIES
 
 _GIVE_UP = 60.0
 """Seconds beyond the budget after which a request counts as hung."""
 
 
 class ChaosResult(msgspec.Struct, frozen=True):
-    """What a run under faults left; the document of ``ls-edge chaos --json``."""
+    """What a run under faults left; the document of ``python -m benchmarks chaos --json``."""
 
     seed: int
     requests: int
@@ -135,9 +134,9 @@ def run_chaos(
     course = plan(settings.seed, settings.faults, settings.seconds, tuple(placement), chosen, lies)
     spoils = any(_spoils(fault.lie, settings.policy) for fault in course)
     images = images.take(settings.requests)
-    with LocalCluster(
+    with FaultyCluster(
         folder, bundle, placement, proxied=True, keys=settings.keys, sources=(LAPTOP, THIEF),
-        members={LIAR: range(opened.num_blocks)} if "liar" in chosen else None, faults=True,
+        members={LIAR: range(opened.num_blocks)} if "liar" in chosen else None,
     ) as peers:  # fmt: skip
         usual = Faults(least_ms=settings.block_ms)
         for name in placement:

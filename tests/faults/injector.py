@@ -1,4 +1,4 @@
-"""Injects the faults of a course into a :class:`~ls_edge.runtime.fleet.local_cluster.LocalCluster` and undoes each."""
+"""Injects the faults of a course into a :class:`~tests.faults.cluster.FaultyCluster` and undoes each."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import msgspec
 import zmq
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.runtime.chaos.faults import Faults
-from ls_edge.runtime.chaos.lies import LIES
-from ls_edge.runtime.chaos.plan import LAPTOP, Fault
-from ls_edge.runtime.chaos.streams import Attack
-from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import MAJOR, Hello
+from tests.faults.cluster import FaultyCluster
+from tests.faults.course import LAPTOP, Fault
+from tests.faults.engines import Faults
+from tests.faults.lies import LIES
+from tests.faults.streams import Attack
 
 START_S = 90.0
 """Longest start of a peer; it may be paused meanwhile."""
@@ -39,7 +39,7 @@ class FaultInjector:
 
     def __init__(
         self,
-        peers: LocalCluster,
+        peers: FaultyCluster,
         bundle: Bundle,
         other: Path | None,
         course: list[Fault],

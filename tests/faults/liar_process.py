@@ -1,4 +1,4 @@
-"""A liar as a process: ``python -m ls_edge.runtime.chaos.liar_process PEERS BUNDLE NAME LIE``.
+"""A liar as a process: ``python -m tests.faults.liar_process PEERS BUNDLE NAME LIE``.
 
 Its counts are written to a file, so that a test can check whether other processes sent it work.
 """
@@ -17,8 +17,6 @@ import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import PeersFile, load_peers
-from ls_edge.runtime.chaos.liar import EVERY_S, Liar, LiarCounts, Lie, write_counts
-from ls_edge.runtime.chaos.lies import LIES
 from ls_edge.runtime.protocol.messages import (
     MINOR,
     Hello,
@@ -26,6 +24,8 @@ from ls_edge.runtime.protocol.messages import (
 from ls_edge.runtime.transport.admission import new_alias
 from ls_edge.runtime.transport.keys import load_secret
 from ls_edge.runtime.transport.node import Node, new_incarnation
+from tests.faults.liar import EVERY_S, Liar, LiarCounts, Lie, write_counts
+from tests.faults.lies import LIES
 
 
 def start_node(peers: PeersFile, bundle: Bundle, name: str, lie: Lie, key: Path | None, seed: int) -> tuple[Node, Liar]:
@@ -61,7 +61,7 @@ def start_node(peers: PeersFile, bundle: Bundle, name: str, lie: Lie, key: Path 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run until SIGTERM, or until standard input ends."""
-    parser = argparse.ArgumentParser(prog="python -m ls_edge.runtime.chaos.liar_process", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.liar_process", description=__doc__)
     parser.add_argument("peers", type=Path)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("name", help="which peer, or source, of PEERS it is")

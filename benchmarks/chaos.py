@@ -1,30 +1,40 @@
-"""``ls-edge chaos``: what becomes of requests when everything goes wrong, and when a member lies."""
+"""``python -m benchmarks chaos``: answer images while peers are killed, stopped, hung, cut off and lied to."""
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
+import msgspec
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from ls_edge.cli.command import Command
-from ls_edge.core.errors import UsageError
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import LsEdgeError, UsageError
+from ls_edge.core.logs import set_up
+from ls_edge.data.datasets import open_data
+from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.routing.policies import POLICIES
-
-if TYPE_CHECKING:
-    from ls_edge.runtime.chaos.plan import Fault
-    from ls_edge.runtime.chaos.suite import ChaosResult
+from tests.faults.course import COURSE_LIES, KINDS, LIE_TEXTS, Fault
+from tests.faults.suite import ChaosResult, ChaosSettings, run_chaos
 
 
-class _Chaos(Command):
-    """With what there is to choose from in its help."""
+class _Chaos(click.Command):
+    """A command with the kinds of faults in its help, and errors in one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command and exit with its code."""
+        try:
+            ctx.exit(super().invoke(ctx))
+        except LsEdgeError as error:
+            failure = click.ClickException(str(error))
+            failure.exit_code = error.exit_code
+            raise failure from None
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the lists after the text."""
-        from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS, LIE_TEXTS
-
+        """Write the kinds of faults and lies after the text."""
         super().format_help_text(ctx, formatter)
         with formatter.section("Kinds of faults"):
             formatter.write_dl(list(KINDS.items()))
@@ -32,57 +42,46 @@ class _Chaos(Command):
             formatter.write_dl([(name, LIE_TEXTS[name]) for name in COURSE_LIES])
 
 
-@click.command(
-    cls=_Chaos,
-    short_help="Answer images while peers are killed, stopped, cut off and lied to.",
-    examples=(
-        "ls-edge chaos bundle --requests 300 --faults 10",
-        "ls-edge chaos bundle --policy parallel --block-ms 5 --seeds 5 --json",
-        "ls-edge chaos bundle --kinds liar --lies unreachable,wrong --keys",
-    ),
-)
+@click.command(cls=_Chaos)
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--other-bundle", type=click.Path(path_type=Path), help="A bundle of another model, for that fault.")
 @click.option("--data", default="digits", show_default=True, help="Folder of class folders, a tar of one, or 'digits'.")
-@click.option("--requests", type=click.IntRange(min=1), default=1000, show_default=True, help="Images a seed.")
-@click.option("--faults", type=click.IntRange(min=0), default=20, show_default=True, help="Faults a seed.")
-@click.option("--seconds", type=click.FloatRange(min=1), default=25.0, show_default=True, help="Over which they come.")
+@click.option("--requests", type=click.IntRange(min=1), default=1000, show_default=True, help="Images per seed.")
+@click.option("--faults", type=click.IntRange(min=0), default=20, show_default=True, help="Faults per seed.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    default=25.0,
+    show_default=True,
+    help="Length of the course.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="The first seed.")
-@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="How many seeds, one by one.")
+@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Number of seeds.")
 @click.option(
     "--policy", type=click.Choice([p.name for p in POLICIES.values() if p.may_skip and not p.needs_order_costs]),
-    default="nearest", show_default=True, help="How the next block is chosen.",
+    default="nearest", show_default=True, help="Policy of the source.",
 )  # fmt: skip
 @click.option(
     "--block-ms", type=click.FloatRange(min=0), default=0.0, show_default=True,
     help="Least time of an engine call, as on slower boards.",
 )  # fmt: skip
-@click.option("--kinds", default="", help="Kinds of faults, with commas between.  [default: all]")
-@click.option("--lies", default="", help="Lies of the kind liar, with commas between.  [default: all]")
-@click.option("--keys", is_flag=True, help="Give everybody a key, and so encrypted links.")
+@click.option("--kinds", default="", help="Comma-separated kinds of faults.  [default: all]")
+@click.option("--lies", default="", help="Comma-separated lies of the kind liar.  [default: all]")
+@click.option("--keys", is_flag=True, help="Encrypt links: every process gets a key.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(
     bundle: Path, other_bundle: Path | None, data: str, requests: int, faults: int, seconds: float, seed: int,
     seeds: int, policy: str, block_ms: float, kinds: str, lies: str, keys: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Serve BUNDLE by four local peers, send images, and let faults come at random times.
+    """Serve BUNDLE with four local peers, send images, and inject faults at random times.
 
-    Every block is held by two peers. Faults come in rounds of all kinds, at times and to peers that the seed decides,
-    and each is undone after a while. A liar has a place in peers.yaml and holds every block, or is a source.
+    Every block is held by two peers. Faults come in rounds of all kinds; the seed decides their times and peers, and
+    each fault is undone after a while. A liar is listed in peers.yaml and holds every block, or is a source.
 
-    Exit code 1 where a request was lost, failed, was answered twice or does not replay, where a peer ended by itself,
-    or where an audit blamed the wrong one. Answers that a liar spoilt with wrong tokens count apart: in a course with
-    one, every answer is audited, and the audit must name it.
+    Exit code 1 if a request was lost, failed, was answered twice or does not replay, if a peer ended on its own, or if
+    an audit blamed the wrong peer. Answers that a liar spoilt with wrong tokens are counted separately: in a course
+    with such a liar every answer is audited, and the audit must name it.
     """
-    import msgspec
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from ls_edge.core.logs import set_up
-    from ls_edge.data.datasets import open_data
-    from ls_edge.report.terminal import open_console
-    from ls_edge.runtime.chaos.kinds import COURSE_LIES, KINDS
-    from ls_edge.runtime.chaos.suite import ChaosSettings, run_chaos
-
     chosen_kinds = _chosen("--kinds", kinds, tuple(KINDS))
     chosen_lies = _chosen("--lies", lies, COURSE_LIES)
     if "other_bundle" in chosen_kinds and kinds and other_bundle is None:
@@ -120,10 +119,7 @@ def command(
 
 
 def _check_bundles(bundle: Path, other: Path | None) -> None:
-    """Read all parts of both once, and see that they are bundles of two models."""
-    from ls_edge.core.bundle import Bundle
-    from ls_edge.core.errors import UsageError
-
+    """Read all parts of both bundles and check that they are of two models."""
     opened = [Bundle.open(path) for path in (bundle, other) if path is not None]
     for each in opened:
         for name, _ in each.manifest.part_names():
@@ -133,8 +129,6 @@ def _check_bundles(bundle: Path, other: Path | None) -> None:
 
 
 def _print(results: list[ChaosResult]) -> None:
-    from ls_edge.report.terminal import PlainTable, print_table
-
     rows = [
         {
             "seed": r.seed, "requests": r.requests, "faults": len(r.faults), "answered": r.answered,
@@ -164,7 +158,7 @@ def _named(result: ChaosResult) -> str:
 
 
 def _chosen(flag: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """What was chosen of a list; all of it where nothing was."""
+    """Return the chosen names of a list, or all of them."""
     chosen = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for one in chosen:
         if one not in known:

@@ -75,7 +75,7 @@ class Liar(PeerMachine):
         """Names of the processes of a role that it has a link to."""
         return sorted(n.name for n in self.neighbours if n.hello.role == role)
 
-    def state(self, name: str = "") -> State:  # noqa: ARG002
+    def state(self, name: str = "") -> State:
         """Its STATE: warm, idle, with every block in reach, changed by what the lie defines."""
         reaches = tuple(sorted(self.neighbours.by_name))
         honest = State(True, False, False, 16, 0, self.turns, 1, reaches=reaches, reach_blocks=self.all_blocks)

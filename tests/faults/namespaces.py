@@ -5,7 +5,7 @@ All names begin with ``lsedge-``, the process id and a number; addresses are 10.
 Nothing outside the namespaces is touched, and nothing is left: not after a failure, and what a killed run left the next
 one clears.
 
-``netem`` is not used, since many kernels lack it: for delay and loss see ``ls_edge.runtime.chaos.proxy``.
+``netem`` is not used, since many kernels lack it: for delay and loss see ``tests.faults.proxy``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ls_edge.core.errors import LinkError
-from ls_edge.runtime.fleet.local_cluster import PeerCluster
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -145,8 +145,8 @@ class Net:
         _ip("netns", "add", self.ns(name))
 
 
-class NamespaceCluster(PeerCluster):
-    """Peers in the namespaces of a :class:`Net`, one in each, with CURVE keys."""
+class NamespaceCluster(LocalCluster):
+    """Peers in the namespaces of a :class:`Net`, one in each, with CURVE keys; warm once entered."""
 
     def __init__(
         self,
@@ -157,39 +157,38 @@ class NamespaceCluster(PeerCluster):
         *,
         tcp_port: int = 5555,
         source: str = "laptop",
-        stores: bool = False,
-        faults: bool = False,
         **each: Any,
     ) -> None:
-        """Write ``peers.yaml`` and the keys into ``folder``; ``each`` are further keys of every peer in the file.
-
-        With ``stores`` the peers begin with an empty store, as in :class:`PeerCluster`, and are not waited for;
-        ``faults`` as there.
-        """
+        """Write ``peers.yaml`` and the keys into ``folder``; ``each`` are further keys of every peer in the file."""
         self.net = net
         self.bundle = bundle
-        entries = [
-            {"name": name, "address": f"tcp://{net.address(name)}:{tcp_port}", "blocks": list(blocks), **each}
-            for name, blocks in placement.items()
-        ]
-        super().__init__(
-            folder, bundle, entries, started=list(placement), sources=[source], keys=True, stores=stores, faults=faults
-        )
+        self._port = tcp_port
+        super().__init__(folder, bundle, placement, each=each, sources=[source], keys=True)
         self.source_key = self.secret_key(source)
 
     def __enter__(self) -> Self:
         try:
             super().__enter__()
-            if not self._stores:
-                self.wait_warm()
+            self.wait_warm()
         except BaseException:
             self.close()
             raise
         return self
 
+    def entries(self, placement: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
+        """Return the peers of the file with the addresses of their namespaces."""
+        return [
+            {"name": name, "address": f"tcp://{self.net.address(name)}:{self._port}", "blocks": list(blocks)}
+            for name, blocks in placement.items()
+        ]
+
     def command(self, name: str, *arguments: object) -> list[str]:
-        """``ls-edge`` with these arguments in the namespace of ``name``."""
-        return ["ip", "netns", "exec", self.net.ns(name), *super().command(name, *arguments)]
+        """Return the command line of ``ls-edge`` with these arguments in the namespace of ``name``."""
+        return ["ip", "netns", "exec", self.net.ns(name), sys.executable, "-m", "ls_edge", *map(str, arguments)]
+
+    def peer_command(self, name: str) -> list[str]:
+        """Return the command line of a peer in its namespace."""
+        return self.command(name, "peer")
 
 
 def port(name: str) -> str:
@@ -231,7 +230,7 @@ def _tc(full: str, *arguments: str) -> None:
 
 
 def _call(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)  # noqa: S603  iproute2
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     if done.returncode != 0:
         raise NetError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ls_edge.runtime.chaos.liar import Liar, Lie, Sends
 from ls_edge.runtime.protocol.messages import (
     MAX_BUDGET_US,
     MICROSECONDS,
@@ -29,6 +28,7 @@ from ls_edge.runtime.protocol.messages import (
 )
 from ls_edge.runtime.routing.events import Arrived, Forward, Send
 from ls_edge.runtime.transport.admission import new_alias
+from tests.faults.liar import Liar, Lie, Sends
 
 _FLOOD = 8
 """Messages to each process in a turn."""

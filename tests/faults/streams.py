@@ -1,6 +1,6 @@
 """Bytes that no program of ours would send: ZMTP of every version, cut off and closed at every place.
 
-One generator for the tests and for the fault ``garbage`` of ``ls-edge chaos``.
+One generator for the tests and for the fault ``garbage`` of ``python -m benchmarks chaos``.
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""Faults on purpose: what ``ls-edge chaos`` does to peers, and what the fault tests do."""

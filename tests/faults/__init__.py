@@ -1,0 +1,1 @@
+"""Faults on purpose, for tests and benchmarks: of engines, links, members and whole processes."""
