@@ -48,7 +48,7 @@ from benchmarks.common import (
     report_progress,
 )
 from ls_edge.core.bundle import Bundle
-from ls_edge.engines.block_runner import BlockRunner
+from ls_edge.engines.executor import Executor
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
@@ -180,7 +180,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 def _resting(pipeline: Pipeline, placement: Mapping[str, Sequence[int]]) -> Call:
     """Stem, blocks and head in this process, with a rest before the blocks of each peer that is not counted."""
-    runner = BlockRunner(dict(enumerate(pipeline.block_engines)), needs_slot=pipeline.bundle.manifest.needs_slot)
+    executor = Executor(dict(enumerate(pipeline.block_engines)))
     whole = 0.0
     """Seconds of the last image, from which the next rests follow."""
 
@@ -192,8 +192,8 @@ def _resting(pipeline: Pipeline, placement: Mapping[str, Sequence[int]]) -> Call
             counted += time.perf_counter() - started
             time.sleep(whole * (1.0 - len(blocks) / pipeline.num_blocks))
             started = time.perf_counter()
-            slots = np.full(1, blocks[0], np.int64) if runner.needs_slot else None
-            tokens = runner.run(blocks, tokens, slots).last
+            slots = np.full(1, blocks[0], np.int64) if executor.needs_slot else None
+            tokens = executor.run(blocks, tokens, slots)
         pipeline.head(tokens)
         whole = counted + time.perf_counter() - started
         return whole

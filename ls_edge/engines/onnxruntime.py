@@ -15,9 +15,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -29,8 +27,6 @@ from ls_edge.engines.engine import Signature, Tensor, check_inputs, check_out, f
 from ls_edge.engines.integrity import has_weights_elsewhere
 from ls_edge.engines.providers import CPU, memory_of, preload, providers_of, runs_on_nvidia, switch_off_tf32, why_not
 
-KEPT_BATCH_SIZES = 4
-"""Batch sizes whose buffers an engine keeps; more take memory, fewer allocate again where sizes alternate."""
 KEPT_QUEUED = 32
 """Pairs of batch size and buffers for which a binding to memory on the GPU is kept; each is some KB."""
 
@@ -104,66 +100,6 @@ def open_session(
     return session
 
 
-class Buffer:
-    """Memory that sessions are bound to once and that is written and read by copying.
-
-    Binding for each run costs ten times a copy of a vision transformer's tokens: its code has left the cache by
-    the time that a block has run.
-    """
-
-    def __init__(self, dtype: str, shape: tuple[int, ...], device: str, memory: np.ndarray | None = None) -> None:
-        """Zeros in the memory called ``device``, see :func:`ls_edge.engines.providers.memory_of`.
-
-        ``memory``, contiguous, of this type and shape, is used instead of new memory; for the device ``cpu`` only.
-        """
-        self._array = np.zeros(shape, dtype) if memory is None else memory
-        self._aliased = device == "cpu"
-        make = onnxruntime_module().OrtValue.ortvalue_from_numpy
-        self.value: Any = make(self._array) if self._aliased else make(self._array, device, 0)
-
-    def write(self, array: np.ndarray | int) -> None:
-        """Copy in an array of this very shape and type, or fill with a number."""
-        if self._aliased:
-            self._array[...] = array
-        else:
-            self.value.update_inplace(
-                np.ascontiguousarray(np.broadcast_to(array, self._array.shape), self._array.dtype)
-            )
-
-    def read(self, out: np.ndarray | None = None) -> np.ndarray:
-        """Copy out, into ``out`` or a new array."""
-        found: np.ndarray = self._array if self._aliased else self.value.numpy()
-        if out is None:
-            return found.copy() if self._aliased else found
-        np.copyto(out, found)
-        return out
-
-
-class Buffers:
-    """Buffers shared by the engines that one thread uses, by role, type and shape; freed with their last user."""
-
-    def __init__(self) -> None:
-        self._known: WeakValueDictionary[tuple[str, str, tuple[int, ...], str], Buffer] = WeakValueDictionary()
-
-    def get(self, role: str, dtype: str, shape: tuple[int, ...], device: str) -> Buffer:
-        """The one for this role; its contents are undefined."""
-        key = (role, dtype, shape, device)
-        buffer = self._known.get(key)
-        if buffer is None:
-            buffer = self._known[key] = Buffer(dtype, shape, device)
-        return buffer
-
-
-@dataclass(frozen=True)
-class Binding:
-    """An engine at one batch size, bound to buffers."""
-
-    inputs: dict[str, Buffer]
-    output: Buffer
-    step: Callable[[], None]
-    """Run the engine on the buffers."""
-
-
 class OnnxEngine:
     """A part in an ONNX Runtime session."""
 
@@ -177,7 +113,6 @@ class OnnxEngine:
         *,
         provider: str,
         threads: int,
-        buffers: Buffers | None = None,
         precision: str = "fp32",
         max_batch: int = 1,
         workspace: CudaWorkspace | None = None,
@@ -199,8 +134,6 @@ class OnnxEngine:
         if workspace is not None:
             workspace.hold()
         self._check_signature()
-        self._buffers = buffers if buffers is not None else Buffers()
-        self._bindings: OrderedDict[int, Binding] = OrderedDict()
         self._queued: OrderedDict[tuple[int, ...], Any] = OrderedDict()
         """Bindings of :meth:`enqueue` by batch and addresses."""
         self._run_options: Any = None
@@ -224,18 +157,18 @@ class OnnxEngine:
         """
         batch = check_inputs(self.part, self.signature, inputs)
         check_out(self.part, self.signature.output, batch, out)
+        session = self.session
         if self.workspace is not None:
-            assert self.session is not None
-            result = self.workspace.visit([self], inputs[self.signature.inputs[0].name], inputs.get("slot"))
-            if out is None:
-                return result
-            np.copyto(out, result)
-            return out
-        binding = self._bound(batch)
-        for name, array in inputs.items():
-            binding.inputs[name].write(array)
-        binding.step()
-        return binding.output.read(out)
+            found = self.workspace.visit([self], inputs[self.signature.inputs[0].name], inputs.get("slot"))
+        else:
+            try:
+                found = session.run(None, inputs)[0]
+            except Exception as error:
+                raise self._failed(error) from error
+        if out is None:
+            return found
+        np.copyto(out, found)
+        return out
 
     def enqueue(self, batch: int, addresses: Mapping[str, int]) -> None:
         """Queue one run on the workspace's stream; see :class:`~ls_edge.engines.cuda_memory.DeviceEngine`."""
@@ -261,45 +194,36 @@ class OnnxEngine:
         try:
             self.session.run_with_iobinding(binding, self._run_options)
         except Exception as error:
-            raise EngineError(f"{self.part} failed on {self.provider}: {first_line(error)}") from error
+            raise self._failed(error) from error
 
-    def bind(self, inputs: Mapping[str, Buffer], output: Buffer) -> Callable[[], None]:
-        """Return a call that runs on these very buffers, which are not checked, and allocates nothing."""
+    def bind(self, inputs: Mapping[str, Any], output: Any) -> Callable[[], None]:
+        """Return a call that runs on these values of ONNX Runtime, without any check or allocation.
+
+        Binding for each run would cost ten times a copy of a vision transformer's tokens.
+        """
         session, binding = self.session, self.session.io_binding()
-        for name, buffer in inputs.items():
-            binding.bind_ortvalue_input(name, buffer.value)
-        binding.bind_ortvalue_output(self.signature.output.name, output.value)
+        for name, value in inputs.items():
+            binding.bind_ortvalue_input(name, value)
+        binding.bind_ortvalue_output(self.signature.output.name, output)
 
         def step() -> None:
             try:
                 session.run_with_iobinding(binding)
             except Exception as error:
-                raise EngineError(f"{self.part} failed on {self.provider}: {first_line(error)}") from error
+                raise self._failed(error) from error
 
         return step
 
     def close(self) -> None:
         """Free memory and threads; a second call does nothing."""
-        self._bindings.clear()
         self._queued.clear()
         if self._session is not None and self.workspace is not None:
             self._session = None  # before the stream that it runs on
             self.workspace.release()
         self._session = None
 
-    def _bound(self, batch: int) -> Binding:
-        """The binding for a batch size, from the cache of the most recently used ones."""
-        binding = self._bindings.get(batch)
-        if binding is None:
-            get, output = self._buffers.get, self.signature.output
-            inputs = {t.name: get(t.name, t.dtype, t.shape(batch), self.device) for t in self.signature.inputs}
-            out = get("output", output.dtype, output.shape(batch), self.device)
-            binding = self._bindings[batch] = Binding(inputs, out, self.bind(inputs, out))
-            while len(self._bindings) > KEPT_BATCH_SIZES:
-                self._bindings.popitem(last=False)
-        elif len(self._bindings) > 1:
-            self._bindings.move_to_end(batch)
-        return binding
+    def _failed(self, error: Exception) -> EngineError:
+        return EngineError(f"{self.part} failed on {self.provider}: {first_line(error)}")
 
     def _check_signature(self) -> None:
         def found(args: Any) -> list[Tensor]:

@@ -17,7 +17,7 @@ from ls_edge.core.peers_file import EngineKind
 from ls_edge.device import hardware
 from ls_edge.engines.cuda_memory import CudaWorkspace
 from ls_edge.engines.engine import Engine, first_line, signature_of
-from ls_edge.engines.onnxruntime import Buffers, OnnxEngine, onnxruntime_module, open_session
+from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module, open_session
 from ls_edge.engines.providers import CPU, CUDA, full_name
 from ls_edge.engines.tensorrt_build import EngineOptions, this_device
 from ls_edge.engines.tensorrt_engine import open_tensorrt
@@ -89,12 +89,11 @@ def announce(choice: EngineChoice) -> None:
 
 
 class EngineMemory:
-    """What the engines of one thread share: host buffers, and stream and memory on the GPU."""
+    """Stream and memory on the GPU that the engines of one thread share."""
 
     def __init__(self, bundle: Bundle, max_batch: int | None = None) -> None:
         """``max_batch``: most images of a run, see :meth:`EngineOptions.of`."""
         self.options = EngineOptions.of(bundle, max_batch)
-        self.buffers = Buffers()
         self._bundle = bundle
         self._workspace: CudaWorkspace | None = None
         self._no_workspace = ""
@@ -204,7 +203,7 @@ def _open_onnx(
 ) -> OnnxEngine:  # fmt: skip
     return OnnxEngine(
         bundle.read(part), part, signature_of(bundle.manifest, part), provider=choice.provider, threads=threads,
-        buffers=memory.buffers, precision=memory.options.precision, max_batch=memory.options.max_batch,
+        precision=memory.options.precision, max_batch=memory.options.max_batch,
         workspace=workspace,
     )  # fmt: skip
 

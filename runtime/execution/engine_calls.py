@@ -7,37 +7,36 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ls_edge.engines.block_runner import BlockRunner
-from ls_edge.engines.bound_blocks import BlockFailed
+from ls_edge.engines.executor import Executor, PartFailed
 from ls_edge.runtime.protocol.codecs import is_finite
 from ls_edge.runtime.protocol.codecs.wire_codec import Tokens
 from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed
 
 
-def run_blocks(runner: BlockRunner, compute: Compute) -> Computed | ComputeFailed:
-    """Run the blocks of ``compute`` one after the other over its batch; errors of the engines are returned, not raised.
+def run_blocks(executor: Executor, compute: Compute) -> Computed | ComputeFailed:
+    """Run the blocks of ``compute`` over its batch; return errors of the engines instead of raising them.
 
-    Where some outputs are not finite, the result is a :class:`ComputeFailed` for the requests they belong to, with the
-    first block that made one, and its ``rest`` has the outputs of the other requests.
+    If some outputs are not finite, return a :class:`ComputeFailed` for those requests that names the first block with
+    such an output; its ``rest`` holds the outputs of the other requests.
     """
     started = time.perf_counter_ns()
-    block = compute.blocks[0]
     steps: Sequence[Tokens] = ()
     try:
-        slots = np.asarray(compute.slots, dtype=np.int64) if runner.needs_slot else None
-        outputs = runner.run(compute.blocks, compute.tokens, slots)
+        slots = np.asarray(compute.slots, dtype=np.int64) if executor.needs_slot else None
+        last = executor.run(compute.blocks, compute.tokens, slots)
         # NaN and infinity stay in the tokens, so checking the last ones is enough.
-        finite = is_finite(outputs.last)
+        finite = is_finite(last)
         if not finite:
-            steps = outputs.steps()
+            steps = executor.steps(compute.blocks, compute.tokens, slots)
     except Exception as error:  # noqa: BLE001  an engine library may raise anything
-        return ComputeFailed(error.block if isinstance(error, BlockFailed) else block, compute.transfers, str(error))
+        block = error.part if isinstance(error, PartFailed) else compute.blocks[0]
+        return ComputeFailed(block, compute.transfers, str(error))
     spent = (time.perf_counter_ns() - started) // 1000
-    return _computed(compute, outputs.last, spent) if finite else _not_finite(compute, outputs.last, steps, spent)
+    return _computed(compute, last, spent) if finite else _not_finite(compute, last, steps, spent)
 
 
 def _computed(compute: Compute, tokens: Tokens, spent: int, rows: Sequence[int] | None = None) -> Computed:
-    """The outputs of an engine call, or only some ``rows`` of its batch."""
+    """Return the outputs of an engine call, or only some ``rows`` of its batch."""
     if rows is None and len(tokens) == 1:
         return Computed(compute.blocks, compute.transfers, (tokens,), spent)
     rows = range(len(compute.transfers)) if rows is None else rows
@@ -46,10 +45,10 @@ def _computed(compute: Compute, tokens: Tokens, spent: int, rows: Sequence[int] 
 
 
 def _not_finite(compute: Compute, last: Tokens, steps: Sequence[Tokens], spent: int) -> ComputeFailed:
-    """The first block that made NaN or infinity and the requests concerned; the others of the batch are ``rest``.
+    """Name the first block that returned NaN or infinity and the requests concerned; the others are ``rest``.
 
-    ``last`` is what the call returned, ``steps`` the tokens after each block. Those may come of a second run; where
-    that one was fine, it is put down to the last block.
+    ``last`` is the output of the call, ``steps`` the tokens after each block in a second run. If the second run was
+    fine, the last block is named.
     """
     rows = range(len(compute.transfers))
     good = [row for row in rows if is_finite(last[row : row + 1])]

@@ -21,8 +21,8 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError, LsEdgeError, UsageError
 from ls_edge.core.order_costs import read_order_costs
 from ls_edge.core.peers_file import EngineKind, PeersFile, is_loopback
-from ls_edge.engines.block_runner import BlockRunner
 from ls_edge.engines.engine import Engine, warm_up
+from ls_edge.engines.executor import Executor
 from ls_edge.engines.opening import EngineChoice, announce, choose, open_block_engines
 from ls_edge.runtime.execution.cores import EngineCores
 from ls_edge.runtime.execution.counts import EngineCounts, PeerSnapshot
@@ -92,7 +92,7 @@ class Peer:
         self._kind: EngineKind = engine or self.entry.engine
         self._threads = threads or self.entry.threads
         self._incarnation = new_incarnation()
-        self._runner = BlockRunner({}, needs_slot=bundle.manifest.needs_slot)
+        self._executor = Executor({})
         self._choice: EngineChoice | None = None
         self._stops = 0
         self._failure: LsEdgeError | None = None
@@ -177,7 +177,7 @@ class Peer:
                 self._stops = 2  # where this thread was interrupted
                 self.node.wake()
                 if self._loop_threads.close():  # else an engine hangs, and ends with the process
-                    self._runner.close()
+                    self._executor.close()
             if self._loop_threads.error is not None:
                 raise self._loop_threads.error
 
@@ -241,7 +241,7 @@ class Peer:
 
     def _execute(self, instruction: Instruction) -> None:
         assert isinstance(instruction, Compute)
-        call = partial(run_blocks, self._runner, instruction)
+        call = partial(run_blocks, self._executor, instruction)
         if self._short_call is not None:  # the engine runs one at a time
             self._loop_threads.submit(self._take_short_call())
         elif self._is_short(instruction):
@@ -260,7 +260,7 @@ class Peer:
             and not engine.beside_wave
             and len(compute.blocks) * engine.block_us <= SHORT_CALL_S * 1e6
             and self._loop_threads.may_run_here
-            and self._runner.workspace is None
+            and self._executor.workspace is None
         )
 
     def _take_short_call(self) -> Callable[[], _Result]:
@@ -287,7 +287,7 @@ class Peer:
         if isinstance(result, Warm) or len(self.machine.engine.failed_blocks) != failed:
             self.node.repeat_greeting()
         if isinstance(result, Warm):
-            provider = next(iter(self._runner.engines.values())).provider
+            provider = next(iter(self._executor.engines.values())).provider
             log.info("warm", extra={"peer": self.name, "provider": provider, "block_ms": result.block_us / 1e3})
 
     # On the worker's thread.
@@ -306,9 +306,9 @@ class Peer:
     def _load(self) -> _Result:
         try:
             engines = self.open_engines()
-            self._runner = BlockRunner(engines, needs_slot=self.bundle.manifest.needs_slot)
+            self._executor = Executor(engines)
             for batch in {1, self.entry.max_batch}:
-                self._runner.warm_up(batch)
+                self._executor.warm_up(batch)
                 distinct = {id(engine): engine for engine in engines.values()}
                 times = [warm_up(engine, batch) for engine in distinct.values()]
         except LsEdgeError as error:

@@ -18,8 +18,7 @@ import pytest
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
 from ls_edge.engines import cuda_memory, tensorrt_build, tensorrt_engine
-from ls_edge.engines.block_runner import BlockRunner
-from ls_edge.engines.bound_blocks import BlockFailed
+from ls_edge.engines.executor import Executor, PartFailed
 from ls_edge.engines.opening import choose, open_block_engines, open_engine
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.tensorrt_build import EngineOptions
@@ -43,7 +42,7 @@ def exact(tiny_bundle):
 @pytest.fixture
 def runner(bundle, any_gpu):
     engines = open_block_engines(bundle, ORDER, kind="tensorrt", max_batch=2)
-    runner = BlockRunner(engines, needs_slot=False)
+    runner = Executor(engines)
     yield runner
     runner.close()
 
@@ -71,7 +70,7 @@ def close(ours, theirs):
 def test_one_visit_of_eight_blocks_makes_two_copies_and_one_synchronisation(runner, exact, any_gpu):
     runner.warm_up(1)
     order = (3, 0, 5, 1, 2, 4, 0, 3)
-    result, counts = counted(any_gpu, lambda: runner.run(order, tokens()).last)
+    result, counts = counted(any_gpu, lambda: runner.run(order, tokens()))
     close(result, expected(exact, order, tokens()))
     assert {name: counts[name] for name in (*COPIES, "synchronize")} == {COPIES[0]: 1, COPIES[1]: 1, "synchronize": 1}
     assert counts["graph"] == 8  # and no kernel is launched by itself
@@ -82,7 +81,7 @@ def test_one_visit_of_eight_blocks_makes_two_copies_and_one_synchronisation(runn
 def test_any_batch_and_order_is_what_onnx_runtime_gives(runner, exact, any_gpu, batch):
     for seed in range(4):  # plain, captured, launched, and launched on other tokens
         order = np.random.default_rng(seed).permutation(6)[: seed + 2]
-        close(runner.run(order, tokens(batch, seed)).last, expected(exact, order, tokens(batch, seed)))
+        close(runner.run(order, tokens(batch, seed)), expected(exact, order, tokens(batch, seed)))
 
 
 def test_graphs_are_used_for_one_image_and_the_largest_batch_and_others_run_without(runner, any_gpu):
@@ -114,8 +113,8 @@ def test_a_graph_with_other_numbers_is_not_used(runner, any_gpu, exact):
         runner.warm_up(1)
     finally:
         sys.modules["cuda.bindings.runtime"].cudaGraphLaunch = launch
-    assert "other numbers" in runner.engines[0].no_graphs
-    close(runner.run(ORDER, tokens()).last, expected(exact, ORDER, tokens()))
+    assert "other values" in runner.engines[0].no_graphs
+    close(runner.run(ORDER, tokens()), expected(exact, ORDER, tokens()))
 
 
 def test_a_pipeline_on_the_gpu_is_the_pipeline_on_the_cpu(bundle, any_gpu, exact):
@@ -139,13 +138,13 @@ def test_slots_reach_each_block(any_gpu, slot_bundle):
         for _ in range(3):
             close(pipeline.forward(images, order), exact.forward(images, order))
         engines = open_block_engines(bundle, ORDER, kind="tensorrt")
-        runner = BlockRunner(engines, needs_slot=True)
+        runner = Executor(engines)
         runner.warm_up(2)
         slots = np.array([0, 2], np.int64)
         theirs = tokens(2)
         for index, block in enumerate((3, 1)):
             theirs = exact.block(block, theirs, slots + index)
-        close(runner.run((3, 1), tokens(2), slots).last, theirs)
+        close(runner.run((3, 1), tokens(2), slots), theirs)
         for engine in engines.values():
             engine.close()
 
@@ -158,7 +157,7 @@ def test_float32_is_exact_because_tf32_is_off(runner, exact, bundle, gpu, monkey
     engine.close()
     theirs = expected(exact, [0], tokens())
     assert np.abs(rounded - theirs).max() > 1e-5 * np.abs(theirs).max()
-    close(runner.run([0], tokens()).last, theirs)
+    close(runner.run([0], tokens()), theirs)
 
 
 def test_a_failing_engine_is_named_and_the_memory_can_be_used_again(runner, any_gpu, exact, monkeypatch):
@@ -166,17 +165,17 @@ def test_a_failing_engine_is_named_and_the_memory_can_be_used_again(runner, any_
         raise EngineError("no")
 
     monkeypatch.setattr(runner.engines[2], "enqueue", fails)
-    with pytest.raises(BlockFailed, match="no") as caught:
+    with pytest.raises(PartFailed, match="no") as caught:
         runner.run((0, 2, 1), tokens(3))
-    assert caught.value.block == 2
-    close(runner.run((0, 1), tokens(3)).last, expected(exact, (0, 1), tokens(3)))
+    assert caught.value.part == 2
+    close(runner.run((0, 1), tokens(3)), expected(exact, (0, 1), tokens(3)))
 
 
 def test_no_memory_is_one_clear_line_and_nothing_is_left(bundle, gpu):
     gpu.memory = 40_000
     engines = open_block_engines(bundle, ORDER, kind="tensorrt")
     with pytest.raises(EngineError, match=r"CUDA failed while making .*out of memory; see 'ls-edge doctor'"):
-        BlockRunner(engines, needs_slot=False).run(ORDER, tokens())
+        Executor(engines).run(ORDER, tokens())
     for engine in engines.values():
         engine.close()
     gpu.memory = 1 << 30
@@ -296,7 +295,7 @@ def test_broken_memory_management_is_found(bundle, gpu, exact, monkeypatch, what
 def test_wrong_orders_of_calls_are_found(bundle, gpu, exact, monkeypatch, what, old, new):
     broken = changed(tensorrt_engine, old, new)
     monkeypatch.setattr("ls_edge.engines.opening.open_tensorrt", broken.open_tensorrt)
-    monkeypatch.setattr("ls_edge.engines.block_runner.TensorRTEngine", broken.TensorRTEngine)
+    monkeypatch.setattr("ls_edge.engines.executor.TensorRTEngine", broken.TensorRTEngine)
     assert is_found(bundle, gpu, exact), what
 
 
@@ -323,8 +322,8 @@ def is_found(bundle, gpu, exact):
     engines = {}
     try:
         engines = open_block_engines(bundle, ORDER, kind="tensorrt")
-        runner = BlockRunner(engines, needs_slot=False)
-        results = [(runner.run((2, 0, 1), tokens(batch)).last, batch) for batch in (1, 2, 1, 1, 8, 1)]
+        runner = Executor(engines)
+        results = [(runner.run((2, 0, 1), tokens(batch)), batch) for batch in (1, 2, 1, 1, 8, 1)]
         found = any(
             not np.abs(ours - expected(exact, (2, 0, 1), tokens(batch))).max() < 1e-4 for ours, batch in results
         )

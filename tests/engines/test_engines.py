@@ -9,8 +9,8 @@ import pytest
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, DigestMismatch, EngineError, UsageError
 from ls_edge.engines.engine import signature_of, warm_up
-from ls_edge.engines.onnxruntime import Buffers, OnnxEngine
-from ls_edge.engines.opening import EngineMemory, open_block_engines, open_engine, usable_threads
+from ls_edge.engines.onnxruntime import OnnxEngine
+from ls_edge.engines.opening import open_block_engines, open_engine, usable_threads
 
 CPU = "CPUExecutionProvider"
 
@@ -161,30 +161,3 @@ def test_engines_and_threads_that_do_not_exist(bundle):
     with pytest.raises(UsageError, match="0 threads are too few"):
         open_engine(bundle, "head", threads=0)
     assert usable_threads(None) >= 1
-
-
-def test_engines_of_one_thread_share_their_buffers(bundle):
-    memory = EngineMemory(bundle)
-    buffers = memory.buffers
-    engines = [open_engine(bundle, f"block {index}", threads=1, memory=memory) for index in (0, 1)]
-    places = [buffers.get(role, "float32", (2, 16, 32), "cpu") for role in ("tokens", "output")]
-    for number, engine in enumerate(engines):
-        given = tokens(seed=number)
-        result = engine.run({"tokens": given})
-        np.testing.assert_array_equal(places[0].read(), given)
-        np.testing.assert_array_equal(places[1].read(), result)
-    open_engine(bundle, "block 0", threads=1).run({"tokens": tokens(seed=2)})
-    np.testing.assert_array_equal(places[0].read(), given)
-
-
-def test_a_buffer_is_freed_with_its_last_user():
-    buffers = Buffers()
-    first = buffers.get("tokens", "float32", (1, 2), "cpu")
-    assert buffers.get("tokens", "float32", (1, 2), "cpu") is first
-    assert buffers.get("tokens", "float32", (2, 2), "cpu") is not first
-    first.write(np.array([[1, 2]], np.float32))
-    np.testing.assert_array_equal(first.value.numpy(), [[1, 2]])
-    first.write(7)
-    np.testing.assert_array_equal(first.read(), [[7, 7]])
-    del first
-    np.testing.assert_array_equal(buffers.get("tokens", "float32", (1, 2), "cpu").read(), [[0, 0]])

@@ -16,8 +16,8 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError, UsageError
-from ls_edge.engines.block_runner import BlockRunner
 from ls_edge.engines.engine import signature_of
+from ls_edge.engines.executor import Executor
 from ls_edge.engines.opening import announce, choose, open_block_engines, open_engine
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.providers import CPU, CUDA, TENSORRT, memory_of, providers_of, why_not
@@ -85,12 +85,12 @@ def test_memory_is_named_as_onnx_runtime_names_it():
 
 def test_one_visit_on_cuda_makes_two_copies_and_one_synchronisation(bundle, ort, any_gpu):
     engines = open_block_engines(bundle, ORDER, kind="onnx", provider="cuda", threads=1)
-    runner = BlockRunner(engines, needs_slot=False)
+    runner = Executor(engines)
     with Pipeline.open(bundle, provider="cpu", threads=1) as exact:
         for batch in (1, 3, 11, 1):
             order, theirs = (3, 0, 5, 1, 2, 4, 0, 3), tokens(batch)
             before = Counter(any_gpu.counts)
-            ours = runner.run(order, tokens(batch)).last
+            ours = runner.run(order, tokens(batch))
             counts = any_gpu.counts - before
             for block in order:
                 theirs = exact.block(block, theirs)
@@ -167,9 +167,9 @@ def test_without_cuda_bindings_onnx_runtime_copies_and_it_is_logged(bundle, ort,
     with caplog.at_level(logging.WARNING, "ls_edge.engines"):
         engines = open_block_engines(bundle, (0, 1), provider="cuda", threads=1)
     assert [record.message for record in caplog.records] == ["tokens are copied for each block"]
-    runner = BlockRunner(engines, needs_slot=False)
+    runner = Executor(engines)
     with Pipeline.open(bundle, provider="cpu", threads=1) as exact:
-        close(runner.run((0, 1), tokens()).last, exact.block(1, exact.block(0, tokens())))
+        close(runner.run((0, 1), tokens()), exact.block(1, exact.block(0, tokens())))
     runner.close()
 
 

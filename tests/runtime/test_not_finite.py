@@ -16,7 +16,7 @@ from ls_edge.core.bundle import Bundle, bundle_id_of, write_manifest
 from ls_edge.core.errors import DataError, NotFinite
 from ls_edge.core.peers_file import load_peers
 from ls_edge.core.records import read_trace
-from ls_edge.engines.block_runner import BlockRunner
+from ls_edge.engines.executor import Executor
 from ls_edge.engines.opening import open_block_engines
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.execution.engine_calls import run_blocks
@@ -74,18 +74,18 @@ def tokens_of(bundle, seed):
 
 def test_a_batch_gives_outputs_for_all_images_but_the_odd_one(engines, tiny_bundle):
     rows = [tokens_of(tiny_bundle, seed) for seed in range(3)]
-    fine = run_blocks(BlockRunner(engines, needs_slot=False), compute((2, 3), rows))
+    fine = run_blocks(Executor(engines), compute((2, 3), rows))
     assert isinstance(fine, Computed)
     rows[1][0, 0, 0] = np.nan
     odd = compute((2, 3), rows)
-    failed = run_blocks(BlockRunner(engines, needs_slot=False), odd)
+    failed = run_blocks(Executor(engines), odd)
     assert isinstance(failed, ComputeFailed)
     assert failed.not_finite
     assert (failed.block, failed.transfers) == (2, (odd.transfers[1],))
     assert failed.rest.transfers == (odd.transfers[0], odd.transfers[2])
     assert failed.rest.blocks == (2, 3)
     np.testing.assert_allclose(failed.rest.outputs, [fine.outputs[0], fine.outputs[2]], rtol=1e-5)
-    alone = run_blocks(BlockRunner(engines, needs_slot=False), compute((2,), rows[1:2]))
+    alone = run_blocks(Executor(engines), compute((2,), rows[1:2]))
     assert (alone.not_finite, alone.rest) == (True, None)
 
 
@@ -107,7 +107,7 @@ class Spoiling:
 @pytest.mark.parametrize("bad", BAD)
 def test_the_block_that_began_it_is_named(engines, tiny_bundle, bad):
     spoilt = {**engines, 4: Spoiling(engines[4], bad)}
-    failed = run_blocks(BlockRunner(spoilt, needs_slot=False), compute((1, 4, 5), [tokens_of(tiny_bundle, 0)]))
+    failed = run_blocks(Executor(spoilt), compute((1, 4, 5), [tokens_of(tiny_bundle, 0)]))
     assert (failed.block, failed.not_finite, failed.rest) == (4, True, None)
 
 

@@ -1,13 +1,12 @@
-"""Blocks that share two buffers: the numbers of one block after the other, for every order, batch and slot."""
+"""Blocks that share two buffers return the values of one block at a time, for every order, batch and slot."""
 
 import numpy as np
 import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
-from ls_edge.engines import bound_blocks
-from ls_edge.engines.block_runner import BlockRunner
-from ls_edge.engines.bound_blocks import BlockFailed, BoundBlocks
+from ls_edge.engines import executor
+from ls_edge.engines.executor import Executor, PartFailed
 from ls_edge.engines.opening import open_block_engines
 
 
@@ -15,7 +14,7 @@ from ls_edge.engines.opening import open_block_engines
 def opened(request, tiny_bundle, slot_bundle):
     bundle = Bundle.open(tiny_bundle if request.param == "plain" else slot_bundle)
     engines = open_block_engines(bundle, range(6), threads=1)
-    runner = BlockRunner(engines, needs_slot=bundle.manifest.needs_slot)
+    runner = Executor(engines)
     yield engines, runner
     runner.close()
 
@@ -42,9 +41,9 @@ def test_they_compute_what_the_engines_do_one_by_one(opened):
             expected = one_by_one(engines, runner, blocks, given, slots)
             alone = runner.run(blocks, given, slots)
             several = runner.run(blocks, [given[row : row + 1] for row in range(batch)], slots)
-            np.testing.assert_array_equal(alone.last, expected)
-            np.testing.assert_array_equal(several.last, expected)
-            steps = several.steps()
+            np.testing.assert_array_equal(alone, expected)
+            np.testing.assert_array_equal(several, expected)
+            steps = runner.steps(blocks, [given[row : row + 1] for row in range(batch)], slots)
             assert len(steps) == length
             np.testing.assert_array_equal(steps[0], one_by_one(engines, runner, blocks[:1], given, slots))
             np.testing.assert_array_equal(steps[-1], expected)
@@ -55,7 +54,7 @@ def test_inputs_are_left_alone_and_results_belong_to_the_caller(opened):
     given = tokens(2)
     given.flags.writeable = False  # as a frame that was received
     slots = np.zeros(2, np.int64)
-    first = runner.run((0, 1, 2), given, slots).last
+    first = runner.run((0, 1, 2), given, slots)
     kept = first.copy()
     for blocks in ((3,), (3, 4), (0, 1, 2)):
         runner.run(blocks, tokens(2, seed=5), slots)
@@ -64,20 +63,20 @@ def test_inputs_are_left_alone_and_results_belong_to_the_caller(opened):
     np.testing.assert_array_equal(given, tokens(2))
     np.testing.assert_array_equal(slots, [0, 0])
     first[...] = 0
-    np.testing.assert_array_equal(runner.run((0, 1, 2), given, slots).last, kept)
+    np.testing.assert_array_equal(runner.run((0, 1, 2), given, slots), kept)
 
 
 def test_more_batch_sizes_and_sequences_than_are_kept(opened, monkeypatch):
     engines, _ = opened
-    monkeypatch.setattr(bound_blocks, "KEPT_BATCH_SIZES", 2)
-    monkeypatch.setattr(bound_blocks, "KEPT_SEQUENCES", 2)
-    runner = BlockRunner(engines, needs_slot=opened[1].needs_slot)
+    monkeypatch.setattr(executor, "KEPT_BATCH_SIZES", 2)
+    monkeypatch.setattr(executor, "KEPT_SEQUENCES", 2)
+    runner = Executor(engines)
     for batch in (1, 2, 3, 1, 4, 2):
         runner.warm_up(batch)
         for blocks in ((0,), (1, 0), (2, 3), (0,), (1, 0)):
             slots = np.zeros(batch, np.int64)
             expected = one_by_one(engines, runner, blocks, tokens(batch), slots)
-            np.testing.assert_array_equal(runner.run(blocks, tokens(batch), slots).last, expected)
+            np.testing.assert_array_equal(runner.run(blocks, tokens(batch), slots), expected)
 
 
 def test_what_the_engines_do_not_take_is_refused_in_their_words(opened):
@@ -90,11 +89,11 @@ def test_what_the_engines_do_not_take_is_refused_in_their_words(opened):
         ([good, good[:, :15]], "dimension"),
         ([good, good.astype(np.float64)], r"tokens is float64 \[4, 16, 32\]"),
     ):
-        with pytest.raises((BlockFailed, ValueError), match=words):
+        with pytest.raises((PartFailed, ValueError), match=words):
             runner.run((3, 1), given, slots)
     if runner.needs_slot:
         for bad in ([0, 5], [-1, 0]):
-            with pytest.raises(BlockFailed, match="slot is"):
+            with pytest.raises(PartFailed, match="slot is"):
                 runner.run((3, 1), good, np.array(bad, np.int64))
 
 
@@ -119,18 +118,18 @@ def test_the_block_that_fails_is_named(opened, monkeypatch):
         return Failing(bind(engine, *buffers), 2 if engine is engines[4] else 99)
 
     monkeypatch.setattr(type(engines[4]), "bind", failing)
-    runner = BlockRunner(engines, needs_slot=opened[1].needs_slot)
+    runner = Executor(engines)
     slots = np.zeros(1, np.int64)
     runner.run((1, 4), tokens(), slots)
     runner.run((2, 4), tokens(), slots)
-    with pytest.raises(BlockFailed, match="out of luck") as caught:
+    with pytest.raises(PartFailed, match="out of luck") as caught:
         runner.run((3, 4, 0), tokens(), slots)
-    assert caught.value.block == 4
+    assert caught.value.part == 4
 
 
 def test_a_closed_runner_lets_go_of_its_sessions(tiny_bundle):
     engines = open_block_engines(Bundle.open(tiny_bundle), range(2), threads=1)
-    runner = BlockRunner(engines, needs_slot=False)
+    runner = Executor(engines)
     runner.run((0, 1), tokens())
     runner.close()
     with pytest.raises(EngineError, match="block 1 was closed"):
@@ -144,8 +143,6 @@ def test_engines_of_another_kind_are_run_one_by_one(opened):
         def __getattr__(self, name):
             return getattr(engines[0], name)
 
-    assert BoundBlocks.of({**engines, 0: Other()}, needs_slot=runner.needs_slot) is None
-    assert BoundBlocks.of({}, needs_slot=False) is None
-    mixed = BlockRunner({**engines, 0: Other()}, needs_slot=runner.needs_slot)
+    mixed = Executor({**engines, 0: Other()})
     slots = np.zeros(1, np.int64)
-    np.testing.assert_array_equal(mixed.run((1, 0), tokens(), slots).last, runner.run((1, 0), tokens(), slots).last)
+    np.testing.assert_array_equal(mixed.run((1, 0), tokens(), slots), runner.run((1, 0), tokens(), slots))

@@ -1,0 +1,300 @@
+"""Run several parts one after the other with as few copies as the engines allow; in one process and in a peer.
+
+Engines that share memory on a GPU leave the tokens there: one copy in, one copy out, one synchronization. Sessions of
+ONNX Runtime in host memory are bound once to two buffers that they use in turn: the output of a part is the input of
+the next one, so a run copies and checks tokens once. Any other engine takes and returns arrays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from ls_edge.core.errors import EngineError
+from ls_edge.engines.cuda_memory import CudaWorkspace, DeviceEngine
+from ls_edge.engines.engine import Engine, Tensor, check_inputs
+from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module
+from ls_edge.engines.tensorrt_engine import TensorRTEngine
+
+STEM, HEAD = -1, -2
+"""Keys of stem and head; blocks have their index."""
+GRAPH_TOLERANCE = 1e-4
+"""Largest difference between runs with and without a CUDA graph, relative to the largest value."""
+KEPT_BATCH_SIZES = 32
+"""Batch sizes whose bindings are kept, some KB per part; all share buffers of the largest size."""
+KEPT_SEQUENCES = 64
+"""Sequences of parts whose bindings are kept per batch size."""
+
+
+class PartFailed(EngineError):
+    """An engine failed; :attr:`part` is its key."""
+
+    def __init__(self, part: int, why: str) -> None:
+        super().__init__(why)
+        self.part = part
+
+
+class Executor:
+    """The engines of some parts, used by one thread at a time."""
+
+    def __init__(self, engines: Mapping[int, Engine]) -> None:
+        self.engines = engines
+        self.needs_slot = any(len(engine.signature.inputs) > 1 for engine in engines.values())
+        """Whether blocks take the number of blocks that ran before them."""
+        self.workspace = _shared_workspace(engines)
+        self._bound = _BoundParts.of(engines)
+
+    def run(
+        self,
+        parts: Sequence[int],
+        inputs: np.ndarray | Sequence[np.ndarray],
+        slots: np.ndarray | None = None,
+        seconds: list[float] | None = None,
+    ) -> np.ndarray:
+        """Run parts on the input of the first one, a batch or several batches to be joined; return a new array.
+
+        ``slots``, int64 ``[B]``, are those of the first block, by default 0. ``seconds`` receives the time of each
+        part, which on a GPU are then run one at a time. Raises :class:`PartFailed`.
+        """
+        rows = (inputs,) if isinstance(inputs, np.ndarray) else inputs
+        if self._bound is not None:
+            found = self._bound.run(parts, rows, slots, seconds)
+            if found is not None:
+                return found
+        joined = _joined(rows)
+        if self.workspace is not None and seconds is None:
+            engines = [self.engines[part] for part in parts]
+            first = _first_slots(parts, len(joined)) if slots is None else slots
+            try:
+                check_inputs(engines[0].part, engines[0].signature, _inputs(engines[0], joined, first))
+                on_device = [cast("DeviceEngine", engine) for engine in engines]
+                return self.workspace.visit(on_device, joined, first if self.needs_slot else None)
+            except EngineError:
+                pass  # run them one at a time, to find out which one fails
+        return self.steps(parts, joined, slots, seconds)[-1]
+
+    def steps(
+        self,
+        parts: Sequence[int],
+        inputs: np.ndarray | Sequence[np.ndarray],
+        slots: np.ndarray | None = None,
+        seconds: list[float] | None = None,
+    ) -> list[np.ndarray]:
+        """Run parts one at a time as :meth:`run` does; return the output of each."""
+        array = inputs if isinstance(inputs, np.ndarray) else _joined(inputs)
+        slots = _first_slots(parts, len(array)) if slots is None else slots
+        outputs: list[np.ndarray] = []
+        for place, part in enumerate(parts):
+            started = time.perf_counter()
+            engine = self.engines[part]
+            try:
+                array = engine.run(_inputs(engine, array, slots + place))
+            except Exception as error:
+                raise PartFailed(part, str(error)) from error
+            outputs.append(array)
+            if seconds is not None:
+                seconds.append(time.perf_counter() - started)
+        return outputs
+
+    def warm_up(self, batch: int) -> None:
+        """Bind all blocks at a batch size; on a GPU run them, so that graphs are made.
+
+        CUDA graphs are switched off if they return other values than the engines without them.
+        """
+        if self._bound is not None:
+            self._bound.prepare(batch)
+        blocks = list(self.engines)
+        if self.workspace is None or not blocks:
+            return
+        first = self.engines[blocks[0]].signature.inputs[0]
+        tokens = np.random.default_rng(0).standard_normal(first.shape(batch)).astype(first.dtype)
+        orders = [blocks]
+        if not self.needs_slot:  # with slots there are no graphs; else each block runs in both ways between the buffers
+            orders = [blocks, blocks[1:] + blocks[:1]] if len(blocks) % 2 == 0 else [blocks + blocks]
+        slots = np.zeros(batch, np.int64)
+        for order in orders:
+            plain, *again = (self.run(order, tokens, slots) for _ in range(3))
+            bound = GRAPH_TOLERANCE * float(np.abs(plain).max())
+            if not all(np.abs(other - plain).max() <= bound for other in again) and np.isfinite(plain).all():
+                for engine in self.engines.values():
+                    if isinstance(engine, TensorRTEngine):
+                        engine.drop_graphs("CUDA graphs returned other values than the engine without them")
+                return
+
+    def close(self) -> None:
+        """Close all engines; a second call does nothing."""
+        if self._bound is not None:
+            self._bound.clear()
+        for engine in self.engines.values():
+            engine.close()
+
+
+class _Sequence(NamedTuple):
+    """Bound parts in the order in which they run."""
+
+    input: np.ndarray
+    steps: list[Callable[[], None]]
+    output: np.ndarray
+
+
+class _Batch:
+    """Bindings at one batch size."""
+
+    def __init__(self, size: int) -> None:
+        self.slots = np.zeros(size, np.int64)
+        self.values: dict[tuple[str, tuple[int, ...], int], tuple[np.ndarray, Any]] = {}
+        """Buffers, and ONNX Runtime's view of them, by type, shape and side."""
+        self.slot_value = onnxruntime_module().OrtValue.ortvalue_from_numpy(self.slots)
+        self.steps: dict[tuple[int, int], Callable[[], None]] = {}
+        """Calls by part and the side that it reads."""
+        self.sequences: dict[tuple[int, ...], _Sequence] = {}
+
+
+class _BoundParts:
+    """Sessions of ONNX Runtime bound to shared buffers in host memory."""
+
+    def __init__(self, engines: Mapping[int, OnnxEngine]) -> None:
+        self._engines = engines
+        self._num_slots = min(
+            (t.below for engine in engines.values() for t in engine.signature.inputs[1:] if t.below is not None),
+            default=None,
+        )
+        self._largest = 0
+        self._memory: dict[tuple[str, tuple[int, ...], int], np.ndarray] = {}
+        self._batches: dict[int, _Batch] = {}
+
+    @classmethod
+    def of(cls, engines: Mapping[int, Engine]) -> _BoundParts | None:
+        """Return None unless all engines are sessions of ONNX Runtime in host memory."""
+        found = {
+            part: engine
+            for part, engine in engines.items()
+            if isinstance(engine, OnnxEngine) and engine.workspace is None and engine.device == "cpu"
+        }
+        return cls(found) if found and len(found) == len(engines) else None
+
+    def run(
+        self,
+        parts: Sequence[int],
+        rows: Sequence[np.ndarray],
+        slots: np.ndarray | None,
+        seconds: list[float] | None,
+    ) -> np.ndarray | None:
+        """Run as :meth:`Executor.run`; return None for arguments that the engines refuse, and explain when asked."""
+        size = len(rows[0]) if len(rows) == 1 else sum(map(len, rows))
+        if not size or not parts or not self._takes(slots, size, len(parts)):
+            return None
+        batch = self._batches.get(size) or self._new_batch(size)
+        sequence = batch.sequences.get(tuple(parts)) or self._bind(batch, tuple(parts))
+        marks = [time.perf_counter()]
+        try:
+            np.concatenate(rows, out=sequence.input, casting="no")
+        except (TypeError, ValueError):  # another type or shape
+            return None
+        if self._num_slots is not None:
+            batch.slots[...] = _first_slots(parts, size) if slots is None else slots
+        for part, step in zip(parts, sequence.steps, strict=True):
+            try:
+                step()
+            except Exception as error:
+                raise PartFailed(part, str(error)) from error
+            if self._num_slots is not None:
+                batch.slots += 1
+            marks.append(time.perf_counter())
+        found: np.ndarray = sequence.output.copy()
+        if seconds is not None:
+            marks[-1] = time.perf_counter()
+            seconds.extend(after - before for before, after in itertools.pairwise(marks))
+        return found
+
+    def prepare(self, size: int) -> None:
+        """Bind all parts at a batch size, which otherwise happens in the first run of each."""
+        batch = self._batches.get(size) or self._new_batch(size)
+        for part in self._engines:
+            for side in range(2):
+                self._step(batch, part, side)
+
+    def clear(self) -> None:
+        """Release the sessions of the engines."""
+        self._batches.clear()
+
+    def _takes(self, slots: np.ndarray | None, size: int, parts: int) -> bool:
+        if slots is None or self._num_slots is None:
+            return True
+        if slots.shape != (size,) or slots.dtype != np.int64:
+            return False
+        values = slots.tolist()
+        return min(values) >= 0 and max(values) + parts <= self._num_slots
+
+    def _new_batch(self, size: int) -> _Batch:
+        """Make room for a batch size, dropping the oldest one if there are too many."""
+        if size > self._largest:
+            self._batches.clear()
+            self._memory.clear()
+            self._largest = size
+        if len(self._batches) >= KEPT_BATCH_SIZES:
+            del self._batches[next(iter(self._batches))]
+        batch = self._batches[size] = _Batch(size)
+        return batch
+
+    def _buffer(self, batch: _Batch, tensor: Tensor, side: int) -> tuple[np.ndarray, Any]:
+        key = tensor.dtype, tensor.rest, side
+        if key not in batch.values:
+            if key not in self._memory:
+                self._memory[key] = np.zeros(tensor.shape(self._largest), tensor.dtype)
+            array = self._memory[key][: len(batch.slots)]
+            batch.values[key] = array, onnxruntime_module().OrtValue.ortvalue_from_numpy(array)
+        return batch.values[key]
+
+    def _bind(self, batch: _Batch, parts: tuple[int, ...]) -> _Sequence:
+        if len(batch.sequences) >= KEPT_SEQUENCES:
+            batch.sequences.clear()
+        first, last = self._engines[parts[0]].signature, self._engines[parts[-1]].signature
+        sequence = batch.sequences[parts] = _Sequence(
+            self._buffer(batch, first.inputs[0], 0)[0],
+            [self._step(batch, part, place % 2) for place, part in enumerate(parts)],
+            self._buffer(batch, last.output, len(parts) % 2)[0],
+        )
+        return sequence
+
+    def _step(self, batch: _Batch, part: int, side: int) -> Callable[[], None]:
+        """Return the call that runs a part on the buffer of a side and writes to the other side."""
+        step = batch.steps.get((part, side))
+        if step is None:
+            engine = self._engines[part]
+            tokens, *slot = engine.signature.inputs
+            values = {tokens.name: self._buffer(batch, tokens, side)[1]} | {t.name: batch.slot_value for t in slot}
+            try:
+                step = engine.bind(values, self._buffer(batch, engine.signature.output, 1 - side)[1])
+            except Exception as error:
+                raise PartFailed(part, str(error)) from error
+            batch.steps[part, side] = step
+        return step
+
+
+def _joined(rows: Sequence[np.ndarray]) -> np.ndarray:
+    return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+
+def _first_slots(parts: Sequence[int], size: int) -> np.ndarray:
+    """Slots of the first part such that the first block has slot 0."""
+    return np.full(size, -1 if parts[0] == STEM else 0, np.int64)
+
+
+def _inputs(engine: Engine, array: np.ndarray, slots: np.ndarray) -> dict[str, np.ndarray]:
+    first, *slot = engine.signature.inputs
+    return {first.name: array} | {tensor.name: slots for tensor in slot}
+
+
+def _shared_workspace(engines: Mapping[int, Engine]) -> CudaWorkspace | None:
+    """Return the GPU memory that all engines share, or None."""
+    found = {
+        id(workspace): workspace
+        for engine in engines.values()
+        for workspace in (engine.workspace if isinstance(engine, (OnnxEngine, TensorRTEngine)) else None,)
+    }
+    return next(iter(found.values())) if len(found) == 1 else None
