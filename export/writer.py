@@ -197,7 +197,7 @@ def build_engines(bundle: Bundle, *, on_status: Callable[[str], None] = lambda _
         return None
     images = generated_images(bundle.manifest.image, 3)
     with (
-        Pipeline.open(bundle, kind="tensorrt", on_status=on_status) as built,
+        Pipeline.open(bundle, kind="tensorrt", on_step=lambda _done, _total, text: on_status(text)) as built,
         Pipeline.open(bundle, kind="onnx", threads=1, provider="cpu") as files,
     ):
         found = cosine(built.forward(images), files.forward(images))

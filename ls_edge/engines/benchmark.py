@@ -1,34 +1,43 @@
-"""Time a bundle on this machine: its parts one after the other (the chain), and one engine of the whole (the monolith).
+"""Time a bundle on this machine: its parts as a chain, and one engine of the whole model (the monolith).
 
 Chain and monolith run by the same library with the same options, in turns of a few runs each, so that other load
-on the machine affects both; figures are medians. The monolith with ONNX Runtime's default options is timed
-afterwards, because its threads spin and would slow the others (ONNX Runtime only). Images are noise: the time does
-not depend on them.
+affects both. The monolith with ONNX Runtime's default options is timed afterwards, because its threads spin and would
+slow the others down (ONNX Runtime only).
 
-The caller brings the bytes of the monolith; ``ls_edge.export.merge``, which needs ``onnx``, makes them from the parts.
+The caller provides the monolith; ``ls_edge.export.merge``, which needs ``onnx``, makes it from the parts.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import UsageError
+from ls_edge.core.errors import DataError, UsageError
 from ls_edge.core.peers_file import EngineKind
 from ls_edge.device.profile import Times
-from ls_edge.engines.chain_accuracy import ChainAccuracy
 from ls_edge.engines.engine import Engine, signature_of
-from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module, open_session
+from ls_edge.engines.onnxruntime import OnnxEngine, open_session
 from ls_edge.engines.opening import choose, open_engine, usable_threads
 from ls_edge.engines.pipeline import Pipeline
+from ls_edge.engines.profiling import engine_name, noise_images, time_chain
+
+if TYPE_CHECKING:
+    from ls_edge.data.datasets import ImageSet
 
 RUNS_A_TURN = 6
-"""Most runs of a turn that count: fewer leave cold caches in the figures, more let slow drifts fall on one side."""
+"""Maximum of counted runs per turn: with fewer, cold caches count more; with more, slow drifts hit one side only."""
+
+
+class ChainAccuracy(msgspec.Struct, frozen=True):
+    """Accuracy of stem, blocks in trained order, and head."""
+
+    data: str
+    images: int
+    top1: float
 
 
 class Bench(msgspec.Struct, frozen=True):
@@ -42,9 +51,9 @@ class Bench(msgspec.Struct, frozen=True):
     threads: int
     batch: int
     duration: float
-    """Seconds of alternate timing that were asked for."""
+    """Seconds for timing chain and monolith in turns."""
     repeats: int
-    """Runs of the chain in it."""
+    """Runs of the chain in that time."""
     stem_ms: Times
     head_ms: Times
     blocks_ms: list[Times]
@@ -54,11 +63,11 @@ class Bench(msgspec.Struct, frozen=True):
     """Ratio of the medians."""
     monolith_default_ms: Times | None
     monolith: str | None
-    """Where the monolith came from; None where there is none."""
+    """Origin of the monolith; None if there is none."""
     monolith_reason: str | None
-    """Why there is none."""
+    """Reason why there is none."""
     accuracy: ChainAccuracy | None = None
-    """Where images were given."""
+    """None without images."""
 
 
 def bench(
@@ -73,50 +82,69 @@ def bench(
     origin: str | None = None,
     reason: str | None = None,
 ) -> Bench:
-    """Time a bundle for about ``duration`` seconds and half as long again for parts and defaults.
+    """Time a bundle for about 1.5 times ``duration`` seconds, including single parts and default options.
 
-    ``monolith`` is the ONNX file of the whole model and ``origin`` where it came from; without it ``reason`` is why
-    there is none. Raises :class:`UsageError` for a batch or duration that is not positive, else as
-    :meth:`Pipeline.open`.
+    ``monolith`` is the ONNX file of the whole model and ``origin`` its origin; without it, ``reason`` says why. Raises
+    :class:`UsageError` for a batch or duration that is not positive, else as :meth:`Pipeline.open`.
     """
     if batch < 1 or not 0 < duration < float("inf"):
-        raise UsageError(f"batch {batch} for {duration} seconds cannot be timed; both must be above 0")
+        raise UsageError(f"cannot time batch {batch} for {duration} seconds; give numbers above 0")
     threads = usable_threads(threads)
-    rng = np.random.default_rng(0)
-    images = rng.standard_normal((batch, 3, *bundle.manifest.image.size), dtype=np.float32)
+    images = noise_images(bundle, batch)
     choice = choose(bundle, kind, provider)
-    used_kind = choice.kind
-    if used_kind == "tensorrt" and bundle.manifest.parts.whole is None:
-        monolith, reason = None, "TensorRT times only a whole.onnx of the bundle; export it with --whole"
+    if choice.kind == "tensorrt" and bundle.manifest.parts.whole is None:
+        monolith, reason = None, "TensorRT needs a whole.onnx in the bundle; export it with --whole"
     with Pipeline.open(
-        bundle, threads=threads, provider=choice.named_provider, kind=used_kind, max_batch=batch
+        bundle, threads=threads, provider=choice.named_provider, kind=choice.kind, max_batch=batch
     ) as pipeline:
         whole = _whole(bundle, pipeline, monolith, threads, batch)
         calls: list[Callable[[], Any]] = [lambda: pipeline.forward(images)]
         if whole is not None:
             calls.append(lambda: whole.run({"images": images}))
         chain_s, *whole_s = _alternate(calls, duration)
-        parts = _profile(pipeline, images, duration / 4)
-        used = pipeline.provider
+        parts, _ = time_chain(pipeline, batch, duration / 4)
         if whole is not None:
             whole.close()
     default = None
-    if monolith is not None and used_kind == "onnx":
-        session = open_session(monolith, "whole", provider=used, threads=None, plain=True)
-        default = _alternate([lambda: session.run(None, {"images": images})], duration / 4)[0]
+    if monolith is not None and choice.kind == "onnx":
+        session = open_session(monolith, "whole", provider=pipeline.provider, threads=None, plain=True)
+        default = Times.of(_alternate([lambda: session.run(None, {"images": images})], duration / 4)[0])
         del session
     chain_ms, whole_ms = Times.of(chain_s), Times.of(whole_s[0]) if whole_s else None
+    manifest = bundle.manifest
     return Bench(
-        bundle_id=bundle.manifest.bundle_id, model=bundle.manifest.model, precision=bundle.manifest.precision,
-        engine=f"onnxruntime {onnxruntime_module().__version__}" if used_kind == "onnx" else "tensorrt",
-        provider=used, threads=threads, batch=batch,
-        duration=duration, repeats=len(chain_s),
-        stem_ms=Times.of(parts[0]), blocks_ms=[Times.of(part) for part in parts[1:-1]], head_ms=Times.of(parts[-1]),
+        bundle_id=manifest.bundle_id, model=manifest.model, precision=manifest.precision, engine=engine_name(choice),
+        provider=pipeline.provider, threads=threads, batch=batch, duration=duration, repeats=len(chain_s),
+        stem_ms=parts.stem_ms, blocks_ms=parts.blocks_ms, head_ms=parts.head_ms,
         chain_ms=chain_ms, monolith_ms=whole_ms,
         chain_over_monolith=None if whole_ms is None else round(chain_ms.p50 / whole_ms.p50, 4),
-        monolith_default_ms=None if default is None else Times.of(default),
+        monolith_default_ms=default,
         monolith=None if monolith is None else origin, monolith_reason=reason if monolith is None else None,
     )  # fmt: skip
+
+
+def chain_accuracy(
+    bundle: Bundle,
+    images: ImageSet,
+    *,
+    threads: int | None = None,
+    batch: int = 1,
+    provider: str | None = None,
+    kind: EngineKind = "auto",
+) -> ChainAccuracy:
+    """Classify every image of a labeled set in batches; raise :class:`DataError` if no image can be used."""
+    from ls_edge.data.datasets import require_labels
+    from ls_edge.data.preprocess import Preprocessor, iterate_batches
+
+    images = require_labels(images, bundle.manifest.classes)
+    right = count = 0
+    with Pipeline.open(bundle, threads=threads, provider=provider, kind=kind) as pipeline:
+        for pixels, labels in iterate_batches(images, Preprocessor(bundle.manifest.image), batch):
+            right += int((pipeline.forward(pixels).argmax(axis=1) == labels).sum())
+            count += len(labels)
+    if not count:
+        raise DataError(f"{images.source} has no usable image; check the data")
+    return ChainAccuracy(images.source, count, right / count)
 
 
 def _whole(bundle: Bundle, pipeline: Pipeline, monolith: bytes | None, threads: int, batch: int) -> Engine | None:
@@ -129,9 +157,9 @@ def _whole(bundle: Bundle, pipeline: Pipeline, monolith: bytes | None, threads: 
 
 
 def _alternate(calls: list[Callable[[], Any]], duration: float) -> list[list[float]]:
-    """Seconds of each call, in turns of a few runs, the order reversed every round; three runs at least.
+    """Return the seconds of each call, in turns of a few runs in alternating order, at least three runs each.
 
-    The first run of a turn finds the weights of another call in the caches, as no service does, and does not count.
+    The first run of a turn does not count: it finds the weights of another call in the caches, unlike a service.
     """
     started = time.perf_counter()
     for call in calls:
@@ -150,12 +178,3 @@ def _alternate(calls: list[Callable[[], Any]], duration: float) -> list[list[flo
                 seconds[which].append(time.perf_counter() - start)
         turn.reverse()
     return seconds
-
-
-def _profile(pipeline: Pipeline, images: np.ndarray, duration: float) -> list[list[float]]:
-    """Seconds of stem, each block and head within whole runs."""
-    runs: list[list[float]] = []
-    end = time.perf_counter() + duration
-    while time.perf_counter() < end or len(runs) < 3:
-        runs.append(pipeline.profile(images)[1])
-    return [list(part) for part in zip(*runs, strict=True)]

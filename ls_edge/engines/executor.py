@@ -227,7 +227,7 @@ class _BoundParts:
             return True
         if slots.shape != (size,) or slots.dtype != np.int64:
             return False
-        values = slots.tolist()
+        values: list[int] = slots.tolist()
         return min(values) >= 0 and max(values) + parts <= self._num_slots
 
     def _new_batch(self, size: int) -> _Batch:

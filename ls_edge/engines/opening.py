@@ -7,7 +7,7 @@ There is no silent fallback.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,9 @@ from ls_edge.engines.tensorrt_build import EngineOptions, this_device
 from ls_edge.engines.tensorrt_engine import open_tensorrt
 
 log = logging.getLogger("ls_edge.engines")
+
+OnStep = Callable[[int, int, str], None]
+"""Callback that receives the steps that are done, their total, and the next step."""
 
 
 @dataclass(frozen=True)
@@ -123,15 +126,65 @@ def open_engine(
     max_batch: int | None = None,
     on_status: Callable[[str], None] = lambda _: None,
 ) -> Engine:
-    """Open one part of a bundle; only its file is read. Engines with the same ``memory`` belong to one thread.
+    """Open one part of a bundle, reading only its file. Engines with the same ``memory`` belong to one thread.
 
-    ``max_batch`` is the largest batch of an engine that is built, without ``memory``; ``on_status`` is called with the
-    reason where one is built. Raises :class:`EngineError` where it, the engine library or the provider does not load,
-    and :class:`ls_edge.core.errors.BundleError` where the file is not the manifest's.
+    ``max_batch`` is the largest batch of an engine that is built without ``memory``; ``on_status`` receives the reason
+    for a build. Raises :class:`EngineError` if the engine, its library or the provider does not load, and
+    :class:`ls_edge.core.errors.BundleError` if the file does not match the manifest.
     """
     choice = choose(bundle, kind, provider, part)
     memory = memory if memory is not None else EngineMemory(bundle, max_batch)
-    return _open(bundle, part, choice, memory, threads, on_status)
+    signature = signature_of(bundle.manifest, part)
+    threads = usable_threads(threads)
+    workspace = memory.workspace(choice)
+    if workspace is not None:
+        workspace.hold()  # freed again if the engine does not open
+    try:
+        if choice.kind == "tensorrt" and workspace is not None:
+            return open_tensorrt(bundle, part, signature, memory.options, workspace, on_status=on_status)
+        return OnnxEngine(
+            bundle.read(part), part, signature, provider=choice.provider, threads=threads,
+            precision=memory.options.precision, max_batch=memory.options.max_batch, workspace=workspace,
+        )  # fmt: skip
+    finally:
+        if workspace is not None:
+            workspace.release()
+
+
+def open_parts(
+    bundle: Bundle,
+    names: Sequence[str],
+    *,
+    kind: EngineKind = "auto",
+    provider: str | None = None,
+    threads: int | None = None,
+    max_batch: int | None = None,
+    on_step: OnStep = lambda _done, _total, _text: None,
+) -> dict[str, Engine]:
+    """Open several parts for one thread; blocks that share a file share an engine. See :func:`open_engine` for errors.
+
+    ``on_step`` is called before each engine is opened, with the status of a build, and at the end.
+    """
+    choice = choose(bundle, kind, provider, names[0])
+    memory = EngineMemory(bundle, max_batch)
+    engines: dict[str, Engine] = {}
+    by_file: dict[str, Engine] = {}
+    try:
+        for name in names:
+            file = bundle.part(name).file
+            if file not in by_file:
+                on_step(len(engines), len(names), name)
+                by_file[file] = open_engine(
+                    bundle, name, kind=choice.kind, provider=choice.named_provider, threads=threads, memory=memory,
+                    on_status=lambda text: on_step(len(engines), len(names), text),
+                )  # fmt: skip
+            engines[name] = by_file[file]
+    except BaseException:
+        for engine in by_file.values():
+            engine.close()
+        raise
+    on_step(len(names), len(names), "ready")
+    return engines
 
 
 def open_block_engines(
@@ -142,70 +195,20 @@ def open_block_engines(
     provider: str | None = None,
     threads: int | None = None,
     max_batch: int | None = None,
-    on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None,
+    on_step: OnStep = lambda _done, _total, _text: None,
 ) -> dict[int, Engine]:
-    """Open the engines of some blocks, reading only their files; see :func:`open_engine` for errors.
-
-    Blocks that share a file share one engine.
-
-    ``on_step(done, total, text)`` is called before each engine is opened and once at the end; ``text`` names what comes
-    next. Building a TensorRT engine takes a minute the first time. Where one does not open, those before are closed.
-    """
-    wanted = list(blocks)
-    for block in wanted:
+    """Open the engines of some blocks as :func:`open_parts` does."""
+    names = {block: f"block {block}" for block in blocks}
+    for block in names:
         if not 0 <= block < bundle.num_blocks:
             raise BundleError(
                 f"{bundle.folder} has no block {block}; it has blocks 0 to {bundle.num_blocks - 1}, serve some of those"
             )
-    choice = choose(bundle, kind, provider, f"block {wanted[0]}" if wanted else "stem")
-    memory = EngineMemory(bundle, max_batch)
-    engines: dict[int, Engine] = {}
-    opened: dict[int, Engine] = {}
-    try:
-        for block in wanted:
-            owner = bundle.owners[block]
-            if owner not in opened:
-                on_step(len(engines), len(wanted), f"block {block}")
-                opened[owner] = _open(
-                    bundle, f"block {block}", choice, memory, threads,
-                    lambda text: on_step(len(engines), len(wanted), text),
-                )  # fmt: skip
-            engines[block] = opened[owner]
-    except BaseException:
-        for engine in opened.values():
-            engine.close()
-        raise
-    on_step(len(engines), len(wanted), "ready")
-    return engines
-
-
-def _open(
-    bundle: Bundle, part: str, choice: EngineChoice, memory: EngineMemory, threads: int | None,
-    on_status: Callable[[str], None],
-) -> Engine:  # fmt: skip
-    signature = signature_of(bundle.manifest, part)
-    threads = usable_threads(threads)
-    workspace = memory.workspace(choice)
-    if workspace is None:
-        return _open_onnx(bundle, part, choice, memory, threads, None)
-    workspace.hold()  # freed again where nothing opens
-    try:
-        if choice.kind == "tensorrt":
-            return open_tensorrt(bundle, part, signature, memory.options, workspace, on_status=on_status)
-        return _open_onnx(bundle, part, choice, memory, threads, workspace)
-    finally:
-        workspace.release()
-
-
-def _open_onnx(
-    bundle: Bundle, part: str, choice: EngineChoice, memory: EngineMemory, threads: int,
-    workspace: CudaWorkspace | None,
-) -> OnnxEngine:  # fmt: skip
-    return OnnxEngine(
-        bundle.read(part), part, signature_of(bundle.manifest, part), provider=choice.provider, threads=threads,
-        precision=memory.options.precision, max_batch=memory.options.max_batch,
-        workspace=workspace,
+    found = open_parts(
+        bundle, list(names.values()), kind=kind, provider=provider, threads=threads, max_batch=max_batch,
+        on_step=on_step,
     )  # fmt: skip
+    return {block: found[name] for block, name in names.items()}
 
 
 def _why_not_cuda(bundle: Bundle, part: str) -> str:

@@ -21,7 +21,7 @@ from ls_edge.core.peers_file import EngineKind
 from ls_edge.core.records import RequestRecord
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.executor import HEAD, STEM, Executor
-from ls_edge.engines.opening import EngineMemory, choose, open_engine, usable_threads
+from ls_edge.engines.opening import OnStep, open_parts
 
 
 class Pipeline:
@@ -43,27 +43,15 @@ class Pipeline:
         provider: str | None = None,
         kind: EngineKind = "auto",
         max_batch: int | None = None,
-        on_status: Callable[[str], None] = lambda _: None,
+        on_step: OnStep = lambda _done, _total, _text: None,
     ) -> Pipeline:
-        """Open every part except ``whole``.
-
-        Arguments and errors are those of :func:`ls_edge.engines.opening.open_engine`.
-        """
-        threads = usable_threads(threads)
-        choice = choose(bundle, kind, provider)
-        memory = EngineMemory(bundle, max_batch)
-        opened: dict[str, Engine] = {}
-        try:
-            for name in ("stem", *(f"block {owner}" for owner in sorted(set(bundle.owners))), "head"):
-                opened[name] = open_engine(
-                    bundle, name, kind=choice.kind, provider=choice.named_provider, threads=threads, memory=memory,
-                    on_status=on_status,
-                )  # fmt: skip
-        except BaseException:
-            for engine in opened.values():
-                engine.close()
-            raise
-        return cls(bundle, opened["stem"], [opened[f"block {owner}"] for owner in bundle.owners], opened["head"])
+        """Open every part except ``whole``; arguments and errors are those of :func:`open_parts`."""
+        names = ["stem", *(f"block {index}" for index in range(bundle.num_blocks)), "head"]
+        engines = open_parts(
+            bundle, names, kind=kind, provider=provider, threads=threads, max_batch=max_batch, on_step=on_step
+        )
+        stem, *blocks, head = (engines[name] for name in names)
+        return cls(bundle, stem, blocks, head)
 
     @property
     def num_blocks(self) -> int:

@@ -1,17 +1,19 @@
-"""Measure what a bundle takes on this device: the document of ``ls-edge profile``.
+"""Measure the parts of a bundle on this device: the document of ``ls-edge profile``.
 
-The parts are opened one after the other, then whole chains of them run for a while at each batch size. The state of the
-device is read before and after; a device that throttled between the two is marked, with what it was slowed down by.
+The parts are opened one after the other; then whole chains run for a while at each batch size. The state of the device
+is read before and after, to tell whether it throttled, and why.
 """
 
 from __future__ import annotations
 
+import itertools
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 
+import msgspec
 import numpy as np
 
 from ls_edge.core.bundle import Bundle
@@ -20,17 +22,13 @@ from ls_edge.core.peers_file import EngineKind, is_name
 from ls_edge.device import hardware
 from ls_edge.device.profile import SCHEMA, BatchTimes, DeviceFacts, DeviceProfile, PartLoad, Times
 from ls_edge.device.sensors import PowerMeter, PowerReading, Sensors, throttling
-from ls_edge.engines.engine import Engine
 from ls_edge.engines.onnxruntime import onnxruntime_module
-from ls_edge.engines.opening import EngineChoice, EngineMemory, choose, open_engine, usable_threads
+from ls_edge.engines.opening import EngineChoice, OnStep, choose, usable_threads
 from ls_edge.engines.pipeline import Pipeline
 
 IDLE_S = 1.0
-"""For how long the power of the idle device is measured: longer averages more, and everybody waits for it."""
+"""Seconds for which the power of the idle device is measured; a longer time averages more, but users wait for it."""
 _PACKAGES = ("ls-edge", "numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt", "pyzmq")
-
-OnStep = Callable[[int, int, str], None]
-"""Called with steps that are done, all steps, and what comes next."""
 
 
 def profile_bundle(
@@ -47,45 +45,81 @@ def profile_bundle(
 ) -> DeviceProfile:
     """Time a bundle on this device for about ``duration`` seconds at each batch size.
 
-    ``name`` is what the device is called, its host name where it is left out. Raises :class:`UsageError` for a batch or
-    duration that is not positive or a name that ``peers.yaml`` does not allow, else as :meth:`Pipeline.open`.
+    ``name`` is the name of the device, by default its host name. Raises :class:`UsageError` for a batch or duration
+    that is not positive or a name that ``peers.yaml`` does not allow, else as :meth:`Pipeline.open`.
     """
     sizes = sorted(set(batches))
     if not sizes or sizes[0] < 1 or not 0 < duration < float("inf"):
-        raise UsageError(f"batches {list(batches)} for {duration} seconds cannot be timed; all must be above 0")
+        raise UsageError(f"cannot time batches {list(batches)} for {duration} seconds; give numbers above 0")
     facts = _facts(name, sensors := sensors or Sensors())
     threads = usable_threads(threads)
     choice = choose(bundle, kind, provider)
-    steps = bundle.num_blocks + 2 + len(sizes)
+    opened = bundle.num_blocks + 2
+    steps = opened + len(sizes)
     before = sensors.state()
     on_step(0, steps, "idle")
     idle = _idle_power(sensors)
     resident = _resident_bytes()
-    pipeline, parts = _open(bundle, choice, sizes[-1], threads, lambda done, text: on_step(done, steps, text))
-    with pipeline:
+    loads = _Loads(bundle, steps, on_step)
+    timed: dict[str, BatchTimes] = {}
+    readings: list[PowerReading | None] = []
+    with Pipeline.open(
+        bundle, threads=threads, provider=choice.named_provider, kind=choice.kind, max_batch=sizes[-1],
+        on_step=loads.step,
+    ) as pipeline:  # fmt: skip
         taken = None if resident is None else (_resident_bytes() or 0) - resident
-        timed: dict[str, BatchTimes] = {}
-        power: PowerReading | None = None
-        for size in sizes:
-            on_step(bundle.num_blocks + 2 + len(timed), steps, f"batch {size}")
+        for done, size in enumerate(sizes, opened):
+            on_step(done, steps, f"batch {size}")
             timed[str(size)], reading = _time_batch(pipeline, size, duration, sensors)
-            power = power if timed.keys() - {str(size)} else reading
-        used = pipeline.provider
+            readings.append(reading)
     on_step(steps, steps, "done")
     after = sensors.state()
     slowed_by = throttling(before, after)
-    manifest = bundle.manifest
+    manifest, power, parts = bundle.manifest, readings[0], loads.of_parts()
     return DeviceProfile(
         schema=SCHEMA, bundle_id=manifest.bundle_id, model_id=manifest.model_id, model=manifest.model, device=facts,
-        engine=f"onnxruntime {onnxruntime_module().__version__}" if choice.kind == "onnx" else "tensorrt",
-        provider=used,
-        precision=manifest.precision, threads=threads, batch=timed, parts=parts,
-        memory_bytes=max(sum(part.file_bytes for part in parts), taken or 0),
+        engine=engine_name(choice), provider=pipeline.provider, precision=manifest.precision, threads=threads,
+        batch=timed, parts=parts, memory_bytes=max(sum(part.file_bytes for part in parts), taken or 0),
         power_watts=None if power is None else power.watts, idle_watts=None if idle is None else idle.watts,
         power_scope=None if power is None else power.scope, power_channels={} if power is None else power.channels,
         energy_mj_per_image=timed[str(sizes[0])].energy_mj_per_image,
         throttled=bool(slowed_by), throttled_by=slowed_by, before=before, after=after,
     )  # fmt: skip
+
+
+def engine_name(choice: EngineChoice) -> str:
+    """Return the library that runs the engines, with the version of ONNX Runtime."""
+    return f"onnxruntime {onnxruntime_module().__version__}" if choice.kind == "onnx" else "tensorrt"
+
+
+class _Loads:
+    """Time and memory of opening each part, from the steps that are reported meanwhile."""
+
+    def __init__(self, bundle: Bundle, steps: int, on_step: OnStep) -> None:
+        self._bundle, self._steps, self._on_step = bundle, steps, on_step
+        self._marks: list[tuple[str, float, int | None]] = []
+        """Part that is opened next, and time and memory until then."""
+        self._built: set[str] = set()
+
+    def step(self, done: int, total: int, text: str) -> None:
+        """Note a step of :func:`ls_edge.engines.opening.open_parts`."""
+        if done < total:
+            self._on_step(done, self._steps, text)
+        name, status, _ = text.partition(":")
+        if status:
+            self._built.add(name)
+        else:
+            self._marks.append((text, time.perf_counter(), _resident_bytes()))
+
+    def of_parts(self) -> list[PartLoad]:
+        """Return a row for each part; one that shares the engine of another part took nothing."""
+        found: dict[str, PartLoad] = {}
+        for (name, began, before), (_, ended, after) in itertools.pairwise(self._marks):
+            grew = None if before is None or after is None else max(0, after - before)
+            load_ms, file_bytes = round((ended - began) * 1e3, 3), self._bundle.part(name).bytes
+            found[name] = PartLoad(name, load_ms, name in self._built, file_bytes, grew)
+        names = ["stem", *(f"block {index}" for index in range(self._bundle.num_blocks)), "head"]
+        return [found.get(name) or PartLoad(name, 0.0, False, 0, 0) for name in names]
 
 
 def _facts(name: str | None, sensors: Sensors) -> DeviceFacts:
@@ -119,71 +153,44 @@ def _idle_power(sensors: Sensors) -> PowerReading | None:
     return meter.reading
 
 
-def _open(
-    bundle: Bundle, choice: EngineChoice, max_batch: int, threads: int, on_part: Callable[[int, str], None]
-) -> tuple[Pipeline, list[PartLoad]]:
-    """Open stem, blocks and head, each timed and with what the process grew by."""
-    names = ["stem", *(f"block {index}" for index in range(bundle.num_blocks)), "head"]
-    memory = EngineMemory(bundle, max_batch)
-    engines: list[Engine] = []
-    parts: list[PartLoad] = []
-    try:
-        for number, name in enumerate(names):
-            on_part(len(engines), name)
-            owner = bundle.owners[number - 1] + 1 if 0 < number < len(names) - 1 else number
-            if owner < number:  # blocks that share their weights have one engine
-                engines.append(engines[owner])
-                parts.append(PartLoad(name, 0.0, False, 0, 0))
-                continue
-            built: list[str] = []
-            resident, began = _resident_bytes(), time.perf_counter()
-            engine = open_engine(
-                bundle, name, kind=choice.kind, provider=choice.named_provider, threads=threads, memory=memory,
-                on_status=built.append,
-            )  # fmt: skip
-            seconds, now = time.perf_counter() - began, _resident_bytes()
-            engines.append(engine)
-            grew = None if resident is None or now is None else max(0, now - resident)
-            parts.append(PartLoad(name, round(seconds * 1e3, 3), bool(built), bundle.part(name).bytes, grew))
-    except BaseException:
-        for engine in engines:
-            engine.close()
-        raise
-    return Pipeline(bundle, engines[0], engines[1:-1], engines[-1]), parts
+def time_chain(pipeline: Pipeline, size: int, duration: float) -> tuple[BatchTimes, float]:
+    """Run chains for about ``duration`` seconds, at least three; return their times, and the seconds in all."""
+    images = noise_images(pipeline.bundle, size)
+    runs: list[list[float]] = []
+    began = time.perf_counter()
+    while time.perf_counter() < began + duration or len(runs) < 3:
+        runs.append(pipeline.profile(images)[1])
+    seconds = time.perf_counter() - began
+    stem, *blocks, head = (Times.of(list(part)) for part in zip(*runs, strict=True))
+    chains = [sum(run) for run in runs]
+    third = max(1, len(chains) // 3)
+    slowdown = round(median(chains[-third:]) / max(median(chains[:third]), 1e-9), 4)
+    return BatchTimes(stem, head, blocks, Times.of(chains), len(runs), slowdown, None, None), seconds
+
+
+def noise_images(bundle: Bundle, batch: int) -> np.ndarray:
+    """Return a batch of noise; the time of an engine does not depend on its input."""
+    return np.random.default_rng(0).standard_normal((batch, 3, *bundle.manifest.image.size), dtype=np.float32)
 
 
 def _time_batch(
     pipeline: Pipeline, size: int, duration: float, sensors: Sensors
 ) -> tuple[BatchTimes, PowerReading | None]:
-    """Run chains for about ``duration`` seconds, three at least; the first ones warm up and do not count."""
-    side = pipeline.bundle.manifest.image.size
-    images = np.random.default_rng(0).standard_normal((size, 3, *side), dtype=np.float32)
-    for _ in range(2):
-        logits = pipeline.profile(images)[0]
+    for _ in range(2):  # warm up
+        logits = pipeline.forward(noise_images(pipeline.bundle, size))
     if not np.isfinite(logits).all():
-        raise EngineError(f"{pipeline.bundle.folder} gives logits that are not finite here; run 'ls-edge verify' on it")
-    runs: list[list[float]] = []
+        raise EngineError(f"{pipeline.bundle.folder} returns logits that are not finite; run 'ls-edge verify' on it")
     with PowerMeter(sensors) as meter:
-        began = time.perf_counter()
-        while time.perf_counter() < began + duration or len(runs) < 3:
-            runs.append(pipeline.profile(images)[1])
-        seconds = time.perf_counter() - began
-    parts = [list(part) for part in zip(*runs, strict=True)]
-    chains = [sum(run) for run in runs]
-    third = max(1, len(chains) // 3)
+        times, seconds = time_chain(pipeline, size, duration)
     power = meter.reading
-    times = BatchTimes(
-        stem_ms=Times.of(parts[0]), head_ms=Times.of(parts[-1]), blocks_ms=[Times.of(part) for part in parts[1:-1]],
-        chain_ms=Times.of(chains), repeats=len(runs),
-        slowdown=round(median(chains[-third:]) / max(median(chains[:third]), 1e-9), 4),
-        power_watts=None if power is None else power.watts,
-        energy_mj_per_image=None if power is None else round(power.watts * 1e3 * seconds / (size * len(runs)), 4),
-    )  # fmt: skip
+    if power is not None:
+        energy = round(power.watts * 1e3 * seconds / (size * times.repeats), 4)
+        times = msgspec.structs.replace(times, power_watts=power.watts, energy_mj_per_image=energy)
     return times, power
 
 
 def _resident_bytes() -> int | None:
-    """Memory of this process that is in RAM; None where /proc does not say."""
+    """Return the resident memory of this process, or None without /proc."""
     try:
         with open("/proc/self/statm", encoding="ascii") as statm:
             pages = int(statm.read().split()[1])

@@ -52,8 +52,7 @@ def command(
 ) -> None:
     """Time stem, blocks and head of the folder BUNDLE, the chain of them, and the whole model in one engine."""
     from ls_edge.core.bundle import Bundle
-    from ls_edge.engines.benchmark import bench
-    from ls_edge.engines.chain_accuracy import chain_accuracy
+    from ls_edge.engines.benchmark import bench, chain_accuracy
 
     opened = Bundle.open(bundle)
     images = None if data is None else _images(data, limit, opened)
