@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -26,8 +26,6 @@ GRAPH_TOLERANCE = 1e-4
 """Largest difference between runs with and without a CUDA graph, relative to the largest value."""
 KEPT_BATCH_SIZES = 32
 """Batch sizes whose bindings are kept, some KB per part; all share buffers of the largest size."""
-KEPT_SEQUENCES = 64
-"""Sequences of parts whose bindings are kept per batch size."""
 
 
 class PartFailed(EngineError):
@@ -133,38 +131,28 @@ class Executor:
             engine.close()
 
 
-class _Sequence(NamedTuple):
-    """Bound parts in the order in which they run."""
-
-    input: np.ndarray
-    steps: list[Callable[[], None]]
-    output: np.ndarray
-
-
 class _Batch:
     """Bindings at one batch size."""
 
     def __init__(self, size: int) -> None:
         self.slots = np.zeros(size, np.int64)
-        self.values: dict[tuple[str, tuple[int, ...], int], tuple[np.ndarray, Any]] = {}
-        """Buffers, and ONNX Runtime's view of them, by type, shape and side."""
-        self.slot_value = onnxruntime_module().OrtValue.ortvalue_from_numpy(self.slots)
+        self.slot_value: Any = onnxruntime_module().OrtValue.ortvalue_from_numpy(self.slots)
+        self.buffers: dict[tuple[Tensor, int], tuple[np.ndarray, Any]] = {}
+        """Arrays, and the values of ONNX Runtime that share their memory, by tensor and side."""
         self.steps: dict[tuple[int, int], Callable[[], None]] = {}
         """Calls by part and the side that it reads."""
-        self.sequences: dict[tuple[int, ...], _Sequence] = {}
 
 
 class _BoundParts:
-    """Sessions of ONNX Runtime bound to shared buffers in host memory."""
+    """Sessions of ONNX Runtime bound to buffers in host memory; the output of a part is on the other side."""
 
     def __init__(self, engines: Mapping[int, OnnxEngine]) -> None:
         self._engines = engines
-        self._num_slots = min(
-            (t.below for engine in engines.values() for t in engine.signature.inputs[1:] if t.below is not None),
-            default=None,
-        )
+        below = (t.below for engine in engines.values() for t in engine.signature.inputs[1:])
+        self._num_slots: int | None = next(below, None)
         self._largest = 0
         self._memory: dict[tuple[str, tuple[int, ...], int], np.ndarray] = {}
+        """Arrays at the largest batch size, by type, shape and side."""
         self._batches: dict[int, _Batch] = {}
 
     @classmethod
@@ -189,15 +177,17 @@ class _BoundParts:
         if not size or not parts or not self._takes(slots, size, len(parts)):
             return None
         batch = self._batches.get(size) or self._new_batch(size)
-        sequence = batch.sequences.get(tuple(parts)) or self._bind(batch, tuple(parts))
+        steps = [self._step(batch, part, place % 2) for place, part in enumerate(parts)]
+        given, _ = self._buffer(batch, self._engines[parts[0]].signature.inputs[0], 0)
+        result, _ = self._buffer(batch, self._engines[parts[-1]].signature.output, len(parts) % 2)
         marks = [time.perf_counter()]
         try:
-            np.concatenate(rows, out=sequence.input, casting="no")
+            np.concatenate(rows, out=given, casting="no")
         except (TypeError, ValueError):  # another type or shape
             return None
         if self._num_slots is not None:
             batch.slots[...] = _first_slots(parts, size) if slots is None else slots
-        for part, step in zip(parts, sequence.steps, strict=True):
+        for part, step in zip(parts, steps, strict=True):
             try:
                 step()
             except Exception as error:
@@ -205,7 +195,7 @@ class _BoundParts:
             if self._num_slots is not None:
                 batch.slots += 1
             marks.append(time.perf_counter())
-        found: np.ndarray = sequence.output.copy()
+        found: np.ndarray = result.copy()
         if seconds is not None:
             marks[-1] = time.perf_counter()
             seconds.extend(after - before for before, after in itertools.pairwise(marks))
@@ -242,24 +232,14 @@ class _BoundParts:
         return batch
 
     def _buffer(self, batch: _Batch, tensor: Tensor, side: int) -> tuple[np.ndarray, Any]:
-        key = tensor.dtype, tensor.rest, side
-        if key not in batch.values:
+        found = batch.buffers.get((tensor, side))
+        if found is None:
+            key = tensor.dtype, tensor.rest, side
             if key not in self._memory:
                 self._memory[key] = np.zeros(tensor.shape(self._largest), tensor.dtype)
             array = self._memory[key][: len(batch.slots)]
-            batch.values[key] = array, onnxruntime_module().OrtValue.ortvalue_from_numpy(array)
-        return batch.values[key]
-
-    def _bind(self, batch: _Batch, parts: tuple[int, ...]) -> _Sequence:
-        if len(batch.sequences) >= KEPT_SEQUENCES:
-            batch.sequences.clear()
-        first, last = self._engines[parts[0]].signature, self._engines[parts[-1]].signature
-        sequence = batch.sequences[parts] = _Sequence(
-            self._buffer(batch, first.inputs[0], 0)[0],
-            [self._step(batch, part, place % 2) for place, part in enumerate(parts)],
-            self._buffer(batch, last.output, len(parts) % 2)[0],
-        )
-        return sequence
+            found = batch.buffers[tensor, side] = array, onnxruntime_module().OrtValue.ortvalue_from_numpy(array)
+        return found
 
     def _step(self, batch: _Batch, part: int, side: int) -> Callable[[], None]:
         """Return the call that runs a part on the buffer of a side and writes to the other side."""

@@ -66,10 +66,9 @@ def test_inputs_are_left_alone_and_results_belong_to_the_caller(opened):
     np.testing.assert_array_equal(runner.run((0, 1, 2), given, slots), kept)
 
 
-def test_more_batch_sizes_and_sequences_than_are_kept(opened, monkeypatch):
+def test_more_batch_sizes_than_are_kept(opened, monkeypatch):
     engines, _ = opened
     monkeypatch.setattr(executor, "KEPT_BATCH_SIZES", 2)
-    monkeypatch.setattr(executor, "KEPT_SEQUENCES", 2)
     runner = Executor(engines)
     for batch in (1, 2, 3, 1, 4, 2):
         runner.warm_up(batch)
