@@ -13,41 +13,49 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import BundleError, DigestMismatch, SchemaMismatch, UsageError
-from ls_edge.core.files import write_file
-from ls_edge.core.validation import json_fault
+from ls_edge.core.files import read_file, write_file
+from ls_edge.core.validation import InvalidDocument, OtherSchema, decode_json
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 TOKEN_DTYPES = {"float32": 4, "float16": 2}
 """Bytes of a number, by the type of the tokens."""
-MAX_SIDE, MAX_TOKENS = 16_384, 1_048_576
-"""Limits of what a manifest may ask for, far above what any model needs."""
+
+Side = Annotated[int, Meta(ge=1, le=16_384)]
+TokenCount = Annotated[int, Meta(ge=1, le=1_048_576)]
+"""Limits far above the needs of any model."""
+
+
+PositiveFloat = Annotated[float, Meta(gt=0)]
+
+
+def _one_of(names: Collection[str]) -> Meta:
+    return Meta(pattern=rf"^({'|'.join(names)})\Z", description=f"one of {', '.join(names)}")
 
 
 class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How an image file becomes the stem's input."""
 
-    size: tuple[int, int]
+    size: tuple[Side, Side]
     """Height and width in pixels."""
     mean: tuple[float, float, float]
     """Subtracted from channels scaled to 0..1."""
-    std: tuple[float, float, float]
-    """Divided by, after the mean."""
-    interpolation: str = "bicubic"
-    """``nearest``, ``bilinear``, ``bicubic`` or ``lanczos``."""
-    crop_pct: float = 0.9
-    """Side of the centre crop over the side that the image is first scaled to."""
+    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat]
+    """Divisor of the channels, after the mean."""
+    interpolation: Annotated[str, _one_of(INTERPOLATIONS)] = "bicubic"
+    crop_pct: Annotated[float, Meta(gt=0, le=10)] = 0.9
+    """Side of the center crop, relative to the side that the image is first scaled to."""
     exif_orientation: bool | msgspec.UnsetType = msgspec.UNSET
     """True where photos are turned upright by their EXIF orientation first, which timm and torchvision do not; False is
     left out, so manifests without the setting keep their ids."""
@@ -60,9 +68,9 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TokenSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The tensor that travels between blocks: ``[B, count, dim]`` of ``dtype``."""
 
-    count: int
-    dim: int
-    dtype: str = "float32"
+    count: TokenCount
+    dim: TokenCount
+    dtype: Annotated[str, _one_of(TOKEN_DTYPES)] = "float32"
 
     @property
     def bytes_per_image(self) -> int:
@@ -84,7 +92,7 @@ class Parts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     stem: Part
     head: Part
-    blocks: tuple[Part, ...]
+    blocks: Annotated[tuple[Part, ...], Meta(min_length=1, description="a list of at least one part")]
     whole: Part | None = None
     """The model in one file (``export --whole``), for comparison."""
 
@@ -92,8 +100,8 @@ class Parts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Folded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many of the model's first and last blocks stem and head run; the manifest's blocks are those between."""
 
-    stem: int
-    head: int
+    stem: Annotated[int, Meta(ge=0)]
+    head: Annotated[int, Meta(ge=0)]
 
 
 NOT_FOLDED = Folded(0, 0)
@@ -109,7 +117,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """timm's name of the model."""
     method: str
     """The training method that the model went through."""
-    classes: tuple[str, ...]
+    classes: Annotated[tuple[str, ...], Meta(min_length=1, description="a list of at least one class")]
     image: ImageSpec
     tokens: TokenSpec
     needs_slot: bool
@@ -128,6 +136,12 @@ class Manifest(msgspec.Struct, frozen=True):
     without the setting keep their ids."""
     folded: Folded | msgspec.UnsetType = msgspec.UNSET
     """Left out where stem and head run no blocks."""
+
+    @property
+    def block_bands(self) -> Bands:
+        """Groups of blocks within which the order may change; by default one of all blocks."""
+        bands = None if self.bands is msgspec.UNSET else self.bands
+        return Bands.from_json(bands, len(self.parts.blocks))
 
     def part_names(self) -> Iterator[tuple[str, Part]]:
         """Yield ``("stem", part)``, ``("block 0", part)`` ... ``("head", part)``, and ``whole`` where there is one."""
@@ -198,7 +212,7 @@ class Bundle:
         folder = Path(folder)
         path = folder / MANIFEST
         try:
-            raw = path.read_bytes()
+            raw = read_file(path)
         except (FileNotFoundError, NotADirectoryError):
             if folder.is_file():
                 raise BundleError(
@@ -230,9 +244,8 @@ class Bundle:
 
     @property
     def bands(self) -> Bands:
-        """Groups of blocks within which the order may change; one of all blocks where the manifest names none."""
-        bands = self.manifest.bands
-        return Bands.from_json(None if bands is msgspec.UNSET else bands, self.num_blocks)
+        """Groups of blocks within which the order may change; by default one of all blocks."""
+        return self.manifest.block_bands
 
     @property
     def folded(self) -> Folded:
@@ -308,54 +321,16 @@ class Bundle:
 
 def _decode_manifest(path: Path, raw: bytes) -> Manifest:
     try:
-        schema = msgspec.json.decode(raw, type=dict).get("schema")
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        place, why = json_fault(raw, dict, error)
-        raise BundleError(
-            f"{path}{place} is no manifest of a bundle: {why}; copy the bundle again or export it again"
-        ) from None
-    if schema != SCHEMA:
-        raise SchemaMismatch(
-            f"{path} has schema {schema!r}, this ls-edge reads schema {SCHEMA}; "
-            "export the run again with this version, or install the version that wrote it"
-        )
-    try:
-        manifest = msgspec.json.decode(raw, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        place, why = json_fault(raw, Manifest, error)
-        raise BundleError(f"{path}{place} is no manifest of schema {SCHEMA}: {why}; export the run again") from None
-    for name, value, right, what in _values(manifest):
-        if not right:
-            raise BundleError(f"{path}: {name} is {value!r}; it has to be {what}; export the run again")
-    if manifest.bands is not msgspec.UNSET:
-        try:
-            Bands.from_json(manifest.bands, len(manifest.parts.blocks))
-        except UsageError as error:
-            raise BundleError(f"{path}: {error}; export the run again") from None
+        manifest = decode_json(raw, Manifest, SCHEMA)
+        manifest.block_bands  # noqa: B018 - raises if they are not bands of these blocks
+    except OtherSchema as error:
+        advice = "export the run again with this version, or install the version that wrote it"
+        raise SchemaMismatch(f"{path}{error}; {advice}") from None
+    except InvalidDocument as error:
+        raise BundleError(f"{path}{error}; copy the bundle again, or export the run again") from None
+    except UsageError as error:
+        raise BundleError(f"{path}: {error}; export the run again") from None
     return manifest
-
-
-def _values(manifest: Manifest) -> Iterator[tuple[str, Any, bool, str]]:
-    """Each figure of a manifest that others compute with: its name, itself, whether it can be, what it has to be."""
-    image, tokens = manifest.image, manifest.tokens
-    yield "image.size", image.size, all(1 <= side <= MAX_SIDE for side in image.size), f"from 1 to {MAX_SIDE} pixels"
-    yield "image.mean", image.mean, all(map(math.isfinite, image.mean)), "finite numbers"
-    yield "image.std", image.std, all(0 < part < math.inf for part in image.std), "finite numbers above 0"
-    yield "image.crop_pct", image.crop_pct, 0 < image.crop_pct <= 10, "above 0 and at most 10"
-    yield (
-        "image.interpolation",
-        image.interpolation,
-        image.interpolation in INTERPOLATIONS,
-        (f"one of {', '.join(INTERPOLATIONS)}"),
-    )
-    yield "tokens.count", tokens.count, 1 <= tokens.count <= MAX_TOKENS, f"from 1 to {MAX_TOKENS}"
-    yield "tokens.dim", tokens.dim, 1 <= tokens.dim <= MAX_TOKENS, f"from 1 to {MAX_TOKENS}"
-    yield "tokens.dtype", tokens.dtype, tokens.dtype in TOKEN_DTYPES, f"one of {', '.join(TOKEN_DTYPES)}"
-    yield "parts.blocks", len(manifest.parts.blocks), bool(manifest.parts.blocks), "at least one block"
-    if manifest.folded is not msgspec.UNSET:
-        folded = manifest.folded
-        yield "folded", msgspec.to_builtins(folded), min(folded.stem, folded.head) >= 0, "numbers of blocks"
-    yield "classes", len(manifest.classes), bool(manifest.classes), "at least one class"
 
 
 def shared_groups(owners: Sequence[int]) -> list[list[int]]:

@@ -49,6 +49,15 @@ def write_file(path: Path, content: bytes) -> None:
         stream.write(content)
 
 
+def read_file(path: Path, limit: int = 64_000_000) -> bytes:
+    """Return the content of a file; raise :class:`OSError` if it has more than ``limit`` bytes."""
+    with path.open("rb") as stream:
+        raw = stream.read(limit + 1)
+    if len(raw) > limit:
+        raise OSError(errno.EFBIG, f"larger than {limit} bytes")
+    return raw
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the entries of a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,8 +1,7 @@
-"""``peers.yaml``: who serves which blocks, where to dial them, and who may send images.
+"""``peers.yaml``: the processes that serve blocks, their addresses, and the processes that may send images.
 
-The same file lies on every machine. Reading checks what the file alone determines. Which blocks exist is checked
-against a bundle (:meth:`PeersFile.check_blocks`), which codecs exist by those who send tokens
-(:meth:`PeersFile.check_codecs`).
+Every machine has the same file. Reading checks what the file alone determines. :meth:`PeersFile.check_blocks` compares
+it with a bundle, :meth:`PeersFile.check_codecs` with the wire codecs.
 """
 
 from __future__ import annotations
@@ -10,130 +9,170 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from ls_edge.core import yaml_source
 from ls_edge.core.errors import ConfigError, UsageError
 from ls_edge.core.text import parse_ranges
 from ls_edge.core.validation import unknown_name
 
-EngineKind = Literal["auto", "onnx", "tensorrt"]
-
-_ADDRESS = re.compile(r"^tcp://(\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[^\[\]:/\s]+):(\d{1,5})$")
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
+_HOST_AND_PORT = re.compile(r"tcp://(\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[^\[\]:/\s]+):(\d{1,5})")
 _ANY = ("*", "0.0.0.0", "[::]")  # noqa: S104
 """Hosts that mean every address of a machine: to listen on, not to dial."""
-_MOST_INTERVAL_MS = 250
-"""Longest time between two heartbeats of a file that does not say it."""
-_MOST_SILENCE_MS = 600_000
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
-_Z85_KEY = re.compile(r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}$")
+_MAX_INTERVAL_MS = 250
+"""Longest default time between two heartbeats."""
+
+EngineKind = Literal["auto", "onnx", "tensorrt"]
+Name = Annotated[
+    str,
+    Meta(
+        pattern=_NAME.pattern,
+        description="1 to 63 letters, digits, dots, hyphens or underscores that start with a letter or digit",
+    ),
+]
+PublicKey = Annotated[
+    str,
+    Meta(
+        pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}\Z",
+        description="40 characters of Z85, in quotes, as 'ls-edge keys new' prints them",
+    ),
+]
+Threads = Annotated[int, Meta(ge=1, le=1024)]
+
+
+class Numbers(tuple[int, ...]):
+    """Blocks or cores in ascending order; in a file a list of numbers, or text such as ``"0-3,7"``."""
+
+    @classmethod
+    def parse(cls, value: Any) -> Numbers:
+        """Read the value of a file; raise ValueError for anything else than different numbers."""
+        try:
+            numbers = parse_ranges(value) if isinstance(value, str) else value
+            if not 0 < len(numbers) == len(set(numbers)) or not all(
+                type(number) is int and 0 <= number <= 9999 for number in numbers
+            ):
+                raise ValueError(value)
+        except (TypeError, ValueError):
+            raise ValueError(
+                'list at least one number, each once, counted from 0, for example [0, 1, 2] or "0-2,7"'
+            ) from None
+        return cls(sorted(numbers))
+
+
+class Address(str):
+    """``tcp://host:port``; an IPv6 host is written in brackets."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, value: Any) -> Address:
+        """Read the value of a file; raise ValueError for anything else than an address."""
+        match = _HOST_AND_PORT.fullmatch(value) if isinstance(value, str) else None
+        if match is None or not 0 < int(match[2]) < 65536:
+            raise ValueError("write tcp://host:port, with a port from 1 to 65535")
+        if match[1].startswith("[") and not _is_ipv6(match[1].strip("[]")):
+            raise ValueError(f"{match[1]} is not an IPv6 address; write for example [::1]")
+        return cls(value)
 
 
 class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A process that may send images."""
 
-    name: str
-    public_key: str | None = None
-    """Its CURVE public key, 40 characters of Z85."""
+    name: Name
+    public_key: PublicKey | None = None
     engine: EngineKind = "auto"
-    """What runs its stem and head."""
+    """Engine of its stem and head."""
     provider: str | None = None
     """ONNX Runtime execution provider, for example ``CUDAExecutionProvider``."""
-    threads: int | None = None
-    """Threads of stem and head; one where it is left out."""
-    cpus: list[int] | str | None = None
+    threads: Threads | None = None
+    """Threads of stem and head; one by default."""
+    cpus: Numbers | None = None
     """Cores that run its stem and head, and nothing else of ls-edge."""
     may_push: bool = False
     """Whether it may send bundles to peers that have a store (``ls-edge push``)."""
 
 
-class PeerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PeerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A process that serves blocks."""
 
-    name: str
-    address: str
-    """Where the others dial, ``tcp://host:port``."""
-    blocks: list[int] | str
-    """Block indices, or text such as ``"0-3,7"``."""
-    bind: str | None = None
-    """Where it listens, where that differs from ``address``."""
-    public_key: str | None = None
-    """Its CURVE public key, 40 characters of Z85."""
+    name: Name
+    address: Address
+    """Address that other processes dial."""
+    blocks: Numbers
+    bind: Address = Address()
+    """Address that the peer listens on; ``address`` by default."""
+    public_key: PublicKey | None = None
     engine: EngineKind = "auto"
     provider: str | None = None
     """ONNX Runtime execution provider, for example ``CUDAExecutionProvider``."""
-    threads: int | None = None
-    """Threads of the engine; the engine's choice where it is left out."""
-    cpus: list[int] | str | None = None
-    """Cores that run the engine, and nothing else of ls-edge: numbers, or text such as ``"2-5"``."""
-    max_batch: int = 1
-    """Most images that the peer runs through a block at once."""
-    batch_wait_ms: float = 0.0
-    """How long the peer waits for a batch to fill."""
+    threads: Threads | None = None
+    """Threads of the engine; the engine's choice by default."""
+    cpus: Numbers | None = None
+    """Cores that run the engine, and nothing else of ls-edge."""
+    max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Largest number of images that go through a block in one call."""
+    batch_wait_ms: Annotated[float, Meta(ge=0, le=60_000)] = 0.0
+    """Time that the peer waits for a batch to fill."""
     codec: str = "raw"
-    """How tokens are sent to this peer: the name of a wire codec."""
-    credits: int | None = None
-    """Most images that the peer holds at once; :func:`usual_credits` where it is left out."""
+    """Wire codec of tokens that are sent to this peer."""
+    credits: Annotated[int, Meta(ge=1, le=65535)] = 0
+    """Largest number of images that the peer holds; :func:`usual_credits` by default."""
+
+    def __post_init__(self) -> None:
+        if not self.bind:
+            msgspec.structs.force_setattr(self, "bind", self.address)
+        if not self.credits:
+            msgspec.structs.force_setattr(self, "credits", usual_credits(self.max_batch))
 
 
 class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """ZMTP heartbeats, which find a process that is stopped and a cable that is out."""
+    """ZMTP heartbeats, which detect a stopped process and a disconnected cable."""
 
-    interval_ms: int | None = None
-    """Time between two heartbeats on a link; :attr:`every_ms` where it is left out."""
-    timeout_ms: int = 1000
-    """Silence after which a link is lost, on top of the time that one frame takes on the slowest link."""
-    slowest_mbit: float = 1.0
-    """Megabits a second of the slowest link that must still count as alive."""
+    interval_ms: Annotated[int, Meta(ge=5)] | None = None
+    """Time between two heartbeats on a link; :attr:`every_ms` by default."""
+    timeout_ms: Annotated[int, Meta(ge=20, le=600_000)] = 1000
+    """Silence after which a link is lost, in addition to the time of one frame on the slowest link."""
+    slowest_mbit: Annotated[float, Meta(ge=0.01, le=1e6)] = 1.0
+    """Megabits per second of the slowest link that must still count as alive."""
+
+    def __post_init__(self) -> None:
+        if self.timeout_ms < 2 * self.every_ms:
+            raise ValueError(
+                f"heartbeat timeout_ms is {self.timeout_ms} and interval_ms {self.every_ms}; the timeout has to be at "
+                "least twice the interval"
+            )
 
     @property
     def every_ms(self) -> int:
-        """:attr:`interval_ms`, or a quarter of a second or of :attr:`timeout_ms`: each wakes two processes."""
-        return min(_MOST_INTERVAL_MS, self.timeout_ms // 4) if self.interval_ms is None else self.interval_ms
+        """:attr:`interval_ms`; by default a quarter of :attr:`timeout_ms`, at most 250 ms."""
+        return min(_MAX_INTERVAL_MS, self.timeout_ms // 4) if self.interval_ms is None else self.interval_ms
 
     def transfer_s(self, frame_bytes: int) -> float:
-        """Seconds that a frame of so many bytes takes on the slowest link."""
+        """Return the seconds that a frame takes on the slowest link."""
         return frame_bytes * 8e-6 / self.slowest_mbit
 
     def silence_ms(self, frame_bytes: int) -> int:
-        """Silence after which a link is lost, in milliseconds, where frames have up to ``frame_bytes``.
+        """Return the silence after which a link is lost, where frames have up to ``frame_bytes``.
 
-        While a frame is on its way nothing else can pass, and it counts as a sign of life only when it is whole.
+        While a frame is on its way nothing else can pass, and it counts as a sign of life only when it is complete.
         """
         return self.timeout_ms + math.ceil(self.transfer_s(frame_bytes) * 1e3)
 
 
 class PeersDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The document of ``peers.yaml`` as it is written."""
+    """The document of ``peers.yaml``."""
 
-    peers: list[PeerEntry]
+    peers: Annotated[list[PeerConfig], Meta(min_length=1, description="a list of at least one peer")]
     sources: list[SourceEntry] = []
     insecure: bool = False
     heartbeat: HeartbeatSettings = HeartbeatSettings()
-
-
-@dataclass(frozen=True)
-class PeerConfig:
-    """A peer of the file, checked, its blocks as numbers."""
-
-    name: str
-    address: str
-    bind: str
-    blocks: tuple[int, ...]
-    public_key: str | None
-    engine: EngineKind
-    provider: str | None
-    threads: int | None
-    cpus: tuple[int, ...] | None
-    max_batch: int
-    batch_wait_ms: float
-    codec: str
-    credits: int
 
 
 @dataclass(frozen=True)
@@ -151,17 +190,17 @@ class PeersFile:
     @property
     def uses_keys(self) -> bool:
         """Whether links are CURVE links: any key in the file switches them on, on the loopback too."""
-        return any(p.public_key for p in self.peers) or any(s.public_key for s in self.sources)
+        return _uses_keys(self)
 
     def peer(self, name: str) -> PeerConfig:
-        """The peer called ``name``."""
+        """Return the peer called ``name``."""
         for peer in self.peers:
             if peer.name == name:
                 return peer
         raise ConfigError(unknown_name("peer", name, [p.name for p in self.peers]), path=self.path)
 
     def source(self, name: str) -> SourceEntry | None:
-        """The source called ``name``; the only one where keys are off and just one is listed, whatever it is called."""
+        """Return the source called ``name``; without keys and with one source listed, that one."""
         for source in self.sources:
             if source.name == name:
                 return source
@@ -175,16 +214,16 @@ class PeersFile:
 
     def check_blocks(self, blocks: int) -> None:
         """Raise :class:`ConfigError` where a peer lists a block that a model of ``blocks`` blocks lacks."""
-        for index, peer in enumerate(self.peers):
-            for block in peer.blocks:
-                if block >= blocks:
-                    raise self._source_map.error(
-                        f"peer {peer.name!r} lists block {block}, but the bundle has blocks 0 to {blocks - 1}",
-                        "peers", index, "blocks",
-                    )  # fmt: skip
+        for peer in self.peers:
+            if peer.blocks[-1] >= blocks:
+                raise self.error(
+                    peer,
+                    "blocks",
+                    f"peer {peer.name!r} lists block {peer.blocks[-1]}, but the bundle has blocks 0 to {blocks - 1}",
+                )
 
     def source_with_key(self, public_key: bytes) -> SourceEntry:
-        """The source whose public key this is; raises :class:`UsageError` where it is nobody's."""
+        """Return the source with this public key; raise :class:`UsageError` if no source has it."""
         for source in self.sources:
             if source.public_key and source.public_key.encode() == public_key:
                 return source
@@ -192,220 +231,89 @@ class PeersFile:
 
     def check_codecs(self, known: Collection[str]) -> None:
         """Raise :class:`ConfigError` where a peer names a codec that is not among ``known``."""
-        for index, peer in enumerate(self.peers):
+        for peer in self.peers:
             if peer.codec not in known:
-                raise self._source_map.error(
-                    f"codec is {peer.codec!r}; it has to be one of {', '.join(known)}", "peers", index, "codec"
-                )
+                raise self.error(peer, "codec", f"codec is {peer.codec!r}; it has to be one of {', '.join(known)}")
 
 
 def load_peers(path: str | Path) -> PeersFile:
-    """Read and check a ``peers.yaml``; raises :class:`ConfigError` with file, line and column."""
+    """Read and check a ``peers.yaml``; raise :class:`ConfigError` with file, line and column."""
     file, source_map = yaml_source.load(path, PeersDocument)
-    if not file.peers:
-        raise source_map.error("no peers are listed; add at least one", "peers")
-    peers = tuple(_check_peer(entry, index, source_map) for index, entry in enumerate(file.peers))
-    _check_unique(file, source_map)
-    _check_keys(file, source_map)
-    heartbeat = file.heartbeat
-    if heartbeat.every_ms < 5 or not 2 * heartbeat.every_ms <= heartbeat.timeout_ms <= _MOST_SILENCE_MS:
-        raise source_map.error(
-            f"heartbeat interval {heartbeat.every_ms} ms and timeout {heartbeat.timeout_ms} ms: the interval must "
-            f"be at least 5 and the timeout at least twice the interval, and at most {_MOST_SILENCE_MS}",
-            "heartbeat",
-        )
-    if not 0.01 <= heartbeat.slowest_mbit <= 1e6:
-        raise source_map.error(
-            f"heartbeat slowest_mbit is {heartbeat.slowest_mbit}: give megabits a second from 0.01 to 1000000",
-            "heartbeat", "slowest_mbit",
-        )  # fmt: skip
-    return PeersFile(Path(path), peers, tuple(file.sources), file.insecure, heartbeat, source_map)
-
-
-def parse_cpus(cpus: Sequence[int] | str | None) -> tuple[int, ...]:
-    """Read ``"2-5"`` or a list of numbers as sorted cores; empty for None. Raises ValueError for something else."""
-    cores = () if cpus is None else parse_ranges(cpus) if isinstance(cpus, str) else tuple(cpus)
-    if (cpus is not None and not cores) or any(not 0 <= core <= 9999 for core in cores) or len({*cores}) < len(cores):
-        raise ValueError(cpus)
-    return tuple(sorted(cores))
-
-
-def is_name(text: str) -> bool:
-    """Whether a peer or source may be called so: it also names files and stands in logs."""
-    return _NAME.fullmatch(text) is not None
-
-
-def is_loopback(address: str) -> bool:
-    """Whether ``tcp://host:port`` names the loopback interface (a name other than ``localhost`` does not count)."""
-    match = _ADDRESS.match(address)
-    host = match[1].strip("[]") if match else ""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _is_host(host: str) -> bool:
-    """Whether what stands between brackets is an IPv6 address; names and other addresses are left to the network."""
-    if not host.startswith("["):
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).version == 6
-    except ValueError:
-        return False
-
-
-def _check_peer(entry: PeerEntry, index: int, source_map: yaml_source.SourceMap) -> PeerConfig:
-    at = ("peers", index)
-    _check_name(entry.name, source_map, *at, "name")
-    for key, value in (("address", entry.address), ("bind", entry.bind)):
-        match = _ADDRESS.match(value) if value is not None else None
-        if value is not None and (match is None or not 0 < int(match[2]) < 65536):
-            raise source_map.error(f"{key} {value!r} is not tcp://host:port with a port from 1 to 65535", *at, key)
-        if match is not None and not _is_host(match[1]):
-            raise source_map.error(
-                f"{key} {value!r}: {match[1]} is no address of IPv6; write for example [::1]", *at, key
-            )
-        if match is not None and key == "address" and match[1] in _ANY:
-            raise source_map.error(
-                f"address {value!r} is where the others dial, and {match[1]} is no machine; write the name or address "
-                f"of this one, and 'bind: {value}' below it",
-                *at, key,
-            )  # fmt: skip
-    if isinstance(entry.blocks, str):
-        try:
-            blocks = parse_ranges(entry.blocks)
-        except ValueError as error:
-            raise source_map.error(
-                f"blocks {entry.blocks!r}: cannot read {str(error)!r}; write for example [0, 1, 2] or \"0-2,7\"",
-                *at, "blocks",
-            ) from None  # fmt: skip
-    else:
-        blocks = tuple(entry.blocks)
-    if not blocks or min(blocks) < 0 or len(set(blocks)) != len(blocks):
-        raise source_map.error(
-            f"blocks {entry.blocks!r}: list at least one block, each once, counted from 0", *at, "blocks"
-        )
-    for key, number, least, most in (
-        ("threads", entry.threads, 1, 1024), ("max_batch", entry.max_batch, 1, 1024),
-        ("credits", entry.credits, 1, 65535), ("batch_wait_ms", entry.batch_wait_ms, 0, 60_000),
-    ):  # fmt: skip
-        _check_range(key, number, least, most, source_map, *at)
-    _check_key(entry.public_key, source_map, *at, "public_key")
-    cpus = _check_cpus(entry.cpus, source_map, *at)
-    return PeerConfig(
-        name=entry.name, address=entry.address, bind=entry.bind or entry.address, blocks=tuple(sorted(blocks)),
-        public_key=entry.public_key, engine=entry.engine, provider=entry.provider, threads=entry.threads,
-        cpus=cpus, max_batch=entry.max_batch, batch_wait_ms=entry.batch_wait_ms, codec=entry.codec,
-        credits=usual_credits(entry.max_batch) if entry.credits is None else entry.credits,
-    )  # fmt: skip
+    for error in _contradictions(file, source_map):
+        raise error
+    return PeersFile(Path(path), tuple(file.peers), tuple(file.sources), file.insecure, file.heartbeat, source_map)
 
 
 def usual_credits(max_batch: int) -> int:
-    """Most images that a peer holds at once unless it is told otherwise: two calls for sources, two for other peers."""
+    """Return the default number of images that a peer holds: two calls for sources, two for other peers."""
     return max(16, 4 * max_batch)
 
 
-def _check_range(
-    key: str, number: float | None, least: int, most: int, source_map: yaml_source.SourceMap, *at: str | int
-) -> None:
-    if number is not None and number < least:
-        raise source_map.error(f"{key} is {number}, the least is {least}", *at, key)
-    if number is not None and number > most:
-        raise source_map.error(f"{key} is {number}, the most is {most}", *at, key)
+def is_name(text: str) -> bool:
+    """Return whether a peer or source may have this name, which also names files and appears in logs."""
+    return _NAME.match(text) is not None
 
 
-def _check_cpus(
-    cpus: list[int] | str | None, source_map: yaml_source.SourceMap, *at: str | int
-) -> tuple[int, ...] | None:
+def is_loopback(address: str) -> bool:
+    """Return whether ``tcp://host:port`` names the loopback interface; of host names, only ``localhost`` does."""
+    host = _host(address).strip("[]")
     try:
-        return parse_cpus(cpus) or None
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        raise source_map.error(
-            f'cpus {cpus!r}: list at least one core, each once, counted from 0, for example [2, 3] or "2-5"',
-            *at,
-            "cpus",
-        ) from None
+        return False
 
 
-def _check_unique(file: PeersDocument, source_map: yaml_source.SourceMap) -> None:
-    seen: dict[str, str] = {}
-    entries = [("sources", i, s.name) for i, s in enumerate(file.sources)]
-    entries += [("peers", i, p.name) for i, p in enumerate(file.peers)]
-    for kind, index, name in entries:
-        if kind == "sources":
-            _check_name(name, source_map, kind, index, "name")
-            _check_key(file.sources[index].public_key, source_map, kind, index, "public_key")
-            _check_range("threads", file.sources[index].threads, 1, 1024, source_map, kind, index)
-            _check_cpus(file.sources[index].cpus, source_map, kind, index)
-        if name in seen:
-            raise source_map.error(f"the name {name!r} stands twice; each process needs its own", kind, index, "name")
-        seen[name] = kind
+def _host(address: str) -> str:
+    match = _HOST_AND_PORT.fullmatch(address)
+    return match[1] if match else ""
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
+
+
+def _uses_keys(file: PeersFile | PeersDocument) -> bool:
+    return any(entry.public_key for entry in (*file.peers, *file.sources))
+
+
+def _contradictions(file: PeersDocument, source_map: yaml_source.SourceMap) -> Iterator[ConfigError]:
+    """Yield what is wrong between values of the file."""
+    error = source_map.error
+    names: set[str] = set()
     addresses: dict[str, str] = {}
+    uses_keys = _uses_keys(file)
+    if uses_keys and file.insecure:
+        yield error("'insecure: true' and public keys contradict each other; remove one", "insecure")
+    if uses_keys and not file.sources:
+        yield error("the peers have keys but no source is listed, so no process may send images; add 'sources'")
+    entries: list[tuple[str, int, SourceEntry | PeerConfig]] = [("sources", *item) for item in enumerate(file.sources)]
+    entries += [("peers", *item) for item in enumerate(file.peers)]
+    for kind, index, entry in entries:
+        if entry.name in names:
+            yield error(f"the name {entry.name!r} is used twice; each process needs its own", kind, index, "name")
+        names.add(entry.name)
+        if uses_keys and not entry.public_key:
+            advice = f"make one with 'ls-edge keys new {entry.name}'"
+            yield error(f"{entry.name!r} has no public_key while others have; {advice}", kind, index)
+    for index, source in enumerate(file.sources):
+        if source.may_push and not uses_keys:
+            problem = f"source {source.name!r} may push bundles, but without keys any process could"
+            advice = "make keys with 'ls-edge keys new', or remove may_push"
+            yield error(f"{problem}; {advice}", "sources", index, "may_push")
     for index, peer in enumerate(file.peers):
         if peer.address in addresses:
-            raise source_map.error(
-                f"{peer.name!r} has the address of {addresses[peer.address]!r}, {peer.address}; give each its own port",
-                "peers", index, "address",
-            )  # fmt: skip
+            problem = f"{peer.name!r} has the address of {addresses[peer.address]!r}, {peer.address}"
+            yield error(f"{problem}; give each its own port", "peers", index, "address")
         addresses[peer.address] = peer.name
-
-
-def _check_keys(file: PeersDocument, source_map: yaml_source.SourceMap) -> None:
-    keyed = [p for p in file.peers if p.public_key]
-    if keyed and len(keyed) < len(file.peers):
-        index = next(i for i, p in enumerate(file.peers) if not p.public_key)
-        raise source_map.error(
-            f"peer {file.peers[index].name!r} has no public_key while others have; make one with "
-            f"'ls-edge keys new {file.peers[index].name}'",
-            "peers", index,
-        )  # fmt: skip
-    if any(s.public_key for s in file.sources) and not keyed:
-        raise source_map.error("sources have keys but peers have none; CURVE needs both", "sources")
-    if keyed:
-        if file.insecure:
-            raise source_map.error("'insecure: true' and public keys contradict each other; remove one", "insecure")
-        for index, source in enumerate(file.sources):
-            if not source.public_key:
-                raise source_map.error(
-                    f"source {source.name!r} has no public_key while the peers have; make one with "
-                    f"'ls-edge keys new {source.name}'",
-                    "sources", index,
-                )  # fmt: skip
-        if not file.sources:
-            raise source_map.error(
-                "the peers have keys but no source is listed, so nobody may send images; add 'sources'"
-            )
-        return
-    for index, source in enumerate(file.sources):
-        if source.may_push:
-            raise source_map.error(
-                f"source {source.name!r} may push bundles, and the file has no keys, so anybody could; make some with "
-                "'ls-edge keys new', or remove may_push",
-                "sources", index, "may_push",
-            )  # fmt: skip
-    if not file.insecure:
-        for index, peer in enumerate(file.peers):
-            for key, address in (("address", peer.address), ("bind", peer.bind)):
-                if address is not None and not is_loopback(address):
-                    raise source_map.error(
-                        f"{key} {address!r} of peer {peer.name!r} is not on the loopback and has no public_key; make "
-                        f"keys with 'ls-edge keys new {peer.name}', or write 'insecure: true' at the top",
-                        "peers", index, key,
-                    )  # fmt: skip
-
-
-def _check_name(name: str, source_map: yaml_source.SourceMap, *where: str | int) -> None:
-    if not is_name(name):
-        raise source_map.error(
-            f"name {name!r}: use 1 to 63 letters, digits, dots, hyphens or underscores, a letter or digit first", *where
-        )
-
-
-def _check_key(key: str | None, source_map: yaml_source.SourceMap, *where: str | int) -> None:
-    if key is not None and not _Z85_KEY.match(key):
-        raise source_map.error(
-            "public_key is not 40 characters of Z85; copy what 'ls-edge keys new' printed, in quotes", *where
-        )
+        if (host := _host(peer.address)) in _ANY:
+            problem = f"address {peer.address!r}: {host} is not a host that other devices can reach"
+            advice = f"write the name or address of this one, and 'bind: {peer.address}' below it"
+            yield error(f"{problem}; {advice}", "peers", index, "address")
+        for key, address in (("address", peer.address), ("bind", peer.bind)):
+            if not (uses_keys or file.insecure or is_loopback(address)):
+                problem = f"{key} {address!r} of peer {peer.name!r} is not on the loopback and has no public_key"
+                advice = f"make keys with 'ls-edge keys new {peer.name}', or write 'insecure: true' at the top"
+                yield error(f"{problem}; {advice}", "peers", index, key)

@@ -1,7 +1,7 @@
-"""Explain in plain words what is wrong with a value of a file, from the error of :mod:`msgspec`.
+"""Explanations of values that :mod:`msgspec` refused, and JSON documents with a schema number.
 
-``Expected `str | array`, got `int` - at `$.peers[0].blocks` `` becomes "blocks is 7; it has to be a list of whole
-numbers or text". What is allowed is read from the type, what is there from the value itself.
+``Expected `int` >= 1 - at `$.peers[0].threads` `` becomes "threads is 0; it has to be a whole number from 1 to 1024".
+The type says which values are allowed; a ``description`` in its ``Meta`` says it in words.
 """
 
 from __future__ import annotations
@@ -10,57 +10,65 @@ import difflib
 import json
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 from msgspec import inspect
 
+T = TypeVar("T")
 Path_ = tuple[str | int, ...]
 
 SHOWN = 60
-"""Longest value that is shown, in characters."""
+"""Length above which a value is abbreviated, in characters."""
 
 
 class InvalidValue(NamedTuple):
-    """Why a value is invalid."""
+    """A value that is not allowed."""
 
     where: Path_
     """Keys and positions that lead to it, such as ``("peers", 0, "blocks")``."""
     text: str
     is_key: bool = False
-    """Whether the key is wrong, not what it holds."""
+    """Whether the key is wrong, not its value."""
+
+
+class InvalidDocument(ValueError):
+    """A JSON document that cannot be used; the text begins with ``:line:column`` where the place is known."""
+
+
+class OtherSchema(InvalidDocument):
+    """A JSON document of another schema."""
 
 
 def explain(message: str, value: Any, type_: Any, *, written: str | None = None) -> InvalidValue:
-    """Explain msgspec's ``message`` about ``value`` (plain lists and dictionaries), which was to become a ``type_``.
+    """Explain msgspec's ``message`` about ``value`` (plain lists and dictionaries), which does not fit ``type_``.
 
-    ``written`` is how the user wrote the value at fault, where a reader such as YAML's may have made something else.
+    ``written`` is the text of the invalid value in the file, which a reader such as YAML's may have changed.
     """
     text, _, at = message.partition(" - at `")
     where = _path(at)
-    unknown = re.search(r"unknown field `(.+)`", text)
-    if unknown:
-        known = _keys(type_at(type_, where))
-        return InvalidValue((*where, unknown[1]), unknown_name("key", unknown[1], known), is_key=True)
-    missing = re.search(r"missing required field `(.+)`", text)
-    if missing:
-        return InvalidValue(where, f"the key {missing[1]!r} is missing here; add it")
-    if not text.startswith(("Expected ", "Invalid enum value")):
-        return InvalidValue(where, text)  # of the struct's own checks
-    found = at_path(value, where)
     expected = type_at(type_, where)
-    name = next((step for step in reversed(where) if isinstance(step, str)), "")
+    if unknown := re.search(r"unknown field `(.+)`", text):
+        return InvalidValue((*where, unknown[1]), unknown_name("key", unknown[1], _keys(expected)), is_key=True)
+    if missing := re.search(r"missing required field `(.+)`", text):
+        return InvalidValue(where, f"the key {missing[1]!r} is missing here; add it")
+    found = at_path(value, where)
+    by_type = text.startswith(("Expected ", "Invalid enum value"))
+    if not by_type and isinstance(found, dict):  # a struct's own check
+        return InvalidValue(where, text)
+    name = next((step for step in reversed(where) if isinstance(step, str)), "" if where else "the file")
     if where and isinstance(where[-1], int):
         name += f"[{where[-1]}]"
-    shown = shorten(found) if written is None or isinstance(found, (str, type(None))) else written
-    hint = ""
-    texts = any(isinstance(member, inspect.StrType) for member in _members(expected))
-    if texts and written is not None and not isinstance(found, (str, type(None))):
-        hint = f"; put it in quotes: {json.dumps(written)}"
-    return InvalidValue(where, f"{name or 'the file'} is {shown}; it has to be {describe_type(expected)}{hint}")
+    is_changed = written is not None and not isinstance(found, (str, type(None)))
+    if by_type:
+        text = f"it has to be {describe_type(expected)}"
+        if is_changed and any(isinstance(member, inspect.StrType) for member in _members(expected)):
+            text += f"; put it in quotes: {json.dumps(written)}"
+    return InvalidValue(where, f"{name} is {written if is_changed else shorten(found)}; {text}")
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
-    """``unknown key 'rote'; did you mean 'rate'?``, or what there is where nothing is near."""
+    """Return ``unknown key 'rote'; did you mean 'rate'?``, or list the known names if none is similar."""
     listed = list(known)
     near = difflib.get_close_matches(name, listed, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(listed)}" if listed else "remove it"
@@ -68,12 +76,11 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def type_at(type_: Any, where: Path_) -> inspect.Type:
-    """The type that stands at ``where`` inside ``type_``."""
-    info = type_ if isinstance(type_, inspect.Type) else inspect.type_info(type_)
+    """Return the type at ``where`` inside ``type_``."""
+    info = inspect.type_info(type_)
     for step in where:
-        info = next(
-            (inner for member in _members(info) if (inner := _inside(member, step)) is not None), inspect.AnyType()
-        )
+        inner = (_inside(member, step) for member in _members(info))
+        info = next((found for found in inner if found is not None), inspect.AnyType())
     return info
 
 
@@ -88,7 +95,7 @@ def _inside(info: inspect.Type, step: str | int) -> inspect.Type | None:
 
 
 def at_path(value: Any, where: Path_) -> Any:
-    """The value that stands at ``where`` inside ``value``; the nearest one above where it is not there."""
+    """Return the value at ``where`` inside ``value``, or its nearest parent that exists."""
     for step in where:
         try:
             value = value[step]
@@ -97,24 +104,15 @@ def at_path(value: Any, where: Path_) -> Any:
     return value
 
 
-_SIMPLE: dict[type[inspect.Type], str] = {
-    inspect.IntType: "a whole number", inspect.FloatType: "a number", inspect.StrType: "text",
-    inspect.BoolType: "true or false",
-}  # fmt: skip
-
-
 def describe_type(info: inspect.Type) -> str:
-    """What a type allows: ``a whole number``, ``a list of text``, ``one of raw, fp16, int8``, joined by "or"."""
-    found = dict.fromkeys(
-        _describe_member(member) for member in _members(info) if not isinstance(member, inspect.NoneType)
-    )
-    listed = list(found)
-    if len(listed) > 1 and "a number" in listed and "a whole number" in listed:
-        listed.remove("a whole number")
-    return " or ".join(listed) or "left out"
-
-
-def _describe_member(info: inspect.Type) -> str:
+    """Return the values that a type allows: ``a whole number``, ``a list of text``, ``one of raw, fp16, int8``."""
+    if isinstance(info, inspect.Metadata):
+        return str((info.extra_json_schema or {}).get("description") or describe_type(info.type))
+    if isinstance(info, inspect.UnionType):
+        found = dict.fromkeys(describe_type(member) for member in info.types if member != inspect.NoneType())
+        if "a number" in found:
+            found.pop("a whole number", None)
+        return " or ".join(found) or "left out"
     if isinstance(info, inspect.LiteralType):
         return f"{'one of ' if len(info.values) > 1 else ''}{', '.join(map(str, info.values))}"
     if isinstance(info, (inspect.ListType, inspect.VarTupleType)):
@@ -123,20 +121,28 @@ def _describe_member(info: inspect.Type) -> str:
     if isinstance(info, inspect.TupleType):
         return f"a list of {len(info.item_types)}: {', '.join(describe_type(item) for item in info.item_types)}"
     if isinstance(info, inspect.StructType):
-        keys = ", ".join(_keys(info)[:6])
-        return f"a group of keys ({keys}{', …' if len(_keys(info)) > 6 else ''})"
-    if isinstance(info, inspect.DictType):
-        return "a group of keys"
-    return _SIMPLE.get(type(info), "something else")
+        keys = _keys(info)
+        return f"a group of keys ({', '.join(keys[:6])}{', …' if len(keys) > 6 else ''})"
+    if isinstance(info, (inspect.IntType, inspect.FloatType)):
+        return ("a whole number" if isinstance(info, inspect.IntType) else "a number") + _bounds(info)
+    simple = {inspect.StrType: "text", inspect.BoolType: "true or false", inspect.DictType: "a group of keys"}
+    return simple.get(type(info), "something else")
+
+
+def _bounds(info: inspect.IntType | inspect.FloatType) -> str:
+    bounds = {"from": info.ge, "above": info.gt, "to": info.le, "below": info.lt}
+    return "".join(f" {words} {bound:.12g}" for words, bound in bounds.items() if bound is not None)
 
 
 def _plural(inner: str) -> str:
     known = {"a whole number": "whole numbers", "a number": "numbers", "text": "text"}
-    return known.get(inner, inner.removeprefix("a ").replace("group of keys", "groups of keys", 1))
+    return known.get(inner, re.sub(r"^a (group|list) of", r"\1s of", inner))
 
 
 def _members(info: inspect.Type) -> tuple[inspect.Type, ...]:
-    return tuple(info.types) if isinstance(info, inspect.UnionType) else (info,)
+    if isinstance(info, inspect.Metadata):
+        return _members(info.type)
+    return sum(map(_members, info.types), ()) if isinstance(info, inspect.UnionType) else (info,)
 
 
 def _keys(info: inspect.Type) -> list[str]:
@@ -145,51 +151,56 @@ def _keys(info: inspect.Type) -> list[str]:
 
 
 def _path(at: str) -> Path_:
-    where: list[str | int] = []
-    for name, index in re.findall(r"\.([^.\[\]`]+)|\[(\d+|\.\.\.)\]", at.rstrip("`")):
-        where.append(name if name else int(index) if index.isdigit() else 0)
-    return tuple(where)
+    steps = re.findall(r"\.([^.\[\]`]+)|\[(\d+|\.\.\.)\]", at)
+    return tuple(name or (int(index) if index.isdigit() else 0) for name, index in steps)
 
 
 def shorten(value: Any) -> str:
-    """A value as a user would have written it, cut where it is long."""
+    """Return a value as a user would have written it, abbreviated if it is long."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None:
         return "empty"
     if isinstance(value, dict):
         return "a group of keys"
-    if isinstance(value, list):
-        text = str(value)
-        return text if len(text) <= SHOWN else f"a list of {len(value)}"
     text = repr(value)
-    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+    if len(text) <= SHOWN:
+        return text
+    return f"a list of {len(value)}" if isinstance(value, list) else text[: SHOWN - 1] + "…"
 
 
-def json_fault(raw: bytes, type_: Any, error: Exception) -> tuple[str, str]:
-    """Why msgspec could not read ``raw`` as ``type_``: ``:line:column``, empty if unknown, and what is wrong there."""
+def decode_json(raw: bytes, type_: type[T], schema: int) -> T:
+    """Decode a JSON document that names its schema; raise :class:`InvalidDocument` if it is not as it should be."""
+    try:
+        found = msgspec.json.decode(raw, type=dict).get("schema")
+        if found != schema:
+            raise OtherSchema(f" has schema {found!r}, this ls-edge reads schema {schema}")
+        return msgspec.json.decode(raw, type=type_)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _json_fault(raw, type_, error) from None
+
+
+def _json_fault(raw: bytes, type_: type[Any], error: Exception) -> InvalidDocument:
     try:
         value = json.loads(raw)
     except json.JSONDecodeError as wrong:
-        return f":{wrong.lineno}:{wrong.colno}", f"not JSON, {wrong.msg[:1].lower()}{wrong.msg[1:]}"
-    except (UnicodeDecodeError, RecursionError):
-        return "", "not JSON"
-    found = explain(str(error), value, type_)
-    inside = f" (at {_dotted(found.where)})" if len(found.where) > 1 else ""
-    return _json_place(raw, found), found.text + inside
+        problem = f"{wrong.msg[:1].lower()}{wrong.msg[1:]}"
+        return InvalidDocument(f":{wrong.lineno}:{wrong.colno}: not JSON, {problem}")
+    except (ValueError, RecursionError):
+        return InvalidDocument(": not JSON, or nested too deeply, or with numbers of thousands of digits")
+    invalid = explain(str(error), value, type_)
+    steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in invalid.where)
+    inside = f" (at {steps.lstrip('.')})" if len(invalid.where) > 1 else ""
+    return InvalidDocument(f"{_json_place(raw, invalid)}: {invalid.text}{inside}")
 
 
 def _json_place(raw: bytes, found: InvalidValue) -> str:
-    """Line and column of the key at fault, by its name where that stands only once."""
+    """Return ``:line:column`` of the key of an invalid value, if the document has this key only once."""
     name = next((step for step in reversed(found.where) if isinstance(step, str)), None)
     if name is None:
         return ":1:1"
     hits = [match.start() for match in re.finditer(re.escape(json.dumps(name).encode()) + rb"\s*:", raw)]
     if len(hits) != 1:
         return ""
-    line = raw.count(b"\n", 0, hits[0]) + 1
-    return f":{line}:{hits[0] - raw.rfind(bytes((10,)), 0, hits[0])}"
-
-
-def _dotted(where: Path_) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in where).lstrip(".")
+    lines = raw[: hits[0]].split(b"\n")
+    return f":{len(lines)}:{len(lines[-1]) + 1}"

@@ -1,13 +1,11 @@
-"""YAML files that users write, read strictly, with the place of an error.
+"""YAML files that users write, read strictly, with the place of each error.
 
-:func:`load` parses a file, refuses a key that stands twice, converts it to a ``msgspec`` struct and turns every
-complaint into one line with file, line and column. Meaning (does the name exist, do the keys fit together) is
-the caller's to check, with :meth:`SourceMap.error`.
+:func:`load` parses a file, refuses duplicate keys, converts it to a ``msgspec`` struct and reports an error in one line
+with file, line and column. The caller checks relations between values, with :meth:`SourceMap.error`.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +15,7 @@ import yaml
 
 from ls_edge.core import validation
 from ls_edge.core.errors import ConfigError
+from ls_edge.core.files import read_file
 
 T = TypeVar("T")
 Path_ = tuple[str | int, ...]
@@ -24,21 +23,21 @@ Path_ = tuple[str | int, ...]
 MAX_DEPTH = 20
 MAX_VALUES = 100_000
 MAX_BYTES = 4_000_000
-"""Limits of a file, far above what settings need."""
+"""Limits of a file, far above those of real settings."""
 
 
 class SourceMap:
-    """Where each key and value of a file stands, by its path such as ``("peers", 0, "blocks")``."""
+    """Lines and columns of keys and values in a file, by their path such as ``("peers", 0, "blocks")``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.marks: dict[Path_, tuple[int, int]] = {}
         self.key_marks: dict[Path_, tuple[int, int]] = {}
         self.written: dict[Path_, str] = {}
-        """What stands in the file, of values that are not in quotes."""
+        """The text of values that are not in quotes."""
 
     def error(self, message: str, *where: str | int, key: bool = False) -> ConfigError:
-        """Make a :class:`ConfigError` at the value (or ``key``) of this path, or at its nearest parent."""
+        """Make a :class:`ConfigError` at the value (or ``key``) of a path, or at its nearest parent."""
         marks = self.key_marks if key else self.marks
         for end in range(len(where), -1, -1):
             mark = marks.get(where[:end]) or self.marks.get(where[:end])
@@ -48,21 +47,17 @@ class SourceMap:
 
 
 def load(path: str | Path, type_: type[T]) -> tuple[T, SourceMap]:
-    """Read ``path`` as ``type_``; raises :class:`ConfigError` for whatever keeps it from being one."""
+    """Read ``path`` as ``type_``; raise :class:`ConfigError` if that is not possible.
+
+    Types of the struct that msgspec does not know have a class method ``parse`` that raises ValueError.
+    """
     path = Path(path)
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
-        if len(raw) > MAX_BYTES:
-            raise ConfigError(f"larger than {MAX_BYTES} bytes, which no such file is; check the path", path=path)
-        text = raw.decode("utf-8").removeprefix("\ufeff")  # which editors of Windows put first
-    except FileNotFoundError:
-        raise ConfigError("no such file; check the path", path=path) from None
+        text = read_file(path, MAX_BYTES).decode("utf-8").removeprefix("\ufeff")  # editors on Windows write it first
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8 text (byte {error.start}); save it as UTF-8", path=path) from None
     except OSError as error:
-        what = "that is a folder, not a file; check the path" if path.is_dir() else f"cannot be read: {error.strerror}"
-        raise ConfigError(what, path=path) from None
+        raise ConfigError(f"cannot be read: {error.strerror}; check the path", path=path) from None
     source_map = SourceMap(path)
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -75,12 +70,12 @@ def load(path: str | Path, type_: type[T]) -> tuple[T, SourceMap]:
     except yaml.YAMLError as error:
         raise ConfigError(f"not YAML: {str(error).splitlines()[0]}", path=path) from None
     except RecursionError:
-        raise ConfigError(f"deeper than {MAX_DEPTH} levels; write it plainly", path=path) from None
+        raise ConfigError(f"deeper than {MAX_DEPTH} levels; simplify it", path=path) from None
     plain = None if node is None else _plain(node, (), source_map)
     empty = plain is None
     plain = {} if empty else plain
     try:
-        return msgspec.convert(plain, type_), source_map
+        return msgspec.convert(plain, type_, dec_hook=lambda kind, value: kind.parse(value)), source_map
     except msgspec.ValidationError as error:
         if empty:
             raise ConfigError(
@@ -90,7 +85,7 @@ def load(path: str | Path, type_: type[T]) -> tuple[T, SourceMap]:
 
 
 def _plainly(problem: str) -> str:
-    """The parser's error, with names of its tokens in words and the commonest cause."""
+    """Return the parser's error with its tokens in words."""
     if r"'\t'" in problem:
         return "a line is indented with a tab; use spaces"
     for token, words in (("<stream end>", "the end of the file"), ("<block end>", "a line further left"),
@@ -101,9 +96,7 @@ def _plainly(problem: str) -> str:
 
 def _plain(node: yaml.Node, where: Path_, source_map: SourceMap) -> Any:
     if len(where) > MAX_DEPTH or len(source_map.marks) > MAX_VALUES:  # aliases make small files endless
-        raise source_map.error(
-            f"nested deeper than {MAX_DEPTH} levels or of more than {MAX_VALUES} values; write it plainly"
-        )
+        raise source_map.error(f"deeper than {MAX_DEPTH} levels or more than {MAX_VALUES} values; simplify it")
     source_map.marks[where] = (node.start_mark.line + 1, node.start_mark.column + 1)
     if isinstance(node, yaml.MappingNode):
         result: dict[Any, Any] = {}
@@ -113,13 +106,13 @@ def _plain(node: yaml.Node, where: Path_, source_map: SourceMap) -> Any:
             if not isinstance(key, str):
                 shown = repr(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a list or group of keys"
                 raise ConfigError(
-                    f"{shown} as a key is no text; put it in quotes, or correct it", path=source_map.path, line=mark[0],
+                    f"the key {shown} is not text; put it in quotes, or correct it", path=source_map.path, line=mark[0],
                     column=mark[1],
                 )  # fmt: skip
             here = (*where, key)
-            if key in result:
-                raise ConfigError(f"{key!r} stands twice; keep one", path=source_map.path, line=mark[0], column=mark[1])
             source_map.key_marks[here] = mark
+            if key in result:
+                raise source_map.error(f"the key {key!r} is there twice; keep one", *here, key=True)
             result[key] = _plain(value_node, here, source_map)
         return result
     if isinstance(node, yaml.SequenceNode):
@@ -128,7 +121,7 @@ def _plain(node: yaml.Node, where: Path_, source_map: SourceMap) -> Any:
 
 
 _EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
-"""Numbers such as ``1e-3``, which YAML 1.1 takes for text."""
+"""Numbers such as ``1e-3``, which are text in YAML 1.1."""
 
 
 def _scalar(node: yaml.Node, where: Path_, source_map: SourceMap, *, is_key: bool = False) -> Any:
@@ -141,12 +134,9 @@ def _scalar(node: yaml.Node, where: Path_, source_map: SourceMap, *, is_key: boo
         raise source_map.error(f"{node.value!r} cannot be read as a value; put it in quotes", *where) from None
     if unquoted and isinstance(value, str) and _EXPONENT.fullmatch(value):
         value = float(value)
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, (int, float)) and not -(2**63) <= value < 2**63:  # infinity and NaN too
         name = next((step for step in reversed(where) if isinstance(step, str)), "the value")
-        raise source_map.error(f"{name} is {node.value}; it has to be a finite number", *where)
-    if isinstance(value, int) and abs(value) >= 2**63:
-        name = next((step for step in reversed(where) if isinstance(step, str)), "the value")
-        raise source_map.error(f"{name} is {node.value}, which is too large; check it", *where)
+        raise source_map.error(f"{name} is {node.value}; it has to be a finite number within 64 bits", *where)
     return value
 
 

@@ -5,19 +5,22 @@ Times are milliseconds, sizes bytes. What could not be measured is null, never a
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from ls_edge.core.errors import DataError
-from ls_edge.core.validation import json_fault
+from ls_edge.core.files import read_file
+from ls_edge.core.validation import InvalidDocument, decode_json
 from ls_edge.device.sensors import DeviceState
 
 SCHEMA = 1
+
+Duration = Annotated[float, Meta(ge=0)]
+BatchSize = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,5}\Z")]
 
 _Document = TypeVar("_Document", bound=msgspec.Struct)
 
@@ -25,9 +28,9 @@ _Document = TypeVar("_Document", bound=msgspec.Struct)
 class Times(msgspec.Struct, frozen=True):
     """Milliseconds of repeated runs."""
 
-    p50: float
-    p95: float
-    min: float
+    p50: Duration
+    p95: Duration
+    min: Duration
 
     @classmethod
     def of(cls, seconds: list[float]) -> Times:
@@ -77,7 +80,7 @@ class BatchTimes(msgspec.Struct, frozen=True):
 
     stem_ms: Times
     head_ms: Times
-    blocks_ms: list[Times]
+    blocks_ms: Annotated[list[Times], Meta(min_length=1, description="a list of the times of at least one block")]
     chain_ms: Times
     """Stem, all blocks and head one after the other."""
     repeats: int
@@ -99,7 +102,10 @@ class DeviceProfile(msgspec.Struct, frozen=True):
     provider: str
     precision: str
     threads: int
-    batch: dict[str, BatchTimes]
+    batch: Annotated[
+        dict[BatchSize, BatchTimes],
+        Meta(min_length=1, description="a group of batch sizes, which are whole numbers above 0"),
+    ]
     """By the number of images at a time."""
     parts: list[PartLoad]
     memory_bytes: int
@@ -146,7 +152,7 @@ class LinkTimes(msgspec.Struct, frozen=True):
     """Of a frame of tokens."""
     transfers: int
     """How many were measured."""
-    p50_ms: float
+    p50_ms: Duration
     """From the end of the engine call before to the receiver's word that it has the tokens, decoded and checked."""
     p95_ms: float
 
@@ -189,42 +195,22 @@ class LinksDocument(msgspec.Struct, frozen=True):
 
 
 def load_profile(path: str | Path) -> DeviceProfile:
-    """Read a ``profile.json``; raises :class:`DataError` for whatever keeps it from being one."""
-    found = _load(path, DeviceProfile, "profile", "ls-edge profile BUNDLE --out FILE")
-    times = [t for batch in found.batch.values() for t in (batch.stem_ms, batch.head_ms, *batch.blocks_ms)]
-    if not found.batch or not all(size.isdigit() and int(size) > 0 for size in found.batch):
-        raise DataError(f"{path}: batch has sizes {list(found.batch)}; they have to be whole numbers above 0")
-    if not all(batch.blocks_ms for batch in found.batch.values()) or not _are_durations(t.p50 for t in times):
-        raise DataError(f"{path}: its times have to be finite and not negative, for at least one block; measure again")
+    """Read a ``profile.json``; raise :class:`DataError` if it is not one."""
+    found = _load(path, DeviceProfile, "ls-edge profile BUNDLE --out FILE")
     if not any(part.part.startswith("block ") for part in found.parts):
-        raise DataError(f"{path}: parts lists no block, so nobody knows what one takes; measure again")
+        raise DataError(f"{path}: parts lists no block, so the memory of a block is unknown; measure again")
     return found
 
 
 def load_links(path: str | Path) -> LinksDocument:
-    """Read a ``links.json``; raises :class:`DataError` for whatever keeps it from being one."""
-    found = _load(path, LinksDocument, "measurement of links", "ls-edge profile --links --peers peers.yaml --out FILE")
-    if not _are_durations(link.p50_ms for link in found.transfers):
-        raise DataError(f"{path}: its times have to be finite and not negative; measure again")
-    return found
+    """Read a ``links.json``; raise :class:`DataError` if it is not one."""
+    return _load(path, LinksDocument, "ls-edge profile --links --peers peers.yaml --out FILE")
 
 
-def _load(path: str | Path, type_: type[_Document], what: str, command: str) -> _Document:
+def _load(path: str | Path, type_: type[_Document], command: str) -> _Document:
     try:
-        raw = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; make it with '{command}'") from None
+        return decode_json(read_file(Path(path)), type_, SCHEMA)
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; check the path") from None
-    try:
-        schema = msgspec.json.decode(raw, type=dict).get("schema")
-        if schema == SCHEMA:
-            return msgspec.json.decode(raw, type=type_)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        place, why = json_fault(raw, type_, error)
-        raise DataError(f"{path}{place} is no {what}: {why}; make it with '{command}'") from None
-    raise DataError(f"{path} has schema {schema!r}, this ls-edge reads schema {SCHEMA}; make it again: '{command}'")
-
-
-def _are_durations(values: Iterable[float]) -> bool:
-    return all(math.isfinite(value) and value >= 0 for value in values)
+        raise DataError(f"{path}: {error.strerror}; check the path, or make it with '{command}'") from None
+    except InvalidDocument as error:
+        raise DataError(f"{path}{error}; make it with '{command}'") from None

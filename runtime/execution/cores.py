@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ls_edge.core.peers_file import PeerConfig, PeersFile, SourceEntry, parse_cpus
+from ls_edge.core.peers_file import PeerConfig, PeersFile, SourceEntry
 from ls_edge.core.text import format_ranges
 from ls_edge.runtime.execution.scheduling import batch_scheduling
 
@@ -35,7 +35,7 @@ class EngineCores:
         where
         none would be left for the other threads. Elsewhere than on Linux the key is logged and has no effect.
         """
-        wanted = frozenset(() if entry is None else parse_cpus(entry.cpus))
+        wanted = frozenset(() if entry is None else entry.cpus or ())
         if entry is None or not wanted:
             return cls()
         if not hasattr(os, "sched_setaffinity"):

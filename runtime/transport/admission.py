@@ -9,9 +9,6 @@ from __future__ import annotations
 import re
 import secrets
 
-from msgspec import UNSET
-
-from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Manifest
 from ls_edge.core.errors import UsageError, WireError
 from ls_edge.core.peers_file import PeersFile, is_name
@@ -65,7 +62,7 @@ class Admission:
         self._blocks = len(manifest.parts.blocks)
         self._blocks_of = {p.name: frozenset(p.blocks) for p in peers.peers}
         self._strict = strict_bundle
-        self._bands = Bands.from_json(None if manifest.bands is UNSET else manifest.bands, self._blocks)
+        self._bands = manifest.block_bands
 
     def reason_to_refuse(self, hello: Hello | Welcome, user: str) -> str:
         """Why a process is not let in, or nothing; ``user`` is the name behind its key, empty without CURVE."""

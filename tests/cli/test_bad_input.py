@@ -183,7 +183,7 @@ CASES = r"""
 2 | EVAL --limit 10 --orders 2 --threads 100000 | '--threads': 100000 is too large; the most is 1024
 2 | EVAL --device gpu | '--device': 'gpu' is not one of 'auto', 'cpu', 'cuda'
 2 | EVAL --precision int8 | '--precision': 'int8' is not one of 'fp32', 'bf16', 'fp16'
-2 | EVAL --figure empty | empty is a folder, so it cannot be written; name a file
+2 | EVAL --figure empty | cannot write empty: it is a folder; name a file
 2 | EVAL --figure file.txt/x.svg | cannot write file.txt/x.svg:
 1 | analyze nowhere --data digits | nowhere is neither a run (config.yaml) nor a bundle (manifest.json), nor a
 1 | analyze bundle/stem.onnx --data digits | bundle/stem.onnx is a file; give the folder of a run (config.yaml) or
@@ -208,10 +208,10 @@ CASES = r"""
 1 | eval missing --data digits | missing/blocks/02.onnx (block 2) is missing; copy it from where the bundle
 1 | eval foreign --data digits | foreign/blocks/01.onnx (block 1) is not the file of this bundle: sha256
 1 | eval newer --data digits | newer/manifest.json has schema 7, this ls-edge reads schema 1; export the run
-1 | eval nothing --data digits | nothing/manifest.json:1:1 is no manifest of a bundle: not JSON, expecting
+1 | eval nothing --data digits | nothing/manifest.json:1:1: not JSON, expecting value; copy the
 1 | eval folder --data digits | folder is neither a run (config.yaml) nor a bundle (manifest.json), nor a
 1 | eval wrong --data digits | wrong/manifest.json was changed: bundle_id is 8ba1d9c87bdea301… but its
-1 | eval types --data digits | types/manifest.json:1:497 is no manifest of schema 1: opset is 'twenty'; it
+1 | eval types --data digits | types/manifest.json:1:497: opset is 'twenty'; it has to be a whole number;
 1 | eval evil --data digits | evil/manifest.json has schema '\x1b[2J\x07', this ls-edge reads schema 1;
 1 | eval inside --data digits | inside/manifest.json: the file of stem is '../../../etc/passwd'; a bundle
 1 | eval bundle nowhere --data digits | nowhere is neither a run (config.yaml) nor a bundle (manifest.json), nor a
@@ -225,10 +225,10 @@ CASES = r"""
 1 | verify missing | missing: 1 of 6 parts are wrong: missing/blocks/02.onnx (block 2) is missing;
 1 | verify foreign | foreign: 1 of 6 parts are wrong: foreign/blocks/01.onnx (block 1) is not the
 1 | verify newer | newer/manifest.json has schema 7, this ls-edge reads schema 1; export the run
-1 | verify nothing | nothing/manifest.json:1:1 is no manifest of a bundle: not JSON, expecting
+1 | verify nothing | nothing/manifest.json:1:1: not JSON, expecting value; copy the
 1 | verify folder | cannot read folder/manifest.json: Is a directory; check the path and its
 1 | verify wrong | wrong/manifest.json was changed: bundle_id is 8ba1d9c87bdea301… but its
-1 | verify types | types/manifest.json:1:497 is no manifest of schema 1: opset is 'twenty'; it
+1 | verify types | types/manifest.json:1:497: opset is 'twenty'; it has to be a whole number;
 1 | verify inside | inside/manifest.json: the file of stem is '../../../etc/passwd'; a bundle
 1 | verify bundle --run nowhere | nowhere is no run: it has no config.yaml; make one with 'ls-edge train --data
 1 | verify bundle --run bundle | bundle is a bundle, no run; give the folder that
@@ -267,49 +267,49 @@ CASES = r"""
 2 | peer --name '' --bundle bundle --peers good.yaml | good.yaml: unknown peer ''; known here: a
 1 | peer --name a --bundle nowhere --peers good.yaml | nowhere is no bundle: it has no manifest.json; write one with
 1 | peer --name a --bundle file.txt --peers good.yaml | file.txt is a file; give the folder of the bundle, which
-2 | peer --name a --bundle good.yaml --peers bundle | bundle: that is a folder, not a file; check the path
+2 | peer --name a --bundle good.yaml --peers bundle | bundle: cannot be read: Is a directory; check the path
 1 | peer --name a --bundle newer --peers good.yaml | newer/manifest.json has schema 7, this ls-edge reads schema 1;
-2 | PEER nowhere.yaml | nowhere.yaml: no such file; check the path
-2 | PEER empty | empty: that is a folder, not a file; check the path
+2 | PEER nowhere.yaml | nowhere.yaml: cannot be read: No such file or
+2 | PEER empty | empty: cannot be read: Is a directory; check the path
 2 | PEER empty.yaml | empty.yaml: the file is empty: the key 'peers' is missing here; add it
 2 | PEER remark.yaml | remark.yaml: the file is empty: the key 'peers' is missing here; add it
 2 | PEER list.yaml | list.yaml:1:1: the file is ['a', 'b']; it has to be a group of keys (peers,
 2 | PEER word.yaml | word.yaml:1:1: the file is 'hello'; it has to be a group of keys (peers,
 2 | PEER tabs.yaml | tabs.yaml:2:1: not YAML: a line is indented with a tab; use spaces
 2 | PEER open.yaml | open.yaml:2:1: not YAML: expected ',' or ']', but got the end of the file
-2 | PEER twice.yaml | twice.yaml:2:71: 'name' stands twice; keep one
-2 | PEER bom.yaml | bom.yaml:2:57: blocks 'x': cannot read 'x'; write for example [0, 1, 2] or
-2 | PEER crlf.yaml | crlf.yaml:2:57: blocks 'x': cannot read 'x'; write for example [0, 1, 2] or
-2 | PEER none.yaml | none.yaml:1:8: no peers are listed; add at least one
-2 | PEER null.yaml | null.yaml:1:7: peers is empty; it has to be a list of groups of keys (name,
+2 | PEER twice.yaml | twice.yaml:2:71: the key 'name' is there twice; keep one
+2 | PEER bom.yaml | bom.yaml:2:57: blocks is 'x'; list at least one number, each once,
+2 | PEER crlf.yaml | crlf.yaml:2:57: blocks is 'x'; list at least one number, each once,
+2 | PEER none.yaml | none.yaml:1:8: peers is []; it has to be a list of at least one peer
+2 | PEER null.yaml | null.yaml:1:7: peers is empty; it has to be a list of at least one peer
 2 | PEER noaddress.yaml | noaddress.yaml:2:5: the key 'address' is missing here; add it
 2 | PEER unknown.yaml | unknown.yaml:2:71: unknown key 'thread'; did you mean 'threads'?
-2 | PEER port.yaml | port.yaml:2:24: address 'tcp://127.0.0.1:99999' is not tcp://host:port with a
-2 | PEER http.yaml | http.yaml:2:24: address 'http://x:1' is not tcp://host:port with a port from
-2 | PEER noport.yaml | noport.yaml:2:24: address 'tcp://127.0.0.1' is not tcp://host:port with a
-2 | PEER samename.yaml | samename.yaml:3:12: the name 'a' stands twice; each process needs its own
+2 | PEER port.yaml | port.yaml:2:24: address is 'tcp://127.0.0.1:99999'; write tcp://host:port,
+2 | PEER http.yaml | http.yaml:2:24: address is 'http://x:1'; write tcp://host:port, with a port
+2 | PEER noport.yaml | noport.yaml:2:24: address is 'tcp://127.0.0.1'; write tcp://host:port, with
+2 | PEER samename.yaml | samename.yaml:3:12: the name 'a' is used twice; each process needs its own
 2 | PEER sameport.yaml | sameport.yaml:3:24: 'b' has the address of 'a', tcp://127.0.0.1:47001; give
 2 | PEER far.yaml | far.yaml:2:24: address 'tcp://10.0.0.1:5555' of peer 'a' is not on the
-2 | PEER beyond.yaml | beyond.yaml:2:57: peer 'a' lists block 4, but the bundle has blocks 0 to 3
-2 | PEER backwards.yaml | backwards.yaml:2:57: blocks '3-1': cannot read '3-1'; write for example [0,
-2 | PEER huge.yaml | huge.yaml:2:80: threads is 2**70, which is too large; check
-2 | PEER threads.yaml | threads.yaml:2:80: threads is 100000, the most is 1024
+2 | PEER beyond.yaml | beyond.yaml:2:57: peer 'a' lists block 9, but the bundle has blocks 0 to 3
+2 | PEER backwards.yaml | backwards.yaml:2:57: blocks is '3-1'; list at least one number, each once,
+2 | PEER huge.yaml | huge.yaml:2:80: threads is 2**70; it has to be a finite
+2 | PEER threads.yaml | threads.yaml:2:80: threads is 100000; it has to be a whole number from 1 to
 2 | PEER nan.yaml | nan.yaml:2:86: batch_wait_ms is .nan; it has to be a finite number
-2 | PEER negative.yaml | negative.yaml:2:80: credits is -1, the least is 1
+2 | PEER negative.yaml | negative.yaml:2:80: credits is -1; it has to be a whole number from 1 to
 2 | PEER codec.yaml | codec.yaml:2:78: codec is 'gzip'; it has to be one of raw
 2 | status --check --peers codec.yaml | codec.yaml:2:78: codec is 'gzip'; it has to be one of raw
 2 | PEER engine.yaml | engine.yaml:2:79: engine is 'cuda'; it has to be one of auto, onnx, tensorrt
-2 | PEER boolname.yaml | boolname.yaml:2:12: name is yes; it has to be text; put it in quotes: "yes"
-2 | PEER oddname.yaml | oddname.yaml:2:12: name 'a b': use 1 to 63 letters, digits, dots, hyphens or
-2 | PEER badkey.yaml | badkey.yaml:2:83: public_key is not 40 characters of Z85; copy what 'ls-edge
-2 | PEER heartbeat.yaml | heartbeat.yaml:1:12: heartbeat interval 1 ms and timeout 1000 ms: the
+2 | PEER boolname.yaml | boolname.yaml:2:12: name is yes; it has to be 1 to 63 letters, digits, dots,
+2 | PEER oddname.yaml | oddname.yaml:2:12: name is 'a b'; it has to be 1 to 63 letters, digits, dots,
+2 | PEER badkey.yaml | badkey.yaml:2:83: public_key is
+2 | PEER heartbeat.yaml | heartbeat.yaml:1:26: interval_ms is 1; it has to be a whole number from 5
 2 | PEER python.yaml | python.yaml:1:41: peers[0] is 'true'; it has to be a group of keys (name,
-2 | PEER deep.yaml | deep.yaml: deeper than 20 levels; write it plainly
-2 | PEER control.yaml | control.yaml:2:12: name '\x1b[2Jx': use 1 to 63 letters, digits, dots,
+2 | PEER deep.yaml | deep.yaml: deeper than 20 levels; simplify it
+2 | PEER control.yaml | control.yaml:2:12: name is '\x1b[2Jx'; it has to be 1 to 63 letters,
 2 | PEER latin1.yaml | latin1.yaml: not UTF-8 text (byte 8); save it as UTF-8
 2 | PEER utf16.yaml | utf16.yaml: not UTF-8 text (byte 0); save it as UTF-8
 2 | PEER binary.yaml | binary.yaml: not UTF-8 text (byte 128); save it as UTF-8
-2 | PEER /dev/zero | /dev/zero: larger than 4000000 bytes, which no such file is; check the path
+2 | PEER /dev/zero | /dev/zero: cannot be read: larger than 4000000 bytes; check the path
 2 | PEER bundle/stem.onnx | bundle/stem.onnx: not UTF-8 text (byte 3); save it as UTF-8
 2 | PEER good.yaml --threads 0 | '--threads': 0 is not in the range x>=1
 2 | PEER good.yaml --engine x | '--engine': 'x' is not one of 'auto', 'onnx', 'tensorrt'
@@ -326,8 +326,8 @@ CASES = r"""
 2 | run | Missing option '--peers'
 2 | run --peers good.yaml | Missing option '--bundle'
 1 | run --peers good.yaml --bundle nowhere --data digits | nowhere is no bundle: it has no manifest.json; write one
-2 | run --peers nowhere.yaml --bundle bundle --data digits | nowhere.yaml: no such file; check the path
-2 | run --peers bundle --bundle good.yaml --data digits | bundle: that is a folder, not a file; check the path
+2 | run --peers nowhere.yaml --bundle bundle --data digits | nowhere.yaml: cannot be read: No such file or
+2 | run --peers bundle --bundle good.yaml --data digits | bundle: cannot be read: Is a directory; check
 1 | run --peers good.yaml --bundle bundle --data nowhere | nowhere: no such folder or tar; check the path, or write
 1 | run --peers good.yaml --bundle bundle --data empty | empty holds no images; expected class folders with files
 1 | run --peers good.yaml --bundle bundle --data file.txt | file.txt is neither a folder nor a whole tar (truncated
@@ -358,7 +358,7 @@ CASES = r"""
 2 | RUN --secret-key k.key_secret | the secret key belongs to no source of good.yaml; add its public key under
 2 | run --peers keyed.yaml --bundle bundle --data digits | keyed.yaml has keys, so a source needs its own: give
 2 | run --peers keyed.yaml --bundle bundle --data digits --secret-key k.key_secret | the secret key belongs to no
-2 | run --peers beyond.yaml --bundle bundle --data digits | beyond.yaml:2:57: peer 'a' lists block 4, but the bundle
+2 | run --peers beyond.yaml --bundle bundle --data digits | beyond.yaml:2:57: peer 'a' lists block 9, but the bundle
 1 | run --peers good.yaml --bundle cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: sha256
 2 | predict | Missing argument 'IMAGE...'
 2 | predict --peers good.yaml --bundle bundle | Missing argument 'IMAGE...'
@@ -392,7 +392,7 @@ CASES = r"""
 2 | TRAIN --config lr.yaml | lr.yaml:1:13: lr is .nan; it has to be a finite number
 2 | TRAIN --config unknownkey.yaml | unknownkey.yaml:1:1: unknown key 'epoch'; did you mean 'epochs'?
 2 | TRAIN --config list.yaml | list.yaml:1:1: the file is ['a', 'b']; it has to be a group of keys (data,
-2 | TRAIN --config empty | empty: that is a folder, not a file; check the path
+2 | TRAIN --config empty | empty: cannot be read: Is a directory; check the path
 1 | TRAIN --init nowhere | nowhere is neither a run folder nor a file; check --init
 1 | TRAIN --resume | new is no run, so there is nothing to resume; leave --resume out, or check
 2 | TRAIN --batch-size 0 | '--batch-size': 0 is not in the range x>=1

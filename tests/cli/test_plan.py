@@ -207,7 +207,11 @@ def test_bad_input(command, bundle, profile, tmp_path, make_bundle):
     for arguments, code, message in (
         ((bundle, a, a), 2, "two profiles are of 'a'"),
         ((other, a), 1, "profile this bundle on that device"),
-        ((bundle, tmp_path / "none.json"), 1, "no such file; make it with 'ls-edge profile"),
+        (
+            (bundle, tmp_path / "none.json"),
+            1,
+            "check the path, or make it with 'ls-edge profile",
+        ),
         ((bundle, hot), 1, "hot throttled while it was measured (cpu-thermal at 100)"),
         ((bundle, a, "--replicas", "2"), 2, "8 copies; the memory of the devices has room for 4"),
         ((bundle, a, b, "--objective", "energy"), 2, "a, b did not tell any"),

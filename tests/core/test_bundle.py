@@ -241,7 +241,7 @@ def text_for_number(document):
 @pytest.mark.parametrize("edit", [remove_parts, unknown_image_key, text_for_number])
 def test_what_is_no_manifest(folder, edit):
     change(folder, edit)
-    with pytest.raises(BundleError, match="is no manifest of schema 1"):
+    with pytest.raises(BundleError, match=r"manifest\.json:.* export the run again"):
         Bundle.open(folder)
 
 
@@ -275,17 +275,17 @@ def test_unknown_keys_of_later_versions_are_kept_out_of_the_way(folder):
     ("edit", "what"),
     [
         (lambda m: m.update(opset="20"), "opset is '20'; it has to be a whole number"),
-        (lambda m: m["tokens"].update(dim="4"), "dim is '4'; it has to be a whole number (at tokens.dim)"),
+        (lambda m: m["tokens"].update(dim="4"), "dim is '4'; it has to be a whole number from 1 to 1048576 (at"),
         (lambda m: m["image"].update(mean=[0.5]), "mean is [0.5]; it has to be a list of 3: a number, a"),
-        (lambda m: m["parts"].update(blocks={}), "blocks is a group of keys; it has to be a list of groups of keys"),
+        (lambda m: m["parts"].update(blocks={}), "blocks is a group of keys; it has to be a list of at least one part"),
         (lambda m: m["image"].update(crop="center"), "unknown key 'crop'; did you mean 'crop_pct'?"),
-        (lambda m: m["image"].update(std=[0.5, 0, 0.5]), "image.std is (0.5, 0.0, 0.5); it has to be finite"),
-        (lambda m: m["image"].update(size=[8, 2**40]), "image.size is (8, 1099511627776); it has to be from 1 to"),
-        (lambda m: m["image"].update(crop_pct=-1), "image.crop_pct is -1.0; it has to be above 0"),
+        (lambda m: m["image"].update(std=[0.5, 0, 0.5]), "std[1] is 0; it has to be a number above 0"),
+        (lambda m: m["image"].update(size=[8, 2**40]), "size[1] is 1099511627776; it has to be a whole number from"),
+        (lambda m: m["image"].update(crop_pct=-1), "crop_pct is -1; it has to be a number above 0 to 10"),
         (lambda m: m["image"].update(interpolation="magic"), "has to be one of nearest, bilinear"),
-        (lambda m: m["tokens"].update(dtype="int3"), "tokens.dtype is 'int3'; it has to be one of float32, float16"),
-        (lambda m: m["tokens"].update(count=-1), "tokens.count is -1; it has to be from 1"),
-        (lambda m: m["parts"].update(blocks=[]), "at least one block"),
+        (lambda m: m["tokens"].update(dtype="int3"), "dtype is 'int3'; it has to be one of float32, float16"),
+        (lambda m: m["tokens"].update(count=-1), "count is -1; it has to be a whole number from 1"),
+        (lambda m: m["parts"].update(blocks=[]), "blocks is []; it has to be a list of at least one part"),
         (lambda m: m.update(classes=[]), "at least one class"),
     ],
 )  # fmt: skip
@@ -300,12 +300,12 @@ def test_a_wrong_manifest_is_explained_in_plain_words(folder, edit, what):
 @pytest.mark.parametrize(
     ("raw", "what"),
     [
-        (b"", "manifest.json:1:1 is no manifest of a bundle: not JSON, expecting value"),
-        (b'{"schema": 1,\n "opset": }', "manifest.json:2:11 is no manifest of a bundle: not JSON, expecting value"),
-        (b'{"schema": 1, "x": "\xff"}', "manifest.json is no manifest of a bundle: not JSON"),
-        (b"\x7fELF\x00", "is no manifest of a bundle: not JSON"),
-        (b"[" * 100_000, "is no manifest of a bundle: not JSON"),
-        (b"[]", "manifest.json:1:1 is no manifest of a bundle: the file is []; it has to be a group of keys"),
+        (b"", "manifest.json:1:1: not JSON, expecting value"),
+        (b'{"schema": 1,\n "opset": }', "manifest.json:2:11: not JSON, expecting value"),
+        (b'{"schema": 1, "x": "\xff"}', "manifest.json: not JSON"),
+        (b"\x7fELF\x00", ": not JSON"),
+        (b"[" * 100_000, ": not JSON"),
+        (b"[]", "manifest.json:1:1: the file is []; it has to be a group of keys"),
         (b'{"schema": 2}', "has schema 2, this ls-edge reads schema 1"),
         (b'{"schema": "\\u001b[2J"}', r"has schema '\x1b[2J'"),
     ],

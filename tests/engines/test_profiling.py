@@ -83,7 +83,7 @@ def test_a_profile_survives_its_file(bundle, tmp_path):
     ("changes", "message"),
     [
         ({"schema": 2}, "schema 2, this ls-edge reads schema 1"),
-        ({"batch": {}}, "batch has sizes"),
+        ({"batch": {}}, "batch is a group of keys; it has to be a group of batch sizes"),
         ({"batch": {"x": None}}, "batch"),
         ({"threads": "many"}, "threads"),
         ({"parts": []}, "parts lists no block"),
@@ -98,7 +98,7 @@ def test_what_is_no_profile(bundle, tmp_path, changes, message):
 
 
 def test_files_that_are_not_there_or_not_json(tmp_path):
-    with pytest.raises(DataError, match="no such file; make it with 'ls-edge profile"):
+    with pytest.raises(DataError, match="No such file or directory; check the path, or make it with 'ls-edge profile"):
         load_profile(tmp_path / "none.json")
     (tmp_path / "text.json").write_text("hello", encoding="utf-8")
     with pytest.raises(DataError, match="not JSON"):
