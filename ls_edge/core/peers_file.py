@@ -23,7 +23,8 @@ from ls_edge.core.text import parse_ranges
 from ls_edge.core.validation import unknown_name
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
-_HOST_AND_PORT = re.compile(r"tcp://(\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[^\[\]:/\s]+):(\d{1,5})")
+_PORT = r"(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"
+_ADDRESS = re.compile(rf"^tcp://(\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[^\[\]:/\s]+):{_PORT}\Z")
 _ANY = ("*", "0.0.0.0", "[::]")  # noqa: S104
 """Hosts that mean every address of a machine: to listen on, not to dial."""
 _MAX_INTERVAL_MS = 250
@@ -44,6 +45,7 @@ PublicKey = Annotated[
         description="40 characters of Z85, in quotes, as 'ls-edge keys new' prints them",
     ),
 ]
+Address = Annotated[str, Meta(pattern=_ADDRESS.pattern, description="tcp://host:port with a port from 1 to 65535")]
 Threads = Annotated[int, Meta(ge=1, le=1024)]
 
 
@@ -64,22 +66,6 @@ class Numbers(tuple[int, ...]):
                 'list at least one number, each once, counted from 0, for example [0, 1, 2] or "0-2,7"'
             ) from None
         return cls(sorted(numbers))
-
-
-class Address(str):
-    """``tcp://host:port``; an IPv6 host is written in brackets."""
-
-    __slots__ = ()
-
-    @classmethod
-    def parse(cls, value: Any) -> Address:
-        """Read the value of a file; raise ValueError for anything else than an address."""
-        match = _HOST_AND_PORT.fullmatch(value) if isinstance(value, str) else None
-        if match is None or not 0 < int(match[2]) < 65536:
-            raise ValueError("write tcp://host:port, with a port from 1 to 65535")
-        if match[1].startswith("[") and not _is_ipv6(match[1].strip("[]")):
-            raise ValueError(f"{match[1]} is not an IPv6 address; write for example [::1]")
-        return cls(value)
 
 
 class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,7 +92,7 @@ class PeerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: Address
     """Address that other processes dial."""
     blocks: Numbers
-    bind: Address = Address()
+    bind: Address = ""
     """Address that the peer listens on; ``address`` by default."""
     public_key: PublicKey | None = None
     engine: EngineKind = "auto"
@@ -264,13 +250,13 @@ def is_loopback(address: str) -> bool:
 
 
 def _host(address: str) -> str:
-    match = _HOST_AND_PORT.fullmatch(address)
+    match = _ADDRESS.match(address)
     return match[1] if match else ""
 
 
-def _is_ipv6(host: str) -> bool:
+def _is_ipv6(address: str) -> bool:
     try:
-        return ipaddress.ip_address(host).version == 6
+        return ipaddress.ip_address(_host(address).strip("[]")).version == 6
     except ValueError:
         return False
 
@@ -313,6 +299,9 @@ def _contradictions(file: PeersDocument, source_map: yaml_source.SourceMap) -> I
             advice = f"write the name or address of this one, and 'bind: {peer.address}' below it"
             yield error(f"{problem}; {advice}", "peers", index, "address")
         for key, address in (("address", peer.address), ("bind", peer.bind)):
+            if _host(address).startswith("[") and not _is_ipv6(address):
+                advice = "is not an IPv6 address; write for example [::1]"
+                yield error(f"{key} {address!r}: {_host(address)} {advice}", "peers", index, key)
             if not (uses_keys or file.insecure or is_loopback(address)):
                 problem = f"{key} {address!r} of peer {peer.name!r} is not on the loopback and has no public_key"
                 advice = f"make keys with 'ls-edge keys new {peer.name}', or write 'insecure: true' at the top"

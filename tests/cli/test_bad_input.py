@@ -284,9 +284,9 @@ CASES = r"""
 2 | PEER null.yaml | null.yaml:1:7: peers is empty; it has to be a list of at least one peer
 2 | PEER noaddress.yaml | noaddress.yaml:2:5: the key 'address' is missing here; add it
 2 | PEER unknown.yaml | unknown.yaml:2:71: unknown key 'thread'; did you mean 'threads'?
-2 | PEER port.yaml | port.yaml:2:24: address is 'tcp://127.0.0.1:99999'; write tcp://host:port,
-2 | PEER http.yaml | http.yaml:2:24: address is 'http://x:1'; write tcp://host:port, with a port
-2 | PEER noport.yaml | noport.yaml:2:24: address is 'tcp://127.0.0.1'; write tcp://host:port, with
+2 | PEER port.yaml | port.yaml:2:24: address is 'tcp://127.0.0.1:99999'; it has to be
+2 | PEER http.yaml | http.yaml:2:24: address is 'http://x:1'; it has to be tcp://host:port
+2 | PEER noport.yaml | noport.yaml:2:24: address is 'tcp://127.0.0.1'; it has to be
 2 | PEER samename.yaml | samename.yaml:3:12: the name 'a' is used twice; each process needs its own
 2 | PEER sameport.yaml | sameport.yaml:3:24: 'b' has the address of 'a', tcp://127.0.0.1:47001; give
 2 | PEER far.yaml | far.yaml:2:24: address 'tcp://10.0.0.1:5555' of peer 'a' is not on the
