@@ -48,12 +48,12 @@ def small_disk(tmp_path):
     """Mounts a disk of so many megabytes and returns its folder; skips the test where nothing may be mounted."""
     with contextlib.ExitStack() as mounted:
 
-        def mount(megabytes):
+        def mount(megabytes, options="rw"):
             folder = tmp_path / "disk"
             folder.mkdir()
             run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=10)
             try:
-                done = run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)])
+                done = run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,{options}", "tmpfs", str(folder)])
             except OSError as error:
                 pytest.skip(f"no disk can be mounted here: {error}")
             if done.returncode:

@@ -51,6 +51,8 @@ SETTLE_S = 0.2
 """Seconds until the others have heard that it is warm: two STATE."""
 WARM_UP_S = 1800.0
 """Most seconds for loading and warming up; a board builds its TensorRT engines then."""
+_COMPLETE = (StoreState.READY, StoreState.SWITCHING, StoreState.ACTIVE)
+"""States of a peer that has all of the bundle."""
 MOST_INSTALLS = 3
 """Times that a peer which comes back without having switched is told to."""
 
@@ -226,14 +228,14 @@ class Pusher(Dialler):
             self._offer(target)
             self._until(target, lambda t: t.stored is not None and t.stored.manifest == t.offered)
         for target in self._targets.values():
-            self._until(target, lambda t: t.stored is not None and _state(t) in (StoreState.READY, StoreState.ACTIVE))
+            self._until(target, lambda t: t.stored is not None and _state(t) in _COMPLETE)
 
     def _switch_all(self, *, cover: bool) -> None:
         """Switch one peer after the other; with ``cover`` only while others hold its blocks."""
         for name, target in self._targets.items():
             if _state(target) == StoreState.ACTIVE:
                 continue
-            if cover:
+            if cover and _state(target) == StoreState.READY:
                 self._wait_for_cover(target)
             reached = set(target.state.reaches) if target.state is not None else set()
             installs = 0
@@ -247,8 +249,11 @@ class Pusher(Dialler):
                     installs += 1
                     target.stored = None
                     self._send(target.peer.name, Install(target.offered))
-                if target.up and target.stored is not None:  # it is there, and warms up
-                    target.moved_at = time.monotonic()
+                if target.up and target.stored is not None:
+                    if target.stored.reason:
+                        self._warn(f"{name}: {target.stored.reason}")
+                    if target.state is None or not target.state.warm:  # it warms up
+                        target.moved_at = time.monotonic()
                 if time.monotonic() > began + WARM_UP_S:
                     self._stop(target, f"it did not become warm in {WARM_UP_S:.0f} s; see its log")
                 self._look_at(target)
@@ -261,9 +266,8 @@ class Pusher(Dialler):
         end = time.monotonic() + self._wait
         served = target.welcome.blocks if target.welcome is not None else ()
         alone = [b for b in served if not any(b in t.peer.blocks for n, t in self._all.items() if n != name)]
-        if alone and name not in self._warned:
-            self._warned.add(name)
-            self._on_warning(f"{name} alone holds {_blocks(alone)}: requests wait for it, or skip, while it switches")
+        if alone:
+            self._warn(f"{name} alone holds {_blocks(alone)}: requests wait for it, or skip, while it switches")
         while True:
             held = {block for other, t in self._all.items() if other != name for block in _serves(t)}
             bare = [block for block in served if block not in held and block not in alone]
@@ -274,6 +278,12 @@ class Pusher(Dialler):
                     target, f"not switched: {_blocks(bare)} would have no warm holder meanwhile; see 'ls-edge status'"
                 )
             self._step(0.05)
+
+    def _warn(self, text: str) -> None:
+        """Warn once of each thing."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self._on_warning(text)
 
     def _wait_until_reached(self, name: str, target: _Target, before: set[str]) -> None:
         """Wait until a peer that is warm again has links to all that it had links to and that are still there."""
@@ -308,7 +318,8 @@ class Pusher(Dialler):
             if one.stored is not None and _state(one) in (StoreState.FAILED, StoreState.BUSY):
                 self._stop(one, one.stored.reason)
         if time.monotonic() > target.moved_at + self._wait:
-            self._stop(target, f"{target.why or 'it gets no further'}; waited {self._wait:.0f} s")
+            why = (target.stored.reason if target.stored is not None else target.why) or "it gets no further"
+            self._stop(target, f"{why}; waited {self._wait:.0f} s")
 
     def _stop(self, target: _Target, why: str) -> None:
         target.failure = one_line(why)

@@ -247,17 +247,18 @@ def _judge(seen: _Seen) -> tuple[PeerState, str | None]:
             PeerState.REFUSED,
             f"the process at {peer.address} is {welcome.name!r}; correct the addresses in peers.yaml",
         )
+    note = one_line(welcome.note) if welcome.note else None
     if not welcome.model_id:
-        return PeerState.COLD, "it has no bundle; send it one with 'ls-edge push'"
+        return PeerState.COLD, note or "it has no bundle; send it one with 'ls-edge push'"
     if set(welcome.blocks) - set(peer.blocks):
         return PeerState.REFUSED, f"it serves blocks {list(welcome.blocks)}, peers.yaml gives it {list(peer.blocks)}"
     if not state.warm:
-        return PeerState.COLD, "its engines are still being loaded"
+        return PeerState.COLD, "its engines are still being loaded" + (f"; {note}" if note else "")
     if state.stuck:
         return PeerState.STUCK, "its engine has not answered for longer than it should"
     if state.draining:
         return PeerState.DRAINING, "it is leaving and accepts nothing new"
-    return PeerState.ALIVE, None
+    return PeerState.ALIVE, note
 
 
 def _name_of(peers: PeersFile, keys: KeyPair | None) -> str:

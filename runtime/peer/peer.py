@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from msgspec import UNSET
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError, LsEdgeError, UsageError
@@ -76,9 +77,9 @@ class Peer:
     ) -> None:
         """``engine`` and ``threads`` win over the file's.
 
-        ``installer`` takes bundles that are pushed, ``examine`` checks this machine for whoever asks.
-        ``until_eof``: leave when standard input ends, so as not to outlive who started it. Raises :class:`LinkError`
-        where the port is in use.
+        ``installer`` takes bundles that are pushed, ``examine`` checks this machine for any process that asks.
+        ``until_eof``: leave when standard input ends, so as not to outlive the process that started it. Raises
+        :class:`LinkError` if the port is in use.
         """
         self.entry = peers.peer(name)
         peers.check_blocks(bundle.num_blocks)
@@ -128,12 +129,7 @@ class Peer:
         self._installer = installer
         self._inspector = None if examine is None else Inspector(examine, self.node.send_to, self.node.wake)
         if installer is not None:
-            installer.attach(
-                self.node.send_to,
-                self.node.wake,
-                is_busy=lambda: bool(self.machine.held),
-                is_warm=lambda: self.machine.warm,
-            )
+            installer.attach(self.node, self.machine, bundle.folder.name)
         if until_eof:
             os.set_blocking(0, False)
             self.node.watch(0)
@@ -199,7 +195,7 @@ class Peer:
                     self._inspector.step()
                 if self._installer is not None:
                     self._installer.step()
-                    if self._installer.switch_to is not None:
+                    if self._installer.is_switching:
                         self._stops = self._stops or 1
                 if self._stops and leave_at == float("inf"):
                     leave_at = time.monotonic() + _LEAVE_WITHIN
@@ -237,6 +233,7 @@ class Peer:
             blocks=tuple(b for b in self.entry.blocks if b not in self.machine.engine.failed_blocks),
             engine=self._kind if self._choice is None else str(self._choice)[:MAX_ENGINE_TEXT],
             codec=self.entry.codec,
+            note=UNSET if self._installer is None else self._installer.note,
         )
 
     def _execute(self, instruction: Instruction) -> None:

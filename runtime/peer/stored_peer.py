@@ -64,10 +64,11 @@ class _WaitingPeer:
         self.node = Node(
             name=name, role="peer", peers=peers, manifest=_NO_MODEL, machine=self._machine, execute=lambda _: None,
             hello=self._hello, state=self._machine.state, keys=keys, installer=installer,
-            closed=f"{name} {why}", inspect=None if examine is None else self._inspect,
+            closed=f"{name} has no bundle to serve: {why}" if why else f"{name} has no bundle yet",
+            inspect=None if examine is None else self._inspect,
         )  # fmt: skip
         self._inspector = None if examine is None else Inspector(examine, self.node.send_to, self.node.wake)
-        installer.attach(self.node.send_to, self.node.wake, is_busy=lambda: False, is_warm=lambda: False, serves=False)
+        installer.attach(self.node, self._machine, None)
         if until_eof:
             os.set_blocking(0, False)
             self.node.watch(0)
@@ -84,7 +85,7 @@ class _WaitingPeer:
     def serve(self) -> None:
         log.warning("waiting for a bundle", extra={"peer": self.name, "address": self._entry.bind, "why": self._why})
         try:
-            while not self._stopped and self._installer.switch_to is None:
+            while not self._stopped and not self._installer.is_switching:
                 self.node.step()
                 self._installer.step()
                 if self._inspector is not None:
@@ -102,7 +103,7 @@ class _WaitingPeer:
         self._inspector.ask(name)
 
     def _hello(self) -> Hello:
-        return Hello(self.name, "peer", self._incarnation, MINOR, "", "")
+        return Hello(self.name, "peer", self._incarnation, MINOR, "", "", note=self._installer.note)
 
 
 class StoredPeer:
@@ -141,10 +142,12 @@ class StoredPeer:
         self._examine = examine
         self._stops = 0
         self._running: Peer | _WaitingPeer | None = None
-        self._store = Store(store)
+        self._store = Store(store, entry.blocks)
+        self._is_broken = False
+        """Whether the active bundle cannot be served."""
         self.cores = EngineCores.of(peers, entry)
         with self.cores.others():  # where its thread stays
-            self._installer = Installer(self._store, peers, name, CODECS)
+            self._installer = Installer(self._store, name, self._check)
 
     def stop(self) -> None:
         """Drain and leave; a second call leaves at once. Safe in a signal handler."""
@@ -159,61 +162,64 @@ class StoredPeer:
         return PeerSnapshot(self.name) if running is None else running.snapshot
 
     def serve(self) -> None:
-        """Serve, and switch as often as a pusher wants it; raises what kept the peer from serving at all."""
+        """Serve and switch until stopped; raise what keeps the peer from serving at all."""
         try:
             self._store.begin()
-            why, again = "", False
+            again = False
             while True:
-                running = self._open(why, again=again)
-                self._running, why = running, ""
+                running = self._running = self._open(again=again)
                 if self._stops:  # the signal came meanwhile
                     running.stop()
                 try:
                     running.serve()
-                except BundleError as error:
-                    if not self._store.give_up(str(error)):  # it was good once: the disk is to blame, and a push helps
-                        why = f"cannot serve what it has: {error}"
                 except LsEdgeError as error:
-                    if not self._store.give_up(str(error)):
-                        raise
+                    if not self._installer.is_switching:  # else it is not the active bundle that failed
+                        self._go_back(error)
                 again = True
                 if self._stops or (self._until_eof and at_end(0)):
                     return
-                if self._installer.switch_to is not None:
-                    manifest, self._installer.switch_to = self._installer.switch_to, None
-                    self._store.switch(manifest)
+                if self._installer.is_switching:
+                    self._is_broken = False
         finally:
             self._installer.close()
 
-    def _open(self, why: str, *, again: bool) -> Peer | _WaitingPeer:
+    def _check(self, bundle: Bundle) -> None:
+        self._peers.check_blocks(bundle.num_blocks)
+        self._peers.check_codecs(CODECS)
+
+    def _go_back(self, error: LsEdgeError) -> None:
+        """Go back to the previous bundle, or wait for a push; raise an error that is not the bundle's."""
+        if self._store.record.trial_starts is None and not isinstance(error, (BundleError, UsageError)):
+            raise error
+        self._is_broken = not self._store.give_up(str(error))
+
+    def _open(self, *, again: bool) -> Peer | _WaitingPeer:
         end = time.monotonic() + _LISTEN_AGAIN_S
         while True:
             try:
-                return self._listen(why)
+                return self._listen()
             except LinkError:
                 if not again or time.monotonic() > end:
                     raise
                 time.sleep(0.05)
 
-    def _listen(self, why: str) -> Peer | _WaitingPeer:
-        bundle: Bundle | None = None
-        if not why:
+    def _listen(self) -> Peer | _WaitingPeer:
+        while not self._is_broken:
             try:
                 bundle = self._store.open_active()
-                if bundle is not None:
-                    return self.make_peer(
-                        self._peers, self.name, bundle, keys=self._keys, engine=self._engine, threads=self._threads,
-                        strict_bundle=self._strict, until_eof=self._until_eof,
-                        installer=self._installer, on_step=self.on_step, examine=self._examine,
-                    )  # fmt: skip
-                why = "has no bundle yet; send it one with 'ls-edge push'"
+                if bundle is None:
+                    break
+                return self.make_peer(
+                    self._peers, self.name, bundle, keys=self._keys, engine=self._engine, threads=self._threads,
+                    strict_bundle=self._strict, until_eof=self._until_eof, installer=self._installer,
+                    on_step=self.on_step, examine=self._examine,
+                )  # fmt: skip
             except (BundleError, UsageError) as error:
-                if self._store.give_up(str(error)):
-                    return self._listen("")
-                why = f"cannot serve what it has: {error}"
+                self._go_back(error)
         return _WaitingPeer(
-            self._peers, self.name, why, self._installer, self._keys, self._examine, until_eof=self._until_eof
-        )
+            self._peers, self.name, self._store.record.reason, self._installer, self._keys, self._examine,
+            until_eof=self._until_eof,
+        )  # fmt: skip
 
 
 def open_stored_peer(

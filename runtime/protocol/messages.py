@@ -193,6 +193,8 @@ class _Description(_Message, frozen=True):
     """What runs the blocks, for reports."""
     codec: str = "raw"
     """The codec in which this process is to be sent tokens."""
+    note: str | msgspec.UnsetType = msgspec.UNSET
+    """Why a peer does not serve the bundle that it should, for ``ls-edge status``."""
 
 
 class Hello(_Description, frozen=True, tag="hello"):
@@ -373,7 +375,7 @@ class Stored(_Message, frozen=True, tag="stored"):
     missing: int = 0
     """Bytes that it still has to ask for."""
     reason: str = ""
-    """Why it is ``failed`` or ``busy``."""
+    """Why it is ``failed`` or ``busy``, not ``active`` yet, or went back from the offered bundle."""
 
 
 class FindingRow(msgspec.Struct, frozen=True, array_like=True):
@@ -552,6 +554,7 @@ def _check_hello(message: Hello | Welcome) -> None:
     _check_numbers("hello", _U64, message.incarnation)
     _check_numbers("hello", COUNT, message.minor, *message.blocks)
     _check_texts(message.role, message.model_id, message.bundle_id, message.engine, message.codec)
+    _check_texts(message.note or "")
 
 
 def _check_findings(message: Findings) -> None:

@@ -1,43 +1,57 @@
-"""The peer's side of ``ls-edge push``: it takes an offered bundle into its store, and says when to switch to it.
+"""The peer's side of ``ls-edge push``: take an offered bundle into the store and switch to it.
 
-The peer asks for each piece of a file (WANT), so how much comes is its own decision: a few pieces at once, a single one
-while it has requests. A thread of low priority writes and verifies. One process pushes at a time; the first that offers
-keeps its turn until its link ends, and through a switch, in which all links end. ``PROTOCOL.md`` has the messages.
+The peer asks for each piece of a file (WANT), so it controls how much is under way: a few pieces, a single one while it
+has requests. A low-priority thread writes and verifies. One process pushes at a time; the first that offers keeps its
+turn until its link ends, and through a switch, in which all links end. ``PROTOCOL.md`` describes the messages.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
+
+from msgspec import UNSET, UnsetType
 
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import BundleError, LsEdgeError
-from ls_edge.core.peers_file import PeersFile
+from ls_edge.core.errors import LsEdgeError
 from ls_edge.runtime.execution.worker import Worker
-from ls_edge.runtime.protocol.messages import MAX_CHUNK, Chunk, Install, Offer, PushMessage, Stored, StoreState, Want
+from ls_edge.runtime.protocol.messages import (
+    MAX_CHUNK,
+    MAX_TEXT,
+    Chunk,
+    Install,
+    Offer,
+    PushMessage,
+    Stored,
+    StoreState,
+    Want,
+)
+from ls_edge.runtime.routing.peer_routing import PeerMachine
 from ls_edge.runtime.store.store import NOTHING, Store, Wanted
+from ls_edge.runtime.transport.node import Node
 from ls_edge.runtime.transport.problems import one_line
 
 log = logging.getLogger("ls_edge.runtime")
 
 WINDOW, BUSY_WINDOW = 8, 1
-"""Pieces that are on their way or being written at once; the second while the peer has requests, so that these wait
-for one piece at most."""
+"""Pieces under way or being written; the second while the peer has requests, which so wait for one piece at most."""
 ASK_AGAIN_S = 2.0
-"""Seconds without a piece after which it is asked for again."""
+"""Seconds after which a piece that did not arrive is asked for again, and a failed write of the record is repeated."""
 MOST_ASKED = 5
-"""Times that a piece is asked for in vain."""
+"""Times that a piece is asked for before the push fails."""
 KEEP_TURN_S = 60.0
-"""Seconds for which whoever asked for a switch keeps its turn without a link."""
+"""Seconds for which the pusher that asked for a switch keeps its turn without a link."""
 _NICENESS = 5
-_REASON = 250
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
 class _Push:
-    """One offer, from one pusher."""
+    """One offer of one pusher."""
 
     pusher: str
     manifest: str
@@ -46,9 +60,9 @@ class _Push:
     reason: str = ""
     wanted: Wanted = NOTHING
     file: tuple[str, int] | None = None
-    """Digest and bytes of the file that is coming in."""
+    """Digest and bytes of the incoming file."""
     began_at: int = 0
-    """Bytes of it that were there before."""
+    """Bytes of it that were there before this push."""
     written: int = 0
     received: int = 0
     asked: int = 0
@@ -56,73 +70,59 @@ class _Push:
     last: float = 0.0
 
 
-@dataclass(frozen=True)
-class _Done:
-    """What the thread of the store returns: of which push, what it did, and what came of it."""
-
-    push: _Push | None
-    what: str
-    value: Wanted | int | None = None
-    error: LsEdgeError | None = None
-
-
 class Installer:
-    """Takes bundles into the store of a peer; used by the thread of the peer's links."""
+    """Receiver of the bundles for the store of a peer; used by the thread of the peer's links."""
 
-    def __init__(self, store: Store, peers: PeersFile, name: str, codecs: Collection[str]) -> None:
-        """``codecs`` are those that ``peers.yaml`` may name."""
-        self.switch_to: str | None = None
-        """The bundle to which a pusher wants the peer to switch."""
+    def __init__(self, store: Store, name: str, check: Callable[[Bundle], None]) -> None:
+        """``check`` raises if a bundle does not fit the peer."""
+        self.is_switching = False
+        """Whether the peer has to leave and serve the bundle that is active in the store now."""
         self._store = store
-        self._peers = peers
-        self._entry = peers.peer(name)
-        self._codecs = codecs
-        self._send: Callable[[str, Want | Stored], object] = lambda _to, _message: False
-        self._wake: Callable[[], None] = lambda: None
-        self._is_busy: Callable[[], bool] = lambda: False
-        self._is_warm: Callable[[], bool] = lambda: False
+        self._check = check
+        self._node: Node | None = None
+        self._machine: PeerMachine | None = None
+        self._serving: str | None = None
         self._pushers: set[str] = set()
         self._push: _Push | None = None
         self._turn: tuple[str, float] = ("", 0.0)
-        self._warm = self._serves = False
-        self._worker: Worker[_Done] = Worker(f"store of {name}", lambda: self._wake(), niceness=_NICENESS)
+        self._settled = False
+        """Whether the served bundle is warm and recorded as such."""
+        self._confirm_at = 0.0
+        self._trouble = ""
+        """Why that could not be recorded."""
+        self._worker: Worker[Callable[[], None]] = Worker(f"store of {name}", self._wake, niceness=_NICENESS)
 
-    def attach(
-        self,
-        send: Callable[[str, Want | Stored], object],
-        wake: Callable[[], None],
-        *,
-        is_busy: Callable[[], bool],
-        is_warm: Callable[[], bool],
-        serves: bool = True,
-    ) -> None:
-        """Use the links of a process that begins to serve; ``is_busy`` says whether it has requests.
+    @property
+    def note(self) -> str | UnsetType:
+        """The note of a HELLO: why the peer does not serve the bundle that it should."""
+        reason = self._store.record.reason
+        return one_line(reason, MAX_TEXT) if reason else UNSET
 
-        Without ``serves`` it waits for a bundle, and an Install of the active one makes it try again.
-        """
-        self._serves = serves
-        self._send, self._wake, self._is_busy, self._is_warm = send, wake, is_busy, is_warm
+    def attach(self, node: Node, machine: PeerMachine, serving: str | None) -> None:
+        """Use the links of a peer that begins to serve the bundle ``serving``, or waits for one (None)."""
+        self._node, self._machine, self._serving = node, machine, serving
         self._pushers.clear()
-        self._push, self._warm = None, False
+        self._push, self.is_switching = None, False
+        self._settled, self._confirm_at = False, 0.0
 
     def close(self) -> None:
-        """Stop after the job that runs."""
+        """Stop after the current job and close the store."""
         self._worker.close()
         self._store.close()
 
     def greeted(self, pusher: str) -> None:
-        """A pusher was let in, and gets what is there."""
+        """Tell a pusher that was let in what is in the store."""
         self._pushers.add(pusher)
         self._report(pusher)
 
     def lost(self, name: str) -> None:
-        """A process has gone; what came of its push is kept on the disk."""
+        """Forget a process that is gone; the files of its push stay on the disk."""
         self._pushers.discard(name)
         if self._push is not None and self._push.pusher == name:
             self._push = None
 
     def receive(self, pusher: str, message: PushMessage) -> None:
-        """Do what a pusher says, as far as it is its turn."""
+        """Handle a message of a pusher if it is that pusher's turn."""
         if isinstance(message, Offer):
             self._on_offer(pusher, message)
         elif self._push is None or self._push.pusher != pusher:
@@ -133,36 +133,24 @@ class Installer:
             self._on_install(self._push, message)
 
     def step(self) -> None:
-        """Take what the store's thread has done, and ask for what is missing."""
-        for done in self._worker.results():
-            if done.push is not None and done.push is self._push:
-                self._take(done.push, done)
-            elif done.error is not None:
-                log.warning("the store failed", extra={"why": str(done.error)})
-        push = self._push
-        if self._is_warm() and not self._warm:
-            self._warm = True
-            self._turn = ("", 0.0)
-            self._do(None, "confirm", self._store.confirm)
-            if push is not None and push.state is StoreState.SWITCHING:
-                push.state = StoreState.ACTIVE
-            self._report_all()
-        if push is not None and push.state is StoreState.RECEIVING and push.file is not None:
-            self._ask(push, push.file)
+        """Handle the results of the store's thread, ask for missing pieces, and confirm a bundle that is warm."""
+        for handle in self._worker.results():
+            handle()
+        if not self._settled and self._machine is not None and self._machine.warm:
+            self._settle()
+        if self._push is not None and self._push.state is StoreState.RECEIVING and self._push.file is not None:
+            self._ask(self._push, self._push.file)
 
-    # What a pusher says.
+    # Messages of pushers.
 
     def _on_offer(self, pusher: str, offer: Offer) -> None:
-        holder, until = self._turn
-        if (self._push is not None and self._push.pusher != pusher) or (
-            holder not in ("", pusher) and time.monotonic() < until
-        ):
+        push = self._push
+        if self._other_holder(pusher):
             self._report(pusher)
             return
         manifest = offer.manifest.hex()
-        push = self._push
         if push is not None and push.manifest == manifest and push.state is not StoreState.FAILED:
-            self._report(pusher)  # it was repeated
+            self._report(pusher)  # a repeated offer
             return
         push = self._push = _Push(pusher, manifest, offer.size, last=time.monotonic())
         log.info("a bundle is offered", extra={"peer": pusher, "bundle": manifest[:8]})
@@ -174,85 +162,118 @@ class Installer:
         digest, size = push.file
         expected = min(MAX_CHUNK, size - push.received)
         if chunk.digest.hex() != digest or chunk.offset != push.received or push.asked <= push.received:
-            return  # not asked for, or not any more
+            return  # not asked for, or no longer
         if len(chunk.data) != expected:
-            self._fail(push, f"{len(chunk.data)} bytes came where {expected} were asked for")
+            self._fail(push, f"received {len(chunk.data)} bytes, asked for {expected}; push again")
             return
         offset = push.received
         push.received += expected
         push.last, push.tries = time.monotonic(), 0
 
-        def write() -> int:
-            self._store.write(digest, offset, chunk.data)
-            return offset + expected
+        def written(_: None) -> None:
+            push.written = offset + expected
+            self._finish_if_whole(push)
 
-        self._do(push, "write", write)
+        self._do_for(push, lambda: self._store.write(digest, offset, chunk.data), written)
 
     def _on_install(self, push: _Push, install: Install) -> None:
         if push.state is StoreState.READY and install.manifest.hex() == push.manifest:
-            push.state = StoreState.SWITCHING
-            self.switch_to = push.manifest
+            push.state, push.reason = StoreState.SWITCHING, ""
             self._turn = (push.pusher, time.monotonic() + KEEP_TURN_S)
             log.info("switching", extra={"peer": push.pusher, "bundle": push.manifest[:8]})
+
+            def switched(_: None) -> None:
+                self.is_switching = True
+
+            def failed(why: str) -> None:
+                self._turn = ("", 0.0)
+                self._failed(push, why)
+
+            # The record is written before the peer drains, so a full disk costs no answers.
+            self._do(lambda: self._store.switch(push.manifest), switched, failed)
         self._report(push.pusher)
 
-    # What the store's thread does.
+    # Jobs of the store's thread.
 
-    def _look(self, push: _Push) -> None:
-        self._do(push, "look", lambda: self._store.want(push.manifest, push.size, self._entry.blocks, self._check))
+    def _do(self, job: Callable[[], T], then: Callable[[T], None], failed: Callable[[str], None]) -> None:
+        """Run a job on the store's thread; :meth:`step` calls ``then`` or ``failed``."""
 
-    def _check(self, bundle: Bundle) -> None:
-        self._peers.check_blocks(bundle.num_blocks)
-        self._peers.check_codecs(self._codecs)
-
-    def _do(self, push: _Push | None, what: str, job: Callable[[], Wanted | int | None]) -> None:
-        def run() -> _Done:
+        def run() -> Callable[[], None]:
             try:
-                return _Done(push, what, job())
+                value = job()
             except LsEdgeError as error:
-                return _Done(push, what, error=error)
+                why = str(error)
             except Exception as error:  # noqa: BLE001  a push must not end the peer
-                return _Done(push, what, error=BundleError(f"the store failed: {error}; push again"))
+                why = f"the store failed: {error}; push again"
+            else:
+                return lambda: then(value)
+            return lambda: failed(why)
 
         self._worker.submit(run)
 
-    def _take(self, push: _Push, done: _Done) -> None:
-        if push.state is StoreState.FAILED:
-            return
-        if done.error is not None:
-            if done.what == "finish" and push.began_at:  # what was there before may be what is damaged
-                push.began_at = 0
-                self._look(push)
-                return
-            self._fail(push, str(done.error))
-        elif isinstance(done.value, Wanted):
-            push.wanted = done.value
-            if done.value.complete:
+    def _do_for(self, push: _Push, job: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Run a job of a push; its result counts while the push lasts."""
+
+        def done(value: T) -> None:
+            if push is self._push and push.state is StoreState.RECEIVING:
+                then(value)
+
+        self._do(job, done, lambda why: self._failed(push, why))
+
+    def _failed(self, push: _Push, why: str) -> None:
+        if push is not self._push or push.state is StoreState.FAILED:
+            log.warning("the store failed", extra={"why": why})
+        elif push.began_at:  # the bytes from before this push may be the damaged ones
+            push.began_at = 0
+            self._look(push)
+        else:
+            self._fail(push, why)
+
+    def _settle(self) -> None:
+        """Record that the served bundle is warm; a failed write is repeated, and the push waits for it."""
+        serving = self._serving
+        if self._store.is_confirmed:
+            self._settled = True
+            self._report_switch(StoreState.ACTIVE, "")
+        elif serving == self._store.record.active and serving is not None and time.monotonic() >= self._confirm_at:
+            self._confirm_at = float("inf")
+            self._do(lambda: self._store.confirm(serving), lambda _: self._settle(), self._on_unconfirmed)
+
+    def _on_unconfirmed(self, why: str) -> None:
+        self._confirm_at = time.monotonic() + ASK_AGAIN_S
+        if why != self._trouble:
+            self._trouble = why
+            log.warning("the store cannot record that the bundle is warm", extra={"why": why})
+        self._report_switch(StoreState.SWITCHING, why)
+
+    def _report_switch(self, state: StoreState, reason: str) -> None:
+        self._turn = ("", 0.0)
+        push = self._push
+        if push is not None and push.state is StoreState.SWITCHING and push.manifest == self._serving:
+            push.state, push.reason = state, one_line(reason, MAX_TEXT)
+        for pusher in self._pushers:
+            self._report(pusher)
+
+    def _look(self, push: _Push) -> None:
+        def found(wanted: Wanted) -> None:
+            push.wanted = wanted
+            if wanted.missing:
+                self._begin(push, wanted.missing[0])
+            else:
                 self._complete(push)
-            else:
-                self._begin(push, done.value.missing[0])
             self._report(push.pusher)
-        elif done.what == "write" and isinstance(done.value, int):
-            push.written = done.value
-            self._finish_if_whole(push)
-        elif done.what == "finish" and push.file is not None:
-            rest = tuple(one for one in push.wanted.missing if one != push.file)
-            push.wanted = Wanted(rest, push.wanted.parts, push.wanted.size)
-            if rest:
-                self._begin(push, rest[0])
-            else:
-                push.file = None
-                self._look(push)
-            self._report(push.pusher)
+
+        self._do_for(push, lambda: self._store.want(push.manifest, push.size, self._check), found)
 
     def _complete(self, push: _Push) -> None:
         push.file = None
         record = self._store.record
-        active = record.active == push.manifest and self._serves
-        push.state = StoreState.READY if not active else StoreState.ACTIVE if self._warm else StoreState.SWITCHING
         if record.failed == push.manifest:
-            push.reason = one_line(f"it went back to the bundle before: {record.reason}", _REASON)
-        if not active:
+            push.reason = one_line(record.reason, MAX_TEXT)
+        if push.manifest == self._serving:
+            push.state = StoreState.ACTIVE if self._settled else StoreState.SWITCHING
+        else:
+            push.state = StoreState.READY
             log.info("a bundle is complete", extra={"peer": push.pusher, "bundle": push.manifest[:8]})
 
     def _begin(self, push: _Push, file: tuple[str, int]) -> None:
@@ -266,11 +287,25 @@ class Installer:
         self._finish_if_whole(push)
 
     def _finish_if_whole(self, push: _Push) -> None:
-        if push.file is not None and push.written == push.file[1]:
-            digest, size = push.file
-            self._do(push, "finish", lambda: self._store.finish(digest, size))
+        if push.file is None or push.written != push.file[1]:
+            return
+        file = push.file
 
-    # What goes out.
+        def finished(_: None) -> None:
+            push.began_at = 0
+            push.wanted = Wanted(
+                tuple(one for one in push.wanted.missing if one != file), push.wanted.parts, push.wanted.size
+            )
+            if push.wanted.missing:
+                self._begin(push, push.wanted.missing[0])
+            else:
+                push.file = None
+                self._look(push)
+            self._report(push.pusher)
+
+        self._do_for(push, lambda: self._store.finish(*file), finished)
+
+    # Messages to pushers.
 
     def _ask(self, push: _Push, file: tuple[str, int]) -> None:
         digest, size = file
@@ -279,9 +314,10 @@ class Installer:
             push.asked, push.last = push.received, now
             push.tries += 1
             if push.tries >= MOST_ASKED:
-                self._fail(push, f"{push.pusher} does not send what was asked for; push again")
+                self._fail(push, f"{push.pusher} does not send the pieces that it was asked for; push again")
                 return
-        window = MAX_CHUNK * (BUSY_WINDOW if self._is_busy() else WINDOW)
+        is_busy = self._machine is not None and bool(self._machine.held)
+        window = MAX_CHUNK * (BUSY_WINDOW if is_busy else WINDOW)
         while push.asked < size and push.asked - push.written < window:
             length = min(MAX_CHUNK, size - push.asked)
             if push.asked == push.received:
@@ -290,18 +326,22 @@ class Installer:
             push.asked += length
 
     def _fail(self, push: _Push, reason: str) -> None:
-        push.state, push.reason, push.file = StoreState.FAILED, one_line(reason, _REASON), None
+        push.state, push.reason, push.file = StoreState.FAILED, one_line(reason, MAX_TEXT), None
         log.warning("a push failed", extra={"peer": push.pusher, "bundle": push.manifest[:8], "why": push.reason})
         self._report(push.pusher)
 
-    def _report_all(self) -> None:
-        for pusher in self._pushers:
-            self._report(pusher)
+    def _other_holder(self, pusher: str) -> str:
+        """Return the name of another pusher whose turn it is, or an empty string."""
+        holder, until = self._turn
+        if self._push is not None:
+            holder = self._push.pusher
+        elif time.monotonic() >= until:
+            return ""
+        return "" if holder == pusher else holder
 
     def _report(self, pusher: str) -> None:
         record, push = self._store.record, self._push
         active, previous = bytes.fromhex(record.active or ""), bytes.fromhex(record.previous or "")
-        holder, until = self._turn
         if push is not None and push.pusher == pusher:
             missing = sum(size for _, size in push.wanted.missing)
             if push.file is not None:
@@ -310,10 +350,17 @@ class Installer:
                 push.state, bytes.fromhex(push.manifest), active, previous, push.wanted.parts, push.wanted.size,
                 max(0, missing), push.reason,
             )  # fmt: skip
-        elif push is not None or (holder not in ("", pusher) and time.monotonic() < until):
-            by = push.pusher if push is not None else holder
-            reason = f"{by} pushes a bundle at the moment; try again when it is done"
-            said = Stored(StoreState.BUSY, b"", active, previous, reason=one_line(reason, _REASON))
+        elif other := self._other_holder(pusher):
+            reason = f"{other} pushes a bundle at the moment; try again when it is done"
+            said = Stored(StoreState.BUSY, b"", active, previous, reason=one_line(reason, MAX_TEXT))
         else:
             said = Stored(StoreState.IDLE, b"", active, previous)
         self._send(pusher, said)
+
+    def _send(self, pusher: str, message: Want | Stored) -> None:
+        assert self._node is not None
+        self._node.send_to(pusher, message)
+
+    def _wake(self) -> None:
+        if self._node is not None:
+            self._node.wake()

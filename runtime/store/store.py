@@ -1,187 +1,203 @@
-"""The bundles of one peer on disk, as ``ls-edge push`` brings them: ``ls-edge peer --store DIR``.
+"""Bundles on a peer's disk: the folder of ``ls-edge peer --store DIR``.
 
 ::
 
-    DIR/store.json             which bundle is served, and which one was before
-    DIR/bundles/<sha256>/      a bundle that is whole: manifest.json and the parts that this peer needs
-    DIR/files/<sha256>         a file that is whole and verified, by the SHA-256 of its content
-    DIR/incoming/<sha256>      what has come of a file so far
-    DIR/lock
+    DIR/store.json             which bundle is served, and which one was served before
+    DIR/bundles/<sha256>/      a complete bundle: manifest.json and the parts that this peer needs
+    DIR/files/<sha256>         a complete, verified file, named by the SHA-256 of its content
+    DIR/incoming/<sha256>      the part of a file that has arrived so far
 
-A file moves from ``incoming`` to ``files`` once its digest is right, a folder gets its name in ``bundles`` once all of
-its files are there (as hard links to ``files``), and ``store.json`` is replaced in one step. So whenever the process or
-the machine stops, what is served is a whole bundle, and what has come is kept.
+A file moves from ``incoming`` to ``files`` once its digest is right. A folder gets its name in ``bundles`` once all of
+its files are there, as hard links to ``files``. ``store.json`` is replaced atomically. So the process or the machine
+may stop at any moment: the served bundle is complete, and what has arrived is kept.
 
-Nothing here knows sockets; :mod:`~ls_edge.runtime.store.installer` brings the files.
+A failed write never stops the peer: it serves the bundle that it has, and the write is repeated later. A bundle that
+cannot be served is given up only for a previous one that is complete.
+
+This module does not know sockets; :mod:`~ls_edge.runtime.store.installer` brings the files.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
 from ls_edge.core.bundle import MANIFEST, Bundle, Part
 from ls_edge.core.errors import BundleError, DigestMismatch, LsEdgeError, UsageError
+from ls_edge.core.files import folder_lock, sync, write_file
 
 log = logging.getLogger("ls_edge.runtime")
 
 SPARE_BYTES = 4 * 1024 * 1024
 """Bytes that stay free on the disk of a store."""
 TRIAL_STARTS = 3
-"""Starts of a process with a bundle that never got warm, after which it goes back to the one before."""
+"""Starts of the process with a bundle that never became warm, after which the peer goes back to the previous one."""
 _PIECE = 1 << 20
 """Bytes that are hashed at a time."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_MAX_PART = 1 << 40
+"""Largest part in bytes."""
+_Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
-class StoreRecord(msgspec.Struct, frozen=True):
-    """What ``store.json`` holds."""
+class StoreRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Content of ``store.json``. Bundles are named by the SHA-256 of their manifest."""
 
-    schema: int = 1
-    active: str | None = None
-    """SHA-256 of the manifest of the bundle that is served."""
-    previous: str | None = None
-    """Of the one before."""
+    schema: Literal[1] = 1
+    active: _Digest | None = None
+    """The bundle that is served."""
+    previous: _Digest | None = None
+    """The bundle before it, which is kept."""
     trial_starts: int | None = None
-    """How often a process began with the active bundle while it had never been warm; null once it was."""
-    failed: str | None = None
-    """The bundle that was switched to last and could not be served, and was given up for the one before."""
+    """Starts of the process with the active bundle before it was ever warm; null once it was."""
+    failed: _Digest | None = None
+    """The bundle that could not be served last."""
     reason: str = ""
-    """Why."""
+    """Why the peer does not serve the bundle that it should."""
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What a peer needs of an offered bundle."""
+class Wanted(msgspec.Struct, frozen=True):
+    """Files that a peer needs of an offered bundle."""
 
-    missing: tuple[tuple[str, int], ...]
-    """SHA-256 and bytes of each file that is not there; the manifest alone while that is not there."""
+    missing: tuple[tuple[str, int], ...] = ()
+    """SHA-256 and bytes of each missing file; the manifest alone while that is missing."""
     parts: int = 0
     size: int = 0
     """Bytes of all parts."""
 
-    @property
-    def complete(self) -> bool:
-        """Whether the bundle can be served."""
-        return not self.missing
 
-
-NOTHING = Wanted(())
-"""Of a bundle whose manifest has not been looked at."""
+NOTHING = Wanted()
 
 
 class Store:
     """The bundles of one peer. One process has it open."""
 
-    def __init__(self, folder: str | Path) -> None:
-        """Open or begin a store; raises :class:`UsageError` where the folder cannot be used."""
+    def __init__(self, folder: str | Path, blocks: Collection[int]) -> None:
+        """Open or create the store of a peer that serves ``blocks``.
+
+        Raise :class:`UsageError` if the folder cannot be used. A full disk is not an error: the peer waits for room.
+        """
         self.folder = Path(folder)
+        self._blocks = sorted(blocks)
         self._files, self._incoming = self.folder / "files", self.folder / "incoming"
         self._bundles, self._path = self.folder / "bundles", self.folder / "store.json"
         self._change = threading.Lock()
+        self._lock = contextlib.ExitStack()
+        self._locked: int | None = None
+        """Inode of the locked folder."""
+        self._saved = True
         try:
-            for one in (self._files, self._incoming, self._bundles):
-                one.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._make_folders()
         except OSError as error:
-            raise UsageError(
-                f"cannot use {self.folder} as a store: {error.strerror}; give --store a folder that can be written"
-            ) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._record = self._read()
-        except OSError:
-            self.close()
-            raise UsageError(
-                f"another process uses the store {self.folder}; stop it, or give each peer a store of its own"
-            ) from None
-        except BaseException:
-            self.close()
-            raise
+            if error.errno not in _FULL:
+                raise UsageError(
+                    f"cannot use {self.folder} as a store: {error.strerror}; give --store a folder that can be written"
+                ) from None
+            log.warning("the store is not complete", extra={"why": f"disk full at {self.folder}; make room"})
+        self._record = self._read()
 
     def close(self) -> None:
-        """Let another process open it."""
-        with contextlib.suppress(OSError):
-            os.close(self._lock)
+        """Let another process open the store."""
+        self._lock.close()
 
     @property
     def record(self) -> StoreRecord:
-        """Which bundle is served, and what became of the last switch."""
+        """The served bundle and the result of the last switch."""
         return self._record
 
-    # Which bundle is served.
-
-    def begin(self) -> str:
-        """Count a start of the process, and go back to the bundle before where this one never gets warm.
-
-        Returns why it went back; nothing where it did not.
-        """
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether ``store.json`` says that the active bundle was warm."""
         record = self._record
-        if record.trial_starts is None:
-            return ""
-        if record.trial_starts >= TRIAL_STARTS:
-            why = f"it did not become warm in {TRIAL_STARTS} starts of the process"
-            self.give_up(why)
-            return why
-        self._write(msgspec.structs.replace(record, trial_starts=record.trial_starts + 1))
-        return ""
+        return self._saved and record.trial_starts is None and record.failed != record.active
+
+    # The served bundle.
+
+    def begin(self) -> None:
+        """Count a start of the process, and give up a bundle that never becomes warm."""
+        starts = self._record.trial_starts
+        if starts is None:
+            return
+        if starts >= TRIAL_STARTS:
+            self.give_up(f"it did not become warm in {TRIAL_STARTS} starts of the process")
+            return
+        try:
+            with self._change:
+                self._write(msgspec.structs.replace(self._record, trial_starts=starts + 1))
+        except BundleError as error:
+            log.warning("this start is not counted", extra={"why": str(error)})
 
     def open_active(self) -> Bundle | None:
-        """The bundle that is served; None where there is none yet. Raises :class:`BundleError` where it is damaged."""
-        return None if self._record.active is None else Bundle.open(self._bundles / self._record.active)
+        """Open the served bundle; return None if there is none. Raise :class:`BundleError` if it is damaged."""
+        return None if self._record.active is None else self._open(self._record.active)
 
     def switch(self, manifest: str) -> None:
-        """Serve another bundle, which is complete, from now on; the one before is kept."""
+        """Make a complete bundle the active one and keep the one before; raise :class:`BundleError` on failure."""
+        self._open(manifest)
         with self._change:
             if self._record.active != manifest:
                 self._write(StoreRecord(active=manifest, previous=self._record.active, trial_starts=1))
 
-    def confirm(self) -> None:
-        """Say that the active bundle is warm, so that it is not given up any more."""
+    def confirm(self, manifest: str) -> None:
+        """Record that a bundle is warm, if it is the active one; raise :class:`BundleError` if that fails."""
         with self._change:
-            if self._record.trial_starts is not None:
-                self._write(msgspec.structs.replace(self._record, trial_starts=None))
+            if self._record.active == manifest and not self.is_confirmed:
+                record = msgspec.structs.replace(self._record, trial_starts=None)
+                if record.failed == manifest:
+                    record = msgspec.structs.replace(record, failed=None, reason="")
+                self._write(record)
 
     def give_up(self, why: str) -> bool:
-        """Go back to the bundle before, if the active one was never warm; return whether it did."""
-        record = self._record
-        if record.trial_starts is None:
-            return False
-        self._write(StoreRecord(active=record.previous, failed=record.active, reason=why))
-        log.error("went back to the bundle before", extra={"bundle": (record.active or "")[:8], "why": why})
-        return True
+        """Go back to the previous bundle if that is complete; return whether the peer did."""
+        with self._change:
+            record = self._record
+            fault = self._fault_of_previous()
+            reason = f"{fault}: {why}" if fault else f"went back to the previous bundle: {why}"
+            log.error("cannot serve a bundle", extra={"bundle": (record.active or "")[:8], "why": reason})
+            if fault:
+                self._record = msgspec.structs.replace(record, failed=record.active, reason=reason)
+            else:
+                self._record = StoreRecord(active=record.previous, failed=record.active, reason=reason)
+                self._saved = False
+                with contextlib.suppress(BundleError):  # confirm() tries again
+                    self._write(self._record)
+            return not fault
 
-    # What is offered. One thread at a time.
+    # Offered bundles. One thread at a time.
 
-    def want(self, manifest: str, size: int, blocks: Collection[int], check: Callable[[Bundle], None]) -> Wanted:
-        """Look what is missing of a bundle of which ``blocks`` are served, and put it together if nothing is.
+    def want(self, manifest: str, size: int, check: Callable[[Bundle], None]) -> Wanted:
+        """Return the files that are missing of a bundle; put the bundle together if there are none.
 
-        Every file that is there is verified. ``check`` raises where the bundle does not fit this peer. Raises
-        :class:`BundleError` where it cannot be used or does not fit on the disk.
+        Every file that is there is verified. ``check`` raises if the bundle does not fit this peer. Raise
+        :class:`BundleError` if the bundle cannot be used or does not fit on the disk.
         """
-        if not self._holds(manifest):
-            if not size:
-                raise BundleError(f"the bundle {manifest[:8]} is not in this store any more; push it again")
-            self._require_space([(manifest, size)])
-            return Wanted(((manifest, size),))
         building = self._bundles / f"{manifest}.part"
         try:
+            self._make_folders()
+            if not self._path.exists() and self._record.active is not None:  # the folder was removed
+                with self._change:
+                    self._write(self._record)
+            if not self._holds(manifest):
+                if not size:
+                    raise BundleError(f"the bundle {manifest[:8]} is not in this store any more; push it again")
+                self._require_space([(manifest, size)])
+                return Wanted(((manifest, size),))
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir()
             self._link(manifest, building / MANIFEST)
-            bundle = _open(building)
+            bundle = _open_received(building)
             check(bundle)
-            parts = self._parts(bundle, blocks)
+            parts = self._parts(bundle)
             sizes = {part.sha256: part.bytes for part in parts}
             missing = [(digest, size) for digest, size in sizes.items() if not self._holds(digest)]
             self._collect(manifest, sizes)
@@ -190,88 +206,109 @@ class Store:
             else:
                 self._complete(building, manifest, parts)
         except OSError as error:
-            raise BundleError(_disk(error, self.folder)) from None
+            raise self._disk_error(error) from None
         finally:
             shutil.rmtree(building, ignore_errors=True)
         return Wanted(tuple(missing), len(sizes), sum(sizes.values()))
 
     def received(self, digest: str) -> int:
-        """Bytes of a file that have come already."""
+        """Return the number of bytes of a file that have arrived."""
         try:
             return (self._incoming / digest).stat().st_size
         except OSError:
             return 0
 
     def write(self, digest: str, offset: int, data: bytes) -> None:
-        """Append to a file that is coming in; raises :class:`BundleError` where the disk does not take it."""
+        """Append to an incoming file; raise :class:`BundleError` if the disk does not take the data."""
         path = self._incoming / digest
         try:
             with path.open("ab") as stream:
                 if stream.tell() != offset:
-                    raise BundleError(f"{path} has {stream.tell()} bytes, and {offset} were written; push again")
+                    raise BundleError(f"{path} has {stream.tell()} bytes, expected {offset}; push again")
                 stream.write(data)
         except OSError as error:
-            path.unlink(missing_ok=True)  # half of a file that does not fit is of no use, and others need the room
-            raise BundleError(_disk(error, self.folder)) from None
+            with contextlib.suppress(OSError):
+                path.unlink()  # half of a file that does not fit is useless, and others need the room
+            raise self._disk_error(error) from None
 
     def finish(self, digest: str, size: int) -> None:
-        """Verify a file that has come in whole; raises :class:`DigestMismatch`, and forgets it, where it is another."""
+        """Verify a file that has arrived; raise :class:`DigestMismatch`, and drop the file, if it is another one."""
         path = self._incoming / digest
         try:
             found, length = _digest_of(path)
             if found != digest or length != size:
                 path.unlink(missing_ok=True)
                 raise DigestMismatch(
-                    f"what came is not the file that the manifest names: sha256 {found[:16]}…, {length} bytes, "
-                    f"expected {digest[:16]}…, {size} bytes; nothing was changed, push again"
+                    f"the file that arrived is not the file that the manifest names: sha256 {found[:16]}…, {length} "
+                    f"bytes, expected {digest[:16]}…, {size} bytes; nothing was changed, push again"
                 )
-            _sync(path)
+            sync(path)
             path.replace(self._files / digest)
-            _sync(self._files)
+            sync(self._files)
         except OSError as error:
-            raise BundleError(_disk(error, self.folder)) from None
+            raise self._disk_error(error) from None
 
     # Inside.
 
+    def _make_folders(self) -> None:
+        """Create the folders and lock them, at the start and after somebody removed them."""
+        for one in (self._files, self._incoming, self._bundles):
+            one.mkdir(parents=True, exist_ok=True)
+        folder = self.folder.stat().st_ino
+        if folder != self._locked:
+            self._lock.close()
+            self._lock.enter_context(folder_lock(self.folder))
+            self._locked = folder
+
     def _read(self) -> StoreRecord:
+        """Return the content of ``store.json``; an empty record with the reason if it cannot be read."""
         try:
-            record = msgspec.json.decode(self._path.read_bytes(), type=StoreRecord)
+            return msgspec.json.decode(self._path.read_bytes(), type=StoreRecord)
         except FileNotFoundError:
             return StoreRecord()
-        except msgspec.MsgspecError as error:
-            raise UsageError(f"{self._path} cannot be read ({error}); remove it, and push the bundle again") from None
-        if record.schema != 1:
-            raise UsageError(f"{self._path} has schema {record.schema}, this ls-edge reads 1; install what wrote it")
-        for digest in (record.active, record.previous, record.failed):
-            if digest is not None and not _is_digest(digest):
-                raise UsageError(f"{self._path} names {digest!r}, which is no SHA-256; remove it, and push again")
-        return record
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            reason = f"{self._path} cannot be read ({error}); push the bundle again"
+            log.error("the store has lost its record", extra={"why": reason})
+            return StoreRecord(reason=reason)
 
     def _write(self, record: StoreRecord) -> None:
-        temporary = self._path.with_suffix(".json.part")
         try:
-            with temporary.open("wb") as stream:
-                stream.write(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(self._path)
-            _sync(self.folder)
+            write_file(self._path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
         except OSError as error:
-            raise BundleError(_disk(error, self.folder)) from None
-        self._record = record
+            raise self._disk_error(error) from None
+        self._record, self._saved = record, True
+
+    def _open(self, manifest: str) -> Bundle:
+        """Open a bundle of the store; its parts are verified when they are read."""
+        folder = self._bundles / manifest
+        if not _is_file(folder / MANIFEST, manifest):
+            raise BundleError(f"{folder / MANIFEST} is missing or damaged; push the bundle again")
+        return Bundle.open(folder)
+
+    def _fault_of_previous(self) -> str:
+        """Return why the previous bundle cannot be served, or an empty string."""
+        if self._record.previous is None:
+            return "there is no previous bundle to go back to"
+        try:
+            bundle = self._open(self._record.previous)
+            for block in self._blocks:
+                bundle.read(f"block {block}")
+        except LsEdgeError:
+            return "the previous bundle is not complete either"
+        return ""
 
     def _holds(self, digest: str) -> bool:
-        """Whether a file is there and is what its name says; a damaged one is removed."""
+        """Return whether a file is there and is the one that its name says; remove a damaged one."""
         path = self._files / digest
         if _is_file(path, digest):
             return True
         path.unlink(missing_ok=True)
         return False
 
-    def _parts(self, bundle: Bundle, blocks: Collection[int]) -> list[Part]:
-        parts = [bundle.part(f"block {block}") for block in sorted(blocks)]
+    def _parts(self, bundle: Bundle) -> list[Part]:
+        parts = [bundle.part(f"block {block}") for block in self._blocks]
         for part in parts:
-            if not _is_digest(part.sha256) or not 0 < part.bytes < 1 << 40:
+            if not _is_digest(part.sha256) or not 0 < part.bytes < _MAX_PART:
                 raise BundleError(
                     f"the manifest gives {part.file!r} a size of {part.bytes} or no SHA-256; export again"
                 )
@@ -280,7 +317,7 @@ class Store:
         return parts
 
     def _complete(self, building: Path, manifest: str, parts: Collection[Part]) -> None:
-        """Put the parts beside the manifest, and give the folder its name; one that is there is mended in place."""
+        """Add the parts to the manifest and give the folder its name; repair in place a bundle that is there."""
         final = self._bundles / manifest
         folder = final if final.is_dir() else building
         for digest, file in {(manifest, MANIFEST), *((part.sha256, part.file) for part in parts)}:
@@ -291,10 +328,10 @@ class Store:
             self._link(digest, self._incoming / "link")
             (self._incoming / "link").replace(path)
         for path in (folder, *(one for one in folder.rglob("*") if one.is_dir())):
-            _sync(path)
+            sync(path)
         if folder is building:
             building.replace(final)
-            _sync(self._bundles)
+            sync(self._bundles)
 
     def _link(self, digest: str, path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -304,7 +341,7 @@ class Store:
             if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
                 raise
             shutil.copyfile(self._files / digest, path)  # a file system without links
-            _sync(path)
+            sync(path)
 
     def _require_space(self, missing: Collection[tuple[str, int]]) -> None:
         needed = sum(size - min(size, self.received(digest)) for digest, size in missing)
@@ -315,7 +352,7 @@ class Store:
             )
 
     def _collect(self, manifest: str, sizes: Mapping[str, int]) -> None:
-        """Remove everything but the offered bundle, the active one and the one before."""
+        """Remove everything except the offered bundle, the active one and the previous one."""
         record = self._record
         bundles = {one for one in (record.active, record.previous) if one is not None}
         files = {manifest, *sizes, *bundles}
@@ -330,9 +367,14 @@ class Store:
             if path.name.removesuffix(".part") not in bundles | {manifest}:
                 shutil.rmtree(path, ignore_errors=True)
 
+    def _disk_error(self, error: OSError) -> BundleError:
+        if error.errno in _FULL:
+            return BundleError(f"disk full at {self.folder}; make room")
+        return BundleError(f"cannot write to the store {self.folder}: {error.strerror}; check the disk and permissions")
 
-def _open(building: Path) -> Bundle:
-    """Read a manifest that came; errors speak of the manifest, not of where it lies for the moment."""
+
+def _open_received(building: Path) -> Bundle:
+    """Read a manifest that arrived; errors name the manifest and not its temporary place."""
     try:
         return Bundle.open(building)
     except LsEdgeError as error:
@@ -343,39 +385,19 @@ def _is_digest(text: str) -> bool:
     return len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
+def _digest_of(path: Path) -> tuple[str, int]:
+    """Return the SHA-256 and the length of a file."""
+    digest, length = hashlib.sha256(), 0
     with path.open("rb") as stream:
         while piece := stream.read(_PIECE):
-            yield piece
-
-
-def _digest_of(path: Path) -> tuple[str, int]:
-    """SHA-256 and length of a file."""
-    digest, length = hashlib.sha256(), 0
-    for piece in _pieces(path):
-        digest.update(piece)
-        length += len(piece)
+            digest.update(piece)
+            length += len(piece)
     return digest.hexdigest(), length
 
 
 def _is_file(path: Path, digest: str) -> bool:
-    """Whether ``path`` is a plain file with this SHA-256."""
+    """Return whether ``path`` is a plain file with this SHA-256."""
     try:
         return not path.is_symlink() and _digest_of(path)[0] == digest
     except OSError:
         return False
-
-
-def _sync(path: Path) -> None:
-    """Have a file or folder written to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _disk(error: OSError, folder: Path) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"disk full at {folder}; make room, and push again"
-    return f"cannot write to the store {folder}: {error.strerror}; check the disk and its permissions"

@@ -220,7 +220,8 @@ EXAMPLES = {
 def example(name):
     message, comments = EXAMPLES[name]
     lines = [("{", "")]
-    fields = {"t": name, **{key: getattr(message, key) for key in message.__struct_fields__}}
+    named = {key: getattr(message, key) for key in message.__struct_fields__}
+    fields = {"t": name, **{key: value for key, value in named.items() if value is not msgspec.UNSET}}
     for key, value in fields.items():
         if isinstance(value, Itinerary):
             shown = [f"    {_shown(getattr(value, part))}," for part in value.__struct_fields__]

@@ -62,7 +62,8 @@ def declared(kind):
     annotations = {
         name: text for one in reversed(kind.__mro__) for name, text in vars(one).get("__annotations__", {}).items()
     }
-    return {name: (annotations[name], index >= needed) for index, name in enumerate(names)}
+    texts = {name: annotations[name].removesuffix(" | msgspec.UnsetType") for name in names}
+    return {name: (texts[name], index >= needed) for index, name in enumerate(names)}
 
 
 ALL = {**MESSAGES, **PARTS}

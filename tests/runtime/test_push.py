@@ -216,7 +216,7 @@ def test_a_bundle_that_does_not_load_is_given_up_for_the_one_before(fleet, tiny_
         push(peers, tiny_bundle)
         with Load(peers, tiny_bundle, images) as load:
             with pusher(peers) as one:
-                with pytest.raises(PushError, match=r"a: it went back to the bundle before: .*no peer was switched"):
+                with pytest.raises(PushError, match=r"a: went back to the previous bundle: .*no peer was switched"):
                     one.push(Bundle.open(broken))
                 states = {name: result.state for name, result in one.results().items()}
             assert states == {"a": "failed", "b": "ready", "c": "ready"}

@@ -1,9 +1,11 @@
 """The folder of a peer that takes bundles: what is whole, and what survives when the process stops at any moment."""
 
+import contextlib
 import errno
 import hashlib
 import json
 import shutil
+import subprocess
 
 import msgspec
 import pytest
@@ -19,7 +21,7 @@ def digest_of(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def fill(store, bundle, blocks=BLOCKS, check=lambda _: None):
+def fill(store, bundle, check=lambda _: None):
     """Bring everything that the store wants of a bundle; return the name of the bundle and what was brought."""
     manifest = digest_of(bundle / MANIFEST)
     opened = Bundle.open(bundle)
@@ -27,7 +29,7 @@ def fill(store, bundle, blocks=BLOCKS, check=lambda _: None):
         part.sha256: bundle / part.file for _, part in opened.manifest.part_names()
     }
     brought = []
-    while not (wanted := store.want(manifest, (bundle / MANIFEST).stat().st_size, blocks, check)).complete:
+    while (wanted := store.want(manifest, (bundle / MANIFEST).stat().st_size, check)).missing:
         for digest, size in wanted.missing:
             raw = files[digest].read_bytes()[store.received(digest) :]
             store.write(digest, store.received(digest), raw)
@@ -39,15 +41,15 @@ def fill(store, bundle, blocks=BLOCKS, check=lambda _: None):
 def bring(store, folder, manifest, size):
     """Bring the parts that are wanted of a bundle whose manifest is there, and put it together."""
     by_digest = {digest_of(path): path for path in folder.rglob("*") if path.is_file()}
-    for digest, length in store.want(manifest, size, BLOCKS, lambda _: None).missing:
+    for digest, length in store.want(manifest, size, lambda _: None).missing:
         store.write(digest, 0, by_digest[digest].read_bytes())
         store.finish(digest, length)
-    store.want(manifest, size, BLOCKS, lambda _: None)
+    store.want(manifest, size, lambda _: None)
 
 
 @pytest.fixture
 def store(tmp_path):
-    opened = Store(tmp_path / "store")
+    opened = Store(tmp_path / "store", BLOCKS)
     yield opened
     opened.close()
 
@@ -96,10 +98,10 @@ def test_what_is_there_already_is_not_wanted_again(store, tiny_bundle, changed):
 
 def test_a_file_goes_on_where_it_was(tmp_path, tiny_bundle):
     manifest = digest_of(tiny_bundle / MANIFEST)
-    store = Store(tmp_path / "store")
+    store = Store(tmp_path / "store", BLOCKS)
     store.write(manifest, 0, (tiny_bundle / MANIFEST).read_bytes()[:100])
     store.close()
-    store = Store(tmp_path / "store")
+    store = Store(tmp_path / "store", BLOCKS)
     assert store.received(manifest) == 100
     _, brought = fill(store, tiny_bundle)
     assert brought[0] == (manifest, (tiny_bundle / MANIFEST).stat().st_size - 100)
@@ -112,7 +114,7 @@ def test_what_is_not_the_file_is_dropped(store):
     with pytest.raises(DigestMismatch, match="not the file that the manifest names"):
         store.finish(digest, 5)
     assert store.received(digest) == 0
-    with pytest.raises(BundleError, match="has 0 bytes, and 3 were written"):
+    with pytest.raises(BundleError, match="has 0 bytes, expected 3"):
         store.write(digest, 3, b"ht")
 
 
@@ -133,7 +135,7 @@ def test_the_bundle_before_is_kept_and_what_was_before_that_is_removed(store, ti
     for folder in (tiny_bundle, changed(b"second"), changed(b"third")):
         names.append(fill(store, folder)[0])
         store.switch(names[-1])
-        store.confirm()
+        store.confirm(store.record.active)
     assert (store.record.active, store.record.previous) == (names[2], names[1])
     fill(store, tiny_bundle)
     fill(store, changed(b"fourth"))
@@ -144,24 +146,156 @@ def test_the_bundle_before_is_kept_and_what_was_before_that_is_removed(store, ti
 
 
 def test_a_bundle_that_never_gets_warm_is_given_up(tmp_path, tiny_bundle, changed):
-    store = Store(tmp_path / "store")
+    store = Store(tmp_path / "store", BLOCKS)
     first, _ = fill(store, tiny_bundle)
     store.switch(first)
-    store.confirm()
+    store.confirm(store.record.active)
     second, _ = fill(store, changed())
     store.switch(second)
     starts = 0
     while store.record.active == second:
         store.close()
-        store = Store(tmp_path / "store")
-        why = store.begin()
+        store = Store(tmp_path / "store", BLOCKS)
+        store.begin()
         starts += 1
     assert starts == TRIAL_STARTS
-    assert "did not become warm" in why
+    assert "went back to the previous bundle: it did not become warm in 3 starts" in store.record.reason
     assert (store.record.active, store.record.failed) == (first, second)
-    assert store.begin() == ""
-    assert not store.give_up("a good bundle is not given up")
+    store.begin()
+    assert not store.give_up("the only bundle is not given up")
+    assert store.record.active == first
     store.close()
+
+
+def test_the_only_bundle_is_never_given_up(tmp_path, tiny_bundle):
+    store = Store(tmp_path / "store", BLOCKS)
+    first, _ = fill(store, tiny_bundle)
+    store.switch(first)
+    for _ in range(TRIAL_STARTS + 2):
+        store.close()
+        store = Store(tmp_path / "store", BLOCKS)
+        store.begin()
+        assert (store.record.active, store.record.previous) == (first, None)
+        assert store.open_active() is not None
+    assert "there is no previous bundle to go back to: it did not become warm in 3 starts" in store.record.reason
+    assert not store.is_confirmed
+    store.confirm(first)
+    assert (store.is_confirmed, store.record.reason, store.record.failed) == (True, "", None)
+    store.close()
+
+
+def flip(path, at=0.5):
+    """Change one bit of a file."""
+    raw = bytearray(path.read_bytes())
+    raw[int(len(raw) * at)] ^= 1
+    path.write_bytes(bytes(raw))
+
+
+def part_of(store, manifest, block):
+    folder = store.folder / "bundles" / manifest
+    return folder / Bundle.open(folder).manifest.parts.blocks[block].file
+
+
+def two_bundles(store, *folders):
+    names = []
+    for folder in folders:
+        names.append(fill(store, folder)[0])
+        store.switch(names[-1])
+        store.confirm(names[-1])
+    return names
+
+
+def test_a_damaged_bundle_is_given_up_only_for_one_that_is_whole(store, tiny_bundle, changed):
+    first, second = two_bundles(store, tiny_bundle, changed())
+    flip(part_of(store, first, 4))  # both bundles have this file
+    assert not store.give_up("a part is damaged")
+    assert (store.record.active, store.record.previous, store.record.failed) == (second, first, second)
+    assert store.record.reason == "the previous bundle is not complete either: a part is damaged"
+    fill(store, tiny_bundle)
+    assert store.give_up("a part is damaged")
+    assert (store.record.active, store.record.previous, store.record.failed) == (first, None, second)
+    assert json.loads((store.folder / "store.json").read_text())["active"] == first
+
+
+def test_a_bit_in_a_manifest_is_found(store, tiny_bundle, changed):
+    """Where it is still JSON, and in a field that no id covers."""
+    _, second = two_bundles(store, tiny_bundle, changed())
+    path = store.folder / "bundles" / second / MANIFEST
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b'"model": "vit', b'"model": "wit', 1))
+    assert path.read_bytes() != raw
+    Bundle.open(path.parent)
+    with pytest.raises(BundleError, match=r"manifest\.json is missing or damaged"):
+        store.open_active()
+    assert store.give_up("it is damaged")
+
+
+def test_a_store_that_was_removed_is_made_again(store, tiny_bundle, tmp_path):
+    manifest, _ = fill(store, tiny_bundle)
+    store.switch(manifest)
+    store.confirm(manifest)
+    shutil.rmtree(store.folder)
+    with pytest.raises(BundleError, match="missing or damaged"):
+        store.switch(hashlib.sha256(b"another").hexdigest())
+    assert len(fill(store, tiny_bundle)[1]) == 1 + len(BLOCKS)
+    assert store.open_active() is not None
+    assert json.loads((store.folder / "store.json").read_text())["active"] == manifest
+    with pytest.raises(UsageError, match="another process uses"):
+        Store(store.folder, BLOCKS)
+
+
+def test_a_store_on_a_disk_that_cannot_be_written(small_disk, tiny_bundle):
+    disk = small_disk(megabytes=8)
+    store = Store(disk / "store", BLOCKS)
+    manifest, _ = fill(store, tiny_bundle)
+    store.switch(manifest)
+    store.close()
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    store = Store(disk / "store", BLOCKS)
+    store.begin()
+    assert store.record.trial_starts == 1  # a start that cannot be counted is not counted
+    assert store.open_active() is not None
+    with pytest.raises(BundleError, match="Read-only file system"):
+        store.confirm(manifest)
+    assert not store.is_confirmed
+    with pytest.raises(BundleError, match="Read-only file system"):
+        store.want("0" * 64, 10, lambda _: None)
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+    store.confirm(manifest)
+    assert store.is_confirmed
+    store.close()
+
+
+def test_a_start_on_a_full_disk(small_disk, tiny_bundle):
+    """No file may be made: an empty store waits, and one with a bundle serves it."""
+    disk = small_disk(megabytes=8, options="nr_inodes=60")
+    fillers = [disk / f"fill{index}" for index in range(60)]
+
+    def fill_up():
+        with contextlib.suppress(OSError):
+            for path in fillers:
+                path.touch()
+
+    fill_up()
+    empty = Store(disk / "store", BLOCKS)
+    assert empty.open_active() is None
+    with pytest.raises(BundleError, match="disk full"):
+        empty.want("0" * 64, 10, lambda _: None)
+    for path in fillers:
+        path.unlink(missing_ok=True)
+    manifest, _ = fill(empty, tiny_bundle)
+    fill_up()
+    with pytest.raises(BundleError, match="disk full"):
+        empty.switch(manifest)
+    assert empty.record.active is None
+    fillers[0].unlink()
+    empty.switch(manifest)  # store.json takes that place
+    for _ in range(TRIAL_STARTS + 1):
+        empty.close()
+        empty = Store(disk / "store", BLOCKS)
+        empty.begin()
+        assert (empty.record.active, empty.record.trial_starts) == (manifest, 1)
+    empty.close()
 
 
 @pytest.mark.parametrize(
@@ -214,19 +348,32 @@ def test_a_full_disk_drops_the_file_and_says_so(store, monkeypatch):
 
 
 def test_one_process_uses_a_store(store):
-    with pytest.raises(UsageError, match="another process uses the store"):
-        Store(store.folder)
+    with pytest.raises(UsageError, match="another process uses"):
+        Store(store.folder, BLOCKS)
 
 
-@pytest.mark.parametrize("text", ["{", '{"schema": 2}', '{"active": "../../etc"}', '{"active": 3}'])
-def test_a_record_that_cannot_be_read_is_said(tmp_path, text):
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "store.json").write_text(text)
-    with pytest.raises(UsageError, match=r"store\.json"):
-        Store(tmp_path / "store")
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", '{"schema": 2}', '{"active": "../../etc"}', '{"active": 3}', '{"actiwe": null}', "\0" * 300, "\xff"],
+)
+def test_a_record_that_cannot_be_read_leaves_an_empty_store(tmp_path, tiny_bundle, text):
+    """The peer waits, and the next push sends only what is missing."""
+    store = Store(tmp_path / "store", BLOCKS)
+    manifest, _ = fill(store, tiny_bundle)
+    store.switch(manifest)
+    store.close()
+    (tmp_path / "store" / "store.json").write_bytes(text.encode("latin-1"))
+    store = Store(tmp_path / "store", BLOCKS)
+    store.begin()
+    assert store.open_active() is None
+    assert "store.json cannot be read" in store.record.reason
+    assert fill(store, tiny_bundle)[1] == []
+    store.switch(manifest)
+    assert (store.record.active, store.record.reason) == (manifest, "")
+    store.close()
 
 
 def test_a_folder_that_cannot_be_a_store_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="give --store a folder"):
-        Store(tmp_path / "file")
+        Store(tmp_path / "file", BLOCKS)

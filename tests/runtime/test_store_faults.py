@@ -1,0 +1,352 @@
+"""Disks that fill up, lose a bit or lose a folder, and power cuts: a peer with a store serves what it has."""
+
+import json
+import shutil
+import threading
+import time
+
+import pytest
+import zmq
+
+from ls_edge.core.bundle import MANIFEST, Bundle
+from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.clients.push import Pusher, PushError
+from ls_edge.runtime.clients.status import Observer
+from ls_edge.runtime.fleet.local_cluster import LocalCluster
+from ls_edge.runtime.peer.stored_peer import StoredPeer
+from ls_edge.runtime.store.store import Store
+from ls_edge.runtime.transport.keys import KeyPair, load_secret
+
+pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
+
+BLOCKS = (1, 4)
+MEGABYTES = 12
+
+
+def fill_disk(disk):
+    """Leave no byte free."""
+    with (disk / "fill").open("ab", buffering=0) as stream:
+        for size in (1 << 20, 1 << 12, 1):
+            try:
+                while True:
+                    stream.write(bytes(size))
+            except OSError:
+                continue
+
+
+def free_disk(disk):
+    (disk / "fill").unlink(missing_ok=True)
+
+
+def record(store):
+    return json.loads((store / "store.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def half_bundle(tmp_path_factory, tiny_bundle):
+    """``tiny_bundle`` with float16 inside: another bundle of the same model."""
+    from ls_edge.export.writer import ExportSettings, export_run
+    from ls_edge.training.checkpoint import load_run
+
+    folder = tmp_path_factory.mktemp("half") / "bundle"
+    return export_run(load_run(tiny_bundle.parent / "run"), folder, ExportSettings(precision="fp16")).bundle.folder
+
+
+# One peer on a thread: the disk fills up at an exact moment.
+
+
+@pytest.fixture
+def keys():
+    return {name: KeyPair(*zmq.curve_keypair()) for name in ("a", "laptop")}
+
+
+@pytest.fixture
+def file(write_peers, keys):
+    path = write_peers({"a": BLOCKS}, keys=keys, sources=["laptop"])
+    path.write_text(path.read_text().replace("- name: laptop\n", "- name: laptop\n  may_push: true\n"))
+    return load_peers(path)
+
+
+@pytest.fixture
+def push(file, keys):
+    """Push a bundle to the peer; return what became of it."""
+
+    def push(bundle, **named):
+        with Pusher(file, keys=keys["laptop"], **{"wait": 60, "connect": 60, **named}) as pusher:
+            try:
+                pusher.push(Bundle.open(bundle))
+            finally:
+                push.found = pusher.results()["a"]
+        return push.found
+
+    return push
+
+
+@pytest.fixture
+def look(file, keys, wait_until):
+    """Wait until the peer is in a state; return its status."""
+
+    def look(state="alive"):
+        with Observer(file, keys=keys["laptop"]) as observer:
+            wait_until(lambda: observer.look(1.0)["a"].state == state, 30.0, f"a peer that is {state}")
+            return observer.view()["a"]
+
+    return look
+
+
+class Moment:
+    """Call something once, just before a method of the store runs."""
+
+    def __init__(self, monkeypatch, name, act, when=lambda store: True):
+        before = getattr(Store, name)
+        self.seen = threading.Event()
+
+        def method(store, *arguments):
+            if not self.seen.is_set() and when(store):
+                act()
+                self.seen.set()
+            return before(store, *arguments)
+
+        monkeypatch.setattr(Store, name, method)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first bundle", "second bundle"])
+@pytest.mark.parametrize("method", ["want", "write", "finish", "_complete", "switch", "_write"])
+def test_a_disk_that_fills_up_during_a_push_fails_the_push_alone(
+    serve, file, keys, tiny_bundle, half_bundle, small_disk, monkeypatch, push, look, method, first
+):
+    disk = small_disk(MEGABYTES)
+    peer = serve(StoredPeer(file, "a", disk / "store", keys=keys["a"]))
+    if not first:
+        push(tiny_bundle)
+    served = look("cold" if first else "alive").bundle_id
+    monkeypatch.setattr("ls_edge.runtime.store.store.SPARE_BYTES", -(1 << 40))  # as if it fitted
+    moment = Moment(monkeypatch, method, lambda: fill_disk(disk))
+    with pytest.raises(PushError, match=r"a: disk full at .*; make room; no peer was switched"):
+        push(half_bundle)
+    assert (moment.seen.is_set(), push.found.state) == (True, "failed")
+    assert look("cold" if first else "alive").bundle_id == served
+    free_disk(disk)
+    monkeypatch.undo()
+    assert push(half_bundle).state == "active"
+    assert peer.snapshot.bundle_id == Bundle.open(half_bundle).manifest.bundle_id
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first bundle", "second bundle"])
+def test_push_waits_until_the_store_says_that_the_bundle_was_warm(
+    serve, file, keys, tiny_bundle, half_bundle, small_disk, monkeypatch, push, look, first
+):
+    disk = small_disk(MEGABYTES)
+    serve(StoredPeer(file, "a", disk / "store", keys=keys["a"]))
+    if not first:
+        push(tiny_bundle)
+    Moment(monkeypatch, "confirm", lambda: fill_disk(disk))
+    with pytest.raises(PushError, match=r"a: disk full at .*; waited 3 s"):
+        push(half_bundle, wait=3)
+    assert look().bundle_id == Bundle.open(half_bundle).manifest.bundle_id  # it serves all the same
+    assert record(disk / "store")["trial_starts"] == 1
+    warned = []
+
+    def make_room(text):
+        warned.append(text)
+        free_disk(disk)
+
+    assert push(half_bundle, on_warning=make_room).state == "active"
+    assert "disk full" in warned[0]
+    assert record(disk / "store")["trial_starts"] is None
+    assert look().reason is None
+
+
+def test_a_bundle_that_does_not_load_is_given_up_on_a_full_disk(
+    serve, file, keys, tiny_bundle, half_bundle, small_disk, monkeypatch, push, look
+):
+    """The store cannot note it, and the peer goes back all the same."""
+    disk = small_disk(MEGABYTES)
+    serve(StoredPeer(file, "a", disk / "store", keys=keys["a"]))
+    push(tiny_bundle)
+
+    def damage():
+        flip(disk / "store", half_bundle)
+        fill_disk(disk)
+
+    Moment(monkeypatch, "open_active", damage)
+    with pytest.raises(PushError, match="a: disk full"):  # the damaged file is wanted again
+        push(half_bundle)
+    status = look()
+    assert status.bundle_id == Bundle.open(tiny_bundle).manifest.bundle_id
+    assert "went back to the previous bundle" in status.reason
+
+
+def flip(store, bundle, file=None):
+    """Change one bit of a file of a bundle in a store."""
+    manifest = Bundle.open(bundle).manifest
+    for folder in (store / "bundles").iterdir():
+        if Bundle.open(folder).manifest.bundle_id == manifest.bundle_id:
+            path = folder / (file or manifest.parts.blocks[BLOCKS[0]].file)
+            raw = bytearray(path.read_bytes())
+            raw[len(raw) // 2] ^= 4
+            path.write_bytes(bytes(raw))
+
+
+# Real processes.
+
+
+@pytest.fixture
+def fleet(tmp_path, tiny_bundle):
+    """Peers with keys and empty stores; their logs are on the same disk."""
+
+    def make(folder=None, placement=None):
+        return LocalCluster(
+            folder or tmp_path / "fleet", tiny_bundle, placement or {"a": BLOCKS}, sources=["laptop"], keys=True,
+            stores=True,
+        )  # fmt: skip
+
+    return make
+
+
+def push_to(peers, bundle, **named):
+    keys = load_secret(peers.secret_key("laptop"))
+    with Pusher(peers.file, keys=keys, **{"wait": 60.0, "connect": 60.0, **named}) as pusher:
+        pusher.push(Bundle.open(bundle))
+
+
+def status_of(peers, state="alive"):
+    with Observer(peers.file, keys=load_secret(peers.secret_key("laptop"))) as observer:
+        end = time.monotonic() + 30
+        while (found := observer.look(1.0)["a"]).state != state and time.monotonic() < end:
+            time.sleep(0.05)
+    assert found.state == state, found
+    return found
+
+
+def test_restarts_on_a_full_disk_while_the_first_bundle_is_new(fleet, tiny_bundle, small_disk):
+    """Its log cannot be written either."""
+    disk = small_disk(MEGABYTES)
+    with fleet(disk) as peers:
+        store, pushing = peers.store("a"), []
+
+        def fill_soon():
+            while not (store / "store.json").exists():
+                time.sleep(0.0005)
+            fill_disk(disk)
+
+        filling = threading.Thread(target=fill_soon)
+        filling.start()
+        thread = threading.Thread(target=lambda: pushing.append(push_to(peers, tiny_bundle)))
+        thread.start()
+        filling.join(60)
+        for _ in range(5):
+            assert status_of(peers).bundle_id == Bundle.open(tiny_bundle).manifest.bundle_id
+            assert record(store)["trial_starts"] in (1, None)
+            peers.kill("a")
+            peers.start("a")
+        free_disk(disk)
+        thread.join(60)
+        assert pushing == [None]
+        assert record(store)["trial_starts"] is None
+        assert peers.terminate("a") == 0
+
+
+def test_power_cuts_while_the_only_bundle_warms_up(fleet, tiny_bundle, half_bundle):
+    with fleet() as peers:
+        push_to(peers, tiny_bundle)
+        store = peers.store("a")
+        active = record(store)["active"]
+        peers.terminate("a")
+        before = json.dumps({**record(store), "trial_starts": 1})  # as if it had never been warm
+        (store / "store.json").write_text(before)
+        for _ in range(5):
+            count = record(store)["trial_starts"]
+            peers.start("a")
+            while peers.alive("a") and record(store)["trial_starts"] == count and count < 3:
+                time.sleep(0.001)
+            peers.kill("a")
+            if record(store)["trial_starts"] is None:  # it was warm that soon
+                (store / "store.json").write_text(before.replace('"trial_starts": 1', '"trial_starts": 3'))
+            assert record(store)["active"] == active
+        (store / "store.json").write_text(before.replace('"trial_starts": 1', '"trial_starts": 3'))
+        peers.start("a")
+        assert status_of(peers).bundle_id == Bundle.open(tiny_bundle).manifest.bundle_id
+        push_to(peers, half_bundle)
+        assert record(store)["previous"] == active
+
+
+@pytest.mark.parametrize("damaged", ["block", "manifest", "gone"])
+def test_a_damaged_bundle_is_replaced_by_the_one_before(fleet, tiny_bundle, half_bundle, damaged):
+    with fleet() as peers:
+        push_to(peers, tiny_bundle)
+        push_to(peers, half_bundle)
+        peers.terminate("a")
+        store = peers.store("a")
+        active = record(store)["active"]
+        if damaged == "gone":
+            shutil.rmtree(store / "bundles" / active)
+        else:
+            flip(store, half_bundle, None if damaged == "block" else MANIFEST)
+        peers.start("a")
+        status = status_of(peers)
+        assert status.bundle_id == Bundle.open(tiny_bundle).manifest.bundle_id
+        assert status.reason.startswith("went back to the previous bundle: ")
+        push_to(peers, half_bundle)
+        assert (record(store)["active"], status_of(peers).reason) == (active, None)
+
+
+def test_without_a_bundle_before_a_damaged_one_is_waited_for(fleet, tiny_bundle, ls_edge_status):
+    with fleet() as peers:
+        push_to(peers, tiny_bundle)
+        peers.terminate("a")
+        flip(peers.store("a"), tiny_bundle)
+        peers.start("a")
+        found = ls_edge_status(peers)
+        assert (found["state"], found["warm"]) == ("cold", False)
+        assert "is not the file of this bundle" in found["reason"]
+        assert "there is no previous bundle to go back to" in found["reason"]
+        push_to(peers, tiny_bundle)
+        assert status_of(peers).reason is None
+
+
+@pytest.fixture
+def ls_edge_status():
+    """What ``ls-edge status --json`` says of the peer, from its own process."""
+    import subprocess
+    import sys
+
+    def ask(peers):
+        status_of(peers, "cold")
+        words = ["--peers", peers.path, "--secret-key", peers.secret_key("laptop"), "--json"]
+        command = [sys.executable, "-m", "ls_edge", "status", *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1, done.stderr
+        return json.loads(done.stdout)["peers"]["a"]
+
+    return ask
+
+
+@pytest.mark.parametrize("text", ["", '{"active": ', "\0" * 200])
+def test_a_garbled_record_leaves_a_peer_that_takes_a_push(fleet, tiny_bundle, ls_edge_status, text):
+    with fleet() as peers:
+        push_to(peers, tiny_bundle)
+        peers.terminate("a")
+        (peers.store("a") / "store.json").write_text(text)
+        peers.start("a")
+        assert "store.json cannot be read" in ls_edge_status(peers)["reason"]
+        push_to(peers, tiny_bundle)
+        assert status_of(peers).reason is None
+
+
+def test_a_store_that_is_removed_while_the_peer_serves(fleet, tiny_bundle, half_bundle):
+    with fleet() as peers:
+        push_to(peers, tiny_bundle)
+        store = peers.store("a")
+        process = peers.processes["a"].pid
+        shutil.rmtree(store)
+        assert status_of(peers).bundle_id == Bundle.open(tiny_bundle).manifest.bundle_id
+        push_to(peers, tiny_bundle)
+        assert len(list((store / "bundles").iterdir())) == 1
+        shutil.rmtree(store)
+        push_to(peers, half_bundle)
+        assert status_of(peers).bundle_id == Bundle.open(half_bundle).manifest.bundle_id
+        assert peers.processes["a"].pid == process
+        peers.kill("a")
+        peers.start("a")
+        assert status_of(peers).bundle_id == Bundle.open(half_bundle).manifest.bundle_id
