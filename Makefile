@@ -7,7 +7,7 @@ FLOORS := .venv-floors
 # The pinned versions are those of Python 3.11 and newer; several packages have none of them for 3.10.
 CONSTRAINT = $(shell $(PYTHON) -c 'import sys; print("--constraint constraints.txt" if sys.version_info >= (3, 11) else "")')
 
-.PHONY: help setup demo test test-floors check types format bench docs clean
+.PHONY: help setup demo test test-all test-floors check types format bench docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -27,8 +27,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## train, export, serve, kill a peer, measure, on embedded data
 	$(BIN)/ls-edge demo --out demo-out
 
-test: check ## all checks and all tests
-	$(BIN)/python -m pytest
+# Two processes side by side; a file stays in one of them, since its tests share bundles and clusters.
+test: check ## all checks and the tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+test-all: $(STAMP) ## the long courses and the benchmarks, which 'make test' leaves out
+	$(BIN)/python -m pytest -m slow
 
 test-floors: $(FLOORS)/.installed ## tests with the lowest versions that pyproject.toml allows
 	PYTHONWARNINGS=ignore $(FLOORS)/bin/python -m pytest -p no:cacheprovider -W default $(FLOOR_TESTS)

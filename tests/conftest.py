@@ -40,7 +40,9 @@ GRACE_S = 3.0
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "leaks_ok(reason): what the test starts lives on for good")
-    config.addinivalue_line("markers", "benchmark: starts benchmarks as processes; left out with -m 'not benchmark'")
+    config.addinivalue_line(
+        "markers", "slow: a long course of faults, or benchmarks as processes; run by `make test-all`"
+    )
 
 
 @pytest.fixture

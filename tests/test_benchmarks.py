@@ -14,7 +14,7 @@ from tests.faults.namespaces import reason_to_skip
 
 ROOT = Path(__file__).resolve().parents[1]
 
-pytestmark = pytest.mark.benchmark
+pytestmark = pytest.mark.slow
 
 
 def benchmarks(*arguments, timeout=150, **environment):

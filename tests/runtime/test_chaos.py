@@ -69,6 +69,7 @@ def test_nothing_is_lost_under_every_kind_of_fault(tiny_bundle, other_bundle, tm
     assert len(answers) == 150
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_with_bands(banded_bundle, tiny_bundle, tmp_path):
     """The first and the last block have no other place to go to, and tiny_bundle's peers serve other bands."""
     kinds = ("kill", "stop", "hang", "all_gone", "other_bundle", "liar")
@@ -83,6 +84,7 @@ def test_nothing_is_lost_with_bands(banded_bundle, tiny_bundle, tmp_path):
     assert set(result.liar_was_given) == {"bands"}
 
 
+@pytest.mark.slow
 def test_one_band_leaves_nothing_out_of_bands(tiny_bundle, tmp_path):
     with pytest.raises(UsageError, match="has one band, so nothing is out of bands"):
         run_chaos(
@@ -90,6 +92,7 @@ def test_one_band_leaves_nothing_out_of_bands(tiny_bundle, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_wrong_tokens_in_a_course_count_apart_and_name_who_sent_them(tiny_bundle, tmp_path):
     images = open_data("digits", "eval")
     settings = ChaosSettings(seed=2, requests=80, faults=1, seconds=8.0, kinds=("liar",), lies=("wrong",))
