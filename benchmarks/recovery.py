@@ -141,7 +141,7 @@ class _Holders:
             n = machine.neighbours.get(event.sender)
             moved = isinstance(event.message, Moved)
             if request == self._request and n is not None and (moved or self.now is None):
-                self.now = event.sender, time.monotonic(), n.hop_deadline(machine.limits, self._budget_s)
+                self.now = event.sender, time.monotonic(), machine.neighbours.hop_deadline(event.sender)
 
 
 class _Trials:

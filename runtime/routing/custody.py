@@ -442,6 +442,7 @@ class CustodyMachine(ABC):
 
     def _enter_custody(self, request: HeldRequest) -> None:
         self._settle_offer(request)
+        request.ran_at = self.now
         self._extend(request, self._end(request))
 
     def _take_back_offer(self, request: HeldRequest, until: float | None) -> None:
@@ -563,14 +564,18 @@ class CustodyMachine(ABC):
                 n.back_off(self.now, self.limits)
                 request.avoid[sender] = n.backoff_until
                 if not busy:
-                    track = request.open_track
-                    self.avoid(request if track is None else track.wave.request, sender, n.backoff_until)
+                    self.avoid(request, sender, n.backoff_until)
             self._changed(sender)
         self.decide_soon(request)
         self._refused(request, sender, message)
 
-    def avoid(self, request: HeldRequest, name: str, until: float) -> None:
-        """Do not offer a request to a process until then, and name the process to the next holders."""
+    def avoid(self, request: HeldRequest, name: str, until: float = 0.0) -> None:
+        """Do not offer a request to a process until then, and name the process to the next holders.
+
+        What these are told never leaves a block without a holder: the others get another chance first.
+        """
+        if request.open_track is not None:
+            request = request.open_track.wave.request
         request.avoid[name] = until
         itinerary = request.itinerary
         if name in itinerary.avoid:
@@ -594,6 +599,10 @@ class CustodyMachine(ABC):
         self.neighbours.clear_suspicion(sender)
         end = self._end(request)
         if request.most_done < message.blocks_done <= request.itinerary.blocks_done + len(request.itinerary.remaining):
+            n = self.neighbours.get(sender)
+            if n is not None and request.stage is Stage.CUSTODY:
+                n.ran_after((self.now - request.ran_at) / (message.blocks_done - request.most_done), self.limits)
+                request.ran_at = self.now
             request.most_done = message.blocks_done
             request.keep_until = self.now + self.limits.keep_share * (end - self.now)
         self._extend(request, end)
@@ -649,8 +658,10 @@ class CustodyMachine(ABC):
             return
         if request.avoid or itinerary.avoid:
             request.avoid = {name: until for name, until in request.avoid.items() if until > self.now}
-            avoid = request.avoid.keys() | set(itinerary.avoid) if from_peer else request.avoid.keys()
-            candidates = [c for c in candidates if c.name not in avoid]
+            candidates = [c for c in candidates if c.name not in request.avoid]
+            others = [c for c in candidates if c.name not in itinerary.avoid]
+            if from_peer or any(c.credits > 0 for c in self.able_to_run(request, others)):
+                candidates = others
         patient = since is None or self.now - since < self.limits.credit_wait
         choice = policy.next_step(itinerary, local, candidates, patient=patient, tie_break=request.tie_break)
         if isinstance(choice, RunHere):
@@ -802,6 +813,7 @@ class CustodyMachine(ABC):
             self._ready.extend(self.waiting.for_credit_of(name))
             why = "no progress within the hop's deadline"
             self.instructions.append(Note(NoteKind.SUSPECT, name, request.request, why))
+            self.avoid(request, name)
             self.reroute(request, f"{name} showed no progress")
         elif self.now >= min(request.keep_until, request.keep_end):
             if self._only_holder(request):
@@ -813,7 +825,7 @@ class CustodyMachine(ABC):
                 if n is not None:
                     n.back_off(self.now, self.limits)
                     self._changed(name)
-                request.avoid[name] = request.deadline
+                self.avoid(request, name, request.deadline)
                 self.reroute(request, f"{name} kept it for too long")
         else:
             # Who keeps the copy before must not suspect us while it is the next holder who is late.
@@ -832,17 +844,9 @@ class CustodyMachine(ABC):
 
     def _extend(self, request: HeldRequest, end: float) -> None:
         """Give the next holder time until its next sign of progress; ``end`` is that of :meth:`_end`."""
-        limits = self.limits
-        n = self.neighbours.by_name.get(request.downstream)
         accepted = request.stage is Stage.CUSTODY
-        left = max(0.0, end - self.now)
-        patience = n.hop_deadline(limits, left, accepted=accepted) if n else limits.hop_floor
-        # Each time that it had to be routed again it gets twice the time: on machines that are starved of computing
-        # time, copies of everything would otherwise go round and make it worse.
-        if request.reroutes:
-            patience *= 2 ** min(request.reroutes, 6)
-        most = max(limits.hop_most, limits.hop_share * left) + (0.0 if accepted else limits.transfer)
-        request.hop_at = self.now + min(patience, most)
+        patience = self.neighbours.hop_deadline(request.downstream, accepted=accepted, failures=request.reroutes)
+        request.hop_at = self.now + patience
         self._check_hop(request, end)
 
     def _check_hop(self, request: HeldRequest, end: float) -> None:

@@ -168,7 +168,12 @@ class EngineQueue:
     def most_s(self) -> float:
         """Return the seconds after which the engine hangs if it has not returned all calls that it has now."""
         limits, usual = self._limits, self.block_us / 1e6
-        return sum(max(limits.hop_floor, limits.hop_factor * usual * call.num_blocks) for call in self._calls)
+        return sum(max(limits.hop_floor, limits.call_factor * usual * call.num_blocks) for call in self._calls)
+
+    def is_in_time(self, now: float) -> bool:
+        """Return whether the call that runs takes no longer than other processes wait for what they have seen."""
+        usual = self._calls[0].num_blocks * self.block_us / 1e6 if self._calls else 0.0
+        return now - self._running_since <= self._limits.hop_factor * usual
 
     def end_call(self, now: float) -> tuple[HeldRequest, ...]:
         """The call that runs has ended: take it out, and return its requests as :attr:`running` has them."""

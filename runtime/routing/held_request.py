@@ -48,6 +48,8 @@ class EngineVisit:
     block: int = -1
     """What is queued or running."""
     queued_at: float = 0.0
+    until: float = 0.0
+    """When the call that runs it hangs."""
     ran: list[int] = field(default_factory=list)
     """Blocks that ran here."""
     engine_us: int = 0
@@ -96,6 +98,8 @@ class HeldRequest:
     """What that transfer took until it was accepted."""
     check_at: float = INFINITY
     """When it has to be looked at in its present stage; set by ``CustodyMachine.set_check`` alone."""
+    ran_at: float = 0.0
+    """When its next holder accepted it, or last reported a further block."""
     hop_at: float = INFINITY
     """When its next holder has shown no progress for too long."""
     keep_until: float = INFINITY

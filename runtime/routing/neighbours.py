@@ -33,10 +33,12 @@ STALE_AFTER_S = 0.35
 """Seconds without STATE after which a process counts as busier by each further second: three were missed."""
 _SMOOTH_LINK = 0.2
 """Weight of the newest transfer in the usual time of one: larger follows a changing link, smaller ignores outliers."""
+_SMOOTH_CALL = 0.2
+"""Weight of the newest engine call that was seen in the usual time of one: bounds how fast a slow holder earns time."""
 _SMOOTH_SHORTER, _SMOOTH_LONGER = 0.3, 0.1
 """Weights of the newest trip of a track where it was shorter or longer than usual: long ones are mostly pauses."""
 MOST_HOP_S = 2.0
-"""Usual value of ``Limits.hop_most``."""
+"""Default of ``Limits.hop_most``."""
 UNMEASURED_WINDOW = 2
 """Transfers on their way to a process whose link was never measured."""
 
@@ -63,12 +65,12 @@ class Limits:
     """Copies that a peer keeps for others beyond that."""
     hop_floor: float = 0.25
     """Least time that a hop may show no progress."""
-    hop_factor: float = 10.0
-    """The same in usual engine calls of the holder."""
+    hop_factor: float = 4.0
+    """The same in engine calls of the holder, as long as this process has seen them take."""
     hop_most: float = MOST_HOP_S
-    """Most time that a hop may show no progress, however slow the holder reports to be."""
-    hop_share: float = 0.25
-    """The same as a part of what is left of the budget; the larger of both counts."""
+    """Limit on what a slow link and earlier failures of a request add to that, in seconds."""
+    call_factor: float = 10.0
+    """Usual engine calls after which the engine of this process counts as stuck."""
     transfer: float = 0.0
     """What the first transfer over a link may take beyond that; later ones twice what was measured."""
     keep_share: float = 0.5
@@ -169,6 +171,8 @@ class Neighbour:
     calls_when_suspected: int = -1
     link_us: float = 0.0
     """What a transfer to it takes until it is accepted, usually."""
+    call_us: float = 0.0
+    """Usual time of one of its blocks, as this process has seen it; 0 before the first."""
     trip_us: float = 0.0
     """What a track of it takes beyond queue and engine, usually."""
     trip_at: float = 0.0
@@ -227,6 +231,11 @@ class Neighbour:
         self._expected_link = (now, round(self.link_us))
         self.moved_at = now
 
+    def ran_after(self, seconds: float, limits: Limits) -> None:
+        """Learn how long it took to run a block; slow processes earn trust in several steps."""
+        took = min(seconds * 1e6, _CLAMP * self.call_us if self.call_us else limits.hop_floor * 1e6)
+        self.call_us += (took - self.call_us) * (_SMOOTH_CALL if self.call_us else 1.0)
+
     def expected_link_us(self, now: float) -> int:
         """Return the expected time of a transfer; an old measurement fades, so that a link is tried again."""
         at, expected = self._expected_link
@@ -277,19 +286,6 @@ class Neighbour:
             left += self.offers * max(self.block_us, self.expected_link_us(now))
         return left + round((age - STALE_AFTER_S) * 1e6) if age > STALE_AFTER_S else left
 
-    def hop_deadline(self, limits: Limits, left: float, *, accepted: bool = True) -> float:
-        """Seconds that a transfer to it may show no progress, ``left`` being left of the budget.
-
-        ``accepted``: whether it has accepted the transfer; until then the way there counts as well.
-        """
-        most = max(limits.hop_most, limits.hop_share * left)
-        wanted = max(limits.hop_floor, limits.hop_factor * self.block_us / 1e6)
-        if accepted or self.link_us:
-            wanted += TRANSFERS_PER_DEADLINE * self.link_us / 1e6
-        else:
-            wanted += limits.transfer
-        return min(wanted, most + (0.0 if accepted else limits.transfer))
-
 
 @dataclass
 class Neighbours:
@@ -328,8 +324,34 @@ class Neighbours:
             far_blocks=tuple(map(_as_set, n.state.far_blocks)),
         )
 
+    def hop_deadline(self, name: str, *, accepted: bool = True, failures: int = 0) -> float:
+        """Return the seconds that a transfer may show no progress; until it is accepted the way there counts as well.
+
+        A request that was routed again after ``failures`` gets twice the time for each. On machines that are starved
+        of computing time, copies of everything would otherwise go round and make it worse.
+        """
+        limits, n = self.limits, self.by_name.get(name)
+        calls = limits.hop_factor * self.usual_call(name)
+        link = 0.0
+        if n is not None:
+            link = limits.transfer if not accepted and not n.link_us else TRANSFERS_PER_DEADLINE * n.link_us / 1e6
+        patience = max(limits.hop_floor, calls)
+        most = limits.hop_most + (0.0 if accepted else limits.transfer)
+        return max(patience, min(most, (patience + link) * 2 ** min(failures, 6)))
+
+    def usual_call(self, name: str) -> float:
+        """Return the seconds that a process announces for a block, as far as it, or one of its kind, was seen to take.
+
+        An announcement alone would make others wait for a process that is silent.
+        """
+        n = self.by_name.get(name)
+        if n is None:
+            return 0.0
+        kind = (other.call_us for other in self if other.hello.engine == n.hello.engine)
+        return min(n.block_us, n.call_us or max(kind, default=0.0)) / 1e6
+
     def suspect(self, name: str, now: float) -> None:
-        """Count a strike: a hop to it passed its deadline."""
+        """Count a strike: a hop to it passed its deadline. It has to earn longer ones again."""
         n = self.by_name.get(name)
         if n is None:
             return
@@ -337,6 +359,7 @@ class Neighbours:
         n.suspected_until = now + min(self.limits.suspect_most, self.limits.suspect_base * 2**n.strikes)
         n.strikes += 1
         n.was_available = False
+        n.call_us = 0.0
         n.calls_when_suspected = n.state.calls if n.state else -1
 
     def clear_suspicion(self, name: str) -> None:

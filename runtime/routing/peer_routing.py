@@ -409,7 +409,11 @@ class PeerMachine(CustodyMachine):
 
     def _enter_running(self, request: HeldRequest, until: float) -> None:
         self.engine.queued.remove(request)
-        self.set_check(request, until)
+        request.engine.until = until
+        self._watch_call(request)
+
+    def _watch_call(self, request: HeldRequest) -> None:
+        self.set_check(request, min(request.engine.until, self.now + self.limits.progress_every))
 
     def _leave_queue(self, request: HeldRequest, until: float | None) -> None:
         self.engine.queued.remove(request)
@@ -588,7 +592,11 @@ class PeerMachine(CustodyMachine):
         return False
 
     def _late(self, request: HeldRequest) -> None:
-        if request.stage is Stage.RUNNING:
+        if request.stage is Stage.RUNNING and self.now < request.engine.until:
+            if self.engine.is_in_time(self.now):
+                self.send_progress((*self.engine.given, *self.engine.queued))
+            self._watch_call(request)
+        elif request.stage is Stage.RUNNING:
             self.set_check(request, request.deadline)
             if not self.engine.stuck:
                 self.engine.stuck = True

@@ -228,6 +228,11 @@ class SourceMachine(CustodyMachine):
             n = self.neighbours.get(holder)
             if n is not None:
                 n.reset_back_off()
+        for visit in itinerary.visits if gained else ():
+            n = self.neighbours.get(visit.holder)
+            if n is not None and visit.blocks:
+                took = min(visit.engine_us / 1e6, self.now - old.arrived)
+                n.ran_after(took / len(visit.blocks), self.limits)
         transfer = TransferId(run.transfer.request, self.rng.getrandbits(64), 0)
         request.copy = HeldRequest(
             transfer, itinerary, tokens, old.deadline, None, self.now, old.tie_break, avoid=old.avoid
@@ -445,13 +450,13 @@ class SourceMachine(CustodyMachine):
         holder = self._by_id[request.request].holder
         n = self.neighbours.get(holder)
         left = max(0.0, self._end(request) - self.now)
-        usual = n.hop_deadline(self.limits, left) if n else 0.0
         request.keep_until = self.now + self.limits.keep_share * left
         if self._is_beyond(holder) or (n is not None and self.leads_beyond(n)):
             # No MOVED comes from who has no link to this source; whoever keeps the copy before watches over it.
             news_by = request.keep_until
         else:
-            news_by = self.now + max(self.limits.away_floor, 2 * usual)
+            work = len(request.itinerary.remaining) * self.neighbours.usual_call(holder)
+            news_by = self.now + max(self.limits.away_floor, self.neighbours.hop_deadline(holder) + work)
         self.set_check(request, min(news_by, request.keep_until, request.keep_end, self._end(request)))
 
     def _is_beyond(self, name: str) -> bool:

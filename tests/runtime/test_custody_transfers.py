@@ -331,14 +331,37 @@ def test_progress_keeps_a_next_holder_from_suspicion(peer):
     assert peer.machine.neighbours.get("b").available(peer.now)
 
 
-def test_a_slow_engine_has_a_longer_deadline(peer):
+def test_an_engine_that_was_seen_to_be_slow_has_a_longer_deadline(peer):
     peer.meets("b", [2, 3], block_us=200_000)
     sent = handed_on(peer)
     peer.hears("b", Accept(sent, 5))
-    peer.passes(1.9)
-    assert peer.notes() == []
     peer.passes(0.2)
+    peer.hears("b", Progress(sent, 3))
+    peer.passes(0.75)
+    assert peer.notes() == []
+    peer.passes(0.1)
     assert peer.notes()[0] == "suspect"
+
+
+def test_one_that_only_says_so_has_not(peer):
+    peer.meets("b", [2, 3], block_us=200_000)
+    peer.hears("b", Accept(handed_on(peer), 5))
+    peer.passes(0.3)
+    assert peer.notes()[0] == "suspect"
+
+
+def test_a_slow_engine_shows_progress_while_it_computes_but_not_for_ever():
+    peer = new_peer()
+    peer.machine.engine.block_us = 500_000
+    peer.gets("laptop", run_of())
+    peer.gets("laptop", run_of(transfer(1)))
+    peer.passes(1.9)
+    for number in range(2):
+        told = [m for m in peer.sent(Progress, "laptop") if m.transfer == transfer(number)]
+        assert len(told) >= 10
+    peer.passes(1.0)
+    assert len(peer.sent(Progress, "laptop")) < 5
+    assert peer.machine.held[transfer(0)].stage is Stage.RUNNING
 
 
 def test_suspicion_doubles_and_ends_with_progress(peer):

@@ -154,7 +154,7 @@ def test_draining_finishes_then_gives_back_then_leaves_nothing(peer):
 def test_a_drain_that_takes_too_long_gives_back_what_waits_for_the_engine(peer):
     peer.gets("laptop", run_of(transfer(0), budget=60))
     peer.gets("laptop", run_of(transfer(1), budget=60))
-    peer.machine.limits = Limits(hop_floor=60)
+    peer.machine.limits = peer.machine.neighbours.limits = Limits(hop_floor=60)
     peer(Drain())
     peer.passes(2.1, step=0.05)
     assert [(m.transfer.request, m.returning) for m in peer.sent(Forward, "laptop")] == [(request_id(1), "unreachable")]

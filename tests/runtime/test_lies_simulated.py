@@ -38,7 +38,7 @@ from ls_edge.runtime.routing.events import (
     Received,
     Send,
 )
-from ls_edge.runtime.routing.neighbours import Limits, Neighbour
+from ls_edge.runtime.routing.neighbours import Limits, Neighbour, Neighbours
 from ls_edge.runtime.routing.peer_routing import PeerMachine
 from ls_edge.runtime.routing.source_routing import SourceMachine
 from tests.faults import liar as lying
@@ -202,6 +202,37 @@ def test_who_refuses_everything_delays_no_request_of_a_fresh_cluster(reason, pol
                 assert isinstance(outcome, Complete), outcome
                 assert sim.ended[request] - began < 0.25
             assert all(sim.processes[name].machine.given for name in liars)
+
+
+@pytest.mark.parametrize("policy", ["nearest", "parallel"])
+@pytest.mark.parametrize("accept", [True, False])
+@pytest.mark.parametrize("block_us", [50_000, 1_000_000, 2**32 - 1])
+def test_who_is_silent_is_not_waited_for_the_longer_for_being_slow_by_its_own_word(block_us, accept, policy):
+    """It cost a quarter of the budget, several times in one request."""
+    for budget in (10.0, 60.0):
+        for liars in (["liar"], ["0", "z"]):
+            sim = Simulation(dict.fromkeys(["a", "b", *liars], ALL), blocks=BLOCKS, seed=1)
+            for name in liars:
+                sim.processes[name].machine = Liar(accepts if accept else lambda *_: (), block_us=block_us)
+            sim.run(0.3)
+            for _ in range(6):
+                began = sim.now
+                request = sim.submit(policy=policy, budget=budget)
+                sim.settle()
+                assert isinstance(sim.outcomes[request][0], Complete)
+                assert sim.ended[request] - began < (0.35 if len(liars) == 1 else 0.85)
+
+
+@pytest.mark.parametrize("seconds", [0.4, 1.0])
+def test_who_is_slow_and_honest_is_waited_for(seconds):
+    sim = Simulation({"a": (0, 1), "b": (2, 3), "c": (0, 1), "d": (2, 3)}, blocks=BLOCKS, block_seconds=seconds)
+    sim.run(0.3)
+    for _ in range(6):
+        sim.submit(budget=30.0)
+        sim.run(seconds)
+    sim.settle()
+    assert all(isinstance(outcome, Complete) for (outcome,) in sim.outcomes.values())
+    assert not [note for _, _, note in sim.notes if note.what == "rerouted"]
 
 
 def test_one_that_returns_everything_is_not_asked_all_the_time():
@@ -489,12 +520,21 @@ def test_a_pause_of_the_engine_does_not_turn_a_peer_into_a_black_hole():
 
 def test_an_engine_time_that_somebody_announces_is_believed_within_bounds():
     limits = Limits()
-    n = Neighbour(Hello("b", "peer", 1, 0, "m", "b"))
-    n.state = State(True, False, False, 9, 0, 0, 2**32 - 1, 2**32 - 1)
-    assert n.hop_deadline(limits, 8.0) == 2.0
-    assert n.hop_deadline(limits, 60.0) == 15.0
-    n.state = State(True, False, False, 9, 0, 0, 1000)
-    assert n.hop_deadline(limits, 60.0) == 0.25
+    neighbours = Neighbours(limits)
+    for name, engine in (("b", "onnx"), ("c", "onnx"), ("d", "tensorrt")):
+        n = neighbours.by_name[name] = Neighbour(Hello(name, "peer", 1, 0, "m", "b", engine=engine))
+        n.state = State(True, False, False, 9, 0, 0, 2**32 - 1, 2**32 - 1)
+    assert neighbours.hop_deadline("b") == 0.25
+    neighbours.get("b").ran_after(0.2, limits)
+    assert neighbours.hop_deadline("b") == neighbours.hop_deadline("c") == pytest.approx(0.8)  # of the same kind
+    assert neighbours.hop_deadline("d") == 0.25
+    neighbours.get("b").ran_after(60.0, limits)
+    assert neighbours.hop_deadline("b") == pytest.approx(1.28)
+    neighbours.suspect("b", 0.0)
+    assert neighbours.hop_deadline("b") == 0.25
+    neighbours.get("b").ran_after(0.2, limits)
+    neighbours.get("b").state = State(True, False, False, 9, 0, 0, 1000)
+    assert neighbours.hop_deadline("b") == 0.25  # it says itself that it is fast
 
 
 def test_one_odd_image_does_not_take_a_block_out_of_service():
