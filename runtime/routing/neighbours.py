@@ -337,7 +337,7 @@ class Neighbours:
             link = limits.transfer if not accepted and not n.link_us else TRANSFERS_PER_DEADLINE * n.link_us / 1e6
         patience = max(limits.hop_floor, calls)
         most = limits.hop_most + (0.0 if accepted else limits.transfer)
-        return max(patience, min(most, (patience + link) * 2 ** min(failures, 6)))
+        return max(patience, min(most, (patience + link) * 2.0 ** min(failures, 6)))
 
     def usual_call(self, name: str) -> float:
         """Return the seconds that a process announces for a block, as far as it, or one of its kind, was seen to take.
