@@ -21,7 +21,7 @@ def fenced(text, *languages):
 def commands(text):
     for body in fenced(text, "console", "bash", "sh"):
         for line in body.replace("\\\n", " ").splitlines():
-            line = line.removeprefix("$ ").strip()
+            line = line.removeprefix("$ ").split(" > ")[0].strip()
             if line.startswith("ls-edge "):
                 yield line
 

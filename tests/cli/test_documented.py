@@ -45,9 +45,10 @@ def place(tmp_path, make_bundle, monkeypatch):
 def test_the_commands_of_the_readme(place, ls_edge):
     peers = with_free_ports(blocks("README.md", "yaml")[0])
     Path("peers.yaml").write_text(peers, encoding="utf-8")
-    lines = [shlex.split(line, comments=True)[1:] for line in blocks("README.md", "bash")[1].splitlines()
-             if line.startswith("ls-edge ")]  # fmt: skip
-    by_name = {words[0]: words for words in lines}
+    text = "".join([blocks("README.md", "bash")[1], *blocks("docs/running.md", "bash")])
+    lines = [shlex.split(line, comments=True)[1:] for line in text.splitlines() if line.startswith("ls-edge ")]
+    by_name = {words[0]: [word for word in words if word != "--watch"] for words in lines}
+    by_name["run"] = next(words for words in lines if "--trace" in words)
     assert {"bench", "peer", "status", "run", "predict"} <= set(by_name)
     serving = by_name.pop("peer")
     assert "orin-0" in serving
@@ -59,15 +60,15 @@ def test_the_commands_of_the_readme(place, ls_edge):
     done = ls_edge.run(*by_name["bench"], "--duration", "0.1")
     assert done.returncode == 0, done.stderr
     assert Path("report.html").stat().st_size > 10_000
-    assert len(Path("trace.jsonl").read_text().splitlines()) == 359
+    assert len(Path("t.jsonl").read_text().splitlines()) == 359
 
 
-def test_keys_and_peers_of_the_readme(place, command):
-    (line,) = [block for block in blocks("README.md", "bash") if block.startswith("ls-edge keys new")]
+def test_keys_and_peers_of_boards(place, command):
+    (line,) = [block for block in blocks("docs/boards.md", "bash") if block.startswith("ls-edge keys new")]
     code, out, _ = command(*shlex.split(line)[1:])
     assert code == 0
     key = yaml.safe_load(out.splitlines()[0])["public_key"]
-    Path("peers.yaml").write_text(blocks("README.md", "yaml")[1].replace('"..."', f'"{key}"'), encoding="utf-8")
+    Path("peers.yaml").write_text(blocks("docs/boards.md", "yaml")[0].replace('"..."', f'"{key}"'), encoding="utf-8")
     assert load_peers("peers.yaml").uses_keys
 
 
