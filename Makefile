@@ -51,9 +51,10 @@ $(FLOORS)/.installed: pyproject.toml tests/floors.py $(STAMP)
 	$(FLOORS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $(FLOORS)/requirements.txt
 	@touch $@
 
-check: $(STAMP) ## formatting, lint, types
+check: $(STAMP) ## formatting, lint, spelling, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/codespell
 	$(MAKE) --no-print-directory types
 
 # mypy cannot follow the import hook of an editable install, so it is shown the package by links. The newest numpy for
