@@ -26,7 +26,8 @@ from torch.utils.data import DataLoader, Dataset
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError
 from ls_edge.data.datasets import ImageRef, ImageSet
-from ls_edge.data.preprocess import Preprocessor, decode
+from ls_edge.data.decoding import decode
+from ls_edge.data.preprocess import Preprocessor
 from ls_edge.device import hardware
 from ls_edge.training.config import DataConfig
 from ls_edge.training.distributed import DistributedContext

@@ -173,11 +173,12 @@ def decode_json(raw: bytes, type_: type[T], schema: int) -> T:
     """Decode a JSON document that names its schema; raise :class:`InvalidDocument` if it is not as it should be."""
     try:
         found = msgspec.json.decode(raw, type=dict).get("schema")
-        if found != schema:
-            raise OtherSchema(f" has schema {found!r}, this ls-edge reads schema {schema}")
-        return msgspec.json.decode(raw, type=type_)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        if found == schema:
+            return msgspec.json.decode(raw, type=type_)
+        shown = repr(found)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: UTF-8, or digits of an integer
         raise _json_fault(raw, type_, error) from None
+    raise OtherSchema(f" has schema {shown}, this ls-edge reads schema {schema}")
 
 
 def _json_fault(raw: bytes, type_: type[Any], error: Exception) -> InvalidDocument:

@@ -7,6 +7,7 @@ connection has to deliver a whole request. None of its threads waits for the lin
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import logging
@@ -262,10 +263,16 @@ _REFUSALS = {
 
 
 class _Connection(HTTPChannel):  # type: ignore[misc]
-    """A connection that remembers since when it has been waited for a whole request."""
+    """Connection that bounds the wait for a whole request and delivers refusals.
+
+    After a refusal the client may still be sending. Closing then would reset the connection, and the client would lose
+    the reply; so what comes is discarded until the client closes, or its time is over.
+    """
 
     error_task_class = _RefusalTask
     waits_since: float
+    close_when_flushed: bool
+    is_refused = is_discarding = False
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -274,7 +281,23 @@ class _Connection(HTTPChannel):  # type: ignore[misc]
     def service(self) -> None:
         """Answer a request."""
         self.waits_since = time.monotonic()
+        self.is_refused = self.requests[0].error is not None
         super().service()
+
+    def handle_write(self) -> None:
+        """Send; after a refusal, close this side of the connection alone."""
+        if self.is_refused and self.close_when_flushed:
+            self._flush_exception(self._flush_some)
+            if not self.total_outbufs_len and not self.will_close:
+                self.close_when_flushed, self.is_discarding = False, True
+                with contextlib.suppress(OSError):  # the client is gone
+                    self.socket.shutdown(socket.SHUT_WR)
+                return
+        super().handle_write()
+
+    def received(self, data: bytes) -> bool:
+        """Take bytes from the client; discard them after a refusal."""
+        return not self.is_discarding and bool(super().received(data))
 
 
 class _Server(TcpWSGIServer):  # type: ignore[misc]

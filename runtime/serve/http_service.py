@@ -43,6 +43,8 @@ MAX_IDLE_CONNECTIONS = 64
 """Connections beyond those whose images are being answered."""
 RECEIVE_S = 60.0
 """How long a connection may take to deliver a whole request, in seconds."""
+DECODERS = 2
+"""Images that are decoded at the same time, whatever ``--concurrency`` is; each may need about half a gigabyte."""
 OVER_BUDGET_S = 2.0
 """Seconds after which a request that its source should have ended is given up here."""
 _RETRY_AFTER = {"Retry-After": "1"}
@@ -66,6 +68,7 @@ class HttpService(Collector):
         self._source = source
         self._holder_wait_s = holder_wait_s
         self._free = threading.BoundedSemaphore(source.settings.max_inflight)
+        self._decoders = threading.BoundedSemaphore(DECODERS)
         self._lock = threading.Lock()
         self._answered: Counter[tuple[str, int]] = Counter()
         self._closing = False
@@ -145,7 +148,12 @@ class HttpService(Collector):
     def _answer(self, image: bytes, budget_ms: float) -> Answer:
         end = time.monotonic() + budget_ms / 1e3
         try:
-            array = self._source.preprocess(image, "the body")
+            if not self._decoders.acquire(timeout=budget_ms / 1e3):
+                raise BudgetExceeded("the budget was over before the image was decoded; give it more time")
+            try:
+                array = self._source.preprocess(image, "the body")
+            finally:
+                self._decoders.release()
             missing = self._source.wait_answerable(min(self._holder_wait_s, max(0.0, end - time.monotonic())))
             if missing:
                 raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, _no_holder(missing), _RETRY_AFTER)

@@ -231,6 +231,25 @@ def test_bad_input(command, bundle, profile, tmp_path, make_bundle):
     )["placement"]["hot"]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 100_000, b'{"schema": 1, "x":' + b"[" * 100_000, b'{"schema":' + b"9" * 5000 + b"}", None],
+)
+@pytest.mark.parametrize("flag", ["--profiles", "--links"])
+@pytest.mark.parametrize("name", ["plan", "simulate"])
+def test_documents_that_are_deep_long_or_endless(command, bundle, profile, tmp_path, name, flag, content):
+    path = tmp_path / "given.json" if content else "/dev/zero"
+    if content:
+        path.write_bytes(content)
+    rest = ("--objective", "latency") if name == "plan" else ("--devices", "2", "--requests", "1")
+    files = ("--profiles", path) if flag == "--profiles" else ("--profiles", profile("a"), "--links", path)
+    code, _, errors = command(name, "--bundle", bundle, *files, *rest)
+    assert code == 1
+    assert errors.startswith(f"ls-edge: {path}")
+    assert "nested too deeply, or with numbers of thousands of digits" in errors or "larger than 64000000 byt" in errors
+    assert errors.count("\n") == 1
+
+
 def test_bands_of_the_bundle(command, make_bundle, profile, tmp_path):
     """Every block has its place: only the trained order is simulated, and each board gets a stretch of it."""
     folder = make_bundle(tmp_path / "fixed")

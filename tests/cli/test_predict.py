@@ -102,7 +102,7 @@ def test_an_image_that_cannot_be_read_is_a_line_with_an_error(ls_edge, complaint
     assert done.returncode == 3
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [bool(line["error"]) for line in lines] == [False, True, True, False]
-    assert "no image that can be read" in lines[1]["error"]
+    assert "cannot decode" in lines[1]["error"]
     assert "no such file or folder" in lines[2]["error"]
     assert (lines[1]["top"], lines[1]["latency_ms"]) == ([], None)
     done = ls_edge.run(*command, photos / "bad.png", photos / "05.png")

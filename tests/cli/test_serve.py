@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +29,8 @@ from ls_edge.runtime.serve.http_service import HttpService
 from ls_edge.runtime.source.source import Source
 from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults
+
+from ..data.bombs import BOMBS, png, tiff_with_broken_tag  # noqa: TID252
 
 PLACEMENT = {"a": [0, 1, 2], "b": [1, 2, 3], "c": [0, 3]}
 """Of a bundle of four blocks, each of which has two holders."""
@@ -86,7 +89,7 @@ class Server:
     def raw(self, data):
         """Everything that comes back for bytes, until the server closes the connection."""
         with socket.create_connection(self.address, timeout=30) as connection:
-            connection.sendall(data)
+            connection.sendall(data)  # all of it, as most clients do before they read
             received = b""
             with contextlib.suppress(ConnectionError):
                 while part := connection.recv(65536):
@@ -164,16 +167,10 @@ def test_parameters_that_cannot_be_used(shared, query, message):
     assert message in answer["error"]
 
 
-def bomb():
-    stream = io.BytesIO()
-    Image.new("1", (30_000, 30_000)).save(stream, "PNG")
-    return stream.getvalue()
-
-
 def test_bodies_that_are_no_image(shared):
     assert shared.predict(b"no image") == (
         400,
-        {"error": "the body is no image that can be read (its format is not supported); replace it or take it away"},
+        {"error": "cannot decode the body: its format is not supported; replace or remove it"},
     )
     assert shared.predict(picture()[:200])[0] == 400
     assert shared.predict(b"") == (400, {"error": "the body is empty; send an encoded image, such as a JPEG"})
@@ -184,12 +181,34 @@ def test_bodies_that_are_no_image(shared):
     assert shared.predict(picture(), headers={"X": "y"})[0] == 415
 
 
-def test_an_image_that_would_fill_the_memory(peers, bundle, ls_edge):
-    status, answer = Server(ls_edge, peers.path, bundle).predict(bomb())
-    assert status == 400
-    assert re.fullmatch(
-        r"the body has (30000 x 30000|far more) pixels, the most is 67108864; scale it down", answer["error"]
-    )
+def test_images_that_would_fill_the_memory(peers, bundle, ls_edge):
+    server = Server(ls_edge, peers.path, bundle)
+
+    def peak():
+        return int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.process.pid}/status").read_text())[1]) >> 10
+
+    before = peak()
+    bombs = {name: make() for name, (make, _) in BOMBS.items()}
+    with ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(server.predict, bombs.values()))
+    for (name, (_, words)), (status, answer) in zip(BOMBS.items(), replies, strict=True):
+        assert status == 400, name
+        assert re.search(words, answer["error"]), name
+        assert answer["error"].startswith("the body ")
+    assert peak() - before < 256
+    largest = png(8192, 8192, 8, 2)
+    with ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(server.predict, [largest] * 4))
+    assert [status for status, _ in replies] == [200] * 4
+    assert peak() - before < 1024  # two at a time, where four would take 1,060 MiB
+
+
+def test_damaged_images_do_not_fill_the_log(peers, bundle, ls_edge):
+    server = Server(ls_edge, peers.path, bundle)
+    for number in range(30):
+        assert server.predict(tiff_with_broken_tag(number))[0] == 200
+    assert server.stop() == 0
+    assert len(server.process.stderr.readlines()) == 1  # "stopping"
 
 
 def test_a_budget_that_decoding_takes(shared):
@@ -252,6 +271,10 @@ def test_malformed_http(shared):
         post + b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(b"4000\r\n" + b"x" * 0x4000 + b"\r\n" for _ in range(7))
     )
     assert document_of(shared.raw(long))[0] == 413
+    for size in (1, 64):  # far beyond what sockets buffer
+        body = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+        assert document_of(shared.raw(post + b"Transfer-Encoding: chunked\r\n\r\n" + body * 16 * size))[0] == 413
+    assert document_of(shared.raw(post + b"Content-Length: 30000000\r\n\r\n" + bytes(30_000_000)))[0] == 413
     image = picture()
     chunked = post + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(image), image)
     assert document_of(shared.raw(chunked))[0] == 200
@@ -410,7 +433,7 @@ def test_peers_that_come_later_and_blocks_that_nobody_has(tmp_path, bundle, ls_e
         server = Server(ls_edge, local.path, bundle, "--wait", "0.1", "--max-skips", 2)
         assert server.get("/health/live")[0] == 200
         assert server.get("/health/ready") == (503, {"ready": False, "missing_blocks": [0, 1, 2, 3]})
-        assert server.predict(picture()) == (503, {"error": "no peer that can be reached serves block 0-3; try again"})
+        assert server.predict(picture()) == (503, {"error": "no peer that can be reached serves blocks 0-3; try again"})
         found = server.get("/status")[1]
         assert (found["ready"], found["peers"]["a"]["state"], found["peers"]["a"]["warm"]) == (False, "lost", False)
         local.start("a")

@@ -11,7 +11,8 @@ from PIL import Image, ImageOps
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import BundleError, DataError
 from ls_edge.data.datasets import ImageRef, ImageSet, open_data
-from ls_edge.data.preprocess import INTERPOLATIONS, MAX_PIXELS, Preprocessor, decode, iterate, to_rgb
+from ls_edge.data.decoding import decode, to_rgb
+from ls_edge.data.preprocess import INTERPOLATIONS, Preprocessor, iterate
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -165,7 +166,10 @@ def test_images_of_pillow_in_every_mode(mode):
         (Image.fromarray(np.full((4, 4), 90, np.float32)), "float pixels from 90 to 90, and white is 1; save it with"),
         (Image.fromarray(np.full((4, 4), -0.5, np.float32)), "float pixels from -0.5 to -0.5"),
         (Image.fromarray(np.full((4, 4), np.nan, np.float32)), "float pixels from nan"),
-        (Image.fromarray(np.full((4, 4), 70000, np.int32)), "32-bit or signed integers, from 70000 to 70000"),
+        (
+            Image.fromarray(np.full((4, 4), 70000, np.int32)),
+            "32-bit or signed integer pixels from 70000 to 70000 and an unknown",
+        ),
     ],
 )
 def test_pixels_whose_white_is_not_known_are_an_error_of_one_line(image, words):
@@ -216,7 +220,7 @@ def test_the_other_order_of_axes_is_seen():
 def test_corrupt_images_are_named():
     good = encode(picture(50, 50), "JPEG")
     for bad in (b"", b"no image at all", good[: len(good) // 2], encode(picture(50, 50), "PNG")[:200]):
-        with pytest.raises(DataError, match=r"^cat/7\.jpg is no image that can be read"):
+        with pytest.raises(DataError, match=r"^cannot decode cat/7\.jpg: "):
             decode(bad, "cat/7.jpg")
 
 
@@ -226,18 +230,13 @@ def test_arrays_that_are_no_pixels():
             decode(array)
 
 
-def test_bombs_are_refused():
-    side = int(MAX_PIXELS**0.5)
-    with pytest.raises(DataError, match="the most is"):
-        decode(encode(Image.new("1", (side + 1, side + 1)), "PNG"))
-    with pytest.raises(DataError, match="the most is"):
-        decode(encode(Image.new("1", (side * 3, side)), "PNG"))
-    with pytest.raises(DataError, match="so long and narrow"):
-        Preprocessor(spec(size=(224, 224)))(encode(Image.new("L", (60_000, 1)), "PNG"))
+def test_long_and_narrow_images_are_refused():
+    with pytest.raises(DataError, match="image has 16000 x 1 pixels and becomes 3968000 x 248 when its shorter side"):
+        Preprocessor(spec(size=(224, 224)))(encode(Image.new("L", (16_000, 1)), "PNG"))
 
 
 def test_a_spec_that_makes_no_sense():
-    with pytest.raises(BundleError, match="'cubic'; known are"):
+    with pytest.raises(BundleError, match="'cubic', not one of"):
         Preprocessor(spec(interpolation="cubic"))
     for bad in (spec(crop_pct=0.0), spec(size=(0, 8)), ImageSpec(size=(8, 8), mean=MEAN, std=(1.0, 0.0, 1.0))):
         with pytest.raises(BundleError, match="above 0"):
@@ -265,13 +264,15 @@ def test_iterate_keeps_the_order_and_tells_what_it_skips():
         assert ref.name == f"a/{index}.png"
         assert np.array_equal(array, preprocess(images[index]))
     assert [name for name, _ in skipped] == ["a/3.png", "a/11.png"]
-    assert skipped[0][1].startswith("a/3.png is no image")
+    assert skipped[0][1].startswith("cannot decode a/3.png: ")
     assert len(times) == 18
     assert min(times) >= 0
 
 
 def test_iterate_raises_where_nothing_can_be_used():
-    with pytest.raises(DataError, match=r"some/folder: none of 2 images can be used; the first: a/0\.png is no image"):
+    with pytest.raises(
+        DataError, match=r"some/folder: none of 2 images can be used; the first: cannot decode a/0\.png: "
+    ):
         list(iterate(image_set(b"x", b"y"), Preprocessor(spec())))
 
 

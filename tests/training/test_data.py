@@ -9,7 +9,8 @@ from PIL import Image
 from ls_edge.core.bundle import ImageSpec
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.data.datasets import open_data
-from ls_edge.data.preprocess import Preprocessor, decode
+from ls_edge.data.decoding import decode
+from ls_edge.data.preprocess import Preprocessor
 from ls_edge.device import hardware
 from ls_edge.training.config import DataConfig
 from ls_edge.training.data import Batches, Skipped, augment, choose_augment, default_workers, normaliser, split

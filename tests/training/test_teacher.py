@@ -130,7 +130,8 @@ def test_a_student_imitates_its_teacher_with_every_method(folder, tmp_path, caps
 def digits():
     from ls_edge.core.bundle import ImageSpec
     from ls_edge.data.datasets import open_data
-    from ls_edge.data.preprocess import Preprocessor, decode
+    from ls_edge.data.decoding import decode
+    from ls_edge.data.preprocess import Preprocessor
 
     preprocess = Preprocessor(ImageSpec((16, 16), (0.5,) * 3, (0.5,) * 3, crop_pct=1.0))
     images = open_data("digits", "eval").images

@@ -177,7 +177,7 @@ class PredictionPrinter:
         if self._as_json:
             self._line(name, [], False, None, why)
         else:
-            line = why if why.startswith(name) else f"{name}: {why}"
+            line = why if name in why else f"{name}: {why}"
             print(f"ls-edge: {printable(line)}", file=sys.stderr)  # noqa: T201
 
     def exit_code(self) -> int:

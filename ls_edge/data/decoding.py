@@ -1,0 +1,204 @@
+"""Encoded images to RGB, with Pillow, within fixed bounds of memory and time.
+
+A file of a few kilobytes can describe an image of gigabytes. Everything that decides about memory is therefore read
+from the header and checked before a pixel is decoded. Every image that is answered, calibrated or trained on comes
+through here.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+
+import numpy as np
+from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
+
+from ls_edge.core.errors import DataError
+
+# The sender of a damaged file chooses the text of the warning, which Python would print, and remember forever.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+"""Pillow decoders in use; the others start programs or are rarely tested."""
+
+MAX_SIDE = 1 << 14
+"""Largest width or height, in pixels. Pillow keeps a pointer for each row, so tall images cost more than their area."""
+MAX_PIXELS = 1 << 26
+"""Largest area, in pixels."""
+MAX_DECODED_BYTES = 3 << 27
+"""Memory for one image while it is decoded, in bytes: 67 million pixels of RGB, 25 million of 16-bit gray."""
+MAX_SLOW_PIXELS, MAX_SLOW_BYTES = 1 << 20, 1 << 22
+"""Limits for containers that Pillow decodes in Python, at about 0.5 us per sample."""
+
+_DRAFT_PIXELS = 1 << 24
+"""Area above which a JPEG is decoded at half its width and height."""
+_MAX_SCANS = 100
+"""Scans of a JPEG; encoders write about ten, and a scan of 100 bytes can pass over the whole image."""
+_MAX_TIFF_NUMBERS = 1 << 17
+"""Numbers in the tags of a TIFF: offsets and sizes of 65,536 strips."""
+_TIFF_BYTE_TYPES = (1, 2, 6, 7)
+
+_ORIENTATION = 0x0112
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0
+_TILE_WIDTH, _TILE_LENGTH = 322, 323
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""Transpositions that turn an image with this EXIF orientation upright."""
+
+PixelSource = bytes | np.ndarray | Image.Image
+"""An encoded file, pixels as uint8 ``[H, W, 3]`` or ``[H, W]``, or a Pillow image."""
+
+
+def decode(image: PixelSource, name: str = "image", *, exif_orientation: bool = False) -> Image.Image:
+    """Decode to RGB, turned upright by the EXIF orientation if ``exif_orientation`` is set.
+
+    Raises :class:`DataError` with ``name`` if the image is damaged, exceeds a limit of this module, or has pixels of
+    unknown range (see :func:`to_rgb`).
+    """
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)) or 0 in image.shape:
+            raise DataError(f"{name} is an array {image.dtype} {list(image.shape)}; give pixels as uint8 [H, W, 3]")
+        return to_rgb(Image.fromarray(image), name)
+    if isinstance(image, Image.Image):
+        return to_rgb(_upright(image) if exif_orientation else image, name)
+    try:
+        _check_tiff_tags(image, name)
+        with Image.open(io.BytesIO(image), formats=FORMATS) as opened:
+            _check(opened, image, name, copies=exif_orientation)
+            opened.load()
+            return to_rgb(_upright(opened) if exif_orientation else opened, name)
+    except DataError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise _too_large(name, "far more pixels") from None
+    except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind for damaged files
+        reason = "its format is not supported" if isinstance(error, UnidentifiedImageError) else str(error).strip(". ")
+        raise DataError(f"cannot decode {name}: {reason}; replace or remove it") from None
+
+
+def to_rgb(image: Image.Image, name: str = "image") -> Image.Image:
+    """Convert an image of any mode to 8-bit RGB; metadata about transparency is removed from ``image``.
+
+    16-bit integers (12-bit in a TIFF that declares it) are scaled to 8 bits, floats from 0..1; Pillow's own conversion
+    clips both at 255. Raises :class:`DataError` for floats outside 0..1 and for 32-bit integers, whose white level is
+    unknown.
+    """
+    if _is_wide(image):
+        return _from_wide(image, name)
+    image.info.pop("transparency", None)  # Pillow warns about it, and RGB has none
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _check_tiff_tags(encoded: bytes, name: str) -> None:
+    """Raise :class:`DataError` if the tags of a TIFF would fill the memory while Pillow and libtiff read the header.
+
+    Tags may overlap in the file, and each strip of a list becomes an object. The layout is read exactly as Pillow
+    reads it.
+    """
+    if encoded[:2] not in (b"II", b"MM"):
+        return
+    order, is_big = "<" if encoded[:2] == b"II" else ">", encoded[2] == 43
+    (start,) = struct.unpack_from(f"{order}{'Q' if is_big else 'L'}", encoded, 8 if is_big else 4)
+    (count,) = struct.unpack_from(f"{order}{'Q' if is_big else 'H'}", encoded, start)
+    tag = struct.Struct(f"{order}HH{'Q8s' if is_big else 'L4s'}")
+    start += 8 if is_big else 2
+    tags = list(tag.iter_unpack(encoded[start : start + min(count, 1 << 16) * tag.size]))
+    in_bytes = sum(length for _, kind, length, _ in tags if kind in _TIFF_BYTE_TYPES)
+    numbers = sum(length for _, kind, length, _ in tags if kind not in _TIFF_BYTE_TYPES)
+    if in_bytes > len(encoded) or numbers > _MAX_TIFF_NUMBERS or count > len(tags):
+        raise DataError(f"{name} has tags with {in_bytes} bytes and {numbers} numbers; save it again, as PNG or JPEG")
+
+
+def _check(opened: ImageFile.ImageFile, encoded: bytes, name: str, *, copies: bool) -> None:
+    """Raise :class:`DataError` if decoding would exceed a limit; make large JPEGs decode at half their size."""
+    width, height = opened.size
+    pixels = width * height
+    if max(width, height) > MAX_SIDE or pixels > MAX_PIXELS:
+        raise _too_large(name, f"{width} x {height} pixels")
+    is_slow = bool(opened.tile) and opened.tile[0][0] in Image.DECODERS
+    if is_slow and (pixels > MAX_SLOW_PIXELS or len(encoded) > MAX_SLOW_BYTES):
+        raise DataError(
+            f"{name} has {pixels} pixels in a variant of {opened.format} that is slow to decode; the limit is "
+            f"{MAX_SLOW_PIXELS} pixels and {MAX_SLOW_BYTES} bytes; save it as PNG"
+        )
+    needed = 0
+    if opened.format in ("JPEG", "MPO"):
+        scans = encoded.count(b"\xff\xda")
+        if scans > _MAX_SCANS:
+            raise DataError(f"{name} is a JPEG with {scans} scans, the limit is {_MAX_SCANS}; save it again")
+        if "progressive" in opened.info:
+            needed = 6 * pixels  # libjpeg keeps the coefficients of the whole image
+        if pixels > _DRAFT_PIXELS:
+            opened.draft(None, (width // 2, 1))
+            pixels = opened.width * opened.height
+    by_mode = {"RGB": 4, "1": 5, "L": 5, "P": 5}  # with the copy in RGB
+    needed += pixels * ((16 if _is_wide(opened) else by_mode.get(opened.mode, 8)) + 4 * copies)
+    if opened.format == "WEBP":
+        needed += 12 * pixels  # two canvases of libwebp, and the bytes that Pillow makes of one
+    if isinstance(opened, TiffImagePlugin.TiffImageFile):
+        tags = opened.tag_v2
+        needed += 4 * pixels + 16 * tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_LENGTH, 0)  # a strip, a tile of libtiff
+    if needed > MAX_DECODED_BYTES:
+        raise DataError(
+            f"{name} has {width} x {height} pixels and needs {needed >> 20} MiB to be decoded as {opened.format} "
+            f"{opened.mode}, the limit is {MAX_DECODED_BYTES >> 20} MiB; scale it down"
+        )
+
+
+def _too_large(name: str, size: str) -> DataError:
+    return DataError(f"{name} has {size}, the limit is {MAX_SIDE} a side and {MAX_PIXELS} in all; scale it down")
+
+
+def _is_wide(image: Image.Image) -> bool:
+    """Return whether the pixels are gray of more than 8 bits."""
+    return image.mode == "F" or image.mode.startswith("I")
+
+
+def _from_wide(image: Image.Image, name: str) -> Image.Image:
+    """Convert gray pixels of more than 8 bits to RGB."""
+    values = np.asarray(image)
+    tags = getattr(image, "tag_v2", {})  # of a TIFF
+    advice = "save it with 8 or 16 bits per channel"
+    if image.mode == "F":
+        low, high = float(values.min()), float(values.max())
+        if not 0 <= low <= high <= 1:  # also false for NaN
+            raise DataError(f"{name} has float pixels from {low:g} to {high:g}, and white is 1; {advice}")
+        gray = np.rint(values * np.float32(255)).astype(np.uint8)
+    else:
+        if image.mode == "I" and image.format not in ("PNG", "PPM"):  # whose pixels have 16 bits then
+            raise DataError(
+                f"{name} has 32-bit or signed integer pixels from {values.min()} to {values.max()} and an unknown "
+                f"white level; {advice}"
+            )
+        bits = tags.get(_BITS_PER_SAMPLE, (16,))
+        white = (1 << (bits[0] if isinstance(bits, tuple) else bits)) - 1
+        scaled = values.astype(np.uint32)
+        scaled *= 255
+        scaled += white // 2
+        scaled //= white
+        gray = scaled.astype(np.uint8)
+    if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        gray = 255 - gray
+    return Image.fromarray(gray).convert("RGB")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Return the image turned and mirrored by its EXIF orientation; unchanged if that cannot be read."""
+    try:
+        orientation = image.getexif().get(_ORIENTATION)
+    except Exception:  # noqa: BLE001 - whatever the readers of damaged metadata raise, the pixels are good
+        return image
+    method = _TURNS.get(orientation) if isinstance(orientation, int) else None
+    if method is None:
+        return image
+    turned = image.transpose(method)
+    turned.format = image.format
+    return turned

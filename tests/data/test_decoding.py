@@ -1,0 +1,124 @@
+"""Files that would take much memory or time are refused by their header."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from ls_edge.core.errors import DataError
+from ls_edge.data.decoding import MAX_DECODED_BYTES, MAX_PIXELS, decode
+
+from .bombs import BOMBS, UNSUPPORTED, animation, jpeg_of_scans, png, save, tiff_of_strips, tiff_with_broken_tag
+
+_CHILD = """
+import json, re, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import bombs
+from ls_edge.core.errors import DataError
+from ls_edge.data.decoding import decode
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
+
+found = {}
+for name, make in eval(sys.argv[2], {"bombs": bombs}).items():
+    file = make()
+    decode(bombs.save(bombs.Image.new("RGB", (8, 8)), "PNG"))
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak()
+    try:
+        decode(file, "x")
+    except DataError as error:
+        found[name] = [peak() - before, str(error)]
+    else:
+        found[name] = [peak() - before, ""]
+print(json.dumps(found))
+"""
+
+
+def in_a_child(files):
+    """Peak memory and error of decoding each file, and standard error; ``files`` is an expression."""
+    words = [sys.executable, "-c", _CHILD, str(Path(__file__).parent), files]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_bombs_are_refused_before_they_take_memory():
+    found, _ = in_a_child("{name: make for name, (make, _) in bombs.BOMBS.items()}")
+    assert found.keys() == BOMBS.keys()
+    assert max(growth for growth, _ in found.values()) < 32 << 20, found
+    assert all(error for _, error in found.values())
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_what_a_refusal_says(name):
+    make, words = BOMBS[name]
+    with pytest.raises(DataError, match=words) as caught:
+        decode(make(), "a/b.img")
+    assert str(caught.value).startswith("a/b.img ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_other_containers_are_not_opened(name):
+    with pytest.raises(DataError, match=r"^cannot decode a/b\.img: its format is not supported; replace or remove it"):
+        decode(UNSUPPORTED[name](), "a/b.img")
+
+
+def test_what_is_accepted_keeps_to_the_limit():
+    side = int(MAX_PIXELS**0.5)
+    found, _ = in_a_child(
+        f"{{'rgb': lambda: bombs.png({side}, {side}, 8, 2), 'gray': lambda: bombs.png({side}, {side}, 8, 0),"
+        "'16 bits': lambda: bombs.png(5000, 5000, 16, 0),"
+        f"'jpeg': lambda: bombs.save(bombs.Image.new('RGB', ({side}, {side})), 'JPEG'),"
+        "'webp': lambda: bombs.save(bombs.Image.new('RGB', (5000, 5000)), 'WEBP', quality=1, method=0)}"
+    )
+    assert all(not error for _, error in found.values()), found
+    assert max(growth for growth, _ in found.values()) < MAX_DECODED_BYTES + (32 << 20), found
+
+
+def test_large_jpegs_are_decoded_at_half_their_size():
+    image = decode(jpeg_of_scans(2048, 0))
+    assert image.size == (2048, 2048)
+    colors = Image.linear_gradient("L").resize((6000, 4000)).convert("RGB")
+    assert decode(save(colors, "JPEG")).size == (3000, 2000)
+    assert decode(save(colors.resize((4000, 4000)), "JPEG")).size == (4000, 4000)
+
+
+@pytest.mark.parametrize("format_", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_the_first_frame_of_many(format_):
+    assert decode(animation(format_, 32)).size == (32, 32)
+
+
+def test_ordinary_tiffs_of_many_strips_and_odd_ppms():
+    assert decode(tiff_of_strips(64)).size == (64, 64)
+    assert decode(b"P2 3 1 9\n0 9 3").getpixel((1, 0)) == (255, 255, 255)
+    assert decode(png(16_384, 16, 1, 0)).size == (16_384, 16)
+
+
+def test_damaged_files_print_nothing():
+    found, printed = in_a_child("{str(n): lambda n=n: bombs.tiff_with_broken_tag(n) for n in range(50)}")
+    assert len(found) == 50
+    assert not any(error for _, error in found.values())
+    assert printed == ""
+
+
+def test_warnings_of_decoders_are_not_kept():
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import bombs; from ls_edge.data.decoding import decode\n"
+        "for n in range(50): decode(bombs.tiff_with_broken_tag(n))\n"
+        "from PIL import TiffImagePlugin as p; print(len(getattr(p, '__warningregistry__', ())))"
+    )
+    words = [sys.executable, "-c", code, str(Path(__file__).parent)]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() in ("0", "1")
+
+
+def test_the_broken_tag_is_noticed_by_pillow():
+    """The test of the log has to be able to fail."""
+    with pytest.raises(DataError, match=r"cannot decode image: .*tag 50000"):
+        decode(tiff_with_broken_tag(0))
