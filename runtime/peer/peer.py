@@ -108,6 +108,7 @@ class Peer:
             batch_wait=self.entry.batch_wait_ms / 1e3,
             costs=read_order_costs(bundle.manifest.order_costs, bundle.num_blocks),
             bands=bundle.bands,
+            bundle_id=bundle.manifest.bundle_id,
         )
         self._counts = EngineCounts()
         self.cores = EngineCores.of(peers, self.entry)

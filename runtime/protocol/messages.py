@@ -22,11 +22,13 @@ from ls_edge.core.errors import WireError
 from ls_edge.core.peers_file import is_name
 from ls_edge.core.records import TrackSpan, Visit
 
-MAJOR, MINOR = 2, 3
+MAJOR, MINOR = 2, 4
 MINOR_OF_ONE = 1
 """Announced by processes of this package that read one message in a header, and no more."""
 MINOR_OF_SEVERAL = 2
 """First minor version whose processes read several messages in one header."""
+MINOR_OF_DEMANDS = 4
+"""First minor version whose processes keep :attr:`Run.bundle_id`."""
 _MAGIC = b"LS"
 _PREFIX = _MAGIC + bytes([MAJOR])
 MAX_LATENCY_WEIGHT = 1e6
@@ -63,6 +65,7 @@ class RefuseReason(_Text):
     COLD = "cold"
     CANCELLED = "cancelled"
     NOT_FINITE = "not finite"
+    OTHER_BUNDLE = "other bundle"
 
 
 class ReturnReason(_Text):
@@ -248,6 +251,8 @@ class Run(_Message, frozen=True, tag="run"):
     dim: int
     returning: str = ""
     """Why the tokens go back (:class:`ReturnReason`); empty where they go forward."""
+    bundle_id: str | msgspec.UnsetType = msgspec.UNSET
+    """The only bundle whose blocks may run on these tokens; unset for any bundle of the model."""
 
 
 class Accept(_Message, frozen=True, tag="accept"):
@@ -631,6 +636,7 @@ def _check_run(run: Run) -> None:
         _check_numbers("visit", COUNT, *visit.blocks)
         for row in visit.tracks:
             _check_track_row(row)
+    _check_texts(run.bundle_id or "")
     _check_texts(run.codec, run.returning, it.policy, it.on_straggler, it.codec, it.hand_to)
 
 

@@ -33,6 +33,8 @@ class Candidate(NamedTuple):
     """Usual time of a track beyond queue and engine: the transfers there and back."""
     far_blocks: tuple[frozenset[int], ...] = ()
     """Blocks that are 2, 3, … links away from it."""
+    bundle_id: str = ""
+    """The bundle that it serves; empty where it does not keep the demand for a bundle."""
 
     def blocks_behind(self, distance: int) -> frozenset[int]:
         """Blocks of its neighbours (0), of theirs (1) and so on."""

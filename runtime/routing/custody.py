@@ -438,7 +438,9 @@ class CustodyMachine(ABC):
         self._extend(request, end)
         budget = min(MAX_BUDGET_US, max(0, round((request.deadline - self.now) * 1e6)))
         itinerary = self._annotated(request, itinerary)
-        self.instructions.append(Forward(to, sent, budget, itinerary, request.tokens, request.returning))
+        self.instructions.append(
+            Forward(to, sent, budget, itinerary, request.tokens, request.returning, request.bundle_id)
+        )
 
     def _enter_custody(self, request: HeldRequest) -> None:
         self._settle_offer(request)
@@ -652,7 +654,7 @@ class CustodyMachine(ABC):
             self._run_here(request, choice.block)
             return
         since = request.waiting_since
-        candidates = self.reachable()
+        candidates = self.reachable(request)
         woken_early = since is not None and request.check_at > self.now and not local.blocks
         if woken_early and not any(c.credits > 0 for c in candidates):
             return
@@ -687,7 +689,7 @@ class CustodyMachine(ABC):
         out_again = reason is ReturnReason.UNREACHABLE and not itinerary.via_source and itinerary.track is None
         way = self._way_out(request) if out_again else ""
         candidate = self.neighbours.candidate(way, self.now) if way and way not in itinerary.relays else None
-        if candidate is None:
+        if candidate is None or not _suits(candidate, request):
             self._cannot_go_on(request, reason)
         elif candidate.credits > 0:
             self.offer(request, way, msgspec.structs.replace(itinerary, relays=(*itinerary.relays, self.name)))
@@ -722,8 +724,8 @@ class CustodyMachine(ABC):
             return holders
         return [c for c in candidates if c.leads_to(wanted) and c.name not in itinerary.relays]
 
-    def reachable(self) -> list[Candidate]:
-        """Return the peers that may be handed tokens."""
+    def reachable(self, request: HeldRequest) -> list[Candidate]:
+        """Return the peers that may be handed a request."""
         if self._candidates is None:
             self._candidates = self.neighbours.candidates(self.now)
         elif self._outdated:
@@ -734,7 +736,8 @@ class CustodyMachine(ABC):
                 else:
                     self._candidates[name] = candidate
         self._outdated.clear()
-        return list(self._candidates.values())
+        candidates = list(self._candidates.values())
+        return [c for c in candidates if _suits(c, request)] if request.bundle_id else candidates
 
     def leads_beyond(self, n: Neighbour) -> bool:
         """Whether a neighbour has a link to a peer that this process has none to. Names of sources are aliases."""
@@ -836,7 +839,7 @@ class CustodyMachine(ABC):
         """Whether no other process could continue a request that its next holder keeps."""
         if request.returning:
             return request.downstream == request.itinerary.source
-        others = [c for c in self.reachable() if c.name != request.downstream]
+        others = [c for c in self.reachable(request) if c.name != request.downstream]
         wanted = frozenset(self.bands.permitted(request.itinerary.remaining))
         return wanted.isdisjoint(self.local_node(request).blocks) and not any(
             wanted & c.blocks or c.leads_to(wanted) for c in others
@@ -855,3 +858,8 @@ class CustodyMachine(ABC):
         if request.stage is Stage.OFFERED and request.upstream is not None:
             at = min(at, self.now + self.limits.look_again)
         self.set_check(request, at)
+
+
+def _suits(candidate: Candidate, request: HeldRequest) -> bool:
+    """Return whether a peer serves the bundle that a request demands, if any, and keeps the demand."""
+    return not request.bundle_id or candidate.bundle_id == request.bundle_id

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from ls_edge.core.errors import RequestError
 from ls_edge.runtime.protocol.messages import Hello, Itinerary, Message, RequestId, Run, State, TransferId
@@ -135,10 +136,14 @@ class Forward(msgspec.Struct, frozen=True):
     tokens: Any
     returning: str = ""
     """Why the tokens go back to the source (``ReturnReason``); empty while they go forward."""
+    bundle_id: str = ""
+    """The only bundle whose blocks may run on them; empty for any of the model."""
 
     def run(self, codec: str, count: int, dim: int) -> Run:
         """Return the message for tokens of ``count`` rows and ``dim`` columns that are encoded as ``codec``."""
-        return Run(self.transfer, self.budget_us, self.itinerary, codec, count, dim, self.returning)
+        return Run(
+            self.transfer, self.budget_us, self.itinerary, codec, count, dim, self.returning, self.bundle_id or UNSET
+        )
 
 
 class Compute(msgspec.Struct, frozen=True):

@@ -87,6 +87,8 @@ class HeldRequest:
     """Who has refused it or returned it as it was, and until when it is not offered to them."""
     codec_us: int = 0
     """Time to decode the tokens."""
+    bundle_id: str = ""
+    """The only bundle whose blocks may run on them; empty for any of the model."""
     stage: Stage = Stage.NEW
     number: int = 0
     """Counts up over the requests that a machine holds."""

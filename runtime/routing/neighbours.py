@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ls_edge.runtime.protocol.messages import Hello, State
+from ls_edge.runtime.protocol.messages import MINOR_OF_DEMANDS, Hello, State
 from ls_edge.runtime.routing.candidates import Candidate
 
 TRIP_HALVES = 20.0
@@ -322,6 +322,7 @@ class Neighbours:
             link_us=n.expected_link_us(now),
             trip_us=n.expected_trip_us(now),
             far_blocks=tuple(map(_as_set, n.state.far_blocks)),
+            bundle_id=n.hello.bundle_id if n.hello.minor >= MINOR_OF_DEMANDS else "",
         )
 
     def hop_deadline(self, name: str, *, accepted: bool = True, failures: int = 0) -> float:

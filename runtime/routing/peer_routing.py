@@ -88,12 +88,14 @@ class PeerMachine(CustodyMachine):
         batch_wait: float = 0.0,
         costs: OrderCosts | None = None,
         bands: Bands = ONE_BAND,
+        bundle_id: str = "",
     ) -> None:
         """``batch_wait``: seconds that a request waits for others to share an engine call with."""
         super().__init__(name, limits=limits, rng=rng, costs=costs, bands=bands)
         self.engine = EngineQueue(frozenset(blocks), limits, max_batch, batch_wait, bands)
         self.joins = WaveJoiner(self, self._run_here)
         self.tombstones = Tombstones(limits.tombstones)
+        self.bundle_id = bundle_id
         self.warm = False
         self.draining = False
         self._credits = Credits(limits, self.occupancy)
@@ -237,6 +239,7 @@ class PeerMachine(CustodyMachine):
                 returning=run.returning,
                 codec_us=event.codec_us,
                 progress_at=self.now,
+                bundle_id=run.bundle_id or "",
             )
             self._arrivals += 1
             if sender == request.owner:
@@ -264,6 +267,8 @@ class PeerMachine(CustodyMachine):
             room = self.limits.credits + self.limits.custody
             theirs = sum(bool(request.returning) and request.upstream == sender for request in self.held.values())
             return RefuseReason.BUSY if len(self.held) >= room or theirs >= room // 2 else None
+        if run.bundle_id and run.bundle_id != self.bundle_id:
+            return RefuseReason.OTHER_BUNDLE
         if self.draining:
             return RefuseReason.DRAINING
         if not self.warm:
@@ -314,7 +319,7 @@ class PeerMachine(CustodyMachine):
     def _hand_over(self, request: HeldRequest) -> None:
         """Give tokens to the peer that their source named, before a block runs: the source measures that link."""
         itinerary = request.itinerary
-        free = {candidate.name for candidate in self.reachable() if candidate.credits > 0}
+        free = {candidate.name for candidate in self.reachable(request) if candidate.credits > 0}
         if itinerary.hand_to in free:
             passed = msgspec.structs.replace(itinerary, hand_to="", relays=(*itinerary.relays, self.name))
             self.offer(request, itinerary.hand_to, passed)

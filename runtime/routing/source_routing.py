@@ -115,9 +115,14 @@ class SourceMachine(CustodyMachine):
         rng: random.Random,
         costs: OrderCosts | None = None,
         bands: Bands = ONE_BAND,
+        bundle_id: str = "",
     ) -> None:
-        """``rng`` draws what identifies requests too: in a process it has to be a source of secrets."""
+        """``rng`` draws what identifies requests too: in a process it has to be a source of secrets.
+
+        ``bundle_id``: the only bundle whose blocks may run; empty for any of the model.
+        """
         super().__init__(name, limits=limits, rng=rng, costs=costs, bands=bands)
+        self.bundle_id = bundle_id
         self.requests: dict[int, OpenRequest] = {}
         self.rejected: dict[str, Rejection] = {}
         """Answers and returns that cannot be true, by who sent them; a new mapping with each."""
@@ -154,14 +159,25 @@ class SourceMachine(CustodyMachine):
         for n in self.neighbours:
             state = n.state
             if n.hello.role == "peer" and state is not None and state.warm and not state.draining and not state.stuck:
-                for block in itertools.chain(n.hello.blocks, state.reach_blocks, *state.far_blocks):
+                # What is behind others may be served by any bundle.
+                behind = () if self.bundle_id else (state.reach_blocks, *state.far_blocks)
+                for block in itertools.chain(n.hello.blocks, *behind):
                     self._seen[block] = self.now
 
     # Events.
 
     def _on_submit(self, event: Submit) -> None:
         transfer = TransferId(self.rng.randbytes(16), self.rng.getrandbits(64), 0)
-        copy = HeldRequest(transfer, event.itinerary, event.tokens, event.deadline, None, self.now, event.request)
+        copy = HeldRequest(
+            transfer,
+            event.itinerary,
+            event.tokens,
+            event.deadline,
+            None,
+            self.now,
+            event.request,
+            bundle_id=self.bundle_id,
+        )
         request = OpenRequest(event.request, event.itinerary, copy, watch_returns=event.watch_returns)
         self.requests[event.request] = self._by_id[transfer.request] = request
         self.hold(copy, "submitted")
@@ -235,7 +251,15 @@ class SourceMachine(CustodyMachine):
                 n.ran_after(took / len(visit.blocks), self.limits)
         transfer = TransferId(run.transfer.request, self.rng.getrandbits(64), 0)
         request.copy = HeldRequest(
-            transfer, itinerary, tokens, old.deadline, None, self.now, old.tie_break, avoid=old.avoid
+            transfer,
+            itinerary,
+            tokens,
+            old.deadline,
+            None,
+            self.now,
+            old.tie_break,
+            avoid=old.avoid,
+            bundle_id=self.bundle_id,
         )
         self.end(old, f"{sender} brought it back")
         request.before = request.holder = ""
@@ -282,7 +306,9 @@ class SourceMachine(CustodyMachine):
         self.instructions.append(Note(NoteKind.NOT_FINITE, sender, copy.request, why))
         self.avoid(copy, sender, copy.deadline)
         wanted = frozenset(self.bands.permitted(copy.itinerary.remaining))
-        others = [c for c in self.reachable() if c.name not in copy.avoid and (wanted & c.blocks or c.leads_to(wanted))]
+        others = [
+            c for c in self.reachable(copy) if c.name not in copy.avoid and (wanted & c.blocks or c.leads_to(wanted))
+        ]
         if others and len(request.not_finite) < _HOLDERS_NOT_FINITE:
             self.reroute(copy, "numbers that are not finite")
         else:
@@ -317,7 +343,7 @@ class SourceMachine(CustodyMachine):
         # Who is passed over for a while does not announce when that ends.
         held_back = bool(request.avoid) or any(n.backoff_until > self.now for n in self.neighbours)
         until = self.now + self.limits.look_again if held_back else None
-        saturated = self.able_to_run(request, self.reachable()) if reason is ReturnReason.CREDIT else ()
+        saturated = self.able_to_run(request, self.reachable(request)) if reason is ReturnReason.CREDIT else ()
         names = tuple(c.name for c in saturated if not c.credits)
         self.wait(request, until, reason, credit_of=names, or_change=held_back)
 

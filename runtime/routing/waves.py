@@ -49,7 +49,7 @@ class WaveJoiner:
         if not policy_of(it.policy).runs_in_waves or it.track is not None or it.via_source or request.upstream is None:
             return False
         avoid = request.avoid.keys() | set(it.avoid)
-        plan = plan_wave(it, machine.name, local, [c for c in machine.reachable() if c.name not in avoid])
+        plan = plan_wave(it, machine.name, local, [c for c in machine.reachable(request) if c.name not in avoid])
         if plan is None:
             return False
         room = machine.limits.credits + machine.limits.custody - len(machine.held)
@@ -75,6 +75,7 @@ class WaveJoiner:
                 track=TrackRef(wave.ident, index, before, request.owner),
             )
             part = HeldRequest(transfer, itinerary, request.tokens, request.deadline, None, machine.now)
+            part.bundle_id = request.bundle_id
             part.open_track = OpenTrack(wave, planned, part, machine.now)
             wave.tracks.append(part.open_track)
         machine.transition(request, Stage.JOINING, f"{len(wave.tracks)} tracks", wave)

@@ -148,6 +148,7 @@ class Source:
             rng=random.SystemRandom(),
             costs=read_order_costs(bundle.manifest.order_costs, bundle.num_blocks),
             bands=bundle.bands,
+            bundle_id=bundle.manifest.bundle_id if strict_bundle else "",
         )
         check_policy(bundle, self.policy, self._machine.costs)
         self._machine.head_us = round(warm_ms[1] * 2e3)

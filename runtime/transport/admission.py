@@ -12,7 +12,7 @@ import secrets
 from ls_edge.core.bundle import Manifest
 from ls_edge.core.errors import UsageError, WireError
 from ls_edge.core.peers_file import PeersFile, is_name
-from ls_edge.runtime.protocol.messages import Hello, Run, State, Welcome
+from ls_edge.runtime.protocol.messages import MAJOR, MINOR_OF_DEMANDS, Hello, Run, State, Welcome
 
 MAX_OWNER_NAME = 54
 GUESTS = ("observer", "pusher")
@@ -173,5 +173,10 @@ class Admission:
             return (
                 f"{hello.name} serves bundle {hello.bundle_id[:16]}…, {self._name} has {manifest.bundle_id[:16]}… and "
                 "--strict-bundle is on; copy the same bundle to both"
+            )
+        if self._strict and self._role == "source" and hello.minor < MINOR_OF_DEMANDS:
+            return (
+                f"{hello.name} speaks version {MAJOR}.{hello.minor} of the protocol, which does not keep "
+                f"--strict-bundle; install ls-edge with version {MAJOR}.{MINOR_OF_DEMANDS} or newer there"
             )
         return ""

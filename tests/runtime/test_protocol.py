@@ -197,7 +197,7 @@ def test_other_numbers_are_those_of_the_code():
         for module in ("wire", "node", "outbox", "linked_processes")
         for name, value in vars(HOMES[module]).items()
         if name.isupper() and not name.startswith("_") and isinstance(value, (int, float))
-    } - {"wire.MAJOR", "wire.MINOR", "wire.MINOR_OF_ONE", "wire.MINOR_OF_SEVERAL"}
+    } - {"wire.MAJOR", "wire.MINOR", "wire.MINOR_OF_ONE", "wire.MINOR_OF_SEVERAL", "wire.MINOR_OF_DEMANDS"}
     assert public <= named
 
 
@@ -218,6 +218,7 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"Version {wire.MAJOR}.{wire.MINOR}." in TEXT
     assert f"at most {wire.MAX_HEADER} bytes" in TEXT
     assert f"from {wire.MINOR_OF_SEVERAL} on its sender reads [several" in TEXT
+    assert f"from {wire.MINOR_OF_DEMANDS} on it keeps the [demand for a bundle]" in TEXT
     assert f"MessagePack array of 1 to {wire.MAX_TOGETHER} maps" in TEXT
     assert f"an array of 1 to {wire.MAX_TOGETHER} messages" in TEXT
     assert f"more than {outbox.SMALL_TOKENS} bytes of them" in TEXT
