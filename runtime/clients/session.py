@@ -1,0 +1,208 @@
+"""Links of a process that only asks peers, and a session with each peer: the base of status, push and link probe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TypeVar
+
+from ls_edge.core.errors import UsageError, WireError
+from ls_edge.core.peers_file import PeerConfig, PeersFile
+from ls_edge.core.records import PeerState
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import Bye, Complaint, FindingRow, Findings, Hello, State, Stored, Welcome
+from ls_edge.runtime.transport.admission import new_alias
+from ls_edge.runtime.transport.keys import KeyPair
+from ls_edge.runtime.transport.links import Incoming, Link, LinkDown, LinkEvent, Links, LinkUp, NoLink
+from ls_edge.runtime.transport.node import curve_of, new_incarnation
+from ls_edge.runtime.transport.problems import one_line
+
+GREET_AGAIN_S = 0.5
+"""Seconds after which a HELLO that was not answered is sent again."""
+GIVE_UP_S = 0.7
+"""Seconds after which a peer that does not answer is reported; it might be just starting."""
+_FLUSH_S = 0.02
+"""Seconds that closing waits for libzmq's thread to write the last messages."""
+
+Self = TypeVar("Self", bound="Client")
+
+
+@dataclass(eq=False)
+class Session:
+    """State of one link to a peer; every link has a new session."""
+
+    peer: PeerConfig
+    up: bool = False
+    up_at: float = 0.0
+    refused: bool = False
+    """Whether a process answers, and the handshake failed."""
+    final: bool = False
+    """Whether another handshake would fail too."""
+    why: str = ""
+    """Why there is no link."""
+    complaint: str = ""
+    """Why the peer does not understand this process, or the other way round."""
+    greeted_at: float = 0.0
+    waiting: bool = True
+    """Whether a HELLO has to be answered."""
+    greetings: list[float] = field(default_factory=list)
+    """Seconds that the answers to HELLO took."""
+    welcome: Welcome | None = None
+    state: State | None = None
+    stored: Stored | None = None
+    findings: tuple[FindingRow, ...] | None = None
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the peer has answered and is warm."""
+        return self.up and self.welcome is not None and self.state is not None and self.state.warm
+
+    def is_hopeless(self, began: float) -> bool:
+        """Return whether waiting does not help, for a client that began to wait at ``began``."""
+        late = time.monotonic() > began + GIVE_UP_S and bool(self.why) and not self.refused
+        return bool(self.complaint) or (not self.up and (self.final or late))
+
+    def receive(self, message: wire.Message) -> None:
+        """Take in a message."""
+        if isinstance(message, Welcome):
+            if self.waiting:
+                self.greetings.append(time.monotonic() - self.greeted_at)
+            self.waiting, self.welcome = False, message
+        elif isinstance(message, State):
+            self.state = message
+        elif isinstance(message, Stored):
+            self.stored = message
+        elif isinstance(message, Findings):
+            self.findings = message.rows
+        elif isinstance(message, Complaint):
+            self.complaint = one_line(message.what)
+        elif isinstance(message, Bye):  # its links end next
+            self.up, self.why = False, f"it left ({one_line(message.reason)})" if message.reason else "it left"
+
+    def judge(self) -> tuple[PeerState, str | None]:
+        """Return the state of the peer and why it cannot be used."""
+        peer, welcome, state = self.peer, self.welcome, self.state
+        if not self.up:
+            lost = PeerState.REFUSED if self.refused else PeerState.LOST
+            return lost, self.why or f"nobody has answered at {peer.address} yet"
+        if self.complaint:
+            return PeerState.REFUSED, self.complaint
+        if welcome is None or state is None:
+            return PeerState.SILENT, "it accepts the link but does not answer the greeting; is it another version?"
+        if welcome.name != peer.name:
+            why = f"the process at {peer.address} is {welcome.name!r}; correct the addresses in peers.yaml"
+            return PeerState.REFUSED, why
+        note = one_line(welcome.note) if welcome.note else None
+        if not welcome.model_id:
+            return PeerState.COLD, note or "it has no bundle; send it one with 'ls-edge push'"
+        if set(welcome.blocks) - set(peer.blocks):
+            why = f"it serves blocks {list(welcome.blocks)}, peers.yaml gives it {list(peer.blocks)}"
+            return PeerState.REFUSED, why
+        if not state.warm:
+            return PeerState.COLD, "it is loading its engines" + (f"; {note}" if note else "")
+        if state.stuck:
+            return PeerState.STUCK, "its engine has not answered for longer than it should"
+        if state.draining:
+            return PeerState.DRAINING, "it is leaving and accepts nothing new"
+        return PeerState.ALIVE, note
+
+
+class Client:
+    """Sessions with every peer of a file; used by one thread. A context manager."""
+
+    def __init__(
+        self, peers: PeersFile, keys: KeyPair | None, owner: str, role: str, model: tuple[str, str] = ("", ""),
+        *, tokens_frame: int = 0,
+    ) -> None:  # fmt: skip
+        """Dial the peers as ``owner``; ``model`` is the id of the model and of the bundle.
+
+        ``tokens_frame`` is the size in bytes of the tokens that may arrive. Raise :class:`LinkError` for keys that do
+        not fit the file.
+        """
+        self.peers = peers
+        self.sessions = {peer.name: Session(peer) for peer in peers.peers}
+        self._hello = Hello(new_alias(owner), role, new_incarnation(), wire.MINOR_OF_ONE, *model)
+        self._links = Links(
+            {peer.name: peer.address for peer in peers.peers},
+            bind=None,
+            heartbeat=peers.heartbeat,
+            max_frame=max(wire.MAX_HEADER, tokens_frame),
+            tokens_frame=tokens_frame,
+            curve=curve_of(peers, self._hello.name, keys),
+        )
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Send BYE to every peer that has answered, which ends the work of this process there, and close the links."""
+        for name, session in self.sessions.items():
+            if session.welcome is not None:
+                self.send(name, Bye())
+        time.sleep(_FLUSH_S)
+        self._links.close()
+
+    def send(self, name: str, message: wire.Message, *frames: bytes | memoryview) -> bool:
+        """Send a message; return False if the link does not take it."""
+        return self._links.send(Link(dialled=name), [wire.encode(message), *frames])
+
+    def step(self, seconds: float) -> Sequence[tuple[str, wire.Message]]:
+        """Handle the events of at most ``seconds``, repeat greetings, and return the messages with their senders."""
+        found = []
+        for event in self._links.poll(max(0.0, seconds)):
+            name = event.name if isinstance(event, NoLink) else event.link.dialled
+            message = self._handle(name, event)
+            if message is not None:
+                found.append((name, message))
+        now = time.monotonic()
+        for name, session in self.sessions.items():
+            if session.up and not session.complaint and session.waiting and now >= session.greeted_at + GREET_AGAIN_S:
+                self.greet(name)
+        return found
+
+    def greet(self, name: str) -> None:
+        """Send HELLO."""
+        session = self.sessions[name]
+        session.greeted_at, session.waiting = time.monotonic(), True
+        self.send(name, self.hello_to(name))
+
+    def hello_to(self, name: str) -> Hello:  # noqa: ARG002
+        """Return the HELLO for a peer."""
+        return self._hello
+
+    def _handle(self, name: str, event: LinkEvent) -> wire.Message | None:
+        session = self.sessions[name]
+        if isinstance(event, LinkUp):
+            self.sessions[name] = Session(session.peer, up=True, up_at=time.monotonic())
+        elif isinstance(event, LinkDown):
+            self.sessions[name] = Session(session.peer, up_at=session.up_at, why=event.why)
+        elif isinstance(event, NoLink):
+            session.why, session.refused, session.final = event.why, event.refused, event.final
+        else:
+            return self._read(session, event)
+        return None
+
+    def _read(self, session: Session, event: Incoming) -> wire.Message | None:
+        try:
+            message = wire.decode(event.frames[0].buffer)
+        except WireError as error:
+            session.complaint = f"its message cannot be read: {error}"
+            return None
+        session.receive(message)
+        return message
+
+
+def source_name(peers: PeersFile, keys: KeyPair | None, default: str) -> str:
+    """Return the name of the source with this key; ``default`` if the file has no keys."""
+    if keys is not None:
+        return peers.source_with_key(keys.public).name
+    if peers.uses_keys:
+        raise UsageError(f"{peers.path} has keys, so this needs the key of a source: give --secret-key FILE")
+    return default
