@@ -67,3 +67,62 @@ def test_files_named_in_tables_are_there(name):
     }
     assert len(paths) > 8
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_functions_of_the_sequence_diagram_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (diagram,) = re.findall(r"```mermaid\n(sequenceDiagram.*?)```", text, re.S)
+    named = re.findall(r"(?:(\w+)\.)?(\w+)\(", diagram)
+    assert len(named) > 10
+    defined = set()
+    for folder in ("ls_edge", "runtime"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef):
+                    defined |= {(node.name, inner.name) for inner in node.body if isinstance(inner, ast.FunctionDef)}
+                elif isinstance(node, ast.FunctionDef):
+                    defined.add(("", node.name))
+    assert [name for name in named if name not in defined] == []
+    rooms = re.findall(r"participant \w+ as (\w+/\w+)", diagram)
+    assert [room for room in rooms if not (ROOT / room).is_dir()] == []
+
+
+def test_the_table_of_changes_is_short():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = text.split("\n## Where to go for a change\n")[1].split("\n## ")[0]
+    assert len(re.findall(r"^\| [^-]", section, re.M)) - 1 <= 25
+
+
+LONG = {
+    "commands.md",
+    "PROTOCOL.md",
+    "analysis.md",
+    "any-order.md",
+    "export.md",
+    "first-fleet.md",
+    "glossary.md",
+    "jetson.md",
+    "order-costs.md",
+    "paper.md",
+    "peers.md",
+    "planning.md",
+    "python.md",
+    "serving.md",
+    "simulation.md",
+    "threat-model.md",
+    "training.md",
+}
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.name not in LONG], ids=lambda path: path.name)
+def test_prose_has_short_lines(path):
+    """Commands, tables and links cannot be broken; everything else can."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.S)
+    lines = [line for line in text.splitlines() if len(line) > 100 and not line.startswith(("|", "![", "["))]
+    assert lines == []
+
+
+def test_the_readme_is_short():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    assert max(map(len, lines)) <= 100
