@@ -37,7 +37,7 @@ from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.peer_routing import PeerMachine
 from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.node import Node, new_incarnation
+from ls_edge.runtime.transport.node import MAX_WAIT_S, Node, new_incarnation
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -189,7 +189,9 @@ class Peer:
                 unread_for = READ_WITHIN_S if engine.is_ahead and not engine.stuck else 0.0
                 if self._short_call is not None:  # it is to be run at once
                     self.node.wake()
-                self.node.step(more=self._take_results, unread_for=unread_for)
+                # A drain ends, and a store asks again for what is missing, by time alone.
+                at_most = 0.1 if self._stops or self._installer is not None else MAX_WAIT_S
+                self.node.step(at_most, self._take_results, unread_for=unread_for)
                 if self._until_eof and self.node.can_read(0) and at_end(0):
                     self._stops = 2
                 if self._inspector is not None:

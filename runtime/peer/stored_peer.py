@@ -86,7 +86,7 @@ class _WaitingPeer:
         log.warning("waiting for a bundle", extra={"peer": self.name, "address": self._entry.bind, "why": self._why})
         try:
             while not self._stopped and not self._installer.is_switching:
-                self.node.step()
+                self.node.step(0.1)
                 self._installer.step()
                 if self._inspector is not None:
                     self._inspector.step()

@@ -29,6 +29,8 @@ MINOR_OF_SEVERAL = 2
 """First minor version whose processes read several messages in one header."""
 MINOR_OF_DEMANDS = 4
 """First minor version whose processes keep :attr:`Run.bundle_id`."""
+MINOR_OF_CHANGES = 4
+"""First minor version whose processes do not expect STATE from a neighbour whose STATE has not changed."""
 _MAGIC = b"LS"
 _PREFIX = _MAGIC + bytes([MAJOR])
 MAX_LATENCY_WEIGHT = 1e6

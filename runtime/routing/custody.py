@@ -50,7 +50,6 @@ from ls_edge.runtime.protocol.messages import (
 from ls_edge.runtime.routing.candidates import ONE_BAND, Candidate, LocalNode
 from ls_edge.runtime.routing.credits import Occupancy, owner_of
 from ls_edge.runtime.routing.events import (
-    AnnounceState,
     Arrived,
     Event,
     Forward,
@@ -74,6 +73,8 @@ from ls_edge.runtime.routing.waiting_requests import WaitingRequests
 
 REFUSED_S = 0.1
 """Seconds for which a process that refuses as cold or draining is asked nothing: its STATE comes when that changes."""
+LOOK_EVERY = 0.1
+"""Seconds between two looks at waiting requests that no event concerns."""
 _UNSENDABLE_S = 0.02
 """Seconds until a transfer that could not be sent is decided again: longer idles, shorter spins on a full link."""
 _OFFERS = 1024
@@ -170,6 +171,8 @@ class CustodyMachine(ABC):
         self._checks: list[tuple[float, int, HeldRequest]] = []
         """A heap of the times at which held requests have to be looked at, with outdated entries."""
         self._numbers = itertools.count()
+        self._look_at = 0.0
+        """When waiting requests are looked at again although there was no event."""
 
     # The interface of the process around it.
 
@@ -186,6 +189,8 @@ class CustodyMachine(ABC):
             self.dispatch(event)
         self._candidates = None
         self._check_times()
+        if self.occupancy.waiting and self.now >= self._look_at:
+            self._look_at_waiting()
         while self.waiting.may_have_room or self._ready:
             if self.waiting.may_have_room:
                 self.waiting.use_room(self._room, self._decide)
@@ -211,6 +216,8 @@ class CustodyMachine(ABC):
         while checks and checks[0][2].check_at != checks[0][0]:
             heapq.heappop(checks)
         at = min(checks[0][0] if checks else INFINITY, self._other_check())
+        if self.occupancy.waiting:
+            at = min(at, self._look_at)
         return None if at == INFINITY else at
 
     @property
@@ -322,6 +329,9 @@ class CustodyMachine(ABC):
     def _other_check(self) -> float:
         """Return when a Tick is due for other reasons than held requests; infinity where it never is."""
         return INFINITY
+
+    def _reach_changed(self) -> None:  # noqa: B027
+        """Links, or what neighbours reach, have changed."""
 
     def _refused(self, request: HeldRequest, sender: str, message: Refuse) -> None:  # noqa: B027
         """A request waits again since its next holder refused it."""
@@ -502,13 +512,14 @@ class CustodyMachine(ABC):
             known.hello = hello
         else:
             self.neighbours.by_name[hello.name] = Neighbour(hello)
-            self.instructions.append(AnnounceState())
+        self._reach_changed()
         self._wake_all()
 
     def _on_down(self, event: NeighbourDown) -> None:
         if self.neighbours.by_name.pop(event.name, None) is None:
             return
-        self.instructions += [Note(NoteKind.LOST, event.name, why=event.why), AnnounceState()]
+        self.instructions.append(Note(NoteKind.LOST, event.name, why=event.why))
+        self._reach_changed()
         for request in [request for request in self._sent.values() if request.downstream == event.name]:
             self.reroute(request, f"{event.name} was lost: {event.why}")
         self._ready.extend(self.waiting.for_credit_of(event.name))
@@ -517,6 +528,7 @@ class CustodyMachine(ABC):
     def _on_state(self, event: NeighbourState) -> None:
         change = self.neighbours.update(event.name, event.state, self.now)
         if change is Change.REACH:
+            self._reach_changed()
             self._wake_all()
         else:
             if change is Change.LOAD:
@@ -775,6 +787,16 @@ class CustodyMachine(ABC):
         """Decide everything that waits again: there are more ways to go, or fewer."""
         if self.occupancy.waiting:
             self._ready.extend(request for request in self.held.values() if request.stage is Stage.WAITING)
+
+    def _look_at_waiting(self) -> None:
+        """Decide again what waits for the end of a suspicion, a refusal or a pause, which is no event."""
+        self._look_at = self.now + LOOK_EVERY
+        if self.neighbours.have_recovered(self.now):
+            self._wake_all()
+        else:
+            self._ready.extend(self.waiting.for_change())
+        for n in self.neighbours:
+            self.waiting.note_room(n.name)
 
     def _room(self, name: str) -> int:
         """Return how many more transfers a neighbour can be sent."""

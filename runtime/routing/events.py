@@ -159,10 +159,6 @@ class Compute(msgspec.Struct, frozen=True):
     """Of the first block, for each transfer."""
 
 
-class AnnounceState(msgspec.Struct, frozen=True):
-    """Send STATE to all neighbours soon: something in it matters to them now."""
-
-
 class Complete(msgspec.Struct, frozen=True):
     """A request has its last tokens; the head is to run on them."""
 
@@ -219,7 +215,7 @@ class Note(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-Instruction = Send | Forward | Compute | AnnounceState | Complete | Returned | Fail | Note
+Instruction = Send | Forward | Compute | Complete | Returned | Fail | Note
 
 
 def execution_order(instruction: Instruction) -> int:
@@ -235,5 +231,5 @@ def execution_order(instruction: Instruction) -> int:
     return rank
 
 
-_RANKS: dict[type, int | None] = {Send: 2, AnnounceState: 2, Note: 2, Forward: None}
+_RANKS: dict[type, int | None] = {Send: 2, Note: 2, Forward: None}
 """See :func:`execution_order`; 1 for everything else."""

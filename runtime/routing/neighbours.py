@@ -29,8 +29,6 @@ _CLAMP = 4.0
 """A measured time counts as at most this many times the usual one, or as the one before if that was longer."""
 TRANSFERS_PER_DEADLINE = 4.0
 """Transfers over its link for which a holder may show no progress: PROGRESS may have to wait for tokens on the link."""
-STALE_AFTER_S = 0.35
-"""Seconds without STATE after which a process counts as busier by each further second: three were missed."""
 _SMOOTH_LINK = 0.2
 """Weight of the newest transfer in the usual time of one: larger follows a changing link, smaller ignores outliers."""
 _SMOOTH_CALL = 0.2
@@ -159,6 +157,8 @@ class Neighbour:
     """Transfers on their way to it that it has neither accepted nor refused."""
     strikes: int = 0
     suspected_until: float = 0.0
+    suspected_at: float = 0.0
+    """When it last came under suspicion."""
     refused_until: float = 0.0
     backoff_until: float = 0.0
     """Until when it is passed over for having refused or returned what it was given; STATE does not end it."""
@@ -273,18 +273,23 @@ class Neighbour:
         return round(max(known, min(self.link_us, self.trip_us)))
 
     def expected_wait_us(self, now: float) -> int:
-        """Until its engine could begin with something new.
+        """Return the expected microseconds until its engine could begin with something new.
 
-        What it had to do is being done meanwhile; transfers on their way come first; and who has not been heard for a
-        while counts as busy.
+        Its queue has been getting shorter since its STATE. Transfers on their way come first. A process that has said
+        nothing since it came under suspicion counts as busier by each second.
         """
         if self.state is None:
             return 0
-        age, wait_us = now - self.state_at, self.state.wait_us
-        left = max(0, min(wait_us, MOST_WAIT_US) - round(age * 1e6)) if wait_us else 0
+        wait_us = self.state.wait_us
+        left = max(0, min(wait_us, MOST_WAIT_US) - round((now - self.state_at) * 1e6)) if wait_us else 0
         if self.offers:
             left += self.offers * max(self.block_us, self.expected_link_us(now))
-        return left + round((age - STALE_AFTER_S) * 1e6) if age > STALE_AFTER_S else left
+        return left + round((now - self.suspected_at) * 1e6) if self.is_silent else left
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has sent no STATE since it came under suspicion."""
+        return self.strikes > 0 and self.state_at < self.suspected_at
 
 
 @dataclass
@@ -357,6 +362,7 @@ class Neighbours:
         if n is None:
             return
         self.suspicions += 1
+        n.suspected_at = now
         n.suspected_until = now + min(self.limits.suspect_most, self.limits.suspect_base * 2**n.strikes)
         n.strikes += 1
         n.was_available = False
@@ -369,6 +375,13 @@ class Neighbours:
         if n is not None:
             n.strikes = 0
             n.suspected_until = 0.0
+
+    def have_recovered(self, now: float) -> bool:
+        """Return whether a suspicion has ended by time since the last call or STATE."""
+        found = [n for n in self if not n.was_available and n.available(now)]
+        for n in found:
+            n.was_available = True
+        return bool(found)
 
     def update(self, name: str, state: State, now: float) -> Change:
         """Take a STATE in; return what may let waiting tokens go, beside credits."""

@@ -14,8 +14,7 @@ copies for others); REFUSE reports the current number to a sender that saw an ol
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -23,7 +22,6 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.core.records import Visit
 from ls_edge.runtime.protocol.messages import (
-    MAX_FAR,
     Accept,
     Cancel,
     Itinerary,
@@ -40,7 +38,6 @@ from ls_edge.runtime.routing.credits import Credits
 from ls_edge.runtime.routing.custody import CustodyMachine
 from ls_edge.runtime.routing.engine_queue import EngineQueue
 from ls_edge.runtime.routing.events import (
-    AnnounceState,
     Arrived,
     Compute,
     Computed,
@@ -48,17 +45,17 @@ from ls_edge.runtime.routing.events import (
     Drain,
     Event,
     NeighbourDown,
-    NeighbourState,
     NeighbourUp,
     Note,
     NoteKind,
     Send,
-    Tick,
+    Unsendable,
     Warm,
 )
-from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest, OpenWave, Stage
-from ls_edge.runtime.routing.neighbours import Limits, Neighbour
+from ls_edge.runtime.routing.held_request import HeldRequest, OpenWave, Stage
+from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.policies import policy_of
+from ls_edge.runtime.routing.state_announcer import StateAnnouncer
 from ls_edge.runtime.routing.tombstones import Tombstones
 from ls_edge.runtime.routing.waves import WaveJoiner
 
@@ -66,10 +63,6 @@ _NO_WAY_HOME_S = 0.1
 """Seconds until tokens that no neighbour can bring home are routed again; a new link does so at once."""
 _SOURCES_REMEMBERED = 1024
 """Sources that are remembered as having been near; of one that is forgotten, work stays until its budget ends."""
-_OF_NEIGHBOURS = frozenset((NeighbourUp, NeighbourDown, NeighbourState, Tick))
-"""Events after which it is looked at which sources can be reached."""
-_COLLECTED_SHARE = 8
-"""The part of the credits, one in so many, that is announced at once to who waits for some while the engine is busy."""
 _BLOCK_SHARE = 0.25
 """Most of a budget that is kept back for an engine call: a wrong measurement of one must not keep it from running."""
 
@@ -99,13 +92,7 @@ class PeerMachine(CustodyMachine):
         self.warm = False
         self.draining = False
         self._credits = Credits(limits, self.occupancy)
-        self._credits_before = 0
-        self._least_credits = 0
-        """The fewest since the end of the last event, as far as a message told them."""
-        self._reported_none: set[str] = set()
-        """Neighbours whose last message from here said that they have no credit."""
-        self._reported_some: set[str] = set()
-        """Those that have sent tokens since their last STATE from here, and were told of more credits."""
+        self._states = StateAnnouncer(self)
         self._arrivals = 0
         self._local_node: LocalNode | None = None
         """As it was last described."""
@@ -140,17 +127,6 @@ class PeerMachine(CustodyMachine):
         """Requests that it would accept now, from whomever they come."""
         return self._credits.total if self._serves else 0
 
-    def _report_credits(self, name: str) -> int:
-        """Return the credits of a neighbour for a message to it, and note what it was told."""
-        credit = self.credits_for(name)
-        if credit > 0:
-            self._reported_none.discard(name)
-        else:
-            self._reported_none.add(name)
-            self._reported_some.discard(name)
-            self._least_credits = min(self._least_credits, self.credits)
-        return credit
-
     def credits_for(self, name: str) -> int:
         """Return the transfers that it would accept now from a process, a source or a peer."""
         if not self._is_source(name):
@@ -164,49 +140,7 @@ class PeerMachine(CustodyMachine):
 
     def state(self, name: str = "") -> State:
         """Return the STATE to send to the neighbour of this name."""
-        self._reported_some.discard(name)
-        peers = [n for n in self.neighbours if n.hello.role == "peer"]
-        near = [n for n in peers if n.available(self.now)]
-        reached = {block for n in near for block in n.hello.blocks}
-        receiver = self.neighbours.get(name)
-        direct = {name, *(receiver.state.reaches if receiver is not None and receiver.state is not None else ())}
-        engine = self.engine
-        return State(
-            warm=self.warm,
-            draining=self.draining,
-            stuck=engine.stuck,
-            credits=self._report_credits(name) if name in self.neighbours.by_name else self.credits,
-            queue=engine.length,
-            calls=engine.calls,
-            block_us=engine.block_us,
-            wait_us=engine.work_us(self.now),
-            reaches=tuple(sorted(n.name for n in self.neighbours)),
-            reach_blocks=tuple(sorted(reached)),
-            far_blocks=self._far_blocks([n for n in near if n.name not in direct], reached),
-        )
-
-    def _far_blocks(self, through: Sequence[Neighbour], reached: AbstractSet[int]) -> tuple[tuple[int, ...], ...]:
-        """Blocks that are 2, 3, … links away through some of the neighbours, each at its shortest distance.
-
-        A neighbour is not told what it told us itself, nor what others that it has links to tell it. So where all have
-        links to all nobody is told anything, and after the only holder of a block has gone no two of them go on telling
-        one another of it. In a ring they do, until :data:`MAX_FAR` ends it.
-        """
-        known = {*reached, *self.engine.usable_blocks}
-        if len(known) >= self.bands.num_blocks:
-            return ()
-        found: list[tuple[int, ...]] = []
-        for distance in range(MAX_FAR):
-            states = [n.state for n in through if n.state is not None]
-            if distance == 0:
-                heard = {block for state in states for block in state.reach_blocks}
-            else:
-                heard = {b for s in states if len(s.far_blocks) >= distance for b in s.far_blocks[distance - 1]}
-            found.append(tuple(sorted(heard - known)))
-            known |= heard
-        while found and not found[-1]:
-            found.pop()
-        return tuple(found)
+        return self._states.state(name)
 
     @property
     def _serves(self) -> bool:
@@ -225,7 +159,8 @@ class PeerMachine(CustodyMachine):
             return
         reason = self._reason_to_refuse(event)
         if reason is not None:
-            self.instructions.append(Send(sender, Refuse(run.transfer, reason, self._report_credits(sender))))
+            credit = self._states.credits_in_answer(sender, accepted=False)
+            self.instructions.append(Send(sender, Refuse(run.transfer, reason, credit)))
             return
         if run.transfer not in self.held:
             request = HeldRequest(
@@ -249,9 +184,7 @@ class PeerMachine(CustodyMachine):
             source = run.itinerary.source
             if source != sender and source in self.neighbours.by_name:
                 self.instructions.append(Send(source, Moved(run.transfer, sender)))
-        credit = self._report_credits(sender)
-        if credit > 0:
-            self._reported_some.add(sender)
+        credit = self._states.credits_in_answer(sender, accepted=True)
         self.instructions.append(Send(sender, Accept(run.transfer, credit)))
 
     def _reason_to_refuse(self, event: Arrived) -> RefuseReason | None:
@@ -475,7 +408,7 @@ class PeerMachine(CustodyMachine):
 
     def _on_warm(self, event: Warm) -> None:
         self.warm, self.engine.block_us = True, event.block_us
-        self.instructions.append(AnnounceState())
+        self._states.urgent()
 
     def _on_computed(self, event: Computed) -> None:
         self.engine.measure(event, self.now)
@@ -505,7 +438,8 @@ class PeerMachine(CustodyMachine):
         failed = self.engine.count_failure(event)
         why = f"block {event.block}: {event.why}"
         if failed:
-            self.instructions += [Note(NoteKind.ENGINE_FAILED, self.name, why=why), AnnounceState()]
+            self.instructions.append(Note(NoteKind.ENGINE_FAILED, self.name, why=why))
+            self._states.urgent()
         elif event.not_finite:
             self.instructions.append(Note(NoteKind.NOT_FINITE, self.name, why=why))
         for transfer in event.transfers:
@@ -528,7 +462,8 @@ class PeerMachine(CustodyMachine):
         batch = self.engine.end_call(self.now)
         if self.engine.stuck:
             self.engine.stuck = False
-            self.instructions += [Note(NoteKind.ENGINE_BACK, self.name), AnnounceState()]
+            self.instructions.append(Note(NoteKind.ENGINE_BACK, self.name))
+            self._states.urgent()
         return {request.transfer: request for request in batch if request.stage is Stage.RUNNING}
 
     def _requeue(self, why: str) -> None:
@@ -606,10 +541,8 @@ class PeerMachine(CustodyMachine):
             if not self.engine.stuck:
                 self.engine.stuck = True
                 why = f"block {request.engine.block} has been running for longer than its deadline"
-                self.instructions += [
-                    Note(NoteKind.ENGINE_STUCK, self.name, request.request, why),
-                    AnnounceState(),
-                ]
+                self.instructions.append(Note(NoteKind.ENGINE_STUCK, self.name, request.request, why))
+                self._states.urgent()
                 self._requeue("the engine is stuck")
                 for running in self.engine.running:
                     self.joins.give_up(running)
@@ -621,7 +554,7 @@ class PeerMachine(CustodyMachine):
 
     def _other_check(self) -> float:
         start = self.engine.next_start
-        at = INFINITY if start is None else start
+        at = self._states.due if start is None else min(start, self._states.due)
         if self._orphaned:
             at = min(at, *self._orphaned.values())
         if self.draining and self.now < self._drain_until:
@@ -633,7 +566,7 @@ class PeerMachine(CustodyMachine):
     def _on_drain(self, _event: Drain) -> None:
         self.draining = True
         self._drain_until = self.now + self.limits.drain / 2
-        self.instructions.append(AnnounceState())
+        self._states.urgent()
 
     def _on_cancel(self, sender: str, message: Cancel) -> None:
         """Forget requests of the sender, which cannot cancel those of others."""
@@ -650,16 +583,18 @@ class PeerMachine(CustodyMachine):
             self._requeue("half of the drain is over")
         if self._orphaned:
             self._drop_orphans()
-        if type(event) not in _OF_NEIGHBOURS:
-            return
         if isinstance(event, NeighbourDown):
             self._credits.forget(event.name)
-            self._reported_none.discard(event.name)
-            self._reported_some.discard(event.name)
+            self._states.lost(event.name)
+        elif isinstance(event, NeighbourUp):
+            self._states.forget(event.hello.name)
+        elif isinstance(event, Unsendable):
+            self._states.forget(event.failed.to)
         if self.held:
-            self._look_for_orphans()
-            self._drop_orphans()
-        self.tombstones.forget(self.now)
+            self._states.load_changed()
+
+    def _reach_changed(self) -> None:
+        self._states.reach_changed()
 
     def _drop_orphans(self) -> None:
         """Forget the work of sources that have been out of reach for too long."""
@@ -687,22 +622,13 @@ class PeerMachine(CustodyMachine):
             del self._orphaned[name]
 
     def _finish(self) -> None:
-        """Start the engine, and send STATE to those whose credits have run out, or who wait for some."""
+        """Start the engine, and send the STATE messages that are due."""
         self._start_engine()
-        before, least, after = self._credits_before, self._least_credits, self.credits
-        if after == before == least:
-            return
-        self._credits_before = self._least_credits = after
-        if after > least and self._reported_none:
-            # While the engine has work there is time to collect a few: a message for each would cost more than it wins.
-            enough = max(1, self.limits.credits // _COLLECTED_SHARE) if self.engine.queued else 1
-            self._send_state(name for name in sorted(self._reported_none) if self.credits_for(name) >= enough)
-        elif after < before and self._reported_some and (after <= 0 or after <= self.limits.reserved < before):
-            self._send_state(name for name in sorted(self._reported_some) if self.credits_for(name) <= 0)
-
-    def _send_state(self, names: Iterable[str]) -> None:
-        if AnnounceState() not in self.instructions:  # which tells all of them
-            self.instructions += [Send(name, self.state(name)) for name in names if name in self.neighbours.by_name]
+        if self.now >= self._states.due:
+            self._look_for_orphans()
+            self.tombstones.forget(self.now)
+            self._states.announce()
+        self._states.announce_credits()
 
     def _validate_parts(self) -> None:
         engine, held = self.engine, self.held.values()

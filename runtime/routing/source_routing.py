@@ -158,7 +158,9 @@ class SourceMachine(CustodyMachine):
     def _note_reachable(self) -> None:
         for n in self.neighbours:
             state = n.state
-            if n.hello.role == "peer" and state is not None and state.warm and not state.draining and not state.stuck:
+            if n.is_silent or n.hello.role != "peer" or state is None:
+                continue
+            if state.warm and not state.draining and not state.stuck:
                 # What is behind others may be served by any bundle.
                 behind = () if self.bundle_id else (state.reach_blocks, *state.far_blocks)
                 for block in itertools.chain(n.hello.blocks, *behind):
@@ -334,6 +336,7 @@ class SourceMachine(CustodyMachine):
         owner.reason = reason
         stuck = self.bands.permitted(request.itinerary.remaining)
         if reason is ReturnReason.UNREACHABLE and _may_skip(request.itinerary, stuck):
+            self._note_reachable()
             skip_at = max(self.last_seen(block) for block in stuck) + self.limits.skip_grace
             if skip_at <= self.now:
                 self._skip(owner, stuck, _NO_HOLDER)

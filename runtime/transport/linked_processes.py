@@ -101,6 +101,11 @@ class LinkedProcesses:
         """Whether HELLO was sent on a link and has to be repeated, since no WELCOME came."""
         return link in self._greeting_due
 
+    @property
+    def next_greeting(self) -> float:
+        """When the next of :meth:`due_greetings` is due; infinity where there is none."""
+        return min((at for at, _ in self._greeting_due.values()), default=float("inf"))
+
     def due_greetings(self, now: float) -> list[Link]:
         """Return the links on which HELLO is to be sent again now; the next time is set."""
         if not self._greeting_due:

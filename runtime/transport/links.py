@@ -82,6 +82,8 @@ _SOCKADDR = 16
 _libc = ctypes.CDLL(None)
 _MOST_TTL_MS = 6_553_500
 """Largest value of ZMTP's field for it: 65535 tenths of a second."""
+DEALER_HEARTBEATS_SLOWER = 10
+"""Heartbeats that a peer's ROUTER sends on a link for each one of the peer that dialled it."""
 REDIAL_S = 0.5
 """Seconds after which a peer is dialled again that libzmq has given up."""
 _ZAP_DOMAIN = "ls-edge"
@@ -227,6 +229,7 @@ class Links:
         """Wait at most ``timeout`` seconds and return what happened; ends of links come before messages."""
         if self._redial_at:
             self._redial()
+            timeout = min(timeout, REDIAL_S)
         # Rounded up: what is due in less than a millisecond is waited for, and not asked for again and again.
         ready = self._ready = dict(self._poller.poll(0 if self._lost else max(0, math.ceil(timeout * 1000))))
         events: list[LinkEvent] = [LinkDown(link, "connection lost") for link in self._lost]
@@ -288,10 +291,10 @@ class Links:
 
     # Inside.
 
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, heartbeat_ms: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.linger = 0
-        socket.setsockopt(zmq.HEARTBEAT_IVL, self._heartbeat.every_ms)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, heartbeat_ms)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, self._silence_ms)
         socket.setsockopt(zmq.HEARTBEAT_TTL, min(self._silence_ms, _MOST_TTL_MS))
         socket.setsockopt(zmq.HANDSHAKE_IVL, 2000)
@@ -302,7 +305,7 @@ class Links:
         return socket
 
     def _bind(self, address: str, curve: Curve | None) -> None:
-        router = self._router = self._socket(zmq.ROUTER)
+        router = self._router = self._socket(zmq.ROUTER, self._heartbeat.every_ms)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if curve is not None:
             router.curve_server = True
@@ -324,7 +327,11 @@ class Links:
         self._poller.register(router, zmq.POLLIN)
 
     def _dial(self, name: str, address: str, curve: Curve | None) -> None:
-        dealer = self._dealers[name] = self._socket(zmq.DEALER)
+        # The other peer's ROUTER sends heartbeats with a time to live, so between two peers one side is enough. libzmq
+        # cancels that time when a message follows the heartbeat, so a source, which gets its messages here, sends its
+        # own, and a peer sends a few.
+        slower = 1 if self._router is None else DEALER_HEARTBEATS_SLOWER
+        dealer = self._dealers[name] = self._socket(zmq.DEALER, slower * self._heartbeat.every_ms)
         dealer.setsockopt(zmq.IMMEDIATE, 1)
         dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)

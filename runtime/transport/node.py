@@ -56,7 +56,6 @@ from ls_edge.runtime.protocol.messages import (
 from ls_edge.runtime.routing.custody import CustodyMachine
 from ls_edge.runtime.routing.events import (
     Abandon,
-    AnnounceState,
     Arrived,
     Compute,
     Computed,
@@ -84,8 +83,10 @@ from ls_edge.runtime.transport.zap import is_worth_logging
 
 log = logging.getLogger("ls_edge.runtime")
 
-STATE_EVERY = 0.1
-"""Seconds between two STATE of a process."""
+GUEST_STATE_EVERY = 0.1
+"""Seconds between two STATE to an observer or pusher, which the routing machine does not know."""
+MAX_WAIT_S = 1.0
+"""Longest wait of a turn in which nothing happens, in seconds."""
 COMPLAINTS_A_SECOND = 10
 """Most COMPLAINTs that are sent on a link in a second; what is beyond is counted only."""
 NOTES_A_MINUTE = 20
@@ -169,7 +170,7 @@ class Node:
         self._complained: dict[Link, tuple[float, int]] = {}
         self._problems = PeerProblems(self._linked.listed - {name})
         self._noted: dict[tuple[str, str], tuple[int, int]] = {}
-        self._state_at = 0.0
+        self._guest_state_at = 0.0
         self._events: deque[Event] = deque()
         self._executing = False
         self._in_turn = False
@@ -228,7 +229,9 @@ class Node:
         """Whether the latest :meth:`step` found that a watched file descriptor can be read, or is at its end."""
         return self._links.can_read(descriptor)
 
-    def step(self, at_most: float = 0.1, more: Callable[[], None] = lambda: None, *, unread_for: float = 0.0) -> None:
+    def step(
+        self, at_most: float = MAX_WAIT_S, more: Callable[[], None] = lambda: None, *, unread_for: float = 0.0
+    ) -> None:
         """Wait for events, at most ``at_most`` seconds, and handle all of them: one *turn*.
 
         ``more`` is called when all messages have been read; events that it feeds are handled together with them. What
@@ -237,13 +240,18 @@ class Node:
         """
         now = time.monotonic()
         due = self._machine.next_check()
-        wait = min(at_most, self._state_at - now, self._outbox.held_until - now, *(() if due is None else (due - now,)))
+        wait_until = min(now + at_most, self._outbox.held_until, self._linked.next_greeting)
+        if due is not None:
+            wait_until = min(wait_until, due)
+        if self._linked.guests:
+            wait_until = min(wait_until, self._guest_state_at)
+        wait = max(0.0, wait_until - now)
         self._asleep = True
         if unread_for and not self._woken:
-            unread_for = min(unread_for, max(0.0, wait))
+            unread_for = min(unread_for, wait)
             self._wakes.poll(round(unread_for * 1e3))
             wait -= unread_for
-        events = self._links.poll(0.0 if self._woken else max(0.0, wait))
+        events = self._links.poll(0.0 if self._woken else wait)
         self._asleep = self._woken = False
         if self._links.can_read(self._wake_in.fileno()):
             self._clear_wakes()
@@ -269,12 +277,13 @@ class Node:
         now = time.monotonic()
         for link in self._linked.due_greetings(now):
             self._send_link(link, self._hello())
-        # What became due meanwhile ends the next wait at once. A STATE is to be current.
-        if not self._handled and (now >= self._state_at or (due is not None and due <= now)):
+        if not self._handled and due is not None and due <= now:  # what became due meanwhile ends the next wait
             self.feed(Tick())
-        if now >= self._state_at:
-            self._broadcast_state()
-            self._problems.forget_old(now)
+        if self._linked.guests and now >= self._guest_state_at:
+            self._guest_state_at = now + GUEST_STATE_EVERY
+            for name in self._linked.guests:
+                self._outbox.put_optional(name, self._state(name))
+        self._problems.forget_old(now)
         if now >= self._outbox.held_until:
             self._outbox.let_go()
         self._send_outbox()
@@ -314,8 +323,6 @@ class Node:
             self._outbox.put(instruction)
         elif isinstance(instruction, Forward):
             self._outbox.put_tokens(instruction)
-        elif isinstance(instruction, AnnounceState):
-            self._state_at = 0.0
         elif isinstance(instruction, Note):
             self._note(instruction)
         else:
@@ -327,7 +334,6 @@ class Node:
         """Send HELLO again to all linked processes, because its content has changed (engines are warm now)."""
         for links in list(self._linked.links_of.values()):
             self._send_link(links[0], self._hello())
-        self._state_at = 0.0
 
     def leave(self, reason: str) -> None:
         """Send BYE to all linked processes and close the links."""
@@ -537,12 +543,6 @@ class Node:
 
     def _send_link(self, link: Link, message: Message) -> None:
         self._links.send(link, [wire.encode(message)])
-
-    def _broadcast_state(self) -> None:
-        self._state_at = time.monotonic() + STATE_EVERY
-        if self.role == "peer":
-            for name in self._linked.links_of:
-                self._outbox.put_optional(name, self._state(name))
 
     def _note(self, note: Note) -> None:
         if self.on_note is not None:

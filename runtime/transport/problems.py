@@ -23,6 +23,7 @@ class PeerProblems:
         """``names``: the peers that are watched; what concerns others is ignored. None has a link yet."""
         self._found: dict[str, dict[Kind, tuple[str, float]]] = {name: {} for name in names}
         self.reasons: Mapping[str, str] = {}
+        self._look_at = 0.0
         for name in self._found:
             self.note(name, "link", "no link to it yet")
 
@@ -44,6 +45,9 @@ class PeerProblems:
 
     def forget_old(self, now: float) -> None:
         """Drop complaints that have not been repeated for :data:`COMPLAINT_LASTS`."""
+        if now < self._look_at:
+            return
+        self._look_at = now + 1.0
         for name, found in self._found.items():
             if "complaint" in found and found["complaint"][1] < now - COMPLAINT_LASTS:
                 self.clear(name, "complaint")

@@ -45,7 +45,7 @@ from ls_edge.runtime.protocol.messages import (
     Want,
     Welcome,
 )
-from ls_edge.runtime.routing.events import AnnounceState, Complete, Compute, Forward, Note, Send
+from ls_edge.runtime.routing.events import Complete, Compute, Forward, Note, Send
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parents[1] / "runtime" / "protocol" / "PROTOCOL.md"
@@ -281,7 +281,11 @@ class Transcript(Simulation):
 
     def _execute(self, process, instruction):
         name = process.name
-        if isinstance(instruction, Send):
+        if isinstance(instruction, Send) and isinstance(instruction.message, State):
+            if instruction.message.draining and name not in self._seen_draining:
+                self._seen_draining.add(name)
+                self.say(f"{name:<6} -> all     STATE draining")
+        elif isinstance(instruction, Send):
             self.say(f"{name:<6} -> {instruction.to:<6}  {_told(instruction.message)}")
         elif isinstance(instruction, Forward):
             self.say(f"{name:<6} -> {instruction.to:<6}  {_told(instruction.run('raw', 1, 1))}")
@@ -295,10 +299,6 @@ class Transcript(Simulation):
             self.say(f"{name:<6} notes  {instruction.what} {instruction.peer}: {instruction.why}")
         elif isinstance(instruction, Complete):
             self.say(f"{name:<6} has the answer of {_shown(instruction.itinerary.waves)}")
-        elif isinstance(instruction, AnnounceState) and getattr(process.machine, "draining", False):
-            if name not in self._seen_draining:
-                self.say(f"{name:<6} -> all     STATE draining")
-            self._seen_draining.add(name)
         super()._execute(process, instruction)
 
 

@@ -14,7 +14,7 @@ from ls_edge.core.records import TrackSpan, Visit
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import FindingRow, Findings, Itinerary, Run, TrackRef, TransferId
-from ls_edge.runtime.routing import custody, neighbours
+from ls_edge.runtime.routing import custody, neighbours, state_announcer
 from ls_edge.runtime.routing import source_routing as source
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.transport import admission, host_names, linked_processes, links, node, outbox
@@ -222,7 +222,8 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"MessagePack array of 1 to {wire.MAX_TOGETHER} maps" in TEXT
     assert f"an array of 1 to {wire.MAX_TOGETHER} messages" in TEXT
     assert f"more than {outbox.SMALL_TOKENS} bytes of them" in TEXT
-    assert f"A peer MUST send STATE every {node.STATE_EVERY * 1000:.0f} ms" in TEXT
+    assert f"A peer MUST send STATE every {state_announcer.STATE_EVERY * 1000:.0f} ms to its" in TEXT
+    assert f"Before {wire.MAJOR}.{wire.MINOR_OF_CHANGES} every process expected STATE" in TEXT
     assert f"| after a handshake that failed, or a frame that was too long | {links.REDIAL_S * 1000:.0f} ms |" in TEXT
     assert f"| `SNDHWM` | {links.MAX_UNSENT} messages |" in TEXT
     assert f"| `RCVHWM` | {links.MAX_UNREAD}, no bound |" in TEXT

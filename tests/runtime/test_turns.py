@@ -11,15 +11,13 @@ from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Hello, State
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.peer_routing import PeerMachine
-from ls_edge.runtime.transport import node as node_module
 from ls_edge.runtime.transport.links import Link, Links, LinkUp
 from ls_edge.runtime.transport.node import Node
 
 
 @pytest.fixture
-def node(tiny_bundle, write_peers, monkeypatch):
+def node(tiny_bundle, write_peers):
     """A node that only :meth:`Node.step` drives, with no turns of its own."""
-    monkeypatch.setattr(node_module, "STATE_EVERY", 600.0)
     manifest = Bundle.open(tiny_bundle).manifest
     node = Node(
         name="a",
@@ -32,7 +30,7 @@ def node(tiny_bundle, write_peers, monkeypatch):
         state=lambda _: State(True, False, False, 0, 0, 0, 0),
         keys=None,
     )
-    node.step(0.01)  # with the first STATE, which has no receiver
+    node.step(0.01)
     yield node
     node.close()
 

@@ -21,10 +21,9 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.errors import WireError
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.core.peers_file import usual_credits
-from ls_edge.runtime.protocol.messages import Hello, Itinerary, Run, State
+from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, Run, State
 from ls_edge.runtime.routing.custody import CustodyMachine
 from ls_edge.runtime.routing.events import (
-    AnnounceState,
     Arrived,
     Complete,
     Compute,
@@ -51,7 +50,6 @@ from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.routing.source_routing import SourceMachine
 
 SOURCE = "source"
-_STATE_EVERY = 0.1
 _TOGETHER = (Arrived, Received, NeighbourState, Computed)
 """Events that a process may handle together, as a node does with what it finds in one turn of its loop."""
 
@@ -306,7 +304,6 @@ class Simulation:
         if isinstance(process.machine, PeerMachine) and not process.machine.warm:
             self._feed(name, Warm(round(self.block_seconds[name] * 1e6)))
         self._greet(name)
-        self._repeat_state(process)
 
     def _greet(self, name: str) -> None:
         for other in self.processes:
@@ -314,25 +311,13 @@ class Simulation:
                 self._hello(name, other)
                 self._hello(other, name)
 
-    def _repeat_state(self, process: Process) -> None:
-        if process.alive and self.processes[process.name] is process:
-            if not process.stopped:
-                self._send_state(process)
-                self._feed(process.name, Tick())
-            self.at(_STATE_EVERY, lambda: self._repeat_state(process))
-
     def _hello(self, sender: str, to: str) -> None:
         process = self.processes[sender]
         held = self._placement.get(sender, ())
-        hello = Hello(sender, _role(sender), process.incarnation, 0, "model", "bundle", tuple(held))
+        hello = Hello(sender, _role(sender), process.incarnation, MINOR, "model", "bundle", tuple(held))
         self._deliver(sender, to, NeighbourUp(hello))
-        self._send_state(process, to)
-
-    def _send_state(self, process: Process, only: str | None = None) -> None:
         if isinstance(process.machine, PeerMachine):
-            for to in self.processes if only is None else (only,):
-                if to != process.name:
-                    self._deliver(process.name, to, NeighbourState(process.name, process.machine.state(to)))
+            self._deliver(sender, to, NeighbourState(sender, process.machine.state(to)))
 
     def _linked(self, a: str, b: str) -> bool:
         return self.processes[a].alive and self.processes[b].alive and frozenset((a, b)) not in self._cut
@@ -436,8 +421,6 @@ class Simulation:
             self._deliver(process.name, instruction.to, event)
         elif isinstance(instruction, Compute):
             self._compute(process, instruction)
-        elif isinstance(instruction, AnnounceState):
-            self._send_state(process)
         elif isinstance(instruction, (Complete, Fail)):
             self.outcomes[instruction.request].append(instruction)
             self.ended[instruction.request] = self.now

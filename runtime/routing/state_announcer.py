@@ -1,0 +1,230 @@
+"""STATE messages of a peer: what each neighbour was told, and when it is told something else.
+
+A neighbour that gives this peer work is a *user*: it receives STATE every :data:`STATE_EVERY` seconds, so that it
+notices a peer that falls silent. Any other neighbour receives one only when it differs from the last: soon where
+links or reachable blocks have changed, and once in :data:`LOAD_EVERY` seconds where only the load has. A fleet
+without requests therefore sends none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ls_edge.runtime.protocol.messages import MAX_FAR, MINOR_OF_CHANGES, State
+from ls_edge.runtime.routing.events import Send
+from ls_edge.runtime.routing.held_request import INFINITY
+from ls_edge.runtime.routing.neighbours import Neighbour
+
+if TYPE_CHECKING:
+    from ls_edge.runtime.routing.peer_routing import PeerMachine
+
+STATE_EVERY = 0.1
+"""Seconds between two STATE to a user, and least seconds between two rounds of STATE to all neighbours."""
+LOAD_EVERY = 1.0
+"""Least seconds between two STATE to a neighbour that uses nothing here, where only the load has changed: a hundred
+idle neighbours of a busy peer then cost it no more than ten users."""
+USER_S = 1.0
+"""Seconds for which a neighbour stays a user after its last request has left."""
+_COLLECTED_SHARE = 8
+"""While the engine is busy, announce freed credits once 1/N of all credits are free."""
+
+
+class StateAnnouncer:
+    """Decides which neighbours receive STATE; a part of ``PeerMachine``."""
+
+    def __init__(self, machine: PeerMachine) -> None:
+        self.due = INFINITY
+        """Time of the next :meth:`announce`."""
+        self._machine = machine
+        self._told: dict[str, tuple[float, State]] = {}
+        """The last STATE to each neighbour, and its time."""
+        self._users: dict[str, float] = {}
+        """Users, and when each last had a request here."""
+        self._announced_at = -INFINITY
+        self._urgent = False
+        self._credits_before = 0
+        self._least_credits = 0
+        """Fewest credits since the end of the last event, as far as a message reported them."""
+        self._reported_none: set[str] = set()
+        """Neighbours whose last message from here reported no credit."""
+        self._reported_some: set[str] = set()
+        """Neighbours that sent tokens since their last STATE, and whose last message reported some credit."""
+
+    # What the machine reports.
+
+    def urgent(self) -> None:
+        """Tell all neighbours now: warm, draining or stuck has changed."""
+        self.due, self._urgent = self._machine.now, True
+
+    def reach_changed(self) -> None:
+        """Tell all neighbours soon: links or reachable blocks have changed."""
+        self.due = min(self.due, max(self._machine.now, self._announced_at + STATE_EVERY))
+
+    def load_changed(self) -> None:
+        """Look at what the neighbours were told after the next few events."""
+        self.due = min(self.due, max(self._machine.now, self._announced_at) + STATE_EVERY)
+
+    def forget(self, name: str) -> None:
+        """Forget what a neighbour was told: its links are new or gone, or a STATE could not be sent."""
+        self._told.pop(name, None)
+
+    def lost(self, name: str) -> None:
+        """Forget a neighbour."""
+        self.forget(name)
+        self._users.pop(name, None)
+        self._reported_none.discard(name)
+        self._reported_some.discard(name)
+
+    def credits_in_answer(self, name: str, *, accepted: bool) -> int:
+        """Return the credits of a neighbour for ACCEPT or REFUSE."""
+        self._users[name] = self._machine.now
+        credit = self._report(name, self._machine.credits_for(name))
+        if accepted and credit > 0:
+            self._reported_some.add(name)
+        return credit
+
+    # What is sent.
+
+    def state(self, name: str) -> State:
+        """Return the STATE for a neighbour that greets on one more link, or for another process."""
+        near = self._near()
+        shared = self._shared(near)
+        self._reported_some.discard(name)
+        if name not in self._machine.neighbours.by_name:
+            return shared
+        state = self._state_for(name, shared, near)
+        self._report(name, state.credits)
+        self._told[name] = self._machine.now, state
+        return state
+
+    def announce(self) -> None:
+        """Send the STATE messages that are due, and set when to look again."""
+        machine, now = self._machine, self._machine.now
+        urgent, self._urgent = self._urgent, False
+        self._announced_at, self.due = now, INFINITY
+        self._update_users()
+        near = self._near()
+        shared = self._shared(near)
+        for n in machine.neighbours:
+            state = self._state_for(n.name, shared, near)
+            at, before = self._told.get(n.name, (-INFINITY, None))
+            is_user = n.name in self._users or n.hello.minor < MINOR_OF_CHANGES
+            if not urgent and state == before and not is_user:
+                continue
+            due = at + (STATE_EVERY if is_user or _reach(state) != _reach(before) else LOAD_EVERY)
+            if urgent or now >= due:
+                self._send(n.name, state)
+                due = now + STATE_EVERY if is_user else INFINITY
+            self.due = min(self.due, due)
+        if machine.held or self._users:
+            self.due = min(self.due, now + STATE_EVERY)
+        # The end of a suspicion changes which blocks are reachable, and is no event.
+        self.due = min([self.due, *(n.suspected_until for n in machine.neighbours if n.suspected_until > now)])
+
+    def announce_credits(self) -> None:
+        """Send STATE to neighbours whose credits have run out, or that wait for some."""
+        machine = self._machine
+        before, least, after = self._credits_before, self._least_credits, machine.credits
+        if after == before == least:
+            return
+        self._credits_before = self._least_credits = after
+        limits = machine.limits
+        if after > least and self._reported_none:
+            # While the engine has work there is time to collect a few: a message for each would cost more than it wins.
+            enough = max(1, limits.credits // _COLLECTED_SHARE) if machine.engine.queued else 1
+            self._send_to(name for name in sorted(self._reported_none) if machine.credits_for(name) >= enough)
+        elif after < before and self._reported_some and (after <= 0 or after <= limits.reserved < before):
+            self._send_to(name for name in sorted(self._reported_some) if machine.credits_for(name) <= 0)
+
+    def _send_to(self, names: Iterable[str]) -> None:
+        near = self._near()
+        shared = self._shared(near)
+        for name in names:
+            if name in self._machine.neighbours.by_name:
+                self._send(name, self._state_for(name, shared, near))
+
+    def _send(self, name: str, state: State) -> None:
+        self._reported_some.discard(name)
+        self._report(name, state.credits)
+        self._told[name] = self._machine.now, state
+        self._machine.instructions.append(Send(name, state))
+
+    def _report(self, name: str, credit: int) -> int:
+        """Note what a message tells a neighbour about its credits, and return it."""
+        if credit > 0:
+            self._reported_none.discard(name)
+        else:
+            self._reported_none.add(name)
+            self._reported_some.discard(name)
+            self._least_credits = min(self._least_credits, self._machine.credits)
+        return credit
+
+    def _update_users(self) -> None:
+        machine, now = self._machine, self._machine.now
+        for request in machine.held.values():
+            for name in (request.upstream, request.itinerary.source):
+                if name in machine.neighbours.by_name:
+                    self._users[name] = now
+        self._users = {name: at for name, at in self._users.items() if now - at < USER_S}
+
+    # What a STATE contains.
+
+    def _near(self) -> list[Neighbour]:
+        """Return the peers that may be handed tokens."""
+        machine = self._machine
+        return [n for n in machine.neighbours if n.hello.role == "peer" and n.available(machine.now)]
+
+    def _shared(self, near: Iterable[Neighbour]) -> State:
+        """Return the STATE for all neighbours, but for what differs between them."""
+        machine, engine = self._machine, self._machine.engine
+        return State(
+            warm=machine.warm,
+            draining=machine.draining,
+            stuck=engine.stuck,
+            credits=machine.credits,
+            queue=engine.length,
+            calls=engine.calls,
+            block_us=engine.block_us,
+            wait_us=engine.work_us(machine.now),
+            reaches=tuple(sorted(machine.neighbours.by_name)),
+            reach_blocks=tuple(sorted({block for n in near for block in n.hello.blocks})),
+        )
+
+    def _state_for(self, name: str, shared: State, near: Iterable[Neighbour]) -> State:
+        credit, far = self._machine.credits_for(name), self._far_blocks(name, shared, near)
+        if credit == shared.credits and not far:
+            return shared
+        return msgspec.structs.replace(shared, credits=credit, far_blocks=far)
+
+    def _far_blocks(self, name: str, shared: State, near: Iterable[Neighbour]) -> tuple[tuple[int, ...], ...]:
+        """Return the blocks that are 2, 3, … links away by a way that does not begin at ``name``, nearest first.
+
+        A neighbour is not told what it told us itself, nor what others that it has links to tell it. So where all have
+        links to all nobody is told anything, and after the only holder of a block has gone no two of them go on telling
+        one another of it. In a ring they do, until :data:`MAX_FAR` ends it.
+        """
+        machine = self._machine
+        known = {*shared.reach_blocks, *machine.engine.usable_blocks}
+        if len(known) >= machine.bands.num_blocks:
+            return ()
+        receiver = machine.neighbours.get(name)
+        direct = {name, *(receiver.state.reaches if receiver is not None and receiver.state is not None else ())}
+        states = [n.state for n in near if n.name not in direct and n.state is not None]
+        found: list[tuple[int, ...]] = []
+        for distance in range(MAX_FAR):
+            if distance == 0:
+                heard = {block for state in states for block in state.reach_blocks}
+            else:
+                heard = {b for s in states if len(s.far_blocks) >= distance for b in s.far_blocks[distance - 1]}
+            found.append(tuple(sorted(heard - known)))
+            known |= heard
+        while found and not found[-1]:
+            found.pop()
+        return tuple(found)
+
+
+def _reach(state: State | None) -> tuple[object, ...]:
+    return () if state is None else (state.reaches, state.reach_blocks, state.far_blocks)

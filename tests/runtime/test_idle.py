@@ -1,0 +1,120 @@
+"""An idle fleet: nothing is sent while nothing changes."""
+
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.peers_file import load_peers
+from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
+from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.routing.events import NeighbourState
+from ls_edge.runtime.routing.state_announcer import LOAD_EVERY, USER_S
+from ls_edge.runtime.transport.links import Links
+
+PEERS = 16
+
+
+class Counting(Simulation):
+    """A simulation that counts the STATE messages between each two processes."""
+
+    def __init__(self, *args, **named):
+        self.states = Counter()
+        super().__init__(*args, **named)
+
+    def _deliver(self, sender, to, event):
+        self.states[sender, to] += isinstance(event, NeighbourState)
+        super()._deliver(sender, to, event)
+
+
+@pytest.fixture
+def fleet():
+    blocks = 4
+    sim = Counting({f"p{i}": (i % blocks,) for i in range(2 * blocks)}, blocks=blocks, validate=True)
+    sim.run(1.0)
+    sim.states.clear()
+    return sim
+
+
+def test_a_settled_fleet_sends_no_state(fleet):
+    fleet.run(60.0)
+    assert not fleet.states
+
+
+def test_a_fleet_settles_again_after_a_request(fleet):
+    request = fleet.submit()
+    fleet.settle()
+    fleet.run(USER_S + 2 * LOAD_EVERY)
+    assert fleet.outcomes[request]
+    assert fleet.states
+    fleet.states.clear()
+    fleet.run(60.0)
+    assert not fleet.states
+
+
+def test_only_users_are_told_of_the_load_often():
+    """In a chain, the process before a peer and the source are its users."""
+    blocks = 6
+    sim = Counting({f"p{i}": (i,) for i in range(blocks)}, blocks=blocks, block_seconds=0.02)
+    sim.run(1.0)
+    sim.states.clear()
+    for _ in range(100):
+        sim.submit(policy="sequential", budget=60.0)
+    sim.run(2.0)
+    assert sim.source.requests
+    assert all(sim.states[f"p{i}", f"p{i - 1}"] >= 15 for i in range(1, blocks))
+    others = [sim.states[f"p{i}", f"p{j}"] for i in range(blocks) for j in range(blocks) if j not in (i, i - 1)]
+    assert max(others) <= 1 + 2.0 / LOAD_EVERY
+
+
+def test_neighbours_know_the_state_that_a_peer_would_send_now(fleet):
+    for _ in range(20):
+        fleet.submit()
+    fleet.settle()
+    fleet.run(USER_S + 2 * LOAD_EVERY)
+    for name, process in fleet.processes.items():
+        for n in process.machine.neighbours:
+            if n.name != SOURCE:
+                assert n.state == fleet.processes[n.name].machine.state(name)
+
+
+def test_a_peer_that_recovers_from_suspicion_is_announced(fleet):
+    """Nothing but time ends a suspicion, and blocks of a suspect count as out of reach meanwhile."""
+    machine = fleet.processes["p0"].machine
+    for name in ("p1", "p5"):
+        machine.neighbours.suspect(name, fleet.now)
+    fleet.submit()
+    fleet.settle()
+    fleet.run(10.0)
+    assert 1 in fleet.source.neighbours.get("p0").state.reach_blocks
+
+
+@pytest.fixture
+def peers(tiny_bundle, write_peers):
+    """Sixteen peers in this process, warm, each linked to all others."""
+    file = load_peers(write_peers({f"p{i:02d}": [i % 3] for i in range(PEERS)}))
+    bundle = Bundle.open(tiny_bundle)
+    peers = [Peer(file, peer.name, bundle) for peer in file.peers]
+    threads = [threading.Thread(target=peer.serve) for peer in peers]
+    for thread in threads:
+        thread.start()
+    yield peers
+    for peer in peers:
+        peer.stop()
+        peer.stop()
+    for thread in threads:
+        thread.join()
+
+
+def test_sixteen_idle_peers_send_no_message(peers, wait_until, monkeypatch):
+    sent = []
+    send = Links.send
+    monkeypatch.setattr(Links, "send", lambda *arguments: (sent.append(arguments), send(*arguments))[1])
+
+    def settled():
+        return all(p.snapshot.warm and len(p.snapshot.linked) == PEERS - 1 for p in peers)
+
+    wait_until(settled, 30.0, "all peers to be linked")
+    wait_until(lambda: (sent.clear(), time.sleep(1.0), not sent)[2], 10.0, "a second without a message")
