@@ -26,7 +26,7 @@ from rich.table import Table
 
 from benchmarks.common import Child, in_turn, ms, report_progress
 from benchmarks.echo import Raw
-from benchmarks.idle import Caller, manifest_of, write_peers
+from benchmarks.pass_through import Caller, manifest_of, write_peers
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.transport.keys import load_secret
 
@@ -91,7 +91,7 @@ def _runtime(
     for name in placement:
         key = [str(folder / f"{name}.key_secret")] if curve else []
         stack.enter_context(
-            Child("benchmarks.idle", str(folder), name, str(count), str(dim), str(blocks), *key)
+            Child("benchmarks.pass_through", str(folder), name, str(count), str(dim), str(blocks), *key)
         ).read()  # fmt: skip
     keys = load_secret(folder / "caller.key_secret") if curve else None
     caller = Caller(load_peers(folder / "peers.yaml"), manifest_of(count, dim, blocks), keys)

@@ -1,154 +1,152 @@
-"""A peer whose engine does nothing, and a caller of it, for ``hop``: all of the runtime's path without the model.
+"""The cost of a fleet without requests, and of idle peers for the ones that work.
 
-``python -m benchmarks.idle FOLDER NAME COUNT DIM BLOCKS [SECRET_KEY]`` is a :class:`ls_edge.runtime.peer.peer.Peer`
-with its
-links, routing machine and engine thread; only the engines give back what they get. :class:`Caller` is a source without
-stem and head: its node and routing machine, driven by the thread that measures.
+Each fleet is one site: all peers are processes on the loopback and linked to each other. *Idle* is the CPU time of all
+processes of the fleet, as a share of one core. *Busy* is the throughput of a source with 16 requests in flight. The
+first eight peers hold a part of the blocks each; the others hold the first block only, and the source cannot reach
+them, so that the same holders work in every fleet of eight or more. *Links lost* counts what the logs of the peers
+report about each other while both are measured.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import random
-import sys
-import threading
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import yaml
+from rich.console import Console
+from rich.table import Table
 
-from benchmarks.common import BenchmarkError, wait_for
-from ls_edge.core.bundle import Bundle, ImageSpec, Manifest, Part, Parts, TokenSpec
-from ls_edge.core.peers_file import PeersFile, load_peers
-from ls_edge.engines.engine import Engine, Signature, signature_of
-from ls_edge.runtime.fleet.local_cluster import free_ports
-from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.protocol.messages import MINOR_OF_ONE, Hello, Itinerary, State
-from ls_edge.runtime.routing.events import Complete, Instruction, Submit
-from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.routing.source_routing import SourceMachine
-from ls_edge.runtime.transport.keys import KeyPair, load_secret, new_keys
-from ls_edge.runtime.transport.node import Node, new_incarnation
+from benchmarks.common import BenchmarkError, bundle_of, images_for, ready_source, report_progress, wait_for
+from ls_edge.core.bundle import Bundle
+from ls_edge.runtime.fleet.local_cluster import LocalCluster, free_ports
+from ls_edge.runtime.source.source import Source
 
-
-def manifest_of(count: int, dim: int, blocks: int) -> Manifest:
-    """A manifest of a model that is nowhere; only its token interface is used."""
-    part = Part("none", "0" * 64, 1)
-    half = (0.5, 0.5, 0.5)
-    return Manifest(
-        schema=1, bundle_id="b" * 64, model_id=f"{count}x{dim}", model="idle", method="shuffle", classes=("0", "1"),
-        image=ImageSpec((224, 224), half, half), tokens=TokenSpec(count, dim), needs_slot=False, precision="fp32",
-        opset=20, parts=Parts(part, part, (part,) * blocks),
-    )  # fmt: skip
+SIZES = (2, 8, 16, 32, 64)
+HOLDERS = 8
+IN_FLIGHT = 16
+SETTLE_S = 3.0
+BARS = {16: 0.15, 32: 0.40}
+"""Largest CPU share of an idle fleet, in cores, by number of peers."""
+BAR_BUSY = 0.8
+"""Least throughput of 32 peers, as a share of that of 8."""
+IMAGES_OF_MOST = 100
+"""Answers that the largest fleet has to give."""
 
 
-def write_peers(folder: Path, placement: Mapping[str, Sequence[int]], *, curve: bool) -> None:
-    """``peers.yaml`` with free ports, and key files of the peers and of ``caller`` where links are CURVE links."""
-    names = [*placement, "caller"]
-    keys = {name: new_keys(name, folder)[0].public.decode() for name in names} if curve else {}
-    peers = [
-        {"name": name, "address": f"tcp://127.0.0.1:{port}", "blocks": list(blocks)}
-        | ({"public_key": keys[name]} if curve else {})
-        for (name, blocks), port in zip(placement.items(), free_ports(len(placement)), strict=True)
-    ]
-    sources = [{"name": "caller", "public_key": keys["caller"]}] if curve else []
-    (folder / "peers.yaml").write_text(yaml.safe_dump({"peers": peers, "sources": sources}), encoding="utf-8")
+def run(quick: bool) -> dict[str, Any]:
+    """Measure fleets of each size."""
+    sizes, seconds = ((2, 4), 1.0) if quick else (SIZES, 15.0)
+    path = bundle_of("vit_digits", {"depth": HOLDERS})
+    return {"bars": {"idle_cores": BARS, "busy": BAR_BUSY}, "fleets": [_fleet(path, size, seconds) for size in sizes]}
 
 
-class _Nothing:
-    """An engine that gives back its input."""
-
-    kind, provider = "onnx", "nothing"
-
-    def __init__(self, part: str, signature: Signature) -> None:
-        self.part, self.signature = part, signature
-
-    def run(self, inputs: Mapping[str, np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
-        assert out is None
-        return inputs["tokens"]
-
-    def close(self) -> None:
-        pass
-
-
-class IdlePeer(Peer):
-    """A peer whose engines do nothing."""
-
-    def open_engines(self) -> Mapping[int, Engine]:
-        """Make an engine for each block that returns its input."""
-        parts = {block: f"block {block}" for block in self.entry.blocks}
-        return {block: _Nothing(part, signature_of(self.bundle.manifest, part)) for block, part in parts.items()}
-
-
-class Caller:
-    """Hands tokens to the peers of a ``peers.yaml`` and waits until they are back."""
-
-    def __init__(self, peers: PeersFile, manifest: Manifest, keys: KeyPair | None) -> None:
-        """Dial; :meth:`wait_ready` before the first call."""
-        self._blocks = tuple(range(len(manifest.parts.blocks)))
-        self._machine = SourceMachine("caller", limits=Limits(), rng=random.SystemRandom())
-        self._peers = peers
-        self._request = 0
-        self._answer: Complete | None = None
-        self._back = 0.0
-        hello = Hello("caller", "source", new_incarnation(), MINOR_OF_ONE, manifest.model_id, manifest.bundle_id)
-        state = State(True, False, False, 0, 0, 0, 0)
-        self.node = Node(
-            name="caller", role="source", peers=peers, manifest=manifest, machine=self._machine,
-            execute=self._execute, hello=lambda: hello, state=lambda *_: state, keys=keys,
-        )  # fmt: skip
-
-    def _execute(self, instruction: Instruction) -> None:
-        if not isinstance(instruction, Complete):
-            raise BenchmarkError(f"a request failed: {instruction}")
-        self._answer, self._back = instruction, time.perf_counter()
-
-    def wait_ready(self) -> None:
-        """Until every peer is linked to every other and warm."""
-
-        def ready() -> bool:
-            self.node.step(0.01)
-            others = len(self._peers.peers)
-            states = [n.state for n in self._machine.neighbours]
-            return len(states) == others and all(s is not None and s.warm and len(s.reaches) == others for s in states)
-
-        wait_for(ready, "peers whose engines do nothing")
-
-    def idle(self, seconds: float) -> None:
-        """Do what comes in, and ask for nothing."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            self.node.step(left)
-
-    def call(self, tokens: np.ndarray) -> float:
-        """Seconds from handing tokens ``[1, N, D]`` over until they are back and all blocks ran."""
-        self._request += 1
-        self._answer = None
-        started = time.perf_counter()
-        itinerary = Itinerary("caller", "sequential", self._blocks, 0)
-        self.node.feed(Submit(self._request, itinerary, tokens, time.monotonic() + 10.0))
-        while self._answer is None:
-            self.node.step()
-        return self._back - started
-
-    def close(self) -> None:
-        """Leave."""
-        self.node.leave("done")
+def _fleet(path: Path, size: int, seconds: float) -> dict[str, Any]:
+    report_progress(f"  {size} peers")
+    bundle = Bundle.open(path)
+    holders = min(size, HOLDERS)
+    split = [[b for b in range(bundle.num_blocks) if b * holders // bundle.num_blocks == i] for i in range(holders)]
+    placement = {f"p{i:02d}": split[i] if i < holders else [0] for i in range(size)}
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        started = time.monotonic()
+        peers = stack.enter_context(LocalCluster(folder, path, placement))
+        peers.wait_warm(timeout=300.0)
+        with _source(peers, holders, path) as source:
+            wait_for(lambda: _all_linked(source, holders, size), "all peers to be linked", timeout=120.0)
+            linked_s = time.monotonic() - started
+        time.sleep(SETTLE_S)
+        lost = _links_lost(peers)
+        idle = _cpu_share(peers, seconds)
+        with _source(peers, holders, path) as source:
+            answered, failed, took = _answer(source, bundle, seconds, IMAGES_OF_MOST)
+        return {
+            "peers": size,
+            "linked_s": round(linked_s, 1),
+            "idle_cores": round(idle, 4),
+            "answers": answered,
+            "failed": failed,
+            "answers_per_s": round(answered / took, 1),
+            "links_lost": _links_lost(peers) - lost,
+        }
 
 
-def main() -> None:
-    """Serve until standard input ends."""
-    folder, name = Path(sys.argv[1]), sys.argv[2]
-    count, dim, blocks = map(int, sys.argv[3:6])
-    keys = load_secret(sys.argv[6]) if len(sys.argv) > 6 else None
-    bundle = Bundle(folder, manifest_of(count, dim, blocks))
-    peer = IdlePeer(load_peers(folder / "peers.yaml"), name, bundle, keys=keys)
-    threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(0)), daemon=True).start()
-    print("{}", flush=True)
-    peer.serve()
+@contextlib.contextmanager
+def _source(peers: LocalCluster, holders: int, path: Path) -> Iterator[Source]:
+    """Open a source that knows all peers, and dials addresses without a listener for all but the holders."""
+    content = yaml.safe_load(peers.path.read_text(encoding="utf-8"))
+    others = content["peers"][holders:]
+    for peer, port in zip(others, free_ports(len(others)), strict=True):
+        peer["address"] = peer["bind"] = f"tcp://127.0.0.1:{port}"
+    file = peers.folder / "source.yaml"
+    file.write_text(yaml.safe_dump(content), encoding="utf-8")
+    with ready_source(file, path, policy="sequential") as source:
+        yield source
 
 
-if __name__ == "__main__":
-    main()
+def _all_linked(source: Source, holders: int, size: int) -> bool:
+    views = [view for view in source.view().values() if view.reaches]
+    return len(views) == holders and all(len(view.reaches) >= size for view in views)  # the source is one of them
+
+
+def _cpu_share(peers: LocalCluster, seconds: float) -> float:
+    """Return the CPU time of all peers over ``seconds``, in cores."""
+    started, before = time.monotonic(), _cpu_s(peers)
+    time.sleep(seconds)
+    return (_cpu_s(peers) - before) / (time.monotonic() - started)
+
+
+def _cpu_s(peers: LocalCluster) -> float:
+    ticks = 0
+    for name, process in peers.processes.items():
+        if not peers.alive(name):
+            raise BenchmarkError(f"{name} has ended: {peers.last_log_line(name)}")
+        fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _answer(source: Source, bundle: Bundle, seconds: float, least: int) -> tuple[int, int, float]:
+    """Return the answers and failures of at least ``seconds`` and ``least`` images, and the seconds that they took."""
+    images, waiting = images_for(bundle, 64), deque[Any]()
+    answered = failed = submitted = 0
+    started = time.monotonic()
+    while time.monotonic() - started < seconds or answered + failed < least:
+        while len(waiting) < IN_FLIGHT:
+            waiting.append(source.submit(images[submitted % len(images)]))
+            submitted += 1
+        if waiting.popleft().exception() is None:
+            answered += 1
+        else:
+            failed += 1
+    return answered, failed, time.monotonic() - started
+
+
+def _links_lost(peers: LocalCluster) -> int:
+    """Return how often a peer has logged that it lost another one; sources come and go."""
+    logs = (peers.log_path(name).read_text(encoding="utf-8") for name in peers.processes)
+    return sum(" lost " in line and "peer=p" in line for log in logs for line in log.splitlines())
+
+
+def show(document: dict[str, Any], console: Console) -> None:
+    """Print the table."""
+    table = Table(title="idle fleets on one site")
+    for column in ("peers", "linked after, s", "CPU idle, % of a core", "answers/s, 8 holders", "failed", "links lost"):
+        table.add_column(column, justify="right")
+    for fleet in document["fleets"]:
+        bar = BARS.get(fleet["peers"])
+        idle = f"{fleet['idle_cores']:.1%}"
+        table.add_row(
+            str(fleet["peers"]),
+            str(fleet["linked_s"]),
+            idle if bar is None else f"{idle} {'holds' if fleet['idle_cores'] <= bar else 'missed'}",
+            str(fleet["answers_per_s"]),
+            str(fleet["failed"]),
+            str(fleet["links_lost"]),
+        )
+    console.print(table)
