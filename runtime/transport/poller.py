@@ -1,0 +1,65 @@
+"""Waiting for many ZeroMQ sockets at the cost of those that have messages.
+
+``zmq_poll`` asks every socket in every call, so a turn of a peer would take longer with each further peer of the site.
+Here the operating system waits for the descriptor of each socket (``ZMQ_FD``). That descriptor becomes readable when
+libzmq has news for the socket, not as long as there are messages: any call on the socket may take the news in. So a
+socket that was used is asked once more before the next wait.
+"""
+
+from __future__ import annotations
+
+import math
+import selectors
+import time
+
+import zmq
+
+_READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
+
+
+class SocketPoller:
+    """Sockets and file descriptors to wait for; used by one thread."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._used: dict[zmq.Socket[bytes], None] = {}
+        self._descriptors: set[int] = set()
+
+    def add(self, socket: zmq.Socket[bytes]) -> None:
+        """Wait for a socket, too."""
+        self._selector.register(int(socket.getsockopt(zmq.FD)), selectors.EVENT_READ, socket)
+        self.used(socket)
+
+    def add_descriptor(self, descriptor: int) -> None:
+        """Wait for a file descriptor, too."""
+        self._selector.register(descriptor, selectors.EVENT_READ)
+
+    def used(self, socket: zmq.Socket[bytes]) -> None:
+        """Note that a socket was used, other than by reading until it had no message."""
+        self._used[socket] = None
+
+    def can_read(self, descriptor: int) -> bool:
+        """Return whether the latest :meth:`wait` found that a descriptor can be read, or is at its end."""
+        return descriptor in self._descriptors
+
+    def wait(self, timeout: float) -> list[zmq.Socket[bytes]]:
+        """Wait at most ``timeout`` seconds; return the sockets that have messages."""
+        until = time.monotonic() + timeout
+        while True:
+            used, self._used = self._used, {}
+            ready = {socket: None for socket in used if _has_messages(socket)}
+            # Rounded up to milliseconds, so that the last one is not spent asking again and again.
+            left = 0.0 if ready else max(0.0, math.ceil((until - time.monotonic()) * 1e3) / 1e3)
+            selected = self._selector.select(left)
+            self._descriptors = {key.fd for key, _ in selected if key.data is None}
+            ready |= {key.data: None for key, _ in selected if key.data is not None and _has_messages(key.data)}
+            if ready or self._descriptors or left == 0.0:
+                return list(ready)
+
+    def close(self) -> None:
+        """Stop waiting; the sockets are left as they are."""
+        self._selector.close()
+
+
+def _has_messages(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.getsockopt(_EVENTS)) & _READABLE)
