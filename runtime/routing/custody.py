@@ -73,7 +73,7 @@ from ls_edge.runtime.routing.waiting_requests import WaitingRequests
 
 REFUSED_S = 0.1
 """Seconds for which a process that refuses as cold or draining is asked nothing: its STATE comes when that changes."""
-LOOK_EVERY = 0.1
+_LOOK_EVERY = 0.1
 """Seconds between two looks at waiting requests that no event concerns."""
 _UNSENDABLE_S = 0.02
 """Seconds until a transfer that could not be sent is decided again: longer idles, shorter spins on a full link."""
@@ -790,7 +790,7 @@ class CustodyMachine(ABC):
 
     def _look_at_waiting(self) -> None:
         """Decide again what waits for the end of a suspicion, a refusal or a pause, which is no event."""
-        self._look_at = self.now + LOOK_EVERY
+        self._look_at = self.now + _LOOK_EVERY
         if self.neighbours.have_recovered(self.now):
             self._wake_all()
         else:

@@ -17,12 +17,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -31,6 +30,7 @@ from ls_edge.core.errors import LinkError
 from ls_edge.core.peers_file import HeartbeatSettings
 from ls_edge.runtime.transport.host_names import HostNameResolver, numeric
 from ls_edge.runtime.transport.keys import KeyPair
+from ls_edge.runtime.transport.poller import SocketPoller
 from ls_edge.runtime.transport.zap import ZapHandler, is_worth_logging
 
 log = logging.getLogger("ls_edge.runtime")
@@ -171,7 +171,7 @@ class Links:
         self._heartbeat = heartbeat
         self._silence_ms = heartbeat.silence_ms(tokens_frame)
         self._max_frame = max_frame + (CURVE_OVERHEAD if curve is not None else 0)
-        self._poller = zmq.Poller()
+        self._poller = SocketPoller()
         self._monitors: dict[zmq.Socket[bytes], str] = {}
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
         self._read_from: dict[zmq.Socket[bytes], str] = {}
@@ -189,12 +189,11 @@ class Links:
         self._router: zmq.Socket[bytes] | None = None
         self._router_monitor: zmq.Socket[bytes] | None = None
         self._names: HostNameResolver | None = None
-        self._ready: Mapping[Any, int] = {}
         self.zap: ZapHandler | None = None
         try:
             if curve is not None:
                 self.zap = ZapHandler(self._context, curve.names_by_key)
-                self._poller.register(self.zap.socket, zmq.POLLIN)
+                self._poller.add(self.zap.socket)
             if bind is not None:
                 self._bind(bind, curve)
             for name, address in dial.items():
@@ -202,7 +201,7 @@ class Links:
             looked_up = {name: address for name, address in dial.items() if not numeric(address)}
             if looked_up:
                 self._names = HostNameResolver(looked_up)
-                self._poller.register(self._names.descriptor, zmq.POLLIN)
+                self._poller.add_descriptor(self._names.descriptor)
         except BaseException:
             self.close()
             raise
@@ -219,24 +218,24 @@ class Links:
 
     def register(self, descriptor: int) -> None:
         """Wake :meth:`poll` also when this file descriptor can be read."""
-        self._poller.register(descriptor, zmq.POLLIN)
+        self._poller.add_descriptor(descriptor)
 
     def can_read(self, descriptor: int) -> bool:
         """Whether the latest :meth:`poll` found that a registered file descriptor can be read, or is at its end."""
-        return descriptor in self._ready
+        return self._poller.can_read(descriptor)
 
     def poll(self, timeout: float) -> list[LinkEvent]:
         """Wait at most ``timeout`` seconds and return what happened; ends of links come before messages."""
         if self._redial_at:
             self._redial()
             timeout = min(timeout, REDIAL_S)
-        # Rounded up: what is due in less than a millisecond is waited for, and not asked for again and again.
-        ready = self._ready = dict(self._poller.poll(0 if self._lost else max(0, math.ceil(timeout * 1000))))
+        ready = self._poller.wait(0.0 if self._lost else timeout)
         events: list[LinkEvent] = [LinkDown(link, "connection lost") for link in self._lost]
         self._lost = []
         if self.zap is not None and self.zap.socket in ready:
             self.zap.answer()
-        if self._names is not None and self._names.descriptor in ready:
+            self._poller.used(self.zap.socket)
+        if self._names is not None and self._poller.can_read(self._names.descriptor):
             self._on_host_names(self._names, events)
         for socket in ready:
             name = self._monitors.get(socket)
@@ -270,6 +269,8 @@ class Links:
             if error.errno in (zmq.EHOSTUNREACH, zmq.ENOTSOCK, zmq.ETERM):
                 return False
             raise
+        finally:
+            self._poller.used(socket)
         return True
 
     def close(self) -> None:
@@ -287,6 +288,7 @@ class Links:
             self.zap.close()
         self._monitors, self._dealers, self._router, self._router_monitor = {}, {}, None, None
         self._read_from = {}
+        self._poller.close()
         self._context.destroy(linger=0)
 
     # Inside.
@@ -324,7 +326,7 @@ class Links:
                 f"cannot listen on {address}: {error.strerror}; 'bind' in peers.yaml must be an address of this machine"
             ) from None
         self._read_from[router] = ""
-        self._poller.register(router, zmq.POLLIN)
+        self._poller.add(router)
 
     def _dial(self, name: str, address: str, curve: Curve | None) -> None:
         # The other peer's ROUTER sends heartbeats with a time to live, so between two peers one side is enough. libzmq
@@ -343,7 +345,7 @@ class Links:
         if numeric(address):
             self._connect(name, address)
         self._read_from[dealer] = name
-        self._poller.register(dealer, zmq.POLLIN)
+        self._poller.add(dealer)
 
     def _connect(self, name: str, address: str) -> None:
         """Dial ``address`` (numeric), and no other any more."""
@@ -358,6 +360,7 @@ class Links:
             dealer.connect(address)
         except zmq.ZMQError as error:
             raise LinkError(f"cannot dial {name} at {address}: {error.strerror}; correct it in peers.yaml") from None
+        self._poller.used(dealer)
 
     def _on_host_names(self, names: HostNameResolver, events: list[LinkEvent]) -> None:
         for name, addresses, why in names.found():
@@ -372,7 +375,7 @@ class Links:
         monitor: zmq.Socket[bytes] = socket.get_monitor_socket(int(events))
         monitor.linger = 0
         self._monitors[monitor] = name
-        self._poller.register(monitor, zmq.POLLIN)
+        self._poller.add(monitor)
         return monitor
 
     def _read_monitor(self, monitor: zmq.Socket[bytes], name: str, events: list[LinkEvent]) -> None:
@@ -452,6 +455,7 @@ class Links:
             if not int(socket.getsockopt(_EVENTS)) & _READABLE:
                 backlog.clear()
                 return
+        self._poller.used(socket)
 
     def _on_message(
         self, frames: list[zmq.Frame], name: str, backlog: dict[bytes, int], events: list[LinkEvent]

@@ -109,9 +109,15 @@ class End:
         settings = {"heartbeat": HeartbeatSettings(), "max_frame": MAX_FRAME, **options}
         self.links = Links(dial, bind=bind, **settings)
         self.events = []
+        self.is_closed = False
 
     def poll(self, timeout=0.005):
-        self.events += self.links.poll(timeout)
+        if not self.is_closed:
+            self.events += self.links.poll(timeout)
+
+    def close(self):
+        self.is_closed = True
+        self.links.close()
 
     def frames(self):
         return [[frame.bytes for frame in event.frames] for event in self.events if isinstance(event, Incoming)]
@@ -145,7 +151,7 @@ def end(wait_until):
     make.until = until
     yield make
     for one in made:
-        one.links.close()
+        one.close()
 
 
 def linked(end, address, **options):
@@ -176,19 +182,19 @@ def test_messages_go_both_ways(end, address):
 
 def test_the_end_of_a_link_is_seen_by_both_sides(end, address):
     listener, dialler = linked(end, address)
-    dialler.links.close()
+    dialler.close()
     end.until(lambda: listener.of(LinkDown), "the end")
     assert listener.of(LinkDown) == [LinkDown(listener.of(Incoming)[0].link, "connection lost")]
     other = end({"a": address})
     end.until(lambda: other.of(LinkUp), "a link")
-    listener.links.close()
+    listener.close()
     end.until(lambda: other.of(LinkDown), "the end")
     assert other.of(LinkDown) == [LinkDown(Link("a"), "connection lost")]
 
 
 def test_a_lost_link_is_dialled_again(end, address):
     listener, dialler = linked(end, address)
-    listener.links.close()
+    listener.close()
     end.until(lambda: dialler.of(LinkDown), "the end")
     assert not dialler.links.send(Link("a"), [b"lost"])
     again = end({}, bind=address)
@@ -245,7 +251,7 @@ def test_many_links_end_one_by_one(end, address):
         leaving.links.send(Link("a"), [b"goes"])
         staying.links.send(Link("a"), [b"stays"])
         end.until(lambda n=number: len(listener.frames()) == 2 * n + 2, "two messages")
-        leaving.links.close()
+        leaving.close()
         end.until(lambda n=number: len(listener.of(LinkDown)) == n + 1, "one end")
         assert listener.links.num_incoming == number + 1
     said = {event.link: event.frames[0].bytes for event in listener.of(Incoming)}
@@ -448,7 +454,7 @@ def test_a_slow_link_lives_while_tokens_fill_it_in_both_directions(wait_until):
         assert one.frames()[-1] == [b"downs", b"0"]
         assert not one.of(LinkDown)
     finally:
-        one.links.close()
+        one.close()
         process.kill()
         process.wait()
         proxy.close()
