@@ -9,17 +9,16 @@ without requests therefore sends none.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
-from ls_edge.runtime.protocol.messages import MAX_FAR, MINOR_OF_CHANGES, State
-from ls_edge.runtime.routing.events import Send
-from ls_edge.runtime.routing.held_request import INFINITY
-from ls_edge.runtime.routing.neighbours import Neighbour
-
-if TYPE_CHECKING:
-    from ls_edge.runtime.routing.peer_routing import PeerMachine
+from ls_edge.core.bands import Bands
+from ls_edge.runtime.protocol.messages import MAX_FAR, MINOR_OF_CHANGES, State, TransferId
+from ls_edge.runtime.routing.engine_queue import EngineQueue
+from ls_edge.runtime.routing.events import Instruction, Send
+from ls_edge.runtime.routing.held_request import INFINITY, HeldRequest
+from ls_edge.runtime.routing.neighbours import Limits, Neighbour, Neighbours
 
 STATE_EVERY = 0.1
 """Seconds between two STATE to a user, and least seconds between two rounds of STATE to all neighbours."""
@@ -32,10 +31,31 @@ _COLLECTED_SHARE = 8
 """While the engine is busy, announce freed credits once 1/N of all credits are free."""
 
 
+class Announcing(Protocol):
+    """The part of ``PeerMachine`` that a STATE is made of."""
+
+    now: float
+    limits: Limits
+    bands: Bands
+    neighbours: Neighbours
+    held: dict[TransferId, HeldRequest]
+    instructions: list[Instruction]
+    engine: EngineQueue
+    warm: bool
+    draining: bool
+
+    @property
+    def credits(self) -> int:
+        """Requests that it would accept now, from any process."""
+
+    def credits_for(self, name: str) -> int:
+        """Return the transfers that it would accept now from a process."""
+
+
 class StateAnnouncer:
     """Decides which neighbours receive STATE; a part of ``PeerMachine``."""
 
-    def __init__(self, machine: PeerMachine) -> None:
+    def __init__(self, machine: Announcing) -> None:
         self.due = INFINITY
         """Time of the next :meth:`announce`."""
         self._machine = machine
