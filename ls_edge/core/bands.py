@@ -16,12 +16,16 @@ import random
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from ls_edge.core.arrangement import Arrangement, equal_waves, random_order, random_subset_order, random_waves
 from ls_edge.core.errors import UsageError
 from ls_edge.core.text import format_ranges, parse_ranges
 
+_Groups = Annotated[list[Annotated[list[int], Meta(min_length=1)]], Meta(min_length=1)]
 _HOW = "write [[0], [1, 2, 3], [4]] in a file, 0/1-3/4 on a command line"
 
 
@@ -62,27 +66,23 @@ class Bands:
         """
         if value is None and num_blocks is not None:
             return cls(num_blocks)
-        groups = _parsed(value) if isinstance(value, str) else value
-        if (
-            not isinstance(groups, (list, tuple))
-            or not groups
-            or not all(
-                isinstance(group, (list, tuple)) and group and all(type(block) is int for block in group)
-                for group in groups
-            )
-        ):
-            raise UsageError(f"bands {value!r} are no lists of blocks; {_HOW}")
-        shown = value if isinstance(value, str) else [list(group) for group in groups]
-        blocks = [block for group in groups for block in sorted(group)]
+        try:
+            parsed = [parse_ranges(group) for group in value.split("/")] if isinstance(value, str) else value
+            groups = list(map(sorted, msgspec.convert(parsed, _Groups)))
+        except ValueError:
+            raise UsageError(f"bands {value!r} are not lists of blocks; {_HOW}") from None
+        shown = value if isinstance(value, str) else groups
+        blocks = list(itertools.chain(*groups))
         for place, block in enumerate(blocks):
             if block != place:
-                raise UsageError(f"bands {shown}: {_fault(blocks, place)}; name each block once, ascending by band")
+                problem = f"found block {block} in place of block {place}"
+                raise UsageError(f"bands {shown}: {problem}; name each block once, ascending by band")
         if num_blocks is not None and len(blocks) != num_blocks:
             raise UsageError(
-                f"bands {shown} are of blocks 0 to {len(blocks) - 1}, the model has 0 to {num_blocks - 1}; name each "
+                f"bands {shown} have blocks 0 to {len(blocks) - 1}, the model has 0 to {num_blocks - 1}; name each "
                 "block of the model once"
             )
-        return cls(len(blocks), tuple(group[0] for group in map(sorted, groups[1:])))
+        return cls(len(blocks), tuple(group[0] for group in groups[1:]))
 
     def to_json(self) -> list[list[int]]:
         """The blocks of each band."""
@@ -119,10 +119,6 @@ class Bands:
     def band_of(self, block: int) -> int:
         """The band of a block, counted from 0."""
         return bisect_right(self.cuts, block)
-
-    def allows(self, ended: Collection[int]) -> frozenset[int]:
-        """The blocks that may run when those of ``ended`` have run or were skipped."""
-        return frozenset(self.permitted([block for block in range(self.num_blocks) if block not in ended]))
 
     def permitted(self, remaining: Sequence[int]) -> tuple[int, ...]:
         """Those of the remaining blocks that may run now, in the order given: the ones of the first band among them."""
@@ -226,28 +222,3 @@ class Bands:
 
 def _joined(items: Iterable[Arrangement]) -> Arrangement:
     return Arrangement(tuple(wave for item in items for wave in item.waves))
-
-
-def _fault(blocks: Sequence[int], place: int) -> str:
-    """What is wrong at the first place where the blocks in a row are not 0, 1, 2, ..."""
-    block = blocks[place]
-    if block < 0:
-        return f"block {block} is negative"
-    if block in blocks[:place]:
-        return f"block {block} stands twice"
-    if place not in blocks:
-        return f"block {place} is missing"
-    return f"block {place} stands in a later band than block {block}"
-
-
-def _parsed(text: str) -> list[list[int]]:
-    """``0/1-6,8/7`` as lists of blocks."""
-    found = []
-    for group in text.split("/"):
-        try:
-            found.append(list(parse_ranges(group)))
-        except ValueError as error:
-            raise UsageError(
-                f"bands {text!r}: {str(error)!r} is neither a block nor a range of blocks; {_HOW}"
-            ) from None
-    return found

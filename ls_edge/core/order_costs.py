@@ -26,8 +26,6 @@ from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.errors import BundleError, SchemaMismatch
 
 VERSION = 2
-READABLE = (1, 2)
-"""Versions that are read."""
 
 Table = tuple[tuple[float, ...], ...]
 
@@ -53,7 +51,7 @@ class Fit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OrderCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``order_costs`` of a manifest, version 2; of version 1 where ``beside`` is None."""
+    """``order_costs`` of a manifest."""
 
     version: int
     source: str
@@ -106,27 +104,12 @@ class OrderCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _side_by_side(self, wave: Sequence[Sequence[int]]) -> float:
         if self.beside is None:
             raise BundleError(
-                "order_costs has no costs of blocks side by side, as version 1 does not; export the run again "
-                "with --calibrate DATA"
+                "order_costs has no costs of blocks in parallel tracks; export the run again with --calibrate DATA"
             )
         pairs = (
             (one, two) for at, track in enumerate(wave) for other in wave[at + 1 :] for one in track for two in other
         )
         return sum(self.beside[min(pair)][max(pair)] for pair in pairs)
-
-    def next_cost(self, done: Sequence[int], block: int, skipped: Collection[int] = ()) -> float:
-        """What running ``block`` after ``done`` adds: its slot, and each earlier block that will now run after it.
-
-        The sum over an order's steps, with the skips, is :meth:`cost`. ``skipped`` will not run at all.
-        """
-        row = self.slot[block][len(done)]
-        return row + sum(
-            self.inverted[earlier][block] for earlier in range(block) if earlier not in done and earlier not in skipped
-        )
-
-    def skip_cost(self, block: int) -> float:
-        """What leaving a block out adds."""
-        return self.skip[block]
 
 
 def read_order_costs(value: Mapping[str, Any], blocks: int) -> OrderCosts | None:
@@ -137,7 +120,7 @@ def read_order_costs(value: Mapping[str, Any], blocks: int) -> OrderCosts | None
     if not value:
         return None
     version = value.get("version")
-    if version not in READABLE:
+    if version != VERSION:
         raise SchemaMismatch(
             f"order_costs has version {version!r}, this ls-edge reads {VERSION}; export the run again "
             "with --calibrate DATA, or install the version that wrote it"
@@ -146,8 +129,6 @@ def read_order_costs(value: Mapping[str, Any], blocks: int) -> OrderCosts | None
         costs = msgspec.convert(value, OrderCosts)
     except msgspec.ValidationError as error:
         raise BundleError(f"order_costs is not of version {version} ({error}); export the run again") from None
-    if version == 1 and costs.beside is not None:
-        raise BundleError("order_costs is not of version 1 (it has beside); export the run again")
     square = [costs.slot, costs.inverted, *([] if costs.beside is None else [costs.beside])]
     rows = [costs.skip, *(row for table in square for row in table)]
     sizes = {len(row) for row in rows} | {len(table) for table in square}

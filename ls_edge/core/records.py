@@ -305,18 +305,6 @@ _LINE = (
 """Keys of a trace's line, in their order."""
 
 
-def decode_record(line: bytes | str) -> RequestRecord:
-    """Read a line of :func:`encode_record`; raises :class:`msgspec.MsgspecError` where it is not one."""
-    values = _in_us(msgspec.json.decode(line))
-    if isinstance(values, dict):
-        order = values.pop("order", None)
-        if values.get("waves") is None:
-            values["waves"] = [[order]] if order else []
-        if isinstance(values.get("visits"), list):
-            values["visits"] = [_row(Visit, visit) for visit in values["visits"]]
-    return msgspec.convert(values, RequestRecord)
-
-
 def _in_ms(value: Any) -> Any:
     """Structs as dictionaries, whose durations are milliseconds."""
     if isinstance(value, msgspec.Struct):
@@ -326,31 +314,6 @@ def _in_ms(value: Any) -> Any:
             for name, each in fields.items()
         }
     return [_in_ms(each) for each in value] if isinstance(value, (list, tuple)) else value
-
-
-def _in_us(value: Any) -> Any:
-    """The contents of a JSON object with its durations in microseconds."""
-    if not isinstance(value, dict):
-        return value
-    return {
-        f"{name[:-3]}_us" if name.endswith("_ms") else name: round(each * 1e3)
-        if name.endswith("_ms") and isinstance(each, (int, float))
-        else each
-        for name, each in value.items()
-    }
-
-
-def _row(kind: type[msgspec.Struct], shown: Any) -> Any:
-    """The fields of a visit or track of a trace's line, in the order of ``kind``."""
-    values = _in_us(shown)
-    if not isinstance(values, dict):
-        return values
-    if isinstance(values.get("tracks"), list):
-        values["tracks"] = [_row(TrackSpan, track) for track in values["tracks"]]
-    return [
-        values.get(field.name, None if field.default is msgspec.NODEFAULT else field.default)
-        for field in msgspec.structs.fields(kind)
-    ]
 
 
 def _escaped(text: str) -> str:
@@ -427,16 +390,6 @@ class TraceWriter:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)
             self._descriptor = -1
-
-
-def read_trace(path: str | Path) -> Iterator[RequestRecord]:
-    """Read a trace again; raises :class:`DataError` with the line that is not one."""
-    with Path(path).open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            try:
-                yield decode_record(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise DataError(f"{path}:{number} is no line of a trace ({error}); was the run interrupted?") from None
 
 
 class HolderTimes(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -40,10 +40,10 @@ class OtherSchema(InvalidDocument):
     """A JSON document of another schema."""
 
 
-def explain(message: str, value: Any, type_: Any, *, written: str | None = None) -> InvalidValue:
+def explain(message: str, value: Any, type_: Any, source: Mapping[Path_, str] | None = None) -> InvalidValue:
     """Explain msgspec's ``message`` about ``value`` (plain lists and dictionaries), which does not fit ``type_``.
 
-    ``written`` is the text of the invalid value in the file, which a reader such as YAML's may have changed.
+    ``source`` has the text of values in the file, which a reader such as YAML's may have changed.
     """
     text, _, at = message.partition(" - at `")
     where = _path(at)
@@ -59,6 +59,7 @@ def explain(message: str, value: Any, type_: Any, *, written: str | None = None)
     name = next((step for step in reversed(where) if isinstance(step, str)), "" if where else "the file")
     if where and isinstance(where[-1], int):
         name += f"[{where[-1]}]"
+    written = (source or {}).get(where)
     is_changed = written is not None and not isinstance(found, (str, type(None)))
     if by_type:
         text = f"it has to be {describe_type(expected)}"

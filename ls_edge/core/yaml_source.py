@@ -141,6 +141,5 @@ def _scalar(node: yaml.Node, where: Path_, source_map: SourceMap, *, is_key: boo
 
 
 def _explain(message: str, plain: Any, source_map: SourceMap, type_: type[Any]) -> ConfigError:
-    where = validation.explain(message, plain, type_).where
-    found = validation.explain(message, plain, type_, written=source_map.written.get(where))
+    found = validation.explain(message, plain, type_, source_map.written)
     return source_map.error(found.text, *found.where, key=found.is_key)

@@ -200,7 +200,7 @@ CASES = r"""
 2 | ANALYZE --orders 0 | '--orders': 0 is not in the range x>=1
 2 | ANALYZE --limit 0 | '--limit': 0 is not in the range x>=1
 2 | ANALYZE --pool last | '--pool': 'last' is not one of 'mean', 'first'
-2 | ANALYZE --bands 0/2 | bands 0/2: block 1 is missing; name each block once, ascending by band
+2 | ANALYZE --bands 0/2 | bands 0/2: found block 2 in place of block 1; name each block once,
 2 | ANALYZE --report empty | --report empty is a folder; name a file, for example empty/report.html
 2 | ANALYZE --report file.txt/x.html | --report file.txt/x.html: there is no folder file.txt; make it first
 2 | EVAL --jsn | No such option '--jsn'. Did you mean '--json'?

@@ -15,13 +15,13 @@ from PIL import Image
 
 from ls_edge.core.bundle import Bundle, bundle_id_of, write_manifest
 from ls_edge.core.peers_file import load_peers
-from ls_edge.core.records import read_trace
 from ls_edge.data.datasets import open_data
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.transport.keys import new_keys
 from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults
+from tests.traces import read_trace
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
 SLOW = Faults(stall_ms=20.0, stall_part=1.0)

@@ -121,9 +121,9 @@ def test_bands_are_part_of_both_ids_and_one_band_is_not_written(tmp_path):
 @pytest.mark.parametrize(
     ("bands", "why"),
     [
-        ([[0], [2]], "block 1 is missing"),
+        ([[0], [2]], "found block 2 in place of block 1"),
         ([[0], [1, 2], [3]], "the model has 0 to 2"),
-        ([], "are no lists of blocks"),
+        ([], "are not lists of blocks"),
         ("0/1-2", "bands"),
         (None, "bands"),
     ],

@@ -13,10 +13,9 @@ from ls_edge.core.records import (
     TraceWriter,
     TrackSpan,
     Visit,
-    decode_record,
     encode_record,
-    read_trace,
 )
+from tests.traces import decode_record, read_trace
 
 floats = st.floats(allow_nan=False, allow_infinity=False)
 names = st.sampled_from(["orin-0", "laptop", "ä"])
@@ -85,16 +84,6 @@ def test_the_wire_is_what_remains_of_the_latency_in_equal_parts():
     assert record.hop_us == (9100 - 1600 - 2200 - 3800) / 3
     assert RECORD.hop_us == 0
     assert msgspec.structs.replace(record, latency_us=5).hop_us == 0
-
-
-@pytest.mark.parametrize("broken", ['{"id": 1', "[]", '{"id": "x"}', "", '{"id": 1, "visits": [{"holder": 3}]}'])
-def test_a_line_that_is_none_is_named(tmp_path, broken):
-    path = tmp_path / "t.jsonl"
-    path.write_bytes(encode_record(RECORD) + f"\n{broken}\n".encode())
-    lines = read_trace(path)
-    assert next(lines) == RECORD
-    with pytest.raises(DataError, match=r"t\.jsonl:2 is no line of a trace"):
-        next(lines)
 
 
 def test_a_trace_is_in_its_file_line_by_line_and_corrected_in_place(tmp_path):

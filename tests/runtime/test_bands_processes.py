@@ -11,10 +11,10 @@ import pytest
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BudgetExceeded
-from ls_edge.core.records import read_trace
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.source.source import Source
 from tests.faults.cluster import FaultyCluster
+from tests.traces import read_trace
 
 PLACEMENT = {"a": [1, 2, 3, 4, 5], "b": [0], "c": [2, 4, 1]}
 WHY = "block 0 of band [0] (1 of 3) had no reachable holder"

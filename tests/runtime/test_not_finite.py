@@ -15,7 +15,6 @@ from onnx import helper, numpy_helper
 from ls_edge.core.bundle import Bundle, bundle_id_of, write_manifest
 from ls_edge.core.errors import DataError, NotFinite
 from ls_edge.core.peers_file import load_peers
-from ls_edge.core.records import read_trace
 from ls_edge.engines.executor import Executor
 from ls_edge.engines.opening import open_block_engines
 from ls_edge.engines.pipeline import Pipeline
@@ -27,6 +26,7 @@ from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed
 from ls_edge.runtime.source.source import Settings, Source
 from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults, inject, write
+from tests.traces import read_trace
 
 BAD = [float("nan"), float("inf"), float("-inf")]
 

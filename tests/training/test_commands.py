@@ -89,7 +89,7 @@ def test_bands_are_trained_recorded_inherited_and_evaluated(folder, tmp_path, ca
     assert call("train", *short, "--out", tmp_path / "free", "--bands", "0-3") == 0
     assert load_run(tmp_path / "free").config.bands == [[0, 1, 2, 3]]
     assert call("train", *short, "--out", tmp_path / "no", "--bands", "0/1") == 2
-    assert "bands [[0], [1]] are of blocks 0 to 1, the model has 0 to 3" in capsys.readouterr().err
+    assert "bands [[0], [1]] have blocks 0 to 1, the model has 0 to 3" in capsys.readouterr().err
     fast = ["--data", "digits", "--limit", 40, "--orders", 20, "--keep", "2", "--arrangements", "--kendall"]
     assert call("eval", tmp_path / "run", *fast, "--json") == 0
     document = json.loads(capsys.readouterr().out)
