@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -90,20 +89,3 @@ def show(value: float | None) -> str:
 def show_percent(share: float | None) -> str:
     """``81.3 %``."""
     return NOTHING if share is None else f"{100 * share:.1f} %"
-
-
-def ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about ``count`` multiples of 1, 2 or 5 times a power of ten from ``low`` to ``high``."""
-    if not high > low:
-        return [low]
-    raw = (high - low) / max(count, 1)
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [round(index * step, 12) for index in range(first, last + 1)]
-
-
-def tick_label(value: float) -> str:
-    """The shortest exact text of a tick."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"

@@ -21,7 +21,6 @@ from ls_edge.report.formatting import counted
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import print_comparison, print_summary
 from ls_edge.report.terminal import PlainTable, print_table
-from ls_edge.report.terminal_timeline import text_timeline
 
 EVAL = ("--data", "digits", "--limit", 20, "--orders", 2, "--keep", "2", "--threads", 1)
 ASCII = [{"LANG": "C"}, {"LC_ALL": "POSIX"}, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}]
@@ -158,14 +157,6 @@ def test_tables_of_a_run_at_any_width(width):
         for figure in ("3of3", "p507.2ms", "100.0%", "blocksrun", "6"):
             assert figure in text
         assert "…" not in text
-
-
-def test_a_text_timeline_at_any_width():
-    for width in (4, 20, 200):
-        lines = text_timeline(record(0, 7.25), width, ascii_only=True)
-        text = " ".join(line.plain for line in lines)
-        assert text.isascii()
-        assert "7.2 ms" in text
 
 
 def test_cells_are_neither_markup_nor_commands():

@@ -14,11 +14,10 @@ from rich.console import Console
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext, TrackSpan, Visit
 from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report import charts
-from ls_edge.report.formatting import shorten, show, show_ms, ticks
+from ls_edge.report.formatting import shorten, show, show_ms
 from ls_edge.report.narrative import narrative
 from ls_edge.report.statistics import Away, RunData, coverage, pick_requests, pick_window, tracks_by_peer
 from ls_edge.report.tables import summary_table
-from ls_edge.report.terminal_timeline import WIDTH, text_timeline
 from ls_edge.report.theme import block_colour, ink_on
 from ls_edge.report.timeline import spans_of
 
@@ -287,14 +286,6 @@ def test_whatever_the_times_are_specifications_hold_only_numbers(records, happen
             spec_of(chart)  # JSON without NaN or infinity
     narrative(data)
     tracks_by_peer(records)
-    for one in records:
-        assert all(len(line.plain) <= WIDTH for line in text_timeline(one))
-        assert "".join(line.plain for line in text_timeline(one, ascii_only=True)).isascii()
-
-
-def test_ticks():
-    assert ticks(0, 1, 5) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    assert ticks(3, 47, 4) == [20, 40]
 
 
 def test_figures_in_words():

@@ -5,11 +5,10 @@ import threading
 
 from rich.console import Console
 
-from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext, TrackSpan, Visit
+from ls_edge.core.records import PeerEvent, PeerState, RunContext
 from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import comparison_table, peers_table, print_comparison, print_summary
-from ls_edge.report.terminal_timeline import print_typical
 
 
 def console(terminal, width=100):
@@ -133,17 +132,3 @@ def test_many_threads_may_record(run_with_loss):
         for thread in threads:
             thread.join()
     assert "4,000/4,000" in written(out)
-
-
-def test_a_sketch_cannot_write_to_the_terminal():
-    name = "\x1b]0;title\x07[bold]x"
-    tracks = (TrackSpan(0, "a", (0,), 0, 1000, 1000), TrackSpan(0, name, (), 0, 2000, 1000, why="\x1b[2J"))
-    visit = Visit("a", (0,), 0, 1000, 0, 1000, tracks)
-    record = RequestRecord(
-        id=0, image="a.png", label=None, prediction=1, latency_us=3000, degraded=False, error=None,
-        waves=((((0, "a"),),),), skipped=(), attempts=1, logits=None, visits=(visit,),
-    )  # fmt: skip
-    out = console(terminal=False)
-    print_typical([record], out)
-    assert "\x1b" not in written(out)
-    assert "[bold]x" in written(out)

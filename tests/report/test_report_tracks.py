@@ -1,12 +1,9 @@
 """Waves of tracks in reports: who ran what when, what the answer waited for, and how each peer's tracks fared."""
 
-import io
-
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from ls_edge.core.records import RequestRecord, RunContext, TrackSpan, Visit
 from ls_edge.evaluation.run_summary import summarise
@@ -15,8 +12,7 @@ from ls_edge.report.formatting import NOTHING
 from ls_edge.report.html import write_report
 from ls_edge.report.narrative import narrative
 from ls_edge.report.statistics import RunData, pick_requests, track_table, tracks_by_peer
-from ls_edge.report.terminal_timeline import WIDTH, print_typical, text_timeline
-from ls_edge.report.timeline import Span, timeline_of, typical
+from ls_edge.report.timeline import Span, timeline_of
 
 OWN = TrackSpan(0, "a", (0, 1), 1000, 4000, 3500, 500, 2500)
 OTHER = TrackSpan(0, "b", (2, 3), 1000, 8000, 5000, 500, 4000, 500)
@@ -207,9 +203,6 @@ def test_a_run_of_plain_orders_has_none_of_it(tmp_path, run_with_loss):
     for _, _, chart in charts.request_timelines(data):
         assert not [row for row in rows_of(chart) if "order" in row]
     assert tracks_by_peer(run_with_loss.records) == {}
-    out = Console(file=io.StringIO(), width=100)
-    print_typical(run_with_loss.records, out)
-    assert out.file.getvalue() == ""
 
 
 def test_how_tracks_fared():
@@ -245,41 +238,3 @@ def test_a_report_of_waves_says_so(tmp_path, run_in_waves):
     )
     means = data.stage_means[0][3]
     assert sum(means.values()) == pytest.approx(data.summary.latency_ms.mean, rel=0.006)
-
-
-def test_the_sketch_shows_a_line_a_holder_within_eighty_columns(run_in_waves):
-    out = Console(file=io.StringIO(), width=200)
-    print_typical(run_in_waves.records, out)
-    lines = out.file.getvalue().splitlines()
-    assert lines[0] == ""
-    assert f"median of {len(run_in_waves.records)} requests in waves of tracks: 4.5 ms, 2 waves" in lines[1]
-    assert max(map(len, lines)) <= WIDTH
-    assert [line.split()[0] for line in lines[2:6]] == ["the", "board-a", "board-b", "laptop"]
-    one = typical(run_in_waves.records)
-    way = timeline_of(one)
-    for line in lines[3:6]:
-        name, row = line.split()[0], line[12:]
-        held = [span for span in way.spans if span.holder == name and span.block is not None]
-        for span in held:
-            cell = int(((span.start + span.end) / 2 - one.submitted_us) / one.latency_us * len(row))
-            assert row[cell] in ("█ " if span.critical else "▒ ") + str(span.block)
-        assert all(str(span.block) in row for span in held)
-    assert any("on the critical path, in ms:" in line for line in lines)
-
-
-def test_the_sketch_of_a_lost_track_names_it(run_in_waves):
-    lost = next(r for r in run_in_waves.records if any(t.why == "lost" for v in r.visits for t in v.tracks))
-    lines = [line.plain for line in text_timeline(lost)]
-    assert any("▚ lost" in line for line in lines)
-    assert any("▚▚▚" in line and line.startswith("laptop") for line in lines)
-    plain = [line.plain for line in text_timeline(lost, ascii_only=True)]
-    assert all(line.isascii() for line in plain)
-    assert any("xxx" in line for line in plain)
-
-
-def test_a_sketch_of_many_holders_stays_short():
-    tracks = [TrackSpan(0, f"holder-number-{n:02d}", (n,), 1000, 8000, 5000, 0, 4000) for n in range(40)]
-    lines = [line.plain for line in text_timeline(record(OWN, *tracks))]
-    assert len(lines) < 26
-    assert "and 25 more" in lines
-    assert max(map(len, lines)) <= WIDTH

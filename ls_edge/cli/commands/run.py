@@ -204,7 +204,6 @@ def _finish(
 ) -> int:  # fmt: skip
     """Print the summary, write the files, and return the exit code; whatever fails does not keep the rest from it."""
     from ls_edge.report.tables import print_answers, print_summary
-    from ls_edge.report.terminal_timeline import print_typical
 
     try:
         if as_json:
@@ -212,7 +211,6 @@ def _finish(
         else:
             print_summary(summary)
             print_answers(measured.records, classes)
-            print_typical(measured.records)
     except OSError as error:
         problems.append(f"the summary could not be printed: {describe(error)}")
     for remark in remarks[:MAX_REMARKS]:
