@@ -1,6 +1,6 @@
-"""Statistics of a run's records: what ran when, means by stage, when peers were away, how tracks and slots fared.
+"""Statistics of the records of a run: times by stage, engine use, lost peers, tracks and slots.
 
-Times are milliseconds from the start of the run, as charts and tables show them.
+Times are milliseconds since the start of the run.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy.typing as npt
 from ls_edge.core.records import NO_GAIN, PeerEvent, PeerState, RequestRecord, TrackSpan, Visit
 from ls_edge.evaluation.run_summary import Floats, RunSummary
 from ls_edge.report.formatting import NOTHING, shorten, show_ms
+from ls_edge.report.intervals import Span, has_tracks, intervals_of, joins, typical
 from ls_edge.report.theme import STAGES
-from ls_edge.report.timeline import Span, has_tracks, spans_of, timeline_of, typical
 
 MOST_HOPS = 12
 MOST_HOLDERS = 24
@@ -27,40 +27,49 @@ MOST_LANES = 24
 """Peers that a chart shows."""
 
 
-class _Sums(dict[str, float]):
-    """Milliseconds by stage, over ``count`` things."""
+class _Sums:
+    """Sums of times by stage."""
 
-    count = 0
+    def __init__(self) -> None:
+        self.count = 0
+        self._us = dict.fromkeys(STAGES, 0.0)
 
     def add(self, parts: Iterable[tuple[str, float]]) -> None:
         self.count += 1
-        for stage, ms in parts:
-            self[stage] = self.get(stage, 0.0) + ms
+        for stage, us in parts:
+            self._us[stage] += us
 
     @property
     def means(self) -> dict[str, float]:
-        return {stage.name: self[stage.name] / self.count for stage in STAGES if self.get(stage.name)}
+        return {stage: us / 1e3 / self.count for stage, us in self._us.items() if us}
 
 
 def _critical(spans: Iterable[Span]) -> Iterator[tuple[str, float]]:
-    return ((span.stage, (span.end - span.start) / 1e3) for span in spans if span.critical)
-
-
-def _ms_of(stages: Iterable[str], us: Iterable[float]) -> Iterator[tuple[str, float]]:
-    return ((stage, value / 1e3) for stage, value in zip(stages, us, strict=True))
+    return ((span.stage, span.end - span.start) for span in spans if span.critical)
 
 
 class Away(NamedTuple):
-    """A peer that could not be reached for a while."""
+    """Time during which a peer could not be reached."""
 
     peer: str
     start: float
     end: float
+    returned: bool = False
+    """Whether the peer was back at the end."""
+
+
+class StageMeans(NamedTuple):
+    """Mean milliseconds by stage, over ``count`` requests, hops, visits or tracks."""
+
+    group: str
+    name: str
+    count: int
+    means: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Engines:
-    """Every block that ran, as arrays ``[n]``: which lane (peer), which block, from when to when (ms)."""
+    """Every block that ran, as arrays ``[n]``: lane of its peer, block, start and end in ms, and answer."""
 
     lane: npt.NDArray[np.int64]
     block: npt.NDArray[np.int64]
@@ -74,7 +83,7 @@ class Engines:
 
 @dataclass(frozen=True)
 class RunData:
-    """What the charts draw from."""
+    """A run with the statistics that its charts and tables share."""
 
     summary: RunSummary
     records: Sequence[RequestRecord]
@@ -84,6 +93,11 @@ class RunData:
     def answers(self) -> list[RequestRecord]:
         """Requests that ended with an answer."""
         return [record for record in self.records if record.error is None]
+
+    @cached_property
+    def failed(self) -> list[RequestRecord]:
+        """Requests that ended with an error."""
+        return [record for record in self.records if record.error is not None]
 
     @cached_property
     def latency(self) -> Floats:
@@ -97,18 +111,18 @@ class RunData:
 
     @cached_property
     def start_ms(self) -> float:
-        """The first submission."""
+        """Time of the first submission."""
         return min((record.submitted_us for record in self.records), default=0) / 1e3
 
     @cached_property
     def end_ms(self) -> float:
-        """The last answer or error, and at least a millisecond after the start."""
+        """Time of the last answer or error, at least a millisecond after the start."""
         ends = (record.submitted_us + record.latency_us for record in self.records)
         return max(max(ends, default=0) / 1e3, self.start_ms + 1.0)
 
     @cached_property
     def num_blocks(self) -> int:
-        """How many blocks the model has, as far as the run shows."""
+        """Number of blocks of the model, as far as the run shows."""
         seen = {block for peer in self.summary.peers.values() for block in peer.blocks}
         for record in self.records:
             seen.update(record.skipped)
@@ -121,63 +135,73 @@ class RunData:
         return list(self.summary.peers)
 
     @cached_property
+    def in_tracks(self) -> bool:
+        """Whether holders worked on an answer at the same time."""
+        return any(map(has_tracks, self.answers))
+
+    @property
     def engines(self) -> Engines:
         """Every block that ran for an answer."""
-        lane = {name: index for index, name in enumerate(self.lanes)}
-        rows = [
-            (lane[span.holder], span.block, span.start / 1e3, span.end / 1e3, number)
-            for number, record in enumerate(self.answers)
-            for span in spans_of(record)
-            if span.stage == "engine" and span.block is not None and span.holder in lane
-        ]
-        table = np.array(rows, dtype=np.float64).reshape(-1, 5)
-        return Engines(
-            lane=table[:, 0].astype(np.int64),
-            block=table[:, 1].astype(np.int64),
-            start=table[:, 2],
-            end=table[:, 3],
-            request=table[:, 4].astype(np.int64),
-        )
+        return self._work[0]
+
+    @property
+    def stage_means(self) -> list[StageMeans]:
+        """Means of the request, of each hop, and of each holder.
+
+        The first row is the mean over answers and adds up to the mean latency: of what ran at the same time it holds
+        the critical part, as the row of a hop does. The mean of a hop is over the answers that had it; that of a holder
+        over the visits to it in its own times, then over the tracks that it ran for others.
+        """
+        return self._work[1]
 
     @cached_property
-    def stage_means(self) -> list[tuple[str, str, int, dict[str, float]]]:
-        """Rows ``(group, name, how many, mean ms by stage)``: the request, each hop, each holder.
-
-        The first row is the mean over answers and adds up to the mean latency: of what ran side by side it holds the
-        critical part, as a hop's row does. A hop's mean is over the answers that had it. A holder's is over the visits
-        to it, in its own times, then over the tracks that it ran for others.
-        """
-        answers = [record for record in self.answers if record.visits]
-        if not answers:
-            return []
+    def _work(self) -> tuple[Engines, list[StageMeans]]:
+        """Engine use and stage means; the intervals of each request are computed once for both."""
+        lane = {name: index for index, name in enumerate(self.lanes)}
+        ran: list[tuple[float, ...]] = []
         whole = _Sums()
-        hops: dict[int, _Sums] = defaultdict(_Sums)
-        holders: dict[str, _Sums] = defaultdict(_Sums)
-        tracks: dict[str, _Sums] = defaultdict(_Sums)
-        for record in answers:
-            laid = timeline_of(record)
+        groups: dict[str, dict[str, _Sums]] = {
+            group: defaultdict(_Sums) for group in ("By hop", "By holder, visits", "By holder, tracks")
+        }
+        back_us = 0.0
+        for number, record in enumerate(self.answers):
+            laid = intervals_of(record)
+            for span in laid.spans:
+                if span.block is not None and span.holder in lane:
+                    ran.append((lane[span.holder], span.block, span.start / 1e3, span.end / 1e3, number))
+            if not record.visits:
+                continue
             whole.add(_critical(laid.spans))
-            for number, (visit, spans) in enumerate(zip(record.visits, laid.visits, strict=True)):
-                hops[number].add(_critical(spans))
+            back_us += record.hop_us
+            for hop, (visit, spans) in enumerate(zip(record.visits, laid.visits, strict=True), 1):
+                groups["By hop"][f"hop {hop}"].add(_critical(spans))
                 own = (record.hop_us, visit.queue_us, visit.codec_us, visit.engine_us, visit.wait_us)
-                holders[visit.holder].add(_ms_of(("wire", "queue", "codec", "engine", "wait"), own))
+                visits = groups["By holder, visits"][visit.holder]
+                visits.add(zip(("wire", "queue", "codec", "engine", "wait"), own, strict=True))
             for track in record.tracks_of_others:
                 there = (track.transfer_us, track.queue_us, track.codec_us, track.engine_us)
-                tracks[track.holder].add(_ms_of(("wire", "queue", "codec", "engine"), there))
-        count = len(answers)
-        back = sum(record.hop_us for record in answers) / 1e3 / count
-        rows = [("All answers", "one request", count, whole.means)]
-        rows += [("By hop", f"hop {n + 1}", hops[n].count, hops[n].means) for n in sorted(hops)[:MOST_HOPS]]
-        rows.append(("By hop", "back to the source", count, {"wire": back}))
-        place = {name: index for index, name in enumerate(self.lanes)}
-        for group, found in (("By holder, visits", holders), ("By holder, tracks", tracks)):
-            for name in sorted(found, key=lambda name: place.get(name, len(place)))[:MOST_HOLDERS]:
-                rows.append((group, name, found[name].count, found[name].means))
-        return rows
+                tracks = groups["By holder, tracks"][track.holder]
+                tracks.add(zip(("wire", "queue", "codec", "engine"), there, strict=True))
+        columns = np.array(ran, dtype=np.float64).reshape(-1, 5).T
+        lanes, blocks, requests = (columns[row].astype(np.int64) for row in (0, 1, 4))
+        engines = Engines(lanes, blocks, columns[2], columns[3], requests)
+        if not whole.count:
+            return engines, []
+        rows = [StageMeans("All answers", "one request", whole.count, whole.means)]
+        for group, found in groups.items():
+            if group == "By hop":
+                names = list(found)[:MOST_HOPS]
+            else:
+                names = sorted(found, key=lambda name: lane.get(name, len(lane)))[:MOST_HOLDERS]
+            rows += [StageMeans(group, name, found[name].count, found[name].means) for name in names]
+            if group == "By hop":
+                back = {"wire": back_us / 1e3 / whole.count}
+                rows.append(StageMeans(group, "back to the source", whole.count, back))
+        return engines, rows
 
     @cached_property
     def slots(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Answers in which block ran in slot, ``[blocks, blocks]``, and in which it was skipped, ``[blocks]``."""
+        """Number of answers in which a block ran in a slot, ``[blocks, blocks]``, or was skipped, ``[blocks]``."""
         size = self.num_blocks
         counts = np.zeros((size, size), dtype=np.int64)
         skipped = np.zeros(size, dtype=np.int64)
@@ -190,7 +214,7 @@ class RunData:
 
     @cached_property
     def changes(self) -> list[PeerEvent]:
-        """Events after the start, in their order; the greeting of each peer is none."""
+        """Changes of state in their order, without the first greeting of each peer."""
         known: dict[str, PeerState] = {}
         found = []
         for event in sorted(self.events, key=lambda event: event.at_us):
@@ -202,27 +226,64 @@ class RunData:
 
     @cached_property
     def away(self) -> list[Away]:
-        """When peers were lost, until they were alive again or the run ended."""
+        """Times from the loss of a peer until its return or the end of the run."""
         since: dict[str, float] = {}
         spells = []
         for event in sorted(self.events, key=lambda event: event.at_us):
             if event.state == PeerState.LOST:
                 since.setdefault(event.peer, event.at_us / 1e3)
             elif event.state == PeerState.ALIVE and event.peer in since:
-                spells.append(Away(event.peer, since.pop(event.peer), event.at_us / 1e3))
+                spells.append(Away(event.peer, since.pop(event.peer), event.at_us / 1e3, returned=True))
         spells += [Away(peer, start, max(self.end_ms, start)) for peer, start in since.items()]
         return sorted(spells, key=lambda spell: spell.start)
 
+    @cached_property
+    def chosen(self) -> list[tuple[str, RequestRecord]]:
+        """A few requests worth a look, each once, with the reason."""
+        drawable = sorted((record for record in self.answers if record.visits), key=lambda record: record.latency_us)
+        if not drawable:
+            return []
+        last = len(drawable) - 1
+        wanted = [("Median", drawable[last // 2])]
+        parallel = typical(drawable)
+        if parallel is not None and not has_tracks(drawable[last // 2]):
+            wanted.append(("Median of those in tracks", parallel))
+        wanted.append(("95th percentile", drawable[round(0.95 * last)]))
+        for why, matches in (
+            ("Retried", lambda record: record.attempts > 1),
+            ("Degraded", lambda record: bool(record.skipped)),
+            ("A track did not come back", _lost_a_track),
+        ):
+            found = min(filter(matches, drawable), key=lambda record: record.submitted_us, default=None)
+            if found is not None:
+                wanted.append((why, found))
+        wanted.append(("Slowest", drawable[-1]))
+        once: dict[int, tuple[str, RequestRecord]] = {}
+        for why, record in wanted:
+            once.setdefault(id(record), (why, record))
+        return list(once.values())
+
+    @cached_property
+    def one_scale(self) -> bool:
+        """Whether the latencies of the chosen requests are close enough to draw them on one scale."""
+        times = [record.latency_us for _, record in self.chosen]
+        return bool(times) and max(times) <= 4 * min(times)
+
+
+def _lost_a_track(record: RequestRecord) -> bool:
+    tracks = (track for visit in record.visits if joins(visit) for track in visit.tracks)
+    return any(not track.blocks and track.why != NO_GAIN for track in tracks)
+
 
 class Window(NamedTuple):
-    """A stretch of the run, in milliseconds since its start."""
+    """Part of a run, in milliseconds since its start."""
 
     start: float
     end: float
 
 
 def coverage(start: Floats, end: Floats, edges: Floats) -> Floats:
-    """Share of each bin between ``edges [n+1]`` that the spans ``start``..``end`` cover, ``[n]``; overlaps add up."""
+    """Return the fraction of each bin between ``edges [n+1]`` that spans cover, ``[n]``; overlaps add up."""
 
     def until(times: Floats) -> Floats:
         ordered = np.sort(times)
@@ -234,7 +295,7 @@ def coverage(start: Floats, end: Floats, edges: Floats) -> Floats:
 
 
 def pick_window(data: RunData, most: int) -> Window:
-    """The stretch around the first loss of a peer (else the middle) with at most ``most`` runs of a block in it."""
+    """Return the part around the first loss of a peer, else the middle, with at most ``most`` runs of a block."""
     engines = data.engines
     whole = Window(data.start_ms, data.end_ms)
     if len(engines) <= most:
@@ -250,7 +311,7 @@ def pick_window(data: RunData, most: int) -> Window:
 
 
 def pack(engines: Engines, chosen: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[tuple[int, int]]:
-    """Rows for spans that overlap; a visit's blocks, which touch, stay in one row."""
+    """Assign rows to spans that overlap; the blocks of a visit, which touch, stay in one row."""
     free: list[float] = []
     placed = []
     for index in chosen[np.argsort(engines.start[chosen], kind="stable")]:
@@ -264,73 +325,32 @@ def pack(engines: Engines, chosen: np.ndarray[tuple[int], np.dtype[np.int64]]) -
 
 
 def shown_lanes(data: RunData) -> list[int]:
-    """Lanes that are drawn: all, or those of the busiest peers."""
-    count = len(data.lanes)
-    if count <= MOST_LANES:
-        return list(range(count))
-    busiest = sorted(range(count), key=lambda lane: -data.summary.peers[data.lanes[lane]].busy)[:MOST_LANES]
-    return sorted(busiest)
-
-
-def pick_requests(data: RunData) -> list[tuple[str, RequestRecord]]:
-    """A few requests worth a look, each once, with the reason: typical, slow, slowest, retried, degraded, in tracks."""
-    drawable = [record for record in data.answers if record.visits]
-    if not drawable:
-        return []
-    ordered = sorted(drawable, key=lambda record: record.latency_us)
-    last = len(ordered) - 1
-    wanted = [("Median", ordered[last // 2])]
-    parallel = typical(drawable)
-    if parallel is not None and not has_tracks(ordered[last // 2]):
-        wanted.append(("Median of those in tracks", parallel))
-    wanted.append(("95th percentile", ordered[round(0.95 * last)]))
-    for why, matches in (
-        ("Retried", lambda record: record.attempts > 1),
-        ("Degraded", lambda record: bool(record.skipped)),
-        ("A track did not come back", _lost_a_track),
-    ):
-        found = next(filter(matches, drawable), None)
-        if found is not None:
-            wanted.append((why, found))
-    wanted.append(("Slowest", ordered[-1]))
-    once: dict[int, tuple[str, RequestRecord]] = {}
-    for why, record in wanted:
-        once.setdefault(id(record), (why, record))
-    return list(once.values())
-
-
-def _lost_a_track(record: RequestRecord) -> bool:
-    return any(span.why for span in timeline_of(record).spans) if has_tracks(record) else False
+    """Return the lanes to draw: those of the busiest peers."""
+    busiest = sorted(range(len(data.lanes)), key=lambda lane: -data.summary.peers[data.lanes[lane]].busy)
+    return sorted(busiest[:MOST_LANES])
 
 
 @dataclass
 class TrackStatistics:
-    """How the tracks of one peer fared over a run; times in milliseconds.
-
-    A joiner's own tracks count for it like those that it ran for others, and failed requests count as far as their
-    records go.
-    """
+    """Tracks of one peer over a run, those of its own waves and of failed requests included; in milliseconds."""
 
     joined: int = 0
     own: int = 0
-    """How many of them it joined itself."""
+    """Tracks of them that it joined itself."""
     blocks: int = 0
     expected: list[float] = field(default_factory=list)
-    """As planned, of the joined ones; so too ``took``."""
+    """Planned durations of the joined tracks, and ``took`` their measured ones."""
     took: list[float] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
-    """Tracks that it was given and that were not summed, by the reason."""
+    """Tracks that were assigned to it but not summed, by reason."""
     single: list[float] = field(default_factory=list)
-    """Where it was given none: what a block would have taken there."""
+    """Expected times of a block there, of waves that assigned it no track."""
     without: list[float] = field(default_factory=list)
-    """Where it was given none: what the wave took."""
+    """Durations of those waves."""
 
 
 def tracks_by_peer(records: Iterable[RequestRecord], waves: int = 1) -> dict[str, TrackStatistics]:
-    """The tracks of every peer that any record names; empty for a run in which no wave was ever planned.
-
-    ``waves`` is in how many a model was to run.
-    """
+    """Return the tracks of every peer that a record names; ``waves`` is the planned number of waves per request."""
     found: dict[str, TrackStatistics] = {}
     for record in records:
         size = math.ceil((len(record.steps) + len(record.skipped)) / max(1, waves))
@@ -355,10 +375,10 @@ def _count_track(tracks: TrackStatistics, track: TrackSpan, visit: Visit, size: 
 
 
 def _wave_ms(visit: Visit, unused: TrackSpan, size: int) -> float:
-    """What the wave took in which a holder was given nothing.
+    """Return the duration of a wave in which a holder was assigned no track.
 
-    One that was not split left no track: then it is the engine's time for the ``size`` blocks of a wave, at most those
-    that the joiner ran outside of tracks.
+    A wave that was not split left no track. Its duration is then the engine's time for ``size`` blocks, or for all
+    blocks that the joiner ran outside of tracks if there are fewer.
     """
     wave = [track for track in visit.tracks if track.wave == unused.wave and track.why != NO_GAIN]
     if wave:
@@ -372,7 +392,7 @@ def _wave_ms(visit: Visit, unused: TrackSpan, size: int) -> float:
 def track_table(
     tracks: dict[str, TrackStatistics], peers: Sequence[str]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """A row for each peer; ``peers`` come in their order, then others, but none that no track names."""
+    """Return headings, and a row for each peer with tracks: first ``peers`` in their order, then any others."""
     head = ("Peer", "Tracks", "Own", "Blocks", "Expected", "Took", "Not summed", "Given none")
     order = [name for name in peers if name in tracks] + sorted(tracks.keys() - set(peers))
     return head, [_track_row(name, tracks[name]) for name in order]

@@ -1,17 +1,21 @@
-"""Tables of a run for the terminal; lines without boxes or colours where the output goes elsewhere."""
+"""Tables of runs and analyses, for terminals and pages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import click
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ls_edge.core.errors import printable
 from ls_edge.core.records import PeerState, RequestRecord
 from ls_edge.core.text import format_ranges
+from ls_edge.evaluation.analysis import NOT_ASKED, Analysis
 from ls_edge.evaluation.run_summary import RunSummary
-from ls_edge.report.formatting import counted, shorten, show, show_ms, show_percent
+from ls_edge.report.formatting import NOTHING, bands_text, counted, shorten, show, show_ms, show_percent
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 
 STATE_STYLES = {
@@ -28,81 +32,77 @@ STATE_STYLES = {
 SHOWN_ANSWERS = 5
 """Answers with class names at the end of a run."""
 SHOWN_REASONS = 3
-"""Reasons for which blocks were skipped."""
+"""Reasons for skipped blocks."""
+AGREEMENT = ("blocks left out", "same class", "in all orders", "total variation", "orders")
 
 
 def print_summary(summary: RunSummary, console: Console | None = None, *, title: str = "") -> None:
-    """Print the two tables of a run, on standard output by default."""
+    """Print the two tables of a run, by default on standard output."""
     console = console or open_console()
-    _print(console, [summary_table(summary, title=title), peers_table(summary)])
+    print_table(summary_table(summary, title=title), console)
+    console.print()
+    print_table(peers_table(summary), console)
 
 
 def print_answers(records: Sequence[RequestRecord], classes: Sequence[str], console: Console | None = None) -> None:
-    """Print a few answers with class names, spread evenly over the run; nothing where there are none."""
+    """Print a few answers with class names, spread evenly over the run; nothing without records."""
     if records:
         console = console or open_console()
         console.print()
-        _print(console, [answers_table(records, classes)])
+        print_table(answers_table(records, classes), console)
 
 
 def print_comparison(
     runs: Sequence[tuple[str, RunSummary]], console: Console | None = None, *, title: str = ""
 ) -> None:
-    """Print several named runs side by side."""
-    console = console or open_console()
-    _print(console, [comparison_table(runs, title=title)])
+    """Print a row for each of several named runs."""
+    print_table(comparison_table(runs, title=title), console)
 
 
 def summary_table(summary: RunSummary, *, title: str = "") -> Table:
-    """What was answered, how well and how fast."""
-    table = PlainTable(title)
+    """Return a table of the answers, their accuracy and their speed."""
+    table = PlainTable(title, show_header=False)
     table.add_column("", style="dim", no_wrap=True)
     table.add_column("")
-    latency, hops = summary.latency_ms, summary.hops
-    answered = Text(f"{summary.answered:,} of {summary.requests:,}")
+    latency, hops, skips = summary.latency_ms, summary.hops, summary.skips
     failed = Text(f"{summary.failed:,}", style="red" if summary.failed else "")
     if summary.errors:
-        failed.append(
-            " (" + ", ".join(f"{count:,} {shorten(name, 40)}" for name, count in summary.errors.items()) + ")"
-        )
-    degraded = Text(f"{summary.degraded:,}", style="yellow" if summary.degraded else "")
-    table.add_row("answered", answered)
+        kinds = ", ".join(f"{count:,} {shorten(name, 40)}" for name, count in summary.errors.items())
+        failed.append(f" ({kinds})")
+    table.add_row("answered", f"{summary.answered:,} of {summary.requests:,}")
     table.add_row("failed", failed)
-    table.add_row("degraded", degraded)
+    table.add_row("degraded", Text(f"{summary.degraded:,}", style="yellow" if summary.degraded else ""))
     table.add_row("accuracy", _accuracy(summary))
-    quantiles = ", ".join(
-        f"{name} {show_ms(value)}"
-        for name, value in (("p50", latency.p50), ("p95", latency.p95), ("p99", latency.p99), ("max", latency.max))
+    table.add_row(
+        "latency",
+        f"p50 {show_ms(latency.p50)}, p95 {show_ms(latency.p95)}, p99 {show_ms(latency.p99)}, "
+        f"max {show_ms(latency.max)}",
     )
-    table.add_row("latency", Text(quantiles))
-    table.add_row("throughput", Text(f"{show(summary.throughput)} / s"))
-    table.add_row("skipped blocks", Text(f"{show(summary.skips.mean)} on average, {_count(summary.skips.max)} at most"))
-    for why, count in list(summary.skips.reasons.items())[:SHOWN_REASONS]:
+    table.add_row("throughput", f"{show(summary.throughput)} / s")
+    most = NOTHING if skips.max is None else f"{skips.max:,}"
+    table.add_row("skipped blocks", f"{show(skips.mean)} on average, {most} at most")
+    for why, count in list(skips.reasons.items())[:SHOWN_REASONS]:
         table.add_row("", Text(f"{counted(count, 'answer')}: {why}", style="yellow"))
     table.add_row(
         "hops",
-        Text(
-            f"{show(hops.mean)}; medians: wire {show_ms(hops.wire_ms_p50)}, queue {show_ms(hops.queue_ms_p50)}, "
-            f"engine {show_ms(hops.engine_ms_p50)}, codec {show_ms(hops.codec_ms_p50)}"
-        ),
+        f"{show(hops.mean)}; medians: wire {show_ms(hops.wire_ms_p50)}, queue {show_ms(hops.queue_ms_p50)}, "
+        f"engine {show_ms(hops.engine_ms_p50)}, codec {show_ms(hops.codec_ms_p50)}",
     )
-    table.add_row("order", Text(_order(summary)))
+    tau = summary.order_tau
+    table.add_row("order", NOTHING if tau is None else f"tau {tau:+.2f} (1: trained order, 0: random)")
     if summary.retries or summary.duplicates_dropped:
-        table.add_row(
-            "retries",
-            Text(f"{summary.retries:,}, {counted(summary.duplicates_dropped, 'late answer')} dropped", style="yellow"),
-        )
+        dropped = f"{summary.retries:,}, {counted(summary.duplicates_dropped, 'late answer')} dropped"
+        table.add_row("retries", Text(dropped, style="yellow"))
     if summary.audit is not None:
         audit = summary.audit
-        text = f"{audit.audited:,} answers computed again, {audit.mismatched:,} differ"
-        left = audit.dropped + audit.waiting
-        left_out = f"; {left:,} left out" if left else ""
-        table.add_row("audit", Text(text + left_out, style="red" if audit.mismatched else ""))
+        left_out = f"; {audit.dropped + audit.waiting:,} left out" if audit.dropped + audit.waiting else ""
+        text = f"{audit.audited:,} answers recomputed, {audit.mismatched:,} differ{left_out}"
+        table.add_row("audit", Text(text, style="red" if audit.mismatched else ""))
     return table
 
 
 def peers_table(summary: RunSummary) -> Table:
-    """Each peer's part."""
+    """Return a table of the part of each peer."""
     table = PlainTable()
     table.add_column("peer", no_wrap=True)
     table.add_column("blocks")
@@ -113,19 +113,14 @@ def peers_table(summary: RunSummary) -> Table:
         state = Text(peer.state, style=STATE_STYLES[peer.state])
         if peer.lost:
             state.append(", lost once" if peer.lost == 1 else f", lost {peer.lost} times", style="red")
-        table.add_row(
-            Text(shorten(name, 40)),
-            format_ranges(peer.blocks) or show(None),
-            f"{peer.requests:,}",
-            f"{peer.blocks_run:,}",
-            show_percent(peer.busy),
-            state,
-        )
+        blocks = format_ranges(peer.blocks) or NOTHING
+        busy = show_percent(peer.busy)
+        table.add_row(shorten(name, 40), blocks, f"{peer.requests:,}", f"{peer.blocks_run:,}", busy, state)
     return table
 
 
 def answers_table(records: Sequence[RequestRecord], classes: Sequence[str]) -> Table:
-    """Image, predicted and true class of at most :data:`SHOWN_ANSWERS` requests, spread evenly over ``records``."""
+    """Return image, predicted and true class of at most :data:`SHOWN_ANSWERS` requests, spread over ``records``."""
     table = PlainTable()
     for name in ("image", "prediction", "truth", ""):
         table.add_column(name, overflow="fold")
@@ -136,17 +131,13 @@ def answers_table(records: Sequence[RequestRecord], classes: Sequence[str]) -> T
             remark = Text(shorten(record.error, 60), style="red")
         else:
             remark = Text("degraded" if record.degraded else "", style="yellow")
-        table.add_row(
-            Text(shorten(record.image, 50)),
-            Text(_class_name(record.prediction, classes), style="red" if wrong else ""),
-            Text(_class_name(record.label, classes)),
-            remark,
-        )
+        prediction = Text(_class_name(record.prediction, classes), style="red" if wrong else "")
+        table.add_row(shorten(record.image, 50), prediction, _class_name(record.label, classes), remark)
     return table
 
 
 def comparison_table(runs: Sequence[tuple[str, RunSummary]], *, title: str = "") -> Table:
-    """A row for each run."""
+    """Return a table with a row for each run."""
     table = PlainTable(title)
     table.add_column("run")
     for name in ("accuracy", "answered", "degraded", "failed", "p50", "p95", "throughput"):
@@ -154,7 +145,7 @@ def comparison_table(runs: Sequence[tuple[str, RunSummary]], *, title: str = "")
     for name, run in runs:
         bad = run.top1 is not None and run.chance is not None and run.top1 < 3 * run.chance
         table.add_row(
-            Text(shorten(name, 60)),
+            shorten(name, 60),
             Text(show_percent(run.top1), style="red" if bad else "bold"),
             f"{run.answered:,} of {run.requests:,}",
             Text(f"{run.degraded:,}", style="yellow" if run.degraded else ""),
@@ -168,7 +159,7 @@ def comparison_table(runs: Sequence[tuple[str, RunSummary]], *, title: str = "")
 
 def _accuracy(summary: RunSummary) -> Text:
     if summary.top1 is None:
-        return Text("no labels" if summary.answered else show(None))
+        return Text("no labels" if summary.answered else NOTHING)
     text = Text(show_percent(summary.top1), style="bold")
     if summary.top1_interval is not None:
         low, high = summary.top1_interval
@@ -178,23 +169,84 @@ def _accuracy(summary: RunSummary) -> Text:
 
 def _class_name(index: int | None, classes: Sequence[str]) -> str:
     if index is None:
-        return show(None)
+        return NOTHING
     return shorten(classes[index] if index < len(classes) else str(index), 40)
 
 
-def _count(value: int | None) -> str:
-    return show(None) if value is None else f"{value:,}"
+def about_analysis(found: Analysis) -> str:
+    """Return the model and data of an analysis, in one line."""
+    s = found.settings
+    return (
+        f"{printable(s['model'])}, {printable(s['method'])}, {counted(s['blocks'], 'block')}, "
+        f"{counted(found.images, 'image')} of {s['data']}{bands_text(s['bands'])}"
+    )
 
 
-def _order(summary: RunSummary) -> str:
-    if summary.order_tau is None:
-        return show(None)
-    return f"tau {summary.order_tau:+.2f} (1: trained order, 0: random)"
+def block_table(found: Analysis) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return headings, and a row for each block, of the kinds that were measured."""
+    columns = {"block": [str(block) for block in range(found.settings["blocks"])]}
+    if found.importance is not None:
+        top1, blocks = found.importance.trained.top1, found.importance.blocks
+        columns["loss without"] = [_number(one.importance, "+.3f") for one in blocks]
+        columns["accuracy without"] = [_points(one.left_out.top1 - top1) for one in blocks]
+        columns["moved to"] = [NOTHING if one.moved_to is None else str(one.moved_to) for one in blocks]
+        moved = [None if one.moved is None else one.moved.top1 - top1 for one in blocks]
+        columns["accuracy moved"] = [NOTHING if change is None else _points(change) for change in moved]
+    if found.contribution is not None:
+        ranges = [[value for value in slots if value is not None] for slots in found.contribution.random]
+        columns["adds"] = [_number(value) for value in found.contribution.trained]
+        columns["adds, by slot"] = [f"{min(r):.2f} to {max(r):.2f}" if r else NOTHING for r in ranges]
+    if found.similarity is not None:
+        columns["CKA to before"] = [_number(row[step]) for step, row in enumerate(found.similarity.cka[1:])]
+        columns["cosine"] = [_number(value) for value in found.similarity.cosine]
+    if found.attention is not None:
+        columns["attention distance"] = [_number(float(np.mean(heads))) for heads in found.attention.distance]
+        columns["entropy"] = [_number(float(np.mean(heads))) for heads in found.attention.entropy]
+    return list(columns), list(zip(*columns.values(), strict=True))
 
 
-def _print(console: Console, tables: Sequence[Table]) -> None:
-    for number, table in enumerate(tables):
-        table.show_header = any(str(column.header) for column in table.columns)
-        if number:
-            console.print()
-        print_table(table, console)
+def agreement_rows(found: Analysis) -> list[tuple[str, ...]]:
+    """Return the rows below :data:`AGREEMENT`."""
+    if found.agreement is None:
+        return []
+    return [
+        (
+            "none" if one.left_out == 0 else str(one.left_out), show_percent(one.same_class),
+            show_percent(one.all_same_class), _number(one.total_variation), str(one.orders),
+        )
+        for one in (found.agreement.random, *found.agreement.left_out)
+    ]  # fmt: skip
+
+
+def print_analysis(found: Analysis, console: Console | None = None) -> None:
+    """Print the model, a row for each block, and the agreement of answers."""
+    click.echo(f"{found.settings['of']}: {about_analysis(found)}")
+    if found.importance is not None:
+        trained = found.importance.trained
+        click.echo(f"trained order: accuracy {trained.top1:.3f}, loss {_number(trained.loss)}")
+    headings, rows = block_table(found)
+    if len(headings) > 1:
+        _print_rows(headings, rows, console)
+    if found.agreement is not None:
+        click.echo("\nanswers in random order, compared with trained order:")
+        _print_rows(AGREEMENT, agreement_rows(found), console)
+    for kind, why in found.reasons.items():
+        if why != NOT_ASKED:
+            click.echo(f"{kind}: none, {printable(why)}", err=True)
+
+
+def _print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], console: Console | None) -> None:
+    table = PlainTable()
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    print_table(table, console)
+
+
+def _number(value: float | None, form: str = ".3f") -> str:
+    return NOTHING if value is None else format(value, form)
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f} points"

@@ -1,14 +1,15 @@
 """A run as Chrome trace events, which https://ui.perfetto.dev and chrome://tracing open.
 
-Format: JSON Object Format of the "Trace Event Format" of Chromium's trace viewer. A process row for the source and for
-each peer. What happened of a request in a process is one lane (a "thread") at a time: another lane where the process
-has two requests at once, or two tracks of a wave, so that no two slices of a lane overlap unless one holds the other.
+Format: JSON Object Format of the "Trace Event Format" of Chromium's trace viewer. The source and each peer have a
+process row. The work on a request in a process is in one lane (a "thread") at a time; a process with two requests at
+the same time, or two tracks of a wave, has another lane, so that slices of a lane overlap only if one contains the
+other.
 
-Times are those of :mod:`ls_edge.report.timeline`, on the clock of the source: durations are measured, their places in a
-visit and the time on the wire are inferred, as the file says itself (``otherData``).
+Times are those of :mod:`ls_edge.report.intervals`, on the clock of the source. Durations are measured; their places in
+a visit and the time on the wire are inferred, as the file states (``otherData``).
 
-Events are made and written one by one: beside the records of the run, those of the requests that are in flight at one
-moment are in memory.
+Events are generated and written one by one: besides the records of the run, memory holds only those of the requests in
+flight at one moment.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from ls_edge.core.errors import printable
 from ls_edge.core.files import open_output
 from ls_edge.core.records import PeerEvent, RequestRecord
 from ls_edge.evaluation.run_summary import RunSummary
-from ls_edge.report.timeline import Span, timeline_of
+from ls_edge.report.intervals import Span, intervals_of
 from ls_edge.version import __version__
 
 SOURCE = ""
-"""The source among the names of processes, as in :attr:`Span.holder`; a peer may be called "source"."""
+"""Name of the source among the processes, as in :attr:`Span.holder`; a peer may be called "source"."""
 _SOURCE_PID = 1
 _NOTES = {
     "clock": "the source's, microseconds since the start of the run; clocks of devices are not compared",
@@ -46,7 +47,7 @@ _Event = dict[str, Any]
 
 
 class _Chain(NamedTuple):
-    """Spans of a request that follow each other in one process."""
+    """Consecutive spans of a request in one process."""
 
     process: str
     spans: list[Span]
@@ -81,7 +82,7 @@ def write_trace_events(
 def trace_events(
     records: Sequence[RequestRecord], events: Sequence[PeerEvent] = (), peers: Iterable[str] = ()
 ) -> Iterator[_Event]:
-    """The events of a run; ``peers`` have the first process rows, others follow as they appear."""
+    """Yield the events of a run; ``peers`` have the first process rows, others follow as they appear."""
     rows = _ProcessRows()
     for name in (SOURCE, *peers):
         yield from rows.process(name)
@@ -112,14 +113,14 @@ def trace_events(
 
 
 class _ProcessRows:
-    """Numbers of processes and, in each, lanes that are given to what begins when they are free."""
+    """Numbers of processes, and the lanes of each."""
 
     def __init__(self) -> None:
         self.pids: dict[str, int] = {}
         self._free: dict[str, list[int]] = {}
 
     def process(self, name: str) -> Iterator[_Event]:
-        """The metadata of a process that is new."""
+        """Yield the metadata of a new process."""
         if name not in self.pids:
             pid = self.pids[name] = len(self.pids) + _SOURCE_PID
             self._free[name] = []
@@ -127,7 +128,7 @@ class _ProcessRows:
             yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
 
     def lane(self, name: str, start: int, end: int) -> tuple[int, Iterator[_Event]]:
-        """A lane, counted from 1, that is free from ``start`` on and taken until ``end``; its metadata if it is new."""
+        """Occupy a free lane, counted from 1, until ``end``; return it, and its metadata if it is new."""
         free = self._free[name]
         for number, since in enumerate(free):
             if since <= start:
@@ -143,14 +144,14 @@ def _metadata(kind: str, pid: int, tid: int, arguments: Mapping[str, Any]) -> _E
 
 
 def _changes(records: Sequence[RequestRecord]) -> Iterator[tuple[int, int]]:
-    """Each submission and end with the change of the requests in flight, ends first where both are at one time."""
+    """Yield changes of the number of requests in flight; of changes at the same time, ends come first."""
     begins = sorted(record.submitted_us for record in records)
     ends = sorted(record.submitted_us + record.latency_us for record in records)
     return heapq.merge(((ts, -1) for ts in ends), ((ts, 1) for ts in begins))
 
 
 def _request(record: RequestRecord) -> Iterator[_Event]:
-    """The whole of a request as an asynchronous slice of the source, joined to its parts by its id."""
+    """Yield a request as an asynchronous slice of the source, connected to its parts by its id."""
     about: dict[str, Any] = {
         "request": record.id, "image": printable(record.image), "attempts": record.attempts,
         "degraded": record.degraded, "skipped": record.skipped,
@@ -163,8 +164,8 @@ def _request(record: RequestRecord) -> Iterator[_Event]:
 
 
 def _chains(record: RequestRecord) -> Iterator[_Chain]:
-    """What happened of a request in each process, in the order in which it began there."""
-    laid = timeline_of(record)
+    """Yield the work on a request in each process, in the order in which it began."""
+    laid = intervals_of(record)
     at_source = [span for span in laid.spans if not span.holder]
     stem = [span for span in at_source if span.stage == "stem"]
     if stem:
@@ -181,7 +182,7 @@ def _chains(record: RequestRecord) -> Iterator[_Chain]:
 
 
 def _without_overlap(spans: Sequence[Span]) -> list[list[Span]]:
-    """The spans as chains in which each begins when the one before has ended: one, unless a joiner did two things."""
+    """Split spans into chains that do not overlap: one, unless a joiner did two things at the same time."""
     chains: list[list[Span]] = []
     for span in sorted(spans, key=lambda one: (_ns(one.start), _ns(one.end))):
         home = next((chain for chain in chains if _ns(chain[-1].end) <= _ns(span.start)), None)
@@ -229,7 +230,7 @@ def _arguments(record: RequestRecord, span: Span) -> _Event:
 
 
 def _ns(microseconds: float) -> int:
-    """Whole nanoseconds, so that slices that follow each other still do where they are written."""
+    """Return whole nanoseconds, so that consecutive slices do not overlap after rounding."""
     return round(microseconds * 1000)
 
 

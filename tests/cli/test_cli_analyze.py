@@ -78,7 +78,7 @@ def test_the_table(command, both):
     assert "6 blocks, 24 images of digits" in lines[0]
     assert lines[2].split()[:3] == ["block", "loss", "without"]
     assert [line.split()[0] for line in lines[3:9]] == list("012345")
-    assert "answers in random order beside those in trained order:" in lines
+    assert "answers in random order, compared with trained order:" in lines
     assert "none" not in err
     code, out, err = command("analyze", both[1], *FEW, "--what", "contribution,attention")
     assert code == 0

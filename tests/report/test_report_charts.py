@@ -1,5 +1,6 @@
 """What the charts are drawn from: exact spans, shares and windows."""
 
+import html
 import io
 import itertools
 import json
@@ -15,11 +16,10 @@ from ls_edge.core.records import PeerEvent, PeerState, RequestRecord, RunContext
 from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report import charts
 from ls_edge.report.formatting import shorten, show, show_ms
-from ls_edge.report.narrative import narrative
-from ls_edge.report.statistics import Away, RunData, coverage, pick_requests, pick_window, tracks_by_peer
+from ls_edge.report.html import environment
+from ls_edge.report.intervals import intervals_of
+from ls_edge.report.statistics import Away, RunData, coverage, pick_window, tracks_by_peer
 from ls_edge.report.tables import summary_table
-from ls_edge.report.theme import block_colour, ink_on
-from ls_edge.report.timeline import spans_of
 
 
 def record(**changes):
@@ -43,6 +43,11 @@ def record(**changes):
     return msgspec.structs.replace(base, **changes)
 
 
+def narrative(data):
+    """Return the sentences that a page opens with."""
+    return html.unescape(str(environment().get_template("narrative.html.j2").module.narrative(data)))
+
+
 def data_of(records, events=()):
     return RunData(summarise(records, events, RunContext()), records, events)
 
@@ -50,7 +55,7 @@ def data_of(records, events=()):
 def test_spans_follow_each_other():
     # 2.5 ms of 12 are in no duration: they are those of three hops.
     hop = 2500 / 3
-    spans = spans_of(record())
+    spans = intervals_of(record()).spans
     assert [(span.stage, span.holder, span.block) for span in spans] == [
         ("stem", "", None), ("wire", "a", None), ("queue", "a", None), ("codec", "a", None), ("engine", "a", 0),
         ("engine", "a", 1), ("wire", "b", None), ("codec", "b", None), ("engine", "b", 2), ("wire", "", None),
@@ -119,7 +124,7 @@ def test_times_away():
         PeerEvent(20000, "b", PeerState.LOST),
     ]
     data = data_of([record(submitted_us=0, latency_us=50_000)], events)
-    assert data.away == [Away("a", 5.0, 9.0), Away("b", 20.0, 50.0)]
+    assert data.away == [Away("a", 5.0, 9.0, returned=True), Away("b", 20.0, 50.0)]
     assert [event.at_us for event in data.changes] == [5000, 9000, 20_000]
     assert "a was lost at 0.01 s and was back 4.0 ms later" in narrative(data)
     assert "b was lost at 0.02 s and did not come back" in narrative(data)
@@ -137,7 +142,7 @@ def test_the_window_holds_the_first_loss_and_few_enough_blocks(run_with_loss):
 
 def test_requests_worth_a_look(run_with_loss):
     data = RunData(run_with_loss.summary, run_with_loss.records, run_with_loss.events)
-    chosen = dict(pick_requests(data))
+    chosen = dict(data.chosen)
     assert chosen["Retried"].attempts > 1
     assert chosen["Median"].latency_us / 1e3 == pytest.approx(run_with_loss.summary.latency_ms.p50, rel=0.02)
     assert len({id(r) for r in chosen.values()}) == len(chosen)
@@ -211,10 +216,10 @@ def test_the_overview_adds_up_to_what_the_engines_were_busy(run_with_loss):
 def test_a_request_chart_has_all_its_spans(run_in_waves):
     data = data_of_run(run_in_waves)
     found = charts.request_timelines(data)
-    assert [why for why, _, _ in found] == [why for why, _ in pick_requests(data)]
-    for (_, about, chart), (_, one) in zip(found, pick_requests(data), strict=True):
+    assert [why for why, _, _ in found] == [why for why, _ in data.chosen]
+    for (_, about, chart), (_, one) in zip(found, data.chosen, strict=True):
         rows = [row for row in rows_of(spec_of(chart)) if "took" in row]
-        assert len(rows) == len(spans_of(one))
+        assert len(rows) == len(intervals_of(one).spans)
         assert {row["block"] for row in rows} - {None} == {block for block, _ in one.steps}
         assert about.startswith(show_ms(one.latency_us / 1e3))
 
@@ -294,20 +299,6 @@ def test_figures_in_words():
     ]  # fmt: skip
     assert show(123456) == "123,456"
     assert shorten("a" * 10 + "b" * 10, 9) == "aaaa…bbbb"
-
-
-def test_block_colours_grow_lighter():
-    def luminance(colour):
-        red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    for blocks in (2, 8, 12, 24):
-        values = [luminance(block_colour(b, blocks)) for b in range(blocks)]
-        assert values == sorted(values)
-        assert len(set(values)) == blocks
-    assert block_colour(0, 1).startswith("#")
-    assert ink_on("#000000") == "#ffffff"
-    assert ink_on("#ffff00") != "#ffffff"
 
 
 def test_one_of_anything_is_singular():

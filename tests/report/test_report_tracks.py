@@ -10,9 +10,8 @@ from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report import charts
 from ls_edge.report.formatting import NOTHING
 from ls_edge.report.html import write_report
-from ls_edge.report.narrative import narrative
-from ls_edge.report.statistics import RunData, pick_requests, track_table, tracks_by_peer
-from ls_edge.report.timeline import Span, timeline_of
+from ls_edge.report.intervals import Span, intervals_of
+from ls_edge.report.statistics import RunData, track_table, tracks_by_peer
 
 OWN = TrackSpan(0, "a", (0, 1), 1000, 4000, 3500, 500, 2500)
 OTHER = TrackSpan(0, "b", (2, 3), 1000, 8000, 5000, 500, 4000, 500)
@@ -39,7 +38,7 @@ def critical(way):
 
 
 def test_a_wave_is_laid_out_by_its_joiners_clock():
-    way = timeline_of(record(OWN, OTHER, UNUSED))
+    way = intervals_of(record(OWN, OTHER, UNUSED))
     assert way.rows == ["a", "b"]
     # Arrival at 102.5; its clock counts from there.
     assert critical(way) == [
@@ -81,7 +80,7 @@ def test_an_answer_counts_its_critical_path_and_each_holder_its_own_times():
 def test_the_joiners_own_track_may_be_the_critical_one():
     own = msgspec.structs.replace(OWN, end_us=8500, engine_us=7000)
     visit = Visit("a", (0, 1), 1500, 7000, 500, 0, (own, OTHER))
-    way = timeline_of(record(visit=visit))
+    way = intervals_of(record(visit=visit))
     assert [span.block for span in critical(way) if span.block is not None] == [0, 1]
     assert not any(span.stage == "wait" for span in way.spans)
 
@@ -89,7 +88,7 @@ def test_the_joiners_own_track_may_be_the_critical_one():
 @pytest.mark.parametrize("why", ["lost", "late", "refused"])
 def test_waiting_for_a_track_that_does_not_come_is_waiting(why):
     gone = TrackSpan(0, "b", (), 1000, 8000, 5000, why=why)
-    way = timeline_of(record(OWN, gone, waves=((((0, "a"), (1, "a")),),)))
+    way = intervals_of(record(OWN, gone, waves=((((0, "a"), (1, "a")),),)))
     assert [span for span in critical(way) if span.stage == "wait"] == [
         Span("wait", 103500, 110500, "b", None, 1, True, why)
     ]
@@ -99,7 +98,7 @@ def test_waiting_for_a_track_that_does_not_come_is_waiting(why):
 def test_a_track_that_others_run_after_it_was_lost_follows_it_on_the_path():
     gone = TrackSpan(0, "b", (), 1000, 5000, 5000, why="lost")
     again = TrackSpan(0, "c", (2, 3), 5000, 8000, 3000, 0, 3000)
-    path = critical(timeline_of(record(OWN, gone, again)))
+    path = critical(intervals_of(record(OWN, gone, again)))
     assert [(span.stage, span.holder) for span in path if span.row] == [("wait", "b"), ("engine", "c"), ("engine", "c")]
 
 
@@ -114,7 +113,7 @@ def test_blocks_outside_of_tracks_stand_between_the_waves():
         (((0, "a"),), ((1, "b"),)), (((2, "a"),),), (((3, "a"),), ((4, "b"),)), (((5, "a"), (6, "a")),)
     )  # fmt: skip
     visit = Visit("a", (0, 2, 3, 5, 6), 1000, 10000, 0, 2000, tracks)
-    way = timeline_of(record(visit=visit, waves=waves, latency_us=16_500))
+    way = intervals_of(record(visit=visit, waves=waves, latency_us=16_500))
     engines = [(span.block, span.start, span.end) for span in critical(way) if span.block is not None]
     assert engines == [
         (1, 103500, 105500), (2, 106000, 108000), (4, 108500, 110500), (5, 111000, 113000), (6, 113000, 115000)
@@ -126,14 +125,14 @@ def test_a_holder_that_does_two_things_at_once_has_two_rows_that_stand_together(
         TrackSpan(0, holder, (block,), 1000, end, 2000, 0, 1000)
         for holder, block, end in [("b", 2, 8000), ("c", 3, 7000), ("b", 4, 6000)]
     ]
-    way = timeline_of(record(OWN, *both))
+    way = intervals_of(record(OWN, *both))
     assert way.rows == ["a", "b", "b", "c"]
     assert {span.block: span.row for span in way.spans if span.block is not None} == {0: 0, 1: 0, 2: 1, 4: 2, 3: 3}
 
 
 def test_where_tracks_add_up_to_more_than_durations_the_wire_has_less():
     visit = Visit("a", (0, 1), 1000, 2500, 0, 3500, (OWN, OTHER))
-    path = critical(timeline_of(record(visit=visit)))
+    path = critical(intervals_of(record(visit=visit)))
     assert sum(span.end - span.start for span in path) == 13_000
     assert (path[1].stage, path[1].end - path[1].start) == ("wire", (13_000 - 1500 - 8000) / 2)
 
@@ -167,7 +166,7 @@ def consistent(draw):
 @given(consistent())
 @settings(max_examples=120, deadline=None)
 def test_critical_spans_follow_each_other_and_add_up_to_the_latency(one):
-    way = timeline_of(one)
+    way = intervals_of(one)
     clock = one.submitted_us
     for span in critical(way):
         assert span.start == pytest.approx(clock, abs=1e-3)
@@ -184,7 +183,7 @@ def rows_of(chart):
 
 def test_the_chart_marks_the_path_by_a_line_and_not_by_colour_alone(run_in_waves):
     data = RunData(run_in_waves.summary, run_in_waves.records, run_in_waves.events)
-    chosen = dict(pick_requests(data))
+    chosen = dict(data.chosen)
     assert any(track.why in ("lost", "late") for v in chosen["A track did not come back"].visits for track in v.tracks)
     drawn = {why: rows_of(chart) for why, _, chart in charts.request_timelines(data)}
     assert any(row.get("why") == "lost" for row in drawn["A track did not come back"])
@@ -193,7 +192,7 @@ def test_the_chart_marks_the_path_by_a_line_and_not_by_colour_alone(run_in_waves
     assert [row["ms"] for row in line] == sorted(row["ms"] for row in line)
     # It visits a row for each holder on the path, from the source's first row back to it.
     rows = {row["y0"] for row in line}
-    assert len(rows) == len({span.row for span in critical(timeline_of(one))})
+    assert len(rows) == len({span.row for span in critical(intervals_of(one))})
     assert line[0]["y0"] == line[-1]["y0"] == min(rows)
     assert {row["path"] for row in drawn["Median"] if "path" in row} == {"yes", "no"}
 
@@ -221,7 +220,7 @@ def test_how_tracks_fared():
 def test_where_nothing_was_split_the_wave_took_what_its_blocks_took(waves, took):
     visit = Visit("a", (0, 1, 2, 3, 4, 5), 500, 12000, 0, 0, (UNUSED,))
     one = record(visit=visit, latency_us=15_000, waves=((tuple((block, "a") for block in range(6)),),))
-    assert timeline_of(one).rows == [""]
+    assert intervals_of(one).rows == [""]
     _, rows = track_table(tracks_by_peer([one], waves), [])
     assert [row[-1] for row in rows] == [f"no gain once: a block there 9.0 ms, the wave took {took}"]
 
@@ -233,8 +232,6 @@ def test_a_report_of_waves_says_so(tmp_path, run_in_waves):
     for said in ("Tracks", "3 lost", "2 late", "times: a block there 2.40 ms", "the dark line follows"):
         assert said in text
     data = RunData(run_in_waves.summary, run_in_waves.records, run_in_waves.events)
-    assert f"In {len(run_in_waves.records)} answers, blocks ran side by side, in up to 3 tracks at a time" in narrative(
-        data
-    )
+    assert f"In {len(run_in_waves.records)} answers, blocks ran in parallel, in up to 3 tracks at a time" in text
     means = data.stage_means[0][3]
     assert sum(means.values()) == pytest.approx(data.summary.latency_ms.mean, rel=0.006)

@@ -299,6 +299,6 @@ def test_a_run_with_a_liar_names_it_in_json_and_in_a_warning(tmp_path, tiny_bund
     assert found["suspects"]["c"]["named"] == 4
     for done in (on, table):
         assert "warning: 4 of 4 audited answers are wrong: c (4 times) returned wrong results" in done.stderr
-    assert "4 answers computed again, 4 differ" in table.stdout
+    assert "4 answers recomputed, 4 differ" in table.stdout
     assert json.loads(off.stdout)["audit"] is None
     assert "warning" not in off.stderr

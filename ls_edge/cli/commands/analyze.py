@@ -84,7 +84,7 @@ def command(
     from ls_edge.data.datasets import open_data
     from ls_edge.data.preprocess import Preprocessor, iterate_batches
     from ls_edge.evaluation.analysis import AnalysisOrders, analyze, parse_kinds
-    from ls_edge.report.step_progress import StepProgress
+    from ls_edge.report.progress import StepProgress
     from ls_edge.report.terminal import open_console
 
     kinds = parse_kinds(what)
@@ -128,7 +128,7 @@ def command(
 
 
 def _show(found: Analysis, report: Path | None, *, as_json: bool) -> None:
-    from ls_edge.report.analysis_tables import print_analysis
+    from ls_edge.report.tables import print_analysis
 
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())

@@ -74,7 +74,7 @@ def command(
     from ls_edge.core.bundle import Bundle
     from ls_edge.core.files import check_writable
     from ls_edge.core.peers_file import load_peers
-    from ls_edge.report.step_progress import StepProgress
+    from ls_edge.report.progress import StepProgress
     from ls_edge.runtime.fleet.planning import milp
     from ls_edge.runtime.fleet.planning.document import plan_document
     from ls_edge.runtime.fleet.planning.from_profiles import problem_of

@@ -73,7 +73,7 @@ def command(
     from ls_edge.core.bundle import Bundle
     from ls_edge.core.files import check_writable, write_output
     from ls_edge.engines.profiling import profile_bundle
-    from ls_edge.report.step_progress import StepProgress
+    from ls_edge.report.progress import StepProgress
 
     sizes = _sizes(batch)
     check_writable(out)
@@ -113,7 +113,7 @@ def _measure_links(
     from ls_edge.core.files import write_output
     from ls_edge.core.logs import set_up
     from ls_edge.core.peers_file import load_peers
-    from ls_edge.report.step_progress import StepProgress
+    from ls_edge.report.progress import StepProgress
     from ls_edge.runtime.clients.link_prober import LinkProber
     from ls_edge.runtime.transport.keys import load_secret
 

@@ -87,7 +87,7 @@ def command(
     from ls_edge.core.order_costs import read_order_costs
     from ls_edge.device.requirements import require_report
     from ls_edge.evaluation.simulation_summary import summarise_simulation
-    from ls_edge.report.step_progress import StepProgress
+    from ls_edge.report.progress import StepProgress
     from ls_edge.runtime.fleet.planning.fleet_simulation import (
         FleetSettings,
         simulate_sites,

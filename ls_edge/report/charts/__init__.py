@@ -1,19 +1,13 @@
-"""The charts of a report as Vega-Lite specifications (Altair), and as SVG files.
+"""Charts of a report as Vega-Lite specifications (Altair), and as SVG files.
 
-Every chart is a function of the data that returns None where it has nothing to show. What a specification holds is
-bounded: long runs are binned or sampled. Colours are CSS variables (:mod:`ls_edge.report.theme`), so the same
-specification is light or dark, in the page and in an SVG file. Needs the extra ``report``.
+Every chart is a function of the data that returns None if it has nothing to show. Specifications are bounded: long runs
+are binned or sampled. Colors are Vega's schemes and CSS variables (:mod:`ls_edge.report.theme`). Needs the extra
+``report``.
 
-Names and other texts from outside are data of a chart, or string literals of an expression, and never markup.
+Names and other texts from outside are data of a chart or string literals of an expression, and never markup.
 """
 
-from ls_edge.report.charts.accuracy_charts import (
-    accuracy_by_skips,
-    accuracy_comparison,
-    accuracy_figure,
-    check_figure,
-    slot_heatmap,
-)
+from ls_edge.report.charts.accuracy_charts import accuracy_by_skips, accuracy_comparison, slot_heatmap
 from ls_edge.report.charts.analysis_charts import (
     agreement_chart,
     attention_chart,
@@ -21,7 +15,7 @@ from ls_edge.report.charts.analysis_charts import (
     importance_chart,
     similarity_chart,
 )
-from ls_edge.report.charts.freedom_chart import freedom_figure
+from ls_edge.report.charts.figures import accuracy_figure, check_figure, freedom_figure
 from ls_edge.report.charts.latency_charts import latency_distribution, latency_histogram, latency_over_time
 from ls_edge.report.charts.pictures import (
     PICTURES,
@@ -30,17 +24,17 @@ from ls_edge.report.charts.pictures import (
     write_freedom_figure,
     write_picture,
 )
-from ls_edge.report.charts.request_charts import about, request_timelines, shared_scale
+from ls_edge.report.charts.request_charts import request_timelines
 from ls_edge.report.charts.served_chart import MOST_CELLS, MOST_SPANS, served, served_window
 from ls_edge.report.charts.simulation_chart import outcomes_over_time
 from ls_edge.report.charts.specification import MOST_POINTS, VEGA_LITE, Chart, spec_of, svg_of, with_parameters
 from ls_edge.report.charts.stage_charts import stage_breakdown
 
 __all__ = [
-    "MOST_CELLS", "MOST_POINTS", "MOST_SPANS", "PICTURES", "VEGA_LITE", "Chart", "about", "accuracy_by_skips",
+    "MOST_CELLS", "MOST_POINTS", "MOST_SPANS", "PICTURES", "VEGA_LITE", "Chart", "accuracy_by_skips",
     "accuracy_comparison", "accuracy_figure", "agreement_chart", "attention_chart", "check_figure",
     "contribution_chart", "freedom_figure", "importance_chart", "latency_distribution", "latency_histogram",
-    "latency_over_time", "outcomes_over_time", "request_timelines", "served", "served_window", "shared_scale",
-    "similarity_chart", "slot_heatmap", "spec_of", "stage_breakdown", "svg_of", "with_parameters",
-    "write_comparison_picture", "write_figure", "write_freedom_figure", "write_picture",
+    "latency_over_time", "outcomes_over_time", "request_timelines", "served", "served_window", "similarity_chart",
+    "slot_heatmap", "spec_of", "stage_breakdown", "svg_of", "with_parameters", "write_comparison_picture",
+    "write_figure", "write_freedom_figure", "write_picture",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Charts of an analysis of a model's blocks."""
+"""Charts of an analysis of the blocks of a model."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import altair as alt
 
 from ls_edge.evaluation.analysis import Analysis
-from ls_edge.report.charts.specification import Chart, chart_of, row_of, tooltip_of
+from ls_edge.report.charts.specification import Chart, category_color, chart_of, heat_map, row_of, tooltip_of
 from ls_edge.report.formatting import show_percent
-from ls_edge.report.theme import colour
+from ls_edge.report.theme import color
 
 _HEIGHT = 240
 _MOST_TEXTS = 12
-"""Rows of a heat map whose cells hold their figures; of more they do not fit."""
+"""Rows of a heat map that shows numbers in its cells."""
 
 
 def importance_chart(found: Analysis) -> Chart | None:
-    """What leaving a block out, and moving it to the other end of its band, adds to the loss."""
+    """Draw the increase of the loss without each block, and with it at the other end of its band."""
     if found.importance is None or found.importance.trained.loss is None:
         return None
     trained = found.importance.trained
@@ -40,10 +40,7 @@ def importance_chart(found: Analysis) -> Chart | None:
         .encode(
             x=_blocks_axis("block:O", "block"), xOffset=alt.XOffset("what:N", sort=["left out", "moved"]),
             y=alt.Y("loss:Q", title="added to the loss, nats", axis=alt.Axis(grid=True)),
-            color=alt.Color(
-                "what:N", title=None,
-                scale=alt.Scale(domain=["left out", "moved"], range=[colour("engine"), colour("wire")]),
-            ),
+            color=category_color("what:N", ["left out", "moved"], legend=alt.Legend()),
             tooltip=[alt.Tooltip("block:O"), alt.Tooltip("what:N"), alt.Tooltip("slot:N", title="to slot"),
                      tooltip_of("loss", "added to the loss"), tooltip_of("top1", "accuracy")],
         )
@@ -52,7 +49,7 @@ def importance_chart(found: Analysis) -> Chart | None:
 
 
 def contribution_chart(found: Analysis) -> Chart | None:
-    """What each block adds in each slot, over its input, in random orders."""
+    """Draw what each block adds in each slot, relative to its input, in random orders."""
     if found.contribution is None:
         return None
     blocks = [str(block) for block in range(len(found.contribution.random))]
@@ -60,7 +57,7 @@ def contribution_chart(found: Analysis) -> Chart | None:
 
 
 def similarity_chart(found: Analysis) -> Chart | None:
-    """Similarity of the tokens after each two steps in trained order."""
+    """Draw the similarity of the tokens after each two steps in trained order."""
     if found.similarity is None:
         return None
     steps = found.similarity.steps
@@ -68,7 +65,7 @@ def similarity_chart(found: Analysis) -> Chart | None:
 
 
 def agreement_chart(found: Analysis) -> Chart | None:
-    """Answers in random order beside those in trained order, by how many blocks are left out."""
+    """Draw the agreement of random orders with the trained order, by the number of blocks left out."""
     if found.agreement is None:
         return None
     names = ["same class", "same class in all orders", "total variation"]
@@ -77,7 +74,6 @@ def agreement_chart(found: Analysis) -> Chart | None:
         for name, value in zip(names, (one.same_class, one.all_same_class, one.total_variation), strict=True):
             if value is not None:
                 rows.append(row_of(left_out=one.left_out, what=name, value=value, text=show_percent(value)))
-    paints = [colour(name) for name in ("engine", "soft", "wire")]
     described = "; ".join(f"{row['what']} with {row['left_out']} left out: {row['text']}" for row in rows)
     x = alt.X("left_out:O", title="blocks left out", axis=alt.Axis(labelAngle=0))
     return (
@@ -86,7 +82,7 @@ def agreement_chart(found: Analysis) -> Chart | None:
         .encode(
             x=x,
             y=alt.Y("value:Q", title=None, scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", grid=True)),
-            color=alt.Color("what:N", title=None, scale=alt.Scale(domain=names, range=paints)),
+            color=category_color("what:N", names, legend=alt.Legend()),
             tooltip=[alt.Tooltip("what:N"), alt.Tooltip("left_out:O", title="left out"), alt.Tooltip("text:N")],
         )
         .properties(width="container", height=_HEIGHT, description=f"{described}.")
@@ -94,7 +90,7 @@ def agreement_chart(found: Analysis) -> Chart | None:
 
 
 def attention_chart(found: Analysis) -> Chart | None:
-    """Mean attention distance of each head, by block."""
+    """Draw the mean attention distance of each head, by block."""
     if found.attention is None:
         return None
     rows = [
@@ -105,7 +101,7 @@ def attention_chart(found: Analysis) -> Chart | None:
     described = "; ".join(f"block {row['block']} head {row['head']}: {row['distance']:.2f}" for row in rows)
     return (
         chart_of(rows)
-        .mark_circle(size=60, opacity=0.8, color=colour("engine"))
+        .mark_circle(size=60, opacity=0.8, color=color("accent"))
         .encode(
             x=_blocks_axis("block:O", "block"),
             y=alt.Y("distance:Q", title="patches", axis=alt.Axis(grid=True)),
@@ -124,35 +120,30 @@ def _heat_map(
     values: Sequence[Sequence[float | None]], names: Sequence[str], titles: tuple[str, str], what: str, *,
     exponent: float = 1.0,
 ) -> Chart:  # fmt: skip
-    """A square of cells whose depth is the value over the largest one, to the power ``exponent``; None is empty.
+    """Draw a square of cells whose depth is the value over the largest one, to the power ``exponent``.
 
     ``names`` and ``titles`` are those of rows and columns.
     """
     row_title, column_title = titles
     peak = max((value for row in values for value in row if value is not None), default=1.0) or 1.0
     rows = [
-        row_of(row=name, column=column, value=value, depth=(max(0.0, value) / peak) ** exponent, text=f"{value:.2f}")
+        row_of(
+            row=name,
+            column=column,
+            value=value,
+            depth=0.0 if value is None else (max(0.0, value) / peak) ** exponent,
+            text="" if value is None else f"{value:.2f}",
+            paint=color("accent"),
+        )
         for name, cells in zip(names, values, strict=True)
         for column, value in zip(names, cells, strict=True)
-        if value is not None
     ]
-    base = chart_of(rows).encode(
-        x=alt.X(
-            "column:O", sort=list(names), title=column_title,
-            axis=alt.Axis(orient="top", labelAngle=0, domain=False, ticks=False), scale=alt.Scale(domain=list(names)),
-        ),
-        y=alt.Y("row:O", sort=list(names), title=row_title, scale=alt.Scale(domain=list(names))),
-        tooltip=[alt.Tooltip("row:O", title=row_title), alt.Tooltip("column:O", title=column_title),
-                 tooltip_of("value", what)],
-    )  # fmt: skip
-    depth = alt.Opacity("depth:Q", legend=None, scale=alt.Scale(domain=[0, 1], range=[0, 1]))
-    layers = [
-        base.mark_rect(color=colour("panel"), stroke=colour("bg")),
-        base.mark_rect(color=colour("accent"), stroke=colour("bg"), strokeWidth=1).encode(opacity=depth),
+    tips = [
+        alt.Tooltip("row:O", title=row_title),
+        alt.Tooltip("column:O", title=column_title),
+        tooltip_of("value", what),
     ]
-    if len(names) <= _MOST_TEXTS:
-        ink = alt.condition("datum.depth > 0.6", alt.value(colour("bg")), alt.value(colour("ink")))
-        layers.append(base.mark_text(fontSize=11, fontWeight=600).encode(text="text:N", color=ink))
-    described = f"{what} by {row_title} and {column_title}; the largest is {peak:.3f}."
     size = 34 if len(names) <= _MOST_TEXTS else 20
-    return alt.layer(*layers).properties(width="container", height=size * len(names), description=described)
+    chart = heat_map(rows, ("row", row_title), ("column", column_title), names, size=size, tips=tips)
+    described = f"{what} by {row_title} and {column_title}; the largest is {peak:.3f}."
+    return chart.properties(height=size * len(names), description=described)

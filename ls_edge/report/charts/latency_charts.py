@@ -15,7 +15,7 @@ from ls_edge.report.charts.specification import (
     chart_of,
     event_row,
     event_text,
-    label_with_halo,
+    label,
     latency_scale,
     position_of,
     request_row,
@@ -25,7 +25,7 @@ from ls_edge.report.charts.specification import (
 )
 from ls_edge.report.formatting import counted, shorten, show_ms
 from ls_edge.report.statistics import RunData
-from ls_edge.report.theme import colour
+from ls_edge.report.theme import color
 
 
 def latency_distribution(data: RunData) -> Chart | None:
@@ -47,7 +47,7 @@ def latency_histogram(values: Floats, figures: Quantiles) -> Chart | None:
     x = alt.X("at:Q", scale=scale, title="latency, ms")
     bars = (
         chart_of([row_of(at=a, to=b, answers=int(n)) for a, b, n in zip(edges, edges[1:], counts, strict=False)])
-        .mark_rect(color=colour("accent"), stroke=colour("bg"), strokeWidth=1)
+        .mark_rect(color=color("accent"), stroke=color("bg"), strokeWidth=1)
         .encode(
             x=x,
             x2="to:Q",
@@ -61,14 +61,14 @@ def latency_histogram(values: Floats, figures: Quantiles) -> Chart | None:
     steps += [row_of(at=high, share=1.0)]
     shares = (
         chart_of(steps)
-        .mark_line(color=colour("bad"), strokeWidth=1.6)
+        .mark_line(color=color("bad"), strokeWidth=1.6)
         .encode(
             x=x,
             y=alt.Y(
                 "share:Q",
                 title=None,
                 scale=alt.Scale(domain=[0, 1.3]),
-                axis=alt.Axis(orient="right", format=".0%", values=[0.5, 1], grid=False, labelColor=colour("bad")),
+                axis=alt.Axis(orient="right", format=".0%", values=[0.5, 1], grid=False, labelColor=color("bad")),
             ),
         )
     )
@@ -81,14 +81,12 @@ def latency_histogram(values: Floats, figures: Quantiles) -> Chart | None:
         one = chart_of([row_of(at=value, text=f"{name} {show_ms(value)}")]).encode(x=x)
         left = position_of(value, scale) < 0.6
         layers.append(
-            one.mark_rule(color=colour("ink"), strokeDash=[3, 3]).encode(
+            one.mark_rule(color=color("ink"), strokeDash=[3, 3]).encode(
                 y=alt.value(4 + 16 * level), y2=alt.value(height)
             )
         )
         layers.append(
-            label_with_halo(
-                one, "text:N", y=alt.value(9 + 16 * level), align="left" if left else "right", dx=5 if left else -5
-            )
+            label(one, "text:N", y=alt.value(9 + 16 * level), align="left" if left else "right", dx=5 if left else -5)
         )
     return (
         alt.layer(*layers)
@@ -135,16 +133,16 @@ def latency_over_time(data: RunData) -> Chart | None:
         whole = [record for record in data.answers if not record.degraded]
         dots = chart_of([request_row(r) for r in whole])
         layers.append(
-            dots.mark_circle(color=colour("accent"), size=22, opacity=0.6, clip=True).encode(x=x, y=y, tooltip=tips)
+            dots.mark_circle(color=color("accent"), size=22, opacity=0.6, clip=True).encode(x=x, y=y, tooltip=tips)
         )
     else:
         layers += _bands(data, x, scale)
-    for records, shape, paint in ((degraded, "triangle-up", "wire"), (failed, "cross", "bad")):
+    for records, shape, paint in ((degraded, "triangle-up", "warn"), (failed, "cross", "bad")):
         if not records:
             continue
         marks = chart_of([request_row(r) for r in sampled(records)])
         layers.append(
-            marks.mark_point(shape=shape, color=colour(paint), fill=colour(paint), size=42, clip=True).encode(
+            marks.mark_point(shape=shape, color=color(paint), fill=color(paint), size=42, clip=True).encode(
                 x=x, y=y, tooltip=tips
             )
         )
@@ -152,7 +150,7 @@ def latency_over_time(data: RunData) -> Chart | None:
     kind = alt.Color(
         "kind:N",
         legend=None,
-        scale=alt.Scale(domain=["lost", "back", "other"], range=[colour("bad"), colour("good"), colour("axis")]),
+        scale=alt.Scale(domain=["lost", "back", "other"], range=[color("bad"), color("good"), color("axis")]),
     )
     tip = [alt.Tooltip("what:N", title="peer"), tooltip_of("t", "at, s"), alt.Tooltip("why:N")]
     layers.append(changes.mark_rule(strokeWidth=1.3, clip=True).encode(x=x, color=kind, tooltip=tip))
@@ -160,7 +158,7 @@ def latency_over_time(data: RunData) -> Chart | None:
         for number, row in enumerate(event_row(event, number) for number, event in enumerate(events)):
             left = (row["t"] * 1e3 - data.start_ms) / (data.end_ms - data.start_ms) < 0.75
             layers.append(
-                label_with_halo(
+                label(
                     chart_of([row]).encode(x=x, color=kind),
                     "what:N",
                     y=alt.value(9 + 15 * (number % 2)),
@@ -202,13 +200,13 @@ def _bands(data: RunData, x: alt.X, scale: alt.Scale) -> list[alt.Chart]:
     ]
     title = "latency, ms"
     return [
-        chart.mark_area(color=colour("accent"), opacity=0.16, clip=True).encode(
+        chart.mark_area(color=color("accent"), opacity=0.16, clip=True).encode(
             x=x, y=alt.Y("low:Q", title=title, scale=scale), y2="high:Q", tooltip=tips
         ),
-        chart.mark_line(color=colour("accent"), strokeWidth=1.2, strokeDash=[4, 3], clip=True).encode(
+        chart.mark_line(color=color("accent"), strokeWidth=1.2, strokeDash=[4, 3], clip=True).encode(
             x=x, y=alt.Y("p95:Q", title=title, scale=scale)
         ),
-        chart.mark_line(color=colour("accent"), strokeWidth=2, clip=True, tooltip=True).encode(
+        chart.mark_line(color=color("accent"), strokeWidth=2, clip=True, tooltip=True).encode(
             x=x, y=alt.Y("p50:Q", title=title, scale=scale), tooltip=tips
         ),
     ]

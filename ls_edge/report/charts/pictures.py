@@ -10,8 +10,8 @@ from ls_edge.core.files import write_output
 from ls_edge.core.records import PeerEvent, RequestRecord
 from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.evaluation.run_summary import RunSummary
-from ls_edge.report.charts.accuracy_charts import accuracy_by_skips, accuracy_comparison, accuracy_figure, slot_heatmap
-from ls_edge.report.charts.freedom_chart import freedom_figure
+from ls_edge.report.charts.accuracy_charts import accuracy_by_skips, accuracy_comparison, slot_heatmap
+from ls_edge.report.charts.figures import accuracy_figure, freedom_figure
 from ls_edge.report.charts.latency_charts import latency_distribution, latency_over_time
 from ls_edge.report.charts.served_chart import FIRST_LOOK, served
 from ls_edge.report.charts.specification import Chart, svg_of
@@ -21,18 +21,18 @@ from ls_edge.report.statistics import RunData
 PICTURES: dict[str, Callable[[RunData], Chart | None]] = {
     "latency": latency_distribution,
     "over-time": latency_over_time,
-    "stages": lambda data: stage_breakdown(data, legend=True),
-    "served": lambda data: served(data, legend=True, most=FIRST_LOOK),
+    "stages": stage_breakdown,
+    "served": lambda data: served(data, most=FIRST_LOOK),
     "skips": accuracy_by_skips,
     "slots": slot_heatmap,
 }
-"""Charts that can be files of their own."""
+"""Charts that can be written as files."""
 
 
 def write_picture(
     path: str | Path, kind: str, summary: RunSummary, records: Sequence[RequestRecord], events: Sequence[PeerEvent]
 ) -> None:
-    """Write the chart ``kind``, a key of :data:`PICTURES`; raises :class:`UsageError` where nothing can be drawn."""
+    """Write the chart ``kind``, a key of :data:`PICTURES`; raise :class:`UsageError` if there is nothing to draw."""
     if kind not in PICTURES:
         raise UsageError(f"no picture is called {kind!r}; there are {', '.join(PICTURES)}")
     chart = PICTURES[kind](RunData(summary, records, events))
@@ -52,8 +52,8 @@ def write_freedom_figure(path: str | Path, evaluations: Sequence[Evaluation]) ->
 
 
 def write_comparison_picture(path: str | Path, runs: Sequence[tuple[str, RunSummary]]) -> None:
-    """Write the chart that compares the accuracy of ``runs``; raises :class:`UsageError` where none has labels."""
+    """Write the chart that compares the accuracy of ``runs``; raise :class:`UsageError` if no run has labels."""
     chart = accuracy_comparison(runs)
     if chart is None:
-        raise UsageError("none of the runs has labels, so there is no accuracy to draw")
+        raise UsageError("no run has labels, so there is no accuracy to draw; give labeled images")
     write_output(path, svg_of(chart))

@@ -1,4 +1,4 @@
-"""Timelines of single requests."""
+"""Charts of single requests."""
 
 from __future__ import annotations
 
@@ -8,40 +8,41 @@ from typing import Any
 import altair as alt
 
 from ls_edge.core.records import RequestRecord
-from ls_edge.report.charts.specification import Chart, Row, block_paint, chart_of, expression, lookup_expression, row_of
+from ls_edge.report.charts.specification import (
+    Chart,
+    Row,
+    block_color,
+    block_ink,
+    category_color,
+    chart_of,
+    expression,
+    lookup_expression,
+    row_of,
+)
 from ls_edge.report.formatting import counted, shorten, show_ms
-from ls_edge.report.statistics import RunData, pick_requests
-from ls_edge.report.theme import STAGES, colour
-from ls_edge.report.timeline import RequestTimeline, Span, timeline_of
+from ls_edge.report.intervals import RequestIntervals, Span, intervals_of
+from ls_edge.report.statistics import RunData
+from ls_edge.report.theme import STAGES, color
 
 MOST_ROWS = 24
 """Rows of a request's timeline."""
 
 
 def request_timelines(data: RunData) -> list[tuple[str, str, Chart]]:
-    """A few requests worth a look: why, a few words about it, and a chart of who ran which block when.
+    """Return a few requests worth a look: the reason, a few words, and a chart of who ran which block when.
 
-    A request whose blocks ran one after the other is one bar. Where holders worked side by side each has a row; a dark
-    line follows what the answer waited for, and what ran beside it is paler.
+    A request whose blocks ran in sequence is one bar. If holders worked in parallel, each has a row; a dark line
+    follows what the answer waited for, and everything else is paler.
     """
-    chosen = pick_requests(data)
-    shared = shared_scale(data)
-    longest = max((record.latency_us for _, record in chosen), default=0) / 1e3 or 1.0
-    found = []
-    for why, record in chosen:
-        limit = longest if shared else record.latency_us / 1e3 or 1.0
-        found.append((why, about(record), _request_chart(data, why, record, limit)))
-    return found
-
-
-def shared_scale(data: RunData) -> bool:
-    """Whether the requests of :func:`request_timelines` are near enough to each other for one scale."""
-    times = [record.latency_us for _, record in pick_requests(data)]
-    return bool(times) and max(times) <= 4 * min(times)
+    longest = max((record.latency_us for _, record in data.chosen), default=0)
+    return [
+        (why, about(record), _request_chart(data, why, record, longest if data.one_scale else record.latency_us))
+        for why, record in data.chosen
+    ]
 
 
 def about(record: RequestRecord) -> str:
-    """Latency, image, waves, skips and attempts of a request in a few words."""
+    """Return latency, image, waves, skips and attempts of a request in a few words."""
     parts = [show_ms(record.latency_us / 1e3), shorten(record.image, 26)]
     if not record.is_plain:
         parts.append(counted(len(record.waves), "wave"))
@@ -52,8 +53,9 @@ def about(record: RequestRecord) -> str:
     return " · ".join(parts)
 
 
-def _request_chart(data: RunData, why: str, record: RequestRecord, limit_ms: float) -> Chart:
-    laid = timeline_of(record)
+def _request_chart(data: RunData, why: str, record: RequestRecord, limit_us: int) -> Chart:
+    limit_ms = limit_us / 1e3 or 1.0
+    laid = intervals_of(record)
     several = len(laid.rows) > 1
     shown = laid.rows[:MOST_ROWS]
     spans = [span for span in laid.spans if span.row < MOST_ROWS]
@@ -66,7 +68,7 @@ def _request_chart(data: RunData, why: str, record: RequestRecord, limit_ms: flo
             labelExpr=lookup_expression([shorten(name, 18) for name in names], "floor(datum.value)"),
             grid=False,
             labelOverlap=False,
-            labelColor=colour("ink"),
+            labelColor=color("ink"),
             minExtent=expression("narrow ? 66 : 110"),
             maxExtent=expression("narrow ? 66 : 110"),
             labelLimit=expression("narrow ? 62 : 106"),
@@ -91,9 +93,7 @@ def _request_chart(data: RunData, why: str, record: RequestRecord, limit_ms: flo
     stages = [row for row in rows if row["block"] is None and not row["why"]]
     gone = [row for row in rows if row["why"]]
     pale = alt.condition("datum.path == 'yes'", alt.value(1), alt.value(0.62))
-    stage_paint = alt.Color(
-        "what:N", legend=None, scale=alt.Scale(domain=[s.name for s in STAGES], range=[colour(s.name) for s in STAGES])
-    )
+    stage_paint = category_color("what:N", list(STAGES))
     ground = [
         row_of(y0=row, y1=row + 0.76, ms=0, to=min(record.latency_us / 1e3, limit_ms)) for row in range(len(shown))
     ]
@@ -102,29 +102,29 @@ def _request_chart(data: RunData, why: str, record: RequestRecord, limit_ms: flo
     place: dict[str, Any] = {"x": alt.X("middle:Q", title=None, scale=across), "y": alt.Y("height:Q", **upright)}
     bar: dict[str, Any] = {"x": x, "x2": "to:Q", "y": y, "y2": "y1:Q"}
     layers = [
-        chart_of(ground).mark_rect(color=colour("panel")).encode(**bar),
+        chart_of(ground).mark_rect(color=color("panel")).encode(**bar),
         chart_of(stages).mark_rect(clip=True).encode(**bar, color=stage_paint, opacity=pale, tooltip=tips),
         chart_of(blocks)
-        .mark_rect(stroke=colour("bg"), strokeWidth=0.7, clip=True)
-        .encode(**bar, color=block_paint(data.num_blocks), opacity=pale, tooltip=tips),
+        .mark_rect(stroke=color("bg"), strokeWidth=0.7, clip=True)
+        .encode(**bar, color=block_color(data.num_blocks), opacity=pale, tooltip=tips),
         chart_of(blocks)
         .mark_text(fontSize=10.5, fontWeight=600)
         .transform_calculate(**text)
         .encode(
             **place,
             text="block:O",
-            color=block_paint(data.num_blocks, inks=True),
+            color=block_ink(data.num_blocks),
             opacity=alt.condition(f"{wide} > 13", alt.value(1), alt.value(0)),
         ),
         chart_of(gone)
-        .mark_rect(fill=None, stroke=colour("bad"), strokeDash=[4, 3], clip=True)
+        .mark_rect(fill=None, stroke=color("bad"), strokeDash=[4, 3], clip=True)
         .encode(**bar, tooltip=tips),
-        chart_of(gone).mark_text(color=colour("bad")).transform_calculate(**text).encode(**place, text="why:N"),
+        chart_of(gone).mark_text(color=color("bad")).transform_calculate(**text).encode(**place, text="why:N"),
     ]
     if several:
         layers.append(
             chart_of(_critical_path(spans, record))
-            .mark_line(color=colour("ink"), strokeWidth=2.4, strokeJoin="round", strokeCap="round")
+            .mark_line(color=color("ink"), strokeWidth=2.4, strokeJoin="round", strokeCap="round")
             .encode(x=x, y=y, order="order:Q")
         )
     else:
@@ -143,7 +143,7 @@ def _request_chart(data: RunData, why: str, record: RequestRecord, limit_ms: flo
     )
 
 
-def _stage_row(span: Span, record: RequestRecord, laid: RequestTimeline) -> Row:
+def _stage_row(span: Span, record: RequestRecord, laid: RequestIntervals) -> Row:
     everywhere = len(laid.rows) > 1 and span.stage in ("stem", "head")
     inset = (
         0.0
@@ -166,7 +166,7 @@ def _stage_row(span: Span, record: RequestRecord, laid: RequestTimeline) -> Row:
 
 
 def _first_blocks(blocks: Sequence[Row], limit_ms: float) -> list[Row]:
-    """The first block of each visit: whose it is, and which share of the width there is for its name."""
+    """Return the first block of each visit with its holder, and the fraction of the width that its name can use."""
     firsts = [
         row
         for before, row in zip([None, *blocks], blocks, strict=False)
@@ -180,7 +180,7 @@ def _first_blocks(blocks: Sequence[Row], limit_ms: float) -> list[Row]:
 
 
 def _critical_path(spans: Sequence[Span], record: RequestRecord) -> list[Row]:
-    """A line below the bars that the answer waited for, from row to row."""
+    """Return a line below the bars that the answer waited for, from row to row."""
     points: list[Row] = []
     for span in sorted((span for span in spans if span.critical), key=lambda span: span.start):
         for at in (span.start, span.end):

@@ -1,4 +1,4 @@
-"""The blocks that each holder served over time: an overview, and the detail of a stretch that a brush picks."""
+"""Chart of the blocks that each holder served over time: an overview, and the detail of a brushed part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ls_edge.report.charts.specification import (
     MOST_MARKS,
     Chart,
     Row,
-    block_paint,
+    block_color,
+    block_ink,
     chart_of,
     expression,
     lookup_expression,
@@ -22,22 +23,22 @@ from ls_edge.report.charts.specification import (
 )
 from ls_edge.report.formatting import counted, shorten, show_percent
 from ls_edge.report.statistics import RunData, Window, coverage, pack, pick_window, shown_lanes
-from ls_edge.report.theme import colour
+from ls_edge.report.theme import color
 
 MOST_SPANS = 2000
-"""Runs of a block that the detail of who served what holds: some 150 KB of a page."""
+"""Runs of a block in the detail, about 150 KB of a page."""
 
 MOST_CELLS = 2000
-"""Stretches of time by peer and block in the overview: some 130 KB of a page."""
+"""Bins by peer and block in the overview, about 130 KB of a page."""
 
 FIRST_LOOK = 140
-"""Runs of a block in the stretch that the detail shows first; more are too thin to be read."""
+"""Runs of a block that the detail shows first; more would be too thin to read."""
 
 
-def served(data: RunData, *, legend: bool = False, width: int = 720, most: int = MOST_SPANS) -> Chart | None:
-    """A lane for each peer: the share of time that its engine ran which block, and every block of a brushed stretch.
+def served(data: RunData, *, width: int = 720, most: int = MOST_SPANS) -> Chart | None:
+    """Draw a lane for each peer: the fraction of time that its engine ran each block, and every block of a part.
 
-    The brush of the overview sets the stretch of the detail. The detail holds at most ``most`` runs of a block,
+    The brush of the overview selects the part that the detail shows. The detail holds at most ``most`` runs of a block,
     those around the first loss of a peer (:func:`served_window`).
     """
     engines, lanes = data.engines, shown_lanes(data)
@@ -52,7 +53,7 @@ def served(data: RunData, *, legend: bool = False, width: int = 720, most: int =
         name="brush",
         encodings=["x"],
         value={"x": [first.start / 1e3, first.end / 1e3]},
-        mark=alt.BrushConfig(fill=colour("ink"), fillOpacity=0.06, stroke=colour("ink"), strokeWidth=1.2),
+        mark=alt.BrushConfig(fill=color("ink"), fillOpacity=0.06, stroke=color("ink"), strokeWidth=1.2),
     )
     away = [
         row_of(t=s.start / 1e3, to=s.end / 1e3, y0=row, y1=row + 1 - _GAP, peer=names[row])
@@ -70,7 +71,7 @@ def served(data: RunData, *, legend: bool = False, width: int = 720, most: int =
             x2="to:Q",
             y=_lane_axis(names, busy),
             y2="y1:Q",
-            color=block_paint(data.num_blocks, legend=legend),
+            color=block_color(data.num_blocks, legend=True),
             tooltip=[
                 alt.Tooltip("block:O"),
                 alt.Tooltip("share:Q", title="engine busy with it", format=".1%"),
@@ -88,12 +89,12 @@ def served(data: RunData, *, legend: bool = False, width: int = 720, most: int =
     detail = (
         alt.layer(
             *_lanes_ground(grounds, away, _lane_axis(names, held), brush),
-            runs.mark_rect(stroke=colour("bg"), clip=True).encode(
+            runs.mark_rect(stroke=color("bg"), clip=True).encode(
                 x=x,
                 x2="to:Q",
                 y=_lane_axis(names, held),
                 y2="y1:Q",
-                color=block_paint(data.num_blocks, legend=False),
+                color=block_color(data.num_blocks),
                 strokeWidth=alt.condition(f"{wide} > 4", alt.value(0.8), alt.value(0)),
                 tooltip=[
                     alt.Tooltip("block:O"),
@@ -108,7 +109,7 @@ def served(data: RunData, *, legend: bool = False, width: int = 720, most: int =
                 x=alt.X("middle:Q", scale=scale),
                 y=alt.Y("height:Q"),
                 text="block:O",
-                color=block_paint(data.num_blocks, inks=True),
+                color=block_ink(data.num_blocks),
                 opacity=alt.condition(f"{wide} > 13 && datum.y1 - datum.y0 > 0.3", alt.value(1), alt.value(0)),
             ),
         )
@@ -123,31 +124,29 @@ def served(data: RunData, *, legend: bool = False, width: int = 720, most: int =
 
 
 def served_window(data: RunData) -> Window:
-    """The stretch of a run whose runs of a block the detail of :func:`served` holds."""
+    """Return the part of a run that the detail of :func:`served` holds."""
     return pick_window(data, MOST_SPANS)
 
 
 _GAP = 0.2
-"""Share of a lane's height that stays free below it."""
+"""Fraction of the height of a lane that stays free below it."""
 
 
 def away_layer(away: list[Row], **encoding: Any) -> list[alt.Chart]:
-    """Shaded stretches in which peers were lost; no layer where there are none, whose scales would have no extent."""
+    """Return a layer that shades the times of lost peers; none without such times, since its scales need an extent."""
     tips = [alt.Tooltip("peer:N", title="lost"), tooltip_of("t", "from, s"), tooltip_of("to", "to, s")]
-    return [chart_of(away).mark_rect(color=colour("shade"), clip=True).encode(tooltip=tips, **encoding)] if away else []
+    return [chart_of(away).mark_rect(color=color("shade"), clip=True).encode(tooltip=tips, **encoding)] if away else []
 
 
 def _lanes_ground(grounds: list[Row], away: list[Row], y: alt.Y, domain: Any) -> list[alt.Chart]:
     return [
-        chart_of(grounds)
-        .mark_rect(color=colour("panel"))
-        .encode(y=y, y2="y1:Q", x=alt.value(0), x2=alt.value("width")),
+        chart_of(grounds).mark_rect(color=color("panel")).encode(y=y, y2="y1:Q", x=alt.value(0), x2=alt.value("width")),
         *away_layer(away, x=alt.X("t:Q", scale=alt.Scale(domain=domain, nice=False)), x2="to:Q", y=y, y2="y1:Q"),
     ]
 
 
 def _lane_axis(names: Sequence[str], below: Sequence[str]) -> alt.Y:
-    """Lanes one below the other, with a line below each name."""
+    """Return an axis of lanes, with a line below each name."""
     both = [[name, under] for name, under in zip(names, below, strict=True)]
     axis = alt.Axis(
         values=[row + (1 - _GAP) / 2 for row in range(len(names))],

@@ -1,4 +1,4 @@
-"""The chart of a simulated fleet: what became of its requests over time, and how many devices were up."""
+"""Chart of a simulated fleet: outcome of its requests over time, and devices that were up."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ls_edge.evaluation.run_summary import Floats
 from ls_edge.evaluation.simulation_summary import DEGRADED, FAILED, WHOLE, SiteOutcome
 from ls_edge.report.charts.specification import Chart, chart_of, row_of, tooltip_of
 from ls_edge.report.formatting import counted, show_percent
-from ls_edge.report.theme import colour
+from ls_edge.report.theme import color
 
 _BINS = 96
 _STATES = ((WHOLE, "answered whole", "accent"), (DEGRADED, "degraded", "warn"), (FAILED, "failed", "bad"))
 
 
 def outcomes_over_time(outcomes: Sequence[SiteOutcome]) -> Chart:
-    """Requests that ended in each stretch of simulated time, by what became of them, above the share of devices up."""
+    """Draw the requests that ended in each bin of simulated time by outcome, above the fraction of devices up."""
     last = max(outcome.seconds for outcome in outcomes)
     edges = np.linspace(0.0, last or 1.0, _BINS + 1)
     ended = np.concatenate([outcome.submitted_s + outcome.latency_s for outcome in outcomes])
@@ -46,7 +46,7 @@ def outcomes_over_time(outcomes: Sequence[SiteOutcome]) -> Chart:
             color=alt.Color(
                 "what:N",
                 title=None,
-                scale=alt.Scale(domain=[n for _, n, _ in _STATES], range=[colour(paint) for _, _, paint in _STATES]),
+                scale=alt.Scale(domain=[n for _, n, _ in _STATES], range=[color(paint) for _, _, paint in _STATES]),
             ),
             tooltip=[tooltip_of("at", "from, s"), alt.Tooltip("what:N"), alt.Tooltip("requests:Q")],
         )
@@ -55,7 +55,7 @@ def outcomes_over_time(outcomes: Sequence[SiteOutcome]) -> Chart:
     up = _up_shares(outcomes, edges)
     line = (
         chart_of([row_of(at=at, up=share) for at, share in zip(edges[:-1], up, strict=True)])
-        .mark_line(color=colour("good"), interpolate="step-after", strokeWidth=1.6)
+        .mark_line(color=color("good"), interpolate="step-after", strokeWidth=1.6)
         .encode(
             x=x,
             y=alt.Y(
@@ -76,7 +76,7 @@ def outcomes_over_time(outcomes: Sequence[SiteOutcome]) -> Chart:
 
 
 def _up_shares(outcomes: Sequence[SiteOutcome], edges: Floats) -> Floats:
-    """Share of the devices that are up at the begin of each stretch, of the sites that still have requests then."""
+    """Return the fraction of devices up at the start of each bin, over the sites that still have requests."""
     up, used = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1)
     for outcome in outcomes:
         running = edges[:-1] <= outcome.seconds

@@ -1,4 +1,4 @@
-"""What all charts share: specifications of Vega-Lite and their SVG, rows of data, scales and labels."""
+"""Parts that charts share: specifications of Vega-Lite and their SVG, rows of data, scales and labels."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import numpy as np
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
 from ls_edge.evaluation.run_summary import Floats
 from ls_edge.report.formatting import NOTHING, shorten
-from ls_edge.report.theme import block_colour, chart_config, colour, ink_on, with_plain_colours
+from ls_edge.report.theme import BLOCK_SCHEME, CATEGORY_SCHEME, chart_config, color, with_plain_colors
 
 Chart = Any
-"""A chart of Altair, whose methods have no more exact type."""
+"""Altair chart; its methods have no more exact type."""
 
 Row = dict[str, Any]
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
-"""Version of Vega-Lite that Altair writes for."""
+"""Version of Vega-Lite that Altair writes."""
 
 MOST_POINTS = 1200
-"""Answers that are drawn one by one; of more, quantiles of stretches of time. More make a larger, slower page."""
+"""Answers that are drawn as points; longer runs are drawn as quantiles over time, to keep pages small and fast."""
 
 MOST_MARKS = 200
-"""Degraded or failed requests, or events, that are drawn one by one."""
+"""Degraded or failed requests, or events, that are drawn."""
 
 ZOOM = "wheel![event.shiftKey]"
-"""Zooming needs the shift key, so that a page can be scrolled over its charts."""
+"""Wheel event for zooming; without the shift key the wheel scrolls the page."""
 
 
 def spec_of(chart: Chart) -> dict[str, Any]:
-    """The specification of a chart with the shared configuration, valid by Altair's schema."""
+    """Return the specification of a chart with the shared configuration, checked by Altair's schema."""
     spec: dict[str, Any] = chart.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding")).to_dict()
     if "vconcat" in spec or "hconcat" in spec:
         del spec["autosize"]  # the parts have widths of their own
@@ -41,55 +41,61 @@ def spec_of(chart: Chart) -> dict[str, Any]:
     return {**spec, "datasets": rows, "config": chart_config()}
 
 
-def block_paint(num_blocks: int, *, legend: bool = False, inks: bool = False) -> alt.Color:
-    """Colour of a block by its number; ``inks`` are for text on that colour."""
-    colours = [block_colour(block, num_blocks) for block in range(num_blocks)]
-    return alt.Color(
-        "block:O",
-        title="block",
-        scale=alt.Scale(domain=list(range(num_blocks)), range=list(map(ink_on, colours)) if inks else colours),
-        legend=alt.Legend(columns=12) if legend else None,
-    )
+def block_color(num_blocks: int, *, legend: bool = False) -> alt.Color:
+    """Return the color of a block by its number."""
+    scale = alt.Scale(domain=list(range(num_blocks)), scheme=BLOCK_SCHEME)
+    return alt.Color("block:O", title="block", scale=scale, legend=alt.Legend(columns=12) if legend else None)
+
+
+def block_ink(num_blocks: int) -> Any:
+    """Return the color of text on :func:`block_color`: the first blocks are dark."""
+    return alt.condition(f"datum.block < {0.5 * num_blocks}", alt.value("white"), alt.value("black"))
+
+
+def category_color(field: str, names: Sequence[str], *, legend: alt.Legend | None = None) -> alt.Color:
+    """Return the color of a category by its name."""
+    scale = alt.Scale(domain=list(names), scheme=CATEGORY_SCHEME)
+    return alt.Color(field, title=None, scale=scale, legend=legend)
 
 
 def names_axis(field: str, names: Sequence[str]) -> alt.Y:
-    """An axis of names, cut where the chart is narrow."""
+    """Return an axis of names, which are truncated if the chart is narrow."""
     limit = expression("narrow ? 130 : 230")
-    return alt.Y(field, title=None, sort=list(names), axis=alt.Axis(labelLimit=limit, labelColor=colour("ink")))
+    return alt.Y(field, title=None, sort=list(names), axis=alt.Axis(labelLimit=limit, labelColor=color("ink")))
 
 
 def title_with_text(text: str, below: str) -> alt.TitleParams:
-    """A title with a line of text below it."""
-    return alt.TitleParams(text, subtitle=below, subtitleColor=colour("soft"), subtitleFontSize=11)
+    """Return a title with a line of text below it."""
+    return alt.TitleParams(text, subtitle=below, subtitleColor=color("soft"), subtitleFontSize=11)
 
 
 def svg_of(chart: Chart, width: int = 880) -> str:
-    """The chart as an SVG document, on paper of its own; light or dark as its reader's screen is."""
+    """Return the chart as an SVG document with a background, light or dark as the screen."""
     import vl_convert
 
     spec = with_parameters(spec_of(chart), narrow=False)
-    spec["config"]["background"] = colour("bg")
+    spec["config"]["background"] = color("bg")
     spec["config"]["padding"] = {"left": 32, "right": 24, "top": 20, "bottom": 16}
     if spec.get("width") == "container":
         spec["width"] = width
     drawing: str = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
-    return f"{with_plain_colours(drawing)}\n"
+    return f"{with_plain_colors(drawing)}\n"
 
 
 def with_parameters(spec: dict[str, Any], *, narrow: bool) -> dict[str, Any]:
-    """The specification with the parameter ``narrow``, which is set where a chart has less than 520 pixels."""
+    """Add the parameter ``narrow``, which pages set if a chart has less than 520 pixels."""
     return {**spec, "params": [{"name": "narrow", "value": narrow}, *spec.get("params", [])]}
 
 
 def chart_of(rows: list[Row]) -> alt.Chart:
-    """A chart of rows, which Altair carries as one text: it copies a chart, and all that is in it, at every step."""
+    """Return a chart of rows, as one text: Altair copies a chart and everything in it at every step."""
     text = json.dumps(rows, allow_nan=False)
     chart: alt.Chart = alt.Chart(alt.InlineData(values=text, format=alt.JsonDataFormat(type="json")))
     return chart
 
 
 def row_of(*, digits: int = 4, **values: Any) -> Row:
-    """A row of data: plain numbers, rounded so that a page stays small."""
+    """Return a row of data with plain numbers, rounded to keep pages small."""
     return {
         name: round(float(value), digits) if isinstance(value, (float, np.floating)) else value
         for name, value in values.items()
@@ -97,35 +103,35 @@ def row_of(*, digits: int = 4, **values: Any) -> Row:
 
 
 def expression(text: str) -> Any:
-    """A Vega expression in place of a value."""
+    """Return a Vega expression in place of a value."""
     return alt.ExprRef(text)
 
 
 def tooltip_of(field: str, title: str) -> alt.Tooltip:
-    """A tooltip of a number."""
+    """Return a tooltip of a number."""
     return alt.Tooltip(f"{field}:Q", title=title, format=",.4~g")
 
 
-def label_with_halo(chart: alt.Chart, text: str, *, bold: bool = True, y: Any, **options: Any) -> Any:
-    """Text on a chart; ``bold`` is in the ink of headings."""
-    mark: dict[str, Any] = {"fontWeight": 600, "color": colour("ink")} if bold else {}
+def label(chart: alt.Chart, text: str, *, bold: bool = True, y: Any, **options: Any) -> Any:
+    """Return text on a chart; ``bold`` has the color of headings."""
+    mark: dict[str, Any] = {"fontWeight": 600, "color": color("ink")} if bold else {}
     return chart.mark_text(**mark, **options).encode(y=y, text=text)
 
 
 def lookup_expression(values: Sequence[Any], index: str) -> str:
-    """An expression for one of ``values``, whose texts are string literals."""
+    """Return an expression for one of ``values``; texts become string literals."""
     return f"{json.dumps(list(values))}[{index}]"
 
 
 def request_row(record: RequestRecord) -> Row:
-    """A request as a row of data: seconds, milliseconds, and what its tooltip shows."""
+    """Return a request as a row: seconds, milliseconds, and the text of its tooltip."""
     return row_of(
         t=record.submitted_us / 1e6, ms=record.latency_us / 1e3, request=record.id, image=shorten(record.image, 40)
     )
 
 
 def event_row(event: PeerEvent, number: int) -> Row:
-    """An event of a peer as a row of data."""
+    """Return an event of a peer as a row."""
     kind = {PeerState.LOST: "lost", PeerState.ALIVE: "back"}.get(event.state, "other")
     return row_of(
         t=event.at_us / 1e6, what=event_text(event), kind=kind, why=shorten(event.why, 80) or NOTHING, number=number
@@ -133,19 +139,19 @@ def event_row(event: PeerEvent, number: int) -> Row:
 
 
 def event_text(event: PeerEvent) -> str:
-    """An event of a peer in a few words."""
+    """Return an event of a peer in a few words."""
     return f"{shorten(event.peer, 18)} {'back' if event.state == PeerState.ALIVE else event.state.value}"
 
 
 def sampled(records: list[RequestRecord]) -> list[RequestRecord]:
-    """Every n-th record, at most :data:`MOST_MARKS` of them."""
+    """Return at most :data:`MOST_MARKS` records, evenly spaced."""
     return records[:: -(-len(records) // MOST_MARKS)] if records else []
 
 
 def latency_scale(values: Floats, *, from_zero: bool = True, room: float = 1.05) -> alt.Scale:
-    """By ratio where the largest is far from the median, so that one retry does not flatten everything else.
+    """Return a scale that is logarithmic if the largest value is far above the median, as after a retry.
 
-    ``room`` is how far the scale reaches above the largest.
+    It reaches ``room`` times the largest value.
     """
     low, high, middle = float(values.min()), float(values.max()), float(np.median(values))
     if low > 0 and high > 5 * middle:
@@ -157,8 +163,41 @@ def latency_scale(values: Floats, *, from_zero: bool = True, room: float = 1.05)
 
 
 def position_of(value: float, scale: alt.Scale) -> float:
-    """Where on its axis a value stands, from 0 to 1."""
+    """Return the position of a value on its axis, from 0 to 1."""
     low, high = scale.domain
     if scale.type == "log":
         return float(np.log(value / low) / np.log(high / low))
     return float((value - low) / (high - low))
+
+
+def heat_map(
+    rows: list[Row],
+    row: tuple[str, str],
+    column: tuple[str, str],
+    columns: Sequence[str],
+    *,
+    size: int,
+    tips: list[alt.Tooltip],
+) -> Chart:
+    """Return a grid of cells with a color ``paint`` of ``depth`` 0 to 1, and their ``text`` if they are large enough.
+
+    ``row`` and ``column`` are field and title.
+    """
+    base = chart_of(rows).encode(
+        x=alt.X(
+            f"{column[0]}:O", title=column[1], sort=list(columns), scale=alt.Scale(domain=list(columns)),
+            axis=alt.Axis(orient="top", labelAngle=0, domain=False, ticks=False),
+        ),
+        y=alt.Y(f"{row[0]}:O", title=row[1], sort=list(dict.fromkeys(cell[row[0]] for cell in rows))),
+        tooltip=tips,
+    )  # fmt: skip
+    depth = alt.Opacity("depth:Q", legend=None, scale=alt.Scale(domain=[0, 1], range=[0, 1]))
+    paint = alt.Color("paint:N", scale=None, legend=None)
+    layers = [
+        base.mark_rect(color=color("panel"), stroke=color("bg")),
+        base.mark_rect(stroke=color("bg"), strokeWidth=1).encode(color=paint, opacity=depth),
+    ]
+    if size > 30:
+        ink = alt.condition("datum.depth > 0.6", alt.value(color("bg")), alt.value(color("ink")))
+        layers.append(base.mark_text(fontSize=11, fontWeight=600).encode(text="text:N", color=ink))
+    return alt.layer(*layers).properties(width="container")

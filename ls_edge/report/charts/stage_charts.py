@@ -1,17 +1,25 @@
-"""The chart of where the time of answers, hops and visits goes."""
+"""Chart of the time of answers, hops and visits by stage."""
 
 from __future__ import annotations
 
 import altair as alt
 
-from ls_edge.report.charts.specification import Chart, Row, chart_of, expression, lookup_expression, row_of
+from ls_edge.report.charts.specification import (
+    Chart,
+    Row,
+    category_color,
+    chart_of,
+    expression,
+    lookup_expression,
+    row_of,
+)
 from ls_edge.report.formatting import counted, shorten, show_ms, show_percent
 from ls_edge.report.statistics import RunData
-from ls_edge.report.theme import STAGES, colour
+from ls_edge.report.theme import STAGES, color
 
 
-def stage_breakdown(data: RunData, *, legend: bool = False) -> Chart | None:
-    """Where the time goes: stacked bars of mean milliseconds, per request, for each hop and for each holder."""
+def stage_breakdown(data: RunData) -> Chart | None:
+    """Draw stacked bars of mean milliseconds by stage, of a request, of each hop and of each holder."""
     groups = data.stage_means
     if not groups:
         return None
@@ -28,14 +36,14 @@ def stage_breakdown(data: RunData, *, legend: bool = False) -> Chart | None:
         heads.append(False)
         start, whole = 0.0, sum(means.values()) or 1.0
         for stage in STAGES:
-            ms = means.get(stage.name, 0.0)
+            ms = means.get(stage, 0.0)
             if ms > 0:
                 bars.append(
                     row_of(
                         row=place,
                         start=start,
                         end=start + ms,
-                        stage=stage.name,
+                        stage=stage,
                         mean=show_ms(ms),
                         share=show_percent(ms / whole),
                         of=f"{shorten(name, 60)}, {counted(count, 'time')}",
@@ -50,9 +58,7 @@ def stage_breakdown(data: RunData, *, legend: bool = False) -> Chart | None:
         axis=alt.Axis(
             labelExpr=lookup_expression(labels, "datum.value"),
             labelFontWeight=expression(f"{lookup_expression(heads, 'datum.value')} ? 600 : 400"),
-            labelColor=expression(
-                f"{lookup_expression(heads, 'datum.value')} ? '{colour('ink')}' : '{colour('soft')}'"
-            ),
+            labelColor=expression(f"{lookup_expression(heads, 'datum.value')} ? '{color('ink')}' : '{color('soft')}'"),
             labelLimit=expression("narrow ? 125 : 180"),
         ),
     )
@@ -60,15 +66,10 @@ def stage_breakdown(data: RunData, *, legend: bool = False) -> Chart | None:
     x = alt.X(
         "start:Q", title="ms", scale=alt.Scale(domain=[0, longest], nice=False, rangeMax=expression("width - 62"))
     )
-    paint = alt.Color(
-        "stage:N",
-        title=None,
-        scale=alt.Scale(domain=[stage.name for stage in STAGES], range=[colour(stage.name) for stage in STAGES]),
-        legend=alt.Legend() if legend else None,
-    )
+    paint = category_color("stage:N", list(STAGES), legend=alt.Legend())
     drawn = (
         chart_of(bars)
-        .mark_bar(stroke=colour("bg"), strokeWidth=0.7)
+        .mark_bar(stroke=color("bg"), strokeWidth=0.7)
         .encode(
             x=x,
             x2="end:Q",
@@ -83,7 +84,7 @@ def stage_breakdown(data: RunData, *, legend: bool = False) -> Chart | None:
         )
     )
     text = (
-        chart_of(totals).mark_text(align="left", dx=7, color=colour("ink")).encode(x=alt.X("end:Q"), y=y, text="text:N")
+        chart_of(totals).mark_text(align="left", dx=7, color=color("ink")).encode(x=alt.X("end:Q"), y=y, text="text:N")
     )
     parts = ", ".join(f"{name} {show_ms(ms)}" for name, ms in groups[0][3].items() if ms)
     return alt.layer(drawn, text).properties(

@@ -1,15 +1,14 @@
-"""A request as spans on a time axis: what happened when, at which holder, and which spans are on the critical path.
+"""The intervals of a request on a time axis: what happened when, at which holder, and which are on the critical path.
 
-The clock is the source's; times are microseconds since the start of the run. A holder reports durations, not times, so
-a visit starts where the one before it ends, with wire, queue, codec, engine. Blocks of one visit or track share its
-engine time in equal parts.
+The clock is the source's; times are microseconds since the start of the run. A holder reports durations instead of
+times, so a visit starts where the one before it ends, with wire, queue, codec, engine. The blocks of one visit or track
+share its engine time equally.
 
-A visit that joined tracks of others is laid out by the times of its tracks, which are its joiner's. In each wave the
-track that ended last is critical; where that did not come back, the time is ``wait``. Between the critical tracks the
-joiner queues, encodes and runs blocks on its own, and what remains there is ``other``. So the critical spans of a
-request follow each other and add up to its latency, however much ran beside them. What a track's holder does not
-account for is its way there and back, in equal parts. Where the times of tracks add up to more than the durations of
-the visit, the wire has that much less.
+A visit that joined tracks of others is laid out by the times of its tracks on the joiner's clock. In each wave, the
+track that ended last is critical; if it did not come back, the time is ``wait``. Between critical tracks, the joiner
+queues, encodes and runs blocks itself; the rest is ``other``. So the critical spans of a request follow each other and
+add up to its latency, whatever else ran at the same time. Time that the holder of a track does not account for is the
+way there and back, in equal parts. If the times of tracks exceed the durations of the visit, the wire is shorter.
 """
 
 from __future__ import annotations
@@ -20,64 +19,59 @@ from typing import NamedTuple
 from ls_edge.core.records import NO_GAIN, RequestRecord, TrackSpan, Visit
 
 _Part = tuple[str, int | None, float]
-"""A stage, a block where it is ``engine``, and a duration."""
+"""A stage, a block if it is ``engine``, and a duration."""
 
 
 class Span(NamedTuple):
-    """Some microseconds of a request, since the start of the run."""
+    """An interval of a request, in microseconds since the start of the run."""
 
     stage: str
-    """A name of :data:`ls_edge.report.theme.STAGES`."""
+    """Key of :data:`ls_edge.report.theme.STAGES`."""
     start: float
     end: float
     holder: str = ""
-    """Empty for what the source did itself."""
+    """Process that did the work; empty for the source."""
     block: int | None = None
-    """Set for ``engine``."""
+    """Block that ran, for ``engine``."""
     row: int = 0
-    """Index into :attr:`RequestTimeline.rows`."""
+    """Index into :attr:`RequestIntervals.rows`."""
     critical: bool = True
-    """Whether the answer would have come sooner without it."""
+    """Whether the answer had to wait for it."""
     why: str = ""
-    """Of a track that was waited for and not summed."""
+    """Reason why a track was waited for but not summed."""
 
 
 class _Gap(NamedTuple):
-    """Between critical tracks of a visit, in microseconds since its tokens arrived."""
+    """Time between critical tracks of a visit, in microseconds since its tokens arrived."""
 
     begin: float
     end: float
     blocks: Sequence[int]
-    """What the joiner ran in it, outside of all tracks."""
+    """Blocks that the joiner ran in it, outside of all tracks."""
 
 
-class RequestTimeline(NamedTuple):
-    """A request as spans, in rows that are drawn below each other."""
+class RequestIntervals(NamedTuple):
+    """Spans of a request, in rows to draw below each other."""
 
     spans: list[Span]
     rows: list[str]
-    """The holder of each row; a single one, of no name, where everything happened one after the other."""
+    """Holder of each row; a single empty name if everything happened in sequence."""
     visits: list[list[Span]]
-    """Those of each visit, the hop to it included."""
+    """Spans of each visit, including the hop to it."""
 
 
 def joins(visit: Visit) -> bool:
-    """Whether tracks of others were waited for in the visit."""
+    """Return whether the visit waited for tracks of others."""
     return any(track.holder != visit.holder and track.why != NO_GAIN for track in visit.tracks)
 
 
 def has_tracks(record: RequestRecord) -> bool:
-    """Whether holders worked side by side for the request."""
+    """Return whether holders worked on the request at the same time."""
     return any(map(joins, record.visits))
 
 
-def spans_of(record: RequestRecord) -> list[Span]:
-    """Lay a request's durations out on the source's clock."""
-    return timeline_of(record).spans
-
-
-def timeline_of(record: RequestRecord) -> RequestTimeline:
-    """Lay a request out, with a row for each holder where some worked side by side."""
+def intervals_of(record: RequestRecord) -> RequestIntervals:
+    """Lay out a request, with a row for each holder if several worked at the same time."""
     rows = _Rows() if has_tracks(record) else None
     lengths = [_length(visit) for visit in record.visits]
     hop = max(0.0, record.latency_us - record.stem_us - record.head_us - sum(lengths)) / (len(lengths) + 1)
@@ -99,18 +93,18 @@ def timeline_of(record: RequestRecord) -> RequestTimeline:
     after = [Span("wire", clock, back, row=row), Span("head", back, back + record.head_us, row=row)]
     names = [""] if rows is None else rows.sort(visits, after)
     spans += [span for each in visits for span in each] + after
-    return RequestTimeline([span for span in spans if span.end > span.start], names, visits)
+    return RequestIntervals([span for span in spans if span.end > span.start], names, visits)
 
 
 class _Rows:
-    """Gives rows to holders as they come: another to one that does two things at once."""
+    """Rows of holders; a holder that does two things at the same time has two."""
 
     def __init__(self) -> None:
         self._holders: list[str] = []
         self._free: list[float] = []
 
     def take(self, holder: str, start: float, end: float) -> int:
-        """A row of ``holder`` that is free at ``start``, taken until ``end``."""
+        """Return a row of ``holder`` that is free at ``start``, and occupy it until ``end``."""
         for row, (name, free) in enumerate(zip(self._holders, self._free, strict=True)):
             if name == holder and free <= start + 1e-6:
                 self._free[row] = end
@@ -120,7 +114,7 @@ class _Rows:
         return len(self._free) - 1
 
     def sort(self, visits: list[list[Span]], after: list[Span]) -> list[str]:
-        """Bring the rows of each holder together, in the spans too; return the holder of each row."""
+        """Reorder the rows so that those of a holder are adjacent; return the holder of each row."""
         order = sorted(range(len(self._holders)), key=lambda row: (self._holders.index(self._holders[row]), row))
         place = [order.index(row) for row in range(len(order))]
         for spans in (*visits, after):
@@ -152,12 +146,12 @@ def _own_parts(visit: Visit) -> list[_Part]:
 
 
 def _joined(record: RequestRecord, visit: Visit, start: float, rows: _Rows, home: int) -> list[Span]:
-    """Spans of a visit whose tokens arrived at ``start``; the joiner's row is ``home``."""
+    """Return the spans of a visit whose tokens arrived at ``start``; ``home`` is the joiner's row."""
     spans: list[Span] = []
     gaps: list[_Gap] = []
     cursor = 0.0
     *ahead, after = _between(record, visit)
-    for wave, blocks in zip(waves_of(visit), ahead, strict=True):
+    for wave, blocks in zip(_waves_of(visit), ahead, strict=True):
         path = _critical(wave, cursor, visit.holder)
         for track in wave:
             begin, end = path.get(id(track), (min(track.begin_us, track.end_us), track.end_us))
@@ -178,9 +172,9 @@ def _joined(record: RequestRecord, visit: Visit, start: float, rows: _Rows, home
 
 
 def _critical(wave: Sequence[TrackSpan], cursor: float, joiner: str) -> dict[int, tuple[float, float]]:
-    """Begin and end of the critical tracks by ``id``: the one that ended last, what ended last before that began, ...
+    """Return begin and end of the critical tracks by ``id``: the last one to end, the last one to end before it, ...
 
-    The joiner had nothing else before ``cursor``.
+    Nothing before ``cursor`` counts.
     """
     path: dict[int, tuple[float, float]] = {}
     limit = max(cursor, *(track.end_us for track in wave))
@@ -194,8 +188,8 @@ def _critical(wave: Sequence[TrackSpan], cursor: float, joiner: str) -> dict[int
     return path
 
 
-def waves_of(visit: Visit) -> list[list[TrackSpan]]:
-    """The tracks of each wave, without those that were planned and not given away."""
+def _waves_of(visit: Visit) -> list[list[TrackSpan]]:
+    """Return the tracks of each wave, without planned ones that were never assigned."""
     waves: dict[int, list[TrackSpan]] = {}
     for track in visit.tracks:
         if track.why != NO_GAIN:
@@ -204,7 +198,7 @@ def waves_of(visit: Visit) -> list[list[TrackSpan]]:
 
 
 def _parts(track: TrackSpan, own: bool, length: float) -> list[_Part]:
-    """What a track's ``length`` was made of."""
+    """Split the ``length`` of a track into stages."""
     if not track.blocks:
         return [("wait", None, length)]
     known = track.queue_us + track.codec_us + track.engine_us
@@ -217,7 +211,7 @@ def _parts(track: TrackSpan, own: bool, length: float) -> list[_Part]:
 
 
 def _fill(gaps: Sequence[_Gap], visit: Visit) -> Iterator[list[_Part]]:
-    """What the joiner did between critical tracks: the rest of its durations, and its blocks that are in no track."""
+    """Distribute the remaining durations of the joiner, and its blocks outside of tracks, over the gaps."""
     own = [track for track in visit.tracks if track.holder == visit.holder]
     queue = max(0.0, visit.queue_us - sum(track.queue_us for track in own))
     codec = max(0.0, visit.codec_us - sum(track.codec_us for track in own))
@@ -234,9 +228,9 @@ def _fill(gaps: Sequence[_Gap], visit: Visit) -> Iterator[list[_Part]]:
 
 
 def _between(record: RequestRecord, visit: Visit) -> list[list[int]]:
-    """Blocks that the joiner ran outside of its tracks: those ahead of each wave, and those after the last."""
+    """Return the blocks that the joiner ran outside of its tracks: before each wave, and after the last one."""
     place = {block: n for n, wave in enumerate(record.waves or ()) for track in wave for block, _ in track}
-    waves = [[block for track in wave for block in track.blocks] for wave in waves_of(visit)]
+    waves = [[block for track in wave for block in track.blocks] for wave in _waves_of(visit)]
     joined = {block for wave in waves for block in wave}
     numbers = [min((place.get(block, -1) for block in wave), default=-1) for wave in waves]
     found: list[list[int]] = [[] for _ in range(len(waves) + 1)]
@@ -247,7 +241,7 @@ def _between(record: RequestRecord, visit: Visit) -> list[list[int]]:
 
 
 def typical(records: Sequence[RequestRecord]) -> RequestRecord | None:
-    """The answer of median latency among those that holders worked on side by side; None where there are none."""
+    """Return the answer of median latency among those with tracks of several holders, or None."""
     parallel = [record for record in records if record.error is None and has_tracks(record)]
     parallel.sort(key=lambda record: record.latency_us)
     return parallel[(len(parallel) - 1) // 2] if parallel else None
