@@ -102,11 +102,13 @@ def _accuracy_chart(
     layers = []
     if chance is not None:
         guess = chart_of([row_of(top1=chance, what=f"a guess: {show_percent(chance)}")])
-        layers.append(guess.mark_rule(color=color("axis"), strokeDash=[3, 3]).encode(x=x, tooltip="what:N"))
+        layers.append(
+            guess.mark_rule(color=color("axis"), strokeDash=[3, 3]).encode(x=x, tooltip=alt.Tooltip("what:N"))
+        )
     interval = chart_of([row for row in rows if row["low"] is not None]).mark_rule(color=color("ink"), strokeWidth=1.6)
-    layers.append(interval.encode(x=alt.X("low:Q", scale=_SHARES), x2="high:Q", y=y))
+    layers.append(interval.encode(x=alt.X("low:Q", scale=_SHARES), x2=alt.X2("high:Q"), y=y))
     text = chart_of(rows).mark_text(align="right", color=color("ink"), fontWeight=600)
-    layers.append(text.encode(x=alt.value("width"), y=y, text="text:N"))
+    layers.append(text.encode(x=alt.XValue("width"), y=y, text=alt.Text("text:N")))
     return alt.layer(*marks[0], *layers, *marks[1]).properties(
         width="container", height=height * len(rows), description=f"{described}."
     )

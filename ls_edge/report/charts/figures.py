@@ -60,10 +60,12 @@ def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
     y = alt.Y("name:N", title=None, sort=names, axis=alt.Axis(labelColor=color("ink"), labelLimit=150))
     left = chart_of(orders).encode(y=y, color=paint)
     by_order = alt.layer(
-        left.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=None, axis=PERCENT, scale=_SHARES), x2="high:Q"),
-        left.mark_point(size=60, fill=color("bg"), opacity=1).encode(x="trained:Q"),
-        left.mark_point(size=70, filled=True, opacity=1).encode(x="random:Q"),
-        left.mark_text(dy=-12).encode(x="random:Q", text="text:N", color=alt.value(color("ink"))),
+        left.mark_rule(strokeWidth=2).encode(
+            x=alt.X("low:Q", title=None, axis=PERCENT, scale=_SHARES), x2=alt.X2("high:Q")
+        ),
+        left.mark_point(size=60, fill=color("bg"), opacity=1).encode(x=alt.X("trained:Q")),
+        left.mark_point(size=70, filled=True, opacity=1).encode(x=alt.X("random:Q")),
+        left.mark_text(dy=-12).encode(x=alt.X("random:Q"), text=alt.Text("text:N"), color=alt.ColorValue(color("ink"))),
     ).properties(
         width=300,
         height=tall,
@@ -139,7 +141,7 @@ def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
         for row in _ends(rows, "allowed")
     )
     return alt.layer(
-        base.mark_rule(strokeWidth=1.2, opacity=0.45).encode(y=alt.Y("low:Q", title=None), y2="high:Q"),
+        base.mark_rule(strokeWidth=1.2, opacity=0.45).encode(y=alt.Y("low:Q", title=None), y2=alt.Y2("high:Q")),
         base.mark_line(strokeWidth=1.8),
         base.mark_point(fill=color("bg"), strokeWidth=1.6, **point),
         base.mark_point(filled=True, **point).transform_filter("datum.within == 'own'"),
@@ -175,7 +177,9 @@ def _end_labels(rows: Sequence[Row], field: str, x: alt.X, height: float) -> lis
     """Return the name of each line at its right end."""
     ends = _ends(rows, field)
     return [
-        chart_of([row]).mark_text(align="left", dx=12, dy=dy, color=color("ink")).encode(x=x, y="top1:Q", text="name:N")
+        chart_of([row])
+        .mark_text(align="left", dx=12, dy=dy, color=color("ink"))
+        .encode(x=x, y=alt.Y("top1:Q"), text=alt.Text("name:N"))
         for row, dy in zip(ends, labels_apart([row["top1"] for row in ends], height), strict=True)
     ]
 

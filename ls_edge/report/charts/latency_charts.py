@@ -50,9 +50,9 @@ def latency_histogram(values: Floats, figures: Quantiles) -> Chart | None:
         .mark_rect(color=color("accent"), stroke=color("bg"), strokeWidth=1)
         .encode(
             x=x,
-            x2="to:Q",
+            x2=alt.X2("to:Q"),
             y=alt.Y("answers:Q", title="answers", scale=alt.Scale(domain=[0, max(int(counts.max()), 4) * 1.3])),
-            y2=alt.datum(0),
+            y2=alt.Y2Datum(0),
             tooltip=[tooltip_of("at", "from, ms"), tooltip_of("to", "to, ms"), alt.Tooltip("answers:Q")],
         )
     )
@@ -82,11 +82,11 @@ def latency_histogram(values: Floats, figures: Quantiles) -> Chart | None:
         left = position_of(value, scale) < 0.6
         layers.append(
             one.mark_rule(color=color("ink"), strokeDash=[3, 3]).encode(
-                y=alt.value(4 + 16 * level), y2=alt.value(height)
+                y=alt.YValue(4 + 16 * level), y2=alt.Y2Value(height)
             )
         )
         layers.append(
-            label(one, "text:N", y=alt.value(9 + 16 * level), align="left" if left else "right", dx=5 if left else -5)
+            label(one, "text:N", y=alt.YValue(9 + 16 * level), align="left" if left else "right", dx=5 if left else -5)
         )
     return (
         alt.layer(*layers)
@@ -128,7 +128,7 @@ def latency_over_time(data: RunData) -> Chart | None:
         row_of(t=spell.start / 1e3, to=spell.end / 1e3, peer=shorten(spell.peer, 60))
         for spell in data.away[:MOST_MARKS]
     ]
-    layers = away_layer(away, x=x, x2="to:Q")
+    layers = away_layer(away, x=x, x2=alt.X2("to:Q"))
     if len(data.answers) <= MOST_POINTS:
         whole = [record for record in data.answers if not record.degraded]
         dots = chart_of([request_row(r) for r in whole])
@@ -161,7 +161,7 @@ def latency_over_time(data: RunData) -> Chart | None:
                 label(
                     chart_of([row]).encode(x=x, color=kind),
                     "what:N",
-                    y=alt.value(9 + 15 * (number % 2)),
+                    y=alt.YValue(9 + 15 * (number % 2)),
                     align="left" if left else "right",
                     dx=3 if left else -3,
                     bold=False,
@@ -201,7 +201,7 @@ def _bands(data: RunData, x: alt.X, scale: alt.Scale) -> list[alt.Chart]:
     title = "latency, ms"
     return [
         chart.mark_area(color=color("accent"), opacity=0.16, clip=True).encode(
-            x=x, y=alt.Y("low:Q", title=title, scale=scale), y2="high:Q", tooltip=tips
+            x=x, y=alt.Y("low:Q", title=title, scale=scale), y2=alt.Y2("high:Q"), tooltip=tips
         ),
         chart.mark_line(color=color("accent"), strokeWidth=1.2, strokeDash=[4, 3], clip=True).encode(
             x=x, y=alt.Y("p95:Q", title=title, scale=scale)

@@ -17,6 +17,7 @@ from ls_edge.report.charts.specification import (
     chart_of,
     expression,
     lookup_expression,
+    opacity_if,
     row_of,
 )
 from ls_edge.report.formatting import counted, shorten, show_ms
@@ -92,7 +93,7 @@ def _request_chart(data: RunData, why: str, record: RequestRecord, limit_us: int
     blocks = [row for row in rows if row["block"] is not None]
     stages = [row for row in rows if row["block"] is None and not row["why"]]
     gone = [row for row in rows if row["why"]]
-    pale = alt.condition("datum.path == 'yes'", alt.value(1), alt.value(0.62))
+    pale = opacity_if("datum.path == 'yes'", 0.62)
     stage_paint = category_color("what:N", list(STAGES))
     ground = [
         row_of(y0=row, y1=row + 0.76, ms=0, to=min(record.latency_us / 1e3, limit_ms)) for row in range(len(shown))
@@ -100,7 +101,7 @@ def _request_chart(data: RunData, why: str, record: RequestRecord, limit_us: int
     wide = "scale('x', datum.to) - scale('x', datum.ms)"
     text: Any = {"middle": "(datum.ms + datum.to) / 2", "height": "(datum.y0 + datum.y1) / 2"}
     place: dict[str, Any] = {"x": alt.X("middle:Q", title=None, scale=across), "y": alt.Y("height:Q", **upright)}
-    bar: dict[str, Any] = {"x": x, "x2": "to:Q", "y": y, "y2": "y1:Q"}
+    bar: dict[str, Any] = {"x": x, "x2": alt.X2("to:Q"), "y": y, "y2": alt.Y2("y1:Q")}
     layers = [
         chart_of(ground).mark_rect(color=color("panel")).encode(**bar),
         chart_of(stages).mark_rect(clip=True).encode(**bar, color=stage_paint, opacity=pale, tooltip=tips),
@@ -112,25 +113,28 @@ def _request_chart(data: RunData, why: str, record: RequestRecord, limit_us: int
         .transform_calculate(**text)
         .encode(
             **place,
-            text="block:O",
+            text=alt.Text("block:O"),
             color=block_ink(data.num_blocks),
-            opacity=alt.condition(f"{wide} > 13", alt.value(1), alt.value(0)),
+            opacity=opacity_if(f"{wide} > 13"),
         ),
         chart_of(gone)
         .mark_rect(fill=None, stroke=color("bad"), strokeDash=[4, 3], clip=True)
         .encode(**bar, tooltip=tips),
-        chart_of(gone).mark_text(color=color("bad")).transform_calculate(**text).encode(**place, text="why:N"),
+        chart_of(gone)
+        .mark_text(color=color("bad"))
+        .transform_calculate(**text)
+        .encode(**place, text=alt.Text("why:N")),
     ]
     if several:
         layers.append(
             chart_of(_critical_path(spans, record))
             .mark_line(color=color("ink"), strokeWidth=2.4, strokeJoin="round", strokeCap="round")
-            .encode(x=x, y=y, order="order:Q")
+            .encode(x=x, y=y, order=alt.Order("order:Q"))
         )
     else:
         names_below = chart_of(_first_blocks(blocks, limit_ms)).mark_text(align="left", fontSize=11)
-        room = alt.condition("datum.room * width > 6.5 * length(datum.text)", alt.value(1), alt.value(0))
-        layers.append(names_below.encode(x=x, y=y, text="text:N", opacity=room))
+        room = opacity_if("datum.room * width > 6.5 * length(datum.text)")
+        layers.append(names_below.encode(x=x, y=y, text=alt.Text("text:N"), opacity=room))
     path = dict.fromkeys(span.holder for span in spans if span.critical and span.block is not None)
     described = f"{why}: request {record.id}, {show_ms(record.latency_us / 1e3)}"
     if several:

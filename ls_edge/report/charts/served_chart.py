@@ -18,6 +18,7 @@ from ls_edge.report.charts.specification import (
     chart_of,
     expression,
     lookup_expression,
+    opacity_if,
     row_of,
     tooltip_of,
 )
@@ -68,9 +69,9 @@ def served(data: RunData, *, width: int = 720, most: int = MOST_SPANS) -> Chart 
         .mark_rect()
         .encode(
             x=alt.X("t:Q", scale=alt.Scale(domain=domain, nice=False), title="seconds since the start"),
-            x2="to:Q",
+            x2=alt.X2("to:Q"),
             y=_lane_axis(names, busy),
-            y2="y1:Q",
+            y2=alt.Y2("y1:Q"),
             color=block_color(data.num_blocks, legend=True),
             tooltip=[
                 alt.Tooltip("block:O"),
@@ -91,11 +92,11 @@ def served(data: RunData, *, width: int = 720, most: int = MOST_SPANS) -> Chart 
             *_lanes_ground(grounds, away, _lane_axis(names, held), brush),
             runs.mark_rect(stroke=color("bg"), clip=True).encode(
                 x=x,
-                x2="to:Q",
+                x2=alt.X2("to:Q"),
                 y=_lane_axis(names, held),
-                y2="y1:Q",
+                y2=alt.Y2("y1:Q"),
                 color=block_color(data.num_blocks),
-                strokeWidth=alt.condition(f"{wide} > 4", alt.value(0.8), alt.value(0)),
+                strokeWidth=alt.StrokeWidthValue(0, condition={"test": f"{wide} > 4", "value": 0.8}),
                 tooltip=[
                     alt.Tooltip("block:O"),
                     alt.Tooltip("request:N"),
@@ -108,9 +109,9 @@ def served(data: RunData, *, width: int = 720, most: int = MOST_SPANS) -> Chart 
             .encode(
                 x=alt.X("middle:Q", scale=scale),
                 y=alt.Y("height:Q"),
-                text="block:O",
+                text=alt.Text("block:O"),
                 color=block_ink(data.num_blocks),
-                opacity=alt.condition(f"{wide} > 13 && datum.y1 - datum.y0 > 0.3", alt.value(1), alt.value(0)),
+                opacity=opacity_if(f"{wide} > 13 && datum.y1 - datum.y0 > 0.3"),
             ),
         )
         .resolve_scale(color="independent")
@@ -139,9 +140,11 @@ def away_layer(away: list[Row], **encoding: Any) -> list[alt.Chart]:
 
 
 def _lanes_ground(grounds: list[Row], away: list[Row], y: alt.Y, domain: Any) -> list[alt.Chart]:
+    lanes: dict[str, Any] = {"y": y, "y2": alt.Y2("y1:Q")}
+    x = alt.X("t:Q", scale=alt.Scale(domain=domain, nice=False))
     return [
-        chart_of(grounds).mark_rect(color=color("panel")).encode(y=y, y2="y1:Q", x=alt.value(0), x2=alt.value("width")),
-        *away_layer(away, x=alt.X("t:Q", scale=alt.Scale(domain=domain, nice=False)), x2="to:Q", y=y, y2="y1:Q"),
+        chart_of(grounds).mark_rect(color=color("panel")).encode(x=alt.XValue(0), x2=alt.X2Value("width"), **lanes),
+        *away_layer(away, x=x, x2=alt.X2("to:Q"), **lanes),
     ]
 
 

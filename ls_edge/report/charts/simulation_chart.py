@@ -40,9 +40,9 @@ def outcomes_over_time(outcomes: Sequence[SiteOutcome]) -> Chart:
         .mark_rect()
         .encode(
             x=x,
-            x2="to:Q",
+            x2=alt.X2("to:Q"),
             y=alt.Y("low:Q", title="requests that ended", scale=alt.Scale(domain=[0, max(int(below.max()), 1)])),
-            y2="high:Q",
+            y2=alt.Y2("high:Q"),
             color=alt.Color(
                 "what:N",
                 title=None,

@@ -12,6 +12,7 @@ from ls_edge.report.charts.specification import (
     expression,
     lookup_expression,
     row_of,
+    wide_legend,
 )
 from ls_edge.report.formatting import counted, shorten, show_ms, show_percent
 from ls_edge.report.statistics import RunData
@@ -66,13 +67,13 @@ def stage_breakdown(data: RunData) -> Chart | None:
     x = alt.X(
         "start:Q", title="ms", scale=alt.Scale(domain=[0, longest], nice=False, rangeMax=expression("width - 62"))
     )
-    paint = category_color("stage:N", list(STAGES), legend=alt.Legend())
+    paint = category_color("stage:N", list(STAGES), legend=wide_legend())
     drawn = (
         chart_of(bars)
         .mark_bar(stroke=color("bg"), strokeWidth=0.7)
         .encode(
             x=x,
-            x2="end:Q",
+            x2=alt.X2("end:Q"),
             y=y,
             color=paint,
             tooltip=[
@@ -84,7 +85,9 @@ def stage_breakdown(data: RunData) -> Chart | None:
         )
     )
     text = (
-        chart_of(totals).mark_text(align="left", dx=7, color=color("ink")).encode(x=alt.X("end:Q"), y=y, text="text:N")
+        chart_of(totals)
+        .mark_text(align="left", dx=7, color=color("ink"))
+        .encode(x=alt.X("end:Q"), y=y, text=alt.Text("text:N"))
     )
     parts = ", ".join(f"{name} {show_ms(ms)}" for name, ms in groups[0][3].items() if ms)
     return alt.layer(drawn, text).properties(
