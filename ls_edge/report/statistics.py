@@ -59,11 +59,11 @@ class Away(NamedTuple):
 
 
 class StageMeans(NamedTuple):
-    """Mean milliseconds by stage, over ``count`` requests, hops, visits or tracks."""
+    """Mean milliseconds by stage, over a number of requests, hops, visits or tracks."""
 
     group: str
     name: str
-    count: int
+    number: int
     means: dict[str, float]
 
 

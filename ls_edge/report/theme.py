@@ -8,10 +8,10 @@ ink and states are CSS variables in charts, so one drawing is light or dark as t
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Final
 
-BLOCK_SCHEME = "viridis"
-CATEGORY_SCHEME = "tableau10"
+BLOCK_SCHEME: Final = "viridis"
+CATEGORY_SCHEME: Final = "tableau10"
 MOST_CATEGORIES = 10
 """Colors of :data:`CATEGORY_SCHEME`."""
 

@@ -11,6 +11,7 @@ from ls_edge.evaluation.run_summary import RunSummary
 from ls_edge.report.charts.specification import (
     Chart,
     Row,
+    at,
     category_color,
     chart_of,
     heat_map,
@@ -108,7 +109,7 @@ def _accuracy_chart(
     interval = chart_of([row for row in rows if row["low"] is not None]).mark_rule(color=color("ink"), strokeWidth=1.6)
     layers.append(interval.encode(x=alt.X("low:Q", scale=_SHARES), x2=alt.X2("high:Q"), y=y))
     text = chart_of(rows).mark_text(align="right", color=color("ink"), fontWeight=600)
-    layers.append(text.encode(x=alt.XValue("width"), y=y, text=alt.Text("text:N")))
+    layers.append(text.encode(x=at("x", "width"), y=y, text=alt.Text("text:N")))
     return alt.layer(*marks[0], *layers, *marks[1]).properties(
         width="container", height=height * len(rows), description=f"{described}."
     )

@@ -12,6 +12,7 @@ from ls_edge.report.charts.specification import (
     MOST_POINTS,
     ZOOM,
     Chart,
+    at,
     chart_of,
     event_row,
     event_text,
@@ -81,12 +82,10 @@ def latency_histogram(values: Floats, figures: Quantiles) -> Chart | None:
         one = chart_of([row_of(at=value, text=f"{name} {show_ms(value)}")]).encode(x=x)
         left = position_of(value, scale) < 0.6
         layers.append(
-            one.mark_rule(color=color("ink"), strokeDash=[3, 3]).encode(
-                y=alt.YValue(4 + 16 * level), y2=alt.Y2Value(height)
-            )
+            one.mark_rule(color=color("ink"), strokeDash=[3, 3]).encode(y=at("y", 4 + 16 * level), y2=at("y2", height))
         )
         layers.append(
-            label(one, "text:N", y=alt.YValue(9 + 16 * level), align="left" if left else "right", dx=5 if left else -5)
+            label(one, "text:N", y=at("y", 9 + 16 * level), align="left" if left else "right", dx=5 if left else -5)
         )
     return (
         alt.layer(*layers)
@@ -161,7 +160,7 @@ def latency_over_time(data: RunData) -> Chart | None:
                 label(
                     chart_of([row]).encode(x=x, color=kind),
                     "what:N",
-                    y=alt.YValue(9 + 15 * (number % 2)),
+                    y=at("y", 9 + 15 * (number % 2)),
                     align="left" if left else "right",
                     dx=3 if left else -3,
                     bold=False,

@@ -13,6 +13,7 @@ from ls_edge.report.charts.specification import (
     MOST_MARKS,
     Chart,
     Row,
+    at,
     block_color,
     block_ink,
     chart_of,
@@ -143,7 +144,7 @@ def _lanes_ground(grounds: list[Row], away: list[Row], y: alt.Y, domain: Any) ->
     lanes: dict[str, Any] = {"y": y, "y2": alt.Y2("y1:Q")}
     x = alt.X("t:Q", scale=alt.Scale(domain=domain, nice=False))
     return [
-        chart_of(grounds).mark_rect(color=color("panel")).encode(x=alt.XValue(0), x2=alt.X2Value("width"), **lanes),
+        chart_of(grounds).mark_rect(color=color("panel")).encode(x=at("x", 0), x2=at("x2", "width"), **lanes),
         *away_layer(away, x=x, x2=alt.X2("to:Q"), **lanes),
     ]
 

@@ -61,6 +61,12 @@ def block_ink(num_blocks: int) -> alt.ColorValue:
     return alt.ColorValue("black", condition={"test": f"datum.block < {0.5 * num_blocks}", "value": "white"})
 
 
+def at(channel: str, value: float | str) -> Any:
+    """Return a position in pixels, or a name such as ``width``, for ``x``, ``x2``, ``y`` or ``y2``."""
+    kind: Any = getattr(alt, f"{channel.title()}Value")
+    return kind(value)
+
+
 def opacity_if(test: str, otherwise: float = 0.0) -> alt.OpacityValue:
     """Return full opacity of the marks that pass a test."""
     return alt.OpacityValue(otherwise, condition={"test": test, "value": 1})
