@@ -26,7 +26,7 @@ from torch import Tensor
 from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts, Table
-from ls_edge.evaluation.evaluate import logits_of
+from ls_edge.evaluation.measure import logits_of
 from ls_edge.export.calibration import Samples
 from ls_edge.export.targets import PartsView
 

@@ -177,7 +177,7 @@ def cost_of(
     ``images`` are those of the training part, of which ``data.validation`` selects and is not trained on.
     """
     from ls_edge.core.bands import Bands
-    from ls_edge.evaluation.evaluate import blocks_to_run
+    from ls_edge.evaluation.measure import blocks_to_run
     from ls_edge.evaluation.orders import EvaluationOrders
     from ls_edge.training.methods.base import expected_cost, make_method
 

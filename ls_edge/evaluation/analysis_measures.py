@@ -1,4 +1,4 @@
-"""What ``ls_edge.evaluation.analysis`` measures, as running sums over batches, and the documents of the results."""
+"""Measures of :mod:`ls_edge.evaluation.analysis`, and the documents of their results."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ls_edge.core.bands import Bands
-
-Order = tuple[int, ...]
-Floats = NDArray[np.float64]
+from ls_edge.evaluation.measure import Floats, Mean, Measure, Order, Scores, log_softmax, starts_of
 
 MOST_CKA_IMAGES = 1000
-"""Images over which similarity is computed, the first of the sample: a kernel matrix of each step is in memory."""
+"""Images over which similarity is computed, the first of the sample: memory holds a kernel matrix of each step."""
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -27,113 +24,81 @@ class Score(msgspec.Struct, frozen=True):
 
 
 class BlockImportance(msgspec.Struct, frozen=True):
-    """What the answers lose without a block, or with the block in another slot."""
+    """Loss and accuracy without a block, or with the block in another slot."""
 
     block: int
     importance: float | None
-    """Loss without the block less the loss in trained order."""
+    """Increase of the loss without the block."""
     left_out: Score
-    """All others in trained order."""
+    """Score of all other blocks in trained order."""
     moved_to: int | None
-    """The slot at the farther end of its band; None where its band has no other slot."""
+    """Slot at the farther end of its band; None if its band has no other slot."""
     moved: Score | None
 
 
 class Importance(msgspec.Struct, frozen=True):
-    """The importance of each block."""
+    """Importance of each block."""
 
     trained: Score
     blocks: list[BlockImportance]
 
 
 class Contribution(msgspec.Struct, frozen=True):
-    """``|f(x) - x| / |x|`` of a block ``f``, mean over images and tokens."""
+    """Mean of ``|f(x) - x| / |x|`` of a block ``f`` over images and tokens."""
 
     trained: list[float | None]
-    """By block, each in its own slot."""
+    """Means by block, each in its own slot."""
     random: list[list[float | None]]
-    """By block and slot, mean over the random orders that have the block there; None where none has."""
+    """Means by block and slot over the random orders with the block there; None without such an order."""
     orders: int
 
 
 class Similarity(msgspec.Struct, frozen=True):
-    """How alike the tokens after each step are, and what a block adds in trained and in random orders."""
+    """Similarity of the tokens after each step, and of what a block adds in trained and in random orders."""
 
     steps: list[str]
-    """``stem``, then the blocks."""
+    """``stem`` and the blocks."""
     cka: list[list[float | None]]
-    """Linear centred kernel alignment of pooled tokens, by step and step; None where they are all equal."""
+    """Linear centered kernel alignment of pooled tokens, for each two steps; None if all are equal."""
     pool: str
     cka_images: int
     cosine: list[float | None]
-    """By block: between what it adds to a token in trained order and in random orders; None where it adds nothing."""
+    """Cosine by block between its additions to a token in trained and random orders; None if it adds nothing."""
     orders: int
 
 
 class AnswersCompared(msgspec.Struct, frozen=True):
-    """Answers in some orders beside those in trained order."""
+    """Agreement of the answers in some orders with those in trained order."""
 
     left_out: int
-    """Blocks."""
+    """Number of blocks left out."""
     same_class: float
-    """Share of answers with the class of the trained order, over images and orders."""
+    """Fraction of answers with the class of the trained order, over images and orders."""
     all_same_class: float
-    """Share of images whose class is that of the trained order in all of the orders."""
+    """Fraction of images with the class of the trained order in all orders."""
     total_variation: float | None
-    """Mean of half the sum of the differences between the probabilities of the classes."""
+    """Mean of half the sum of the absolute differences of the class probabilities."""
     orders: int
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """How far answers are those of the trained order."""
+    """Agreement of answers with the trained order."""
 
     random: AnswersCompared
     left_out: list[AnswersCompared]
-    """Random subsets in random order, by how many blocks they lack."""
+    """Random subsets in random order, by the number of blocks left out."""
 
 
-class _Sum:
-    """A mean in the making."""
-
-    def __init__(self) -> None:
-        self.total, self.count = 0.0, 0
-
-    def add(self, total: float, count: int) -> None:
-        self.total += total
-        self.count += count
-
-    @property
-    def mean(self) -> float | None:
-        """None where there is nothing, or it is not finite."""
-        value = self.total / self.count if self.count else math.nan
-        return value if math.isfinite(value) else None
-
-
-class ImportanceMeasure:
-    """Accuracy and loss in trained order, without each block, and with each block at the other end of its band."""
+class ImportanceMeasure(Scores):
+    """Scores in trained order, without each block, and with each block at the other end of its band."""
 
     def __init__(self, bands: Bands) -> None:
         self._trained = tuple(range(bands.num_blocks))
         self._moves = [_moved_to(bands, block) for block in self._trained]
-        self._right: dict[Order, int] = {}
-        self._loss: dict[Order, _Sum] = {}
-        for order in (self._trained, *map(self._without, self._trained), *map(self._moved, self._trained)):
-            self._right[order], self._loss[order] = 0, _Sum()
-
-    @property
-    def orders(self) -> Sequence[Order]:
-        """What has to run."""
-        return list(self._right)
-
-    def add(self, order: Order, logits: np.ndarray, labels: np.ndarray) -> None:
-        """Take in the logits ``[B, C]`` of an order; another one's than :attr:`orders` are left aside."""
-        if order in self._right:
-            self._right[order] += int((logits.argmax(axis=1) == labels).sum())
-            losses = -_log_softmax(logits)[np.arange(len(labels)), labels]
-            self._loss[order].add(float(losses.sum()), len(labels))
+        super().__init__([self._trained, *map(self._without, self._trained), *map(self._moved, self._trained)])
 
     def result(self) -> Importance:
-        """The importance of each block."""
+        """Return the importance of each block."""
         trained = self._score(self._trained)
         blocks = []
         for block, moved_to in enumerate(self._moves):
@@ -144,8 +109,7 @@ class ImportanceMeasure:
         return Importance(trained, blocks)
 
     def _score(self, order: Order) -> Score:
-        loss = self._loss[order]
-        return Score(self._right[order] / loss.count, loss.mean)
+        return Score(self.top1(order), self.loss(order))
 
     def _without(self, block: int) -> Order:
         return tuple(one for one in self._trained if one != block)
@@ -158,7 +122,7 @@ class ImportanceMeasure:
 
 
 def _moved_to(bands: Bands, block: int) -> int | None:
-    """The slot at the end of the block's band that is farther from it, its last one in the middle; None of one slot."""
+    """Return the slot at the farther end of the block's band, the last one from the middle; None for a single slot."""
     band = bands.groups[bands.band_of(block)]
     first, last = band.start, band.stop - 1
     if first == last:
@@ -166,65 +130,56 @@ def _moved_to(bands: Bands, block: int) -> int | None:
     return last if block - first <= last - block else first
 
 
-class AgreementMeasure:
-    """Answers in random orders and with blocks left out, beside those in trained order."""
+class AgreementMeasure(Measure):
+    """Answers in random orders and with blocks left out, compared with those in trained order."""
 
     def __init__(self, trained: Order, random: Sequence[Order], left_out: Mapping[int, Sequence[Order]]) -> None:
         self._trained = trained
         self._groups = {0: list(random), **{count: list(orders) for count, orders in left_out.items()}}
-        self._same = {order: 0 for orders in self._groups.values() for order in orders}
-        self._distance = {order: _Sum() for order in self._same}
-        self._always = dict.fromkeys(self._groups, 0)
-        self._images = 0
-        self._all: dict[int, np.ndarray] = {}
-        self._members: dict[Order, list[int]] = {}
+        self.orders = {trained, *(order for orders in self._groups.values() for order in orders)}
+        self._logits: dict[Order, np.ndarray] = {}
+        self._same = {order: Mean() for order in self.orders}
+        self._distance = {order: Mean() for order in self.orders}
+        self._always = {count: Mean() for count in self._groups}
+
+    def add(self, order: Order, logits: np.ndarray) -> None:
+        """Keep the logits of a batch."""
+        self._logits[order] = logits
+
+    def end(self) -> None:
+        """Compare the orders of a batch."""
+        trained = self._logits[self._trained]
+        probabilities = np.exp(log_softmax(trained))
+        same = {}
+        for order, logits in self._logits.items():
+            same[order] = logits.argmax(axis=1) == trained.argmax(axis=1)
+            self._same[order].add(float(same[order].sum()), len(logits))
+            difference = np.abs(np.exp(log_softmax(logits)) - probabilities)
+            self._distance[order].add(float(difference.sum()) / 2, len(logits))
         for count, orders in self._groups.items():
-            for order in set(orders):
-                self._members.setdefault(order, []).append(count)
-
-    @property
-    def orders(self) -> Sequence[Order]:
-        """What has to run."""
-        return list(self._same)
-
-    def add(self, order: Order, logits: np.ndarray, trained: np.ndarray) -> None:
-        """Take in the logits ``[B, C]`` of an order and of the trained one, of the same images."""
-        if order == self._trained:
-            self._images += len(logits)
-        if order not in self._same:
-            return
-        same = logits.argmax(axis=1) == trained.argmax(axis=1)
-        self._same[order] += int(same.sum())
-        difference = np.abs(np.exp(_log_softmax(logits)) - np.exp(_log_softmax(trained)))
-        self._distance[order].add(float(difference.sum()) / 2, len(logits))
-        for count in self._members[order]:
-            before = self._all.get(count)
-            self._all[count] = same if before is None else before & same
-
-    def end_batch(self) -> None:
-        """Count the images of the batch that had one class in all orders."""
-        for count, same in self._all.items():
-            self._always[count] += int(same.sum())
-        self._all.clear()
+            always = np.all([same[order] for order in orders], axis=0)
+            self._always[count].add(float(always.sum()), len(trained))
+        self._logits.clear()
 
     def result(self) -> Agreement:
-        """The agreement of random orders, and by the number of blocks that were left out."""
+        """Return the agreement of random orders, and by the number of blocks left out."""
         first, *rest = (self._compared(count) for count in self._groups)
         return Agreement(first, rest)
 
     def _compared(self, count: int) -> AnswersCompared:
         orders = self._groups[count]
-        distances = [self._distance[order].mean for order in orders]
-        known = [distance for distance in distances if distance is not None]
+        distances = [distance for order in orders if (distance := self._distance[order].mean) is not None]
         return AnswersCompared(
-            left_out=count, same_class=sum(self._same[order] for order in orders) / len(orders) / self._images,
-            all_same_class=self._always[count] / self._images,
-            total_variation=sum(known) / len(known) if len(known) == len(orders) else None, orders=len(orders),
-        )  # fmt: skip
+            left_out=count,
+            same_class=float(np.mean([self._same[order].mean for order in orders])),
+            all_same_class=self._always[count].mean or 0.0,
+            total_variation=float(np.mean(distances)) if len(distances) == len(orders) else None,
+            orders=len(orders),
+        )
 
 
-class TokenMeasures:
-    """What blocks add to tokens, in trained and in random orders; it looks on as all orders are walked."""
+class TokenMeasures(Measure):
+    """Additions of blocks to tokens, in trained and in random orders."""
 
     def __init__(
         self, array_of: Callable[[Any], np.ndarray], trained: Order, random: Sequence[Order], pool: str
@@ -232,32 +187,25 @@ class TokenMeasures:
         self._array_of = array_of
         self._trained = trained
         self._random = list(random)
+        self.orders = {trained, *random}
         self._pool = pool
-        self._times: dict[Order, int] = {}
-        for order in self._random:
-            for end in range(1, len(order) + 1):
-                self._times[order[:end]] = self._times.get(order[:end], 0) + 1
-        self._own = [_Sum() for _ in trained]
-        self._by_slot = [[_Sum() for _ in trained] for _ in trained]
-        self._cosine = [_Sum() for _ in trained]
+        self._times = starts_of(self._random)
+        self._own = [Mean() for _ in trained]
+        self._by_slot = [[Mean() for _ in trained] for _ in trained]
+        self._cosine = [Mean() for _ in trained]
         self._arrays: list[np.ndarray] = []
         self._added: dict[int, tuple[np.ndarray, Floats]] = {}
-        """By block: what it added in trained order to this batch, and the norms of that."""
+        """Additions of each block in trained order to this batch, and their norms."""
         self._pooled: list[list[Floats]] = [[] for _ in range(len(trained) + 1)]
 
-    @property
-    def orders(self) -> Sequence[Order]:
-        """What has to run."""
-        return [self._trained, *self._random]
-
-    def begin(self, start: Any) -> None:
+    def begin(self, start: Any, labels: np.ndarray) -> None:  # noqa: ARG002
         """Begin a batch with the tokens of the stem."""
         self._arrays = [self._array_of(start)]
         self._added = {}
         self._keep(0, self._arrays[0])
 
-    def look(self, path: Sequence[int], tokens: Any, /) -> None:
-        """Take in the tokens after the last block of ``path``."""
+    def look(self, path: Sequence[int], tokens: Any) -> None:
+        """Measure the last block of ``path``."""
         here = tuple(path)
         in_place = here == self._trained[: len(here)]
         times = self._times.get(here, 0)
@@ -286,14 +234,14 @@ class TokenMeasures:
             self._cosine[block].add(times * float(cosines.sum()), times * int(usable.sum()))
 
     def contribution(self) -> Contribution:
-        """By block and slot."""
+        """Return the contribution by block and slot."""
         return Contribution(
             trained=[one.mean for one in self._own],
             random=[[one.mean for one in slots] for slots in self._by_slot], orders=len(self._random),
         )  # fmt: skip
 
     def similarity(self) -> Similarity:
-        """Of the steps in trained order, and of what blocks add in other orders."""
+        """Return the similarity of the steps in trained order, and of additions in other orders."""
         steps = [np.concatenate(pooled) for pooled in self._pooled]
         return Similarity(
             steps=["stem", *map(str, self._trained)], cka=cka_matrix(steps), pool=self._pool,
@@ -310,16 +258,16 @@ class TokenMeasures:
 
 
 def cka_matrix(steps: Sequence[Floats]) -> list[list[float | None]]:
-    """Linear centred kernel alignment (arXiv 1905.00414) of each two of some representations ``[images, D]``.
+    """Return the linear centered kernel alignment (arXiv 1905.00414) of each two representations ``[images, D]``.
 
-    With centred kernels ``K = X X'`` and ``L = Y Y'``: ``<K, L> / (|K| |L|)``. None where a kernel is all zeros.
+    With centered kernels ``K = X X'`` and ``L = Y Y'``: ``<K, L> / (|K| |L|)``. None if a kernel is all zeros.
     """
     kernels = []
     for values in steps:
-        centred = values - values.mean(axis=0)
-        kernel = centred @ centred.T
+        centered = values - values.mean(axis=0)
+        kernel = centered @ centered.T
         size = float(np.linalg.norm(kernel))
-        # Of equal rows the mean leaves no more than errors of rounding.
+        # Equal rows leave only rounding errors.
         alike = size <= 1e-20 * max(float(np.square(values).sum()), 1e-300)
         kernels.append(None if alike or not math.isfinite(size) else kernel / size)
     return [
@@ -330,11 +278,4 @@ def cka_matrix(steps: Sequence[Floats]) -> list[list[float | None]]:
 
 def _norms(values: np.ndarray) -> Floats:
     found: Floats = np.sqrt(np.einsum("bnd,bnd->bn", values, values, dtype=np.float64))
-    return found
-
-
-def _log_softmax(logits: np.ndarray) -> Floats:
-    """Logarithms of the probabilities ``[B, C]``."""
-    shifted: Floats = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    found: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return found

@@ -1,53 +1,20 @@
-"""Accuracy in trained order, in any order, and with blocks missing; numpy only.
+"""Accuracy in trained order, in any order, and with blocks missing.
 
-One evaluation for everything that has a stem, blocks and a head: a torch model (``ls_edge.training.torch_blocks``) and
-a bundle's engines (``ls_edge.engines.pipeline``), each with tokens of its own kind that are only passed on here.
-
-All orders of a batch of images are walked as one tree: the stem runs once, and a start that several orders have in
-common is computed once. Memory: one set of tokens for each block on the way.
+One evaluation for torch models (``ls_edge.training.torch_blocks``) and engines (``ls_edge.engines.pipeline``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from ls_edge.core.arrangement import apply
+from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bands import Bands
-from ls_edge.core.errors import DataError
+from ls_edge.evaluation.measure import BlockModel, Measure, Order, Scores, measure_orders, starts_of
 from ls_edge.evaluation.orders import EvaluationOrders, kendall_tau
-
-
-class BlockModel(Protocol):
-    """Stem, blocks and head of some model; tokens are whatever its parts hand to one another."""
-
-    @property
-    def num_blocks(self) -> int:
-        """How many blocks."""
-        ...
-
-    def stem(self, images: np.ndarray, /) -> Any:
-        """Images float32 ``[B, 3, H, W]`` to tokens."""
-        ...
-
-    def block(self, index: int, tokens: Any, slot: int, /) -> Any:
-        """Tokens after block ``index``, ``slot`` blocks having run before it."""
-        ...
-
-    def head(self, tokens: Any, /) -> np.ndarray:
-        """Tokens to logits ``[B, C]``."""
-        ...
-
-
-class StepObserver(Protocol):
-    """Looks on as orders are walked."""
-
-    def look(self, path: Sequence[int], tokens: Any, /) -> None:
-        """Take in the tokens after the last block of ``path``, the blocks that ran up to here."""
-        ...
 
 
 class SequentialAccuracy(msgspec.Struct, frozen=True):
@@ -57,11 +24,11 @@ class SequentialAccuracy(msgspec.Struct, frozen=True):
 
 
 class Arbitrary(msgspec.Struct, frozen=True):
-    """All blocks in random orders: one accuracy an order, and these figures over the orders."""
+    """Statistics of the accuracies of random orders of all blocks."""
 
     top1_mean: float
     top1_std: float
-    """Of the orders evaluated (not an estimate for all of them)."""
+    """Deviation of the evaluated orders, not an estimate for all orders."""
     top1_p5: float
     """5th percentile."""
     top1_worst: float
@@ -69,7 +36,7 @@ class Arbitrary(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A part of the blocks, means over :data:`ls_edge.evaluation.orders.DRAWS` random subsets."""
+    """Mean accuracy over :data:`ls_edge.evaluation.orders.DRAWS` random subsets of the blocks."""
 
     sequential: float
     """The subset in trained order."""
@@ -78,52 +45,52 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class TrackAccuracy(msgspec.Struct, frozen=True):
-    """All blocks in waves of tracks, means over ``orders.DRAWS`` draws where the order is random."""
+    """Accuracy of all blocks in waves of tracks; means over ``orders.DRAWS`` draws for random orders."""
 
     tracks: int
-    """Side by side in a wave."""
+    """Tracks in a wave."""
     blocks: int
-    """One after the other in a track."""
+    """Blocks in a track."""
     trained: float
-    """Blocks dealt in trained order."""
+    """Accuracy with the blocks dealt in trained order."""
     arbitrary: float
-    """Blocks dealt in random order."""
+    """Mean accuracy with the blocks dealt in random order."""
     arbitrary_std: float
 
 
 class Distance(msgspec.Struct, frozen=True):
-    """Orders at about the same distance from the trained one."""
+    """Accuracy of orders at a similar distance from the trained one."""
 
     tau: float
-    """Mean Kendall tau of the orders: 1 the trained order, 0 a random one, -1 the trained one backwards."""
+    """Mean Kendall tau: 1 for the trained order, 0 for a random one, -1 for the reverse."""
     top1: float
     orders: int
 
 
 class Freedom(msgspec.Struct, frozen=True):
-    """All blocks in random orders within some bands."""
+    """Accuracy of random orders within some bands."""
 
     bands: list[list[int]]
     allowed: float
-    """How many orders the bands allow; of many blocks more than 64 bits hold."""
+    """Number of orders that the bands allow; for many blocks more than 64 bits can hold."""
     orders: int
-    """How many of them were evaluated."""
+    """Number of evaluated orders."""
     top1_mean: float
     top1_std: float
-    """Of the orders evaluated."""
+    """Deviation of the evaluated orders."""
     top1_worst: float
     own: bool
-    """Whether they are the model's own bands."""
+    """Whether these are the model's own bands."""
 
 
 class Models(msgspec.Struct, frozen=True):
-    """Where several runs are evaluated as one: the spread between them."""
+    """Spread between several runs that are evaluated as one."""
 
     count: int
     sequential_std: float
-    """Of the models' accuracies in trained order."""
+    """Deviation of the accuracies in trained order."""
     arbitrary_std: float
-    """Of the models' mean accuracies in random order."""
+    """Deviation of the mean accuracies in random order."""
     runs: list[str]
 
 
@@ -135,22 +102,22 @@ class Evaluation(msgspec.Struct, frozen=True):
     kept: dict[str, Kept]
     """By the number of blocks kept."""
     position_accuracy: float | None
-    """How often a block names its own slot; None where the method does not predict it."""
+    """Fraction of blocks that name their own slot; None if the method does not predict it."""
     images: int
     arrangements: list[TrackAccuracy] | None = None
-    """By shape of the waves, where asked for."""
+    """By shape of the waves, if requested."""
     kendall: list[Distance] | None = None
-    """By distance from the trained order, nearest last, where asked for."""
+    """By distance from the trained order, nearest last, if requested."""
     models: Models | None = None
-    """Where it is the mean over several runs."""
+    """Spread, if this is the mean over several runs."""
     freedom: list[Freedom] | None = None
-    """From a fixed order to full freedom, where asked for."""
+    """From a fixed order to full freedom, if requested."""
     skipped: int = 0
-    """Images that could not be decoded."""
+    """Number of images that could not be decoded."""
     settings: dict[str, Any] = {}
-    """What was evaluated, and the defaults in force."""
+    """Model, data, and the defaults in force."""
     name: str = ""
-    """Its name among the evaluations of one command: as much of the path as differs."""
+    """Name among the evaluations of one command: the part of the path that differs."""
 
 
 def evaluate(
@@ -160,37 +127,14 @@ def evaluate(
     *,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
-    """Count correct answers in every order of the plan.
-
-    ``batches`` gives images float32 ``[B, 3, H, W]`` and labels int ``[B]``; ``on_batch`` is called with the number of
-    images that are done. Orders that differ only in blocks that share their weights (``model.owners``) run once. Raises
-    :class:`DataError` if there are none.
-    """
-    orders = plan.all_orders()
+    """Measure the accuracy of every order of a plan; arguments and errors are those of :func:`measure_orders`."""
     uniform = plan.uniform()
     shaped = [plan.in_tracks(*shape) for shape in plan.shapes]
-    arrangements = [item for trained, drawn in shaped for item in (trained, *drawn)]
-    correct: dict[Any, int] = dict.fromkeys([*orders, *arrangements], 0)
-    slots = _Slots(model, uniform)
+    scores, slots = Scores(plan.all_orders()), _Slots(model, uniform)
+    tracks = _Tracks(model, [item for trained, drawn in shaped for item in (trained, *drawn)])
     owners: Sequence[int] = getattr(model, "owners", range(plan.num_blocks))
-    alike: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-    for order in orders:
-        alike.setdefault(tuple(owners[block] for block in order), []).append(order)
-    images = 0
-    for pixels, labels in batches:
-        start = model.stem(pixels)
-        for path, logits in walk(model, start, list(alike), slots):
-            right = int((logits.argmax(axis=1) == labels).sum())
-            for order in alike[path]:
-                correct[order] += right
-        for arrangement in dict.fromkeys(arrangements):
-            logits = model.head(apply(arrangement, start, model.block))
-            correct[arrangement] += int((logits.argmax(axis=1) == labels).sum())
-        images += len(labels)
-        on_batch(images)
-    if not images:
-        raise DataError("there are no images to evaluate on; check the data")
-    top1 = {order: count / images for order, count in correct.items()}
+    images = measure_orders(model, batches, [scores, slots, tracks], owners=owners, on_batch=on_batch)
+    top1: dict[Order, float] = {order: scores.top1(order) for order in scores.orders}
     random = np.array([top1[order] for order in uniform])
     return Evaluation(
         sequential=SequentialAccuracy(top1[tuple(range(plan.num_blocks))]),
@@ -209,9 +153,9 @@ def evaluate(
         images=images,
         arrangements=[
             TrackAccuracy(
-                tracks=shape[0], blocks=shape[1], trained=top1[trained],
-                arbitrary=float(np.mean([top1[item] for item in drawn])),
-                arbitrary_std=float(np.std([top1[item] for item in drawn])),
+                tracks=shape[0], blocks=shape[1], trained=tracks.right[trained] / images,
+                arbitrary=float(np.mean([tracks.right[item] / images for item in drawn])),
+                arbitrary_std=float(np.std([tracks.right[item] / images for item in drawn])),
             )
             for shape, (trained, drawn) in zip(plan.shapes, shaped, strict=True)
         ] if plan.shapes else None,
@@ -220,8 +164,43 @@ def evaluate(
     )  # fmt: skip
 
 
+class _Tracks(Measure):
+    """Right answers of arrangements with several tracks."""
+
+    def __init__(self, model: BlockModel, arrangements: Iterable[Arrangement]) -> None:
+        self._model = model
+        self.right = dict.fromkeys(arrangements, 0)
+
+    def begin(self, start: Any, labels: np.ndarray) -> None:
+        """Run all arrangements."""
+        for arrangement in self.right:
+            logits = self._model.head(apply(arrangement, start, self._model.block))
+            self.right[arrangement] += int((logits.argmax(axis=1) == labels).sum())
+
+
+class _Slots(Measure):
+    """How often blocks name their own slot, over random orders; nothing if the model does not predict slots."""
+
+    def __init__(self, model: BlockModel, orders: Sequence[Order]) -> None:
+        self._guess: Callable[[int, Any], np.ndarray | None] = getattr(model, "slots_of", lambda _block, _tokens: None)
+        self._times = starts_of(orders)
+        self._right = self._asked = 0
+
+    def look(self, path: Sequence[int], tokens: Any) -> None:
+        """Compare the slot that the last block of ``path`` names."""
+        times = self._times.get(tuple(path), 0)
+        named = self._guess(path[-1], tokens) if times else None
+        if named is not None:
+            self._right += times * int((named == len(path) - 1).sum())
+            self._asked += times * len(named)
+
+    def accuracy(self) -> float | None:
+        """Return the accuracy over all images, orders and blocks, or None without predictions."""
+        return self._right / self._asked if self._asked else None
+
+
 def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Several runs of one plan as one: means over the models; the deviation is that over models and orders."""
+    """Combine runs of one plan: means over the models, and deviations over models and orders."""
     first = evaluations[0]
     tops = np.array([item.sequential.top1 for item in evaluations])
     means = np.array([item.arbitrary.top1_mean for item in evaluations])
@@ -275,7 +254,7 @@ def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
     )  # fmt: skip
 
 
-def _within(plan: EvaluationOrders, bands: Bands, top1: dict[Any, float]) -> Freedom:
+def _within(plan: EvaluationOrders, bands: Bands, top1: dict[Order, float]) -> Freedom:
     values = np.array([top1[order] for order in plan.within(bands)])
     return Freedom(
         bands=bands.to_json(), allowed=float(bands.num_orders), orders=len(values), top1_mean=float(values.mean()),
@@ -283,7 +262,7 @@ def _within(plan: EvaluationOrders, bands: Bands, top1: dict[Any, float]) -> Fre
     )  # fmt: skip
 
 
-def _by_distance(plan: EvaluationOrders, top1: dict[Any, float]) -> list[Distance]:
+def _by_distance(plan: EvaluationOrders, top1: dict[Order, float]) -> list[Distance]:
     bins: dict[int, list[tuple[float, float]]] = {}
     for order in [*plan.graded(), *plan.uniform()]:
         tau = kendall_tau(order)
@@ -293,61 +272,3 @@ def _by_distance(plan: EvaluationOrders, top1: dict[Any, float]) -> list[Distanc
                  orders=len(pairs))
         for _, pairs in sorted(bins.items())
     ]  # fmt: skip
-
-
-class _Slots:
-    """Counts how often blocks name their own slot, over the uniform random orders."""
-
-    def __init__(self, model: BlockModel, orders: Sequence[tuple[int, ...]]) -> None:
-        self._guess: Callable[[int, Any], np.ndarray | None] | None = getattr(model, "slots_of", None)
-        self._times: dict[tuple[int, ...], int] = {}
-        for order in orders:
-            for end in range(1, len(order) + 1):
-                self._times[order[:end]] = self._times.get(order[:end], 0) + 1
-        self._right = self._asked = 0
-
-    def look(self, path: Sequence[int], tokens: Any, /) -> None:
-        """Take in the tokens after the last block of ``path``, if the model guesses slots at all."""
-        times = self._times.get(tuple(path), 0) if self._guess is not None else 0
-        named = self._guess(path[-1], tokens) if self._guess is not None and times else None
-        if named is not None:
-            self._right += times * int((named == len(path) - 1).sum())
-            self._asked += times * len(named)
-
-    def accuracy(self) -> float | None:
-        """Over all images, orders and blocks; None where nothing guesses."""
-        return self._right / self._asked if self._asked else None
-
-
-def logits_of(
-    model: BlockModel, images: np.ndarray, orders: Sequence[tuple[int, ...]]
-) -> Iterable[tuple[tuple[int, ...], np.ndarray]]:
-    """Yield each order with its logits ``[B, C]``; sorted orders share most of their starts."""
-    yield from walk(model, model.stem(images), orders, None)
-
-
-def walk(
-    model: BlockModel, start: Any, orders: Sequence[tuple[int, ...]], observer: StepObserver | None
-) -> Iterable[tuple[tuple[int, ...], np.ndarray]]:
-    """Yield each order with its logits ``[B, C]``, in ascending sequence; ``start`` are the tokens of the stem.
-
-    Each start that orders have in common runs once, and ``observer`` sees each step once.
-    """
-    path: list[int] = []
-    tokens: list[Any] = [start]
-    for order in sorted(orders):
-        common = 0
-        while common < min(len(path), len(order)) and path[common] == order[common]:
-            common += 1
-        del path[common:], tokens[common + 1 :]
-        for slot in range(common, len(order)):
-            tokens.append(model.block(order[slot], tokens[-1], slot))
-            path.append(order[slot])
-            if observer is not None:
-                observer.look(path, tokens[-1])
-        yield order, model.head(tokens[-1])
-
-
-def blocks_to_run(orders: Sequence[tuple[int, ...]]) -> int:
-    """The number of blocks that :func:`logits_of` runs, an estimate of its time."""
-    return len({order[: end + 1] for order in orders for end in range(len(order))})

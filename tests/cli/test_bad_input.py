@@ -194,9 +194,9 @@ CASES = r"""
 2 | analyze | Missing argument 'RUN_OR_BUNDLE'
 2 | analyze bundle | Missing option '--data'
 2 | analyze bundle bundle --data digits | Got unexpected extra argument (bundle)
-2 | ANALYZE --what magic | --what 'magic' is no kind of analysis; there are importance, contribution,
-2 | ANALYZE --what importance, | --what '' is no kind of analysis; there are importance, contribution,
-2 | ANALYZE --what '' | --what '' is no kind of analysis; there are importance, contribution,
+2 | ANALYZE --what magic | --what 'magic' is not a kind of analysis; use importance, contribution,
+2 | ANALYZE --what importance, | --what '' is not a kind of analysis; use importance, contribution,
+2 | ANALYZE --what '' | --what '' is not a kind of analysis; use importance, contribution,
 2 | ANALYZE --orders 0 | '--orders': 0 is not in the range x>=1
 2 | ANALYZE --limit 0 | '--limit': 0 is not in the range x>=1
 2 | ANALYZE --pool last | '--pool': 'last' is not one of 'mean', 'first'

@@ -260,7 +260,7 @@ def test_the_first_token_instead_of_the_mean():
 def test_kinds():
     assert parse_kinds(None) == KINDS
     assert parse_kinds("agreement, importance") == ("importance", "agreement")
-    with pytest.raises(UsageError, match="'x' is no kind of analysis; there are importance, "):
+    with pytest.raises(UsageError, match="'x' is not a kind of analysis; use importance, "):
         parse_kinds("importance,x")
     with pytest.raises(DataError, match="no images"):
         analyze(Residual(), [], plan_of())

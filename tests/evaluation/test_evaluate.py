@@ -5,7 +5,8 @@ import pytest
 from ls_edge.core.arrangement import Arrangement, equal_waves, random_orders, random_subset_order
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import DataError, UsageError
-from ls_edge.evaluation.evaluate import aggregate, blocks_to_run, evaluate, logits_of
+from ls_edge.evaluation.evaluate import aggregate, evaluate
+from ls_edge.evaluation.measure import blocks_to_run, logits_of
 from ls_edge.evaluation.orders import (
     DRAWS,
     EvaluationOrders,

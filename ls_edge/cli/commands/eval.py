@@ -162,7 +162,8 @@ def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Ev
 
     from ls_edge.core.bundle import shared_groups
     from ls_edge.data.preprocess import Preprocessor, iterate_batches
-    from ls_edge.evaluation.evaluate import blocks_to_run, evaluate
+    from ls_edge.evaluation.evaluate import evaluate
+    from ls_edge.evaluation.measure import blocks_to_run
     from ls_edge.evaluation.orders import EvaluationOrders
     from ls_edge.report.formatting import counted
     from ls_edge.report.terminal import open_console

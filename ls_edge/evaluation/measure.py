@@ -1,0 +1,186 @@
+"""Run a model in many orders of its blocks and measure the outputs; numpy only.
+
+All orders of a batch of images are walked as one tree: the stem runs once, and the common start of several orders is
+computed once. Memory: one set of tokens for each block on the way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ls_edge.core.errors import DataError
+
+Order = tuple[int, ...]
+Floats = npt.NDArray[np.float64]
+
+
+class BlockModel(Protocol):
+    """Stem, blocks and head of a torch model or of a bundle's engines; tokens only pass from one to the next."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks."""
+        ...
+
+    def stem(self, images: np.ndarray, /) -> Any:
+        """Convert images float32 ``[B, 3, H, W]`` to tokens."""
+        ...
+
+    def block(self, index: int, tokens: Any, slot: int, /) -> Any:
+        """Run block ``index`` on tokens, after ``slot`` other blocks."""
+        ...
+
+    def head(self, tokens: Any, /) -> np.ndarray:
+        """Convert tokens to logits ``[B, C]``."""
+        ...
+
+
+class Measure:
+    """Statistics of some orders, updated batch by batch; subclasses override what they need."""
+
+    orders: Collection[Order] = ()
+    """Orders to run."""
+
+    def begin(self, start: Any, labels: np.ndarray) -> None:
+        """Begin a batch, given the tokens of the stem."""
+
+    def look(self, path: Sequence[int], tokens: Any) -> None:
+        """Take the tokens after the last block of ``path``, the blocks that ran so far."""
+
+    def add(self, order: Order, logits: np.ndarray) -> None:
+        """Take the logits ``[B, C]`` of one of :attr:`orders`."""
+
+    def end(self) -> None:
+        """End a batch."""
+
+
+class Mean:
+    """Running mean."""
+
+    def __init__(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    def add(self, total: float, count: int) -> None:
+        """Add the sum of ``count`` values."""
+        self.total += total
+        self.count += count
+
+    @property
+    def mean(self) -> float | None:
+        """The mean, or None without values or if it is not finite."""
+        value = self.total / self.count if self.count else math.nan
+        return value if math.isfinite(value) else None
+
+
+class Scores(Measure):
+    """Accuracy and loss of each order."""
+
+    def __init__(self, orders: Iterable[Order]) -> None:
+        self.orders = dict.fromkeys(orders)
+        self._right = dict.fromkeys(self.orders, 0)
+        self._loss = {order: Mean() for order in self.orders}
+
+    def begin(self, start: Any, labels: np.ndarray) -> None:  # noqa: ARG002
+        """Keep the labels of a batch."""
+        self._labels = labels
+
+    def add(self, order: Order, logits: np.ndarray) -> None:
+        """Count right answers."""
+        self._right[order] += int((logits.argmax(axis=1) == self._labels).sum())
+        losses = -log_softmax(logits)[np.arange(len(self._labels)), self._labels]
+        self._loss[order].add(float(losses.sum()), len(self._labels))
+
+    def top1(self, order: Order) -> float:
+        """Return the accuracy of an order."""
+        return self._right[order] / self._loss[order].count
+
+    def loss(self, order: Order) -> float | None:
+        """Return the mean cross-entropy of an order in nats."""
+        return self._loss[order].mean
+
+
+def measure_orders(
+    model: BlockModel,
+    batches: Iterable[tuple[np.ndarray, np.ndarray]],
+    measures: Sequence[Measure],
+    *,
+    owners: Sequence[int] | None = None,
+    on_batch: Callable[[int], None] = lambda _: None,
+) -> int:
+    """Run the orders of all measures on every batch; return the number of images.
+
+    ``batches`` yields images float32 ``[B, 3, H, W]`` and labels int ``[B]``; ``on_batch`` receives the number of
+    images so far. Orders that differ only in blocks with the same of ``owners`` run once. Raises :class:`DataError`
+    without images.
+    """
+    alike: dict[Order, list[Order]] = {}
+    for order in sorted({order for measure in measures for order in measure.orders}):
+        alike.setdefault(order if owners is None else tuple(owners[block] for block in order), []).append(order)
+    wanted = [(measure, set(measure.orders)) for measure in measures]
+    images = 0
+    for pixels, labels in batches:
+        start = model.stem(pixels)
+        for measure in measures:
+            measure.begin(start, labels)
+        for path, logits in walk(model, start, list(alike), measures):
+            for order in alike[path]:
+                for measure, orders in wanted:
+                    if order in orders:
+                        measure.add(order, logits)
+        for measure in measures:
+            measure.end()
+        images += len(labels)
+        on_batch(images)
+    if not images:
+        raise DataError("there are no images to evaluate on; check the data")
+    return images
+
+
+def logits_of(model: BlockModel, images: np.ndarray, orders: Sequence[Order]) -> Iterable[tuple[Order, np.ndarray]]:
+    """Yield each order with its logits ``[B, C]``, in ascending sequence."""
+    yield from walk(model, model.stem(images), orders)
+
+
+def walk(
+    model: BlockModel, start: Any, orders: Sequence[Order], measures: Sequence[Measure] = ()
+) -> Iterable[tuple[Order, np.ndarray]]:
+    """Yield each order with its logits, given the tokens of the stem; ``measures`` look at each step once."""
+    path: list[int] = []
+    tokens: list[Any] = [start]
+    for order in sorted(orders):
+        common = 0
+        while common < min(len(path), len(order)) and path[common] == order[common]:
+            common += 1
+        del path[common:], tokens[common + 1 :]
+        for slot in range(common, len(order)):
+            tokens.append(model.block(order[slot], tokens[-1], slot))
+            path.append(order[slot])
+            for measure in measures:
+                measure.look(path, tokens[-1])
+        yield order, model.head(tokens[-1])
+
+
+def blocks_to_run(orders: Sequence[Order]) -> int:
+    """Return the number of blocks that :func:`logits_of` runs, an estimate of its time."""
+    return len(starts_of(orders))
+
+
+def starts_of(orders: Iterable[Order]) -> dict[Order, int]:
+    """Return how many of the orders begin with each sequence of blocks."""
+    found: dict[Order, int] = {}
+    for order in orders:
+        for end in range(1, len(order) + 1):
+            found[order[:end]] = found.get(order[:end], 0) + 1
+    return found
+
+
+def log_softmax(logits: np.ndarray) -> Floats:
+    """Return the logarithms of the probabilities ``[B, C]``."""
+    shifted: Floats = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    found: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return found
