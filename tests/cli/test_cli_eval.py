@@ -123,7 +123,7 @@ def test_runs_of_different_depth_are_not_averaged(two):
 
 def test_a_figure_of_too_many(tmp_path):
     with pytest.raises(UsageError, match="holds 1 to 10 runs"):
-        write_figure(tmp_path / "x.svg", [evaluation(str(n)) for n in range(9)])
+        write_figure(tmp_path / "x.svg", [evaluation(str(n)) for n in range(11)])
 
 
 @pytest.mark.leaks_ok  # what draws keeps threads for the process
