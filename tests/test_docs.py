@@ -93,7 +93,7 @@ def test_the_table_of_changes_is_short():
     assert len(re.findall(r"^\| [^-]", section, re.M)) - 1 <= 25
 
 
-LONG = {"commands.md", "PROTOCOL.md", "any-order.md", "export.md", "paper.md", "planning.md"}
+LONG = {"commands.md", "PROTOCOL.md", "paper.md", "planning.md"}
 LONG |= {"serving.md", "threat-model.md", "training.md"}
 
 
