@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ls_edge.core.peers_file import PeersFile
     from ls_edge.runtime.execution.cores import EngineCores
     from ls_edge.runtime.peer.peer import Peer
-    from ls_edge.runtime.peer.stored_peer import StoredPeer
     from ls_edge.runtime.serve.http_server import HttpServer
     from ls_edge.runtime.source.source import Source
 
@@ -45,7 +44,7 @@ class MetricsListener:
             self._server.close()
         self._listener.close()
 
-    def serve_peer(self, peers: PeersFile, peer: Peer | StoredPeer) -> None:
+    def serve_peer(self, peers: PeersFile, peer: Peer) -> None:
         """Show a peer, and log where."""
         from ls_edge.runtime.serve.metrics import PeerCollector
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from ls_edge.device.profile import BatchTimes, DeviceProfile, Times, load_profil
 from ls_edge.engines.engine import Engine
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer, read_identity
-from ls_edge.runtime.peer.stored_peer import StoredPeer
 
 _TABLE = (
     "NVIDIA's table of vision transformers, vit-base-patch16-224 "
@@ -192,8 +190,7 @@ def main() -> None:
     given = parser.parse_args()
     set_up(as_json=False)
     file, keys = read_identity(given.peers, given.secret_key)
-    peer = StoredPeer(file, given.name, given.store, keys=keys, until_eof=given.until_eof)
-    peer.make_peer = partial(PacedPeer, block_ms=given.block_ms)
+    peer = PacedPeer(file, given.name, store=given.store, keys=keys, until_eof=given.until_eof, block_ms=given.block_ms)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: peer.stop())
     peer.serve()

@@ -1,59 +1,37 @@
 """A peer: a process that serves some blocks of a bundle until it is stopped.
 
-It listens first (so that a port in use is reported at once), then loads and warms up its engines, and counts as warm
-only after that. SIGTERM drains: no new work, what is held is finished or handed on, BYE, and the process ends within
-five seconds; a second SIGTERM ends it at once.
+It serves a bundle that it is given, or the bundle of its store, which ``ls-edge push`` fills. Without a bundle it
+listens, tells everybody, and waits for a push. To switch, it drains and leaves as on SIGTERM, and serves again in the
+same process. SIGTERM drains: no new work, held work is finished or handed on, BYE, and the process ends within five
+seconds; a second SIGTERM ends it immediately.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import random
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
-from msgspec import UNSET
-
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import EngineError, LsEdgeError, UsageError
-from ls_edge.core.order_costs import read_order_costs
-from ls_edge.core.peers_file import EngineKind, PeersFile, is_loopback
-from ls_edge.engines.engine import Engine, warm_up
-from ls_edge.engines.executor import Executor
-from ls_edge.engines.opening import EngineChoice, announce, choose, open_block_engines
+from ls_edge.core.errors import BundleError, LinkError, LsEdgeError, UsageError
+from ls_edge.core.peers_file import EngineKind, PeersFile, is_loopback, load_peers
+from ls_edge.engines.engine import Engine
+from ls_edge.engines.opening import announce, choose, open_block_engines
 from ls_edge.runtime.execution.cores import EngineCores
-from ls_edge.runtime.execution.counts import EngineCounts, PeerSnapshot
-from ls_edge.runtime.execution.engine_calls import run_blocks
-from ls_edge.runtime.execution.loop_threads import LoopThreads
-from ls_edge.runtime.peer.inspector import Examine, Inspector
+from ls_edge.runtime.execution.counts import PeerSnapshot
+from ls_edge.runtime.peer.inspector import Examine
+from ls_edge.runtime.peer.service import PeerSettings, Service, at_end
 from ls_edge.runtime.protocol.codecs import CODECS
-from ls_edge.runtime.protocol.messages import MINOR, Hello
-from ls_edge.runtime.routing.events import Compute, Computed, ComputeFailed, Drain, Instruction, Warm
+from ls_edge.runtime.protocol.messages import MAX_TEXT
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.peer_routing import PeerMachine
 from ls_edge.runtime.store.installer import Installer
-from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.node import MAX_WAIT_S, Node, new_incarnation
+from ls_edge.runtime.store.store import Store
+from ls_edge.runtime.transport.keys import KeyPair, load_secret
+from ls_edge.runtime.transport.node import Node
 
-log = logging.getLogger("ls_edge.runtime")
-
-_LEAVE_WITHIN = 4.7
-"""Seconds after SIGTERM until a peer leaves whatever it holds."""
-
-READ_WITHIN_S = 0.03
-"""Longest that messages stay unread while the engine runs a call and has its next one: what they ask of it comes later
-anyway, and a turn of the loop takes its core from it."""
-SHORT_CALL_S = READ_WITHIN_S
-"""Longest usual time of an engine call that the loop's thread runs itself where nothing else waits for the engine: no
-message then waits longer than it may anyway."""
-MAX_ENGINE_TEXT = 256
-"""Most characters of ``engine`` in HELLO."""
-
-_Result = Computed | ComputeFailed | Warm | LsEdgeError
+_LISTEN_AGAIN_S = 3.0
+"""Seconds for which a peer tries to listen again after a switch."""
 
 
 class Peer:
@@ -63,276 +41,152 @@ class Peer:
         self,
         peers: PeersFile,
         name: str,
-        bundle: Bundle,
+        bundle: Bundle | None = None,
         *,
+        store: str | Path | None = None,
         keys: KeyPair | None = None,
         engine: EngineKind | None = None,
         threads: int | None = None,
         strict_bundle: bool = False,
         limits: Limits | None = None,
         until_eof: bool = False,
-        installer: Installer | None = None,
         examine: Examine | None = None,
-        on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None,
     ) -> None:
-        """``engine`` and ``threads`` win over the file's.
+        """Listen with a bundle, or open the folder of a store; ``engine`` and ``threads`` override the file.
 
-        ``installer`` takes bundles that are pushed, ``examine`` checks this machine for any process that asks.
-        ``until_eof``: leave when standard input ends, so as not to outlive the process that started it. Raises
-        :class:`LinkError` if the port is in use.
+        ``examine`` checks this machine for any process that asks. With ``until_eof`` the peer leaves when standard
+        input ends, so that it does not outlive the process that started it. Raise :class:`LinkError` if the port is in
+        use.
         """
-        self.entry = peers.peer(name)
-        peers.check_blocks(bundle.num_blocks)
-        peers.check_codecs(CODECS)
-        if not peers.uses_keys and not peers.insecure and not is_loopback(self.entry.bind):
-            raise UsageError(f"{self.entry.bind} is not on the loopback and {peers.path} has no keys; add keys")
-        self.bundle = bundle
-        self.name = name
-        self.on_step = on_step
+        self.name, self.entry = name, peers.peer(name)
+        self.on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None
         """Called on another thread with the number of open engines, their total, and the next step."""
         self._kind: EngineKind = engine or self.entry.engine
+        self._engine_text: str = self._kind
         self._threads = threads or self.entry.threads
-        self._incarnation = new_incarnation()
-        self._executor = Executor({})
-        self._choice: EngineChoice | None = None
         self._stops = 0
-        self._failure: LsEdgeError | None = None
-        tokens_s = peers.heartbeat.transfer_s(bundle.manifest.tokens.bytes_per_image)
-        limits = limits or Limits.for_frames(tokens_s).with_credits(self.entry.credits)
-        self.machine = PeerMachine(
-            name,
-            self.entry.blocks,
-            limits=limits,
-            rng=random.SystemRandom(),
-            max_batch=self.entry.max_batch,
-            batch_wait=self.entry.batch_wait_ms / 1e3,
-            costs=read_order_costs(bundle.manifest.order_costs, bundle.num_blocks),
-            bands=bundle.bands,
-            bundle_id=bundle.manifest.bundle_id,
-        )
-        self._counts = EngineCounts()
+        self._is_broken = False
+        """Whether the active bundle of the store cannot be served."""
         self.cores = EngineCores.of(peers, self.entry)
-        with self.cores.others():
-            self.node = Node(
-                name=name,
-                role="peer",
-                peers=peers,
-                manifest=bundle.manifest,
-                machine=self.machine,
-                execute=self._execute,
-                hello=self._hello,
-                state=self.machine.state,
-                keys=keys,
-                strict_bundle=strict_bundle,
-                installer=installer,
-                inspect=None if examine is None else self._inspect,
-            )
-        self._installer = installer
-        self._inspector = None if examine is None else Inspector(examine, self.node.send_to, self.node.wake)
-        if installer is not None:
-            installer.attach(self.node, self.machine, bundle.folder.name)
-        if until_eof:
-            os.set_blocking(0, False)
-            self.node.watch(0)
-        self._until_eof = until_eof
-        self._short_call: Callable[[], _Result] | None = None
-        """An engine call that the loop's thread is to run after this turn."""
-        self._loop_threads: LoopThreads[_Result] = LoopThreads(
-            self._loop(), self.node.wake, names=(f"links of {name}", f"engine of {name}"), cores=self.cores
+        self._settings = PeerSettings(
+            peers, self.entry, self.cores, keys, strict_bundle, limits, until_eof=until_eof, examine=examine
         )
+        self._installer: Installer | None = None
+        self._store: Store | None = None
+        self._service: Service | None = None
+        if not peers.uses_keys and not peers.insecure and not is_loopback(self.entry.bind):
+            raise UsageError(f"{self.entry.bind} is not on the loopback and {peers.path} has no keys; add keys")
+        if store is None:
+            self._service = self._listen(bundle)
+        elif not any(source.may_push for source in peers.sources):
+            raise UsageError(
+                f"{peers.path} lets nobody push, so the store would stay as it is; write 'may_push: true' below a "
+                "source with a key, or start with --bundle"
+            )
+        else:
+            self._store = Store(store, self.entry.blocks)
+            with self.cores.others():  # the thread of the installer stays on them
+                self._installer = Installer(self._store, name, self._check)
 
-    def stop(self) -> None:
-        """Drain and leave; a second call leaves at once. Safe in a signal handler."""
-        self._stops += 1
-        self.node.wake()
+    @property
+    def machine(self) -> PeerMachine:
+        """The routing machine."""
+        return self._running.machine
+
+    @property
+    def node(self) -> Node:
+        """The links to the other processes."""
+        return self._running.node
+
+    @property
+    def bundle(self) -> Bundle:
+        """The bundle that is served."""
+        assert self._running.bundle is not None
+        return self._running.bundle
 
     @property
     def snapshot(self) -> PeerSnapshot:
-        """What it has done and holds; any thread may ask."""
-        machine, engine = self.machine, self.machine.engine
-        return PeerSnapshot(
-            name=self.name,
-            bundle_id=self.bundle.manifest.bundle_id,
-            warm=machine.warm,
-            stuck=engine.stuck,
-            held=len(machine.held),
-            queue=engine.length,
-            credits=machine.credits,
-            failed_blocks=len(engine.failed_blocks),
-            linked=frozenset(machine.neighbours.by_name),
-            dropped=dict(self.node.counts),
-            engine=self._counts,
-        )
+        """Work done and held; any thread may ask. Counts begin again after a switch."""
+        return PeerSnapshot(self.name) if self._service is None else self._service.snapshot
+
+    def stop(self) -> None:
+        """Drain and leave; a second call leaves immediately. Safe in a signal handler."""
+        self._stops += 1
+        if self._service is not None:
+            self._service.stop()
 
     def serve(self) -> None:
-        """Load, warm up, serve; raises what kept the engines from loading."""
-        with self.cores.others():
-            self._loop_threads.start()
-            try:
-                self._loop_threads.join()
-            finally:
-                self._stops = 2  # where this thread was interrupted
-                self.node.wake()
-                if self._loop_threads.close():  # else an engine hangs, and ends with the process
-                    self._executor.close()
-            if self._loop_threads.error is not None:
-                raise self._loop_threads.error
-
-    def _loop(self) -> Iterator[Callable[[], _Result]]:
-        """Serve, a turn at a time; yields the engine calls that the thread of the loop is to run itself."""
-        log.info("listening", extra={"peer": self.name, "address": self.entry.bind, "blocks": list(self.entry.blocks)})
-        self._loop_threads.submit(self._load)
-        leave_at = float("inf")
+        """Serve until stopped, and switch bundles as pushed; raise the error that keeps the peer from serving."""
+        if self._store is None or self._installer is None:
+            self._running.serve()
+            return
         try:
-            while self._failure is None:
-                engine = self.machine.engine
-                unread_for = READ_WITHIN_S if engine.is_ahead and not engine.stuck else 0.0
-                if self._short_call is not None:  # it is to be run at once
-                    self.node.wake()
-                # A drain ends, and a store asks again for what is missing, by time alone.
-                at_most = 0.1 if self._stops or self._installer is not None else MAX_WAIT_S
-                self.node.step(at_most, self._take_results, unread_for=unread_for)
-                if self._until_eof and self.node.can_read(0) and at_end(0):
-                    self._stops = 2
-                if self._inspector is not None:
-                    self._inspector.step()
-                if self._installer is not None:
-                    self._installer.step()
-                    if self._installer.is_switching:
-                        self._stops = self._stops or 1
-                if self._stops and leave_at == float("inf"):
-                    leave_at = time.monotonic() + _LEAVE_WITHIN
-                    log.info("draining", extra={"peer": self.name, "held": len(self.machine.held)})
-                    self.node.feed(Drain())
-                drained = self._stops and self.machine.idle
-                if drained or self._stops > 1 or time.monotonic() >= leave_at:
-                    log.info("leaving", extra={"peer": self.name, "held": len(self.machine.held)})
-                    self.node.leave("draining")
+            self._store.begin()
+            while True:
+                self._service = self._open(self._store)
+                if self._stops:  # the signal arrived in between
+                    self._service.stop()
+                try:
+                    self._service.serve()
+                except LsEdgeError as error:
+                    if not self._installer.is_switching:  # otherwise it was not the active bundle that failed
+                        self._go_back(self._store, error)
+                if self._stops or (self._settings.until_eof and at_end(0)):
                     return
-                if self._short_call is not None:
-                    yield self._take_short_call()
-                    result = self._loop_threads.result_here()
-                    if result is not None:
-                        self._take(result)
-                    del result  # it holds tokens
+                if self._installer.is_switching:
+                    self._is_broken = False
         finally:
-            self.node.close()
-            if self._inspector is not None:
-                self._inspector.close()
-        raise self._failure
-
-    def _inspect(self, name: str) -> None:
-        assert self._inspector is not None
-        self._inspector.ask(name)
-
-    def _hello(self) -> Hello:
-        return Hello(
-            name=self.name,
-            role="peer",
-            incarnation=self._incarnation,
-            minor=MINOR,
-            model_id=self.bundle.manifest.model_id,
-            bundle_id=self.bundle.manifest.bundle_id,
-            blocks=tuple(b for b in self.entry.blocks if b not in self.machine.engine.failed_blocks),
-            engine=self._kind if self._choice is None else str(self._choice)[:MAX_ENGINE_TEXT],
-            codec=self.entry.codec,
-            note=UNSET if self._installer is None else self._installer.note,
-        )
-
-    def _execute(self, instruction: Instruction) -> None:
-        assert isinstance(instruction, Compute)
-        call = partial(run_blocks, self._executor, instruction)
-        if self._short_call is not None:  # the engine runs one at a time
-            self._loop_threads.submit(self._take_short_call())
-        elif self._is_short(instruction):
-            self._short_call = call
-            return
-        self._loop_threads.submit(call)
-
-    def _is_short(self, compute: Compute) -> bool:
-        """Whether the loop's thread may run a call.
-
-        Nothing else waits for the engine, no track is to come home meanwhile, and the engine's memory is the host's.
-        """
-        engine = self.machine.engine
-        return (
-            engine.length == 1
-            and not engine.beside_wave
-            and len(compute.blocks) * engine.block_us <= SHORT_CALL_S * 1e6
-            and self._loop_threads.may_run_here
-            and self._executor.workspace is None
-        )
-
-    def _take_short_call(self) -> Callable[[], _Result]:
-        call, self._short_call = self._short_call, None
-        assert call is not None
-        return call
-
-    def _take_results(self) -> None:
-        for result in self._loop_threads.results():
-            self._take(result)
-
-    def _take(self, result: _Result) -> None:
-        if isinstance(result, Computed):
-            self._counts.add(result)
-            self.node.feed(result)
-            return
-        if isinstance(result, LsEdgeError):
-            self._failure = result
-            return
-        failed = len(self.machine.engine.failed_blocks)
-        if isinstance(result, ComputeFailed) and result.rest is not None:
-            self._counts.add(result.rest)
-        self.node.feed(result)
-        if isinstance(result, Warm) or len(self.machine.engine.failed_blocks) != failed:
-            self.node.repeat_greeting()
-        if isinstance(result, Warm):
-            provider = next(iter(self._executor.engines.values())).provider
-            log.info("warm", extra={"peer": self.name, "provider": provider, "block_ms": result.block_us / 1e3})
-
-    # On the worker's thread.
+            self._installer.close()
 
     def open_engines(self) -> Mapping[int, Engine]:
-        """Choose what runs the blocks and open the engine of each; raises what the engine library raises."""
-        choice = choose(self.bundle, self._kind, self.entry.provider, f"block {self.entry.blocks[0]}")
+        """Choose an engine and open the blocks with it, on the engine's thread; raise the library's errors."""
+        bundle, entry = self.bundle, self.entry
+        choice = choose(bundle, self._kind, entry.provider, f"block {entry.blocks[0]}")
         announce(choice)
         engines = open_block_engines(
-            self.bundle, self.entry.blocks, kind=choice.kind, provider=choice.named_provider, threads=self._threads,
-            max_batch=self.entry.max_batch, on_step=self.on_step,
+            bundle, entry.blocks, kind=choice.kind, provider=choice.named_provider, threads=self._threads,
+            max_batch=entry.max_batch, on_step=self.on_step,
         )  # fmt: skip
-        self._choice = choice
+        self._engine_text = str(choice)[:MAX_TEXT]
         return engines
 
-    def _load(self) -> _Result:
-        try:
-            engines = self.open_engines()
-            self._executor = Executor(engines)
-            for batch in {1, self.entry.max_batch}:
-                self._executor.warm_up(batch)
-                distinct = {id(engine): engine for engine in engines.values()}
-                times = [warm_up(engine, batch) for engine in distinct.values()]
-        except LsEdgeError as error:
-            return error
-        except Exception as error:  # noqa: BLE001  an engine library may raise anything
-            return EngineError(f"the engines of {self.name} do not load: {error}; try 'ls-edge doctor'")
-        return Warm(max(1, round(float(np.median(times)) * 1e3)))
+    @property
+    def _running(self) -> Service:
+        assert self._service is not None, "the peer of a store begins with serve()"
+        return self._service
 
+    def _check(self, bundle: Bundle) -> None:
+        """Raise if a bundle does not fit the file."""
+        self._settings.peers.check_blocks(bundle.num_blocks)
+        self._settings.peers.check_codecs(CODECS)
 
-def at_end(descriptor: int) -> bool:
-    """Whether a non-blocking descriptor has come to its end."""
-    try:
-        return not os.read(descriptor, 4096)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+    def _listen(self, bundle: Bundle | None) -> Service:
+        if bundle is not None:
+            self._check(bundle)
+        return Service(self._settings, bundle, self._installer, lambda: self.open_engines(), lambda: self._engine_text)
+
+    def _open(self, store: Store) -> Service:
+        """Begin with the active bundle, or wait for one; after a switch the port may be in use for a moment."""
+        end = time.monotonic() + (0.0 if self._service is None else _LISTEN_AGAIN_S)
+        while True:
+            try:
+                return self._listen(None if self._is_broken else store.open_active())
+            except (BundleError, UsageError) as error:
+                self._go_back(store, error)
+            except LinkError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+
+    def _go_back(self, store: Store, error: LsEdgeError) -> None:
+        """Go back to the previous bundle, or wait for a push; raise an error that is not the bundle's fault."""
+        if store.record.trial_starts is None and not isinstance(error, (BundleError, UsageError)):
+            raise error
+        self._is_broken = not store.give_up(str(error))
 
 
 def read_identity(peers: str | Path | PeersFile, secret_key: str | Path | None) -> tuple[PeersFile, KeyPair | None]:
-    """The file of all machines and this one's keys; raises :class:`UsageError` for keys where the file has none."""
-    from ls_edge.core.peers_file import load_peers
-    from ls_edge.runtime.transport.keys import load_secret
-
+    """Return the file of all machines and this one's keys; raise :class:`UsageError` for keys if the file has none."""
     keys = load_secret(secret_key) if secret_key is not None else None
     file = peers if isinstance(peers, PeersFile) else load_peers(peers)
     if keys is not None and not file.uses_keys:
@@ -346,8 +200,9 @@ def read_identity(peers: str | Path | PeersFile, secret_key: str | Path | None) 
 def open_peer(
     peers: str | Path | PeersFile,
     name: str,
-    bundle: str | Path,
+    bundle: str | Path | None = None,
     *,
+    store: str | Path | None = None,
     secret_key: str | Path | None = None,
     engine: EngineKind | None = None,
     threads: int | None = None,
@@ -355,9 +210,9 @@ def open_peer(
     until_eof: bool = False,
     examine: Examine | None = None,
 ) -> Peer:
-    """Read the files and make a :class:`Peer`; what ``ls-edge peer`` does."""
+    """Read the files and make a :class:`Peer`, as ``ls-edge peer`` does."""
     file, keys = read_identity(peers, secret_key)
     return Peer(
-        file, name, Bundle.open(bundle), keys=keys, engine=engine, threads=threads,
-        strict_bundle=strict_bundle, until_eof=until_eof, examine=examine,
+        file, name, None if bundle is None else Bundle.open(bundle), store=store, keys=keys, engine=engine,
+        threads=threads, strict_bundle=strict_bundle, until_eof=until_eof, examine=examine,
     )  # fmt: skip

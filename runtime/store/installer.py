@@ -98,6 +98,11 @@ class Installer:
         reason = self._store.record.reason
         return one_line(reason, MAX_TEXT) if reason else UNSET
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether :meth:`step` has work that no event announces."""
+        return self._push is not None or (self._serving is not None and not self._settled)
+
     def attach(self, node: Node, machine: PeerMachine, serving: str | None) -> None:
         """Use the links of a peer that begins to serve the bundle ``serving``, or waits for one (None)."""
         self._node, self._machine, self._serving = node, machine, serving

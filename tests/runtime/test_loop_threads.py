@@ -16,7 +16,7 @@ from ls_edge.engines.onnxruntime import OnnxEngine
 from ls_edge.runtime.execution import loop_threads
 from ls_edge.runtime.execution.cores import EngineCores
 from ls_edge.runtime.execution.loop_threads import TAKE_OVER_S, LoopThreads
-from ls_edge.runtime.peer import peer as peers
+from ls_edge.runtime.peer import service
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.source import source as sources
 from ls_edge.runtime.source.source import Source
@@ -241,7 +241,7 @@ def blocks_on(seen, *threads):
 def test_a_peer_runs_the_calls_of_one_request_at_a_time_on_the_thread_of_its_links(
     served, images, engine_threads, tiny_bundle, assert_replays, monkeypatch
 ):
-    monkeypatch.setattr(peers, "SHORT_CALL_S", 20.0)  # as on a machine that is not busy
+    monkeypatch.setattr(service, "SHORT_CALL_S", 20.0)  # as on a machine that is not busy
     monkeypatch.setattr(sources, "_SHORT_US", 20_000_000)
     source, batch = served(), images(20)
     answers = [source.submit(image).result(10) for image in batch]
@@ -274,7 +274,7 @@ def test_cores_of_its_own_keep_the_engine_on_its_thread(served, images, engine_t
 
 
 def test_a_long_call_is_never_run_on_the_thread_of_the_links(served, images, engine_threads, monkeypatch):
-    monkeypatch.setattr(peers, "SHORT_CALL_S", 1e-9)
+    monkeypatch.setattr(service, "SHORT_CALL_S", 1e-9)
     source = served()
     for image in images(5):
         source.submit(image).result(10)

@@ -22,7 +22,6 @@ from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.execution.counts import PeerSnapshot
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.peer.stored_peer import StoredPeer
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.serve.http_server import MAX_HTTP_HEADER, HttpReply, HttpServer, open_listener, parse_address
 from ls_edge.runtime.serve.metrics import PeerCollector, SourceCollector, metrics_handler, registry_of
@@ -176,7 +175,7 @@ def test_a_peer_that_waits_for_a_bundle(write_peers, serve, tmp_path, wait_until
     path = write_peers({"a": range(6)}, keys=keys, sources=["laptop"])
     path.write_text(path.read_text().replace("- name: laptop\n", "- name: laptop\n  may_push: true\n"))
     file = load_peers(path)
-    peer = StoredPeer(file, "a", tmp_path / "store", keys=keys["a"])
+    peer = Peer(file, "a", store=tmp_path / "store", keys=keys["a"])
     assert not peer.snapshot.warm
     serve(peer)
     with listening(PeerCollector(file, lambda: peer.snapshot)) as url:

@@ -15,7 +15,6 @@ from ls_edge.core.errors import UsageError
 from ls_edge.core.peers_file import HeartbeatSettings, load_peers
 from ls_edge.runtime.clients.push import Pusher, PushError
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.peer.stored_peer import StoredPeer
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Chunk, Complaint, Hello, Install, Offer, Stored, Want
 from ls_edge.runtime.transport.keys import KeyPair
@@ -43,7 +42,7 @@ def file(write_peers, keys):
 @pytest.fixture
 def peer(serve, file, keys, tmp_path):
     """A peer with an empty store, on a thread."""
-    return serve(StoredPeer(file, "a", tmp_path / "store", keys=keys["a"]))
+    return serve(Peer(file, "a", store=tmp_path / "store", keys=keys["a"]))
 
 
 class Hand:
@@ -251,7 +250,7 @@ def test_a_peer_that_is_being_restarted_is_waited_for(serve, file, keys, tiny_bu
             pushing = other.submit(pusher.push, Bundle.open(tiny_bundle))
             wait_until(lambda: before.ended >= 3, what="three handshakes")
             before.stop()
-            serve(StoredPeer(file, "a", tmp_path / "store", keys=keys["a"]))
+            serve(Peer(file, "a", store=tmp_path / "store", keys=keys["a"]))
             assert pushing.result(120) is None
             assert pusher.results()["a"].state == "active"
     finally:
@@ -331,7 +330,7 @@ def test_a_full_disk_is_said_and_nothing_is_installed(
     if when == "meanwhile":  # somebody else fills it after the space was found to be enough
         monkeypatch.setattr("ls_edge.runtime.store.store.SPARE_BYTES", -(1 << 40))
     fill = disk / "fill"
-    serve(StoredPeer(file, "a", disk / "store", keys=keys["a"]))
+    serve(Peer(file, "a", store=disk / "store", keys=keys["a"]))
     with Pusher(file, keys=keys["laptop"], wait=60, connect=60) as pusher:
         free = os.statvfs(disk)
         fill.write_bytes(bytes(free.f_bavail * free.f_frsize - 20_000))

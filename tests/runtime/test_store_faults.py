@@ -13,7 +13,7 @@ from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.clients.push import Pusher, PushError
 from ls_edge.runtime.clients.status import Observer
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
-from ls_edge.runtime.peer.stored_peer import StoredPeer
+from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.store.store import Store
 from ls_edge.runtime.transport.keys import KeyPair, load_secret
 
@@ -116,7 +116,7 @@ def test_a_disk_that_fills_up_during_a_push_fails_the_push_alone(
     serve, file, keys, tiny_bundle, half_bundle, small_disk, monkeypatch, push, look, method, first
 ):
     disk = small_disk(MEGABYTES)
-    peer = serve(StoredPeer(file, "a", disk / "store", keys=keys["a"]))
+    peer = serve(Peer(file, "a", store=disk / "store", keys=keys["a"]))
     if not first:
         push(tiny_bundle)
     served = look("cold" if first else "alive").bundle_id
@@ -137,7 +137,7 @@ def test_push_waits_until_the_store_says_that_the_bundle_was_warm(
     serve, file, keys, tiny_bundle, half_bundle, small_disk, monkeypatch, push, look, first
 ):
     disk = small_disk(MEGABYTES)
-    serve(StoredPeer(file, "a", disk / "store", keys=keys["a"]))
+    serve(Peer(file, "a", store=disk / "store", keys=keys["a"]))
     if not first:
         push(tiny_bundle)
     Moment(monkeypatch, "confirm", lambda: fill_disk(disk))
@@ -162,7 +162,7 @@ def test_a_bundle_that_does_not_load_is_given_up_on_a_full_disk(
 ):
     """The store cannot note it, and the peer goes back all the same."""
     disk = small_disk(MEGABYTES)
-    serve(StoredPeer(file, "a", disk / "store", keys=keys["a"]))
+    serve(Peer(file, "a", store=disk / "store", keys=keys["a"]))
     push(tiny_bundle)
 
     def damage():

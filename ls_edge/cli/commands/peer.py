@@ -16,8 +16,6 @@ from ls_edge.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ls_edge.core.peers_file import EngineKind
-    from ls_edge.runtime.peer.peer import Peer
-    from ls_edge.runtime.peer.stored_peer import StoredPeer
     from ls_edge.runtime.protocol.messages import FindingRow
 
 _GC_AFTER = 10_000
@@ -82,14 +80,7 @@ def command(
     with contextlib.ExitStack() as stack:
         # The port is taken before anything that takes long is opened.
         listener = stack.enter_context(MetricsListener(metrics)) if metrics is not None else None
-        peer: Peer | StoredPeer
-        if store is not None:
-            from ls_edge.runtime.peer.stored_peer import open_stored_peer
-
-            peer = open_stored_peer(file, name, store, **options)
-        else:
-            assert bundle is not None
-            peer = open_peer(file, name, bundle, **options)
+        peer = open_peer(file, name, bundle, store=store, **options)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: peer.stop())
         if listener is not None:
