@@ -18,13 +18,32 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.core.files import replacing
+from ls_edge.core.peers_file import Name
+
+COUNT = 2**16
+"""Bound of everything that is counted: blocks, credits, hops, waves."""
+MICROSECONDS = 2**32
+"""Bound of times: 71 minutes."""
+MAX_TEXT = 256
+"""Longest text that is neither a name nor an explanation, in characters."""
+_UNPRINTABLE = (
+    r"\x00-\x1f\x7f-\xa0\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u1680\u180e\u2000-\u200f\u2028-\u202f"
+    r"\u205f-\u206f\u3000\ud800-\uf8ff\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
+    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U0010ffff"
+)
+"""Control and format characters, separators other than the space, and code points for private use."""
+
+Count = Annotated[int, Meta(ge=0, lt=COUNT)]
+Microseconds = Annotated[int, Meta(ge=0, lt=MICROSECONDS)]
+ShortText = Annotated[str, Meta(max_length=MAX_TEXT, pattern=rf"^[^{_UNPRINTABLE}]*\Z")]
 
 BlockAt = tuple[int, str]
 """A block and the process that ran it."""
@@ -60,21 +79,21 @@ class PeerState(str, Enum):
 class TrackSpan(msgspec.Struct, frozen=True, array_like=True):
     """A track of a wave as the holder that joined it measured it, in microseconds of that holder's clock."""
 
-    wave: int
+    wave: Count
     """Counts the waves of this visit."""
-    holder: str
-    blocks: tuple[int, ...]
+    holder: Name
+    blocks: tuple[Count, ...]
     """What ran and was summed, in order; empty for a track that did not come back, or a holder that was given none."""
-    begin_us: int
+    begin_us: Microseconds
     """Since the tokens arrived at the joiner."""
-    end_us: int
-    expected_us: int
+    end_us: Microseconds
+    expected_us: Microseconds
     """Planned duration; of a holder that was given no track, what a single block would have taken there."""
-    queue_us: int = 0
+    queue_us: Microseconds = 0
     """Waiting for the engine, at the track's holder; so too the next two."""
-    engine_us: int = 0
-    codec_us: int = 0
-    why: str = ""
+    engine_us: Microseconds = 0
+    codec_us: Microseconds = 0
+    why: ShortText = ""
     """Why nothing of it was summed: ``no gain`` (it was not worth its transfer), ``lost``, ``late``, ``refused``."""
 
     @property
@@ -86,15 +105,15 @@ class TrackSpan(msgspec.Struct, frozen=True, array_like=True):
 class Visit(msgspec.Struct, frozen=True, array_like=True):
     """The time that a request spent with one holder, in microseconds of that holder's clock."""
 
-    holder: str
-    blocks: tuple[int, ...]
+    holder: Name
+    blocks: tuple[Count, ...]
     """What it ran there, in order."""
-    queue_us: int
+    queue_us: Microseconds
     """Waiting for the engine."""
-    engine_us: int
-    codec_us: int
+    engine_us: Microseconds
+    codec_us: Microseconds
     """Encoding and decoding tokens."""
-    wait_us: int = 0
+    wait_us: Microseconds = 0
     """Waiting for the tracks of others (policy ``parallel``)."""
     tracks: tuple[TrackSpan, ...] = ()
     """All tracks of the waves that were joined here, its own included."""

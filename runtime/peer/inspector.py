@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from ls_edge.core.records import MAX_TEXT
 from ls_edge.runtime.execution.worker import Worker
-from ls_edge.runtime.protocol.messages import MAX_FINDINGS, MAX_TEXT, FindingRow, Findings
+from ls_edge.runtime.protocol.messages import MAX_FINDINGS, FindingRow, Findings
 from ls_edge.runtime.transport.problems import one_line
 
 log = logging.getLogger("ls_edge.runtime")

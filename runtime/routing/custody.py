@@ -34,10 +34,10 @@ import msgspec
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
+from ls_edge.core.records import MICROSECONDS
 from ls_edge.runtime.protocol.messages import (
     MAX_AVOID,
     MAX_BUDGET_US,
-    MICROSECONDS,
     Accept,
     Itinerary,
     Progress,

@@ -17,10 +17,10 @@ from msgspec import UNSET, UnsetType
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LsEdgeError
+from ls_edge.core.records import MAX_TEXT
 from ls_edge.runtime.execution.worker import Worker
 from ls_edge.runtime.protocol.messages import (
     MAX_CHUNK,
-    MAX_TEXT,
     Chunk,
     Install,
     Offer,

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ls_edge.core.records import MICROSECONDS
 from ls_edge.runtime.protocol.messages import (
     MAX_BUDGET_US,
-    MICROSECONDS,
     Accept,
     Cancel,
     Itinerary,

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from ls_edge.cli import metrics_listener
+from ls_edge.core import records
 from ls_edge.data import decoding
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.routing import engine_queue, neighbours
@@ -18,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
 HOMES = {
     "audit": audit, "links": links, "node": node, "linked_processes": linked_processes, "wire": wire,
-    "zap": zap, "neighbours": neighbours,
+    "records": records, "zap": zap, "neighbours": neighbours,
     "engine_queue": engine_queue, "source": source, "Limits": Limits(), "peer_monitor": peer_monitor,
     "decoding": decoding, "installer": installer, "http_server": http_server, "http_service": http_service,
     "metrics_listener": metrics_listener,
