@@ -77,7 +77,7 @@ def settle(device: torch.device) -> None:
 
 def contenders(name: str, device: torch.device, dtype: torch.dtype, args: dict[str, Any], *, compiled: bool) -> Any:
     rng = random.Random(0)
-    view = BlockView.of(create(name, **args).to(device).train())
+    view = BlockView(create(name, **args).to(device).train())
 
     def shuffled(images: Tensor) -> Tensor:
         order = list(range(view.num_blocks))

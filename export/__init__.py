@@ -1,1 +1,1 @@
-"""From a run to a bundle: split, ONNX, verification against PyTorch."""
+"""From a trained model to a bundle of verified ONNX files."""

@@ -1,7 +1,7 @@
-"""Calibration images: for the ranges of activations, the accuracy and the order costs that an export measures.
+"""Calibration images, for the ranges of activations, the accuracy and the order costs that an export measures.
 
-Half of the images is for fitting (ranges, costs), the other half is held out for judging the result. Both are spread
-evenly over the classes. All are held in memory, 0.6 MB an image of 224 x 224 pixels.
+Half of the images are for fitting (ranges, costs); the other half is held out to judge the result. Both halves are
+spread evenly over the classes. All are kept in memory, 0.6 MB per image of 224 x 224 pixels.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from ls_edge.export.canonical import to_bytes
 from ls_edge.export.int8 import linear_layers
 
 IMAGES = 512
-"""Images that are read by default."""
+"""Default number of images."""
 LEAST = 16
-"""With fewer, accuracy and order costs are meaningless."""
+"""Smallest number of images for which accuracy and order costs mean something."""
 RANGE_IMAGES = 64
-"""Images that ranges are taken from."""
+"""Images for measuring ranges."""
 RANGE_ORDERS = 2
-"""Random orders that ranges are taken in, besides the trained one."""
+"""Random orders for measuring ranges, in addition to the trained one."""
 PERCENTILE = 99.99
-"""Of a batch's magnitudes; the few above are clipped."""
+"""Percentile of a batch's magnitudes; the few above are clipped."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Preprocessed images float32 ``[n, 3, H, W]`` and their labels int64 ``[n]``, None where there are none."""
+    """Preprocessed images float32 ``[n, 3, H, W]`` and their labels int64 ``[n]``, if they have labels."""
 
     images: np.ndarray
     labels: np.ndarray | None
@@ -45,15 +45,15 @@ class Samples:
         return len(self.images)
 
     def batches(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        """Images and labels, ``size`` at a time."""
+        """Yield images and labels, ``size`` at a time."""
         for start in range(0, len(self), size):
-            stop = start + size
-            yield self.images[start:stop], None if self.labels is None else self.labels[start:stop]
+            rows = slice(start, start + size)
+            yield self.images[rows], None if self.labels is None else self.labels[rows]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Images read from DATA, half for fitting and half held out."""
+    """Images from DATA, half for fitting and half held out."""
 
     source: str
     fit: Samples
@@ -61,9 +61,9 @@ class Calibration:
 
 
 def read_calibration(data: str, image: ImageSpec, classes: Sequence[str], limit: int = IMAGES) -> Calibration:
-    """Read up to ``limit`` images of DATA of the command line; those that cannot be decoded are left out.
+    """Read up to ``limit`` images of DATA, leaving out those that cannot be decoded.
 
-    Raises :class:`DataError` where fewer than :data:`LEAST` remain or the classes are not the model's.
+    Raises :class:`DataError` if fewer than :data:`LEAST` remain or the classes differ from the model's.
     """
     found = open_data(data, "eval")
     matched = match_classes(found, classes) if found.classes else found
@@ -74,21 +74,18 @@ def read_calibration(data: str, image: ImageSpec, classes: Sequence[str], limit:
     if len(images) < LEAST:
         raise DataError(f"{data}: {len(images)} images can be read, calibration needs at least {LEAST}; give more")
     known = all(label is not None for label in labels)
+    fit, held_out = (
+        Samples(np.stack(images[start::2]), np.array(labels[start::2], dtype=np.int64) if known else None)
+        for start in (0, 1)
+    )
+    return Calibration(data, fit, held_out)
 
-    def part(start: int) -> Samples:
-        return Samples(np.stack(images[start::2]), np.array(labels[start::2], dtype=np.int64) if known else None)
 
-    return Calibration(data, part(0), part(1))
+def activation_ranges(blocks: Sequence[onnx.ModelProto], tokens: np.ndarray, bands: Bands) -> list[dict[str, float]]:
+    """Return the largest magnitude at each linear layer of each block, by the name of its input.
 
-
-def activation_ranges(
-    blocks: Sequence[onnx.ModelProto], tokens: np.ndarray, bands: Bands | None = None
-) -> list[dict[str, float]]:
-    """Largest magnitude that each linear layer of each block is given, by the name of its input.
-
-    ``tokens`` ``[n, N, D]`` come from the stem. They run through the blocks in trained and in random orders within
-    ``bands`` (None is one), since a block meets both. Raises
-    :class:`ls_edge.core.errors.EngineError` if ONNX Runtime is not installed.
+    ``tokens`` ``[n, N, D]`` from the stem run through the blocks in trained order and in random orders within
+    ``bands``, since a block sees both in use.
     """
     watched = [_watched(block) for block in blocks]
     sessions = [
@@ -96,7 +93,7 @@ def activation_ranges(
         for i, (model, _) in enumerate(watched)
     ]
     ranges: list[dict[str, float]] = [dict.fromkeys(names, 0.0) for _, names in watched]
-    for order in [tuple(range(len(blocks))), *(bands or Bands(len(blocks))).random_orders(RANGE_ORDERS, seed=0)]:
+    for order in [tuple(range(len(blocks))), *bands.random_orders(RANGE_ORDERS, seed=0)]:
         for start in range(0, min(len(tokens), RANGE_IMAGES), 8):
             now = tokens[start : start + 8]
             for slot, index in enumerate(order):
@@ -111,7 +108,7 @@ def activation_ranges(
 
 
 def _watched(block: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-    """The block with the inputs of its linear layers as further outputs, and their names."""
+    """Return the block with the inputs of its linear layers as additional outputs, and their names."""
     model = onnx.ModelProto()
     model.CopyFrom(block)
     names = list(dict.fromkeys(linear.activations for linear in linear_layers(block)))

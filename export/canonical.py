@@ -1,15 +1,15 @@
-"""The form that every file of a bundle has, and how a traced graph gets it. Needs ``onnx``, never torch.
+"""The canonical form of the files in a bundle. Needs ``onnx``, but not torch.
 
-A part is one self-contained graph of standard operators: opset 20, IR version 10 at most (TensorRT 10.3 on
-JetPack 6 reads no later ones), fixed tensor names, a batch axis called ``batch`` and nothing else dynamic.
-:func:`canonicalise` removes everything that depends on how and where a graph was traced (names of intermediate values,
-stack traces, metadata), so that the same weights give the same bytes; :func:`check` compares a file with this form.
-The computed numbers are compared in ``ls_edge.export.verify``.
+A part is one self-contained graph of standard operators: opset 20, IR version 10 at most (TensorRT 10.3 on JetPack 6
+reads no later ones), fixed tensor names, a batch axis called ``batch`` and no other dynamic axis. :func:`canonicalize`
+removes everything that depends on how and where a graph was traced (names of intermediate values, stack traces,
+metadata), so that the same weights give the same bytes. :func:`check` compares a file with this form;
+``ls_edge.export.verify`` compares the numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -24,11 +24,11 @@ BATCH = "batch"
 PRODUCER = "ls-edge"
 
 
-def canonicalise(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
+def canonicalize(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
     """Return ``model`` reduced to the computation.
 
-    ``names`` gives the new names of initializers; the others become ``const_0`` ... in order of their first use.
-    Initializers that nothing reads are dropped. Names of inputs and outputs stay.
+    ``names`` has the new names of initializers; others become ``const_0`` and so on in order of their first use. Unused
+    initializers are dropped. Names of inputs and outputs stay.
     """
     graph = model.graph
     rename = {"": "", **{value.name: value.name for value in (*graph.input, *graph.output)}}
@@ -71,7 +71,10 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _attributes(node: onnx.NodeProto, stored: Mapping[str, onnx.TensorProto]) -> list[onnx.AttributeProto]:
-    """Sorted, without documentation, and without ``allowzero`` if it changes nothing: not every parser supports it."""
+    """Return the attributes sorted, without documentation, and without ``allowzero`` unless it has an effect.
+
+    Not every parser supports ``allowzero``.
+    """
     kept = []
     for attribute in sorted(node.attribute, key=lambda a: a.name):
         if attribute.name == "allowzero" and node.op_type == "Reshape":
@@ -91,24 +94,36 @@ def _value(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     return onnx.helper.make_tensor_value_info(value.name, kind.elem_type, dims)
 
 
+def rewritten(
+    model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto], initializers: Iterable[onnx.TensorProto]
+) -> onnx.ModelProto:
+    """Return ``model`` with other nodes and initializers."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.node[:], result.graph.initializer[:]
+    result.graph.node.extend(nodes)
+    result.graph.initializer.extend(initializers)
+    return result
+
+
 def to_bytes(model: onnx.ModelProto, name: str) -> bytes:
-    """Serialise; the same model gives the same bytes. Raises :class:`VerificationError` past protobuf's 2 GB."""
+    """Return the deterministic serialization; raises :class:`VerificationError` above protobuf's 2 GB."""
     try:
         return bytes(model.SerializeToString(deterministic=True))
     except ValueError as error:
         raise VerificationError(
-            f"{name} is too big for one ONNX file ({error}); leave out --whole, or choose a smaller model"
+            f"{name} is too large for one ONNX file ({error}); leave out --whole, or choose a smaller model"
         ) from None
 
 
 def check(raw: bytes, name: str, signature: Signature) -> None:
-    """Check a part's bytes; raises :class:`VerificationError` naming the part and what is wrong with it."""
+    """Check a part's bytes; raises :class:`VerificationError` with the part's name and its problems."""
     try:
         model = onnx.load_model_from_string(raw)
         onnx.checker.check_model(model, full_check=True)
     except Exception as error:  # noqa: BLE001 - protobuf, the checker and shape inference each have their own
         text = " ".join(str(error).split())
-        raise VerificationError(f"{name} is no valid ONNX file ({text[:300]}); export the run again") from None
+        raise VerificationError(f"{name} is not a valid ONNX file ({text[:300]}); export the run again") from None
     found = _problems(model)
     for what, values, wanted in (
         ("inputs", model.graph.input, signature.inputs),
@@ -118,27 +133,25 @@ def check(raw: bytes, name: str, signature: Signature) -> None:
         if theirs != ours:
             found.append(f"its {what} are {_shown(theirs)}, expected {_shown(ours)}")
     if found:
-        raise VerificationError(f"{name} is not a part as this version writes it: {'; '.join(found)}; export it again")
+        raise VerificationError(
+            f"{name} is not in the form that this version writes: {'; '.join(found)}; export it again"
+        )
 
 
 def _problems(model: onnx.ModelProto) -> list[str]:
-    found = []
-    if model.ir_version > MAX_IR:
-        found.append(f"IR version {model.ir_version}, at most {MAX_IR} can be read everywhere")
     opsets = {o.domain: o.version for o in model.opset_import}
-    if opsets != {"": OPSET}:
-        found.append(f"opsets {opsets}, expected only {OPSET} of the standard ones")
-    if model.functions:
-        found.append(f"{len(model.functions)} local functions")
-    if any(tensor.external_data for tensor in model.graph.initializer):
-        found.append("weights in another file")
-    if model.metadata_props or model.graph.metadata_props or any(node.metadata_props for node in model.graph.node):
-        found.append("metadata of the machine that traced it")
-    return found
+    described = (model, model.graph, *model.graph.node)
+    problems = {
+        f"IR version {model.ir_version}, but not every engine reads versions above {MAX_IR}": model.ir_version > MAX_IR,
+        f"opsets {opsets}, expected only {OPSET} of the standard operators": opsets != {"": OPSET},
+        f"{len(model.functions)} local functions": bool(model.functions),
+        "weights in another file": any(tensor.external_data for tensor in model.graph.initializer),
+        "metadata of the machine that traced it": any(item.metadata_props for item in described),
+    }
+    return [text for text, found in problems.items() if found]
 
 
 def _tensors(values: Sequence[onnx.ValueInfoProto]) -> list[tuple[Tensor, str]]:
-    """Each value, and the name of its first axis."""
     found = []
     for value in values:
         kind = value.type.tensor_type

@@ -1,7 +1,7 @@
-"""Check the files of a bundle: present, unchanged, loadable. Needs neither torch nor ``onnx``.
+"""Checks of a bundle's files: present, unchanged, loadable. Needs neither torch nor ``onnx``.
 
-Where the package ``onnx`` is installed each file is checked with it as well; opening it in ONNX Runtime compares
-its inputs and outputs with the manifest in any case.
+If the package ``onnx`` is installed, it checks each file too. ONNX Runtime compares inputs and outputs with the
+manifest.
 """
 
 from __future__ import annotations
@@ -23,50 +23,43 @@ class FileReport:
     part: str
     file: str
     problem: str | None
-    """None if there is none."""
 
 
 def check_files(bundle: Bundle) -> list[FileReport]:
     """Check every part of the manifest; a problem is reported, not raised."""
-    with_onnx = importlib.util.find_spec("onnx") is not None
-    with_engine = _engine_loads()
-    return [
-        FileReport(name, part.file, _problem(bundle, name, with_onnx=with_onnx, with_engine=with_engine))
-        for name, part in bundle.manifest.part_names()
-    ]
+    checks = checked_with()
+    return [FileReport(name, part.file, _problem(bundle, name, checks)) for name, part in bundle.manifest.part_names()]
 
 
 def checked_with() -> list[str]:
-    """Which checks this machine can make: ``digests``, and ``onnx`` and ``onnxruntime`` where they are installed."""
-    onnx = ["onnx"] if importlib.util.find_spec("onnx") is not None else []
-    return ["digests", *onnx, *(["onnxruntime"] if _engine_loads() else [])]
+    """Return the checks that this machine can run: ``digests``, and ``onnx`` and ``onnxruntime`` if installed."""
+    checks = ["digests"]
+    if importlib.util.find_spec("onnx") is not None:
+        checks.append("onnx")
+    try:
+        onnxruntime_module()
+    except EngineError:
+        return checks
+    return [*checks, "onnxruntime"]
 
 
-def _problem(bundle: Bundle, name: str, *, with_onnx: bool, with_engine: bool) -> str | None:
+def _problem(bundle: Bundle, name: str, checks: list[str]) -> str | None:
     signature = signature_of(bundle.manifest, name)
     try:
         raw = bundle.read(name)
-        if with_onnx:
+        if "onnx" in checks:
             from ls_edge.export.canonical import check
 
             check(raw, name, signature)
-        if with_engine:
+        if "onnxruntime" in checks:
             OnnxEngine(raw, name, signature, provider=CPU, threads=1).close()
     except LsEdgeError as error:
         return str(error)
     return None
 
 
-def _engine_loads() -> bool:
-    try:
-        onnxruntime_module()
-    except EngineError:
-        return False
-    return True
-
-
 def raise_problems(bundle: Bundle, reports: list[FileReport]) -> None:
-    """Raise one :class:`BundleError` that names every part with a problem, if any has."""
+    """Raise one :class:`BundleError` with all problems, if there are any."""
     problems = [report.problem for report in reports if report.problem is not None]
     if problems:
         raise BundleError(f"{bundle.folder}: {len(problems)} of {len(reports)} parts are wrong: {'; '.join(problems)}")

@@ -1,13 +1,12 @@
-"""Float16 for a traced part: weights and matrix products in half precision, all that adds up in float32.
+"""Float16 for a traced part: weights and matrix products in half precision, all sums in float32.
 
-The files are strongly typed, as TensorRT 11 demands: precision is written into the graph as ``Cast`` nodes and
-nothing is left to a builder's flags. In float16 are matrix products, convolutions, and what only moves, scales or
-biases their results; in float32 the tokens that come and go, residual sums, LayerNorm, softmax, LayerScale and
-rotary tables. Residuals of a vision transformer reach thousands, and their squares inside a norm overflow half
-precision.
+The files are strongly typed, as TensorRT 11 requires: ``Cast`` nodes in the graph set the precision and nothing is left
+to a builder's flags. Float16 is for matrix products, convolutions, and operators that only move, scale or bias their
+results. Float32 is for the tokens at both ends, residual sums, LayerNorm, softmax, LayerScale and rotary tables:
+residuals of a vision transformer reach thousands, and their squares inside a norm overflow half precision.
 
-On a CPU without half-precision arithmetic ONNX Runtime computes such a part in float32 between the casts: right,
-but slower than the float32 file. The precision is meant for GPUs and for halving the files.
+On a CPU without half-precision arithmetic ONNX Runtime computes such a part in float32 between the casts, which is
+correct, but slower than the float32 file. This precision is meant for GPUs and for halving the files.
 """
 
 from __future__ import annotations
@@ -16,27 +15,33 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from ls_edge.export.canonical import rewritten
+from ls_edge.export.int8 import linear_layers
+
 _PRODUCTS = ("MatMul", "Gemm", "Conv")
-_MOVES = ("Reshape", "Transpose", "Slice", "Split", "Squeeze", "Unsqueeze", "Gather", "Identity", "Flatten")
-_POINTWISE = ("Gelu", "Relu")
+_FOLLOWERS = (
+    "Reshape", "Transpose", "Slice", "Split", "Squeeze", "Unsqueeze", "Gather", "Identity", "Flatten", "Gelu", "Relu",
+)  # fmt: skip
+"""Operators that keep the precision of their first input."""
 
 
 def to_half(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same graph with products in float16; inputs and outputs keep their type."""
+    """Return the graph with products in float16; inputs and outputs keep their type."""
     return HalfPrecisionRewriter(model).convert()
 
 
 class HalfPrecisionRewriter:
-    """Rewrites a graph in one pass that tracks of every value whether it is in half precision."""
+    """A rewrite of a graph in one pass that tracks the precision of every value."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.source = model
+        self.linears = {linear.node.output[0]: linear for linear in linear_layers(model)}
         self.constants = {t.name: t for t in model.graph.initializer}
         self.outputs = {value.name for value in model.graph.output}
         self.floats = {v.name for v in model.graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT}
         self.floats |= {name for name, t in self.constants.items() if t.data_type == TensorProto.FLOAT}
         self.half: set[str] = set()
-        self.cast: dict[tuple[str, int], str] = {}
+        self.cast: set[str] = set()
         self.nodes: list[onnx.NodeProto] = []
         self.kept: dict[str, onnx.TensorProto] = {}
 
@@ -45,49 +50,46 @@ class HalfPrecisionRewriter:
         for node in [plain for source in self.source.graph.node for plain in self._without_gemm(source)]:
             fresh = onnx.NodeProto()
             fresh.CopyFrom(node)
-            if self._runs_in_half(node):
-                self._retype(fresh, TensorProto.FLOAT16)
+            in_half = self._runs_in_half(node)
+            self._retype(fresh, in_half)
+            if in_half:
                 self._append_half(fresh)
             else:
-                self._retype(fresh, TensorProto.FLOAT)
                 self.nodes.append(fresh)
                 if any(name in self.floats for name in node.input) and node.op_type not in ("Shape", "Size"):
                     self.floats.update(node.output)
-        result = onnx.ModelProto()
-        result.CopyFrom(self.source)
-        del result.graph.node[:], result.graph.initializer[:]
-        result.graph.node.extend(self.nodes)
-        result.graph.initializer.extend(self.kept.values())
-        return result
+        return rewritten(self.source, self.nodes, self.kept.values())
 
     def _without_gemm(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """A ``Gemm`` of activations and constants as ``MatMul`` and ``Add``; tract refuses it in half with a bias."""
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        scaled = attributes.get("alpha", 1.0) != 1 or attributes.get("beta", 1.0) != 1
-        if node.op_type != "Gemm" or scaled or attributes.get("transA", 0) or node.input[1] not in self.constants:
+        """Split a ``Gemm`` of activations and constants into ``MatMul`` and ``Add``.
+
+        The engine tract refuses a half-precision ``Gemm`` with a bias.
+        """
+        linear = self.linears.get(node.output[0])
+        if node.op_type != "Gemm" or linear is None:
             return [node]
-        weight, product = node.input[1], node.output[0]
-        if attributes.get("transB", 0):
+        weight, product = linear.weight, node.output[0]
+        if linear.transposed:
             turned = numpy_helper.to_array(self.constants[weight]).T
             weight = f"{weight}.t"
             self.constants[weight] = numpy_helper.from_array(np.ascontiguousarray(turned), weight)
             self.floats.add(weight)
-        if len(node.input) < 3 or not node.input[2]:
-            return [helper.make_node("MatMul", [node.input[0], weight], [product], name=node.name)]
+        if not linear.bias:
+            return [helper.make_node("MatMul", [linear.activations, weight], [product], name=node.name)]
         between = f"{product}_product"
         return [
-            helper.make_node("MatMul", [node.input[0], weight], [between], name=node.name),
-            helper.make_node("Add", [between, node.input[2]], [product], name=f"{node.name}_bias"),
+            helper.make_node("MatMul", [linear.activations, weight], [between], name=node.name),
+            helper.make_node("Add", [between, linear.bias], [product], name=f"{node.name}_bias"),
         ]
 
     def _runs_in_half(self, node: onnx.NodeProto) -> bool:
-        """Products always; what follows one as long as it neither adds activations nor needs range."""
+        """Return True for products, and for operators after one that neither add activations nor need range."""
         if node.op_type in _PRODUCTS:
             return all(name in self.floats for name in node.input if name)
         halves = [name for name in node.input if name in self.half]
         if not halves:
             return False
-        if node.op_type in (*_MOVES, *_POINTWISE):
+        if node.op_type in _FOLLOWERS:
             return node.input[0] in self.half
         others = [self.constants.get(name) for name in node.input if name not in self.half]
         if node.op_type == "Add":
@@ -97,44 +99,36 @@ class HalfPrecisionRewriter:
         return node.op_type == "Concat" and len(halves) == len(node.input)
 
     def _append_half(self, node: onnx.NodeProto) -> None:
+        casts = []
         for place, name in enumerate(node.output):
             self.floats.add(name)
             if name in self.outputs:
                 node.output[place] = f"{name}_half"
-                self.half.add(node.output[place])
-        self.nodes.append(node)
-        for name in list(node.output):
-            self.half.add(name)
-            public = name.removesuffix("_half")
-            if public in self.outputs and public != name:
-                self.nodes.append(_cast(name, public, TensorProto.FLOAT))
+                casts.append(_cast(node.output[place], name, TensorProto.FLOAT))
+            self.half.add(node.output[place])
+        self.nodes += [node, *casts]
 
-    def _retype(self, node: onnx.NodeProto, kind: int) -> None:
-        """Give ``node`` its floating-point inputs as ``kind``."""
+    def _retype(self, node: onnx.NodeProto, in_half: bool) -> None:
+        """Give ``node`` its floating-point inputs in one precision."""
         for place, name in enumerate(node.input):
             if name in self.constants:
-                node.input[place] = self._constant(name, kind if name in self.floats else None)
-            elif name in self.floats and (name in self.half) != (kind == TensorProto.FLOAT16):
-                node.input[place] = self._value(name, kind)
+                node.input[place] = self._constant(name, in_half and name in self.floats)
+            elif name in self.floats and (name in self.half) != in_half:
+                fresh = node.input[place] = f"{name}_as_{'half' if in_half else 'float'}"
+                if fresh not in self.cast:
+                    self.cast.add(fresh)
+                    self.nodes.append(_cast(name, fresh, TensorProto.FLOAT16 if in_half else TensorProto.FLOAT))
 
-    def _constant(self, name: str, kind: int | None) -> str:
-        tensor = self.constants[name]
-        if kind == TensorProto.FLOAT16:
-            half = f"{name}_half"
-            if half not in self.kept:
-                array = numpy_helper.to_array(tensor)
-                with np.errstate(over="ignore"):  # an infinity is for the verification to find
-                    self.kept[half] = numpy_helper.from_array(array.astype(np.float16), half)
-            return half
-        self.kept[name] = tensor
-        return name
-
-    def _value(self, name: str, kind: int) -> str:
-        if (name, kind) not in self.cast:
-            suffix = "half" if kind == TensorProto.FLOAT16 else "float"
-            fresh = self.cast[name, kind] = f"{name}_as_{suffix}"
-            self.nodes.append(_cast(name, fresh, kind))
-        return self.cast[name, kind]
+    def _constant(self, name: str, in_half: bool) -> str:
+        if not in_half:
+            self.kept[name] = self.constants[name]
+            return name
+        half = f"{name}_half"
+        if half not in self.kept:
+            with np.errstate(over="ignore"):  # an infinity is for the verification to find
+                array = numpy_helper.to_array(self.constants[name]).astype(np.float16)
+            self.kept[half] = numpy_helper.from_array(array, half)
+        return half
 
 
 def _cast(source: str, target: str, kind: int) -> onnx.NodeProto:

@@ -1,27 +1,29 @@
 """Int8 for a block: its linear layers, and nothing else.
 
-Two forms of one rule. Only products with a constant matrix are quantised, weights symmetric and by output channel;
-attention's own products, residual sums, norms and softmax stay in float32, and so do stem and head, which cost
-little and decide much. Quantising the residual sums as well, as tools do by default, ruins vision transformers: a few
-large tokens stretch the scale and the rest falls to a handful of steps.
+Only products with a constant matrix are quantized, with symmetric weights by output channel. Attention's own products,
+residual sums, norms and softmax stay in float32, and so do stem and head, which cost little and matter much. Quantizing
+the residual sums as well, as tools do by default, ruins vision transformers: a few large tokens stretch the scale and
+the rest falls to a handful of steps. There are two forms:
 
-- :func:`quantise_dynamic`, for CPUs: activations are scaled at run time, for each tensor (``DynamicQuantizeLinear``
-  and ``MatMulInteger``). No calibration. One scale for a whole batch, so an answer depends in its last digits on the
-  images that ran beside it.
-- :func:`quantise_explicit`, for TensorRT: ``QuantizeLinear`` and ``DequantizeLinear`` around each linear layer with
-  scales from :class:`Ranges` of calibration images.
+- :func:`quantize_dynamic`, for CPUs: activations are scaled at run time, per tensor (``DynamicQuantizeLinear`` and
+  ``MatMulInteger``). No calibration. A batch has one scale, so the last digits of an answer depend on the other images
+  in its batch.
+- :func:`quantize_explicit`, for TensorRT: ``QuantizeLinear`` and ``DequantizeLinear`` around each linear layer with
+  scales from calibration images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ls_edge.core.errors import VerificationError
+from ls_edge.export.canonical import rewritten
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Linear:
 
 
 def linear_layers(model: onnx.ModelProto) -> list[Linear]:
-    """All linear layers of a graph, in order."""
+    """Return all linear layers of a graph, in order."""
     matrices = {t.name for t in model.graph.initializer if len(t.dims) == 2 and t.data_type == TensorProto.FLOAT}
     found = []
     for node in model.graph.node:
@@ -51,38 +53,15 @@ def linear_layers(model: onnx.ModelProto) -> list[Linear]:
     return found
 
 
-def quantise_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Float32 ``[K, N]`` to int8 ``[K, N]`` within 127 and float32 scales ``[N]``."""
+def quantize_weight(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return float32 ``[K, N]`` as int8 ``[K, N]`` within 127, and its float32 scales ``[N]``."""
     scale = np.abs(weight).max(axis=0) / np.float32(127)
     scale = np.where(scale > 0, scale, np.float32(1)).astype(np.float32)
     return np.clip(np.rint(weight / scale), -127, 127).astype(np.int8), scale
 
 
-def quantise_dynamic(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph with its linear layers in int8, activations scaled at run time."""
-    return _rewrite(model, _dynamic)
-
-
-def quantise_explicit(model: onnx.ModelProto, ranges: Mapping[str, float]) -> onnx.ModelProto:
-    """The graph with Q/DQ pairs around its linear layers; ``ranges`` is the largest activation of each layer's input.
-
-    Raises :class:`VerificationError` where one is missing or is no number above zero.
-    """
-
-    def explicit(builder: GraphBuilder, linear: Linear, weight: np.ndarray, output: str) -> None:
-        found = ranges.get(linear.activations, float("nan"))
-        if not 0 < found < float("inf"):
-            raise VerificationError(
-                f"calibration saw {found} as the largest value of {linear.activations!r}; use images that are like "
-                "those of the training data"
-            )
-        _explicit(builder, linear, weight, output, found)
-
-    return _rewrite(model, explicit)
-
-
 class GraphBuilder:
-    """Collects nodes and constants of a graph; what is added twice under one name is there once."""
+    """Collector of nodes and constants; a node that is added twice under one name exists once."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -94,68 +73,78 @@ class GraphBuilder:
         self.constants[name] = value
         return name
 
-    def node(self, kind: str, inputs: list[str], outputs: list[str], **attributes: int) -> str:
+    def node(self, kind: str, inputs: list[str], outputs: list[str], **attributes: Any) -> str:
         """Add a node and return the name of its first output."""
         if outputs[0] not in self._done:
             self._done.add(outputs[0])
-            node = helper.make_node(kind, inputs, outputs, name=f"{kind}_{outputs[0]}")
-            node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
-            self.nodes.append(node)
+            self.nodes.append(helper.make_node(kind, inputs, outputs, name=f"{kind}_{outputs[0]}", **attributes))
         return outputs[0]
 
 
-_Replace = Callable[[GraphBuilder, Linear, np.ndarray, str], None]
+def quantize_dynamic(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the graph with its linear layers in int8 and activations scaled at run time."""
+
+    def replace(builder: GraphBuilder, linear: Linear, weight: np.ndarray, output: str) -> None:
+        whole, scale = quantize_weight(weight)
+        x, w = linear.activations, linear.weight
+        builder.node("DynamicQuantizeLinear", [x], [f"{x}_int8", f"{x}_scale", f"{x}_zero"])
+        product = builder.node(
+            "MatMulInteger", [f"{x}_int8", builder.constant(f"{w}_int8", whole), f"{x}_zero"], [f"{output}_int32"]
+        )
+        floats = builder.node("Cast", [product], [f"{output}_unscaled"], to=TensorProto.FLOAT)
+        both = builder.node("Mul", [f"{x}_scale", builder.constant(f"{w}_scale", scale)], [f"{output}_scale"])
+        builder.node("Mul", [floats, both], [output])
+
+    return _rewrite(model, replace)
 
 
-def _rewrite(model: onnx.ModelProto, replace: _Replace) -> onnx.ModelProto:
+def quantize_explicit(model: onnx.ModelProto, ranges: Mapping[str, float]) -> onnx.ModelProto:
+    """Return the graph with Q/DQ pairs around its linear layers; ``ranges`` has the largest value of each input.
+
+    Raises :class:`VerificationError` if one is missing, infinite or not above zero.
+    """
+
+    def replace(builder: GraphBuilder, linear: Linear, weight: np.ndarray, output: str) -> None:
+        x, w = linear.activations, linear.weight
+        largest = ranges.get(x, float("nan"))
+        if not 0 < largest < float("inf"):
+            raise VerificationError(
+                f"calibration found {largest} as the largest value of {x!r}; use images similar to the training data"
+            )
+        whole, scale = quantize_weight(weight)
+        step = builder.constant(f"{x}_scale", np.float32(largest / 127))
+        zero = builder.constant("zero", np.int8(0))
+        builder.node("QuantizeLinear", [x, step, zero], [f"{x}_int8"])
+        builder.node("DequantizeLinear", [f"{x}_int8", step, zero], [f"{x}_stepped"])
+        constants = [
+            builder.constant(f"{w}_int8", whole),
+            builder.constant(f"{w}_scale", scale),
+            builder.constant(f"{w}_zero", np.zeros(len(scale), np.int8)),
+        ]
+        builder.node("DequantizeLinear", constants, [f"{w}_stepped"], axis=1)
+        builder.node("MatMul", [f"{x}_stepped", f"{w}_stepped"], [output])
+
+    return _rewrite(model, replace)
+
+
+def _rewrite(
+    model: onnx.ModelProto, replace: Callable[[GraphBuilder, Linear, np.ndarray, str], None]
+) -> onnx.ModelProto:
     linears = {linear.node.output[0]: linear for linear in linear_layers(model)}
     weights = {t.name: t for t in model.graph.initializer}
     builder = GraphBuilder()
     for node in model.graph.node:
-        linear = linears.get(node.output[0])
+        result = node.output[0]
+        linear = linears.get(result)
         if linear is None:
             builder.nodes.append(node)
             continue
         array = numpy_helper.to_array(weights[linear.weight])
-        output = linear.node.output[0] if linear.bias is None else f"{linear.node.output[0]}_product"
+        output = result if linear.bias is None else f"{result}_product"
         replace(builder, linear, array.T if linear.transposed else array, output)
         if linear.bias is not None:
-            builder.node("Add", [output, linear.bias], [linear.node.output[0]])
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    del result.graph.node[:], result.graph.initializer[:]
-    result.graph.node.extend(builder.nodes)
+            builder.node("Add", [output, linear.bias], [result])
     read = {name for node in builder.nodes for name in node.input}
-    result.graph.initializer.extend(t for name, t in weights.items() if name in read)
-    result.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in builder.constants.items())
-    return result
-
-
-def _dynamic(builder: GraphBuilder, linear: Linear, weight: np.ndarray, output: str) -> None:
-    whole, scale = quantise_weight(weight)
-    x, w = linear.activations, linear.weight
-    builder.node("DynamicQuantizeLinear", [x], [f"{x}_int8", f"{x}_scale", f"{x}_zero"])
-    product = builder.node(
-        "MatMulInteger", [f"{x}_int8", builder.constant(f"{w}_int8", whole), f"{x}_zero"], [f"{output}_int32"]
-    )
-    floats = builder.node("Cast", [product], [f"{output}_unscaled"], to=TensorProto.FLOAT)
-    both = builder.node("Mul", [f"{x}_scale", builder.constant(f"{w}_scale", scale)], [f"{output}_scale"])
-    builder.node("Mul", [floats, both], [output])
-
-
-def _explicit(builder: GraphBuilder, linear: Linear, weight: np.ndarray, output: str, largest: float) -> None:
-    whole, scale = quantise_weight(weight)
-    x, w = linear.activations, linear.weight
-    step = builder.constant(f"{x}_scale", np.float32(largest / 127))
-    zero = builder.constant("zero", np.int8(0))
-    builder.node("QuantizeLinear", [x, step, zero], [f"{x}_int8"])
-    builder.node("DequantizeLinear", [f"{x}_int8", step, zero], [f"{x}_stepped"])
-    builder.node(
-        "DequantizeLinear",
-        [
-            builder.constant(f"{w}_int8", whole), builder.constant(f"{w}_scale", scale),
-            builder.constant(f"{w}_zero", np.zeros(len(scale), np.int8)),
-        ],
-        [f"{w}_stepped"], axis=1,
-    )  # fmt: skip
-    builder.node("MatMul", [f"{x}_stepped", f"{w}_stepped"], [output])
+    kept = [t for name, t in weights.items() if name in read]
+    added = [numpy_helper.from_array(value, name) for name, value in builder.constants.items()]
+    return rewritten(model, builder.nodes, [*kept, *added])

@@ -1,7 +1,7 @@
-"""Join ONNX parts into one graph: neighbouring blocks into a part, or all parts into a whole. Needs ``onnx`` alone.
+"""Join ONNX parts into one graph: neighboring blocks into a part, or all parts into a whole. Needs only ``onnx``.
 
-The whole is for comparison only: ``ls-edge bench`` times the chain of parts against it, and ``export --whole``
-writes it. Groups of blocks are what ``export --blocks-per-part`` makes.
+The whole is for comparison: ``ls-edge bench`` times the chain of parts against it, and ``export --whole`` writes it.
+``export --blocks-per-part`` makes groups of blocks.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from ls_edge.export.canonical import to_bytes
 def merge(stem: bytes, blocks: Sequence[bytes], head: bytes) -> bytes:
     """Join parts into ``images -> logits``; a block's slot is its place in trained order."""
     parts = [onnx.load_model_from_string(raw) for raw in (stem, *blocks, head)]
+    names = ["stem", *(f"blocks.{index}" for index in range(len(blocks))), "head"]
     whole = _empty(parts[0], "whole")
     whole.graph.input.append(parts[0].graph.input[0])
     whole.graph.output.append(parts[-1].graph.output[0])
     current = whole.graph.input[0].name
-    for index, part in enumerate(parts):
-        prefix = "stem" if index == 0 else "head" if index == len(parts) - 1 else f"blocks.{index - 1}"
-        result = whole.graph.output[0].name if index == len(parts) - 1 else None
-        slots = [_constant_slot(whole, f"{prefix}.slot", current, index - 1)] if len(part.graph.input) > 1 else []
-        current = _append(whole, part, prefix, [current, *slots], result)
+    for index, (name, part) in enumerate(zip(names, parts, strict=True)):
+        slots = [_constant_slot(whole, f"{name}.slot", current, index - 1)] if len(part.graph.input) > 1 else []
+        current = _append(whole, part, name, [current, *slots], last=part is parts[-1])
     return to_bytes(whole, "the whole model")
 
 
 def group(blocks: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
-    """Join neighbouring blocks into one part ``tokens -> tokens_out``.
+    """Join neighboring blocks into one part ``tokens -> tokens_out``.
 
-    The part's slot counts parts: the blocks inside take ``slot * len(blocks)`` and onwards.
+    The part's slot counts parts, so the slots of its blocks start at ``slot * len(blocks)``.
     """
     whole = _empty(blocks[0], "part")
     whole.graph.input.extend(blocks[0].graph.input)
@@ -41,8 +40,7 @@ def group(blocks: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
     current = whole.graph.input[0].name
     for place, part in enumerate(blocks):
         slots = [_inner_slot(whole, f"{place}.slot", place, len(blocks))] if len(part.graph.input) > 1 else []
-        result = whole.graph.output[0].name if place == len(blocks) - 1 else None
-        current = _append(whole, part, str(place), [current, *slots], result)
+        current = _append(whole, part, str(place), [current, *slots], last=place == len(blocks) - 1)
     return whole
 
 
@@ -53,12 +51,10 @@ def _empty(like: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return model
 
 
-def _append(
-    whole: onnx.ModelProto, part: onnx.ModelProto, prefix: str, inputs: Sequence[str], result: str | None
-) -> str:
-    """Add a part's graph, reading ``inputs``; what it computes is called ``result`` and returned."""
+def _append(whole: onnx.ModelProto, part: onnx.ModelProto, prefix: str, inputs: Sequence[str], *, last: bool) -> str:
+    """Add a part's graph, which reads ``inputs``, and return the name of its result."""
     output = part.graph.output[0].name
-    names = {"": "", output: result or f"{prefix}.{output}"}
+    names = {"": "", output: output if last else f"{prefix}.{output}"}
     names.update(zip((value.name for value in part.graph.input), inputs, strict=True))
     for node in part.graph.node:
         fresh = whole.graph.node.add()
@@ -75,23 +71,21 @@ def _append(
 
 
 def _constant_slot(whole: onnx.ModelProto, name: str, tokens: str, slot: int) -> str:
-    """Fill ``name``, int64 ``[B]``, with ``slot``."""
-    value = numpy_helper.from_array(np.array([slot], dtype=np.int64), f"{name}.value")
-    whole.graph.initializer.append(value)
+    """Add nodes that fill ``name``, int64 ``[B]``, with ``slot``."""
+    whole.graph.initializer.append(numpy_helper.from_array(np.array([slot], dtype=np.int64), f"{name}.value"))
     size = helper.make_node("Shape", [tokens], [f"{name}.batch"], name=f"{name}.Shape", start=0, end=1)
-    fill = helper.make_node("Expand", [value.name, size.output[0]], [name], name=f"{name}.Expand")
+    fill = helper.make_node("Expand", [f"{name}.value", f"{name}.batch"], [name], name=f"{name}.Expand")
     whole.graph.node.extend([size, fill])
     return name
 
 
 def _inner_slot(whole: onnx.ModelProto, name: str, place: int, size: int) -> str:
-    """``slot * size + place`` of the part's own slot."""
+    """Add nodes that compute ``slot * size + place`` from the part's own slot."""
     for constant, value in (("size", size), ("place", place)):
         tensor = numpy_helper.from_array(np.array(value, dtype=np.int64), f"{name}.{constant}")
         whole.graph.initializer.append(tensor)
     first = whole.graph.input[1].name
-    whole.graph.node.extend([
-        helper.make_node("Mul", [first, f"{name}.size"], [f"{name}.first"], name=f"{name}.Mul"),
-        helper.make_node("Add", [f"{name}.first", f"{name}.place"], [name], name=f"{name}.Add"),
-    ])  # fmt: skip
+    scale = helper.make_node("Mul", [first, f"{name}.size"], [f"{name}.first"], name=f"{name}.Mul")
+    shift = helper.make_node("Add", [f"{name}.first", f"{name}.place"], [name], name=f"{name}.Add")
+    whole.graph.node.extend([scale, shift])
     return name

@@ -1,14 +1,14 @@
-"""Measure what orders cost a model, with a fixed number of forward passes, and fit ``ls_edge.core.order_costs`` to it.
+"""Measure the cost of orders with a fixed number of forward passes, and fit ``ls_edge.core.order_costs`` to it.
 
-Calibration images run through the PyTorch view in arrangements of several kinds, within its bands. Plain orders:
-uniformly drawn; the trained one with a few blocks moved, which is what a missing device makes of it; both again with
-up to a quarter of the blocks left out. And such orders dealt into waves of two or three tracks, as several devices
-would run them. The loss of each (negative log-likelihood of the labels, or of the trained order's own answer where
-there are none) over that of the trained one is fitted by ridge regression. A fifth is held out of a first fit, to
-measure how well the estimates rank plain orders and tracks; the tables are then fitted to all.
+Calibration images run through the PyTorch view in arrangements of several kinds, within its bands. Plain orders are
+uniform ones, the trained one with a few blocks moved (the effect of a missing device), and both with up to a quarter of
+the blocks left out. Such orders are also split into waves of two or three tracks, as several devices would run them.
+The loss of each (negative log-likelihood of the labels or, without labels, of the answer in trained order) minus that
+of the trained order is fitted by ridge regression. A fifth is held out of a first fit, to measure how well the
+estimates rank plain orders and tracks; the final tables are fitted to all.
 
-Passes: :data:`ORDERS` arrangements on :data:`IMAGES` images each by default, drawn from all that there are, so that
-the tables hold for more images than any order ran on. A start that plain orders share runs once.
+By default, each of :data:`ORDERS` arrangements runs on :data:`IMAGES` images, drawn from all calibration images, so the
+tables cover more images than any order ran on. Plain orders that start alike share the passes of their start.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ import copy
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ls_edge.core.arrangement import Arrangement, apply
 from ls_edge.core.bands import Bands
@@ -29,22 +27,23 @@ from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts, Table
 from ls_edge.evaluation.measure import logits_of
 from ls_edge.export.calibration import Samples
 from ls_edge.export.targets import PartsView
+from ls_edge.training.models.torch_blocks import TorchBlocks
 
 ORDERS = 256
 IMAGES = 64
 FEWEST_HELD_OUT = 8
-"""Below this a rank correlation is meaningless."""
+"""Smallest number of held-out orders for which a rank correlation means something."""
 SIGNIFICANT = 1.64
-"""Deviations above zero that a rank correlation must have (chance exceeds it once in 20); one deviation of it is
-``1 / sqrt(n - 1)``. Higher would remark on more calibrations that are good but measured with few orders."""
+"""Standard deviations above zero that a rank correlation must have, which chance exceeds once in 20; the deviation is
+``1 / sqrt(n - 1)``. A higher limit would warn of more calibrations that are good but measured with few orders."""
 _BATCH = 32
 _HELD_OUT = 5
-"""Every fifth is held out."""
+"""Every fifth arrangement is held out."""
 _KINDS = (
     "uniform", "near", "near tracks", "fewer", "near fewer", "near tracks",
     "near", "uniform", "near fewer tracks", "near fewer", "fewer", "tracks",
 )  # fmt: skip
-"""In turns; as many uniform orders as such near the trained one, tracks mostly near it."""
+"""Kinds of arrangements, in turn: as many uniform orders as near the trained one, tracks mostly near it."""
 TRACKS = (2, 2, 3)
 """Numbers of tracks of a wave: two, as most sets of devices would run it, and half as often three."""
 _STRENGTHS = np.logspace(-3, 3, 25)
@@ -59,7 +58,7 @@ def measure_order_costs(
     images: int = IMAGES,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> OrderCosts:
-    """Run ``orders`` arrangements on up to ``images`` images each, on the GPU where there is one, and fit the costs.
+    """Run ``orders`` arrangements on up to ``images`` images each, on the GPU if there is one, and fit the costs.
 
     ``on_batch`` is called with the number of samples that are done.
     """
@@ -67,12 +66,11 @@ def measure_order_costs(
     for item, kind in draw_orders(view.bands, orders):
         kinds.setdefault(item, kind)
     drawn = list(kinds)
-    trained = Arrangement.plain(range(view.parts))
+    trained = Arrangement.plain(range(view.num_blocks))
     losses, right = _run(view, samples, trained, drawn, images, on_batch)
     loss = {item: float(np.nanmean(values)) for item, values in losses.items()}
-    rise = {item: float(np.nanmean(values - losses[trained])) for item, values in losses.items()}
-    rises = np.array([rise[item] for item in drawn])
-    features = np.stack([features_of(item, view.parts) for item in drawn])
+    rises = np.array([float(np.nanmean(losses[item] - losses[trained])) for item in drawn])
+    features = np.stack([features_of(item, view.num_blocks) for item in drawn])
     tracks = np.array([not item.is_plain for item in drawn])
     held = np.arange(len(drawn)) % _HELD_OUT == _HELD_OUT - 1
     guess = features @ ridge(features[~held], rises[~held])
@@ -86,27 +84,33 @@ def measure_order_costs(
             rmse=float(np.sqrt(np.mean((guess[which] - rises[which]) ** 2))),
         )
 
-    slot, inverted, beside, skip = _tables(ridge(features, rises), view.parts)
-
     def measured(which: Sequence[Arrangement]) -> Measured:
         top1 = None if samples.labels is None else float(np.mean([np.nanmean(right[item]) for item in which]))
         return Measured(float(np.mean([loss[item] for item in which])), top1)
 
+    slot, inverted, beside, skip = _tables(ridge(features, rises), view.num_blocks)
     return OrderCosts(
-        version=VERSION, source=source, images=len(samples), orders=len(loss), trained=measured([trained]),
-        random=measured([item for item in drawn if kinds[item] == "uniform"]), slot=slot, inverted=inverted, skip=skip,
-        fit=fit(held & ~tracks), beside=beside if tracks.any() else None,
+        version=VERSION,
+        source=source,
+        images=len(samples),
+        orders=len(loss),
+        trained=measured([trained]),
+        random=measured([item for item in drawn if kinds[item] == "uniform"]),
+        slot=slot,
+        inverted=inverted,
+        skip=skip,
+        fit=fit(held & ~tracks),
+        beside=beside if tracks.any() else None,
         fit_tracks=fit(held & tracks) if (held & tracks).any() else None,
         arrangements=sum(not item.is_plain for item in loss),
-    )  # fmt: skip
+    )
 
 
 def ranking_warnings(costs: OrderCosts) -> list[str]:
-    """Warnings, a line each, if the estimates rank held-out orders no better than chance."""
+    """Return a warning if the estimates rank held-out plain orders no better than chance, and one for tracks."""
+    plain, tracks = (costs.fit, "orders", "quality"), (costs.fit_tracks, "arrangements with tracks", "parallel")
     found = []
-    for fit, what, policy in (
-        (costs.fit, "orders", "quality"), (costs.fit_tracks, "arrangements with tracks", "parallel"),
-    ):  # fmt: skip
+    for fit, what, policy in (plain, tracks):
         if fit is None:
             continue
         if fit.orders < FEWEST_HELD_OUT:
@@ -124,7 +128,7 @@ def ranking_warnings(costs: OrderCosts) -> list[str]:
 
 
 def draw_orders(bands: Bands, count: int) -> list[tuple[Arrangement, str]]:
-    """``count`` arrangements within ``bands`` and the kind of each, ``uniform`` or another; the same every time."""
+    """Return ``count`` arrangements within ``bands`` and the kind of each; the same every time."""
     generator, blocks = random.Random(0), bands.num_blocks
     found = []
     for number in range(count):
@@ -146,7 +150,7 @@ def draw_orders(bands: Bands, count: int) -> list[tuple[Arrangement, str]]:
 
 
 def features_of(order: Arrangement | Sequence[int], blocks: int) -> np.ndarray:
-    """Which entries of the four tables it takes: float64 ``[3 blocks^2 + blocks]``, ``skip`` last."""
+    """Return the entries of the four tables that an order uses: float64 ``[3 blocks^2 + blocks]``, ``skip`` last."""
     arrangement = order if isinstance(order, Arrangement) else Arrangement.plain(order)
     slot, inverted, beside = (np.zeros((blocks, blocks)) for _ in range(3))
     skip = np.ones(blocks)
@@ -168,10 +172,10 @@ def features_of(order: Arrangement | Sequence[int], blocks: int) -> np.ndarray:
 
 
 def ridge(features: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Coefficients of a linear fit through zero, shrunk by the strength that leaves single values out best.
+    """Return the coefficients of a linear fit through zero, with the shrinkage of the best leave-one-out error.
 
-    The error of predicting each value from the others is exact (PRESS, Allen 1974). Generalised cross-validation,
-    which is cheaper, misjudges where there are about as many values as coefficients, as here.
+    The error of predicting each value from the others is exact (PRESS, Allen 1974). Generalized cross-validation is
+    cheaper, but misjudges if there are about as many values as coefficients, as here.
     """
     size, vectors = np.linalg.eigh(features @ features.T)
     projected = vectors.T @ values
@@ -181,12 +185,11 @@ def ridge(features: np.ndarray, values: np.ndarray) -> np.ndarray:
         return float(np.mean((vectors @ (shrunk * projected) / (vectors**2 @ shrunk)) ** 2))
 
     best = min(_STRENGTHS, key=left_out)
-    found: np.ndarray = features.T @ (vectors @ (projected / (np.maximum(size, 0.0) + best)))
-    return found
+    return features.T @ (vectors @ (projected / (np.maximum(size, 0.0) + best)))
 
 
 def spearman(one: np.ndarray, two: np.ndarray) -> float:
-    """Rank correlation; 0 where one of them is constant."""
+    """Return the rank correlation; 0 if one of them is constant."""
     ranks = [np.array([np.mean(np.flatnonzero(np.sort(v) == x)) for x in v]) for v in (one, two)]
     if min(r.std() for r in ranks) == 0:
         return 0.0
@@ -200,29 +203,16 @@ def _tables(found: np.ndarray, blocks: int) -> tuple[Table, Table, Table, tuple[
     return slot, inverted, beside, tuple(rounded[3 * blocks**2 :].tolist())
 
 
-@dataclass(frozen=True)
-class _PartsModel:
-    """What :func:`ls_edge.evaluation.evaluate.logits_of` runs."""
-
-    view: PartsView
-    device: torch.device
-
-    @property
-    def num_blocks(self) -> int:
-        return self.view.parts
-
-    @torch.inference_mode()
-    def stem(self, images: np.ndarray, /) -> Tensor:
-        return self.view.stem(torch.from_numpy(images).to(self.device))
-
-    @torch.inference_mode()
-    def block(self, index: int, tokens: Tensor, slot: int, /) -> Tensor:
-        return self.view.block(index, tokens, slot)
-
-    @torch.inference_mode()
-    def head(self, tokens: Tensor, /) -> np.ndarray:
-        logits: np.ndarray = self.view.head(tokens).float().cpu().numpy()
-        return logits
+def _logits_of(
+    model: TorchBlocks, images: np.ndarray, arrangements: Sequence[Arrangement]
+) -> Iterator[tuple[Arrangement, np.ndarray]]:
+    plain = {item.order: item for item in arrangements if item.is_plain}
+    for order, logits in logits_of(model, images, list(plain)):
+        yield plain[order], logits
+    dealt = [item for item in arrangements if not item.is_plain]
+    if dealt:
+        tokens = model.stem(images)
+        yield from ((item, model.head(apply(item, tokens, model.block))) for item in dealt)
 
 
 def _run(
@@ -233,17 +223,19 @@ def _run(
     images: int,
     on_batch: Callable[[int], None],
 ) -> tuple[dict[Arrangement, np.ndarray], dict[Arrangement, np.ndarray]]:
-    """Loss, and right or wrong, of each: float64 by sample, NaN where it did not run; ``trained`` runs on all."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = _PartsModel(view.of(copy.deepcopy(view.view).to(device).eval()) if device.type == "cuda" else view, device)
+    """Return loss and correctness of each arrangement: float64 by sample, NaN for samples that it did not run on.
+
+    ``trained`` runs on all samples.
+    """
+    on_gpu = torch.cuda.is_available()
+    model = TorchBlocks(view.of(copy.deepcopy(view.view).to("cuda")) if on_gpu else view)
     batches = np.array_split(np.arange(len(samples)), -(-len(samples) // _BATCH))
     each, generator = min(len(batches), max(1, images // _BATCH)), random.Random(1)
     of_batch: list[dict[Arrangement, None]] = [{trained: None} for _ in batches]
     for item in arrangements:
         for at in generator.sample(range(len(batches)), each):
             of_batch[at][item] = None
-    loss = {item: np.full(len(samples), np.nan) for item in (trained, *arrangements)}
-    right = {item: np.full(len(samples), np.nan) for item in loss}
+    loss, right = ({item: np.full(len(samples), np.nan) for item in (trained, *arrangements)} for _ in range(2))
     for rows, items in zip(batches, of_batch, strict=True):
         pixels = samples.images[rows]
         if samples.labels is None:
@@ -258,15 +250,3 @@ def _run(
             right[item][rows] = logits.argmax(axis=1) == target
         on_batch(int(rows[-1]) + 1)
     return loss, right
-
-
-def _logits_of(
-    model: _PartsModel, images: np.ndarray, arrangements: Sequence[Arrangement]
-) -> Iterator[tuple[Arrangement, np.ndarray]]:
-    plain = {item.order: item for item in arrangements if item.is_plain}
-    for order, logits in logits_of(model, images, list(plain)):
-        yield plain[order], logits
-    dealt = [item for item in arrangements if not item.is_plain]
-    if dealt:
-        tokens = model.stem(images)
-        yield from ((item, model.head(apply(item, tokens, model.block))) for item in dealt)

@@ -1,11 +1,11 @@
-"""From a module to the bytes of an ONNX file, and from one block's file to all blocks'.
+"""From a module to an ONNX graph, and from one block's graph to those of all blocks.
 
 Tracing is ``torch.onnx.export`` with ``dynamo=True``, which writes ``LayerNormalization`` and ``Gelu`` as one operator
-each and folds the shape arithmetic of a fixed token count. It takes a second or more a module whatever its size, and
-the blocks of a model differ in their weights only. So block 0 is traced once with random weights in all of its
-parameters (equal weights, such as biases of zero, would be merged into one tensor), each tensor of the graph is matched
-with one of the parameters, and the weights of the other blocks are filled in. If a tensor cannot be matched with
-certainty, each block is traced by itself.
+each and folds the shape arithmetic of a fixed token count. It takes a second or more per module, and the blocks of a
+model usually differ only in their weights. So block 0 is traced once with random weights in all of its parameters
+(equal weights, such as biases of zero, would be merged into one tensor), each tensor of the graph is matched with one
+of the parameters, and the weights of the other blocks are filled in. If a tensor cannot be matched with certainty, each
+block is traced separately.
 """
 
 from __future__ import annotations
@@ -29,40 +29,43 @@ from torch import nn
 
 from ls_edge.core.bundle import NOT_FOLDED, Folded
 from ls_edge.core.errors import ModelError
-from ls_edge.export.canonical import BATCH, OPSET, canonicalise
+from ls_edge.export.canonical import BATCH, OPSET, canonicalize
 from ls_edge.export.targets import ExportTarget, block_target
 from ls_edge.training.models.view import BlockView
 
 Origin = tuple[str, bool]
-"""A parameter's name, and whether the graph holds it transposed."""
+"""Name of a parameter, and whether the graph holds it transposed."""
 
 
 def trace(target: ExportTarget) -> onnx.ModelProto:
-    """Export one target, its weights named after the module's parameters.
-
-    Raises :class:`ModelError` if torch cannot export it.
-    """
+    """Export one target, with weights named after the parameters; raises :class:`ModelError` if torch cannot."""
     model = _traced(target)
     origins = _parameter_origins(model, _arrays(target.module))
-    return canonicalise(model, _names(origins, r"^view\.(model\.)?"))
+    return canonicalize(model, _names(origins, r"^view\.(model\.)?"))
 
 
 def _traced(target: ExportTarget) -> onnx.ModelProto:
     batch = torch.export.Dim(BATCH)
-    shapes = tuple({0: batch} for _ in target.inputs)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad(), _quiet_exporter():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
-                target.module, tuple(target.inputs.values()), None, dynamo=True, opset_version=OPSET, verbose=False,
-                input_names=list(target.inputs), output_names=[target.output], dynamic_shapes=shapes,
-            )  # fmt: skip
+                target.module,
+                tuple(target.inputs.values()),
+                None,
+                dynamo=True,
+                opset_version=OPSET,
+                verbose=False,
+                input_names=list(target.inputs),
+                output_names=[target.output],
+                dynamic_shapes=tuple({0: batch} for _ in target.inputs),
+            )
     except (torch.onnx.errors.OnnxExporterError, RuntimeError, TypeError, ValueError) as error:
         cause = error.__cause__ or error
         reason = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
         raise ModelError(
-            f"torch cannot export {target.name} of this model to ONNX ({type(cause).__name__}: {reason[:200]}); "
-            "choose another model, or see the traceback with --debug"
+            f"torch cannot export {target.name} of this model to ONNX ({type(cause).__name__}: {reason[:200]}); choose "
+            "another model, or see the traceback with --debug"
         ) from error
     assert program is not None
     return program.model_proto
@@ -70,7 +73,7 @@ def _traced(target: ExportTarget) -> onnx.ModelProto:
 
 @contextlib.contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Silence the exporter's remarks on constants it does not fold, and its progress bar, which leaves a thread."""
+    """Silence the exporter's remarks on unfolded constants, and its progress bar, which leaves a thread."""
     with contextlib.ExitStack() as stack:
         for name in ("onnxscript", "onnx_ir"):
             logger = logging.getLogger(name)
@@ -84,13 +87,13 @@ def _quiet_exporter() -> Iterator[None]:
 
 
 def _arrays(module: nn.Module) -> dict[str, np.ndarray]:
-    """Floating-point parameters and buffers, each once."""
+    """Return floating-point parameters and buffers, each once."""
     both = [*module.named_parameters(), *module.named_buffers()]
     return {name: tensor.detach().numpy() for name, tensor in both if tensor.is_floating_point()}
 
 
 def _parameter_origins(model: onnx.ModelProto, arrays: Mapping[str, np.ndarray]) -> dict[str, Origin]:
-    """Find the parameter that each float initializer of ``model`` is."""
+    """Return the parameter behind each float initializer of ``model``, if there is one."""
     by_bytes: dict[tuple[tuple[int, ...], bytes], Origin] = {}
     for name, array in arrays.items():
         if array.ndim == 2:
@@ -107,7 +110,7 @@ def _parameter_origins(model: onnx.ModelProto, arrays: Mapping[str, np.ndarray])
 
 
 def _names(origins: Mapping[str, Origin], prefix: str) -> dict[str, str]:
-    """Names of initializers after their parameters, without the pattern ``prefix``; the first of equal ones has it."""
+    """Name initializers after their parameters, without the pattern ``prefix``; of equal names the first one counts."""
     result: dict[str, str] = {}
     for initializer, (parameter, transposed) in origins.items():
         name = re.sub(prefix, "", parameter) + (".t" if transposed else "")
@@ -118,99 +121,77 @@ def _names(origins: Mapping[str, Origin], prefix: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Template:
-    """Block 0's graph, and which tensor of it is which parameter."""
+    """Block 0's graph, and the parameter behind each of its tensors."""
 
     model: onnx.ModelProto
     origins: dict[str, Origin]
-    """By the name of the initializer."""
+    """By name of the initializer."""
 
     def fill(self, arrays: Mapping[str, np.ndarray], index: int) -> onnx.ModelProto:
-        """The graph with the weights of block ``index``; raises ``KeyError`` where it lacks one of them."""
+        """Return the graph with the weights of block ``index``."""
         model = copy.deepcopy(self.model)
         for tensor in model.graph.initializer:
             if tensor.name not in self.origins:
                 continue
             parameter, transposed = self.origins[tensor.name]
-            array = arrays[_of_block(parameter, index)]
+            array = arrays[
+                re.sub(r"(?<=\.)\d+(?=\.|$)", str(index), parameter, count=1)
+            ]  # its first number is the block's
             array = np.ascontiguousarray(array.T if transposed else array)
-            if list(array.shape) != list(tensor.dims):
-                raise KeyError(parameter)
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
         return model
 
 
-def _of_block(parameter: str, index: int) -> str:
-    """The name of block ``index``'s parameter from that of block 0: its first number is the block's."""
-    parts = parameter.split(".")
-    for place, part in enumerate(parts):
-        if part.isdigit():
-            parts[place] = str(index)
-            break
-    return ".".join(parts)
+def trace_blocks(view: BlockView, folded: Folded = NOT_FOLDED) -> Iterator[onnx.ModelProto]:
+    """Yield the graph of each block that is not folded; ``view`` is from ``prepare_for_export``.
 
-
-def trace_blocks(view: BlockView, tokens: tuple[int, int], folded: Folded = NOT_FOLDED) -> Iterator[onnx.ModelProto]:
-    """Yield the graph of each block; ``view`` is from ``prepare_for_export``, ``tokens`` is ``(N, D)``.
-
-    Blocks that are ``folded`` into stem and head are left out. Blocks that share their weights have one graph, which
-    is traced once.
+    Blocks that share their weights have one graph, which is traced once.
     """
     alike = view.slots is None or view.slots.is_uniform
     template = None
     if alike and len(set(view.owners)) > 1 and _equal_but_for_weights(view.blocks):
-        template = _template(view, tokens, folded.stem)
-    arrays = _arrays(block_target(view, 0, tokens).module)
-    shared: dict[int, onnx.ModelProto] = {}
-    for index in range(folded.stem, len(view.blocks) - folded.head):
+        template = _template(view, folded.stem)
+    arrays = _arrays(block_target(view, 0).module)
+    traced: dict[int, onnx.ModelProto] = {}
+    for index in range(folded.stem, view.num_blocks - folded.head):
         owner = view.owners[index]
-        if owner in shared:
-            yield shared[owner]
-            continue
         if template is not None:
-            try:
-                yield template.fill(arrays, index)
-                continue
-            except KeyError:
-                template = None
-        model = _traced(block_target(view, index, tokens, folded.stem))
-        found = canonicalise(model, _names(_parameter_origins(model, arrays), _prefix(index)))
-        if view.owners.count(owner) > 1:
-            shared[owner] = found
-        yield found
+            yield template.fill(arrays, owner)
+            continue
+        if owner not in traced:
+            model = _traced(block_target(view, index, folded.stem))
+            traced = {owner: canonicalize(model, _names(_parameter_origins(model, arrays), _prefix(index)))}
+        yield traced[owner]
 
 
 def _prefix(index: int) -> str:
-    """What the names in block ``index``'s file lack: the numbers of the block and of its table."""
+    """Return the pattern that names in block ``index``'s file lack: the numbers of the block and of its table."""
     return rf"^view\.(model\.)?(blocks\.{index}\.)?|(?<=\.tables)\.\d+$"
 
 
-def _template(view: BlockView, tokens: tuple[int, int], folded: int) -> _Template | None:
-    """Trace block 0 with random weights; None if some tensor of its graph cannot be matched with a parameter."""
+def _template(view: BlockView, folded: int) -> _Template | None:
+    """Trace block 0 with random weights; return None if a tensor of its graph cannot be matched with a parameter."""
     scratch = copy.deepcopy(view)
-    own = {name for name, _ in scratch.blocks[0].named_parameters()}
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in scratch.parameters():
             if parameter.is_floating_point():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
-    target = block_target(scratch, 0, tokens, folded)
+    target = block_target(scratch, 0, folded)
     model = _traced(target)
-    arrays = _arrays(target.module)
-    origins = _parameter_origins(model, arrays)
-    blocks_own = {id(p): name for name, p in scratch.blocks[0].named_parameters()}
-    full = {name: blocks_own[id(p)] for name, p in target.module.named_parameters() if id(p) in blocks_own}
-    recognised = {full[name] for name, _ in origins.values() if name in full}
+    origins = _parameter_origins(model, _arrays(target.module))
+    own = {id(parameter) for parameter in scratch.blocks[0].parameters()}
+    wanted = {name for name, parameter in target.module.named_parameters() if id(parameter) in own}
     constants = [t for t in model.graph.initializer if t.name not in origins and t.data_type == onnx.TensorProto.FLOAT]
-    if recognised != own or any(np.prod(t.dims) > 1 for t in constants):
-        return None
     names = _names(origins, _prefix(0))
-    if len(names) != len(origins):
+    matched = wanted <= {name for name, _ in origins.values()}
+    if not matched or len(names) != len(origins) or any(np.prod(t.dims) > 1 for t in constants):
         return None
-    return _Template(canonicalise(model, names), {names[key]: origin for key, origin in origins.items()})
+    return _Template(canonicalize(model, names), {names[key]: origin for key, origin in origins.items()})
 
 
 def _equal_but_for_weights(blocks: nn.ModuleList) -> bool:
-    """Whether the blocks differ in their weights only; dropout rates do not count, since exported blocks have none."""
+    """Return whether blocks differ only in weights; dropout rates do not count, since exported blocks have none."""
 
     def shape_of(block: nn.Module) -> list[tuple[str, str, str]]:
         return [

@@ -1,7 +1,9 @@
 """Run folders: ``model.safetensors``, ``config.yaml``, ``metrics.jsonl``; never pickle.
 
-A run is written weights first, ``config.yaml`` last, each in one step, so a folder with ``config.yaml`` is a run
-that loads. What resuming needs besides is in ``resume/`` (``ls_edge.training.resume``).
+A run is written weights first and ``config.yaml`` last, each atomically, so a folder with ``config.yaml`` is a run that
+loads. While training lasts, ``resume.safetensors`` holds the state of the last epoch in one file: weights, the
+optimizer's moments, averaged weights and, as JSON in its metadata, the counters. All random draws depend only on seed,
+epoch and step and need no state.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import safetensors
@@ -20,63 +23,47 @@ from torch import Tensor
 
 from ls_edge.core import yaml_source
 from ls_edge.core.bands import Bands
-from ls_edge.core.bundle import ImageSpec
-from ls_edge.core.errors import LsEdgeError, ModelError, RunError, UsageError
+from ls_edge.core.errors import ModelError, RunError, UsageError
 from ls_edge.core.files import write_file
 from ls_edge.training.config import RunFile, RunRecord, TrainConfig, to_yaml
-from ls_edge.training.methods.base import make_method
+from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.small_models import build
 from ls_edge.training.models.view import BlockView
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
+RESUME = "resume.safetensors"
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run that was read: the model with its weights, in evaluation mode, and what is known about it."""
+    """A run from disk, with its model in evaluation mode."""
 
     folder: Path
     view: BlockView
     config: RunFile
     record: RunRecord
+    bands: Bands
+    """Groups of blocks within which the order changed in training."""
     weights_sha256: str
-    """Of the very bytes that were loaded."""
+    """Digest of the bytes that were loaded."""
 
-    @property
-    def model(self) -> str:
-        """Name of the model."""
-        return self.record.model
 
-    @property
-    def bands(self) -> Bands:
-        """Groups of blocks within which the order changed in training."""
-        return Bands.from_json(self.config.bands, self.view.num_blocks)
+class TrainingProgress(msgspec.Struct, frozen=True):
+    """Counters of an unfinished run."""
 
-    @property
-    def method(self) -> str:
-        """Training method."""
-        return self.record.method
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names in the order of the logits."""
-        return self.record.classes
-
-    @property
-    def image(self) -> ImageSpec:
-        """How an image file becomes the stem's input."""
-        return self.record.image
-
-    @property
-    def trained_on(self) -> str:
-        """Digest of the training data's file list; empty if unknown."""
-        return self.record.trained_on
+    epochs_done: int = 0
+    best_epoch: int | None = None
+    best_loss: float | None = None
+    scaler: dict[str, Any] = {}
+    """State of the gradient scaler (float16 on CUDA only)."""
+    cost: float = 0.0
+    """Cost of the training so far, in forward passes of the model."""
 
 
 def save_run(folder: str | Path, view: BlockView, config: TrainConfig, record: RunRecord) -> None:
-    """Write weights and configuration; whatever else is in the folder stays."""
+    """Write weights and configuration; other files in the folder stay."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,32 +71,27 @@ def save_run(folder: str | Path, view: BlockView, config: TrainConfig, record: R
         if config.stored == "fp16":
             weights = {name: w.half() if w.is_floating_point() else w for name, w in weights.items()}
         write_tensors(folder / WEIGHTS, weights)
-        write_config(folder, config, record)
+        plain = {name: getattr(config, name) for name in TrainConfig.__struct_fields__}
+        write_file(folder / CONFIG, to_yaml(RunFile(**plain, run=record)).encode())
     except OSError as error:
         raise RunError(f"cannot write the run {folder}: {error.strerror}; check the path and the free space") from None
 
 
-def write_config(folder: Path, config: TrainConfig, record: RunRecord) -> None:
-    """Write ``config.yaml`` alone."""
-    plain = {name: getattr(config, name) for name in TrainConfig.__struct_fields__}
-    write_file(folder / CONFIG, to_yaml(RunFile(**plain, run=record)).encode())
-
-
 def read_record(folder: str | Path) -> tuple[RunFile, RunRecord]:
-    """``config.yaml`` of a run; raises :class:`RunError` where the folder is none."""
+    """Return ``config.yaml`` of a run and its section ``run``; raises :class:`RunError` if the folder is not a run."""
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
         raise RunError(
-            f"{folder} is no run: it has no {CONFIG}; make one with 'ls-edge train --data DATA --out {folder}'"
+            f"{folder} is not a run: it has no {CONFIG}; make one with 'ls-edge train --data DATA --out {folder}'"
         )
     config, _ = yaml_source.load(folder / CONFIG, RunFile)
     if config.run is None:
-        raise RunError(f"{folder / CONFIG} has no section 'run': it is no run's file, or training did not get that far")
+        raise RunError(f"{folder / CONFIG} has no section 'run', so it was not written by training; give a run folder")
     return config, config.run
 
 
 def load_run(folder: str | Path, device: str | torch.device = "cpu") -> LoadedRun:
-    """Build a run's model and load its weights; raises :class:`RunError` where either cannot be."""
+    """Build a run's model and load its weights; raises :class:`RunError` if that fails."""
     folder = Path(folder)
     config, record = read_record(folder)
     tensors, digest = read_tensors(folder / WEIGHTS)
@@ -117,30 +99,28 @@ def load_run(folder: str | Path, device: str | torch.device = "cpu") -> LoadedRu
         view = build(record.model, record.model_args, record.kept)
         make_method(record.method, config.method_args).attach(view)
         view.load_weights(tensors)
-        Bands.from_json(config.bands, view.num_blocks)
+        bands = Bands.from_json(config.bands, view.num_blocks)
     except (ModelError, UsageError) as error:
         raise RunError(f"{folder}: {error}") from None
-    view.to(device).eval()
-    return LoadedRun(folder, view, config, record, digest)
+    return LoadedRun(folder, view.to(device).eval(), config, record, bands, digest)
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a ``.safetensors`` file and its sha256; raises :class:`RunError`."""
+    """Return the tensors of a ``.safetensors`` file and its sha256; raises :class:`RunError`."""
     path = Path(path)
     try:
         raw = path.read_bytes()
+        return dict(safetensors.torch.load(raw)), hashlib.sha256(raw).hexdigest()
     except FileNotFoundError:
         raise RunError(f"{path} is missing; copy it from where the run was made, or train again") from None
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from None
-    try:
-        return dict(safetensors.torch.load(raw)), hashlib.sha256(raw).hexdigest()
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
-        raise RunError(f"{path} is no safetensors file ({error}); copy it again or train again") from None
+        raise RunError(f"{path} is not a safetensors file ({error}); copy it again or train again") from None
 
 
 def read_foreign(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a ``.safetensors`` or ``.pth`` file of any origin; a ``.pth`` is read without running its code."""
+    """Return the tensors of a foreign ``.safetensors`` or ``.pth`` file, without running code from the latter."""
     path = Path(path)
     if path.suffix == ".safetensors":
         return read_tensors(path)[0]
@@ -150,37 +130,57 @@ def read_foreign(path: str | Path) -> dict[str, Tensor]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old pickle protocols
             value = torch.load(path, map_location="cpu", weights_only=True)
-    except LsEdgeError:
-        raise
     except Exception as error:  # noqa: BLE001 - torch raises many kinds for files that it cannot read
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest of torch's message advises to load it unsafely
+        if found:
+            reason = f"it holds Python objects, such as {found[1]}"
+        else:
+            reason = "it holds something else" if "weights_only" in str(error) else "it is truncated or not one"
         raise RunError(
-            f"{path} is no checkpoint of plain tensors ({_why_not_tensors(error)}), and nothing else is loaded, since "
-            "that would run code from the file; save the model's state_dict as .safetensors"
+            f"{path} is not a checkpoint of plain tensors ({reason}); anything else could run code from the file, so "
+            "it is not loaded; save the model's state_dict as .safetensors"
         ) from None
     for key in ("state_dict", "model", "model_ema", "state_dict_ema"):
         if isinstance(value, dict) and isinstance(value.get(key), dict):
             value = value[key]
             break
     if not isinstance(value, dict) or not value or not all(isinstance(v, Tensor) for v in value.values()):
-        raise RunError(f"{path} holds no dictionary of tensors; save the model's state_dict")
+        raise RunError(f"{path} does not hold a dictionary of tensors; save the model's state_dict")
     return {str(name).removeprefix("module."): tensor for name, tensor in value.items()}
 
 
-def _why_not_tensors(error: Exception) -> str:
-    """Why torch did not load a file, without its advice to load it unsafely."""
-    found = re.search(r"GLOBAL ([\w.]+)", str(error))
-    if found:
-        return f"it holds Python objects, such as {found[1]}"
-    return "it holds what is no tensor" if "weights_only" in str(error) else "it is cut off or never was one"
-
-
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a ``.safetensors`` file in one step."""
+    """Write a ``.safetensors`` file atomically."""
     plain = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     write_file(path, safetensors.torch.save(plain, metadata or {"format": "pt"}))
 
 
-def append_metrics(folder: Path, line: dict[str, object]) -> None:
+def save_progress(folder: Path, tensors: dict[str, Tensor], progress: TrainingProgress) -> None:
+    """Write the state at the end of an epoch."""
+    write_tensors(folder / RESUME, tensors, {"progress": msgspec.json.encode(progress).decode()})
+
+
+def load_progress(folder: Path) -> tuple[dict[str, Tensor], TrainingProgress]:
+    """Return what :func:`save_progress` wrote; raises :class:`RunError` if the file is missing or broken."""
+    path = folder / RESUME
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            progress = msgspec.json.decode((file.metadata() or {})["progress"], type=TrainingProgress)
+            return {name: file.get_tensor(name) for name in file.keys()}, progress  # noqa: SIM118 - not a mapping
+    except FileNotFoundError:
+        raise RunError(f"{path} is missing, so the run cannot be resumed; train again with --overwrite") from None
+    except (OSError, KeyError, ValueError, safetensors.SafetensorError, msgspec.MsgspecError) as error:
+        raise RunError(f"cannot use {path} ({error}); train again with --overwrite") from None
+
+
+def start_metrics(folder: Path, epochs_done: int) -> None:
+    """Keep the metrics of the first ``epochs_done`` epochs; a kill can leave a line without its state."""
+    path = folder / METRICS
+    lines = path.read_bytes().splitlines(keepends=True) if epochs_done and path.exists() else []
+    path.write_bytes(b"".join(lines[:epochs_done]))
+
+
+def append_metrics(folder: Path, metrics: msgspec.Struct) -> None:
     """Add a line to ``metrics.jsonl``."""
     with (folder / METRICS).open("ab") as stream:
-        stream.write(msgspec.json.encode(line) + b"\n")
+        stream.write(msgspec.json.encode(metrics) + b"\n")

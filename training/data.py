@@ -1,10 +1,9 @@
-"""Images for training: decoded to pixels, split, batched, augmented, all determined by the seed and the epoch.
+"""Images for training: decoded to pixels, split, batched and augmented, all determined by the seed and the epoch.
 
-Batches are uint8 ``[B, 3, H, W]``, normalised where the model is. Small sets are decoded once and kept in memory;
-larger ones, and those with timm's augmentation, are decoded every epoch, by worker processes if asked for. Images
-for validation go through the very preprocessing that a board uses (``ls_edge.data.preprocess``).
-
-An image that cannot be decoded is reported, left out and counted. Datasets that cannot be indexed are not supported.
+Batches are uint8 ``[B, 3, H, W]`` and are normalized on the model's device. Small sets are decoded once and kept in
+memory; larger sets, and those with timm's augmentation, are decoded every epoch, optionally by worker processes. Images
+for validation get the same preprocessing as on a board (``ls_edge.data.preprocess``). Images that cannot be decoded are
+reported, left out and counted.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,18 +27,18 @@ from ls_edge.data.datasets import ImageRef, ImageSet
 from ls_edge.data.decoding import decode
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.device import hardware
-from ls_edge.training.config import DataConfig
+from ls_edge.training.config import TrainConfig
 from ls_edge.training.distributed import DistributedContext
 
 _timm_data: Any = timm.data
 Batch = tuple[Tensor, Tensor]
 """Pixels uint8 ``[B, 3, H, W]`` and labels int64 ``[B]``."""
 MAX_WORKERS = 8
-"""Most processes that decode by default; more than these wait for a disk, or for the GPU."""
+"""Default limit of decoding processes; more of them wait for the disk or the GPU."""
 
 
 def split(images: ImageSet, part: float, seed: int) -> tuple[list[int], list[int]]:
-    """Indices to train on and a seeded ``part`` of each class that selects, at least one image of all.
+    """Return the indices to train on, and a seeded ``part`` of each class (at least one image) that selects.
 
     Raises :class:`DataError` for a set of one class.
     """
@@ -64,23 +62,8 @@ def split(images: ImageSet, part: float, seed: int) -> tuple[list[int], list[int
     return sorted(train), sorted(held)
 
 
-@dataclass
-class Skipped:
-    """Images that could not be decoded; each is reported once."""
-
-    warn: Callable[[str], None]
-    reasons: set[str] = field(default_factory=set)
-    """One an image; a reason names its image."""
-
-    def add(self, why: str) -> None:
-        """Count one and warn."""
-        if why not in self.reasons:
-            self.reasons.add(why)
-            self.warn(f"left out: {why}")
-
-
 class Decoded(Dataset[tuple[Tensor | None, int, str]]):
-    """Images of a set as uint8 ``[3, H, W]``, label and (where decoding failed) the reason."""
+    """Images of a set as uint8 ``[3, H, W]`` with their label or, if decoding failed, the reason."""
 
     def __init__(self, images: Sequence[ImageRef], spec: ImageSpec, transform: Callable[[Any], Any] | None) -> None:
         self.images = images
@@ -104,36 +87,31 @@ class Decoded(Dataset[tuple[Tensor | None, int, str]]):
 
 
 class Batches:
-    """The batches of one part of a set: :meth:`epoch` shuffled and augmented, :meth:`fixed` neither."""
+    """The batches of one part of a set: :meth:`epoch` is shuffled and augmented, :meth:`fixed` is neither."""
 
     def __init__(
         self,
         images: Sequence[ImageRef],
         spec: ImageSpec,
-        config: DataConfig,
+        config: TrainConfig,
         *,
-        batch_size: int,
-        seed: int,
         augment: str,
-        skipped: Skipped,
+        on_skipped: Callable[[str], None],
         on_decoded: Callable[[int], None] = lambda _: None,
         context: DistributedContext = DistributedContext(),  # noqa: B008 - frozen
         pin: bool = False,
     ) -> None:
-        self.batch_size = batch_size
-        self._local = context.local_batch_size(batch_size)
-        self._context = context
-        self._pin = pin
-        self._seed = seed
-        self._augment = augment
-        self._skipped = skipped
-        self._workers = default_workers(on_gpu=pin) if config.workers is None else config.workers
-        self._images = tuple(images)
-        self._transform = _timm_transform(spec) if augment == "timm" else None
-        self._set = Decoded(self._images, spec, self._transform)
+        """Decode the images if they fit into memory; ``augment`` is from :func:`choose_augment`.
+
+        ``on_skipped`` is called with the reason, which names the image, each time that an image cannot be decoded.
+        ``pin``: put batches into pinned memory, from which a GPU copies while it computes.
+        """
+        self.config, self._augment, self._on_skipped = config, augment, on_skipped
+        self._context, self._pin = context, pin
+        self._set = Decoded(tuple(images), spec, _timm_transform(spec) if augment == "timm" else None)
         self._pixels: Tensor | None = None
-        self._labels = torch.tensor([-1 if image.label is None else image.label for image in self._images])
-        if self._transform is None and len(images) * 3 * spec.size[0] * spec.size[1] <= config.cache_mb << 20:
+        self._labels = torch.tensor([-1 if image.label is None else image.label for image in images])
+        if augment != "timm" and len(images) * 3 * spec.size[0] * spec.size[1] <= config.data.cache_mb << 20:
             self._keep(on_decoded)
 
     def __len__(self) -> int:
@@ -145,18 +123,20 @@ class Batches:
         return self._pixels is not None
 
     def steps(self) -> int:
-        """Batches an epoch; what remains of a full batch is left to the next epoch's shuffle."""
-        return len(self) // self.batch_size
+        """Return the batches per epoch; the images beyond the last full batch are left out."""
+        return len(self) // self.config.batch_size
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Shuffled, augmented batches of equal size (smaller where images are left out); a process has its share."""
-        generator = torch.Generator().manual_seed((self._seed << 20) ^ epoch)
+        """Yield this process's share of shuffled, augmented batches of equal size, except for images left out."""
+        size, rank = self.config.batch_size, self._context.rank
+        local = self._context.local_batch_size(size)
+        generator = torch.Generator().manual_seed((self.config.seed << 20) ^ epoch)
         order = torch.randperm(len(self), generator=generator).tolist()
-        batches = [order[i * self.batch_size : (i + 1) * self.batch_size] for i in range(self.steps())]
-        share = slice(self._context.rank * self._local, (self._context.rank + 1) * self._local)
-        if self.cached:  # moved as a whole, so that every process draws for all images alike
+        batches = [order[i * size : (i + 1) * size] for i in range(self.steps())]
+        share = slice(rank * local, (rank + 1) * local)
+        if self.cached:  # shifts are drawn for the whole batch, so that every process draws the same
             for batch in self._load(batches, generator):
-                assert batch is not None  # what cannot be decoded is not in memory
+                assert batch is not None
                 pixels, labels = batch
                 yield self._pinned(augment(pixels, self._augment, generator)[share], labels[share])
             return
@@ -164,12 +144,12 @@ class Batches:
             yield self._pinned(augment(pixels, self._augment, generator), labels)
 
     def fixed(self) -> Iterator[Batch]:
-        """All images in the set's order, as they are; several processes divide the batches among themselves.
+        """Yield all images in the set's order, unaugmented; several processes divide the batches among themselves.
 
-        A process among several whose share cannot be decoded yields nothing; one by itself raises :class:`DataError`.
+        Raises :class:`DataError` if there is one process and it can decode no image; one of several yields nothing.
         """
-        rows = list(range(len(self)))
-        batches = [rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
+        rows, size = list(range(len(self))), self.config.batch_size
+        batches = [rows[i : i + size] for i in range(0, len(rows), size)]
         share = batches[self._context.rank :: self._context.world_size]
         used = False
         for batch in self._load(share, torch.Generator().manual_seed(0)):
@@ -180,16 +160,15 @@ class Batches:
             raise self.all_unreadable()
 
     def all_unreadable(self) -> DataError:
-        """The error where no image can be decoded."""
-        return DataError(
-            f"none of {len(self._images)} images can be used, {self._images[0].name} is the first; check the files"
-        )
+        """Return the error for a set of which no image can be decoded."""
+        images = self._set.images
+        return DataError(f"none of {len(images)} images can be used, {images[0].name} is the first; check the files")
 
     def _same_count(self, batches: Iterator[Batch | None]) -> Iterator[Batch]:
-        """The batches that can be used, or as many as there were in every process.
+        """Yield the usable batches; with several processes as many as there are steps.
 
-        Processes that train together average their gradients in every step, so where there are several the last good
-        batch stands in for one that has no image. One process by itself leaves it out.
+        Processes that train together average their gradients in every step, so the last good batch replaces one
+        without images. A single process leaves it out.
         """
         first = next((batch for batch in batches if batch is not None), None)
         if self._context.any(first is None):
@@ -203,50 +182,53 @@ class Batches:
             good = good if batch is None else batch
             yielded += 1
             yield good
-        while self._context.world_size > 1 and yielded < self.steps():  # those ahead of the first good one
+        while self._context.world_size > 1 and yielded < self.steps():  # for those before the first good one
             yielded += 1
             yield good
 
     def _pinned(self, pixels: Tensor, labels: Tensor) -> Batch:
-        """In pinned memory where they go to a GPU: only from there they are copied while it computes."""
         return (pixels.pin_memory(), labels.pin_memory()) if self._pin else (pixels, labels)
 
     def _keep(self, on_decoded: Callable[[int], None]) -> None:
-        pixels: list[Tensor] = []
-        labels: list[int] = []
+        good: list[tuple[Tensor, int]] = []
         with ThreadPoolExecutor(2, thread_name_prefix="decode") as pool:
-            for found, label, why in pool.map(self._set.__getitem__, range(len(self._images)), chunksize=64):
+            for pixels, label, why in pool.map(self._set.__getitem__, range(len(self._set)), chunksize=64):
                 on_decoded(1)
-                if found is None:
-                    self._skipped.add(why)
-                    continue
-                pixels.append(found)
-                labels.append(label)
-        if not pixels:
+                if pixels is None:
+                    self._on_skipped(why)
+                else:
+                    good.append((pixels, label))
+        if not good:
             raise self.all_unreadable()
-        self._pixels, self._labels = torch.stack(pixels), torch.tensor(labels)
+        self._pixels, self._labels = torch.stack([pixels for pixels, _ in good]), torch.tensor([at for _, at in good])
 
     def _load(self, batches: list[list[int]], generator: torch.Generator) -> Iterator[Batch | None]:
-        """Each batch without the images that cannot be decoded; None for one of which none can."""
+        """Yield each batch without the images that cannot be decoded, None if that is all of them."""
         if self._pixels is not None:
             for rows in batches:
                 yield self._pixels[rows], self._labels[rows]
             return
+        workers = self.config.data.workers
+        workers = default_workers(on_gpu=self._pin) if workers is None else workers
         loader: DataLoader[Any] = DataLoader(
-            self._set, batch_sampler=batches, num_workers=self._workers, generator=generator,
-            collate_fn=_collate, worker_init_fn=_seed_worker if self._workers else None,
-            prefetch_factor=4 if self._workers else None,
-        )  # fmt: skip
-        for pixels, labels, reasons in loader:
+            self._set,
+            batch_sampler=batches,
+            num_workers=workers,
+            generator=generator,
+            collate_fn=_collate,
+            worker_init_fn=_seed_worker if workers else None,
+            prefetch_factor=4 if workers else None,
+        )
+        for batch, reasons in loader:
             for why in reasons:
-                self._skipped.add(why)
-            yield None if pixels is None else (pixels, labels)
+                self._on_skipped(why)
+            yield batch
 
 
 def default_workers(*, on_gpu: bool) -> int:
-    """Processes that decode images where the configuration does not say: enough to feed a GPU, none on the CPU.
+    """Return the default number of decoding processes: enough to feed a GPU, none on the CPU.
 
-    On the CPU training itself needs the cores; beside a GPU all but one of this process's share are free.
+    On the CPU training itself needs the cores; next to a GPU all but one of this process's share are free.
     """
     if not on_gpu:
         return 0
@@ -254,12 +236,12 @@ def default_workers(*, on_gpu: bool) -> int:
     return max(1, min(MAX_WORKERS, hardware.cores() // processes - 1))
 
 
-def _collate(items: list[tuple[Tensor | None, int, str]]) -> tuple[Tensor | None, Tensor, list[str]]:
+def _collate(items: list[tuple[Tensor | None, int, str]]) -> tuple[Batch | None, list[str]]:
     good = [(pixels, label) for pixels, label, _ in items if pixels is not None]
     reasons = [why for pixels, _, why in items if pixels is None]
     if not good:
-        return None, torch.empty(0, dtype=torch.int64), reasons
-    return torch.stack([pixels for pixels, _ in good]), torch.tensor([label for _, label in good]), reasons
+        return None, reasons
+    return (torch.stack([pixels for pixels, _ in good]), torch.tensor([label for _, label in good])), reasons
 
 
 def _seed_worker(_: int) -> None:
@@ -272,14 +254,20 @@ def _timm_transform(spec: ImageSpec) -> Callable[[Any], Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made: Callable[[Any], Any] = _timm_data.create_transform(
-            input_size=(3, *spec.size), is_training=True, use_prefetcher=True, auto_augment="rand-m7-mstd0.5-inc1",
-            interpolation=spec.interpolation, mean=spec.mean, std=spec.std, scale=(0.35, 1.0),
-        )  # fmt: skip
+            input_size=(3, *spec.size),
+            is_training=True,
+            use_prefetcher=True,
+            auto_augment="rand-m7-mstd0.5-inc1",
+            interpolation=spec.interpolation,
+            mean=spec.mean,
+            std=spec.std,
+            scale=(0.35, 1.0),
+        )
     return made
 
 
 def choose_augment(wanted: str, source: str, spec: ImageSpec) -> str:
-    """What ``auto`` means for these images."""
+    """Return the augmentation that ``auto`` means for these images, or ``wanted`` itself."""
     if wanted != "auto":
         return wanted
     if source == "digits":
@@ -288,7 +276,7 @@ def choose_augment(wanted: str, source: str, spec: ImageSpec) -> str:
 
 
 def augment(pixels: Tensor, kind: str, generator: torch.Generator) -> Tensor:
-    """Augment uint8 ``[B, 3, H, W]``: each image moved by up to an eighth, ``crop`` also mirrored."""
+    """Move each image of uint8 ``[B, 3, H, W]`` by up to an eighth; ``crop`` also mirrors."""
     if kind not in ("shift", "crop"):
         return pixels
     count, _, height, width = pixels.shape
@@ -305,11 +293,7 @@ def augment(pixels: Tensor, kind: str, generator: torch.Generator) -> Tensor:
 
 
 def normaliser(spec: ImageSpec, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Function from pixels uint8 ``[B, 3, H, W]`` to the stem's input on ``device``."""
+    """Return a function from pixels uint8 ``[B, 3, H, W]`` to the stem's input on ``device``."""
     mean = torch.tensor(spec.mean, device=device)[:, None, None] * 255
     scale = 1 / (torch.tensor(spec.std, device=device)[:, None, None] * 255)
-
-    def normalise(pixels: Tensor) -> Tensor:
-        return (pixels.to(device, non_blocking=True).float() - mean) * scale
-
-    return normalise
+    return lambda pixels: (pixels.to(device, non_blocking=True).float() - mean) * scale

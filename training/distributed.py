@@ -1,8 +1,7 @@
 """The processes that ``torchrun`` started: rank, world size, process group and collectives.
 
-Gradients are averaged by ``torch.nn.parallel.DistributedDataParallel`` (``ls_edge.training.epoch_trainer``); here is
-what data, validation and checkpoints need besides. The backend is ``nccl`` on CUDA (not run on several GPUs yet) and
-``gloo`` on the CPU. If a process is gone the others fail after :data:`TIMEOUT` at the latest.
+``torch.nn.parallel.DistributedDataParallel`` averages the gradients; this module has what data, validation and
+checkpoints need. The backend is ``nccl`` on CUDA (not run on several GPUs yet) and ``gloo`` on the CPU.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ import torch.distributed as dist
 from ls_edge.core.errors import LsEdgeError, TrainingStopped, UsageError
 
 TIMEOUT = timedelta(minutes=10)
-"""Longest wait in a collective: long enough for one process to decode a data set, short enough to notice a dead one."""
+"""Longest wait in a collective: enough for one process to decode a data set, short enough to notice a dead one."""
 
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """The process among those that train one model, in the terms of ``torch.distributed``."""
+    """One of the processes that train a model, in the terms of ``torch.distributed``."""
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    """Rank among the processes on this machine; the index of its CUDA device."""
+    """Rank among the processes on this machine, and index of its CUDA device."""
 
     @property
     def is_main(self) -> bool:
@@ -37,7 +36,7 @@ class DistributedContext:
         return self.rank == 0
 
     def local_batch_size(self, batch_size: int) -> int:
-        """Images of a batch for each process; raises :class:`UsageError` if they do not divide evenly."""
+        """Return each process's share of a batch; raises :class:`UsageError` if shares are unequal."""
         if batch_size % self.world_size:
             raise UsageError(
                 f"batch size {batch_size} does not divide among {self.world_size} processes; use a multiple of "
@@ -52,7 +51,7 @@ class DistributedContext:
         return values
 
     def any(self, here: bool) -> bool:
-        """Whether it is so in one of the processes; every process has to ask."""
+        """Return whether a condition holds in any process; every process has to call this."""
         if self.world_size == 1:
             return here
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -60,7 +59,7 @@ class DistributedContext:
 
     @contextlib.contextmanager
     def one_first(self) -> Iterator[None]:
-        """Let one process of this machine go first, such as to download what the others find; all have to enter."""
+        """Let one process of this machine go first, to download what the others then find; all have to enter."""
         first = self.local_rank == 0
         if not first:
             self.barrier()
@@ -76,43 +75,33 @@ class DistributedContext:
             dist.barrier()
 
 
-def select_device(device: str) -> None:
-    """Make the GPU of this process of ``torchrun`` its current one, before anything else touches CUDA.
+def from_environment(device: torch.device) -> DistributedContext:
+    """Return the context that ``torchrun`` set, and make this process's GPU the current one.
 
-    Whatever comes first (random states, a tensor) would else open the first GPU in every process, at some hundred MiB.
-    ``device`` is the configuration's. Raises :class:`UsageError` for a CUDA device that does not exist.
+    Call it before anything else touches CUDA: random states or a tensor would otherwise open the first GPU in every
+    process, at some hundred MiB. Raises :class:`UsageError` for a CUDA device that does not exist.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ or not _uses_cuda(device):
-        return
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if local_rank >= torch.cuda.device_count():
-        raise UsageError(
-            f"process {local_rank} has no GPU: this machine has {torch.cuda.device_count()}; start fewer processes"
-        )
-    torch.cuda.set_device(local_rank)
-
-
-def _uses_cuda(device: str) -> bool:
-    return device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ:
+        return DistributedContext()
+    rank, world_size, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    if device.type == "cuda":
+        if local_rank >= torch.cuda.device_count():
+            raise UsageError(
+                f"process {local_rank} has no GPU: this machine has {torch.cuda.device_count()}; start fewer processes"
+            )
+        torch.cuda.set_device(local_rank)
+    return DistributedContext(rank, world_size, local_rank)
 
 
 @contextlib.contextmanager
-def process_group(device: str) -> Iterator[DistributedContext]:
-    """Join the process group of ``torchrun`` while the context is open; without ``torchrun`` there is no group.
-
-    ``device`` is the configuration's. Raises :class:`UsageError` for a CUDA device that does not exist and
-    :class:`TrainingStopped` if another process is gone.
-    """
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size == 1 or "RANK" not in os.environ:
-        yield DistributedContext()
+def process_group(context: DistributedContext, device: torch.device) -> Iterator[None]:
+    """Join the process group; raises :class:`TrainingStopped` if another process is gone."""
+    if context.world_size == 1:
+        yield
         return
-    context = DistributedContext(int(os.environ["RANK"]), world_size, int(os.environ.get("LOCAL_RANK", "0")))
-    cuda = _uses_cuda(device)
-    select_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=TIMEOUT)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
     try:
-        yield context
+        yield
     except LsEdgeError:
         raise
     except RuntimeError as error:  # DistError, and what the reducer of DistributedDataParallel raises

@@ -1,4 +1,4 @@
-"""Optimiser, learning rate schedule and averaged weights: AdamW, timm's schedules, and torch's AveragedModel."""
+"""Optimizer, learning rate schedule and averaged weights: AdamW, timm's schedules, and torch's AveragedModel."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from torch.optim.swa_utils import AveragedModel
 from ls_edge.training.config import OptimConfig
 from ls_edge.training.models.view import BlockView
 
-_optim: Any = timm.optim  # both re-export their functions without a declaration
+_optim: Any = timm.optim  # both re-export their functions without declaring them
 _scheduler: Any = timm.scheduler
 Tensors = tuple[Tensor, ...] | list[Tensor]
 
 SMALL_MODEL_RATES = {"vit_digits": (2e-3, 3e-3), "vit_cifar": (1.5e-3, 5e-4)}
-"""Highest learning rate of a small model, from scratch and from weights; by trial, at 64 and 128 images a step."""
+"""Highest learning rate of a small model from scratch and from weights, by trial at 64 and 128 images per step."""
 TIMM_RATES = (5e-4, 1e-4)
-"""The same for every model of timm: higher rates diverge on some, lower ones take more epochs."""
+"""The same for every timm model: higher rates diverge on some, lower ones take more epochs."""
 EMA_WARMUP = 10
 """Steps over which the memory of an exponential average grows; longer keeps more of the initial weights."""
 
 
 def default_rate(model: str, *, from_weights: bool) -> float:
-    """The highest learning rate if the configuration has none."""
+    """Return the highest learning rate for a configuration without one."""
     return SMALL_MODEL_RATES.get(model, TIMM_RATES)[from_weights]
 
 
-def make_optimiser(view: BlockView, config: OptimConfig) -> torch.optim.Optimizer:
-    """AdamW; no decay of vectors (biases, norms) and of what timm exempts (position embedding, prefix tokens).
+def make_optimizer(view: BlockView, config: OptimConfig) -> torch.optim.Optimizer:
+    """Return AdamW without decay of vectors (biases, norms) and of parameters that timm exempts (positions, tokens).
 
-    A slot module with a ``lr_factor`` has a group of its own: that rate over the others', and no decay.
+    A slot module with a ``lr_factor`` has its own group without decay, whose rate is scaled by that factor.
     """
     exempt: Callable[[], Any] = getattr(view.model, "no_weight_decay", set)
     groups = _optim.param_groups_weight_decay(
@@ -51,37 +51,32 @@ def make_optimiser(view: BlockView, config: OptimConfig) -> torch.optim.Optimize
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
 
 
-def make_schedule(optimiser: torch.optim.Optimizer, config: OptimConfig, steps: int) -> Any:
-    """Timm's schedule: ``step_update(step)``, from 0, sets the rate of each of ``steps`` steps.
+def make_schedule(optimizer: torch.optim.Optimizer, config: OptimConfig, steps: int) -> Any:
+    """Return timm's schedule, whose ``step_update(step)``, from 0, sets the rate of each of ``steps`` steps.
 
     Linear warm-up over ``config.warmup`` of the steps, then a cosine or a straight line from the highest rate down to
-    ``config.final`` of it. Without a warm-up the straight line is that of Hugging Face's Trainer: a factor of
-    ``1 - step / steps``.
+    ``config.final`` of it. Without a warm-up the line is that of Hugging Face's Trainer, ``1 - step / steps``.
     """
     assert config.lr is not None
     warmup = math.floor(config.warmup * steps)
-    kind, own = (
-        (_scheduler.PolyLRScheduler, {"power": 1.0})
-        if config.schedule == "linear"
-        else (_scheduler.CosineLRScheduler, {})
-    )
-    return kind(
-        optimiser,
+    linear = config.schedule == "linear"
+    return (_scheduler.PolyLRScheduler if linear else _scheduler.CosineLRScheduler)(
+        optimizer,
         t_initial=max(2, steps - warmup),  # timm warns of a cosine of one step
         lr_min=config.lr * config.final,
         warmup_t=warmup,
         warmup_lr_init=config.lr / (warmup + 1),
         warmup_prefix=True,
         t_in_epochs=False,
-        **own,
+        **({"power": 1.0} if linear else {}),
     )
 
 
 def make_averaged_model(view: BlockView, config: OptimConfig) -> AveragedModel | None:
-    """A copy of ``view`` for averaged weights; None if the configuration asks for none.
+    """Return a copy of ``view`` for averaged weights, or None.
 
-    ``ema``: an exponential average whose memory grows with the steps up to ``average_decay``. ``swa`` (arXiv
-    1803.05407): the plain average over the last part of training.
+    ``ema`` is an exponential average whose memory grows with the steps up to ``average_decay``. ``swa`` (arXiv
+    1803.05407) is the plain average over the last part of training.
     """
     if config.average not in ("ema", "swa"):
         return None
@@ -90,15 +85,15 @@ def make_averaged_model(view: BlockView, config: OptimConfig) -> AveragedModel |
 
 
 def averages_step(config: OptimConfig, step: int, steps: int) -> bool:
-    """Whether the weights after step ``step`` (from 0) of ``steps`` belong to the average."""
+    """Return whether the weights after step ``step`` (from 0) of ``steps`` belong to the average."""
     return config.average != "swa" or step >= int(config.average_from * steps)
 
 
 def exponential_average(decay: float) -> Callable[[Tensors, Tensors, Tensor | int], None]:
     """Return the update ``a += w * (p - a)``, ``w = max(1 - decay, 9 / (10 + n))``, for ``AveragedModel``.
 
-    Without the warm-up of ``w``, which torch's own function lacks, short trainings would keep the first random
-    weights in the average. The count ``n`` stays on the device, so that no step waits for it.
+    torch's own function has no warm-up of ``w``, so the random initial weights would dominate the average of a short
+    training. The count ``n`` stays on the device, so no step waits for it.
     """
 
     @torch.no_grad()

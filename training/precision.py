@@ -1,6 +1,6 @@
-"""Where training computes and in which numbers: device, autocast, attention kernels.
+"""Device, precision, threads and random states of training.
 
-Weights and optimiser state are float32 always; autocast only lowers the matrix products.
+Weights and optimizer state are always float32; autocast lowers only the matrix products.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SMALL_MODEL = 1_000_000
 
 
 def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """The device; raises :class:`UsageError` where CUDA is asked for and not there."""
+    """Return the device; raises :class:`UsageError` for CUDA if there is none."""
     if wanted == "cuda" and not torch.cuda.is_available():
         raise UsageError("device cuda: torch sees no CUDA device here; use --device cpu, or see 'ls-edge doctor'")
     if wanted == "auto":
@@ -31,7 +31,7 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
 
 
 def choose_precision(wanted: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device) -> torch.dtype:
-    """The type of the matrix products; raises :class:`UsageError` where the device has it not."""
+    """Return the type of the matrix products; raises :class:`UsageError` if the device lacks it."""
     if wanted == "fp16" and device.type == "cpu":
         raise UsageError("precision fp16 trains on CUDA only; use bf16 or fp32 on the CPU")
     if wanted == "auto":
@@ -42,19 +42,19 @@ def choose_precision(wanted: Literal["auto", "fp32", "bf16", "fp16"], device: to
 
 
 def choose_threads(wanted: int | None, model: nn.Module) -> int:
-    """Torch's threads on the CPU: one for a small model, where more gain little."""
+    """Return the number of torch's CPU threads: one for a small model unless the configuration sets it."""
     small = sum(parameter.numel() for parameter in model.parameters()) < SMALL_MODEL
     return wanted or (1 if small else torch.get_num_threads())
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
-    """Autocast to ``dtype``; nothing for float32."""
+    """Autocast to ``dtype``, unless it is float32."""
     return torch.autocast(device.type, dtype) if dtype != torch.float32 else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def plain_attention(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Attention by its formula while training on a CPU, where torch's fused kernel is slower backwards."""
+    """Use unfused attention on a CPU, where the backward pass of torch's fused kernel is slower."""
     switched = [m for m in model.modules() if getattr(m, "fused_attn", False) is True] if device.type == "cpu" else []
     for module in switched:
         module.__dict__["fused_attn"] = False
@@ -67,7 +67,7 @@ def plain_attention(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserve_rng_state() -> Iterator[None]:
-    """Restore the global random states and torch's number of threads afterwards."""
+    """Restore the global random states and torch's number of threads on exit."""
     states = random.getstate(), np.random.get_state(), torch.get_num_threads()
     with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
         try:
@@ -79,7 +79,7 @@ def preserve_rng_state() -> Iterator[None]:
 
 
 def seed_epoch(seed: int, epoch: int) -> None:
-    """Set all global random states: an epoch draws the same whether or not the run was interrupted before it."""
+    """Set all global random states, so that an epoch draws the same numbers after an interruption."""
     mixed = random.Random((seed << 32) ^ epoch).getrandbits(32)
     random.seed(mixed)
     np.random.seed(mixed)

@@ -1,14 +1,13 @@
-"""Plans of whole comparisons: rows of trainings over data sets and seeds, and what they cost.
+"""Plans for ``ls-edge reproduce``: rows of trainings over data sets and seeds, and their cost.
 
-A plan is a YAML file; those of the package are in ``plans/``. Every training of a plan is an ordinary run folder with
-an ordinary ``--config`` file (:meth:`Plan.write_configs`), so each can be repeated by ``ls-edge train`` alone.
-``ls-edge reproduce`` executes a plan.
+A plan is a YAML file; ``plans/`` holds those of the package. Every training of a plan has an ordinary run folder and an
+ordinary ``--config`` file (:meth:`Plan.write_configs`), so ``ls-edge train`` alone can repeat it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,24 +16,23 @@ import yaml
 
 from ls_edge.core import yaml_source
 from ls_edge.core.errors import UsageError
-from ls_edge.training.config import TrainConfig, find_recipe, read_config
+from ls_edge.training.config import ModelConfig, TrainConfig, find_recipe, read_config
 
 if TYPE_CHECKING:
-    from ls_edge.training.methods.step_plan import WorkProfile
+    from ls_edge.training.models.flops import WorkProfile
 
 PLANS = Path(__file__).parent / "plans"
-"""The plans of the package."""
+"""Plans of the package."""
 START = "start"
-"""Name of the folders with the trainings that rows begin from."""
+"""Name of the folders with the trainings that rows start from."""
 
 
 class PlanData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A data set; the numbers are for the cost where it is not at hand."""
+    """A data set; the numbers give the cost when the data is not available."""
 
     source: str = ""
-    """DATA; empty where the user has to give it."""
+    """DATA; empty if the user has to give it."""
     images: int | None = None
-    """To train on."""
     test_images: int | None = None
     classes: int | None = None
 
@@ -45,11 +43,11 @@ class PlanRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: str = ""
     """Name of the data set in the plan."""
     recipe: str | None = None
-    """A recipe of the package or a ``--config`` file."""
+    """Recipe of the package, or a ``--config`` file."""
     config: dict[str, Any] = {}
-    """Settings over those of the recipe, as in a ``--config`` file."""
+    """Settings that override the recipe's, as in a ``--config`` file."""
     figure: bool = True
-    """Whether it is drawn; the table has every row."""
+    """Whether the figure has it; the table has every row."""
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,12 +57,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: dict[str, PlanData]
     rows: dict[str, PlanRow]
     start: dict[str, PlanRow] = {}
-    """By data set: a training for each seed from which every row of that data set begins."""
+    """Training from which every row of a data set starts, by data set; repeated over the seeds."""
     keep: list[int] | None = None
-    """How many blocks are kept in the evaluation; None: a quarter, a half and three quarters."""
+    """Numbers of blocks to keep in the evaluation; None: a quarter, a half and three quarters."""
 
     def only(self, names: Sequence[str]) -> Plan:
-        """The plan with these rows and data sets alone, all where ``names`` is empty; raises :class:`UsageError`."""
+        """Return the plan with only these rows and data sets, all without names; raises :class:`UsageError`."""
         unknown = [name for name in names if name not in self.rows and name not in self.data]
         if unknown:
             raise UsageError(
@@ -74,12 +72,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         rows = {name: row for name, row in self.rows.items() if not names or name in names or row.data in names}
         used = {row.data for row in rows.values()}
         return msgspec.structs.replace(
-            self, rows=rows, data={name: data for name, data in self.data.items() if name in used},
+            self,
+            rows=rows,
+            data={name: data for name, data in self.data.items() if name in used},
             start={name: row for name, row in self.start.items() if name in used},
-        )  # fmt: skip
+        )
 
     def with_data(self, given: Mapping[str, str]) -> Plan:
-        """The plan with other sources of its data sets; raises :class:`UsageError` for one that it lacks."""
+        """Return the plan with other sources of its data sets; raises :class:`UsageError` for an unknown one."""
         unknown = [name for name in given if name not in self.data]
         if unknown:
             raise UsageError(
@@ -91,22 +91,17 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, data=data)
 
     def write_configs(self, folder: Path) -> None:
-        """Write the ``--config`` file of every row and start to ``folder``, so that each can be repeated by hand."""
+        """Write the ``--config`` file of every row and start, so that each can be repeated by hand."""
         folder.mkdir(parents=True, exist_ok=True)
-        for path, row in self._configs(folder):
+        starts = {f"{START}-{data}": row for data, row in self.start.items()}
+        for name, row in {**self.rows, **starts}.items():
             base = {} if row.recipe is None else yaml.safe_load(find_recipe(Path(row.recipe)).read_text("utf-8"))
             text = yaml.safe_dump(_merged(base, row.config), sort_keys=False, allow_unicode=True)
-            path.write_text(text, encoding="utf-8")
-
-    def _configs(self, folder: Path) -> Iterator[tuple[Path, PlanRow]]:
-        for name, row in self.rows.items():
-            yield folder / f"{name}.yaml", row
-        for data, row in self.start.items():
-            yield folder / f"{START}-{data}.yaml", row
+            (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
 
 
 def find_plan(name: str) -> Path:
-    """The file of that name, or the packaged plan; raises :class:`UsageError`."""
+    """Return the file of that name, or the packaged plan; raises :class:`UsageError`."""
     path, packaged = Path(name), PLANS / f"{name.removesuffix('.yaml')}.yaml"
     if path.is_file():
         return path
@@ -129,7 +124,7 @@ def read_plan(path: Path) -> Plan:
                 raise source_map.error(f"{name}: data is {data!r}; the plan's data sets are {known}", section, name)
             if not name or "/" in name or name.startswith((".", f"{START}-")):
                 raise source_map.error(
-                    f"{name!r} names a folder; leave out '/', a leading dot and 'start-'", section, name
+                    f"{name!r} is the name of a folder; leave out '/', a leading dot and 'start-'", section, name
                 )
     return plan
 
@@ -137,13 +132,12 @@ def read_plan(path: Path) -> Plan:
 def settings_of(
     config: Path, *, source: str, seed: int, start: Path | None, flags: Mapping[str, Any]
 ) -> tuple[TrainConfig, frozenset[str]]:
-    """The configuration of one training and what of it was named, as :func:`read_config`."""
+    """Return the configuration of one training and its named settings, as :func:`read_config` does."""
     init = None if start is None else str(start)
     return read_config(config, {**flags, "data": source, "seed": seed, "init": init})
 
 
 def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``over`` on ``base``, section by section."""
     found = dict(base)
     for key, value in over.items():
         old = found.get(key)
@@ -152,14 +146,13 @@ def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RowCost(msgspec.Struct, frozen=True):
-    """Floating point operations of one seed of a row, counted for its model; matrix products and convolutions."""
+    """Floating point operations of one seed of a row: matrix products and convolutions."""
 
     name: str
     training_flops: float
     """Forward and backward of every image of every epoch, and the validation after each epoch."""
     evaluation_flops: float
     trained_images: int
-    """Images seen in training."""
 
 
 def cost_of(
@@ -172,19 +165,16 @@ def cost_of(
     keep: Sequence[int] | None,
     orders: int,
 ) -> RowCost:
-    """Count what a training and its evaluation take; builds the model, untrained, and needs torch.
+    """Count the operations of a training and its evaluation; builds the untrained model, which needs torch.
 
-    ``images`` are those of the training part, of which ``data.validation`` selects and is not trained on.
+    ``images`` includes those that ``data.validation`` sets apart to select the checkpoint.
     """
     from ls_edge.core.bands import Bands
     from ls_edge.evaluation.measure import blocks_to_run
     from ls_edge.evaluation.orders import EvaluationOrders
-    from ls_edge.training.methods.base import expected_cost, make_method
+    from ls_edge.training.methods.registry import expected_cost, make_method
 
-    work = _work_of(
-        config.model.name, config.model.depth, config.model.img_size, yaml.safe_dump(config.model.args), classes,
-        config.method, yaml.safe_dump(config.method_args),
-    )  # fmt: skip
+    work = _work_of(msgspec.json.encode((config.model, config.method, config.method_args)), classes)
     method = make_method(config.method, config.method_args)
     held = round(images * config.data.validation)
     seen = (images - held) // config.batch_size * config.batch_size * config.epochs
@@ -199,17 +189,18 @@ def cost_of(
 
 
 @functools.cache
-def _work_of(
-    name: str, depth: int | None, img_size: int | None, args: str, classes: int, method: str, method_args: str
-) -> WorkProfile:
-    from ls_edge.training.methods.base import make_method
+def _work_of(encoded: bytes, classes: int) -> WorkProfile:
+    """Return the operations of a model; rows often differ only in other settings, so the JSON is the key."""
+    from ls_edge.training.methods.registry import make_method
+    from ls_edge.training.models.families import evenly_spaced
     from ls_edge.training.models.small_models import build
 
-    settings = {**yaml.safe_load(args), "num_classes": classes}
-    if img_size is not None:
-        settings["img_size"] = img_size
-    view = build(name, settings)
-    if depth is not None:
-        view.keep(depth)
-    make_method(method, yaml.safe_load(method_args)).attach(view)
+    model, method, method_args = msgspec.json.decode(encoded, type=tuple[ModelConfig, str, dict[str, Any]])
+    settings = {**model.args, "num_classes": classes}
+    if model.img_size is not None:
+        settings["img_size"] = model.img_size
+    view = build(model.name, settings)
+    if model.depth is not None:
+        view.keep_blocks(evenly_spaced(view.num_blocks, model.depth))
+    make_method(method, method_args).attach(view)
     return view.work

@@ -109,8 +109,8 @@ def _open_run(
         import torch
 
         from ls_edge.training.checkpoint import load_run
+        from ls_edge.training.models.torch_blocks import TorchBlocks
         from ls_edge.training.precision import choose_device, choose_precision, choose_threads
-        from ls_edge.training.torch_blocks import TorchBlocks
     except ImportError as error:
         raise UsageError(
             f"{folder} is a run, which needs {error.name}; to install it: {install_command('train')}; or give a bundle"
@@ -118,8 +118,9 @@ def _open_run(
     chosen = choose_device(device)
     dtype = choose_precision(precision, chosen)
     run = load_run(folder, chosen)
+    record = run.record
     torch.set_num_threads(choose_threads(threads, run.view))
     return OpenedModel(
-        TorchBlocks(run.view, dtype), run.image, run.classes, run.trained_on, run.model, run.method, run.bands,
-        run.view.owners, f"torch {torch.__version__} {chosen} {precision}",
+        TorchBlocks(run.view, dtype), record.image, record.classes, record.trained_on, record.model, record.method,
+        run.bands, run.view.owners, f"torch {torch.__version__} {chosen} {precision}",
     )  # fmt: skip

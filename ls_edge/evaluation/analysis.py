@@ -8,7 +8,7 @@ Kinds of analysis, all within the model's bands:
 - ``similarity``: linear centered kernel alignment (arXiv 1905.00414) of the tokens after each step in trained order,
   and the cosine between what a block adds in trained and in random order;
 - ``agreement``: agreement of answers in random order, and with blocks left out, with those of the trained order;
-- ``attention``: distance and entropy of attention by block and head, from :mod:`ls_edge.training.attention`.
+- ``attention``: distance and entropy of attention by block and head, from :mod:`ls_edge.training.models.attention`.
 
 One pass over the images. Sums are float64. Memory does not grow with the images: tokens of one batch, two arrays for
 each block, and pooled tokens of at most :data:`ls_edge.evaluation.analysis_measures.MOST_CKA_IMAGES` images.

@@ -1,6 +1,6 @@
 """Accuracy in trained order, in any order, and with blocks missing.
 
-One evaluation for torch models (``ls_edge.training.torch_blocks``) and engines (``ls_edge.engines.pipeline``).
+One evaluation for torch models (``ls_edge.training.models.torch_blocks``) and engines (``ls_edge.engines.pipeline``).
 """
 
 from __future__ import annotations

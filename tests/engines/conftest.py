@@ -51,7 +51,7 @@ def slot_bundle(tiny_bundle, tmp_path_factory):
 
     from ls_edge.export.writer import export_run
     from ls_edge.training.checkpoint import load_run
-    from ls_edge.training.methods.base import make_method
+    from ls_edge.training.methods.registry import make_method
 
     loaded = load_run(tiny_bundle.parent / "run")
     torch.manual_seed(0)

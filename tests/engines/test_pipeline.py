@@ -11,7 +11,7 @@ from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError, UsageError
 from ls_edge.core.records import RequestRecord
-from ls_edge.engines.pipeline import Pipeline, replay
+from ls_edge.engines.pipeline import Pipeline, relative_error, replay
 from ls_edge.training.checkpoint import load_run
 
 IMAGES = np.random.default_rng(3).standard_normal((3, 3, 16, 16), dtype=np.float32)
@@ -121,3 +121,18 @@ def test_replay_finds_the_answer_that_was_not_computed_so(pipeline):
     assert errors[4] == float("inf")
     with pytest.raises(EngineError, match="2 logits"):
         list(replay(pipeline, [record(0, (0.0, 1.0))], lambda r: IMAGES[r.id]))
+
+
+@pytest.mark.parametrize(
+    ("values", "reference", "expected"),
+    [
+        ([1.0, 5.0], [2.0, -4.0], 9 / 4),
+        ([[0.5, 0.25]], [[0.5, 0.5]], 0.5),
+        ([100.0, 201.0], [100.0, 200.0], 1 / 200),
+        ([3.0], [3.0], 0.0),
+        ([0.0, 1.0], [0.0, 0.0], 1e30),
+        ([np.nan, 1.0], [1.0, 1.0], np.inf),
+    ],
+)
+def test_a_relative_error_is_the_difference_over_the_largest_reference(values, reference, expected):
+    assert relative_error(np.array(values), np.array(reference)) == pytest.approx(expected)

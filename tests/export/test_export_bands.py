@@ -3,11 +3,11 @@
 import dataclasses
 import json
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 
+from ls_edge.cli.commands.export import _print as print_summary
 from ls_edge.cli.main import main
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bands import Bands
@@ -20,7 +20,7 @@ from ls_edge.export.targets import PartsView, ends_of
 from ls_edge.export.verify import generated_images, verify_run
 from ls_edge.export.writer import ExportSettings, export_run, parts_of
 from ls_edge.training.checkpoint import load_run
-from ls_edge.training.methods.slots import SlotEmbedding
+from ls_edge.training.models.slots import SlotEmbedding
 from ls_edge.training.models.view import BlockView
 
 IMAGES = np.random.default_rng(1).standard_normal((2, 3, 16, 16), dtype=np.float32)
@@ -34,7 +34,7 @@ def run(make_run, tmp_path_factory):
 
 
 def with_bands(run, bands):
-    return dataclasses.replace(run, config=msgspec.structs.replace(run.config, bands=bands))
+    return dataclasses.replace(run, bands=Bands.from_json(bands, run.view.num_blocks))
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +81,10 @@ def test_other_bands_can_be_given_and_wider_ones_are_warned_of(run, banded, tmp_
 def test_parts_of_several_blocks_stand_in_one_band_each(make_run, tmp_path):
     run = load_run(make_run(tmp_path / "run", depth=6))
     assert str(parts_of(run, ExportSettings(blocks_per_part=2, bands="0-1/2-5")).bands) == "0/1-2"
-    with pytest.raises(ModelError, match=r"parts of 2 blocks would stand in two bands \(0/1-5\)"):
+    with pytest.raises(ModelError, match=r"parts of 2 blocks would span two bands \(0/1-5\)"):
         parts_of(run, ExportSettings(blocks_per_part=2, bands="0/1-5"))
     parts = parts_of(run, ExportSettings(blocks_per_part=2, bands="0/1-4/5", fold_ends=True))
-    assert (parts.parts, parts.bands, parts.folded) == (2, Bands(2), Folded(1, 1))
+    assert (parts.num_blocks, parts.bands, parts.folded) == (2, Bands(2), Folded(1, 1))
 
 
 @pytest.mark.parametrize(
@@ -131,14 +131,14 @@ def test_folding_other_ends_makes_another_model(folded):
 def test_a_folded_bundle_is_verified_with_its_run(run, folded, banded, tmp_path):
     for bundle in (folded, banded):
         assert verify_run(bundle, run).max_rel_error <= 1e-5
-    shortened = dataclasses.replace(run, view=BlockView.of(run.view.model), weights_sha256="0" * 64)
-    with pytest.raises(VerificationError, match="is of model"):
+    shortened = dataclasses.replace(run, view=BlockView(run.view.model), weights_sha256="0" * 64)
+    with pytest.raises(VerificationError, match="belongs to model"):
         verify_run(folded, shortened)
 
 
 def test_slots_go_on_counting_behind_folded_blocks(run, tmp_path):
     torch.manual_seed(0)
-    view = BlockView.of(run.view.model)
+    view = BlockView(run.view.model)
     view.slots = SlotEmbedding(view.num_blocks, view.token_spec.dim)
     view.eval()
     slotted = dataclasses.replace(run, view=view)
@@ -155,7 +155,7 @@ def test_slots_go_on_counting_behind_folded_blocks(run, tmp_path):
 
 
 def test_ranges_and_costs_of_a_folded_bundle(run, tmp_path):
-    images = generated_images(run.image, 24)
+    images = generated_images(run.record.image, 24)
     samples = Samples(images[::2], None), Samples(images[1::2], None)
     settings = ExportSettings("int8", "tensorrt", fold_ends=True, cost_orders=6)
     found = export_run(run, tmp_path / "bundle", settings, calibration=Calibration("waves", *samples)).bundle
@@ -172,14 +172,14 @@ def test_the_command_says_what_it_did(make_run, tmp_path, capsys):
         return caught.value.code, *capsys.readouterr()
 
     out = tmp_path / "bundle"
-    code, text, err = call("export", tmp_path / "run", "--out", out, "--bands", "0/1-2", "--fold-ends")
+    code, text, err = call("export", tmp_path / "run", "--out", out, "--bands", "0/1-2", "--fold-ends", "--json")
     assert code == 0, err
-    assert "1 block folded into the stem" in text
+    document = json.loads(text)
+    assert (document["bands"], document["folded"]) == ([[0, 1]], {"stem": 1, "head": 0})
+    assert Bundle.open(out).bands == Bands(2)
+    print_summary(document)
+    assert "1 block folded into the stem" in capsys.readouterr().out
     assert call("verify", out, "--run", tmp_path / "run")[0] == 0
-    code, text, err = call("export", tmp_path / "run", "--out", out, "--bands", "0/1-2", "--json")
-    assert code == 0, err
-    assert (json.loads(text)["bands"], json.loads(text)["folded"]) == ([[0], [1, 2]], {"stem": 0, "head": 0})
-    assert Bundle.open(out).bands == Bands(3, (1,))
     code, text, err = call("export", tmp_path / "run", "--out", out, "--fold-ends")
     assert (code, text, err.count("\n")) == (2, "", 1)
-    assert "leave it out, or give others with --bands" in err
+    assert "leave it out, or give other bands with --bands" in err

@@ -22,7 +22,8 @@ def call(capsys):
 
 def test_export_verify_bench(call, run_folder, tmp_path):
     out = tmp_path / "bundle"
-    code, text, _ = call("export", run_folder, "--out", out, "--per-block", "--calibrate", "digits", "--json")
+    few = ["--calibrate", "digits", "--calibrate-images", 64, "--cost-orders", 24]
+    code, text, _ = call("export", run_folder, "--out", out, "--per-block", *few, "--json")
     assert code == 0
     document = json.loads(text)
     manifest = Bundle.open(out).manifest

@@ -10,11 +10,12 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError, VerificationError
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.export.calibration import activation_ranges, read_calibration
 from ls_edge.export.fp16 import to_half
-from ls_edge.export.int8 import linear_layers, quantise_dynamic, quantise_explicit, quantise_weight
+from ls_edge.export.int8 import linear_layers, quantize_dynamic, quantize_explicit, quantize_weight
 from ls_edge.export.merge import group
 from ls_edge.export.targets import PartsView, prepare_for_export
 from ls_edge.export.trace_onnx import trace_blocks
@@ -35,12 +36,12 @@ def session_of(raw):
 
 @pytest.fixture(scope="module")
 def traced(loaded):
-    return list(trace_blocks(prepare_for_export(loaded.view), TOKENS))
+    return list(trace_blocks(prepare_for_export(loaded.view)))
 
 
 @pytest.fixture(scope="module")
 def calibration(loaded):
-    return read_calibration("digits", loaded.image, loaded.classes, 80)
+    return read_calibration("digits", loaded.record.image, loaded.record.classes, 80)
 
 
 def run(model, tokens):
@@ -87,14 +88,14 @@ def test_residuals_of_1500_stay_finite_in_true_half_precision(traced, loaded):
 
 
 def test_int8_is_for_linear_layers_alone(traced):
-    dynamic = quantise_dynamic(traced[0])
+    dynamic = quantize_dynamic(traced[0])
     onnx.checker.check_model(dynamic, full_check=True)
     counts = Counter(node.op_type for node in dynamic.graph.node)
     assert (counts["MatMulInteger"], counts["MatMul"], counts["LayerNormalization"], counts["Softmax"]) == (4, 2, 2, 1)
     assert counts["DynamicQuantizeLinear"] == 4
     scales = [t for t in dynamic.graph.initializer if t.name.endswith(".t_scale")]
     assert sorted(t.dims[0] for t in scales) == [32, 32, 64, 96]
-    explicit = quantise_explicit(traced[0], {linear.activations: 3.0 for linear in linear_layers(traced[0])})
+    explicit = quantize_explicit(traced[0], {linear.activations: 3.0 for linear in linear_layers(traced[0])})
     onnx.checker.check_model(explicit, full_check=True)
     counts = Counter(node.op_type for node in explicit.graph.node)
     assert (counts["QuantizeLinear"], counts["DequantizeLinear"], counts["MatMul"]) == (4, 8, 6)
@@ -105,7 +106,7 @@ def test_int8_is_for_linear_layers_alone(traced):
 
 def test_weights_by_channel():
     weight = np.array([[1.0, 1000.0, 0.0], [-0.5, 10.0, 0.0]], np.float32)
-    whole, scale = quantise_weight(weight)
+    whole, scale = quantize_weight(weight)
     assert whole.dtype == np.int8
     np.testing.assert_array_equal(np.abs(whole).max(axis=0), [127, 127, 0])
     assert (np.abs(whole * scale - weight) <= scale * 0.5001).all()
@@ -121,7 +122,7 @@ def test_a_layer_as_gemm(traced):
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     x = np.random.default_rng(1).standard_normal((3, 8), dtype=np.float32)
-    for changed, bar in ((to_half(model), 5e-3), (quantise_dynamic(model), 0.05)):
+    for changed, bar in ((to_half(model), 5e-3), (quantize_dynamic(model), 0.05)):
         onnx.checker.check_model(changed, full_check=True)
         found = session_of(changed.SerializeToString()).run(None, {"x": x})[0]
         np.testing.assert_allclose(found, x @ weight.T + bias, rtol=0, atol=bar)
@@ -259,9 +260,9 @@ def test_quantised_residuals_ruin_what_quantised_linear_layers_keep(make_run, tm
     with torch.no_grad():
         expected = view(torch.from_numpy(IMAGES)).numpy()
     ours = theirs = tokens.numpy()
-    for model in trace_blocks(prepare_for_export(view), TOKENS):
-        ours = run(quantise_dynamic(model), ours)
-        theirs = run(with_quantised_sums(quantise_dynamic(model)), theirs)
+    for model in trace_blocks(prepare_for_export(view)):
+        ours = run(quantize_dynamic(model), ours)
+        theirs = run(with_quantised_sums(quantize_dynamic(model)), theirs)
     with torch.no_grad():
         kept, ruined = (view.head(torch.from_numpy(t)).numpy() for t in (ours, theirs))
     assert cosine(kept, expected) >= 0.999
@@ -297,15 +298,15 @@ def cosine(a, b):
 def test_ranges_are_the_largest_that_a_layer_was_given(traced, loaded, calibration):
     with torch.no_grad():
         tokens = loaded.view.stem(torch.from_numpy(calibration.fit.images)).numpy()
-    ranges = activation_ranges(traced, tokens)
+    ranges = activation_ranges(traced, tokens, Bands(3))
     assert [len(found) for found in ranges] == [4, 4, 4]
     assert all(value > 0 for found in ranges for value in found.values())
-    louder = activation_ranges(traced, tokens * 2)
+    louder = activation_ranges(traced, tokens * 2, Bands(3))
     assert louder[0].keys() == ranges[0].keys()
     norm = next(name for name in ranges[0] if name.startswith("layernormalization"))
     assert louder[0][norm] == pytest.approx(ranges[0][norm], rel=0.15)
-    with pytest.raises(VerificationError, match="calibration saw nan"):
-        quantise_explicit(traced[0], {})
+    with pytest.raises(VerificationError, match="calibration found nan"):
+        quantize_explicit(traced[0], {})
 
 
 def test_int8_for_tensorrt_without_calibration_is_refused(loaded, tmp_path):

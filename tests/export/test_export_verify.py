@@ -43,12 +43,12 @@ def test_a_bundle_and_its_run(exported, loaded):
 
 def test_the_run_of_another_bundle_is_refused(exported, make_run, tmp_path):
     other = load_run(make_run(tmp_path / "other", seed=5))
-    with pytest.raises(VerificationError, match=f"is of model {exported.manifest.model_id[:16]}"):
+    with pytest.raises(VerificationError, match=f"belongs to model {exported.manifest.model_id[:16]}"):
         verify_run(exported, other)
 
 
 def test_a_part_that_is_slightly_off_is_named(exported, loaded):
-    images = generated_images(loaded.image)
+    images = generated_images(loaded.record.image)
     with Pipeline.open(exported, threads=1, provider="cpu") as chain:
         model = onnx.load_model_from_string(exported.read("block 1"))
         bias = next(tensor for tensor in model.graph.initializer if tensor.name == "mlp.fc2.bias")
@@ -64,7 +64,7 @@ def test_a_part_that_is_slightly_off_is_named(exported, loaded):
 
 
 def test_blocks_in_each_others_place_are_named(exported, loaded):
-    images = generated_images(loaded.image)
+    images = generated_images(loaded.record.image)
     with Pipeline.open(exported, threads=1, provider="cpu") as chain:
         swapped = Pipeline(exported, chain.stem_engine, chain.block_engines[::-1], chain.head_engine)
         with pytest.raises(VerificationError, match=r"^block 0 differs"):
@@ -89,22 +89,22 @@ def test_files_that_were_changed_lost_or_come_from_elsewhere_are_all_named(copie
 
 
 def test_calibration_images_are_the_models_input_and_come_in_halves(loaded):
-    found = read_calibration("digits", loaded.image, loaded.classes, 60)
+    found = read_calibration("digits", loaded.record.image, loaded.record.classes, 60)
     for half in (found.fit, found.held_out):
-        assert half.images.shape == (30, 3, *loaded.image.size)
+        assert half.images.shape == (30, 3, *loaded.record.image.size)
         assert half.images.dtype == np.float32
         assert set(half.labels) == set(range(10))
     assert not any((held == fit).all() for held in found.held_out.images for fit in found.fit.images)
     with pytest.raises(DataError, match=r"digits: 9 images can be read, calibration needs at least 16"):
-        read_calibration("digits", loaded.image, loaded.classes, 9)
+        read_calibration("digits", loaded.record.image, loaded.record.classes, 9)
     with pytest.raises(DataError, match="are no classes of the model"):
-        read_calibration("digits", loaded.image, tuple("abcdefghi9"), 60)
+        read_calibration("digits", loaded.record.image, tuple("abcdefghi9"), 60)
 
 
 def test_generated_images_are_the_same_every_time(loaded):
-    generated = generated_images(loaded.image)
-    assert generated.shape[1:] == (3, *loaded.image.size)
-    np.testing.assert_array_equal(generated, generated_images(loaded.image))
+    generated = generated_images(loaded.record.image)
+    assert generated.shape[1:] == (3, *loaded.record.image.size)
+    np.testing.assert_array_equal(generated, generated_images(loaded.record.image))
 
 
 def cancelling(folder):
@@ -134,4 +134,4 @@ def test_float32_may_be_as_inexact_as_it_is_in_pytorch_itself(tmp_path):
     with Pipeline.open(bundle, threads=1, provider="cpu") as chain, torch.no_grad():
         run.view.model.patch_embed.proj.bias[3] += 0.5  # what rounding does not explain is still refused
         with pytest.raises(VerificationError, match=r"^stem differs from PyTorch by 0\.5"):
-            verify_numbers(PartsView(run.view), chain, generated_images(run.image), source="x", precision="fp32")
+            verify_numbers(PartsView(run.view), chain, generated_images(run.record.image), source="x", precision="fp32")

@@ -16,7 +16,7 @@ from ls_edge.core.errors import DigestMismatch, EngineError, RunError, UsageErro
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.export.writer import ExportSettings, check_target, export_run, steps_of
 from ls_edge.training.checkpoint import load_run
-from ls_edge.training.methods.slots import SlotEmbedding
+from ls_edge.training.models.slots import SlotEmbedding
 from ls_edge.training.models.view import BlockView
 
 IMAGES = np.random.default_rng(1).standard_normal((2, 3, 16, 16), dtype=np.float32)
@@ -27,7 +27,7 @@ def test_a_bundle_says_what_it_is(exported, loaded):
     assert (manifest.model, manifest.method, manifest.precision) == ("vit_digits", "shuffle", "fp32")
     assert manifest.classes == tuple("0123456789")
     assert (manifest.tokens.count, manifest.tokens.dim, manifest.opset) == (17, 32, 20)
-    assert manifest.image == loaded.image
+    assert manifest.image == loaded.record.image
     assert [part.file for part in manifest.parts.blocks] == ["blocks/00.onnx", "blocks/01.onnx", "blocks/02.onnx"]
     assert manifest.parts.whole is not None
     assert 0 < manifest.verified["max_rel_error"] <= 1e-5
@@ -42,7 +42,9 @@ def test_the_orientation_of_photos_is_in_the_manifest_where_it_is_on(exported, l
     off = msgspec.convert({**plain, "exif_orientation": False}, ImageSpec)
     assert off == exported.manifest.image
     assert "exif_orientation" not in json.loads((exported.folder / MANIFEST).read_bytes())["image"]
-    record = msgspec.structs.replace(loaded.record, image=msgspec.structs.replace(loaded.image, exif_orientation=True))
+    record = msgspec.structs.replace(
+        loaded.record, image=msgspec.structs.replace(loaded.record.image, exif_orientation=True)
+    )
     upright = export_run(dataclasses.replace(loaded, record=record), tmp_path / "bundle").bundle
     assert json.loads((upright.folder / MANIFEST).read_bytes())["image"]["exif_orientation"] is True
     assert upright.manifest.model_id != exported.manifest.model_id
@@ -93,13 +95,13 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path):
         check_target(tmp_path / "notes")
     (tmp_path / "models").mkdir()
     (tmp_path / "models/other.onnx").write_bytes(b"")
-    with pytest.raises(UsageError, match="is no bundle"):
+    with pytest.raises(UsageError, match="not a bundle"):
         check_target(tmp_path / "models")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="is not a folder"):
         check_target(tmp_path / "file")
     (tmp_path / "link").symlink_to(tmp_path / "empty")
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="is not a folder"):
         check_target(tmp_path / "link")
 
 
@@ -119,7 +121,7 @@ def _with_classes(record, classes):
 @pytest.mark.parametrize("per_block", [False, True])
 def test_blocks_that_take_a_slot(loaded, tmp_path, per_block):
     torch.manual_seed(0)
-    view = BlockView.of(loaded.view.model)
+    view = BlockView(loaded.view.model)
     view.slots = SlotEmbedding(view.num_blocks, view.token_spec.dim, per_block=per_block)
     for table in view.slots.embed if per_block else [view.slots.embed]:
         torch.nn.init.normal_(table.weight)  # as after a training: it starts at zero

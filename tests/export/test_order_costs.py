@@ -30,7 +30,7 @@ BLOCKS = 6
 
 @pytest.fixture(scope="module")
 def calibration(trained):
-    return read_calibration("digits", trained.image, trained.classes, 400)
+    return read_calibration("digits", trained.record.image, trained.record.classes, 400)
 
 
 @pytest.fixture(scope="module")

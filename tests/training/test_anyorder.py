@@ -8,9 +8,11 @@ import torch
 from ls_edge.core.arrangement import equal_waves
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
-from ls_edge.training.methods.base import expected_cost, make_method
-from ls_edge.training.methods.distillation import frozen_copy, soft_cross_entropy
-from ls_edge.training.methods.step_plan import StepPlan, WorkProfile, drop_blocks
+from ls_edge.training.config import TeacherConfig
+from ls_edge.training.methods.distillation import TeacherCriterion, soft_cross_entropy
+from ls_edge.training.methods.registry import expected_cost, make_method
+from ls_edge.training.methods.step_plan import StepPlan, drop_blocks
+from ls_edge.training.models.flops import WorkProfile
 from ls_edge.training.models.small_models import build
 
 torch.set_num_threads(1)
@@ -60,7 +62,7 @@ def test_costs_are_counted_in_one_place():
     assert StepPlan.plain(range(4)).cost(WorkProfile(8)) == 1.5
     assert StepPlan.plain(range(8)).cost(WorkProfile(8), teacher=True) == 4
     arrangement = equal_waves(range(8), 2, 2)
-    assert StepPlan((arrangement, StepPlan.plain(range(4)).arrangement)).cost(WorkProfile(8)) == 2.25
+    assert StepPlan((arrangement, StepPlan.plain(range(4)).groups[0])).cost(WorkProfile(8)) == 2.25
     assert expected_cost(make_method("anyorder", {**PLAIN, "groups": 8}), WorkProfile(8)) == pytest.approx(3)
 
 
@@ -84,50 +86,26 @@ def test_groups_of_a_batch_have_an_order_each():
     assert alone.isfinite()
 
 
-def test_the_teacher_is_the_start_and_does_not_change():
+def test_each_group_learns_from_its_share_of_the_teachers_answers():
     view = viewed()
-    method = make_method("anyorder", {**PLAIN, "groups": 1, "teacher": {"use": "auto", "logits": 0.5}})
-    assert expected_cost(method, WorkProfile(4)) == 3
-    method.begin(view, trained=True)
-    assert method.has_teacher
-    assert expected_cost(method, WorkProfile(4)) == 4
-    with torch.no_grad():
-        wanted = view(IMAGES)
-        for parameter in view.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    plan = StepPlan.plain([2, 0, 3, 1])
-    found = method.loss(view, IMAGES, TARGETS, plan, criterion)
-    tokens = view.stem(IMAGES)
-    for index in plan.order:
-        tokens = view.block(index, tokens)
-    logits = view.head(tokens)
-    expected = 0.5 * criterion(logits, TARGETS) + 0.5 * soft_cross_entropy(logits, wanted, 2.0)
+    method = make_method("anyorder", {**PLAIN, "groups": 2})
+    plan = method.draw(Bands(4), 0, 0)
+    answers = torch.randn(7, 10, generator=torch.Generator().manual_seed(2))
+    targets = torch.cat((TARGETS[:, None].float(), answers), dim=1)
+    both = TeacherCriterion(torch.nn.CrossEntropyLoss(), TeacherConfig(kind="soft", weight=0.25))
+    found = method.loss(view, IMAGES, targets, plan, both)
+    expected = 0.0
+    for rows, item in zip([[0, 2, 4, 6], [1, 3, 5]], plan.groups, strict=True):
+        logits = view(IMAGES[rows], item)
+        soft = soft_cross_entropy(logits, answers[rows], 2.0)
+        expected += (0.75 * criterion(logits, TARGETS[rows]) + 0.25 * soft) * len(rows) / 7
     torch.testing.assert_close(found, expected)
-    assert soft_cross_entropy(wanted, wanted, 2.0) == pytest.approx(0, abs=1e-6)
-
-
-def test_an_untrained_start_has_no_teacher():
-    method = make_method("anyorder", {"teacher": {"use": "auto"}})
-    method.begin(viewed(), trained=False)
-    assert not method.has_teacher
-    assert method.lacks_teacher
-    with pytest.raises(UsageError, match=r"teacher\.use on needs a trained start"):
-        make_method("anyorder", {"teacher": {"use": "on"}}).begin(viewed(), trained=False)
-    off = make_method("anyorder", PLAIN)
-    off.begin(viewed(), trained=True)
-    assert not off.has_teacher
-    assert not off.lacks_teacher
-
-
-def test_a_frozen_copy_does_not_train():
-    twin = frozen_copy(viewed().train())
-    assert not twin.training
-    assert not any(parameter.requires_grad for parameter in twin.parameters())
+    assert soft_cross_entropy(answers, answers, 2.0) == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"groups": 0}, {"tracks": 1.5}, {"sandwich": True}, {"teacher": {"logits": 2.0}}, {"drop": 1.0}],
+    [{"groups": 0}, {"tracks": 1.5}, {"sandwich": True}, {"teacher": {"use": "on"}}, {"drop": 1.0}],
 )
 def test_settings_that_cannot_be(settings):
     with pytest.raises(UsageError, match="method anyorder with settings"):

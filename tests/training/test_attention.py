@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from ls_edge.training.attention import AttentionMeasure
+from ls_edge.training.models.attention import AttentionMeasure
 from ls_edge.training.models.small_models import build
-from ls_edge.training.torch_blocks import TorchBlocks
+from ls_edge.training.models.torch_blocks import TorchBlocks
 
 
 def images_for(model, count, seed=0):

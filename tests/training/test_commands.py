@@ -44,7 +44,7 @@ def images(path, classes=("0", "1"), count=3):
 
 def test_train_writes_the_settings_in_force(folder):
     run = load_run(folder / "run")
-    assert (run.config.seed, run.config.epochs, run.config.batch_size, run.method) == (3, 2, 128, "anyorder")
+    assert (run.config.seed, run.config.epochs, run.config.batch_size, run.record.method) == (3, 2, 128, "anyorder")
     assert run.config.data.source == "digits"
     assert run.view.num_blocks == 4
 
@@ -64,13 +64,13 @@ def test_scaling_and_crop_of_the_configuration_hold_wherever_the_model_is_used(f
     assert call("train", "--data", "digits", "--config", config, "--out", tmp_path / "run") == 0
     assert call("train", "--data", "digits", "--init", tmp_path / "run", "--epochs", 0, "--out", tmp_path / "heir") == 0
     for run in ("run", "heir"):
-        image = load_run(tmp_path / run).image
+        image = load_run(tmp_path / run).record.image
         assert (image.crop_pct, image.interpolation) == (0.5, "bilinear")
-    own = load_run(folder / "run").image
+    own = load_run(folder / "run").record.image
     assert (own.crop_pct, own.interpolation) == (1.0, "bicubic")
     config.write_text("data: {crop_pct: 0}\n")
     assert call("train", "--data", "digits", "--config", config, "--out", tmp_path / "no") == 2
-    assert "crop_pct is 0.0; it has to be above 0 and at most 8" in capsys.readouterr().err
+    assert "crop_pct is 0; it has to be a number above 0 to 8" in capsys.readouterr().err
 
 
 def test_a_runs_own_file_repeats_it(folder, capsys):
@@ -191,7 +191,7 @@ def test_eval_matches_classes_by_name(folder, tmp_path, capsys):
         (["train", "--out", "{run}", "--data", "digits"], 1, "holds a run already"),
         (["train", "--out", "{tmp}/x", "--resume"], 1, "is no run"),
         (["train", "--out", "{run}", "--resume", "--epochs", "9"], 2, "epochs is 2, not 9"),
-        (["train", "--out", "{tmp}/x", "--data", "digits", "--config", "{tmp}/no.yaml"], 2, "no such file"),
+        (["train", "--out", "{tmp}/x", "--data", "digits", "--config", "{tmp}/no.yaml"], 2, "No such file"),
         (["train", "--out", "{tmp}/x", "--data", "digits", "--lr", "-1"], 2, "lr is -1.0"),
         (["eval", "{tmp}", "--data", "digits"], 1, "neither a run"),
         (["eval", "{run}", "--data", "digits", "--keep", "5"], 2, "keep 5 is not possible"),

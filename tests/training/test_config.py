@@ -23,8 +23,8 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
     ("text", "place", "words"),
     [
         ("epochs: 3\noptim:\n  lrr: 1\n", "3:3", "did you mean 'lr'"),
-        ("epochs: -1\n", "1:9", "epochs is -1; it has to be 0 or more"),
-        ("optim:\n  lr: 0\n", "2:7", "lr is 0.0; it has to be above 0"),
+        ("epochs: -1\n", "1:9", "epochs is -1; it has to be a whole number from 0"),
+        ("optim:\n  lr: 0\n", "2:7", "lr is 0; it has to be a number above 0"),
         ("data: {validation: 1.0}\n", "1:20", "validation is 1.0"),
         ("method: [a]\n", "1:9", "method"),
         ("bands: [[0], [2]]\n", "1:8", "found block 2 in place of block 1"),

@@ -12,8 +12,8 @@ from ls_edge.data.datasets import open_data
 from ls_edge.data.decoding import decode
 from ls_edge.data.preprocess import Preprocessor
 from ls_edge.device import hardware
-from ls_edge.training.config import DataConfig
-from ls_edge.training.data import Batches, Skipped, augment, choose_augment, default_workers, normaliser, split
+from ls_edge.training.config import DataConfig, TrainConfig
+from ls_edge.training.data import Batches, augment, choose_augment, default_workers, normaliser, split
 from ls_edge.training.precision import seed_epoch
 
 SPEC = ImageSpec(size=(16, 16), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), crop_pct=0.9)
@@ -28,11 +28,9 @@ def folder(path, per_class=6, classes=("cat", "dog"), size=(20, 18)):
     return path
 
 
-def batches(images, *, kind="none", config=None, size=4, skipped=None, seed=0, spec=SPEC):
-    return Batches(
-        images, spec, config or DataConfig(), batch_size=size, seed=seed, augment=kind,
-        skipped=skipped or Skipped(lambda text: pytest.fail(text)),
-    )  # fmt: skip
+def batches(images, *, kind="none", config=None, size=4, on_skipped=pytest.fail, seed=0, spec=SPEC):
+    config = TrainConfig(data=config or DataConfig(), batch_size=size, seed=seed)
+    return Batches(images, spec, config, augment=kind, on_skipped=on_skipped)
 
 
 def test_split_is_seeded_stratified_and_whole():
@@ -132,19 +130,18 @@ def test_workers_decode_the_same(tmp_path):
 def test_an_image_that_is_none_is_named_and_left_out(tmp_path, cache_mb):
     root = folder(tmp_path)
     (root / "cat" / "2.png").write_bytes(b"no image")
-    told = []
-    skipped = Skipped(told.append)
-    found = batches(open_data(str(root), "train").images, config=DataConfig(cache_mb=cache_mb), skipped=skipped)
+    told = set()
+    found = batches(open_data(str(root), "train").images, config=DataConfig(cache_mb=cache_mb), on_skipped=told.add)
     for _ in range(2):
         labels = torch.cat([labels for _, labels in found.fixed()])
         assert labels.tolist() == [0] * 5 + [1] * 6
-    assert len(told) == len(skipped.reasons) == 1
-    assert "cat/2.png" in told[0]
+    assert len(told) == 1
+    assert "cat/2.png" in told.pop()
     for path in root.rglob("*.png"):
         path.write_bytes(b"no image")
     with pytest.raises(DataError, match="none of 12 images"):
         list(batches(open_data(str(root), "train").images, config=DataConfig(cache_mb=cache_mb),
-                     skipped=Skipped(lambda _: None)).fixed())  # fmt: skip
+                     on_skipped=told.add).fixed())  # fmt: skip
 
 
 def test_shift_moves_and_crop_mirrors():
@@ -264,9 +261,13 @@ def test_what_goes_to_a_gpu_is_pinned_after_augmentation(tmp_path, monkeypatch, 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     images = open_data(str(folder(tmp_path)), "train").images
     made = Batches(
-        images, SPEC, DataConfig(cache_mb=cache_mb, workers=0), batch_size=4, seed=0, augment="crop",
-        skipped=Skipped(pytest.fail), pin=True,
-    )  # fmt: skip
+        images,
+        SPEC,
+        TrainConfig(data=DataConfig(cache_mb=cache_mb, workers=0), batch_size=4),
+        augment="crop",
+        on_skipped=pytest.fail,
+        pin=True,
+    )
     assert made.cached == (cache_mb > 0)
     for found in (made.epoch(0), made.fixed()):
         for pixels, labels in found:

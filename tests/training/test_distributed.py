@@ -14,10 +14,10 @@ from PIL import Image
 from ls_edge.core.errors import UsageError
 from ls_edge.runtime.fleet.local_cluster import free_ports
 from ls_edge.training.checkpoint import load_run
-from ls_edge.training.config import DataConfig, OptimConfig, read_config, to_yaml
+from ls_edge.training.config import DataConfig, OptimConfig, TeacherConfig, read_config, to_yaml
 from ls_edge.training.distributed import DistributedContext
 from ls_edge.training.loop import train
-from ls_edge.training.methods.base import expected_cost, make_method
+from ls_edge.training.methods.registry import expected_cost, make_method
 from ls_edge.training.models.small_models import build
 from ls_edge.training.optim import averages_step, make_averaged_model
 
@@ -261,12 +261,12 @@ def start(tmp_path_factory):
 
 @pytest.mark.parametrize("method", ["position", "predict", "layerdrop", "layerdrop+shuffle", "anyorder"])
 def test_every_method_trains_and_is_read_again(start, tmp_path, method):
-    args = {"teacher": {"use": "on"}} if method == "anyorder" else {}
-    config = msgspec.structs.replace(settings(method=method), method_args=args, model=msgspec.structs.replace(
-        settings().model, args={}, init=str(start)))  # fmt: skip
+    teacher = TeacherConfig(model=str(start), kind="soft") if method == "anyorder" else TeacherConfig()
+    model = msgspec.structs.replace(settings().model, args={}, init=str(start))
+    config = msgspec.structs.replace(settings(method=method), teacher=teacher, model=model)
     summary = train(config, tmp_path / "run", listener=Silent(), model_named=False)
     run = load_run(tmp_path / "run")
-    assert run.method == method
+    assert run.record.method == method
     assert run.config.method_args.keys() == set(make_method(method, {}).settings.__struct_fields__)
     assert run.view.needs_slot == (method == "position")
     per_image = expected_cost(make_method(method, {}), run.view.work) + (1 if method == "anyorder" else 0)

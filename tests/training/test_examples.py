@@ -37,8 +37,13 @@ def test_it_is_small_and_stored_in_half_precision(folder):
 def test_the_shared_one_is_one_block_for_all_steps_in_any_order():
     run = load_run(EXAMPLES / "cifar10-shared")
     plain = load_run(EXAMPLES / "cifar10-plain")
-    assert (run.model, run.method, run.view.owners, str(run.bands)) == (plain.model, "shared", (0,) * 8, "0-7")
-    assert run.classes == plain.classes
+    assert (run.record.model, run.record.method, run.view.owners, str(run.bands)) == (
+        plain.record.model,
+        "shared",
+        (0,) * 8,
+        "0-7",
+    )
+    assert run.record.classes == plain.record.classes
     shared, every = (
         sum(value.numel() for name, value in each.view.weights().items() if "blocks" in name or "slots" in name)
         for each in (run, plain)
@@ -62,8 +67,8 @@ def test_it_is_what_its_configuration_says(run, folder):
         "cifar10": ("vit_cifar", "0-7"),
         "cifar10-plain": ("vit_tiny_patch16_224", "0/1-6/7"),
     }[folder.name]
-    assert (run.model, run.method, run.view.num_blocks, str(run.bands)) == (model, "anyorder", 8, bands)
-    assert run.classes == (
+    assert (run.record.model, run.record.method, run.view.num_blocks, str(run.bands)) == (model, "anyorder", 8, bands)
+    assert run.record.classes == (
         "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
     )  # fmt: skip
 

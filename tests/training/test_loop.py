@@ -18,10 +18,10 @@ from ls_edge.export.writer import export_run
 from ls_edge.training.checkpoint import load_run
 from ls_edge.training.config import read_config, to_yaml
 from ls_edge.training.loop import train
-from ls_edge.training.methods.base import METHODS, make_method
 from ls_edge.training.methods.paper import Shuffle
+from ls_edge.training.methods.registry import make_method
 from ls_edge.training.models.view import BlockView
-from ls_edge.training.optim import make_optimiser, make_schedule
+from ls_edge.training.optim import make_optimizer, make_schedule
 from ls_edge.training.precision import choose_device, choose_precision, plain_attention
 
 SMALL = {"embed_dim": 16, "depth": 3, "num_heads": 2, "mlp_ratio": 2.0, "drop_rate": 0.1}
@@ -45,7 +45,7 @@ class Silent:
     def started(self, epoch, epochs, steps):
         pass
 
-    def stepped(self, steps, loss):
+    def stepped(self, loss):
         pass
 
     def finished(self, metrics):
@@ -96,14 +96,14 @@ def test_a_run_is_bit_identical_for_a_seed_and_leaves_what_it_should(tmp_path):
     assert (first.images + first.validation_images, first.blocks, first.skipped) == (1438, 3, 0)
     run = load_run(tmp_path / "a")
     assert run.record.best_epoch == first.best_epoch
-    assert run.trained_on
+    assert run.record.trained_on
 
 
 def test_methods_differ(tmp_path):
     for method in ("sequential", "shuffle"):
         train(settings(method=method, epochs=1), tmp_path / method, listener=Silent())
     assert weights(tmp_path / "sequential") != weights(tmp_path / "shuffle")
-    assert load_run(tmp_path / "sequential").method == "sequential"
+    assert load_run(tmp_path / "sequential").record.method == "sequential"
 
 
 def test_the_epoch_with_the_lowest_validation_loss_is_kept(tmp_path):
@@ -126,7 +126,7 @@ def test_no_epochs_write_the_model_as_it_starts(tmp_path):
     summary = train(settings(epochs=0), tmp_path / "run", listener=Silent())
     assert summary.best_epoch is None
     run = load_run(tmp_path / "run")
-    assert run.trained_on == ""
+    assert run.record.trained_on == ""
     train(settings(epochs=0, init=str(tmp_path / "run"), seed=3), tmp_path / "again", listener=Silent())
     assert weights(tmp_path / "run") == weights(tmp_path / "again")
 
@@ -135,7 +135,7 @@ def test_the_orientation_of_photos_is_the_runs_and_goes_with_it(tmp_path):
     def image(name, **flags):
         train(settings(epochs=0, **flags), tmp_path / name, listener=Silent())
         run = load_run(tmp_path / name)
-        assert run.config.data.exif_orientation is (run.image.exif_orientation is True)
+        assert run.config.data.exif_orientation is (run.record.image.exif_orientation is True)
         return run.config.data.exif_orientation
 
     assert image("plain") is False
@@ -158,7 +158,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(tmp_p
             Breaks.calls += 1
             return Breaks.calls
 
-    monkeypatch.setitem(METHODS, "shuffle", Breaks)
+    monkeypatch.setattr("ls_edge.training.methods.paper.Shuffle", Breaks)
     with pytest.raises(TrainingStopped) as caught:
         train(settings(epochs=3), tmp_path / "run", listener=Silent())
     text = str(caught.value)
@@ -215,7 +215,7 @@ def metrics_lines(folder):
 
 def test_a_run_is_not_replaced_by_accident(tmp_path):
     train(settings(epochs=0), tmp_path / "run", listener=Silent())
-    with pytest.raises(RunError, match="holds a run already; go on with --resume, replace it with --overwrite"):
+    with pytest.raises(RunError, match="already holds a run; continue it with --resume, replace it with --overwrite"):
         train(settings(epochs=0), tmp_path / "run", listener=Silent())
     train(settings(epochs=0, seed=2), tmp_path / "run", listener=Silent(), overwrite=True)
 
@@ -240,12 +240,12 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 
 def learning_rates(config, steps):
-    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=config.lr)
-    schedule = make_schedule(optimiser, config, steps)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=config.lr)
+    schedule = make_schedule(optimizer, config, steps)
     rates = []
     for step in range(steps):
         schedule.step_update(step)
-        rates.append(optimiser.param_groups[0]["lr"])
+        rates.append(optimizer.param_groups[0]["lr"])
     return rates
 
 
@@ -272,8 +272,8 @@ def test_learning_rate_falls_in_a_straight_line():
 def test_decay_spares_vectors_and_positions():
     from ls_edge.training.models.small_models import create
 
-    view = BlockView.of(create("vit_cifar", embed_dim=24, depth=2, num_heads=2, class_token=True))
-    spared, decayed = make_optimiser(view, settings(lr=1e-3).optim).param_groups
+    view = BlockView(create("vit_cifar", embed_dim=24, depth=2, num_heads=2, class_token=True))
+    spared, decayed = make_optimizer(view, settings(lr=1e-3).optim).param_groups
     names = {id(parameter): name for name, parameter in view.model.named_parameters()}
     assert {"pos_embed", "cls_token"} <= {names[id(p)] for p in spared["params"]}
     assert all(parameter.ndim > 1 for parameter in decayed["params"])
@@ -300,7 +300,7 @@ def test_bfloat16_trains_with_float32_weights(tmp_path):
 def test_attention_is_switched_back():
     from ls_edge.training.models.small_models import create
 
-    view = BlockView.of(create("vit_digits", **{**SMALL, "depth": 2}))
+    view = BlockView(create("vit_digits", **{**SMALL, "depth": 2}))
     before = [block.attn.fused_attn for block in view.blocks]
     with plain_attention(view, torch.device("cpu")):
         assert not any(block.attn.fused_attn for block in view.blocks)
@@ -315,12 +315,12 @@ def test_graphs_are_shared_by_orders(drop_path, graphs):
     from ls_edge.training.models.small_models import create
 
     torch._dynamo.reset()
-    view = BlockView.of(create("vit_digits", **{**SMALL, "depth": 12}, drop_path_rate=drop_path)).train()
+    view = BlockView(create("vit_digits", **{**SMALL, "depth": 12}, drop_path_rate=drop_path)).train()
     counter = CompileCounter()
     view.compile_blocks(backend=counter)
     images = torch.randn(2, 3, 16, 16)
     for step in range(3):
-        view(images, make_method("shuffle", {}).draw(Bands(12), 0, step).arrangement).sum().backward()
+        view(images, make_method("shuffle", {}).draw(Bands(12), 0, step).groups[0]).sum().backward()
         assert 1 <= counter.frame_count <= graphs
     torch._dynamo.reset()
 
@@ -339,7 +339,9 @@ def test_two_trainings_into_one_folder(tmp_path):
 
     train(settings(epochs=1), out, listener=Intruder())
     started, overwriting, resuming = refusals
-    assert started.endswith("holds a run already; go on with --resume, replace it with --overwrite, or name another")
+    assert started.endswith(
+        "already holds a run; continue it with --resume, replace it with --overwrite, or name another"
+    )
     assert overwriting == resuming
     assert overwriting == f"another process uses {out}; wait until it ends, or choose another folder"
     assert load_run(out).record.best_epoch == 1
@@ -360,7 +362,7 @@ def test_a_run_inside_its_data_is_refused(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "data")
     before = sorted((tmp_path / "data").rglob("*"))
     for out in (tmp_path / "data", tmp_path / "data" / "run", tmp_path / "link" / "runs" / "a"):
-        with pytest.raises(UsageError, match=r"is inside the data .*; give --out a folder outside of it"):
+        with pytest.raises(UsageError, match=r"is inside the data .*; use a folder outside it"):
             train(settings(str(tmp_path / "data"), epochs=0), out, listener=Silent())
     assert sorted((tmp_path / "data").rglob("*")) == before
     train(settings(str(tmp_path / "data"), epochs=0), tmp_path / "data-run", listener=Silent())
@@ -368,11 +370,11 @@ def test_a_run_inside_its_data_is_refused(tmp_path):
 
 def test_a_rate_far_too_high_leaves_a_run_that_says_so(tmp_path):
     listener = Silent()
-    with pytest.raises(TrainingStopped, match=r"lower --lr; .*run keeps the model as it started"):
+    with pytest.raises(TrainingStopped, match=r"lower --lr; .*run keeps the initial model"):
         train(settings(epochs=2, lr=1e6), tmp_path / "run", listener=listener)
     run = load_run(tmp_path / "run")
-    assert run.record.problem == "training did not finish one epoch, so the weights are those that it started with"
-    with pytest.raises(RunError, match=r"those that it started with; go on with .*--resume.* lower --lr") as caught:
+    assert run.record.problem == "training did not finish one epoch, so the weights are the initial ones"
+    with pytest.raises(RunError, match=r"the initial ones; continue with .*--resume.* lower --lr") as caught:
         export_run(run, tmp_path / "bundle")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "bundle").exists()

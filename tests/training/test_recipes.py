@@ -10,9 +10,10 @@ import yaml
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
 from ls_edge.training.config import RECIPES, find_recipe, read_config
-from ls_edge.training.methods.base import make_method
+from ls_edge.training.methods.registry import make_method
+from ls_edge.training.models.families import evenly_spaced
 from ls_edge.training.models.small_models import build
-from ls_edge.training.optim import make_optimiser, make_schedule
+from ls_edge.training.optim import make_optimizer, make_schedule
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 OWN = {"vit_b_imagenet_anyorder"}
@@ -70,16 +71,16 @@ def test_a_recipe_builds_and_its_rate_falls_in_a_straight_line(name):
     view = build(config.model.name, {**config.model.args, "embed_dim": 24, "num_heads": 2, "img_size": 32})
     assert view.num_blocks == 12
     if config.model.depth:
-        view.keep(config.model.depth)
+        view.keep_blocks(evenly_spaced(view.num_blocks, config.model.depth))
         assert view.num_blocks == config.model.depth
     method.attach(view)
-    optimiser = make_optimiser(view, config.optim)
+    optimiser = make_optimizer(view, config.optim)
     assert {group["weight_decay"] for group in optimiser.param_groups} == {0.0}
     schedule = make_schedule(optimiser, config.optim, 10)
     for step in range(10):
         schedule.step_update(step)
         assert [group["lr"] for group in optimiser.param_groups] == [pytest.approx(1e-4 * (1 - step / 10))]
-    assert len(method.draw(Bands(view.num_blocks), 0, 0).order) <= view.num_blocks
+    assert len(method.draw(Bands(view.num_blocks), 0, 0).groups[0].order) <= view.num_blocks
 
 
 def test_a_file_wins_over_a_recipe_and_unknown_names_are_told(tmp_path, monkeypatch):

@@ -92,7 +92,7 @@ def test_a_corrupt_checkpoint_is_told_in_one_line(folder, tmp_path, capsys):
         capsys.readouterr()
         assert call("eval", broken, *EVAL) == 1
         err = capsys.readouterr().err
-        assert "is no safetensors file" in err
+        assert "is not a safetensors file" in err
         assert err.count("\n") == 1
 
 

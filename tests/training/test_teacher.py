@@ -16,7 +16,8 @@ from ls_edge.core.errors import ModelError, RunError, UsageError
 from ls_edge.training.checkpoint import CONFIG, load_run
 from ls_edge.training.config import TeacherConfig
 from ls_edge.training.data import normaliser
-from ls_edge.training.teacher import Teacher, TeacherCriterion, open_teacher
+from ls_edge.training.methods.distillation import TeacherCriterion
+from ls_edge.training.teacher import Teacher, open_teacher
 
 CLASSES = tuple("0123456789")
 TINY = "model: {args: {embed_dim: 16, depth: 4, num_heads: 2, mlp_ratio: 2.0}}\nbatch_size: 128\nprecision: fp32\n"
@@ -51,7 +52,7 @@ def opened(**settings):
 def test_a_run_answers_for_the_pixels_as_it_would_itself(folder):
     run = load_run(folder / "run")
     with torch.no_grad():
-        expected = run.view(normaliser(run.image, CPU)(PIXELS))
+        expected = run.view(normaliser(run.record.image, CPU)(PIXELS))
     torch.testing.assert_close(opened(model=str(folder / "run")).logits(PIXELS), expected)
 
 
@@ -122,7 +123,7 @@ def test_a_student_imitates_its_teacher_with_every_method(folder, tmp_path, caps
         run = load_run(tmp_path / name)
         with torch.no_grad():
             same[name] = float(
-                (run.view(normaliser(run.image, CPU)(PIXELS_OF_DIGITS)).argmax(1) == teacher).float().mean()
+                (run.view(normaliser(run.record.image, CPU)(PIXELS_OF_DIGITS)).argmax(1) == teacher).float().mean()
             )
     assert same["taught"] > same["alone"] + 0.15
 
@@ -168,7 +169,7 @@ def test_a_convolutional_teacher_by_command_and_its_cost(tmp_path, capsys):
 
 def test_teachers_that_cannot_be_had_end_in_one_line(folder, tmp_path, capsys):
     for settings, kind, text in (
-        ({"model": str(tmp_path)}, RunError, f"is no run: it has no {CONFIG}"),
+        ({"model": str(tmp_path)}, RunError, f"is not a run: it has no {CONFIG}"),
         ({"model": "resnet_x"}, ModelError, "--teacher: unknown model 'resnet_x'"),
         ({"model": "test_resnet", "weights": "no.pth"}, RunError, "no.pth: there is no such file"),
         (
@@ -188,7 +189,7 @@ def test_teachers_that_cannot_be_had_end_in_one_line(folder, tmp_path, capsys):
         open_teacher(TeacherConfig(model="test_resnet", weights=weights), ("a", "b", "c"), CPU, torch.float32)
     train = ["train", "--data", "digits", "--out", tmp_path / "out"]
     assert call(*train, "--teacher-weights", "x.pth") == 2
-    assert "weights is 'x.pth'; it has to be left out where no teacher is named" in capsys.readouterr().err
+    assert "weights is 'x.pth' without a teacher" in capsys.readouterr().err
     config = tmp_path / "bad.yaml"
     config.write_text("teacher: {model: a, weight: 2}\n")
     assert call(*train, "--config", config) == 2

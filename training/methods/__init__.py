@@ -1,1 +1,1 @@
-"""Training methods: in which order the blocks run in each step, and the loss."""
+"""Training methods: the order in which blocks run in each step, and the loss."""

@@ -1,9 +1,10 @@
-"""Counting floating point operations with ``torch.utils.flop_counter``."""
+"""Counts of floating point operations, from ``torch.utils.flop_counter``."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -14,11 +15,29 @@ from torch.utils.flop_counter import FlopCounterMode
 T = TypeVar("T")
 
 
-def count_flops(run: Callable[[], T]) -> tuple[int, T]:
-    """Operations of ``run()``, and what it returns; matrix products, convolutions and attention are counted.
+@dataclass(frozen=True)
+class WorkProfile:
+    """Operations per image in the parts of a model, in any unit; the defaults describe a model of blocks alone."""
 
-    With gradients on, since the counter's own hooks ask for them, and attention by its formula: not every torch counts
-    every fused kernel.
+    num_blocks: int
+    stem: float = 0.0
+    block: float = 1.0
+    """One block without a method's modules."""
+    head: float = 0.0
+    added: float = 0.0
+    """Modules that a method adds to each block that runs."""
+
+    @property
+    def forward(self) -> float:
+        """A forward pass of the whole model without a method's modules."""
+        return self.stem + self.num_blocks * self.block + self.head
+
+
+def count_flops(run: Callable[[], T]) -> tuple[int, T]:
+    """Return the operations of ``run()`` and its result; matrix products, convolutions and attention count.
+
+    Gradients are on because the counter's hooks need them. Attention runs as plain matrix products because not every
+    version of torch counts every fused kernel.
     """
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         out = run()
@@ -27,7 +46,7 @@ def count_flops(run: Callable[[], T]) -> tuple[int, T]:
 
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode while the context is open; afterwards each module has its own mode again."""
+    """Switch to evaluation mode; on exit each module gets its own mode back."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""The model and the weights that training starts from, built from the configuration.
+"""The model and the weights that training starts from.
 
 Weights come from a run or a file (``--init``), from timm (``--pretrained``), or from the seed. A run given as
 ``--init`` also determines the model, unless one is named.
@@ -26,7 +26,7 @@ from ls_edge.training.models.view import METHOD, BlockView
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """The model as training begins, with everything that is needed to build it again."""
+    """The model as training begins, with everything needed to build it again."""
 
     view: BlockView
     model: str
@@ -34,13 +34,13 @@ class InitialWeights:
     kept: tuple[int, ...]
     image: ImageSpec
     trained: bool
-    """Whether all weights, the classifier's included, were loaded and not drawn from the seed."""
+    """Whether all weights, including the classifier's, were loaded rather than drawn from the seed."""
     method_weights: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Weights of the method's own modules in the run that is given as ``init``."""
+    """Weights of the method's modules in the run that is given as ``init``."""
     source: BlockView | None = None
-    """The model of that run with its method's modules, if nothing of it was changed: blocks, images and classes."""
+    """Model of that run with its method's modules, if blocks, images and classes are unchanged."""
     bands: Bands | None = None
-    """Bands of that run, of the blocks that are kept; None where it has none."""
+    """Bands of that run, for the blocks that are kept; None if it has none."""
 
 
 def make_initial_weights(
@@ -53,84 +53,78 @@ def make_initial_weights(
 ) -> InitialWeights:
     """Build the model for these classes; raises :class:`ModelError`, :class:`RunError` or :class:`UsageError`.
 
-    ``model_named``: the user chose ``config.name``. The global random state is set from ``seed``.
+    ``model_named``: the user chose ``config.name``. Sets the global random state from ``seed``.
     """
     if config.init is not None and config.pretrained:
         raise UsageError("--init and --pretrained exclude each other; leave one out")
     torch.manual_seed(seed)
-    run = load_run(config.init) if config.init is not None and (Path(config.init) / CONFIG).is_file() else None
-    if run is not None:
-        return _from_run(run, config, classes, model_named=model_named, warn=warn)
+    if config.init is not None and (Path(config.init) / CONFIG).is_file():
+        return _from_run(load_run(config.init), config, classes, model_named=model_named, warn=warn)
     args = {**config.args, "num_classes": len(classes)}
     if config.img_size is not None:
         args["img_size"] = config.img_size
     trained = False
     if config.pretrained:
-        view = BlockView.of(create(config.name, pretrained=True, **args))
-        trained = image_classes(view) == len(classes)
+        view = BlockView(create(config.name, pretrained=True, **args))
+        trained = (getattr(view.model, "pretrained_cfg", None) or {}).get("num_classes") == len(classes)
     else:
         view = build(config.name, args)
     if config.init is not None:
         if Path(config.init).is_dir():
-            raise RunError(f"{config.init} is no run: it has no {CONFIG}; give a run folder or a checkpoint file")
+            raise RunError(f"{config.init} is not a run: it has no {CONFIG}; give a run folder or a checkpoint file")
         trained = _take(view, view.fit_state(read_foreign(config.init)), config.init, warn)
-    kept = tuple(range(view.num_blocks)) if config.depth is None else tuple(view.keep(config.depth))
+    kept = tuple(range(view.num_blocks))
+    if config.depth is not None:
+        kept = evenly_spaced(view.num_blocks, config.depth)
+        view.keep_blocks(kept)
     return InitialWeights(view, config.name, args, kept, image_spec_of(view), trained)
-
-
-def image_classes(view: BlockView) -> int:
-    """Number of classes of timm's pretrained weights for this model; 0 if there are none."""
-    settings = getattr(view.model, "pretrained_cfg", None) or {}
-    return int(settings.get("num_classes", 0))
 
 
 def _from_run(
     run: LoadedRun, config: ModelConfig, classes: Sequence[str], *, model_named: bool, warn: Callable[[str], None]
 ) -> InitialWeights:
-    if model_named and config.name != run.model:
+    record = run.record
+    if model_named and config.name != record.model:
         raise UsageError(
-            f"--init {run.folder} is a {run.model}, --model is {config.name}; leave --model out, or give a "
+            f"--init {run.folder} is a {record.model}, --model is {config.name}; leave --model out, or give a "
             "checkpoint of that model"
         )
-    args = {**run.record.model_args, **config.args, "num_classes": len(classes)}
-    image = run.image
+    args = {**record.model_args, **config.args, "num_classes": len(classes)}
+    image = record.image
     if config.img_size is not None:
         args["img_size"] = config.img_size
         image = msgspec.structs.replace(image, size=(config.img_size, config.img_size))
-    view = build(run.model, args, run.record.kept)
+    view = build(record.model, args, record.kept)
     everything = run.view.weights()
     weights = {name: value for name, value in everything.items() if not name.startswith(METHOD)}
     added = {name: value for name, value in everything.items() if name.startswith(METHOD)}
     if view.image_size != run.view.image_size:
         weights = view.fit_state(weights)
-    if tuple(classes) != run.classes:
-        warn(f"the classes are not those of {run.folder}, so the classifier starts anew")
+    if tuple(classes) != record.classes:
+        warn(f"the classes differ from those of {run.folder}, so the classifier is reinitialized")
         weights = {name: value for name, value in weights.items() if name not in view.classifier}
     whole = _take(view, weights, str(run.folder), warn)
-    kept = run.record.kept
+    kept = record.kept
     bands = None if run.config.bands is None else run.bands
     if config.depth is not None:
         chosen = evenly_spaced(view.num_blocks, config.depth)
         bands = None if bands is None else bands.keep(chosen)
         view.keep_blocks(chosen)
         kept = tuple(kept[index] for index in chosen)
-    trained = whole and (
-        run.record.best_epoch is not None or run.config.model.pretrained or bool(run.config.model.init)
-    )
+    trained = whole and (record.best_epoch is not None or run.config.model.pretrained or bool(run.config.model.init))
     unchanged = whole and config.depth is None and view.image_size == run.view.image_size
-    source = run.view if unchanged else None
-    return InitialWeights(view, run.model, args, kept, image, trained, added, source, bands)
+    return InitialWeights(view, record.model, args, kept, image, trained, added, run.view if unchanged else None, bands)
 
 
 def _take(view: BlockView, found: dict[str, torch.Tensor], source: str, warn: Callable[[str], None]) -> bool:
-    """Load weights; a classifier that is missing or of other classes starts anew, with a warning.
+    """Load weights and return whether the classifier was among them.
 
-    Return whether the classifier was loaded too.
+    A classifier that is missing or has other classes keeps its initial weights, the latter with a warning.
     """
     own = view.weights()
     fresh = [name for name in view.classifier if name not in found or found[name].shape != own[name].shape]
     if fresh and any(name in found for name in fresh):
-        warn(f"{source} has a classifier of other classes, so the classifier starts anew")
+        warn(f"the classifier of {source} has other classes, so the classifier is reinitialized")
     try:
         view.load_weights({**found, **{name: own[name] for name in fresh}})
     except ModelError as error:

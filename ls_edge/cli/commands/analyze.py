@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ls_edge.core.errors import DataError
     from ls_edge.data.datasets import ImageRef
     from ls_edge.evaluation.analysis import Analysis
-    from ls_edge.training.attention import AttentionMeasure
+    from ls_edge.training.models.attention import AttentionMeasure
 
 
 @click.command(
@@ -152,8 +152,8 @@ def _attention(opened: OpenedModel, folder: Path) -> tuple[AttentionMeasure | No
     """What measures attention, or why nothing does."""
     if (folder / "manifest.json").is_file():
         return None, "the engines of a bundle do not show their attention; analyse the run"
-    from ls_edge.training.attention import AttentionMeasure
-    from ls_edge.training.torch_blocks import TorchBlocks
+    from ls_edge.training.models.attention import AttentionMeasure
+    from ls_edge.training.models.torch_blocks import TorchBlocks
 
     assert isinstance(opened.blocks, TorchBlocks)
     measure = AttentionMeasure(opened.blocks)

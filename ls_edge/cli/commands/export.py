@@ -110,10 +110,10 @@ def command(
     check_target(out)
     loaded = load_run(run)
     settings = ExportSettings(precision, engine, blocks_per_part, max_batch, whole, cost_orders, bands, fold_ends)
-    parts = parts_of(loaded, settings).parts  # refused before anything is shown
+    parts = parts_of(loaded, settings).num_blocks  # refused before anything is shown
     calibration = None
     if calibrate is not None:
-        calibration = read_calibration(calibrate, loaded.image, loaded.classes, calibrate_images)
+        calibration = read_calibration(calibrate, loaded.record.image, loaded.record.classes, calibrate_images)
     with Progress(console=open_console(stderr=True), transient=True) as progress:
         total = steps_of(parts, calibrated=calibration is not None)
         task = progress.add_task("export", total=total)

@@ -12,7 +12,7 @@ import msgspec
 from ls_edge.cli.command import Command
 from ls_edge.core.errors import UsageError, printable
 from ls_edge.device.requirements import install_command
-from ls_edge.training.methods.base import METHODS
+from ls_edge.training.methods.registry import METHODS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -134,9 +134,9 @@ def train_run(
     out: Path, settings: TrainConfig, named: frozenset[str], console: Console, *, resume: bool, overwrite: bool
 ) -> Any:
     """Train one run and return its summary; None where it is finished already."""
+    from ls_edge.training.checkpoint import RESUME
     from ls_edge.training.loop import train
-    from ls_edge.training.progress_display import Bars
-    from ls_edge.training.resume import RESUME
+    from ls_edge.training.progress import Bars
 
     if resume:
         settings = _settings_of(out, settings, named)

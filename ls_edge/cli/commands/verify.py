@@ -81,7 +81,7 @@ def _numbers(bundle: Bundle, run: Path, data: str | None) -> dict[str, Any]:
         return verify_run(bundle, loaded).to_json()
     from ls_edge.export.calibration import read_calibration
 
-    samples = read_calibration(data, loaded.image, loaded.classes).held_out
+    samples = read_calibration(data, loaded.record.image, loaded.record.classes).held_out
     return verify_run(bundle, loaded, samples, data).to_json()
 
 

@@ -1,1 +1,1 @@
-"""An adapter for each family of timm models: what its stem, blocks and head are."""
+"""One adapter for each family of timm models, which names its stem, blocks and head."""

@@ -1,4 +1,4 @@
-"""BEiT: the relative position bias belongs to a block, or is one that all blocks share."""
+"""BEiT: each block has its own relative position bias, or all blocks share one."""
 
 from __future__ import annotations
 
@@ -18,22 +18,18 @@ from ls_edge.training.models.adapters.vision_transformer import (
 class BeitFamily(VisionTransformerFamily):
     """timm's ``Beit``."""
 
-    name = "Beit"
     members = "BEiT, BEiT v2"
     timm_class = beit.Beit
-    timm_module = beit
-    classifiers = ("head",)
     residual_branches: ClassVar[BranchTable] = {beit.Block: ATTENTION_AND_MLP}
 
     def block_inputs(self, model: Any, index: int) -> dict[str, Tensor]:  # noqa: ARG002
-        """The bias that all blocks share, if there is one."""
+        """Return the bias that all blocks share, if there is one."""
         return {} if model.rel_pos_bias is None else {"shared_rel_pos_bias": model.rel_pos_bias()}
 
     def stem(self, model: Any, images: Tensor) -> Tensor:
-        """Patches, class token and, if there is one, the position embedding."""
+        """Return patches and class token, with the position embedding if there is one."""
         patches = model.patch_embed(images)
         tokens: Tensor = torch.cat((model.cls_token.expand(patches.shape[0], -1, -1), patches), dim=1)
         if model.pos_embed is not None:
             tokens = tokens + model.pos_embed
-        dropped: Tensor = model.pos_drop(tokens)
-        return dropped
+        return model.pos_drop(tokens)

@@ -18,26 +18,21 @@ from ls_edge.training.models.adapters.vision_transformer import (
 class CaitFamily(VisionTransformerFamily):
     """timm's ``Cait``."""
 
-    name = "Cait"
     members = "CaiT"
     timm_class = cait.Cait
-    timm_module = cait
-    classifiers = ("head",)
     residual_branches: ClassVar[BranchTable] = {cait.LayerScaleBlock: ATTENTION_AND_MLP}
 
     def stem(self, model: Any, images: Tensor) -> Tensor:
-        """Patches and their positions; the class token is added in the head."""
-        tokens: Tensor = model.pos_drop(model.patch_embed(images) + model.pos_embed)
-        return tokens
+        """Return patches with their positions; the head adds the class token."""
+        return model.pos_drop(model.patch_embed(images) + model.pos_embed)
 
     def head(self, model: Any, tokens: Tensor) -> Tensor:
-        """Class attention over the patches, norm, pooling and classifier."""
+        """Run class attention over the patches, norm, pooling and classifier."""
         if hasattr(model, "forward_cls"):
             both = model.forward_cls(tokens)
-        else:  # timm up to 1.0.30 has it in forward_features only
+        else:  # timm up to 1.0.30 has it only in forward_features
             class_token = model.cls_token.expand(tokens.shape[0], -1, -1)
             for block in model.blocks_token_only:
                 class_token = block(tokens, class_token)
             both = torch.cat((class_token, tokens), dim=1)
-        logits: Tensor = model.forward_head(model.norm(both))
-        return logits
+        return model.forward_head(model.norm(both))

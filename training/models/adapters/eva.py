@@ -1,7 +1,7 @@
-"""EVA, EVA-02, DINOv3 and the rotary ViTs: a block has its rotary table, its own one if it is learned.
+"""EVA, EVA-02, DINOv3 and the rotary ViTs: each block takes a rotary table, its own one if tables are learned.
 
-Augmentation of rotary coordinates and of patches is not supported: timm draws it once an image for all blocks, which
-a block by itself cannot do.
+Augmentation of rotary coordinates and of patches is not supported: timm draws it once per image for all blocks, which
+is impossible when blocks run separately.
 """
 
 from __future__ import annotations
@@ -22,17 +22,14 @@ from ls_edge.training.models.adapters.vision_transformer import (
 )
 
 TABLE = "rope_table"
-"""Buffer of a rotary table that is not learned; not part of checkpoints."""
+"""Buffer with a rotary table that is not learned; not part of checkpoints."""
 
 
 class EvaFamily(VisionTransformerFamily):
     """timm's ``Eva``."""
 
-    name = "Eva"
     members = "EVA, EVA-02, DINOv3, ViTs with rotary positions"
     timm_class = eva.Eva
-    timm_module = eva
-    classifiers = ("head",)
     residual_branches: ClassVar[BranchTable] = {eva.EvaBlock: ATTENTION_AND_MLP}
 
     def prepare(self, model: Any) -> None:
@@ -55,7 +52,7 @@ class EvaFamily(VisionTransformerFamily):
                 model.register_buffer(TABLE, _rotary_tables(model).clone(), persistent=False)
 
     def block_inputs(self, model: Any, index: int) -> dict[str, Tensor]:
-        """The rotary table of block ``index``."""
+        """Return the rotary table of block ``index``."""
         if model.rope is None:
             return {}
         if getattr(model, "rope_mixed", False):
@@ -70,22 +67,19 @@ class EvaFamily(VisionTransformerFamily):
             model.rope.depth = len(indices)
 
     def stem(self, model: Any, images: Tensor) -> Tensor:
-        """Patch embedding, prefix tokens, position embedding if there is one."""
-        tokens: Tensor = model.norm_pre(model._pos_embed(model.patch_embed(images))[0])
-        return tokens
+        """Return patches and prefix tokens, with the position embedding if there is one."""
+        return model.norm_pre(model._pos_embed(model.patch_embed(images))[0])
 
 
 def _learned_table(model: Any, index: int) -> Tensor:
-    """The table of one block, as timm makes those of all blocks at once."""
+    """Return the table of one block; timm computes those of all blocks together."""
     rope = model.rope
     if model.dynamic_img_size or rope.t_x is None:
         return _rotary_tables(model)[index]
-    table: Tensor = get_mixed_freqs(rope.freqs[:, index], rope.t_x, rope.t_y)
-    return table
+    return get_mixed_freqs(rope.freqs[:, index], rope.t_x, rope.t_y)
 
 
 def _rotary_tables(model: Any) -> Tensor:
-    """One table for all blocks or, if they are learned, a table for each."""
+    """Return one table for all blocks or, if they are learned, one for each."""
     fixed = not model.dynamic_img_size and hasattr(model.rope, "feat_shape")
-    table: Tensor = model.rope.get_embed() if fixed else model.rope.get_embed(shape=list(model.patch_embed.grid_size))
-    return table
+    return model.rope.get_embed() if fixed else model.rope.get_embed(shape=list(model.patch_embed.grid_size))

@@ -7,19 +7,16 @@ from typing import Any, ClassVar
 from timm.models import mlp_mixer
 from torch import Tensor
 
-from ls_edge.training.methods.slots import Branch
 from ls_edge.training.models.adapters.vision_transformer import BranchTable, VisionTransformerFamily
+from ls_edge.training.models.slots import Branch
 
 
 class MixerFamily(VisionTransformerFamily):
     """timm's ``MlpMixer``."""
 
-    name = "MlpMixer"
     members = "MLP-Mixer, ResMLP, gMLP"
     timm_class = mlp_mixer.MlpMixer
-    timm_module = mlp_mixer
     patch_embedding = "stem"
-    classifiers = ("head",)
     residual_branches: ClassVar[BranchTable] = {
         mlp_mixer.MixerBlock: (Branch("norm1", "mlp_tokens", channels_first=True), Branch("norm2", "mlp_channels")),
         mlp_mixer.ResBlock: (Branch("norm1", "linear_tokens", channels_first=True), Branch("norm2", "mlp_channels")),
@@ -27,6 +24,5 @@ class MixerFamily(VisionTransformerFamily):
     }
 
     def stem(self, model: Any, images: Tensor) -> Tensor:
-        """Patch embedding."""
-        tokens: Tensor = model.stem(images)
-        return tokens
+        """Return the patch embedding."""
+        return model.stem(images)

@@ -1,0 +1,52 @@
+"""The table of training methods.
+
+To add a method, write a class in its own module and add a row to :data:`METHODS`. The modules are imported on use, so
+that the command line can list the methods without loading torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ls_edge.core import validation
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from ls_edge.training.methods.base import Method
+    from ls_edge.training.models.flops import WorkProfile
+
+METHODS = {
+    "sequential": "base.Method",
+    "shuffle": "paper.Shuffle",
+    "position": "paper.PositionMethod",
+    "predict": "paper.PredictMethod",
+    "layerdrop": "paper.LayerDrop",
+    "layerdrop+shuffle": "paper.LayerDropShuffle",
+    "anyorder": "anyorder.AnyOrder",
+    "shared": "shared.SharedTrunk",
+}
+"""Module and class of each method."""
+
+
+def make_method(name: str, args: dict[str, Any]) -> Method:
+    """Return the method with these settings; raises :class:`UsageError` for an unknown name or setting."""
+    if name not in METHODS:
+        raise UsageError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
+    module, _, attribute = METHODS[name].partition(".")
+    kind: type[Method] = getattr(importlib.import_module(f"ls_edge.training.methods.{module}"), attribute)
+    try:
+        return kind(msgspec.convert(args, kind.settings_type))
+    except msgspec.ValidationError as error:
+        text = validation.explain(str(error), args, kind.settings_type).text
+        known = ", ".join(kind.settings_type.__struct_fields__) or "none"
+        raise UsageError(f"method {name} with settings {args}: {text}; its settings are {known}") from None
+
+
+def expected_cost(method: Method, work: WorkProfile, *, draws: int = 400) -> float:
+    """Return the mean of :meth:`StepPlan.cost` over ``draws`` plans."""
+    plans = (method.draw(Bands(work.num_blocks), 0, step) for step in range(draws))
+    return sum(plan.cost(work, teacher=method.teacher is not None) for plan in plans) / draws

@@ -1,0 +1,252 @@
+"""Modules that methods add to the blocks: slot conditioning, a slot embedding, and a slot predictor.
+
+The slot of a block is the number of blocks that ran before it (``ls_edge.core.arrangement``). A :class:`SlotModule`
+runs with the block wherever the model goes and is exported with it. A :class:`PositionPredictor` is used only in
+training and evaluation.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ls_edge.core.errors import UsageError
+
+NEGLIGIBLE = 1e-6
+"""Singular values below this share of a layer's norm are rounding errors, whose direction means nothing."""
+
+
+class SlotModule(nn.Module):
+    """Base of modules that run a block together with its slot."""
+
+    lr_factor: float | None = None
+    """Learning rate relative to the model's, without weight decay; None to train like the model."""
+    is_uniform: bool = True
+    """Whether every block has the same modules, so that blocks differ only in their weights."""
+
+    def forward(self, index: int, tokens: Tensor, slot: int | Tensor, run_block: Callable[..., Tensor]) -> Tensor:
+        """Return tokens ``[B, N, D]`` after ``run_block`` ran block ``index``; ``slot`` is an int or int64 ``[B]``."""
+        raise NotImplementedError
+
+    def runner(self, index: int, block: nn.Module) -> Callable[..., Tensor]:  # noqa: ARG002
+        """Return the callable that :meth:`forward` uses to run block ``index``; this is what gets compiled."""
+        return block
+
+    def elementwise_flops(self, count: int, dim: int) -> int:  # noqa: ARG002
+        """Return the elementwise operations added to a block, for one image of ``count`` tokens of ``dim``."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A residual branch of a block, ``x + layer(norm(x))``, by the names of its modules."""
+
+    norm: str
+    layer: str
+    channels_first: bool = False
+    """Whether ``layer`` returns ``[B, D, N]``, as layers that mix tokens do, instead of ``[B, N, D]``."""
+
+
+class SlotNorms(SlotModule):
+    """Slot conditioning of each block: scale and shift of each norm, and a gate on each residual branch.
+
+    ``x + (1 + gate) * layer((1 + scale) * norm(x) + shift)``, one vector of each per block, slot and branch, as in
+    FiLM (arXiv 1709.07871) and the adaptive norms of DiT (arXiv 2212.09748, section 3.2). With a ``rank``, each linear
+    layer of a branch also has one low-rank adapter per slot, ``W x + b + up (down x)`` (LoRA, arXiv 2106.09685; for
+    layers that share their weights arXiv 2410.20672). Vectors and ``up`` start at zero, so a block initially computes
+    the same as without them. Hooks on the block's modules apply them, so timm's forward is unchanged and each block
+    still compiles and exports separately.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[nn.Module],
+        branches: Sequence[Branch],
+        dim: int,
+        lr_factor: float = 1.0,
+        only: Collection[int] | None = None,
+        rank: int = 0,
+    ) -> None:
+        """Hook ``blocks``, or those whose indices are in ``only``; there are as many slots as blocks.
+
+        One block in several places has one table. Raises :class:`UsageError` for a ``rank`` above the width of a linear
+        layer.
+        """
+        super().__init__()
+        self.lr_factor = lr_factor
+        chosen = range(len(blocks)) if only is None else sorted(only)
+        modules = list(dict.fromkeys(blocks[index] for index in chosen))
+        self.is_uniform = len(modules) == len(blocks)
+        self._table_of = {index: modules.index(blocks[index]) for index in chosen}
+        self.tables = nn.ParameterList(torch.zeros(len(blocks), len(branches), 3, dim) for _ in modules)
+        self.adapters = nn.ModuleList(SlotAdapters(block, branches, len(blocks), rank) for block in modules if rank)
+        self._running = [_Running(block) for block in modules]
+        for running in self._running:
+            for number, branch in enumerate(branches):
+                norm, layer = (running.block.get_submodule(name) for name in (branch.norm, branch.layer))
+                norm.register_forward_hook(functools.partial(_modulate, running, number))
+                layer.register_forward_hook(functools.partial(_gate, running, number, branch.channels_first))
+        for running, adapters in zip(self._running, self.adapters, strict=False):
+            names: Any = adapters.layers
+            for number, name in enumerate(names):
+                running.block.get_submodule(name).register_forward_hook(functools.partial(_adapt, running, number))
+
+    def forward(self, index: int, tokens: Tensor, slot: int | Tensor, run_block: Callable[..., Tensor]) -> Tensor:
+        """Run a block with the vectors and matrices of its slot."""
+        if index not in self._table_of:
+            return run_block(tokens)
+        number = self._table_of[index]
+        adapters: Any = self.adapters[number] if len(self.adapters) else None
+        tables = [self.tables[number], *([] if adapters is None else adapters.tables())]
+        vectors, *matrices = (t.index_select(0, slot) if isinstance(slot, Tensor) else t[slot] for t in tables)
+        return run_block(tokens, vectors.unsqueeze(-2), *matrices)
+
+    def runner(self, index: int, block: nn.Module) -> Callable[..., Tensor]:
+        """Return the hooked block, which also takes vectors ``[branches, 3, 1, D]`` or ``[B, branches, 3, 1, D]``.
+
+        After the vectors come the adapters' matrices ``[rank, in]`` and ``[out, rank]``, or a batch of them, one pair
+        per layer.
+        """
+        return self._running[self._table_of[index]].run if index in self._table_of else block
+
+    def elementwise_flops(self, count: int, dim: int) -> int:
+        """Count a product and a sum at each norm, and a product at the end of each branch."""
+        return int(self.tables[0].shape[1]) * 3 * count * dim
+
+
+class SlotAdapters(nn.Module):
+    """One pair of low-rank matrices per slot for each linear layer in a block's residual branches."""
+
+    def __init__(self, block: nn.Module, branches: Sequence[Branch], slots: int, rank: int) -> None:
+        """Draw ``down``, set ``up`` to zero; raises :class:`UsageError` for a rank above the width of every layer."""
+        super().__init__()
+        found = {
+            f"{branch.layer}.{name}" if name else branch.layer: module
+            for branch in branches
+            for name, module in block.get_submodule(branch.layer).named_modules()
+            if isinstance(module, nn.Linear)
+        }
+        self.layers = tuple(found)
+        """Names of the linear layers in the block."""
+        widest = max((min(layer.in_features, layer.out_features) for layer in found.values()), default=0)
+        if rank > widest:
+            raise UsageError(f"adapter_rank is {rank}; the linear layers of a block allow at most {widest}")
+        self.down = nn.ParameterList(
+            torch.randn(slots, rank, layer.in_features) / layer.in_features**0.5 for layer in found.values()
+        )
+        self.up = nn.ParameterList(torch.zeros(slots, layer.out_features, rank) for layer in found.values())
+
+    def tables(self) -> list[Tensor]:
+        """Return ``down`` ``[slots, rank, in]`` and ``up`` ``[slots, out, rank]`` of each layer, alternating."""
+        return [table for pair in zip(self.down, self.up, strict=True) for table in pair]
+
+    @torch.no_grad()
+    def approximate(self, slot: int, block: nn.Module, wanted: nn.Module) -> None:
+        """Bring the layers of ``block`` at a slot as close to those of ``wanted`` as the rank allows.
+
+        Uses the truncated singular value decomposition of the weights' difference (arXiv 2410.20672, section 3).
+        """
+        for name, down, up in zip(self.layers, self.down, self.up, strict=True):
+            weight, target = (module.get_submodule(name).get_parameter("weight") for module in (block, wanted))
+            left, values, right = torch.linalg.svd((target - weight).double(), full_matrices=False)
+            rank = min(down.shape[1], len(values))
+            roots = values[:rank].sqrt()
+            up[slot, :, :rank] = left[:, :rank] * roots
+            some = values[:rank] > NEGLIGIBLE * weight.norm()  # a pair of zero factors would get no gradient
+            down[slot, :rank][some] = (roots[:, None] * right[:rank])[some].to(down.dtype)
+
+
+class _Running:
+    """A block with the vectors and matrices for its hooks; None while the block does not run."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self.block = block
+        self.vectors: Tensor | None = None
+        self.matrices: tuple[Tensor, ...] = ()
+
+    def run(self, tokens: Tensor, vectors: Tensor, *matrices: Tensor, **inputs: Tensor) -> Tensor:
+        # They arrive as arguments and are read from attributes within one graph when this is compiled.
+        self.vectors, self.matrices = vectors, matrices
+        try:
+            out: Tensor = self.block(tokens, **inputs)
+        finally:
+            self.vectors, self.matrices = None, ()
+        return out
+
+
+# The hooks are partials of functions: copying a model copies their _Running along with the block.
+def _modulate(running: _Running, branch: int, _module: nn.Module, _inputs: Any, out: Tensor) -> Tensor:
+    if running.vectors is None:
+        return out
+    scale, shift, _ = running.vectors[..., branch, :, :, :].to(out.dtype).unbind(-3)
+    return out * (1 + scale) + shift
+
+
+def _gate(
+    running: _Running, branch: int, channels_first: bool, _module: nn.Module, _inputs: Any, out: Tensor
+) -> Tensor:
+    if running.vectors is None:
+        return out
+    gate = running.vectors[..., branch, 2, :, :].to(out.dtype)
+    return out * (1 + (gate.transpose(-1, -2) if channels_first else gate))
+
+
+def _adapt(running: _Running, layer: int, _module: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
+    if not running.matrices:
+        return out
+    down, up = running.matrices[2 * layer : 2 * layer + 2]
+    return out + (inputs[0] @ down.mT) @ up.mT
+
+
+class SlotEmbedding(SlotModule):
+    """LayerShuffle-position (arXiv 2407.04513, section 3.2): a slot embedding joined to each token before a block.
+
+    ``x + Dropout(GELU(Linear(LN([x; e_slot]))))`` with one projection per block. All blocks share the embedding ``e``
+    unless ``per_block`` is set. It starts at zero, as in the paper's reference code.
+    """
+
+    def __init__(
+        self, num_blocks: int, dim: int, width: int = 32, dropout: float = 0.1, *, per_block: bool = False
+    ) -> None:
+        super().__init__()
+        self.project = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(dim + width), nn.Linear(dim + width, dim), nn.GELU(), nn.Dropout(dropout))
+            for _ in range(num_blocks)
+        )
+        self.embed: nn.Embedding | nn.ModuleList = (
+            nn.ModuleList(_zero_embedding(num_blocks, width) for _ in range(num_blocks))
+            if per_block
+            else _zero_embedding(num_blocks, width)
+        )
+
+    def forward(self, index: int, tokens: Tensor, slot: int | Tensor, run_block: Callable[..., Tensor]) -> Tensor:
+        """Add the projected embedding of the slot, then run the block."""
+        table: Any = self.embed[index] if isinstance(self.embed, nn.ModuleList) else self.embed
+        embedding = table(slot)[:, None, :] if isinstance(slot, Tensor) else table.weight[slot][None, None, :]
+        joined = torch.cat((tokens, embedding.to(tokens.dtype).expand(tokens.shape[0], tokens.shape[1], -1)), dim=-1)
+        return run_block(tokens + self.project[index](joined))
+
+
+def _zero_embedding(num_slots: int, width: int) -> nn.Embedding:
+    embedding = nn.Embedding(num_slots, width)
+    nn.init.zeros_(embedding.weight)
+    return embedding
+
+
+class PositionPredictor(nn.Module):
+    """LayerShuffle-predict (arXiv 2407.04513, section 3.3): the slot of each block, from its mean output token."""
+
+    def __init__(self, num_blocks: int, dim: int) -> None:
+        super().__init__()
+        self.guess = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, num_blocks)) for _ in range(num_blocks)
+        )
+
+    def forward(self, index: int, tokens: Tensor) -> Tensor:
+        """Return logits ``[B, L]`` over slots from the tokens ``[B, N, D]`` after block ``index``."""
+        return self.guess[index](tokens.mean(dim=1))

@@ -1,0 +1,214 @@
+"""The owner of everything that a training step needs: loss, DDP, optimizer, compiled blocks and averaged weights.
+
+With several processes the loss runs inside ``DistributedDataParallel``, whose hooks average the gradients during the
+backward pass. The only waits for a CUDA device are the checks of the loss every :data:`CHECK_EVERY` steps: orders
+are Python ints, rates are numbers, losses stay on the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ls_edge.core.arrangement import apply
+from ls_edge.core.bands import Bands
+from ls_edge.core.errors import TrainingStopped
+from ls_edge.training.config import RunRecord, TrainConfig
+from ls_edge.training.data import Batch, Batches, normaliser
+from ls_edge.training.distributed import DistributedContext
+from ls_edge.training.methods.base import Method
+from ls_edge.training.methods.distillation import TeacherCriterion
+from ls_edge.training.methods.step_plan import StepPlan
+from ls_edge.training.models.view import BlockView
+from ls_edge.training.optim import averages_step, make_averaged_model, make_optimizer, make_schedule
+from ls_edge.training.precision import autocast, choose_precision
+from ls_edge.training.teacher import open_teacher
+
+CHECK_EVERY = 16
+"""Steps between checks of the loss, each of which waits for the device; more notice a NaN later."""
+
+
+class PlanLoss(nn.Module):
+    """A method's loss as a module, so that ``DistributedDataParallel`` sees one forward pass per step."""
+
+    def __init__(self, view: BlockView, method: Method, criterion: nn.Module) -> None:
+        super().__init__()
+        self.view = view
+        self.method = method
+        self.criterion = criterion
+
+    def forward(self, images: Tensor, targets: Tensor, plan: StepPlan) -> Tensor:
+        """Return the loss of images ``[B, 3, H, W]`` with the targets ``[B, ...]`` that the criterion takes."""
+        return self.method.loss(self.view, images, targets, plan, self.criterion)
+
+
+class TrainingTask:
+    """A view in training: :meth:`epoch` trains it, :meth:`validate` measures it, :meth:`state` saves it.
+
+    The initial weights of all processes become those of rank 0.
+    """
+
+    def __init__(
+        self,
+        view: BlockView,
+        method: Method,
+        config: TrainConfig,
+        record: RunRecord,
+        bands: Bands,
+        context: DistributedContext,
+    ) -> None:
+        """Prepare to train ``view``, on its device; opens the teacher that the configuration names."""
+        self.view, self.method, self.config, self.bands, self.context = view, method, config, bands, context
+        device = view.device
+        self.dtype = choose_precision(config.precision, device)
+        self._normalise = normaliser(record.image, device)
+        self._optimizer = make_optimizer(view, config.optim)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
+        self._teacher = open_teacher(config.teacher, record.classes, device, self.dtype) if config.epochs else None
+        criterion: nn.Module = nn.CrossEntropyLoss(label_smoothing=config.optim.smoothing)
+        if self._teacher is not None:
+            criterion = TeacherCriterion(criterion, config.teacher)
+        self._loss: PlanLoss | DistributedDataParallel = PlanLoss(view, method, criterion)
+        if context.world_size > 1:
+            self._loss = DistributedDataParallel(
+                self._loss,
+                device_ids=[context.local_rank] if device.type == "cuda" else None,
+                find_unused_parameters=True,  # plans may leave blocks out, different ones in each step
+            )
+        self._averaged = make_averaged_model(view, config.optim)
+        if config.compile == "on" or (config.compile == "auto" and device.type == "cuda"):
+            view.compile_blocks()
+
+    @property
+    def evaluated(self) -> BlockView:
+        """View to validate and to save: the average once there is one, else the view that is trained."""
+        if self._averaged is None or not int(self._averaged.n_averaged):
+            return self.view
+        return cast(BlockView, self._averaged.module)
+
+    def epoch(
+        self, epoch: int, batches: Batches, on_step: Callable[[float | None], None]
+    ) -> tuple[float, float, int, float]:
+        """Train; return the mean loss, the last learning rate, the images seen by all processes, and the cost.
+
+        The cost is in forward passes of the whole model for one image. ``on_step`` is called after each step, with the
+        mean loss so far if it was checked. Raises :class:`TrainingStopped` for a loss that is not finite.
+        """
+        config, work = self.config, self.view.work
+        steps = batches.steps()
+        schedule = make_schedule(self._optimizer, config.optim, config.epochs * steps)
+        teacher_cost = 0.0 if self._teacher is None else self._teacher.flops() / work.forward
+        unchecked: list[tuple[int, StepPlan, float, Tensor]] = []
+        losses: list[float] = []
+        seen, rate, cost = 0, 0.0, 0.0
+        self.view.train()
+        for step, batch in enumerate(batches.epoch(epoch), (epoch - 1) * steps):
+            schedule.step_update(step)
+            rate = float(self._optimizer.param_groups[0]["lr"])
+            plan = self.method.draw(self.bands, config.seed, step)
+            loss = self._step(batch, plan)
+            if self._averaged is not None and averages_step(config.optim, step, config.epochs * steps):
+                self._averaged.update_parameters(self.view)
+            images = len(batch[1]) * self.context.world_size
+            cost += images * (plan.cost(work, teacher=self.method.teacher is not None) + teacher_cost)
+            seen += images
+            unchecked.append((step, plan, rate, loss))
+            if len(unchecked) == CHECK_EVERY or step == epoch * steps - 1:
+                losses += self._check(unchecked)
+                unchecked.clear()
+                on_step(sum(losses) / len(losses))
+            else:
+                on_step(None)
+        if unchecked:  # fewer batches than steps: some had no image that could be decoded
+            losses += self._check(unchecked)
+        return sum(losses) / max(1, len(losses)), rate, seen, cost
+
+    def _step(self, batch: Batch, plan: StepPlan) -> Tensor:
+        pixels, labels = batch
+        parts = min(self.config.accumulate, len(labels))
+        losses: list[Tensor] = []
+        self._optimizer.zero_grad(set_to_none=True)
+        chunks = list(zip(pixels.chunk(parts), labels.chunk(parts), strict=True))
+        for index, (some, some_labels) in enumerate(chunks):
+            targets = some_labels.to(self.view.device, non_blocking=True)
+            if self._teacher is not None:
+                targets = self._teacher.targets(some, targets)
+            with contextlib.ExitStack() as stack:
+                if isinstance(self._loss, DistributedDataParallel) and index < len(chunks) - 1:
+                    stack.enter_context(self._loss.no_sync())  # the last part averages the gradients of all
+                with autocast(self.view.device, self.dtype):
+                    loss = self._loss(self._normalise(some), targets, plan)
+                loss = loss * (len(some_labels) / len(labels)) if parts > 1 else loss
+                self.scaler.scale(loss).backward()
+            losses.append(loss.detach())
+        if self.config.optim.clip is not None:
+            self.scaler.unscale_(self._optimizer)
+            nn.utils.clip_grad_norm_(self.view.parameters(), self.config.optim.clip)
+        self.scaler.step(self._optimizer)
+        self.scaler.update()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _check(self, unchecked: list[tuple[int, StepPlan, float, Tensor]]) -> list[float]:
+        """Return the losses, averaged over the processes, so that all of them stop in the same step."""
+        losses = self.context.sum(torch.stack([loss.float() for *_, loss in unchecked])) / self.context.world_size
+        values: list[float] = losses.tolist()
+        for (step, plan, rate, _), loss in zip(unchecked, values, strict=True):
+            if not math.isfinite(loss):
+                raise TrainingStopped(
+                    f"the loss is {loss} at step {step}, order {plan.to_json()}, learning rate {rate:.3g}; lower --lr"
+                )
+        return values
+
+    def validate(self, batches: Batches) -> tuple[float, float]:
+        """Return the mean cross-entropy and top-1 over images and the method's arrangements."""
+        view, device = self.evaluated.eval(), self.view.device
+        arrangements = self.method.validation(self.bands, self.config.validation_orders, self.config.seed)
+        loss, correct, count = 0.0, 0, 0
+        for pixels, labels in batches.fixed():
+            targets = labels.to(device)
+            with torch.inference_mode(), autocast(device, self.dtype):
+                tokens = view.stem(self._normalise(pixels))
+                for arrangement in arrangements:
+                    logits = view.head(apply(arrangement, tokens, view.block)).float()
+                    loss += float(nn.functional.cross_entropy(logits, targets, reduction="sum"))
+                    correct += int((logits.argmax(1) == targets).sum())
+            count += len(labels) * len(arrangements)
+        sums = torch.tensor([loss, correct, count], dtype=torch.float64, device=device)
+        loss, right, seen = self.context.sum(sums).tolist()
+        if not seen:
+            raise batches.all_unreadable()
+        return loss / seen, right / seen
+
+    def state(self) -> dict[str, Tensor]:
+        """Return weights, the optimizer's moments and averaged weights by name."""
+        moments = {
+            f"{index}.{key}": value
+            for index, state in self._optimizer.state_dict()["state"].items()
+            for key, value in state.items()
+        }
+        average = {} if self._averaged is None else self._averaged.state_dict()
+        parts = {"model": self.view.weights(), "optimizer": moments, "average": average}
+        return {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Load what :meth:`state` returned; raises :class:`ModelError` or RuntimeError if it does not fit."""
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}}
+        for name, value in tensors.items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = value
+        self.view.load_weights(parts["model"])
+        if self._averaged is not None:
+            self._averaged.load_state_dict(parts["average"])
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in parts["optimizer"].items():
+            index, _, key = name.partition(".")
+            moments.setdefault(int(index), {})[key] = value
+        if moments:
+            groups = self._optimizer.state_dict()["param_groups"]
+            self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
