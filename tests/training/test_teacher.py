@@ -193,5 +193,5 @@ def test_teachers_that_cannot_be_had_end_in_one_line(folder, tmp_path, capsys):
     config = tmp_path / "bad.yaml"
     config.write_text("teacher: {model: a, weight: 2}\n")
     assert call(*train, "--config", config) == 2
-    assert "weight is 2.0; it has to be 0 to 1" in capsys.readouterr().err
+    assert "weight is 2; it has to be a number from 0 to 1" in capsys.readouterr().err
     assert msgspec.structs.asdict(TeacherConfig())["kind"] == "hard"
