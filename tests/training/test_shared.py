@@ -225,7 +225,8 @@ def test_a_run_has_the_weights_once_and_loads(shared_runs):
     refs = images.take(180)
     plan = EvaluationOrders.make(Bands(4), orders=6, keep=[3])
     for model, view in (("start", start), ("run", run)):
-        found = evaluate(TorchBlocks(view.view), iterate_batches(refs, Preprocessor(view.record.image), 60, print), plan)
+        batches = iterate_batches(refs, Preprocessor(view.record.image), 60, print)
+        found = evaluate(TorchBlocks(view.view), batches, plan)
         if model == "start":
             assert found.sequential.top1 > 0.6
             lost = found.sequential.top1 - found.arbitrary.top1_mean
