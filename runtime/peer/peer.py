@@ -15,6 +15,7 @@ from pathlib import Path
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import BundleError, LinkError, LsEdgeError, UsageError
 from ls_edge.core.peers_file import EngineKind, PeersFile, is_loopback, load_peers
+from ls_edge.core.records import MAX_TEXT
 from ls_edge.engines.engine import Engine
 from ls_edge.engines.opening import announce, choose, open_block_engines
 from ls_edge.runtime.execution.cores import EngineCores
@@ -22,8 +23,6 @@ from ls_edge.runtime.execution.counts import PeerSnapshot
 from ls_edge.runtime.peer.inspector import Examine
 from ls_edge.runtime.peer.service import PeerSettings, Service, at_end
 from ls_edge.runtime.protocol.codecs import CODECS
-from ls_edge.core.records import MAX_TEXT
-from ls_edge.runtime.protocol.messages import 
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.peer_routing import PeerMachine
 from ls_edge.runtime.store.installer import Installer
