@@ -1,4 +1,4 @@
-"""Words and figures of messages, tables and charts."""
+"""Words and numbers of messages, tables and charts."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.errors import printable
 
 NOTHING = "\N{EN DASH}"
-"""Stands for a figure that there is none of."""
+"""Placeholder for a missing number."""
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return ``1 thread``, ``2 threads``, ``1,000 threads``; ``plural`` where it is not the noun with an s."""
+    """Return ``1 thread``, ``2 threads``, ``1,000 threads``; give ``plural`` if it is not the noun with an s."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def distinct_names(paths: Sequence[str | Path]) -> list[str]:
-    """Return a short name for each path, no two alike: its last folders, as many as distinguish it from the others.
+    """Return a distinct name for each path: as many of its last parts as needed.
 
-    A path that was given several times is numbered: ``bundle``, ``bundle (2)``.
+    A path that occurs several times is numbered: ``bundle``, ``bundle (2)``.
     """
     whole = [os.path.abspath(path) for path in paths]
     parts = {path: Path(path).parts for path in whole}
@@ -31,7 +31,7 @@ def distinct_names(paths: Sequence[str | Path]) -> list[str]:
         names = {path: "/".join(each[-lengths[path] :]).replace("//", "/") for path, each in parts.items()}
         taken = Counter(names.values())
         longer = {path: lengths[path] + (taken[name] > 1) for path, name in names.items()}
-        if longer == lengths:  # at the latest with all of every path, which differ
+        if longer == lengths:  # at the latest with the whole paths, which differ
             break
         lengths = longer
     seen: Counter[str] = Counter()
@@ -43,8 +43,8 @@ def distinct_names(paths: Sequence[str | Path]) -> list[str]:
 
 
 def byte_size(count: int) -> str:
-    """A number of bytes for people: ``605 KB``, ``1.2 MB``, in powers of 1000."""
-    size, unit = float(count), "B"
+    """Return a number of bytes as ``605 KB`` or ``1.2 MB``, in powers of 1000."""
+    size = float(count)
     for unit in ("B", "KB", "MB", "GB", "TB"):
         if size < 999.5 or unit == "TB":
             break
@@ -53,12 +53,12 @@ def byte_size(count: int) -> str:
 
 
 def bands_text(groups: Sequence[Sequence[int]]) -> str:
-    """``, in the bands 0/1-6/7``; empty for one band."""
+    """Return ``, in the bands 0/1-6/7``, or an empty text for one band."""
     return f", in the bands {Bands.from_json(groups)}" if len(groups) > 1 else ""
 
 
 def shorten(text: object, limit: int) -> str:
-    """Shorten a long text in its middle, the least informative part of a file name."""
+    """Shorten a long text in the middle, the least informative part of a file name."""
     whole = printable(text)
     if len(whole) <= limit:
         return whole
@@ -67,7 +67,7 @@ def shorten(text: object, limit: int) -> str:
 
 
 def show_ms(value: float | None) -> str:
-    """``0.42 ms``, ``9.1 ms``, ``131 ms``, ``2.40 s``."""
+    """Return ``0.42 ms``, ``9.1 ms``, ``131 ms`` or ``2.40 s``."""
     if value is None:
         return NOTHING
     if value >= 1000:
@@ -76,7 +76,7 @@ def show_ms(value: float | None) -> str:
 
 
 def show(value: float | None) -> str:
-    """A number with about three digits that mean something, thousands set apart."""
+    """Return a number with about three significant digits, with separators of thousands."""
     if value is None:
         return NOTHING
     if value == 0:
@@ -87,5 +87,5 @@ def show(value: float | None) -> str:
 
 
 def show_percent(share: float | None) -> str:
-    """``81.3 %``."""
+    """Return a fraction as ``81.3 %``."""
     return NOTHING if share is None else f"{100 * share:.1f} %"

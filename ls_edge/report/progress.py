@@ -1,8 +1,7 @@
-"""A run as it goes, on standard error: how many were answered, how fast, and which peers are there.
+"""Progress on standard error: of a run through the peers, and of work in steps.
 
-On a terminal a few lines that are drawn again ten times a second at most; elsewhere a plain line every few
-seconds and one for each change of a peer. Recording an answer only counts: whatever is shown is worked out
-when it is drawn. Methods may be called from any thread. Nothing here is measured for the summary.
+On a terminal, a few lines are redrawn several times per second; elsewhere a plain line is printed every few seconds and
+for each change of a peer. Methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -29,18 +28,14 @@ from ls_edge.report.terminal import open_console
 REFRESH_HZ = 10
 RECENT = 512
 LINE_EVERY_S = 5.0
-"""Seconds between lines where the output is not a terminal."""
+"""Seconds between lines if the output is not a terminal."""
 MOST_NAMES = 12
 NARROW = 60
-"""Below this width, in columns, there are figures but no bar and no list of peers."""
+"""Width in columns below which there is neither a bar nor a list of peers."""
 
 
 class RunProgress:
-    """Shows a run of ``total`` requests; a context manager.
-
-    ``peers`` are the names that are expected, in the order in which they are shown. ``line_every_s`` is for
-    output that is no terminal.
-    """
+    """Context manager that shows a run of ``total`` requests through ``peers``."""
 
     def __init__(
         self,
@@ -64,26 +59,18 @@ class RunProgress:
         self._warning = ""
         self._begun = self._last_line = time.monotonic()
         self._live: Live | None = None
-        self._thread: threading.Thread | None = None
-        self._ended = threading.Event()
 
     def __enter__(self) -> RunProgress:
         self._begun = self._last_line = time.monotonic()
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             # Standard output belongs to the result of the command, so it is not redirected.
-            self._live = Live(self, console=self._console, auto_refresh=False, redirect_stdout=False)
+            self._live = Live(self, console=self._console, refresh_per_second=REFRESH_HZ, redirect_stdout=False)
             self._live.start()
-            self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
-            self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -112,27 +99,21 @@ class RunProgress:
         name, state = printable(event.peer), event.state
         with self._lock:
             before = self._states.get(name, PeerState.UNKNOWN)
-            changed = before != state
-            greeting = state == PeerState.ALIVE and before == PeerState.UNKNOWN
             self._states[name] = state
-            if changed and not greeting:
-                why = f" ({printable(event.why)})" if event.why else ""
-                self._note = (
-                    f"{event.at_us / 1e6:.2f} s: {name} {'is back' if state == PeerState.ALIVE else state}{why}"
-                )
-            text = self._note if changed and not greeting else ""
-        if text and self._live is None:
-            self._print_line(text)
+        greeting = state == PeerState.ALIVE and before == PeerState.UNKNOWN
+        if before != state and not greeting:
+            why = f" ({event.why})" if event.why else ""
+            self.note(f"{event.at_us / 1e6:.2f} s: {name} {'is back' if state == PeerState.ALIVE else state}{why}")
 
     def note(self, text: str) -> None:
-        """Show a remark, such as what is being waited for; an empty one takes the last alaid."""
+        """Show a remark, such as the reason for waiting, until the next one; an empty text removes it."""
         with self._lock:
             self._note = printable(text)
         if text and self._live is None:
             self._print_line(printable(text))
 
     def warn(self, text: str) -> None:
-        """Show a warning until another one, or an empty one, takes its place."""
+        """Show a warning until the next one; an empty text removes it."""
         text = printable(text)
         with self._lock:
             changed, self._warning = text != self._warning, text
@@ -140,7 +121,7 @@ class RunProgress:
             self._print_line(text)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw the present state; called by rich."""
+        """Draw the current state; called by rich."""
         with self._lock:
             done, total = self._answered + self._failed, self._total
             states = list(self._states.items())
@@ -171,11 +152,6 @@ class RunProgress:
             lines.append(Text(warning, style="yellow"))
         yield Group(*lines, Text(shorten(note, max(20, options.max_width - 1)), style="dim"))
 
-    def _draw(self) -> None:
-        live = self._live
-        while live is not None and not self._ended.wait(1 / REFRESH_HZ):
-            live.refresh()
-
     def _status(self) -> Text:
         with self._lock:
             recent = sorted(self._latencies)
@@ -201,7 +177,7 @@ class RunProgress:
 
 
 class StepProgress:
-    """Shows which step of how many is being done; a context manager, called as ``progress(done, total, text)``."""
+    """Context manager that shows the progress of steps; call it as ``progress(done, total, text)``."""
 
     def __init__(self, label: str, *, console: Console | None = None) -> None:
         self._console = console or open_console(stderr=True)
@@ -227,7 +203,7 @@ class StepProgress:
             self._bar.stop()
 
     def __call__(self, done: int, total: int, text: str) -> None:
-        """``done`` of ``total`` steps are done, and ``text`` is what comes next."""
+        """Show the number of finished steps, and the next step."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, description=f"{self._label}: {printable(text)}")
         elif time.monotonic() >= self._next_line:

@@ -1,8 +1,7 @@
-"""Runs, plans, simulations, profiles, benchmarks and evaluations side by side, from the JSON of their commands.
+"""Comparison of runs, plans, simulations, profiles, benchmarks and evaluations, from the JSON of their commands.
 
-What was planned stands beside what was measured where a plan and a run are of the same bundle. A plan's latency is that
-of one request alone, so it is compared with runs of one request at a time, and its throughput with runs of several.
-Figures that a document does not have are None.
+A plan is compared with runs of the same bundle: its latency, which is that of a single request, with runs of one
+request at a time, and its throughput with runs of several.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from ls_edge.report.formatting import distinct_names
 
 
 class ComparedDocument(msgspec.Struct, frozen=True):
-    """The figures of one document; a row of the comparison."""
+    """Numbers of one document, a row of the comparison; None where a document has none."""
 
     name: str
     kind: str
     """``run``, ``plan``, ``simulate``, ``profile``, ``bench`` or ``eval``."""
     about: str
-    """Policy, device, objective, and how many requests at once."""
-    bundle_id: str | None
-    accuracy: float | None
-    latency_ms: float | None
-    """Median; of a plan, what is expected of one request alone."""
-    throughput: float | None
-    energy_mj: float | None
-    """An image."""
+    """Policy, device or objective, and number of requests at a time."""
+    bundle_id: str | None = None
+    accuracy: float | None = None
+    latency_ms: float | None = None
+    """Median; for a plan, the expected latency of a single request."""
+    throughput: float | None = None
+    energy_mj: float | None = None
+    """Energy per image."""
     at_once: int | None = None
-    """Requests at once, of a run."""
+    """Requests at a time, of a run."""
 
 
 class PlannedAgainstMeasured(msgspec.Struct, frozen=True):
-    """One figure of a plan and of a run of the same bundle."""
+    """One quantity of a plan and of a run of the same bundle."""
 
     plan: str
     run: str
@@ -52,14 +51,14 @@ class PlannedAgainstMeasured(msgspec.Struct, frozen=True):
 
 
 class SideBySide(msgspec.Struct, frozen=True):
-    """The document of ``ls-edge report --json``."""
+    """Document of ``ls-edge report --json``."""
 
     rows: list[ComparedDocument]
     planned_against_measured: list[PlannedAgainstMeasured]
 
 
 def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
-    """Read documents and compare them; raises :class:`DataError` for a file that is none of those."""
+    """Read documents and compare them; raise :class:`DataError` for any other file."""
     rows = [row for name, path in zip(distinct_names(paths), paths, strict=True) for row in _rows_of(name, Path(path))]
     pairs = [
         pair
@@ -71,9 +70,9 @@ def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
 
 
 def evaluations_with_freedom(paths: Sequence[str | Path]) -> list[Evaluation]:
-    """The evaluations of ``eval --freedom --json`` among the documents, named after their files.
+    """Return the evaluations of ``eval --freedom --json`` among the documents, named after their files.
 
-    Raises :class:`UsageError` where there are none, and :class:`DataError` for a file that is no document.
+    Raises :class:`UsageError` if there are none, and :class:`DataError` for a file that is not a document.
     """
     found: list[Evaluation] = []
     for name, path in zip(distinct_names([Path(path).with_suffix("") for path in paths]), paths, strict=True):
@@ -84,11 +83,11 @@ def evaluations_with_freedom(paths: Sequence[str | Path]) -> list[Evaluation]:
                 try:
                     evaluation = msgspec.convert(one, Evaluation)
                 except msgspec.ValidationError as error:
-                    raise DataError(f"{path} is no evaluation of this version: {error}; make it again") from None
+                    raise DataError(f"{path} is not an evaluation of this version: {error}; make it again") from None
                 called = evaluation.name if several else name
                 found.append(msgspec.structs.replace(evaluation, name=called))
     if not found:
-        raise UsageError("none of the files is an evaluation within bands; make one with eval --freedom --json")
+        raise UsageError("no file is an evaluation within bands; make one with eval --freedom --json")
     return found
 
 
@@ -98,11 +97,12 @@ def _rows_of(name: str, path: Path) -> list[ComparedDocument]:
         for keys, read in _READERS:
             if keys <= document.keys():
                 try:
-                    return read(name, document)
-                except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+                    rows = [{"bundle_id": document.get("bundle_id"), **row} for row in read(name, document)]
+                    return msgspec.convert(rows, list[ComparedDocument])
+                except (KeyError, TypeError, ValueError, AttributeError, IndexError, msgspec.ValidationError):
                     raise DataError(f"{path} has the keys of a known document, not its values; make it again") from None
     raise DataError(
-        f"{path} is no document that can be compared; give JSON of run, plan, simulate, bench or eval, or a file of "
+        f"{path} is not a document that can be compared; give JSON of run, plan, simulate, bench or eval, or a file of "
         "profile"
     )
 
@@ -118,95 +118,85 @@ def _read(path: Path) -> Any:
         raise DataError(f"{path} is not JSON; give what a command printed with --json, or a profile") from None
 
 
-def _run(name: str, document: Mapping[str, Any]) -> list[ComparedDocument]:
+_Rows = list[dict[str, Any]]
+"""Fields of :class:`ComparedDocument`."""
+
+
+def _run(name: str, document: Mapping[str, Any]) -> _Rows:
     at_once = document.get("settings", {}).get("concurrency")
-    about = f"policy {document['policy']}" + ("" if at_once is None else f", {at_once} at once")
+    about = f"policy {document['policy']}" + ("" if at_once is None else f", {at_once} at a time")
+    return [_answered(name, "run", about, document) | {"accuracy": document["top1"], "at_once": at_once}]
+
+
+def _simulation(name: str, document: Mapping[str, Any]) -> _Rows:
+    about = f"simulated, {document['devices']} devices, policy {document['policy']}"
+    return [_answered(name, "simulate", about, document)]
+
+
+def _answered(name: str, kind: str, about: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    p50, throughput = document["latency_ms"]["p50"], document["throughput"]
     if document["degraded"] or document["failed"]:
         about += f", {document['degraded']} degraded, {document['failed']} failed"
-    return [
-        ComparedDocument(
-            name, "run", about, document["bundle_id"], _figure(document["top1"]),
-            _figure(document["latency_ms"]["p50"]), _figure(document["throughput"]), None,
-            at_once if isinstance(at_once, int) else None,
-        )
-    ]  # fmt: skip
+    return {"name": name, "kind": kind, "about": about, "latency_ms": p50, "throughput": throughput}
 
 
-def _plan(name: str, document: Mapping[str, Any]) -> list[ComparedDocument]:
+def _plan(name: str, document: Mapping[str, Any]) -> _Rows:
     used = sum(bool(blocks) for blocks in document["placement"].values())
     about = f"for {document['objective']}, {used} devices"
     if document["policy"]:
         about += f", policy {document['policy']}"
-    rows = [_expected(name, about, document, document["expected"])]
+    rows = [{"name": name, "kind": "plan", "about": about, **_expected(document["expected"])}]
     single = document["baselines"].get("single")
     if single is not None:
-        rows.append(_expected(f"{name}: alone", f"{single['device']} alone", document, single, kind="plan, alone"))
+        alone = {"name": f"{name}: alone", "kind": "plan, alone", "about": f"{single['device']} alone"}
+        rows.append(alone | _expected(single))
     return rows
 
 
-def _simulation(name: str, document: Mapping[str, Any]) -> list[ComparedDocument]:
-    about = f"simulated, {document['devices']} devices, policy {document['policy']}"
-    if document["degraded"] or document["failed"]:
-        about += f", {document['degraded']} degraded, {document['failed']} failed"
-    return [
-        ComparedDocument(
-            name, "simulate", about, document["bundle_id"], None, _figure(document["latency_ms"]["p50"]),
-            _figure(document["throughput"]), None,
-        )
-    ]  # fmt: skip
+def _expected(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: found[key] for key in ("latency_ms", "throughput", "energy_mj")}
 
 
-def _expected(
-    name: str, about: str, document: Mapping[str, Any], figures: Mapping[str, Any], kind: str = "plan"
-) -> ComparedDocument:
-    return ComparedDocument(
-        name, kind, about, document["bundle_id"], None, _figure(figures["latency_ms"]),
-        _figure(figures["throughput"]), _figure(figures["energy_mj"]),
-    )  # fmt: skip
-
-
-def _profile(name: str, document: Mapping[str, Any]) -> list[ComparedDocument]:
+def _profile(name: str, document: Mapping[str, Any]) -> _Rows:
     rows = []
     for size, times in document["batch"].items():
-        chain, images = _figure(times["chain_ms"]["p50"]), int(size)
         about = f"{document['device']['name']}, {document['precision']}, batch {size}"
         about += ", throttled" if document["throttled"] else ""
-        rows.append(
-            ComparedDocument(
-                name if len(document["batch"]) == 1 else f"{name}: {size}", "profile", about, document["bundle_id"],
-                None, chain, images * 1e3 / chain if chain else None, _figure(times["energy_mj_per_image"]),
-            )
-        )  # fmt: skip
+        called = f"{name}: {size}" if len(document["batch"]) > 1 else name
+        energy = {"energy_mj": times["energy_mj_per_image"]}
+        rows.append({"name": called, "kind": "profile", "about": about, **_timed(times, size), **energy})
     return rows
 
 
-def _bench(name: str, document: Mapping[str, Any]) -> list[ComparedDocument]:
-    chain, images = _figure(document["chain_ms"]["p50"]), int(document["batch"])
-    about = f"chain, {document['precision']}, batch {images}, {document['threads']} threads"
-    return [
-        ComparedDocument(
-            name, "bench", about, document["bundle_id"], None, chain, images * 1e3 / chain if chain else None, None
-        )
-    ]
+def _bench(name: str, document: Mapping[str, Any]) -> _Rows:
+    size = document["batch"]
+    about = f"chain, {document['precision']}, batch {size}, {document['threads']} threads"
+    return [{"name": name, "kind": "bench", "about": about, **_timed(document, size)}]
 
 
-def _eval(name: str, document: Mapping[str, Any]) -> list[ComparedDocument]:
-    arbitrary, bundle_id = document["arbitrary"], document.get("bundle_id")
+def _timed(times: Mapping[str, Any], size: Any) -> dict[str, Any]:
+    chain = times["chain_ms"]["p50"]
+    return {"latency_ms": chain, "throughput": int(size) * 1e3 / chain if chain else None}
+
+
+def _eval(name: str, document: Mapping[str, Any]) -> _Rows:
+    arbitrary = document["arbitrary"]
     shown = (
         (name, "trained order", document["sequential"]["top1"]),
         (f"{name}: any order", f"any order, mean of {arbitrary['orders']}", arbitrary["top1_mean"]),
     )
+    return [{"name": called, "kind": "eval", "about": about, "accuracy": top1} for called, about, top1 in shown]
+
+
+def _evals(name: str, document: Mapping[str, Any]) -> _Rows:
     return [
-        ComparedDocument(called, "eval", about, bundle_id, _figure(top1), None, None, None)
-        for called, about, top1 in shown
+        {"bundle_id": one.get("bundle_id"), **row}
+        for one in document["evaluations"]
+        for row in _eval(f"{name}: {one['name']}", one)
     ]
 
 
-def _evals(name: str, document: Mapping[str, Any]) -> list[ComparedDocument]:
-    return [row for one in document["evaluations"] for row in _eval(f"{name}: {one['name']}", one)]
-
-
-_READERS: tuple[tuple[frozenset[str], Callable[[str, Mapping[str, Any]], list[ComparedDocument]]], ...] = (
+_READERS: tuple[tuple[frozenset[str], Callable[[str, Mapping[str, Any]], _Rows]], ...] = (
     (frozenset({"devices", "sites", "losses", "latency_ms"}), _simulation),
     (frozenset({"policy", "requests", "answered", "latency_ms"}), _run),
     (frozenset({"objective", "recommendation", "expected", "baselines"}), _plan),
@@ -215,16 +205,7 @@ _READERS: tuple[tuple[frozenset[str], Callable[[str, Mapping[str, Any]], list[Co
     (frozenset({"sequential", "arbitrary"}), _eval),
     (frozenset({"evaluations"}), _evals),
 )
-"""How each document is known, and read."""
-
-
-def _figure(value: Any) -> float | None:
-    """A number of a document, which may be null; raises TypeError for anything else."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(value)
-    return float(value)
+"""Keys that identify each kind of document, and its reader."""
 
 
 def _compared(plan: ComparedDocument, run: ComparedDocument) -> list[PlannedAgainstMeasured]:

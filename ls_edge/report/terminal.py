@@ -1,7 +1,7 @@
-"""The terminal: consoles that take text as it is, and tables that never lose a figure.
+"""Consoles and tables for terminals.
 
-Names and paths hold brackets, so no text is read as markup; styles are :class:`rich.text.Text`. A table that is wider
-than the terminal is written as a list, a line for each cell; one into a file or pipe has all the width it needs.
+Names and paths contain brackets, so no text is markup; styled text is a :class:`rich.text.Text`. A table that is wider
+than the terminal is printed as a list with a line for each cell. In a file or pipe, a table is as wide as it needs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rich.text import Text
 from ls_edge.core.errors import printable
 
 FILE_WIDTH = 10_000
-"""Of what is no terminal, in columns: nothing is wrapped or cut."""
+"""Width in columns of files and pipes, so that nothing is wrapped or truncated."""
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """A console on standard output or error in which nothing is markup, and nothing coloured by guess."""
+    """Return a console on standard output or error without markup and automatic highlighting."""
     console = Console(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = FILE_WIDTH
@@ -29,10 +29,7 @@ def open_console(*, stderr: bool = False) -> Console:
 
 
 class PlainTable(Table):
-    """A table whose cells of type str are shown as they are: printable, not as markup, folded where they must be.
-
-    Its look is that of all tables of ls-edge; into a file or pipe it has no lines.
-    """
+    """Table with the common look; cells of type str are printable and not markup, and long words are folded."""
 
     def __init__(self, title: str = "", **options: Any) -> None:
         look = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "header_style": "dim"}
@@ -41,16 +38,16 @@ class PlainTable(Table):
         )  # fmt: skip
 
     def add_column(self, header: RenderableType = "", *arguments: Any, **options: Any) -> None:
-        """As of :class:`rich.table.Table`, but a word that is too long is never cut."""
+        """Add a column that folds words that are too long, instead of truncating them."""
         super().add_column(header, *arguments, **{"overflow": "fold", **options})
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
-        """As of :class:`rich.table.Table`."""
+        """Add a row."""
         super().add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print a table, or its rows as lists where the terminal is too narrow for it."""
+    """Print a table, or its rows as lists if the terminal is too narrow."""
     console = console or open_console()
     if not console.is_terminal:
         table.box = None
@@ -62,13 +59,13 @@ def print_table(table: Table, console: Console | None = None) -> None:
 
 
 def as_list(table: Table) -> list[Text]:
-    """The cells of a table as lines ``heading: cell``, those after the first of a row indented."""
+    """Return the cells of a table as lines ``heading: cell``, indented after the first of a row."""
     lines = [_text(table.title)] if table.title else []
     columns = [(_plain(column.header), [_text(cell) for cell in column.cells]) for column in table.columns]
     headed = table.show_header and any(header for header, _ in columns)
     for number in range(table.row_count):
         row = [(header if headed else "", cells[number]) for header, cells in columns]
-        if not headed and len(row) > 1:  # the first cell is what the others are about
+        if not headed and len(row) > 1:  # the first cell is the subject of the others
             row = [(row[0][1].plain, row[1][1]), *row[2:]]
         shown = [(header, cell) for header, cell in row if cell.plain]
         for place, (header, cell) in enumerate(shown):

@@ -98,7 +98,7 @@ def test_progress_lines_come_at_their_interval(run_with_loss):
     assert [line.split()[1] for line in written(out).splitlines()] == ["1/3", "2/3", "3/3", "3/3"]
 
 
-def test_progress_on_a_terminal(run_with_loss):
+def test_progress_on_a_terminal(run_with_loss, wait_until):
     out = console(terminal=True)
     before = threading.active_count()
     with RunProgress(400, run_with_loss.context.peers, console=out, label="digits") as progress:
@@ -106,7 +106,7 @@ def test_progress_on_a_terminal(run_with_loss):
             progress.event(event)
         for record in run_with_loss.records:
             progress.record(record)
-    assert threading.active_count() == before
+    wait_until(lambda: threading.active_count() == before)
     text = written(out)
     assert "digits" in text
     assert "400/400" in text

@@ -1,4 +1,4 @@
-"""Charts of the latency: its distribution, and over the run."""
+"""Charts of the latency: distribution, and over the run."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from ls_edge.report.theme import color
 
 
 def latency_distribution(data: RunData) -> Chart | None:
-    """Histogram of the latencies of a run."""
+    """Draw a histogram of the latencies of a run."""
     return latency_histogram(data.latency, data.summary.latency_ms)
 
 
 def latency_histogram(values: Floats, figures: Quantiles) -> Chart | None:
-    """Histogram of latencies in milliseconds, their cumulative share, and the median, 95th and 99th percentile."""
+    """Draw a histogram of latencies in ms, their cumulative fraction, and the median, 95th and 99th percentile."""
     if not values.size:
         return None
     scale = latency_scale(values, from_zero=False)
@@ -78,7 +78,7 @@ def latency_histogram(values: Floats, figures: Quantiles) -> Chart | None:
     ]
     layers = [bars, shares]
     for level, (name, value) in enumerate(named):
-        # A row for each, so that labels that stand close together do not touch.
+        # Each label has its own row, so that labels do not touch.
         one = chart_of([row_of(at=value, text=f"{name} {show_ms(value)}")]).encode(x=x)
         left = position_of(value, scale) < 0.6
         layers.append(
@@ -101,9 +101,9 @@ def latency_histogram(values: Floats, figures: Quantiles) -> Chart | None:
 
 
 def latency_over_time(data: RunData) -> Chart | None:
-    """Latency of each answer by the time of its submission, with what happened to the peers on the way.
+    """Draw the latency of each answer by the time of its submission, and the changes of the peers.
 
-    Above :data:`MOST_POINTS` answers, the median and 95th percentile of equal stretches of time and their range.
+    Above :data:`MOST_POINTS` answers, draw the median, 95th percentile and range of equal bins of time.
     """
     if not data.records:
         return None
