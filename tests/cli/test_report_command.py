@@ -76,8 +76,8 @@ def test_bad_input(command, tmp_path):
     for name, text, message in (
         ("none.json", None, "no such file"),
         ("text.json", "hello", "is not JSON"),
-        ("list.json", "[]", "no document that can be compared"),
-        ("other.json", "{}", "no document that can be compared"),
+        ("list.json", "[]", "not a document that can be compared"),
+        ("other.json", "{}", "not a document that can be compared"),
         ("half.json", '{"chain_ms": 1, "monolith_ms": 2}', "has the keys of a known document, not its values"),
     ):
         if text is not None:
