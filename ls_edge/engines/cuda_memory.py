@@ -1,9 +1,9 @@
 """One CUDA stream and the memory that all engines of one thread share, through ``cuda.bindings.runtime``.
 
-A *visit* is what happens to some tokens in one process: they are copied to the GPU, some engines run on them one after
-the other, and the result is copied back. :meth:`CudaWorkspace.visit` makes one copy in, one copy out and one
-synchronisation of it, however many engines there are. Engines write to two buffers in turn. Host buffers are pinned,
-since only then are copies asynchronous and at the full speed of the bus.
+During a *visit*, tokens are copied to the GPU, several engines run on them in sequence, and the result is copied back:
+:meth:`CudaWorkspace.visit` makes one copy in, one copy out and one synchronization, however many engines there are.
+Engines write to two buffers alternately. Host buffers are pinned, because only then are copies asynchronous and at the
+full speed of the bus.
 
 Not run on hardware yet; the tests run this code on doubles of CUDA and TensorRT (``tests/doubles``).
 """
@@ -26,7 +26,7 @@ ALIGNMENT = 256
 
 
 def cuda_module() -> Any:
-    """``cuda.bindings.runtime``; raises :class:`EngineError` where it is not there."""
+    """Import ``cuda.bindings.runtime``; raise :class:`EngineError` if it is missing."""
     try:
         return importlib.import_module("cuda.bindings.runtime")
     except Exception as error:
@@ -37,7 +37,7 @@ def cuda_module() -> Any:
 
 
 def checked(cuda: Any, result: tuple[Any, ...], doing: str) -> Any:
-    """The value of a CUDA call; raises :class:`EngineError` with CUDA's words where it failed."""
+    """Return the value of a CUDA call; raise :class:`EngineError` with CUDA's message if it failed."""
     error, *values = result
     if error != cuda.cudaError_t.cudaSuccess:
         _, text = cuda.cudaGetErrorString(error)
@@ -56,7 +56,7 @@ class DeviceEngine(Protocol):
 
     @property
     def signature(self) -> Signature:
-        """Inputs and output; the first input is what the engine before gives."""
+        """Inputs and output; the first input is the output of the previous engine."""
         ...
 
     def enqueue(self, batch: int, addresses: Mapping[str, int]) -> None:
@@ -120,7 +120,7 @@ class CudaWorkspace:
         if self._holders > 0 or self._stream is None:
             return
         stream, self._stream = self._stream, None
-        # Errors are of no use here: what failed before has been reported, and the rest still has to be freed.
+        # Errors do not matter here: the first one has been reported, and everything else still has to be freed.
         self.cuda.cudaStreamSynchronize(stream)
         for address in (*self._device, self._scratch):
             if address:
@@ -148,11 +148,10 @@ class CudaWorkspace:
         self.call("cudaStreamSynchronize", self._stream, doing=doing)
 
     def visit(self, engines: Sequence[DeviceEngine], array: np.ndarray, slots: np.ndarray | None = None) -> np.ndarray:
-        """Run engines one after the other on ``array`` and return what the last one gives, in a new array.
+        """Run engines in sequence on ``array``; return the output of the last one in a new array.
 
-        ``slots``, int64 ``[B]``, are those of the first engine that takes one; they grow by one with each engine.
-        Batches above ``max_batch`` are run in turns. Nothing is checked but memory; raises :class:`EngineError` where
-        an engine or CUDA fails.
+        ``slots``, int64 ``[B]``, are those of the first engine; they grow by one with each engine. Batches above
+        ``max_batch`` are split. Only memory is checked; raises :class:`EngineError` if an engine or CUDA fails.
         """
         output = engines[-1].signature.output
         result = np.empty(output.shape(len(array)), output.dtype)
@@ -196,7 +195,7 @@ class CudaWorkspace:
                 kinds.cudaMemcpyDeviceToHost, self._stream, doing=f"copying from the GPU after {engines[-1].part}",
             )  # fmt: skip
         except BaseException:
-            # What was queued reads and writes these buffers; nobody may fill them again before it has ended.
+            # The queued work uses these buffers; it has to end before they are filled again.
             self.cuda.cudaStreamSynchronize(self._stream)
             raise
         self.synchronize(f"running {_parts(engines)}")

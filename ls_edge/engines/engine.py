@@ -1,7 +1,7 @@
-"""What an engine is: one part of a bundle on one device, its inputs and output, and the checks of its arguments.
+"""Interface of an engine: one part of a bundle on one device, with inputs, output, and checks of its arguments.
 
-One thread at a time may use an engine, and one thread all engines that share buffers. Different processes, or sets of
-engines that were opened apart, do not disturb each other. ``ls_edge.engines.opening`` opens engines.
+One thread at a time may use an engine, and one thread all engines that share buffers. Engines of different processes,
+or that were opened separately, do not disturb each other. ``ls_edge.engines.opening`` opens engines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Tensor:
     rest: tuple[int, ...]
     """The shape without the batch."""
     below: int | None = field(default=None, compare=False)
-    """Values are 0 to below this; None where they are not limited."""
+    """Exclusive upper limit of the values, which are at least 0; None without limits."""
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -35,7 +35,7 @@ class Tensor:
         return np.dtype(self.dtype)
 
     def shape(self, batch: int) -> tuple[int, ...]:
-        """The shape at a batch size."""
+        """Return the shape at a batch size."""
         return (batch, *self.rest)
 
     def __str__(self) -> str:
@@ -44,14 +44,14 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a part takes and gives, by the manifest."""
+    """Inputs and output of a part according to the manifest."""
 
     inputs: tuple[Tensor, ...]
     output: Tensor
 
 
 def signature_of(manifest: Manifest, part: str) -> Signature:
-    """The signature of ``stem``, ``head``, ``whole`` or ``block 3``."""
+    """Return the signature of ``stem``, ``head``, ``whole`` or ``block 3``."""
     height, width = manifest.image.size
     images = Tensor("images", "float32", (3, height, width))
     rest = (manifest.tokens.count, manifest.tokens.dim)
@@ -82,7 +82,7 @@ class Engine(Protocol):
 
     @property
     def provider(self) -> str:
-        """What really runs it, such as ``CPUExecutionProvider``."""
+        """Provider that runs the part, such as ``CPUExecutionProvider``."""
         ...
 
     @property
@@ -90,8 +90,8 @@ class Engine(Protocol):
         """Inputs and output."""
         ...
 
-    def run(self, inputs: Mapping[str, np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
-        """Run the part; the result is ``out`` where it is given, else a new array that the caller owns."""
+    def run(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Run the part; return a new array that the caller owns."""
         ...
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ def warm_up(engine: Engine, batch: int = 1) -> float:
 
 
 def check_inputs(part: str, signature: Signature, inputs: Mapping[str, np.ndarray]) -> int:
-    """Return the batch size; raises :class:`EngineError` where a name, type, shape or slot is not the manifest's."""
+    """Return the batch size; raise :class:`EngineError` if a name, type, shape or slot differs from the manifest."""
     wanted = signature.inputs
     batch = -1
     for tensor in wanted:
@@ -128,14 +128,8 @@ def check_inputs(part: str, signature: Signature, inputs: Mapping[str, np.ndarra
     return batch
 
 
-def check_out(part: str, output: Tensor, batch: int, out: np.ndarray | None) -> None:
-    """Raise :class:`EngineError` where the array to write to is not of the result's type and shape."""
-    if out is not None and (out.shape != output.shape(batch) or out.dtype != output.dtype):
-        raise EngineError(f"{part}: out is {_shown(out)}, must be {output} with B {batch}")
-
-
 def first_line(error: BaseException) -> str:
-    """The message of an error, in one line of at most 300 characters."""
+    """Return the message of an error in one line of at most 300 characters."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 

@@ -1,7 +1,7 @@
-"""Check the bytes of an ONNX file without the package ``onnx``.
+"""Check of an ONNX file for external weights, without the package ``onnx``.
 
-An ONNX file is a protobuf message. Only the fields in which tensors can stand are followed; weights are skipped by
-their length, so a look costs microseconds a node whatever the size of the file.
+An ONNX file is a protobuf message. Only fields that can contain tensors are followed; weights are skipped by their
+length, so a check takes microseconds per node, whatever the size of the file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 _TENSOR = "tensor"
 _EXTERNAL_DATA, _DATA_LOCATION, _EXTERNAL = 13, 14, 1
-"""Of ``TensorProto``: where the data is, and that it is not in the file."""
+"""Fields of ``TensorProto`` for external data, and the location that marks it."""
 _FIELDS: dict[str, dict[int, str]] = {
     "model": {7: "graph", 25: "function"},
     "graph": {1: "node", 5: _TENSOR, 15: "sparse"},
@@ -24,7 +24,7 @@ _MAX_DEPTH = 64
 
 
 def has_weights_elsewhere(raw: bytes) -> bool:
-    """Whether a tensor of the model names another file; True as well for bytes that are no protobuf message."""
+    """Return whether a tensor of the model refers to another file, or the bytes are not a protobuf message."""
     try:
         return _search(memoryview(raw), "model", 0)
     except (IndexError, ValueError):

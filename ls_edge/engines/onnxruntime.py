@@ -1,11 +1,10 @@
-"""Engines of ONNX Runtime: sessions with options for many small models in one process, and their buffers.
+"""Engines of ONNX Runtime: sessions with options for many small models in one process.
 
-With its defaults every session has a thread pool that spins between runs, and a memory arena: fourteen sessions
-one after the other then cost many times what one costs. Here no pool spins and all sessions share one arena. On the
-CUDA provider sessions share a stream and leave tokens on the GPU (:mod:`ls_edge.engines.cuda_memory`); its CUDA graphs
-are not used, since ONNX Runtime up to 1.26 at least waits for the GPU after each. A provider that was asked for is the
-one that runs, or opening fails; nothing falls back in silence. Only the bytes given count: a part that refers to
-weights in another file does not load.
+By default, every session has a thread pool that spins between runs, and a memory arena: fourteen sessions in sequence
+then cost several times as much as one. Here, no pool spins and all sessions share one arena. With the CUDA provider,
+sessions share a stream and leave tokens on the GPU (:mod:`ls_edge.engines.cuda_memory`); its CUDA graphs are not used,
+since ONNX Runtime, at least up to 1.26, waits for the GPU after each. Opening fails if the requested provider does not
+load; there is no silent fallback. A part that refers to weights in another file does not load.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ls_edge.core.errors import EngineError
 from ls_edge.device import hardware
 from ls_edge.device.requirements import engine_advice
 from ls_edge.engines.cuda_memory import CudaWorkspace
-from ls_edge.engines.engine import Signature, Tensor, check_inputs, check_out, first_line
+from ls_edge.engines.engine import Signature, Tensor, check_inputs, first_line
 from ls_edge.engines.integrity import has_weights_elsewhere
 from ls_edge.engines.providers import CPU, memory_of, preload, providers_of, runs_on_nvidia, switch_off_tf32, why_not
 
@@ -58,15 +57,15 @@ def open_session(
             f"{provider} is not in this build of onnxruntime {ort.__version__} "
             f"({', '.join(ort.get_available_providers())}); install one that has it, or ask for cpu"
         )
-    if has_weights_elsewhere(raw):  # before 1.24 ONNX Runtime reads them where they are named by their full path
+    if has_weights_elsewhere(raw):  # before 1.24 ONNX Runtime reads them if they are named by their full path
         raise EngineError(
-            f"{part} does not load in onnxruntime {ort.__version__}: it is no ONNX file, or has weights in another "
+            f"{part} does not load in onnxruntime {ort.__version__}: it is not an ONNX file, or has weights in another "
             "file; export it again"
         )
     if runs_on_nvidia(provider):
         if b"DynamicQuantizeLinear" in raw:  # and the products of its results, which the provider has no kernels for
             raise EngineError(
-                f"{part} computes its int8 scales anew for each image, which {provider} leaves to the CPU; export with "
+                f"{part} computes its int8 scales for each image, which {provider} leaves to the CPU; export with "
                 "--precision int8 --engine tensorrt --calibrate DATA, or ask for cpu"
             )
         switch_off_tf32()
@@ -81,7 +80,7 @@ def open_session(
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-        if hardware.int8_products_saturate():  # asked to where they are exact, it would take three times the time
+        if hardware.int8_products_saturate():  # where they do not saturate, this would take three times as long
             options.add_session_config_entry("session.x64quantprecision", "1")
         if provider == CPU:
             options.add_session_config_entry("session.use_env_allocators", "1")
@@ -117,9 +116,9 @@ class OnnxEngine:
         max_batch: int = 1,
         workspace: CudaWorkspace | None = None,
     ) -> None:
-        """Open ``raw``; raises :class:`EngineError` naming the part where it, or the provider, does not load.
+        """Open ``raw``; raise :class:`EngineError` that names the part if it or the provider does not load.
 
-        With a ``workspace``, for the CUDA provider alone, tokens stay on the GPU between engines that share it.
+        With a ``workspace``, only for the CUDA provider, tokens stay on the GPU between engines that share it.
         ``precision`` and ``max_batch`` are for providers that build engines.
         """
         self.part = part
@@ -147,28 +146,20 @@ class OnnxEngine:
 
     @property
     def device(self) -> str:
-        """Where inputs and outputs are, as ONNX Runtime names the memory."""
+        """Memory of inputs and outputs, as ONNX Runtime calls it."""
         return memory_of(self.provider)
 
-    def run(self, inputs: Mapping[str, np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
-        """Run on arrays that are checked against the manifest; raises :class:`EngineError`.
-
-        ``out`` must be of the output's type and shape.
-        """
-        batch = check_inputs(self.part, self.signature, inputs)
-        check_out(self.part, self.signature.output, batch, out)
+    def run(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Run on arrays that are checked against the manifest, and return a new array; raises :class:`EngineError`."""
+        check_inputs(self.part, self.signature, inputs)
         session = self.session
         if self.workspace is not None:
-            found = self.workspace.visit([self], inputs[self.signature.inputs[0].name], inputs.get("slot"))
-        else:
-            try:
-                found = session.run(None, inputs)[0]
-            except Exception as error:
-                raise self._failed(error) from error
-        if out is None:
-            return found
-        np.copyto(out, found)
-        return out
+            return self.workspace.visit([self], inputs[self.signature.inputs[0].name], inputs.get("slot"))
+        try:
+            found: np.ndarray = session.run(None, inputs)[0]
+        except Exception as error:
+            raise self._failed(error) from error
+        return found
 
     def enqueue(self, batch: int, addresses: Mapping[str, int]) -> None:
         """Queue one run on the workspace's stream; see :class:`~ls_edge.engines.cuda_memory.DeviceEngine`."""
@@ -244,9 +235,9 @@ class OnnxEngine:
 
 
 def onnxruntime_module() -> Any:
-    """The package ``onnxruntime``; raises :class:`EngineError` where it is not installed or does not load.
+    """Import ``onnxruntime``; raise :class:`EngineError` if it is missing or does not load.
 
-    Its telemetry, which newer builds have on, is switched off unless ``ORT_DISABLE_TELEMETRY`` is set already.
+    Its telemetry, which newer builds enable, is disabled unless ``ORT_DISABLE_TELEMETRY`` is set.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
@@ -275,7 +266,7 @@ _allocator_shared = False
 
 
 def _share_allocator(ort: Any) -> None:
-    """One CPU memory arena for all sessions of the process; whoever registered one before us keeps theirs."""
+    """Use one CPU memory arena for all sessions of the process, or the one that is already registered."""
     global _allocator_shared
     if _allocator_shared:
         return

@@ -1,7 +1,7 @@
-"""Open engines: choose what runs a bundle here, and open one part or some blocks.
+"""Opening of engines: choice of the library, and engines of single parts or of several parts.
 
-The choice is made once per process: :func:`choose` returns it with the alternatives that were rejected and the reasons.
-There is no silent fallback.
+A process makes the choice once: :func:`choose` returns it with the rejected alternatives and the reasons. There is no
+silent fallback.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ OnStep = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """What runs the parts of a bundle in this process."""
+    """Library and provider that run the parts of a bundle in this process."""
 
     kind: Literal["onnx", "tensorrt"]
     provider: str
-    """Of ONNX Runtime, in full; for TensorRT its version and the GPU."""
+    """Full name of ONNX Runtime's provider; for TensorRT its version and the GPU."""
     passed_over: tuple[str, ...] = ()
-    """What would have been better and was not taken, each with the reason."""
+    """Rejected alternatives that would have been better, with the reasons."""
 
     @property
     def named_provider(self) -> str | None:
@@ -44,7 +44,7 @@ class EngineChoice:
         return self.provider if self.kind == "onnx" else None
 
     def __str__(self) -> str:
-        """As HELLO and reports show it."""
+        """Format the choice for HELLO and reports."""
         reasons = f" (not {'; not '.join(self.passed_over)})" if self.passed_over else ""
         return f"{self.kind} {self.provider}{reasons}"
 
@@ -52,11 +52,11 @@ class EngineChoice:
 def choose(bundle: Bundle, kind: EngineKind = "auto", provider: str | None = None, part: str = "stem") -> EngineChoice:
     """Choose the library, and ONNX Runtime's provider, for a bundle.
 
-    ``auto`` is TensorRT where it is installed with a GPU, no provider of ONNX Runtime was named and the bundle is one
-    that TensorRT reads; else ONNX Runtime on CUDA where ``part`` loads on it; else on the CPU. The choice says why it
-    is not the one before. A named provider (``cpu``, ``cuda``, ``tensorrt``, or ONNX Runtime's own name) is taken;
-    whether it loads shows when a part is opened. Raises :class:`UsageError` for another kind, and :class:`EngineError`
-    for TensorRT where it is not there or a provider was named as well.
+    ``auto`` is TensorRT if it is installed with a GPU, no provider is named and TensorRT can read the bundle; else ONNX
+    Runtime on CUDA if ``part`` loads on it; else on the CPU. The choice has the reasons for rejecting the ones before.
+    A named provider (``cpu``, ``cuda``, ``tensorrt``, or ONNX Runtime's own name) is taken as it is; opening a part
+    shows whether it loads. Raises :class:`UsageError` for another kind or for TensorRT with a provider, and
+    :class:`EngineError` if TensorRT is missing.
     """
     if kind not in ("auto", "onnx", "tensorrt"):
         raise UsageError(f"engine {kind!r} is not known; use auto, onnx or tensorrt")
@@ -84,7 +84,7 @@ def choose(bundle: Bundle, kind: EngineKind = "auto", provider: str | None = Non
 
 
 def announce(choice: EngineChoice) -> None:
-    """Log what runs the engines and what was passed over."""
+    """Log the chosen engine and the rejected alternatives."""
     extra = {"engine": choice.kind, "provider": choice.provider}
     if choice.passed_over:
         extra["passed_over"] = "; ".join(choice.passed_over)
@@ -212,7 +212,7 @@ def open_block_engines(
 
 
 def _why_not_cuda(bundle: Bundle, part: str) -> str:
-    """Why ONNX Runtime does not run a part on CUDA; empty where it does."""
+    """Return why ONNX Runtime does not run a part on CUDA, or an empty text if it does."""
     ort = onnxruntime_module()
     if CUDA not in ort.get_available_providers():
         return f"not in this build of onnxruntime {ort.__version__}"
@@ -224,7 +224,7 @@ def _why_not_cuda(bundle: Bundle, part: str) -> str:
 
 
 def _reason(error: EngineError) -> str:
-    """The reason of an error without what to do about it, short enough for HELLO."""
+    """Return the reason of an error without the advice, short enough for HELLO."""
     return first_line(error).split("; ")[0][:100]
 
 

@@ -1,8 +1,8 @@
-"""ONNX Runtime's execution providers: their names, the options that make them exact, and where their memory is.
+"""ONNX Runtime's execution providers: names, memory, and the options that make them exact.
 
 Answers must be the same on every device (guarantee R2), so float32 stays float32: NVIDIA's libraries would otherwise
-round products to TF32 (10 bits), and OpenVINO computes in half precision on GPUs and in bfloat16 on newer CPUs. What
-each option does is said in ONNX Runtime's documentation of the provider.
+round products to TF32 (10 bits), and OpenVINO computes in half precision on GPUs and in bfloat16 on newer CPUs. ONNX
+Runtime's documentation of each provider explains its options.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MEMORY = {
     "CANNExecutionProvider": "cann",
     "WebGpuExecutionProvider": "webgpu",
 }
-"""How ``OrtValue`` names the memory of a provider. The others take and give memory of the CPU."""
+"""Name of the memory of each provider in ``OrtValue``; all other providers use memory of the CPU."""
 _LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime_providers_tensorrt.so"}
 
 Options = Mapping[str, str]
@@ -40,7 +40,7 @@ def full_name(provider: str) -> str:
 
 
 def memory_of(provider: str) -> str:
-    """Where inputs and outputs are bound: ``cpu``, ``cuda`` or another of ONNX Runtime's names."""
+    """Return the memory of inputs and outputs: ``cpu``, ``cuda`` or another of ONNX Runtime's names."""
     return _MEMORY.get(provider, "cpu")
 
 
@@ -57,10 +57,10 @@ def providers_of(
     max_batch: int = 1,
     stream: int | None = None,
 ) -> list[tuple[str, dict[str, str]]]:
-    """The providers of a session and their options: ``provider``, those behind it, and the CPU.
+    """Return the providers of a session with their options: ``provider``, its fallbacks for single nodes, and the CPU.
 
-    ``signature`` and ``max_batch`` give TensorRT its batch profile; ``stream`` is the CUDA stream that all sessions of
-    a thread share. Raises :class:`ls_edge.core.errors.EngineError` where the folder of built engines cannot be used.
+    ``signature`` and ``max_batch`` determine TensorRT's batch profile; ``stream`` is the CUDA stream that all sessions
+    of a thread share. Raises :class:`ls_edge.core.errors.EngineError` if the folder of built engines cannot be used.
     """
     cuda = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
     if stream is not None:
@@ -86,7 +86,7 @@ def switch_off_tf32() -> None:
 
 
 def preload(ort: Any) -> str:
-    """Load the CUDA libraries that pip installed, where ONNX Runtime would not find them; return what it says of it."""
+    """Load pip's CUDA libraries, which ONNX Runtime might not find; return the output of ONNX Runtime."""
     if not hasattr(ort, "preload_dlls"):  # before 1.21
         return ""
     said = io.StringIO()
@@ -96,7 +96,7 @@ def preload(ort: Any) -> str:
 
 
 def why_not(ort: Any, provider: str) -> str:
-    """Why the library of a provider does not load, in the words of the loader; empty where it does."""
+    """Return the loader's reason why the library of a provider does not load, or an empty text."""
     library = _LIBRARIES.get(provider)
     if library is None:
         return ""

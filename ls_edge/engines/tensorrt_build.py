@@ -37,7 +37,7 @@ WORKSPACE = 1 << 30
 
 @dataclass(frozen=True)
 class Device:
-    """What engines are built for."""
+    """Device that engines are built for."""
 
     tensorrt: str
     gpu: str
@@ -48,7 +48,7 @@ class Device:
 
 
 def tensorrt_module() -> Any:
-    """The package ``tensorrt``, version 10 or 11; raises :class:`EngineError` where it is not there."""
+    """Import ``tensorrt``, version 10 or 11; raise :class:`EngineError` if it is missing."""
     if importlib.util.find_spec("tensorrt") is None:
         raise EngineError(
             "tensorrt is not installed; follow NVIDIA's instructions for this device, or use --engine onnx"
@@ -63,7 +63,7 @@ def tensorrt_module() -> Any:
 
 
 def this_device() -> Device:
-    """TensorRT and GPU of this machine; raises :class:`EngineError` where one is missing."""
+    """Return TensorRT and GPU of this machine; raise :class:`EngineError` if one is missing."""
     trt, cuda = tensorrt_module(), cuda_module()
     number = checked(cuda, cuda.cudaGetDevice(), "looking for a GPU")
     found = checked(cuda, cuda.cudaGetDeviceProperties(number), "looking at the GPU")
@@ -76,7 +76,7 @@ class EngineOptions:
     """All that decides about an engine besides file and device; ``build`` and ``peer`` make it by :meth:`of`."""
 
     precision: str
-    """Of the bundle: ``fp32``, ``fp16`` or ``int8``."""
+    """Precision of the bundle: ``fp32``, ``fp16`` or ``int8``."""
     max_batch: int
     """Largest batch of the profile."""
 
@@ -90,12 +90,12 @@ class EngineOptions:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What the builder is given besides the file."""
+        """Options of the builder besides the file."""
         return ("strongly typed", *(("no tf32",) if self.precision == "fp32" else ()))
 
 
 def key_of(onnx_sha256: str, device: Device, options: EngineOptions) -> EngineKey:
-    """Under what a part's engine is kept."""
+    """Return the key of the engine of a part in the cache."""
     return EngineKey(
         onnx_sha256=onnx_sha256, tensorrt=device.tensorrt, gpu=device.gpu, capability=device.capability,
         profile=(1, 1, options.max_batch), flags=options.flags,
@@ -109,7 +109,7 @@ class BuiltPart:
     part: str
     key: EngineKey
     plan: bytes
-    """The serialised engine."""
+    """The serialized engine."""
     built: bool
     """Whether it was built now."""
     seconds: float
@@ -117,7 +117,7 @@ class BuiltPart:
 
     @property
     def size(self) -> int:
-        """Bytes of the serialised engine."""
+        """Bytes of the serialized engine."""
         return len(self.plan)
 
 
@@ -129,10 +129,10 @@ def build_part(
     cache: EngineCache | None = None,
     on_status: OnStatus = lambda _: None,
 ) -> BuiltPart:
-    """The engine of a part for this device, from the cache or built now; why and how far is logged and reported.
+    """Return the engine of a part for this device, from the cache or built now; log and report the progress.
 
-    What ``ls-edge build`` makes and what a peer loads come from here alone. Raises :class:`EngineError` where TensorRT,
-    CUDA or a GPU is not there or the part cannot be built.
+    ``ls-edge build`` and peers get their engines only from here. Raises :class:`EngineError` if TensorRT, CUDA or a GPU
+    is missing, or the part cannot be built.
     """
     key = key_of(bundle.part(part).sha256, this_device(), options)
     cache = cache if cache is not None else EngineCache()
@@ -154,7 +154,7 @@ def build_part(
 
 
 def tensorrt_logger(trt: Any) -> Any:
-    """A logger that sends TensorRT's warnings and errors to the log and keeps the last error, ``logger.last``."""
+    """Return a logger that forwards TensorRT's warnings and errors, and keeps the last error as ``logger.last``."""
 
     class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -172,7 +172,7 @@ def tensorrt_logger(trt: Any) -> Any:
 
 
 def _progress_monitor(trt: Any, report: OnStatus) -> Any:
-    """What TensorRT calls while it builds; it reports a phase with its share at most every few seconds."""
+    """Return an object for TensorRT's callbacks that reports phases and steps, at most every few seconds."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -199,7 +199,7 @@ def _progress_monitor(trt: Any, report: OnStatus) -> Any:
 def build(
     raw: bytes, part: str, key: EngineKey, timing: bytes, report: OnStatus = lambda _: None
 ) -> tuple[bytes, bytes]:
-    """Build ``raw`` for ``key``; return the serialised engine and the timing cache as it is afterwards.
+    """Build ``raw`` for ``key``; return the serialized engine and the timing cache as it is afterwards.
 
     ``report`` is called now and then with how far it is. Raises :class:`EngineError` naming the part where TensorRT
     cannot read or build it.

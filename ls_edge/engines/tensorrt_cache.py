@@ -1,16 +1,16 @@
-"""Cache of built engines on disk, with a key of all that an engine depends on; loaded only if this user wrote them.
+"""Cache of built engines on disk, keyed by everything that an engine depends on; loads only files of this user.
 
 A TensorRT engine is code for one GPU and one TensorRT. It is never part of a bundle: each device builds its own and
-keeps it in ``$LS_EDGE_CACHE/engines`` (default ``~/.cache/ls-edge/engines``), a folder of mode 0700. Since loading one
-executes it, the folder and each file must belong to this user and be writable by nobody else, links are not followed,
-and a file must have the digest that was noted when it was written.
+keeps it in ``$LS_EDGE_CACHE/engines`` (default ``~/.cache/ls-edge/engines``), a folder of mode 0700. Loading an engine
+executes it, so the folder and each file must belong to this user and be writable by nobody else, links are not
+followed, and a file must have the digest that was recorded when it was written.
 
-An entry is ``KEY.engine`` and ``KEY.json`` (what the key was made of, and the digest); it is complete when the latter
-is there. One build at a time: the folder is locked meanwhile, so a second process waits and then finds the engine, and
-``timing`` (TensorRT's measurements of kernels, shared by the identical blocks of a model) has one writer. Nothing is
-ever deleted here; old entries may be removed by hand at any time.
+An entry consists of ``KEY.engine`` and ``KEY.json`` (key and digest); it is complete once the latter exists. One
+process at a time builds, under a lock on the folder: a second process waits and then finds the engine, and ``timing``
+(TensorRT's measurements of kernels, shared by the identical blocks of a model) has one writer. Nothing is deleted here;
+old entries can be removed at any time.
 
-Needs neither TensorRT nor a GPU: what builds is given by the caller (``ls_edge.engines.tensorrt_build``).
+The cache needs neither TensorRT nor a GPU; the caller provides the build (``ls_edge.engines.tensorrt_build``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ls_edge.core.errors import EngineError
 from ls_edge.core.files import FolderInUse, folder_lock, write_file
 
 OnStatus = Callable[[str], None]
-"""Called with why an engine is built, or what is waited for."""
+"""Callback that receives the reason for a build or a wait."""
 
 
 class EngineKey(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class EngineKey(msgspec.Struct, frozen=True):
     profile: tuple[int, int, int]
     """Batch: least, best, largest."""
     flags: tuple[str, ...]
-    """What else the builder was given."""
+    """Other options of the builder."""
     system: str = f"{platform.system()} {platform.machine()}"
 
     def digest(self) -> str:
@@ -57,7 +57,7 @@ class EngineKey(msgspec.Struct, frozen=True):
 class _Entry(msgspec.Struct, frozen=True):
     key: EngineKey
     sha256: str
-    """Of the engine file."""
+    """Digest of the engine file."""
 
 
 _WORDS = {
@@ -68,16 +68,16 @@ _POLL_S = 0.1
 
 
 def default_folder() -> Path:
-    """Where engines are kept for this user."""
+    """Return the folder of this user's engines."""
     base = os.environ.get("LS_EDGE_CACHE")
     return (Path(base) if base else Path.home() / ".cache" / "ls-edge") / "engines"
 
 
 class EngineCache:
-    """The folder of engines; made where it is not there."""
+    """Folder of engines; created if it is missing."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Raises :class:`EngineError` where the folder cannot be made or is not this user's alone to write."""
+        """Create the folder; raise :class:`EngineError` if that fails, or if other users can write to it."""
         self.folder = folder if folder is not None else default_folder()
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -94,11 +94,10 @@ class EngineCache:
     def get(
         self, key: EngineKey, build: Callable[[bytes], tuple[bytes, bytes]], on_status: OnStatus = lambda _: None
     ) -> bytes:
-        """Return the engine of ``key``; where there is none that can be used, build it under the lock and keep it.
+        """Return the engine of ``key``; build it under the lock if there is none.
 
-        ``build`` takes the timing cache (empty at first) and returns engine and timing cache; ``on_status`` is called
-        with the reason. Raises :class:`EngineError` where the folder's contents are somebody else's or nothing can be
-        written.
+        ``build`` takes the timing cache (empty at first) and returns engine and timing cache; ``on_status`` receives
+        the reason. Raises :class:`EngineError` if files belong to another user or cannot be written.
         """
         engine, _ = self._find(key)
         if engine is not None:
@@ -122,7 +121,7 @@ class EngineCache:
         self._path(key, "json").unlink(missing_ok=True)
 
     def _find(self, key: EngineKey) -> tuple[bytes | None, str]:
-        """The engine, or None and the reason."""
+        """Return the engine, or None and the reason."""
         noted = self._read(self._path(key, "json"))
         if noted is None:
             return None, self._why(key)
@@ -138,7 +137,7 @@ class EngineCache:
         return engine, ""
 
     def _why(self, key: EngineKey) -> str:
-        """What is different from an engine of the same file that is here."""
+        """Return the differences to another engine of the same file."""
         for path in sorted(self.folder.glob("*.json"), key=lambda p: p.name):
             try:
                 other = msgspec.json.decode(self._read(path) or b"", type=_Entry).key
@@ -161,17 +160,17 @@ class EngineCache:
         return self.folder / f"{device[:32]}.timing"
 
     def _read(self, path: Path) -> bytes | None:
-        """A file of this user's; None where there is none."""
+        """Read a file of this user; return None if it is missing."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise EngineError(f"cannot read {path}: {error.strerror}; remove it, it will be built again") from None
+            raise EngineError(f"cannot read {path}: {error.strerror}; remove it, and it will be built again") from None
         with os.fdopen(descriptor, "rb") as stream:
             found = os.fstat(stream.fileno())
             if not stat.S_ISREG(found.st_mode):
-                raise EngineError(f"{path} is no plain file; remove it, it will be built again")
+                raise EngineError(f"{path} is not a regular file; remove it, and it will be built again")
             _check_owner(found, path)
             return stream.read()
 

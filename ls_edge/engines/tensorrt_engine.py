@@ -1,10 +1,10 @@
-"""Run a part as a TensorRT engine: numpy in, numpy out, tokens on the GPU in between. No torch.
+"""TensorRT engines: numpy in, numpy out, tokens on the GPU in between. No torch.
 
-The engine comes from this user's cache or is built now (:func:`open_tensorrt`). Engines of one thread share a
-:class:`~ls_edge.engines.cuda_memory.CudaWorkspace`: stream, buffers, and the memory for activations, of which only one
-engine at a time makes use. For batches of one image and of the largest size a run becomes a CUDA graph the second time
-that it is queued, which costs one call instead of one for each kernel; where CUDA refuses, it runs without
-(:attr:`TensorRTEngine.no_graphs` says why). Larger batches are run in turns. One thread at a time.
+An engine comes from this user's cache or is built now (:func:`open_tensorrt`). Engines of one thread share a
+:class:`~ls_edge.engines.cuda_memory.CudaWorkspace`: stream, buffers, and memory for activations, which one engine at a
+time uses. For batches of one image and of the largest size, a run becomes a CUDA graph when it is queued for the second
+time, which costs one call instead of one per kernel; if CUDA refuses, it runs without (:attr:`TensorRTEngine.no_graphs`
+has the reason). Larger batches are split. One thread at a time.
 
 Not run on hardware yet; the tests run this code on doubles of CUDA and TensorRT (``tests/doubles``).
 """
@@ -21,7 +21,7 @@ import numpy as np
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
 from ls_edge.engines.cuda_memory import CudaWorkspace, checked
-from ls_edge.engines.engine import Signature, Tensor, check_inputs, check_out, first_line
+from ls_edge.engines.engine import Signature, Tensor, check_inputs, first_line
 from ls_edge.engines.tensorrt_build import (
     BuiltPart,
     Device,
@@ -45,7 +45,7 @@ class _Graph:
 
     context: Any
     generation: int
-    """Of the workspace when it was made."""
+    """Generation of the workspace when the context was created."""
     graph: Any = None
     """``cudaGraphExec_t``; None until the second run."""
 
@@ -56,13 +56,13 @@ class TensorRTEngine:
     kind = "tensorrt"
 
     def __init__(self, plan: bytes, part: str, signature: Signature, device: Device, workspace: CudaWorkspace) -> None:
-        """Load a serialised engine; raises :class:`EngineError` where it is not for this device or not this part."""
+        """Load a serialized engine; raise :class:`EngineError` if it is for another device or part."""
         self.part = part
         self.signature = signature
         self.provider = str(device)
         self.workspace = workspace
         self.no_graphs = "it takes a slot, which is at another address each time" if len(signature.inputs) > 1 else ""
-        """Why runs are not made into CUDA graphs; empty while they are."""
+        """Reason why runs do not become CUDA graphs; empty while they do."""
         self._trt = tensorrt_module()
         # an engine may not outlive the runtime that made it
         self._runtime: Any = self._trt.Runtime(tensorrt_logger(self._trt))
@@ -81,17 +81,10 @@ class TensorRTEngine:
             self.close()
             raise
 
-    def run(self, inputs: Mapping[str, np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
-        """Run on arrays that are checked against the manifest; raises :class:`EngineError`."""
-        batch = check_inputs(self.part, self.signature, inputs)
-        check_out(self.part, self.signature.output, batch, out)
-        if self._context is None:
-            raise EngineError(f"the engine of {self.part} was closed; open it again")
-        result = self.workspace.visit([self], inputs[self.signature.inputs[0].name], inputs.get("slot"))
-        if out is None:
-            return result
-        np.copyto(out, result)
-        return out
+    def run(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Run on arrays that are checked against the manifest, and return a new array; raises :class:`EngineError`."""
+        check_inputs(self.part, self.signature, inputs)
+        return self.workspace.visit([self], inputs[self.signature.inputs[0].name], inputs.get("slot"))
 
     def enqueue(self, batch: int, addresses: Mapping[str, int]) -> None:
         """Queue one run; see :class:`~ls_edge.engines.cuda_memory.DeviceEngine`."""
@@ -128,7 +121,7 @@ class TensorRTEngine:
             self._drop(key)
             found = None
         if found is None:
-            # A context of its own: a graph is bound to the state of the context that it was captured from. It has to
+            # Its own context: a graph is bound to the state of the context that it was captured from. It has to
             # run once with these shapes before it can be captured.
             found = self._graphs[key] = _Graph(self._new_context(), self.workspace.generation)
             self._set(found.context, batch, addresses)
@@ -145,7 +138,7 @@ class TensorRTEngine:
         self.workspace.call("cudaGraphLaunch", found.graph, self.workspace.stream, doing=f"running {self.part}")
 
     def _capture(self, context: Any) -> Any:
-        """Record one run as a graph; the stream is as before also where it fails."""
+        """Record one run as a graph; restore the state of the stream even if that fails."""
         cuda, stream, call = self.workspace.cuda, self.workspace.stream, self.workspace.call
         # only calls of this thread count: other threads of the process may allocate meanwhile
         mode = cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
@@ -170,7 +163,7 @@ class TensorRTEngine:
         context = self._engine.create_execution_context(user_managed)
         if context is None:
             raise EngineError(f"{self.part}: not enough memory on {self.provider} for the engine; serve fewer blocks")
-        # only the first context of an engine is given the profile by itself
+        # only the first context of an engine gets the profile automatically
         if not context.set_optimization_profile_async(0, self.workspace.stream):
             raise EngineError(f"{self.part}: TensorRT does not take the engine's profile; build the engine again")
         self._give_scratch(context)
@@ -216,10 +209,10 @@ def open_tensorrt(
     cache: EngineCache | None = None,
     on_status: OnStatus = lambda _: None,
 ) -> TensorRTEngine:
-    """Open a part from the cache of built engines, building it where it is not there.
+    """Open a part from the cache of built engines; build it if it is missing.
 
-    Engines with the same ``workspace`` belong to one thread; ``on_status`` is called with the reason where an engine is
-    built. Raises :class:`EngineError` where TensorRT, CUDA or a GPU is not there or the part cannot be built.
+    Engines with the same ``workspace`` belong to one thread; ``on_status`` receives the reason for a build. Raises
+    :class:`EngineError` if TensorRT, CUDA or a GPU is missing, or the part cannot be built.
     """
     cache = cache if cache is not None else EngineCache()
 

@@ -67,7 +67,6 @@ class Analysis(msgspec.Struct, frozen=True):
     schema: int
     images: int
     skipped: int
-    """Number of images that could not be decoded."""
     importance: Importance | None
     contribution: Contribution | None
     similarity: Similarity | None
@@ -75,7 +74,6 @@ class Analysis(msgspec.Struct, frozen=True):
     attention: AttentionStatistics | None
     reasons: dict[str, str]
     settings: dict[str, Any]
-    """Model, data, and the defaults in force."""
 
 
 class AnalysisOrders(msgspec.Struct, frozen=True):

@@ -30,7 +30,6 @@ class BlockImportance(msgspec.Struct, frozen=True):
     importance: float | None
     """Increase of the loss without the block."""
     left_out: Score
-    """Score of all other blocks in trained order."""
     moved_to: int | None
     """Slot at the farther end of its band; None if its band has no other slot."""
     moved: Score | None
@@ -57,7 +56,6 @@ class Similarity(msgspec.Struct, frozen=True):
     """Similarity of the tokens after each step, and of what a block adds in trained and in random orders."""
 
     steps: list[str]
-    """``stem`` and the blocks."""
     cka: list[list[float | None]]
     """Linear centered kernel alignment of pooled tokens, for each two steps; None if all are equal."""
     pool: str
@@ -71,7 +69,6 @@ class AnswersCompared(msgspec.Struct, frozen=True):
     """Agreement of the answers in some orders with those in trained order."""
 
     left_out: int
-    """Number of blocks left out."""
     same_class: float
     """Fraction of answers with the class of the trained order, over images and orders."""
     all_same_class: float
@@ -94,31 +91,27 @@ class ImportanceMeasure(Scores):
 
     def __init__(self, bands: Bands) -> None:
         self._trained = tuple(range(bands.num_blocks))
-        self._moves = [_moved_to(bands, block) for block in self._trained]
-        super().__init__([self._trained, *map(self._without, self._trained), *map(self._moved, self._trained)])
+        self._variants: list[tuple[Order, int | None, Order]] = []
+        for block in self._trained:
+            without = tuple(one for one in self._trained if one != block)
+            slot = _moved_to(bands, block)
+            moved = self._trained if slot is None else (*without[:slot], block, *without[slot:])
+            self._variants.append((without, slot, moved))
+        orders = {order for without, _, moved in self._variants for order in (without, moved)}
+        super().__init__({self._trained, *orders})
 
     def result(self) -> Importance:
         """Return the importance of each block."""
-        trained = self._score(self._trained)
-        blocks = []
-        for block, moved_to in enumerate(self._moves):
-            without = self._score(self._without(block))
-            importance = None if without.loss is None or trained.loss is None else without.loss - trained.loss
-            moved = None if moved_to is None else self._score(self._moved(block))
-            blocks.append(BlockImportance(block, importance, without, moved_to, moved))
+        trained, blocks = self._score(self._trained), []
+        for block, (without, slot, order) in enumerate(self._variants):
+            left_out = self._score(without)
+            importance = None if left_out.loss is None or trained.loss is None else left_out.loss - trained.loss
+            moved = None if slot is None else self._score(order)
+            blocks.append(BlockImportance(block, importance, left_out, slot, moved))
         return Importance(trained, blocks)
 
     def _score(self, order: Order) -> Score:
         return Score(self.top1(order), self.loss(order))
-
-    def _without(self, block: int) -> Order:
-        return tuple(one for one in self._trained if one != block)
-
-    def _moved(self, block: int) -> Order:
-        others = list(self._without(block))
-        slot = self._moves[block]
-        others.insert(block if slot is None else slot, block)
-        return tuple(others)
 
 
 def _moved_to(bands: Bands, block: int) -> int | None:

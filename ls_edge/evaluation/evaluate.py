@@ -30,7 +30,6 @@ class Arbitrary(msgspec.Struct, frozen=True):
     top1_std: float
     """Deviation of the evaluated orders, not an estimate for all orders."""
     top1_p5: float
-    """5th percentile."""
     top1_worst: float
     orders: int
 
@@ -48,9 +47,7 @@ class TrackAccuracy(msgspec.Struct, frozen=True):
     """Accuracy of all blocks in waves of tracks; means over ``orders.DRAWS`` draws for random orders."""
 
     tracks: int
-    """Tracks in a wave."""
     blocks: int
-    """Blocks in a track."""
     trained: float
     """Accuracy with the blocks dealt in trained order."""
     arbitrary: float
@@ -74,13 +71,10 @@ class Freedom(msgspec.Struct, frozen=True):
     allowed: float
     """Number of orders that the bands allow; for many blocks more than 64 bits can hold."""
     orders: int
-    """Number of evaluated orders."""
     top1_mean: float
     top1_std: float
-    """Deviation of the evaluated orders."""
     top1_worst: float
     own: bool
-    """Whether these are the model's own bands."""
 
 
 class Models(msgspec.Struct, frozen=True):
@@ -113,7 +107,6 @@ class Evaluation(msgspec.Struct, frozen=True):
     freedom: list[Freedom] | None = None
     """From a fixed order to full freedom, if requested."""
     skipped: int = 0
-    """Number of images that could not be decoded."""
     settings: dict[str, Any] = {}
     """Model, data, and the defaults in force."""
     name: str = ""

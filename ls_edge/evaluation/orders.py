@@ -1,4 +1,4 @@
-"""The orders and arrangements that an evaluation runs, all drawn from one seed."""
+"""Orders and arrangements of an evaluation, all drawn from one seed."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
 
 DRAWS = 8
-"""Random subsets over which the accuracy of a pruned model is averaged."""
+"""Random subsets for the accuracy of a pruned model."""
 
 
 class EvaluationOrders(msgspec.Struct, frozen=True):
-    """Which orders are evaluated, all of them within ``bands``."""
+    """Orders to evaluate, all within ``bands``."""
 
     bands: Bands
     orders: int
     keep: tuple[int, ...]
     seed: int
     shapes: tuple[tuple[int, int], ...] = ()
-    """Tracks a wave and blocks a track."""
     distances: int = 0
-    """Orders at graded distances from the trained one."""
     freedom: tuple[Bands, ...] = ()
-    """Bands within each of which accuracy in random order is measured too."""
+    """Further bands whose random orders are evaluated."""
     own_bands: Bands | None = None
-    """Of those the model's own."""
 
     @classmethod
     def make(
@@ -44,10 +41,11 @@ class EvaluationOrders(msgspec.Struct, frozen=True):
         kendall: bool = False,
         freedom: Bands | None = None,
     ) -> EvaluationOrders:
-        """``keep`` None is a quarter, a half and three quarters of the blocks; raises :class:`UsageError`.
+        """Choose the orders; ``keep`` defaults to a quarter, half and three quarters of the blocks.
 
-        ``arrangements`` adds :func:`default_shapes`, ``kendall`` as many orders again at graded distances.
-        ``freedom`` are the model's own bands: orders within :meth:`Bands.ladder` and within those.
+        ``arrangements`` adds :func:`default_shapes`, ``kendall`` the same number of orders at graded distances, and
+        ``freedom``, the model's own bands, orders within them and within :meth:`Bands.ladder`. Raises
+        :class:`UsageError`.
         """
         num_blocks = bands.num_blocks
         if orders < 1:
@@ -63,15 +61,15 @@ class EvaluationOrders(msgspec.Struct, frozen=True):
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks."""
+        """Number of blocks."""
         return self.bands.num_blocks
 
     def uniform(self) -> list[tuple[int, ...]]:
-        """The random orders of all blocks."""
+        """Return the random orders of all blocks."""
         return self.bands.random_orders(self.orders, self.seed)
 
     def all_orders(self) -> list[tuple[int, ...]]:
-        """Every order to run, each once."""
+        """Return every order to run, each once."""
         found = {tuple(range(self.num_blocks)), *self.uniform()}
         for keep in self.keep:
             found.update(self.subsets(keep, shuffled=False), self.subsets(keep, shuffled=True))
@@ -81,46 +79,46 @@ class EvaluationOrders(msgspec.Struct, frozen=True):
         return sorted(found)
 
     def within(self, bands: Bands) -> list[tuple[int, ...]]:
-        """The orders within one of :attr:`freedom`."""
+        """Return the orders within one of :attr:`freedom`."""
         return bands.some_orders(self.orders, self.seed)
 
     def graded(self) -> list[tuple[int, ...]]:
-        """The orders at graded distances."""
+        """Return the orders at graded distances."""
         return [self.bands.sort(order) for order in graded_orders(self.num_blocks, self.distances, self.seed)]
 
     def in_tracks(self, tracks: int, length: int) -> tuple[Arrangement, list[Arrangement]]:
-        """A shape filled in trained order, and in the random orders of :data:`DRAWS` draws."""
+        """Return a shape filled in trained order, and in the random orders of :data:`DRAWS` draws."""
         orders = self.bands.random_orders(DRAWS, self.seed)
         return self.bands.equal_waves(range(self.num_blocks), tracks, length), [
             self.bands.equal_waves(order, tracks, length) for order in orders
         ]
 
     def subsets(self, keep: int, *, shuffled: bool) -> list[tuple[int, ...]]:
-        """The random subsets of ``keep`` blocks, in trained order or as drawn."""
+        """Return the random subsets of ``keep`` blocks, in trained order or as drawn."""
         return [self.bands.random_subset_order(keep, self.seed, i, shuffled=shuffled) for i in range(DRAWS)]
 
 
 def default_keep(blocks: int) -> list[int]:
-    """Quarters of the depth."""
+    """Return quarters of the depth."""
     return sorted({round(blocks * part / 4) for part in (1, 2, 3)} - {0, blocks})
 
 
 def default_shapes(blocks: int) -> list[tuple[int, int]]:
-    """Of a band of ``blocks`` blocks: two, four and all at a time, and two tracks of two blocks or of half of all."""
+    """Return shapes for a band: two, four and all blocks at a time, and two tracks of two blocks or of half of all."""
     found = [(2, 1), (4, 1), (blocks, 1), (2, 2), (2, blocks // 2)]
     return sorted({(tracks, length) for tracks, length in found if length >= 1 and 2 <= tracks <= blocks // length})
 
 
 def kendall_tau(order: Sequence[int]) -> float:
-    """Rank correlation of ``order`` with the trained order: pairs in place less pairs inverted, over all pairs."""
+    """Return the rank correlation with the trained order: pairs in place minus inverted pairs, over all pairs."""
     pairs = list(itertools.combinations(order, 2))
     return sum(1 if one < other else -1 for one, other in pairs) / len(pairs) if pairs else 1.0
 
 
 def graded_orders(blocks: int, count: int, seed: int) -> list[tuple[int, ...]]:
-    """Orders whose Kendall tau spreads from 1 to -1, which uniform permutations crowd around 0.
+    """Return orders whose Kendall tau ranges from 1 to -1; that of uniform permutations is close to 0.
 
-    Each block moves by a share of a random key, the share growing from order to order; every other is backwards.
+    Each block moves by a fraction of a random key that grows from order to order; every other order is reversed.
     """
     found = []
     for index in range(count):

@@ -1,11 +1,10 @@
-"""A run in figures: the document of ``ls-edge run --json`` and the input of every table and report.
+"""Summary of a run: the document of ``ls-edge run --json`` and the input of every table and report.
 
-:func:`summarise` takes what :mod:`ls_edge.core.records` records and nothing else, so a summary can be made again from
-a trace. Figures that cannot be known (a latency when nothing was answered, an accuracy without labels) are None
-and stand as null in the JSON; there is never a NaN.
+:func:`summarise` needs only :mod:`ls_edge.core.records`, so it can summarize a trace. Unknown values (a latency without
+answers, an accuracy without labels) are None, null in the JSON, and never NaN.
 
-Left out: work that was lost with a peer. A record holds only the branch that answered, so ``busy`` counts the
-engine time behind answers, not that of dropped branches, and where requests share a batch they share its time.
+Work that was lost with a peer is not included. A record holds only the branch that answered, so ``busy`` counts the
+engine time of answers, not of dropped branches, and requests in one batch share its time.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from ls_edge.evaluation.orders import kendall_tau
 
 Floats = npt.NDArray[np.float64]
 MOST_REASONS = 16
-"""Different reasons of skips that a summary names."""
+"""Reasons of skips in a summary."""
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """Milliseconds; all None where there was nothing to measure."""
+    """Statistics in milliseconds; all None without values."""
 
     mean: float | None = None
     p50: float | None = None
@@ -47,19 +46,19 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class Skips(msgspec.Struct, frozen=True):
-    """Blocks that an answer left out."""
+    """Blocks that answers left out."""
 
     mean: float | None = None
     max: int | None = None
     reasons: dict[str, int] = {}
-    """Why, and in how many answers, the most frequent first."""
+    """Number of answers by reason, the most frequent first."""
 
 
 class Hops(msgspec.Struct, frozen=True):
-    """Transfers of tokens between two processes, the last one (back to the source) included.
+    """Transfers of tokens between two processes, including the last one, back to the source.
 
-    A track that another holder ran took two: there and back. ``mean`` is per answer. The others are medians over hops
-    (``wire``) and over visits to a holder, its tracks for others included (the rest).
+    A track of another holder took two. ``mean`` is per answer. The others are medians: ``wire`` over hops, the rest
+    over visits to a holder, including its tracks for others.
     """
 
     mean: float | None = None
@@ -70,22 +69,20 @@ class Hops(msgspec.Struct, frozen=True):
 
 
 class PeerSummary(msgspec.Struct, frozen=True):
-    """One peer's part in a run."""
+    """Part of one peer in a run."""
 
     blocks: tuple[int, ...]
     requests: int
-    """Answers that it had a part in."""
     busy: float
-    """Share of the run, first submission to last answer or error, that its engine worked for these answers."""
+    """Fraction of the time from the first submission to the last answer or error that its engine worked for answers."""
     state: PeerState
     blocks_run: int = 0
     lost: int = 0
-    """How often it was lost during the run."""
     engine: str = ""
 
 
 class SkipAccuracy(msgspec.Struct, frozen=True):
-    """Accuracy of the answers that skipped a certain number of blocks; ``low`` and ``high`` are its 95 % interval."""
+    """Accuracy of the answers with a number of skipped blocks; ``low`` and ``high`` are its 95 % interval."""
 
     skipped: int
     answers: int
@@ -96,7 +93,7 @@ class SkipAccuracy(msgspec.Struct, frozen=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True):
-    """The document of ``ls-edge run --json``."""
+    """Document of ``ls-edge run --json``."""
 
     bundle_id: str
     policy: str
@@ -105,11 +102,10 @@ class RunSummary(msgspec.Struct, frozen=True):
     failed: int
     degraded: int
     top1: float | None
-    """Over answers to images with a label; failed requests are counted in ``failed``, not here."""
+    """Accuracy of the answers with a label; failed requests are counted in ``failed``."""
     throughput: float | None
-    """Answers a second, from the first submission to the last answer."""
+    """Answers per second, from the first submission to the last answer."""
     latency_ms: Quantiles
-    """Over answered requests."""
     skips: Skips
     retries: int
     duplicates_dropped: int
@@ -117,41 +113,37 @@ class RunSummary(msgspec.Struct, frozen=True):
     peers: dict[str, PeerSummary]
     preprocess_ms: Quantiles
     duration_s: float | None
-    """First submission to last answer or error."""
+    """Seconds from the first submission to the last answer or error."""
     wall_s: float | None
     top1_interval: tuple[float, float] | None
     """95 % interval of ``top1`` (Wilson)."""
     chance: float | None
-    """Accuracy of a guess."""
     order_tau: float | None
-    """Mean Kendall tau of the orders that ran against the trained one: 1 trained, about 0 random, -1 reversed."""
+    """Mean Kendall tau of the orders: 1 trained, about 0 random, -1 reversed."""
     accuracy_by_skips: tuple[SkipAccuracy, ...]
     errors: dict[str, int]
-    """Failed requests by type of error."""
     model: str
     method: str
     seed: int | None
     settings: dict[str, Any]
     audit: AuditSummary | None = None
-    """None where nothing was audited."""
     rejected: dict[str, Rejection] = {}
-    """By peer."""
 
     @property
     def distrust(self) -> str:
-        """A line about peers that sent what cannot be true; empty where none did."""
+        """One line about peers that sent impossible messages, or an empty text."""
         if not self.rejected:
             return ""
         each = "; ".join(f"{name} ({one.count:,}, such as {one.why})" for name, one in self.rejected.items())
-        return f"messages that cannot be true were dropped: {each}; check these devices"
+        return f"impossible messages were dropped: {each}; check these devices"
 
     def to_json(self) -> str:
-        """The document, indented, without a newline at the end."""
+        """Return the document, indented, without a newline at the end."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
 
 def summarise(records: Sequence[RequestRecord], events: Sequence[PeerEvent], context: RunContext) -> RunSummary:
-    """Work out the summary of a run; an empty one and one without any answer are fine."""
+    """Summarize a run, even an empty one or one without answers."""
     answers = [record for record in records if record.error is None]
     latency = np.array([record.latency_us / 1e3 for record in answers], dtype=np.float64)
     first = min((record.submitted_us for record in records), default=0)
@@ -196,7 +188,7 @@ def summarise(records: Sequence[RequestRecord], events: Sequence[PeerEvent], con
 
 
 def quantiles(values: Floats) -> Quantiles:
-    """Mean, median, 95th and 99th percentile and largest of ``values [n]``; all None for none."""
+    """Return mean, median, 95th and 99th percentile and maximum of ``values [n]``; all None without values."""
     if not values.size:
         return Quantiles()
     p50, p95, p99 = (float(value) for value in np.percentile(values, (50, 95, 99)))
@@ -204,9 +196,9 @@ def quantiles(values: Floats) -> Quantiles:
 
 
 def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float] | None:
-    """The Wilson score interval of a proportion (E. B. Wilson, 1927); 95 % by default, None without trials.
+    """Return the Wilson score interval of a proportion (E. B. Wilson, 1927), by default 95 %; None without trials.
 
-    Unlike the normal interval it stays inside 0 to 1 and keeps a width when all answers are right.
+    Unlike the normal interval, it stays within 0 to 1 and keeps a width if all answers are right.
     """
     if trials == 0:
         return None
@@ -218,12 +210,12 @@ def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, flo
 
 
 def error_type(error: str) -> str:
-    """``BudgetExceeded`` of ``BudgetExceeded: 500 ms are over``."""
+    """Return ``BudgetExceeded`` for ``BudgetExceeded: 500 ms are over``."""
     return error.partition(":")[0].strip() or "unknown"
 
 
 def _order_tau(answers: Sequence[RequestRecord]) -> float | None:
-    """Mean Kendall tau; answers of fewer than two blocks, or of blocks side by side, have none."""
+    """Return the mean Kendall tau of the answers whose blocks ran in sequence, at least two."""
     orders = Counter(tuple(block for block, _ in record.steps) for record in answers if record.is_plain)
     taus = {order: kendall_tau(order) for order in orders if len(order) > 1}
     count = sum(orders[order] for order in taus)
@@ -288,25 +280,14 @@ def _peers(
 
 
 def _by_skips(answers: Sequence[RequestRecord]) -> tuple[SkipAccuracy, ...]:
-    counts: Counter[int] = Counter()
-    labelled: Counter[int] = Counter()
-    correct: Counter[int] = Counter()
+    groups: dict[int, list[RequestRecord]] = defaultdict(list)
     for record in answers:
-        skipped = len(record.skipped)
-        counts[skipped] += 1
-        labelled[skipped] += record.label is not None
-        correct[skipped] += record.label is not None and record.prediction == record.label
+        groups[len(record.skipped)].append(record)
     result = []
-    for skipped in sorted(counts):
-        interval = wilson(correct[skipped], labelled[skipped])
-        result.append(
-            SkipAccuracy(
-                skipped=skipped,
-                answers=counts[skipped],
-                labelled=labelled[skipped],
-                top1=correct[skipped] / labelled[skipped] if labelled[skipped] else None,
-                low=interval[0] if interval else None,
-                high=interval[1] if interval else None,
-            )
-        )
+    for skipped, records in sorted(groups.items()):
+        labelled = [record for record in records if record.label is not None]
+        correct = sum(record.prediction == record.label for record in labelled)
+        low, high = wilson(correct, len(labelled)) or (None, None)
+        top1 = correct / len(labelled) if labelled else None
+        result.append(SkipAccuracy(skipped, len(records), len(labelled), top1, low, high))
     return tuple(result)

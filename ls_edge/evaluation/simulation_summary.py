@@ -1,4 +1,4 @@
-"""A simulated fleet in figures: the document of ``ls-edge simulate --json`` and the input of its table and report."""
+"""Summary of a simulated fleet: the document of ``ls-edge simulate --json`` and the input of its table and report."""
 
 from __future__ import annotations
 
@@ -15,33 +15,53 @@ from ls_edge.evaluation.run_summary import MOST_REASONS, Floats, Quantiles, Skip
 SCHEMA = 1
 
 WHOLE, DEGRADED, FAILED = 0, 1, 2
-"""What became of a request, in :attr:`SiteOutcome.states`."""
+"""Outcomes of a request, in :attr:`SiteOutcome.states`."""
 
 
 class DeviceLosses(msgspec.Struct, frozen=True):
-    """What became of the devices."""
+    """Losses of devices."""
 
     count: int
-    """Devices that were lost while requests were under way."""
+    """Devices that were lost while requests were in flight."""
     by_kind: dict[str, int]
     up_share: float | None
-    """Share of the time that a device was up, on average."""
+    """Mean fraction of time that a device was up."""
 
 
 class ProfileOutcome(msgspec.Struct, frozen=True):
-    """The devices of one profile."""
+    """Devices of one profile."""
 
     devices: int
     busy: float | None
-    """Share of the time that the engine computed, times of loss included."""
+    """Fraction of the whole time, including losses, that the engine computed."""
 
 
-class SimulationSummary(msgspec.Struct, frozen=True):
-    """What ``ls-edge simulate --json`` prints; the same settings and seed give the same document."""
+class SimulationContext(msgspec.Struct, frozen=True):
+    """Settings of a simulation."""
 
-    schema: int
     bundle_id: str
     devices: int
+    sites: int
+    devices_per_site: int
+    seed: int
+    policy: str
+    replicas: int
+    """Minimum of holders of a block at a site."""
+    concurrency: int
+    """Maximum of requests in flight at a site."""
+    rate: float | None
+    """Submitted images per second; null for a closed loop."""
+    placement: dict[str, tuple[int, ...]]
+    churn: str | None
+    max_skips: int
+    budget_ms: float
+    assumptions: list[str]
+
+
+class SimulationSummary(SimulationContext, frozen=True, kw_only=True):
+    """Document of ``ls-edge simulate --json``; the same settings and seed give the same document."""
+
+    schema: int
     requests: int
     answered: int
     degraded: int
@@ -49,58 +69,37 @@ class SimulationSummary(msgspec.Struct, frozen=True):
     top1: float | None
     """Always null: no engine runs, so nothing is classified."""
     throughput: float | None
-    """Answers a second of the whole fleet: the sum over sites, each from its first submission to its last answer."""
+    """Answers per second of the fleet: the sum over sites, each from its first submission to its last answer."""
     latency_ms: Quantiles
-    """Over answered requests, from the submission of the preprocessed image to the answer."""
+    """Latency of answered requests, from the submission of the preprocessed image to the answer."""
     seconds: float
-    """Simulated seconds from the first submission to the last outcome, of the site where it took longest."""
-    seed: int
-    policy: str
-    sites: int
-    devices_per_site: int
-    """Of the largest site."""
-    replicas: int
-    """Least holders of a block at a site."""
-    concurrency: int
-    """Requests under way at once at a site, at most."""
-    rate: float | None
-    """Images a second that were submitted; null for a closed loop."""
+    """Simulated seconds from the first submission to the last outcome, of the slowest site."""
     skips: Skips
     retries: int
-    """Branches that sources started beyond the first of each request."""
+    """Branches that sources started after the first one of each request."""
     hops: float | None
-    """Transfers of tokens that an answer took, the one back to the source included, on average."""
+    """Mean number of transfers of tokens per answer, including the one back to the source."""
     errors: dict[str, int]
-    """Failed requests by type of error."""
     losses: DeviceLosses
     profiles: dict[str, ProfileOutcome]
-    """By name of the profile."""
-    placement: dict[str, tuple[int, ...]]
-    """Blocks by device, of the first site."""
-    churn: str | None
-    max_skips: int
-    budget_ms: float
-    assumptions: list[str]
 
 
 @dataclass
 class SiteOutcome:
-    """What became of the requests and devices of one site; times in simulated seconds since its first submission."""
+    """Requests and devices of one site; times in simulated seconds since its first submission."""
 
     submitted_s: Floats
     latency_s: Floats
-    """Of failed requests until they failed."""
+    """Time to the answer, or to the failure."""
     states: npt.NDArray[np.uint8]
     """:data:`WHOLE`, :data:`DEGRADED` or :data:`FAILED`, ``[requests]``."""
     devices: Counter[str]
-    """How many devices the site has of each profile."""
     used: int
     """Devices with blocks."""
     seconds: float = 0.0
     skipped: int = 0
     most_skipped: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
-    """Why blocks were skipped."""
     retries: int = 0
     hops: int = 0
     errors: Counter[str] = field(default_factory=Counter)
@@ -108,42 +107,23 @@ class SiteOutcome:
     busy_s: dict[str, float] = field(default_factory=dict)
     """Engine time by profile, summed over its devices."""
     up: list[tuple[float, int]] = field(default_factory=list)
-    """How many devices with blocks are up from when on."""
+    """Times of changes, and the number of devices with blocks that are up from then on."""
 
     @property
     def throughput(self) -> float | None:
-        """Answers a second, until the last of them."""
+        """Answers per second, until the last one."""
         done = (self.submitted_s + self.latency_s)[self.states != FAILED]
         return float(len(done) / done.max()) if done.size and done.max() > 0 else None
 
     @property
     def up_seconds(self) -> float:
-        """Seconds that devices with blocks were up, summed over them."""
+        """Total seconds that devices with blocks were up."""
         ends = [at for at, _ in self.up[1:]] + [self.seconds]
         return sum(count * (end - at) for (at, count), end in zip(self.up, ends, strict=True))
 
 
-class SimulationContext(msgspec.Struct, frozen=True):
-    """Facts about a simulation that its outcomes do not contain; see :class:`SimulationSummary`."""
-
-    bundle_id: str
-    devices: int
-    sites: int
-    devices_per_site: int
-    seed: int
-    policy: str
-    replicas: int
-    concurrency: int
-    rate: float | None
-    placement: dict[str, tuple[int, ...]]
-    churn: str | None
-    max_skips: int
-    budget_ms: float
-    assumptions: list[str]
-
-
 def summarise_simulation(outcomes: Sequence[SiteOutcome], context: SimulationContext) -> SimulationSummary:
-    """Sum the outcomes of all sites up."""
+    """Combine the outcomes of all sites."""
     states = np.concatenate([outcome.states for outcome in outcomes])
     latency = np.concatenate([outcome.latency_s for outcome in outcomes])[states != FAILED] * 1e3
     answered = int((states != FAILED).sum())
@@ -172,10 +152,7 @@ def summarise_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
 
 
 def _total(counters: Iterable[Counter[str]]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for counter in counters:
-        total.update(counter)
-    return total
+    return sum(counters, Counter[str]())
 
 
 def _profiles(outcomes: Sequence[SiteOutcome]) -> dict[str, ProfileOutcome]:

@@ -84,10 +84,10 @@ class PacedEngine:
         )  # fmt: skip
         self._engine, self._pacer, self._block_s = engine, pacer, block_ms / 1e3
 
-    def run(self, inputs: Mapping[str, np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
+    def run(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         """Run the engine and wait until the board would have finished."""
         called = time.perf_counter()
-        result = self._engine.run(inputs, out)
+        result = self._engine.run(inputs)
         self._pacer.hold(called, self._block_s * len(result))
         return result
 

@@ -86,10 +86,10 @@ class FaultyEngine(PacedEngine):
         self._control = control
         self._random = random.Random(engine.part)
 
-    def run(self, inputs: Mapping[str, np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
+    def run(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         """Run the engine with the faults in force."""
         called = time.perf_counter()
-        result = self._engine.run(inputs, out)
+        result = self._engine.run(inputs)
         faults = self._control.read()
         spent = time.perf_counter() - called
         self._pacer.hold(called, max(spent, faults.least_ms * len(result) / 1e3) * max(1.0, faults.slow))

@@ -61,7 +61,7 @@ def test_late_sleep_does_not_make_a_board_slower(monkeypatch):
     class Quick:
         part, kind, provider, signature = "block 0", "onnx", "cpu", None
 
-        def run(self, inputs, out=None):
+        def run(self, inputs):
             return inputs["tokens"]
 
         def close(self):

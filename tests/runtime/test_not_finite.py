@@ -98,8 +98,8 @@ class Spoiling:
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
-    def run(self, inputs, out=None):
-        result = self._engine.run(inputs, out)
+    def run(self, inputs):
+        result = self._engine.run(inputs)
         result[-1].flat[-1] = self._bad
         return result
 
