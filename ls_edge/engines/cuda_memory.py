@@ -19,7 +19,7 @@ import numpy as np
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
-from ls_edge.engines.engine import Signature, first_line
+from ls_edge.engines.engine import Signature, first_line, signature_of
 
 ALIGNMENT = 256
 """Bytes: TensorRT asks for tensors that begin at a multiple of this."""
@@ -70,34 +70,35 @@ class CudaWorkspace:
     Used by one thread. Engines that share it hold it (:meth:`hold`) and let go of it; the last one frees everything.
     """
 
-    def __init__(self, *, max_batch: int, slot_rows: int = 0) -> None:
-        """Make the stream; buffers grow with the first visit that needs them.
+    def __init__(self, signatures: Sequence[Signature], max_batch: int, *, slot_rows: int = 0) -> None:
+        """Create the stream; buffers are allocated by the first visit and hold any tensor of the signatures.
 
-        ``slot_rows``: most engines of a visit that take a slot, 0 where none does. Raises :class:`EngineError` where
-        CUDA does not work.
+        ``slot_rows`` is the maximum of engines in a visit that takes slots. Raises :class:`EngineError` if CUDA does
+        not work.
         """
         self.cuda = cuda_module()
         self.max_batch = max_batch
         self._slot_rows = slot_rows
         self._slot_bytes = _aligned(max_batch * 8)
+        tensors = [tensor for signature in signatures for tensor in (signature.inputs[0], signature.output)]
+        largest = max(int(np.prod(t.shape(max_batch))) * t.numpy_dtype.itemsize for t in tensors)
+        self._buffer_bytes = self._slot_bytes * slot_rows + _aligned(largest)
         self._device: list[int] = []
-        self._device_bytes = 0
-        self._planned: dict[int, Signature] = {}
-        """Signatures that the buffers are large enough for, by id."""
         self._host_in = _Pinned(self.cuda)
         self._host_out = _Pinned(self.cuda)
         self._scratch = 0
         self._scratch_bytes = 0
         self._holders = 0
         self.generation = 0
-        """Grows when scratch memory moves, which makes captured graphs invalid."""
+        """Number of times that scratch memory has moved, which makes captured graphs invalid."""
         flags = self.cuda.cudaStreamNonBlocking
         self._stream: Any = self.call("cudaStreamCreateWithFlags", flags, doing="making a stream")
 
     @classmethod
     def for_bundle(cls, bundle: Bundle, max_batch: int) -> CudaWorkspace:
-        """For any parts of a bundle."""
-        return cls(max_batch=max_batch, slot_rows=bundle.num_blocks + 2 if bundle.manifest.needs_slot else 0)
+        """Create a workspace for any parts of a bundle."""
+        signatures = [signature_of(bundle.manifest, part) for part in ("stem", "block 0", "head")]
+        return cls(signatures, max_batch, slot_rows=bundle.num_blocks + 2 if bundle.manifest.needs_slot else 0)
 
     @property
     def stream(self) -> int:
@@ -202,28 +203,13 @@ class CudaWorkspace:
         result[...] = self._host_out.array[: result.nbytes].view(result.dtype).reshape(result.shape)
 
     def _make_buffers(self, engines: Sequence[DeviceEngine]) -> None:
-        """Buffers that hold any tensor of these engines at the largest batch, behind the rows of slots."""
-        new = [engine.signature for engine in engines if id(engine.signature) not in self._planned]
-        if not new:
-            return
-        tensors = [t for signature in new for t in (signature.inputs[0], signature.output)]
-        data = max(int(np.prod(t.shape(self.max_batch))) * np.dtype(t.dtype).itemsize for t in tensors)
-        wanted = self._slot_bytes * self._slot_rows + _aligned(data)
-        planned = {id(engine.signature): engine.signature for engine in engines}
-        if wanted <= self._device_bytes:
-            self._planned |= planned
-            return
-        self._device_bytes = 0
-        self._planned.clear()
-        while self._device:
-            self.call("cudaFree", self._device.pop(), doing="making room")
-        for _ in range(2):
-            self._device.append(int(self.call("cudaMalloc", wanted, doing=f"making buffers for {_parts(engines)}")))
-        self._host_in.grow(wanted)
-        self._host_out.grow(wanted)
-        self._device_bytes = wanted
-        self._planned = planned
-        self.generation += 1
+        """Allocate buffers for any tensor at the largest batch, behind the rows of slots; once."""
+        size = self._buffer_bytes
+        while len(self._device) < 2:
+            self._device.append(int(self.call("cudaMalloc", size, doing=f"making buffers for {_parts(engines)}")))
+        for pinned in (self._host_in, self._host_out):
+            if not pinned.address:
+                pinned.grow(size)
 
 
 class _Pinned:
@@ -235,7 +221,6 @@ class _Pinned:
         self.array = np.empty(0, np.uint8)
 
     def grow(self, size: int) -> None:
-        self.free()
         made = self._cuda.cudaHostAlloc(size, self._cuda.cudaHostAllocDefault)
         self.address = int(checked(self._cuda, made, f"making {size} bytes of pinned memory"))
         self.array = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.address))

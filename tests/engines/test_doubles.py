@@ -257,7 +257,7 @@ READ = "result[...] = self._host_out.array[: result.nbytes].view(result.dtype).r
         ("no synchronisation", WAIT, "pass"),
         ("reads before it waits", f"{WAIT}\n        {READ}", f"{READ}\n        {WAIT}"),
         ("writes where it reads", "self._device[1 - at] + data", "self._device[at] + data"),
-        ("buffers for too few images", "wanted, doing=f\"making buffers", "wanted // 4, doing=f\"making buffers"),
+        ("buffers for too few images", "size, doing=f\"making buffers", "size // 4, doing=f\"making buffers"),
         ("an address of the host", "first.name: self._device[at] + data", "first.name: self._host_in.address + data"),
         ("an address of the other buffer", "first.name: self._device[at]", "first.name: self._device[0]"),
         ("frees scratch memory too early", WAIT, f"self.cuda.cudaFree(self._scratch); self._scratch = 0; {WAIT}"),

@@ -180,7 +180,7 @@ def test_dynamic_int8_on_cuda_is_refused_with_the_way_out(bundle, ort, tmp_path)
     model.graph.node.add(op_type="DynamicQuantizeLinear", input=["tokens"], output=["a", "b", "c"], name="dynamic")
     from ls_edge.engines.onnxruntime import open_session
 
-    words = "computes its int8 scales anew for each image, .*--engine tensorrt --calibrate DATA, or ask for cpu"
+    words = "computes its int8 scales for each image, .*--engine tensorrt --calibrate DATA, or ask for cpu"
     for provider in (CUDA, TENSORRT):
         with pytest.raises(EngineError, match=words):
             open_session(model.SerializeToString(), "block 0", provider=provider, threads=1)
