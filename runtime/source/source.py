@@ -56,7 +56,7 @@ from ls_edge.runtime.source.audit import Audit, Auditor, Challenge, challenge_it
 from ls_edge.runtime.source.deadlines import Deadlines
 from ls_edge.runtime.source.peer_monitor import PeerMonitor, PeerView, SourceSnapshot
 from ls_edge.runtime.source.results import Answer, InFlightRequest, RequestState, itinerary_holders, record_of
-from ls_edge.runtime.source.settings import Settings, check_policy, checked_budget, whole_number
+from ls_edge.runtime.source.settings import BudgetMs, Integer, Settings, check_policy, checked
 from ls_edge.runtime.transport.admission import new_alias
 from ls_edge.runtime.transport.keys import KeyPair, load_secret
 from ls_edge.runtime.transport.node import Node, new_incarnation
@@ -280,8 +280,8 @@ class Source:
         """
         if not isinstance(name, str):
             raise UsageError(f"name {name!r} is a {type(name).__name__}; give a text")
-        budget = self.settings.budget_ms if budget_ms is None else checked_budget(budget_ms)
-        label = None if label is None else whole_number("label", label, -(2**63), 2**63 - 1)
+        budget = self.settings.budget_ms if budget_ms is None else checked("budget_ms", budget_ms, BudgetMs)
+        label = None if label is None else checked("label", label, Integer)
         array = self._as_input(image, name)
         now = time.monotonic()
         inflight = InFlightRequest(next(self._ids), array, Future(), now, now + budget / 1e3, name, label)

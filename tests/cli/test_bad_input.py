@@ -345,7 +345,7 @@ CASES = r"""
 2 | RUN --latency-weight nan | '--latency-weight': nan is no finite number
 2 | RUN --latency-weight -1 | '--latency-weight': -1.0 is not in the range 0<=x<=1000000.0
 2 | RUN --waves 0 | '--waves': 0 is not in the range x>=1
-2 | RUN --policy quality | bundle has no order_costs, which the policy quality goes by; export it again
+2 | RUN --policy quality | bundle has no order_costs, which the policy quality needs; export it again
 2 | RUN --audit 2 | '--audit': 2.0 is not in the range 0<=x<=1
 2 | RUN --audit nan | '--audit': nan is no finite number
 2 | RUN --wait -1 | '--wait': -1.0 is not in the range 0<=x<=86400

@@ -86,10 +86,10 @@ def test_no_answer_at_all_is_a_failure(command, bundle, profile):
     ("flags", "message"),
     [
         (("--churn", "often"), "--churn 'often': 'often' cannot be read; write up=10m,down=30s"),
-        (("--policy", "quality"), "has no order_costs, which the policy quality goes by"),
+        (("--policy", "quality"), "has no order_costs, which the policy quality needs"),
         (("--replicas", "9"), "a site of 2 devices: 4 blocks with 9 holders each"),
         (("--max-skips", "5"), "max_skips 5 is more than the model has blocks"),
-        (("--budget-ms", "1e7"), "budget_ms 10000000.0: use milliseconds above 0 and at most 600000"),
+        (("--budget-ms", "1e7"), "budget_ms 10000000.0: use a number above 0 to 600000"),
         (("--report", "missing/fleet.html"), "there is no folder missing; make it first"),
         (("--rate", "0"), "0.0 is not in the range"),
         (("--site-size", "65"), "65 is not in the range"),

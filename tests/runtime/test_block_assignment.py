@@ -53,6 +53,11 @@ def test_neighbours_run_side_by_side():
     assert assign_blocks(range(6), [2, 2, 2], [ALL] * 3, before=0, costs=None) == ((0, 3), (1, 4), (2, 5))
 
 
+@pytest.mark.parametrize("lengths", [[2, 3], [4, 2], [2, 2, 2], [1, 2], [0, 3], [5]])
+def test_lengths_that_do_not_add_up_to_the_blocks_are_no_assignment(lengths):
+    assert assign_blocks(range(4), lengths, [ALL] * len(lengths), before=0, costs=None) is None
+
+
 def test_the_end_of_a_longer_track_runs_alone():
     assert assign_blocks(range(6), [4, 2], [ALL, ALL], before=0, costs=None) == ((0, 2, 4, 5), (1, 3))
     assert assign_blocks(range(3), [0, 3], [ALL, ALL], before=0, costs=None) == ((), (0, 1, 2))

@@ -232,6 +232,21 @@ def test_complaints_are_throttled_on_each_link(peer, file, sockets, wait_until):
     assert peer.node.counts["malformed"] == 901
 
 
+def test_complaints_go_on_when_the_second_is_over(peer, file, sockets, wait_until):
+    loud = Script(sockets(zmq.DEALER, dial=file.peer("a").address))
+    for _ in range(5 * COMPLAINTS_A_SECOND):
+        loud.socket.send(b"?")
+    wait_until(lambda: peer.node.counts["malformed"] == 5 * COMPLAINTS_A_SECOND, what="all to be read")
+    time.sleep(1.05)
+    while loud.socket.poll(0):
+        loud.take()
+    before = loud.count(Complaint)
+    loud.socket.send(b"?")
+    wait_until(lambda: loud.socket.poll(0), what="a complaint")
+    loud.take()
+    assert loud.count(Complaint) == before + 1
+
+
 @pytest.mark.parametrize(
     ("name", "role", "blocks", "said"),
     [

@@ -305,7 +305,7 @@ def test_a_callback_may_close_the_source(served, images):
 
 
 NONSENSE = [
-    ("budget_ms", [float("nan"), float("inf"), 0, -1, 600_001, 10**400, "500", None, True], "at most 600000"),
+    ("budget_ms", [float("nan"), float("inf"), 0, -1, 600_001, 10**400, "500", None, True], "above 0 to 600000"),
     ("latency_weight", [float("nan"), float("inf"), -0.1, 2e6, "1"], "from 0 to 1000000"),
     ("max_skips", [-1, 7, 1.5, float("nan"), "2", True], "use"),
     ("max_inflight", [0, -1, 1.5, float("inf"), "64", None], "from 1 to"),
@@ -313,10 +313,10 @@ NONSENSE = [
     ("waves", [0, -1, 1.5, float("nan"), "2"], "from 1 to"),
     ("seed", [1.5, float("nan"), "0", 2**63, None], "whole number"),
     ("audit", [-0.1, 1.1, float("nan"), "0.5", True], "from 0 to 1"),
-    ("via_source", ["yes", 1, None], "True or False"),
-    ("on_straggler", ["never", 3, None], "later or skip"),
+    ("via_source", ["yes", 1, None], "true or false"),
+    ("on_straggler", ["never", 3, None], "one of later, skip"),
     ("policy", ["newest", 3, None, ["nearest"]], "use one of nearest"),
-    ("concurrency", [4], "use policy, budget_ms, max_skips"),
+    ("concurrency", [4], "known here: policy, budget_ms, max_skips"),
     ("name", [3, "a b", ""], "name"),
 ]
 
