@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, get_type_hints
@@ -60,7 +59,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        for name, type_ in _types_of(type(self)).items():
+        for name, type_ in get_type_hints(Settings, include_extras=True).items():
             object.__setattr__(self, name, checked(name, getattr(self, name), type_))
 
     @classmethod
@@ -93,11 +92,6 @@ def check_policy(bundle: Bundle, policy: Policy, costs: OrderCosts | None) -> No
             f"{bundle.folder} has blocks that are steps of one block and run one after the other, so the policy "
             f"{policy.name} cannot run them side by side; use nearest or fastest"
         )
-
-
-@functools.cache
-def _types_of(settings: type) -> dict[str, Any]:
-    return get_type_hints(settings, include_extras=True)
 
 
 def checked(name: str, value: Any, type_: Any) -> Any:
