@@ -1,7 +1,7 @@
 """Admission of processes and messages: the checks that need ``peers.yaml`` and the bundle's manifest.
 
-A message by itself is checked in ``messages``, a key in ``zap``. Here: whether a HELLO comes from a
-process of ours that serves our model (guarantee R7), and whether a RUN or STATE speaks of that model.
+``messages`` checks a message alone, ``zap`` a key. This module checks whether a HELLO comes from a listed process that
+serves the same model (guarantee R7), and whether a RUN or STATE fits that model.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ls_edge.runtime.protocol.messages import MAJOR, MINOR_OF_DEMANDS, Hello, Ru
 
 MAX_OWNER_NAME = 54
 GUESTS = ("observer", "pusher")
-"""Roles of processes that take no part in routing: they have no model, get no tokens and may send none."""
+"""Roles of processes that take no part in routing: they have no model and may not send tokens."""
 _ROLES = ("peer", "source", *GUESTS)
 
 
 def new_alias(name: str) -> str:
-    """Make the name of one source process: several may run at once under one name, or with one key.
+    """Return a name for one source process, since several may run under one name, or with one key.
 
-    Raises :class:`UsageError` where nobody may be called ``name``.
+    Raise :class:`UsageError` if ``name`` is not a valid name.
     """
     if not is_name(name):
         raise UsageError(
@@ -33,12 +33,12 @@ def new_alias(name: str) -> str:
 
 
 def may_be_called(owner: str, name: str) -> bool:
-    """Whether ``name`` is ``owner``'s, its own or an alias of it."""
+    """Return whether ``name`` is ``owner`` or an alias of it."""
     return name == owner or re.fullmatch(re.escape(owner[:MAX_OWNER_NAME]) + r"\.[0-9a-f]{8}", name) is not None
 
 
 class Admission:
-    """The checks of one process, called ``name``; ``role`` is ``peer`` or ``source``."""
+    """The checks of one process, a peer or a source."""
 
     def __init__(
         self,
@@ -51,10 +51,11 @@ class Admission:
         has_store: bool = False,
         closed: str = "",
     ) -> None:
-        """``has_store``: bundles may be pushed. ``closed`` is why no peer and no source is let in."""
+        """Permit pushers with ``has_store``; ``closed`` is the reason to refuse every peer and source."""
         self._has_store = has_store
         self._closed = closed
-        self._name = name
+        self.name = name
+        self.model_id = manifest.model_id
         self._role = role
         self._peers = peers
         self._manifest = manifest
@@ -65,46 +66,46 @@ class Admission:
         self._bands = manifest.block_bands
 
     def reason_to_refuse(self, hello: Hello | Welcome, user: str) -> str:
-        """Why a process is not let in, or nothing; ``user`` is the name behind its key, empty without CURVE."""
-        if hello.role not in _ROLES or hello.name == self._name:
-            return f"hello from {hello.name!r} as {hello.role!r}: not a process of ours"
+        """Return why a process is not admitted, or ""; ``user`` is the name behind its key, empty without CURVE."""
+        if hello.role not in _ROLES or hello.name == self.name:
+            return f"hello from {hello.name!r} as {hello.role!r}: not a process of this fleet"
         if user and user != hello.name and (hello.name in self._names or not may_be_called(user, hello.name)):
             return f"hello from {hello.name!r} with the key of {user!r}; each process needs its own key"
         listed = any(p.name == hello.name for p in self._peers.peers)
         if hello.role == "peer" and not listed:
-            return f"peer {hello.name!r} does not stand in {self._peers.path}; add it there"
+            return f"peer {hello.name!r} is not in {self._peers.path}; add it there"
         if hello.role in _ROLES[1:]:
             if self._role == "source":
                 return f"a {hello.role} does not link to sources"
             if listed:
-                return f"{hello.name!r} is a peer of {self._peers.path}; a {hello.role} needs a name of its own"
+                return f"{hello.name!r} is a peer of {self._peers.path}; a {hello.role} needs another name"
             if self._peers.uses_keys and not any(may_be_called(s.name, hello.name) for s in self._peers.sources):
-                return f"source {hello.name!r} does not stand in {self._peers.path}; add it under 'sources'"
+                return f"source {hello.name!r} is not in {self._peers.path}; add it under 'sources'"
         if hello.role in GUESTS:
             if hello.blocks:
-                return f"{hello.role} {hello.name!r} announces blocks, and has none"
+                return f"{hello.role} {hello.name!r} announces blocks, but cannot have any"
             return self._reason_to_refuse_pusher(user) if hello.role == "pusher" else ""
         if self._closed:
             return self._closed
         return self._reason_to_refuse_bundle(hello) or self._reason_to_refuse_blocks(hello)
 
     def check_state(self, state: State, sender: str) -> None:
-        """Raise :class:`WireError` where a STATE is a source's, or names a block that the model lacks.
+        """Raise :class:`WireError` if a STATE comes from a source, or names a block that the model lacks.
 
-        What a source reaches is not used: tokens on their way home go by peers.
+        Tokens on their way home go through peers, so the links of a source are of no use.
         """
         if sender not in self._blocks_of:
-            raise WireError(f"state of {sender}, which is no peer; dropped")
+            raise WireError(f"state of {sender}, which is not a peer; dropped")
         for blocks in (state.reach_blocks, *state.far_blocks):
             if any(block >= self._blocks for block in blocks):
                 raise WireError(f"state names block {max(blocks)}, which the model lacks; dropped")
 
     def check_run(self, run: Run, sender: str) -> None:
-        """Raise :class:`WireError` where tokens or itinerary of a RUN cannot be what ``sender`` may send us.
+        """Raise :class:`WireError` if ``sender`` may not send these tokens with this itinerary.
 
-        Each block of the model has run, remains or was skipped, so that none can be left out unnoticed, and ran at a
-        peer to which ``peers.yaml`` gives it, in an order that the bands allow. A track has some of the blocks of a
-        band, and must be joined by a peer. A source sends what is its own, and gets what is its own.
+        Each block of the model has run, remains or was skipped, so none can be left out unnoticed. It ran at a peer to
+        which ``peers.yaml`` gives it, in an order that the bands allow. A track has some blocks of one band, and is
+        joined by a peer. A source sends and receives its own requests only.
         """
         tokens = self._manifest.tokens
         if (run.count, run.dim) != (tokens.count, tokens.dim):
@@ -127,24 +128,24 @@ class Admission:
                 raise WireError(f"itinerary with block {block} run by {holder}, to which peers.yaml does not give it")
         if len(it.skipped) > it.max_skips:
             raise WireError(f"itinerary with {len(it.skipped)} blocks skipped, it allows {it.max_skips}; dropped")
-        # What comes home is judged with the request that it belongs to: its sender is passed over for it.
+        # A source compares tokens that come home with their request, and then avoids a sender that lies.
         judged_here = self._role != "source" and not self._bands.is_one
         if judged_here and (fault := self._bands.fault(it.arrangement, it.remaining)):
             raise WireError(f"itinerary in which {fault}; dropped")
-        if self._role == "source" and (it.track is not None or it.source != self._name or not run.returning):
+        if self._role == "source" and (it.track is not None or it.source != self.name or not run.returning):
             raise WireError(f"tokens of {it.source}, not on their way home, sent to a source; dropped")
         if sender not in self._blocks_of and (it.source != sender or it.track is not None or run.returning):
             raise WireError(f"tokens of {it.source}, sent by the source {sender}; dropped")
 
     def _reason_to_refuse_pusher(self, user: str) -> str:
-        """Only who has the key of a source that may push."""
+        """Return why a process without the key of a source that may push is not admitted, or ""."""
         if not self._has_store:
-            return f"{self._name} was started with --bundle and takes no other; start it with --store DIR"
+            return f"{self.name} was started with --bundle and accepts no other; start it with --store DIR"
         if not user:
-            return f"{self._peers.path} of {self._name} has no keys, so nobody may push; make some with 'ls-edge keys'"
+            return f"{self._peers.path} of {self.name} has no keys, so nobody may push; make keys with 'ls-edge keys'"
         if not any(source.name == user and source.may_push for source in self._peers.sources):
             return (
-                f"{user!r} may not push to {self._name}; write 'may_push: true' below it in {self._peers.path} there, "
+                f"{user!r} may not push to {self.name}; write 'may_push: true' below it in {self._peers.path} there, "
                 "and start the peer again"
             )
         return ""
@@ -166,12 +167,12 @@ class Admission:
         manifest = self._manifest
         if hello.model_id != manifest.model_id:
             return (
-                f"{hello.name} serves model {hello.model_id[:16]}…, {self._name} has {manifest.model_id[:16]}…; "
+                f"{hello.name} serves model {hello.model_id[:16]}…, {self.name} has {manifest.model_id[:16]}…; "
                 "give both bundles of the same run, with the same bands"
             )
         if self._strict and hello.bundle_id != manifest.bundle_id:
             return (
-                f"{hello.name} serves bundle {hello.bundle_id[:16]}…, {self._name} has {manifest.bundle_id[:16]}… and "
+                f"{hello.name} serves bundle {hello.bundle_id[:16]}…, {self.name} has {manifest.bundle_id[:16]}… and "
                 "--strict-bundle is on; copy the same bundle to both"
             )
         if self._strict and self._role == "source" and hello.minor < MINOR_OF_DEMANDS:

@@ -1,4 +1,4 @@
-"""Host names of peers, looked up on a thread of their own, since a name service may take seconds to answer."""
+"""Host names of peers, looked up on a separate thread, since a name service may take seconds to answer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Mapping
 
 LOOK_UP_EVERY = 2.0
-"""Seconds between two look-ups of a name whose peer has no link: it may be entered late, or move."""
+"""Seconds between two look-ups of a name whose peer has no link: the name may be added, or its address change."""
 
 
 def numeric(address: str) -> bool:
-    """Whether ``tcp://host:port`` needs no looking up."""
+    """Return whether the host of ``tcp://host:port`` is a number, so that it needs no look-up."""
     try:
         ipaddress.ip_address(_host_and_port(address)[0])
     except ValueError:
@@ -23,10 +23,10 @@ def numeric(address: str) -> bool:
 
 
 class HostNameResolver:
-    """Looks up the hosts of addresses repeatedly, on a thread of its own, as long as they are needed."""
+    """A thread that looks up the hosts of addresses repeatedly, as long as they are needed."""
 
     def __init__(self, addresses: Mapping[str, str]) -> None:
-        """``addresses``: name of a peer to ``tcp://host:port``; all are needed at first."""
+        """Look up ``addresses``, which maps the name of a peer to ``tcp://host:port``; all are needed at first."""
         self._addresses = dict(addresses)
         self._wanted = set(addresses)
         self._found: deque[tuple[str, tuple[str, ...], str]] = deque()
@@ -39,22 +39,22 @@ class HostNameResolver:
 
     @property
     def descriptor(self) -> int:
-        """Can be read when :meth:`found` has something."""
+        """A descriptor that can be read when :meth:`found` has a result."""
         return self._ours.fileno()
 
     def want(self, name: str, *, wanted: bool) -> None:
-        """Go on looking a name up, or do not; nothing for names without a host to look up."""
+        """Continue to look a name up, or stop; names without a host to look up are ignored."""
         if name in self._addresses:
             (self._wanted.add if wanted else self._wanted.discard)(name)
 
     def found(self) -> list[tuple[str, tuple[str, ...], str]]:
-        """What was looked up since the last call: name, numeric addresses, and where there are none the reason."""
+        """Return the look-ups since the last call: name, numeric addresses, and the reason if there are none."""
         with contextlib.suppress(BlockingIOError):
             self._ours.recv(4096)
         return [self._found.popleft() for _ in range(len(self._found))]
 
     def close(self) -> None:
-        """Stop; a look-up that is going on ends by itself."""
+        """Stop after the look-up that is running."""
         self._closed.set()
         self._ours.close()
         self._theirs.close()
@@ -65,7 +65,7 @@ class HostNameResolver:
                 if self._closed.is_set():
                     return
                 self._found.append((name, *_look_up(self._addresses[name])))
-                with contextlib.suppress(OSError):  # it is awake already, or closed
+                with contextlib.suppress(OSError):  # awake already, or closed
                     self._theirs.send(b"x")
             self._closed.wait(LOOK_UP_EVERY)
 
@@ -75,8 +75,11 @@ def _look_up(address: str) -> tuple[tuple[str, ...], str]:
     try:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        return (), f"the name {host!r} is not known here ({error}); correct the address in peers.yaml, or add the name"
-    # Version 4 first: a peer that binds 0.0.0.0 cannot be reached by version 6.
+        return (
+            (),
+            f"cannot resolve host name {host!r} ({error}); correct its address in peers.yaml",
+        )
+    # IPv4 first: a peer that binds 0.0.0.0 cannot be reached by IPv6.
     ordered = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
     hosts = dict.fromkeys(str(entry[4][0]) for entry in ordered if "%" not in str(entry[4][0]))
     return tuple(f"tcp://[{one}]:{port}" if ":" in one else f"tcp://{one}:{port}" for one in hosts), ""

@@ -1,7 +1,7 @@
-"""CURVE keys: made, written and read as the certificates that pyzmq's ``zmq.auth`` uses.
+"""CURVE keys, in the certificate files of pyzmq's ``zmq.auth``.
 
-``NAME.key`` holds the public key, ``NAME.key_secret`` both. The secret file has mode 0600 from the moment that it
-exists, and one that others may read is refused. Keys are not encrypted: a copy of the disk contains them.
+``NAME.key`` holds the public key, ``NAME.key_secret`` both. The secret file is created with mode 0600, and refused if
+others may read it. Keys are not encrypted: a copy of the disk contains them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class KeyPair:
 
 
 def require_curve() -> None:
-    """Raise :class:`LinkError` where libzmq was built without CURVE."""
+    """Raise :class:`LinkError` if libzmq was built without CURVE."""
     if not zmq.has("curve"):
         raise LinkError(
             f"libzmq {zmq.zmq_version()} was built without CURVE (libsodium), so links cannot be encrypted; "
@@ -38,9 +38,9 @@ def require_curve() -> None:
 
 
 def new_keys(name: str, folder: str | Path = ".") -> tuple[KeyPair, Path, Path]:
-    """Make a pair and write ``NAME.key`` and ``NAME.key_secret``; returns it with the two paths, public first.
+    """Make a pair, write ``NAME.key`` and ``NAME.key_secret``, and return it with the two paths, public first.
 
-    Raises :class:`UsageError` where a file is there already, or the folder cannot be written.
+    Raise :class:`UsageError` if one of the files exists, or the folder cannot be written.
     """
     if not is_name(name):
         raise UsageError(
@@ -51,7 +51,7 @@ def new_keys(name: str, folder: str | Path = ".") -> tuple[KeyPair, Path, Path]:
     public_path, secret_path = folder / f"{name}.key", folder / f"{name}.key_secret"
     for path in (public_path, secret_path):
         if path.is_symlink() or path.exists():
-            raise UsageError(f"{path} is there already and is not overwritten; take another name, or remove it first")
+            raise UsageError(f"{path} exists and is not overwritten; choose another name, or remove it first")
     pair = KeyPair(*zmq.curve_keypair())
     public = f'    public-key = "{pair.public.decode()}"\n'
     secret = f'    secret-key = "{pair.secret.decode()}"\n'
@@ -62,7 +62,7 @@ def new_keys(name: str, folder: str | Path = ".") -> tuple[KeyPair, Path, Path]:
         try:
             _create(public_path, 0o644, head.format("public key") + public)
         except OSError:
-            secret_path.unlink()  # half a pair is of no use and would block the next try
+            secret_path.unlink()  # half a pair is useless and would block the next attempt
             raise
     except OSError as error:
         raise UsageError(f"cannot write {error.filename or folder}: {error.strerror}; choose another --out") from None
@@ -70,7 +70,7 @@ def new_keys(name: str, folder: str | Path = ".") -> tuple[KeyPair, Path, Path]:
 
 
 def load_secret(path: str | Path) -> KeyPair:
-    """Read a ``NAME.key_secret``; raises :class:`UsageError` where it is missing, readable by others or no key."""
+    """Read a ``NAME.key_secret``; raise :class:`UsageError` if it is missing, readable by others or not a key."""
     require_curve()
     try:
         with Path(path).open("rb") as stream:
@@ -84,10 +84,10 @@ def load_secret(path: str | Path) -> KeyPair:
         raise UsageError(f"cannot read the secret key {path}: {error.strerror}; check --secret-key") from None
     keys = {match[1]: match[2] for match in _LINE.finditer(content)}
     if b"secret" not in keys:
-        hint = "it is a public one, name the .key_secret" if b"public" in keys else "make one with 'ls-edge keys new'"
+        hint = "it is a public key, give the .key_secret" if b"public" in keys else "make one with 'ls-edge keys new'"
         raise UsageError(f"{path} holds no CURVE secret key; {hint}")
     if stat.S_IMODE(mode) & 0o077:
-        raise UsageError(f"{path} may be read by others (mode {stat.S_IMODE(mode):04o}); run: chmod 600 {path}")
+        raise UsageError(f"{path} can be read by others (mode {stat.S_IMODE(mode):04o}); run: chmod 600 {path}")
     try:
         public = zmq.curve_public(keys[b"secret"])
     except zmq.ZMQError:

@@ -1,13 +1,12 @@
 """Sockets: a link to every process that can be reached, whichever side dialled.
 
-A peer binds one ROUTER; every process dials each peer of ``peers.yaml`` with a DEALER of its own, so that each link is
-watched by itself: the socket's monitor reports a lost connection at once, ZMTP heartbeats one that has gone silent.
-Links that are lost are dialled again by libzmq; where libzmq gives up (after a failed handshake or a frame that was too
-long) they are dialled again here. Host names are looked up on a thread of their own, since libzmq would block for
-as long as that takes. A link that another process dialled is known by its routing id, and its end by the file
-descriptor that its messages came from.
+A peer binds one ROUTER; every process dials each peer of ``peers.yaml`` with a separate DEALER, so that each link is
+watched separately: the socket's monitor reports a lost connection immediately, ZMTP heartbeats report a silent one.
+libzmq dials lost links again; where it gives up (after a failed handshake or an oversized frame) this module does. Host
+names are looked up on another thread, since libzmq would block meanwhile. A link that another process dialled is
+identified by its routing id, and its end by the file descriptor of its messages.
 
-Whatever an unknown process sends, greetings of ZMTP before 3.0 included, ends its connection at most.
+An unknown process can do no more than end its own connection, even with a greeting of ZMTP before 3.0.
 
 This module handles frames; ``node`` handles their content. One thread uses it.
 """
@@ -36,8 +35,8 @@ from ls_edge.runtime.transport.zap import ZapHandler, is_worth_logging
 log = logging.getLogger("ls_edge.runtime")
 
 ZERO_COPY_FROM = 1024 * 1024
-"""Bytes from which handing a frame to libzmq without a copy pays: each such frame wakes a thread of pyzmq's when it has
-been sent, which costs what copying half a megabyte does; figures in ``docs/measurements.md``."""
+"""Least bytes of a frame that libzmq receives without a copy: each such frame wakes a thread of pyzmq when it has been
+sent, which costs as much as copying half a megabyte (``docs/measurements.md``)."""
 
 # Plain numbers: arithmetic on the enumerations takes as long as a small send.
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -51,44 +50,44 @@ _FAILED = (
 _WHY_FAILED = {
     zmq.Event.HANDSHAKE_FAILED_AUTH: "it refused our key, which is not in its peers.yaml; copy the same file to both",
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL: (
-        "one of the two uses keys and the other does not, or the key is another one; copy the same peers.yaml to both"
+        "one of the two uses keys and the other does not, or the keys differ; copy the same peers.yaml to both"
     ),
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: (
         "the connection ended during the handshake; compare the keys in both peers.yaml, and what listens there"
     ),
 }
 _WHY_STRANGER_FAILED = {
-    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "it has no key, another key for us, or does not speak ZMTP 3 as ls-edge does",
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "it has no key or a wrong key for us, or does not use ZMTP 3 as ls-edge does",
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "the connection ended during the handshake",
 }
 RECONNECT_MS, MAX_RECONNECT_MS = 50, 400
-"""A peer that is back is dialled within half a second, which guarantee R8 needs."""
+"""Least and longest wait between two attempts to dial; guarantee R8 needs an attempt within half a second."""
 CURVE_OVERHEAD = 64
-"""Bytes that a frame may be longer on a CURVE link (33 in CurveZMQ: command, nonce, flags, authentication)."""
+"""Bytes that CURVE may add to a frame (33 in CurveZMQ: command, nonce, flags, authentication)."""
 MAX_UNREAD = 0
-"""Messages of a link that libzmq takes in before they are read: any number. Where it stops reading at a bound and the
-connection ends then, its next heartbeat ends the process by an assertion (libzmq 4.3.5)."""
+"""Largest number of unread messages of a link; 0 means no bound. If libzmq stops reading at a bound and the connection
+ends then, the next heartbeat fails an assertion of libzmq 4.3.5, which ends the process."""
 FLOOD_MESSAGES = 4096
-"""Messages of one link, read without reaching the end of its queue, after which it is disconnected: it sends faster
-than can be read, and would fill the memory."""
+"""Messages of one link, read without reaching the end of its queue, after which the link is ended: it sends faster than
+this process reads, and would fill the memory."""
 _BACKLOG_LINKS = 4096
-"""Links that are counted for that at once."""
+"""Largest number of links whose messages are counted for that."""
 _HUNG_UP = 256
-"""Links whose remaining messages are dropped unread after that, the last ones."""
+"""Number of the latest ended links whose remaining messages are dropped unread."""
 MAX_UNSENT = 256
-"""Messages of a link that wait to be sent; beyond them :meth:`Links.send` returns False."""
+"""Largest number of unsent messages of a link; beyond it :meth:`Links.send` returns False."""
 _SOCKADDR = 16
-"""Bytes of an address of AF_UNSPEC, all of them zero: connecting to it dissolves a connection."""
+"""Size of a zeroed address of AF_UNSPEC; connecting a socket to it ends its connection."""
 _libc = ctypes.CDLL(None)
-_MOST_TTL_MS = 6_553_500
-"""Largest value of ZMTP's field for it: 65535 tenths of a second."""
+_MAX_TTL_MS = 6_553_500
+"""Longest time to live in ZMTP: 65535 tenths of a second."""
 DEALER_HEARTBEATS_SLOWER = 10
-"""Heartbeats that a peer's ROUTER sends on a link for each one of the peer that dialled it."""
+"""Factor between the heartbeat interval of a DEALER of a peer and that of a ROUTER."""
 REDIAL_S = 0.5
-"""Seconds after which a peer is dialled again that libzmq has given up."""
+"""Seconds until a peer is dialled again after libzmq has given up."""
 _ZAP_DOMAIN = "ls-edge"
-"""Sockets with a domain refuse greetings of ZMTP 1.0 and 2.0, whose connections have no metadata and can end the
-process by an assertion of libzmq. Without keys there is no ZAP handler to ask, and so no cost."""
+"""Sockets with a ZAP domain refuse greetings of ZMTP 1.0 and 2.0, whose connections have no metadata and can fail an
+assertion of libzmq. Without keys there is no ZAP handler, so the domain costs nothing."""
 
 
 class Link(NamedTuple):
@@ -100,14 +99,14 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkUp:
-    """A link that we dialled stands."""
+    """A link that this process dialled is up."""
 
     link: Link
 
 
 @dataclass(frozen=True)
 class LinkDown:
-    """A link is gone; what was on its way is lost."""
+    """A link is gone; messages on their way are lost."""
 
     link: Link
     why: str
@@ -115,15 +114,14 @@ class LinkDown:
 
 @dataclass(frozen=True)
 class NoLink:
-    """A peer that we dial cannot be reached; repeated with every attempt."""
+    """A peer cannot be dialled; repeated with every attempt."""
 
     name: str
     why: str
     refused: bool = False
-    """Whether a process answers there, and the handshake failed."""
+    """Whether a process answered, but the handshake failed."""
     final: bool = False
-    """Whether another attempt fails too, unless somebody changes the keys; a connection that just ended may be that of
-    a peer that is being restarted."""
+    """Whether further attempts fail as well until keys are changed; otherwise the peer may be restarting."""
 
 
 class Incoming(NamedTuple):
@@ -139,7 +137,7 @@ LinkEvent = LinkUp | LinkDown | NoLink | Incoming
 
 @dataclass(frozen=True)
 class Curve:
-    """Our key pair, the public key of each peer, and the name behind each key that may dial us."""
+    """The key pair of this process, the public key of each peer, and the name behind each key that may dial."""
 
     keys: KeyPair
     peer_keys: Mapping[str, bytes]
@@ -159,15 +157,15 @@ class Links:
         tokens_frame: int = 0,
         curve: Curve | None = None,
     ) -> None:
-        """Bind and dial; ``max_frame`` is the longest frame in bytes that is taken in, ``tokens_frame`` the usual one.
+        """Bind and dial; accept frames of up to ``max_frame`` bytes, usually of ``tokens_frame`` bytes.
 
-        Raises :class:`LinkError` where the address is in use or cannot be bound.
+        Raise :class:`LinkError` if the address is in use or cannot be bound.
         """
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.failed: Counter[str] = Counter()
-        """Handshakes that failed, by the peer that was dialled; under ``""`` those of who dialled us without CURVE."""
+        """Failed handshakes by dialled peer; under ``""`` those of processes that dialled this one without CURVE."""
         self.unattributed = 0
-        """Messages that were dropped because their connection had ended before it was taken in."""
+        """Number of messages that were dropped because their connection had already ended."""
         self._heartbeat = heartbeat
         self._silence_ms = heartbeat.silence_ms(tokens_frame)
         self._max_frame = max_frame + (CURVE_OVERHEAD if curve is not None else 0)
@@ -175,7 +173,7 @@ class Links:
         self._monitors: dict[zmq.Socket[bytes], str] = {}
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
         self._read_from: dict[zmq.Socket[bytes], str] = {}
-        """Whom the messages of a socket come from: the peer that it dials; of the router ``""``."""
+        """The peer that each socket dials; ``""`` for the ROUTER."""
         self._addresses = dict(dial)
         self._dialled: dict[str, str] = {}
         self._up: set[str] = set()
@@ -208,24 +206,24 @@ class Links:
 
     @property
     def refused(self) -> int:
-        """Connections of others that did not get through their handshake."""
+        """Number of incoming connections whose handshake failed."""
         return self.failed[""] + (0 if self.zap is None else self.zap.refusals)
 
     @property
     def num_incoming(self) -> int:
-        """How many connections of others are kept account of: those that are open, or whose end was not read yet."""
+        """Number of incoming connections that are open, or whose end was not read yet."""
         return max(len(self._accepted | self._links_at.keys()), len(self._descriptor_of))
 
     def register(self, descriptor: int) -> None:
-        """Wake :meth:`poll` also when this file descriptor can be read."""
+        """Make :meth:`poll` return also when this file descriptor can be read."""
         self._poller.add_descriptor(descriptor)
 
     def can_read(self, descriptor: int) -> bool:
-        """Whether the latest :meth:`poll` found that a registered file descriptor can be read, or is at its end."""
+        """Return whether the latest :meth:`poll` found that a registered descriptor can be read, or is at its end."""
         return self._poller.can_read(descriptor)
 
     def poll(self, timeout: float) -> list[LinkEvent]:
-        """Wait at most ``timeout`` seconds and return what happened; ends of links come before messages."""
+        """Wait at most ``timeout`` seconds and return what happened, ends of links before messages."""
         if self._redial_at:
             self._redial()
             timeout = min(timeout, REDIAL_S)
@@ -248,9 +246,9 @@ class Links:
         return events
 
     def send(self, link: Link, frames: Sequence[bytes | memoryview]) -> bool:
-        """Give a message to a link; False where it cannot be sent now (its queue is full, it is gone).
+        """Send a message; return False if the link is gone or its queue is full.
 
-        A frame of :data:`ZERO_COPY_FROM` bytes or more is not copied and must not change any more.
+        A frame of :data:`ZERO_COPY_FROM` bytes or more is not copied and must not change afterwards.
         """
         socket = self._dealers.get(link.dialled) if link.dialled else self._router
         if socket is None:
@@ -274,7 +272,7 @@ class Links:
         return True
 
     def close(self) -> None:
-        """Close all sockets; what has not been sent by now is dropped."""
+        """Close all sockets; unsent messages are dropped."""
         # The monitors are closed last: libzmq reports the end of monitoring to them and waits until it can.
         for watched in (*self._dealers.values(), *(() if self._router is None else (self._router,))):
             with contextlib.suppress(zmq.ZMQError):
@@ -291,14 +289,12 @@ class Links:
         self._poller.close()
         self._context.destroy(linger=0)
 
-    # Inside.
-
     def _socket(self, kind: int, heartbeat_ms: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.linger = 0
         socket.setsockopt(zmq.HEARTBEAT_IVL, heartbeat_ms)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, self._silence_ms)
-        socket.setsockopt(zmq.HEARTBEAT_TTL, min(self._silence_ms, _MOST_TTL_MS))
+        socket.setsockopt(zmq.HEARTBEAT_TTL, min(self._silence_ms, _MAX_TTL_MS))
         socket.setsockopt(zmq.HANDSHAKE_IVL, 2000)
         socket.setsockopt(zmq.RCVHWM, MAX_UNREAD)
         socket.setsockopt(zmq.SNDHWM, MAX_UNSENT)
@@ -320,7 +316,7 @@ class Links:
         except zmq.ZMQError as error:
             if error.errno == zmq.EADDRINUSE:
                 raise LinkError(
-                    f"{address} is in use; stop what listens there, or give this peer another port in peers.yaml"
+                    f"{address} is in use; stop the process that listens there, or change the port in peers.yaml"
                 ) from None
             raise LinkError(
                 f"cannot listen on {address}: {error.strerror}; 'bind' in peers.yaml must be an address of this machine"
@@ -348,10 +344,10 @@ class Links:
         self._poller.add(dealer)
 
     def _connect(self, name: str, address: str) -> None:
-        """Dial ``address`` (numeric), and no other any more."""
+        """Dial the numeric ``address`` instead of the one before."""
         dealer, before = self._dealers[name], self._dialled.get(name)
         if before is not None:
-            with contextlib.suppress(zmq.ZMQError):  # libzmq has forgotten the endpoint, as it should
+            with contextlib.suppress(zmq.ZMQError):  # libzmq has already forgotten the endpoint
                 dealer.disconnect(before)
         self._dialled[name] = address
         if "[" in address:
@@ -400,7 +396,7 @@ class Links:
                 del self._descriptor_of[link]
                 events.append(LinkDown(link, "connection lost"))
         elif event != zmq.Event.HANDSHAKE_FAILED_AUTH:  # counted and logged by the ZAP handler
-            self._count_failure("", _WHY_STRANGER_FAILED[event], {"peer": "a process that dialled us"})
+            self._count_failure("", _WHY_STRANGER_FAILED[event], {"peer": "an incoming connection"})
 
     def _on_dealer(self, event: zmq.Event, name: str, events: list[LinkEvent]) -> None:
         address = self._addresses[name]
@@ -414,7 +410,7 @@ class Links:
         elif event == _NO_ANSWER:
             events.append(NoLink(name, f"nobody answers at {address}; start it, or correct its address in peers.yaml"))
         else:
-            # libzmq may dial again by itself, which its next event reports, or give up, which no event reports.
+            # Either libzmq dials again, which its next event reports, or it gives up, which no event reports.
             self._redial_at.setdefault(name, time.monotonic() + REDIAL_S)
             if event != _DISCONNECTED:
                 self._count_failure(name, _WHY_FAILED[event], {"peer": name, "address": address})
@@ -442,14 +438,14 @@ class Links:
                 self._connect(name, self._dialled[name])
 
     def _read(self, socket: zmq.Socket[bytes], name: str, events: list[LinkEvent]) -> None:
-        """Take in the messages of a socket that has some, 64 at most."""
+        """Read at most 64 messages of a socket."""
         backlog = self._backlogs[name]
         if len(backlog) > _BACKLOG_LINKS:
             backlog.clear()
         for _ in range(64):
             try:
                 frames = _receive(socket)
-            except zmq.Again:  # its connection was given up since the poll
+            except zmq.Again:  # its connection has ended since the poll
                 return
             self._on_message(frames, name, backlog, events)
             if not int(socket.getsockopt(_EVENTS)) & _READABLE:
@@ -482,10 +478,10 @@ class Links:
         events.append(Incoming(link, frames[1:], str(user)))
 
     def _hang_up(self, link: Link) -> None:
-        """End a connection, which libzmq has no call for."""
+        """End a connection; libzmq has no call for that."""
         log.warning(
             "disconnected",
-            extra={"peer": link.dialled or "a process that dialled us", "why": "it sends faster than it is read"},
+            extra={"peer": link.dialled or "an incoming connection", "why": "it sends faster than this process reads"},
         )
         if link.dialled:
             if link.dialled in self._up:
@@ -498,14 +494,14 @@ class Links:
             del self._hung_up[next(iter(self._hung_up))]
         descriptor = self._descriptor_of.get(link)
         if descriptor is not None:
-            # Ends it at both sides, as an error; after shutdown() alone what comes along is still read.
+            # Ends it at both sides, as an error; after shutdown() alone libzmq would still read.
             _libc.connect(descriptor, bytes(_SOCKADDR), _SOCKADDR)
 
     def _take_in(self, link: Link, descriptor: int, events: list[LinkEvent]) -> None:
-        """Remember which descriptor a new link uses.
+        """Record the descriptor of a new link.
 
-        The monitor's events up to now are read first: an earlier connection of this descriptor has ended then, and if
-        it is not open now, so has this link.
+        The monitor's events are read first: then an earlier connection with this descriptor has ended, and so has this
+        link if the descriptor is not open.
         """
         if self._router_monitor is not None:
             self._read_monitor(self._router_monitor, "", events)
@@ -525,7 +521,7 @@ class Links:
 
 
 def _receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
-    """Read a message; as ``recv_multipart``, which asks the socket for more frames although each frame knows."""
+    """Read a message like ``recv_multipart``, which asks the socket for more frames although each frame knows."""
     frame = socket.recv(_NOW, copy=False)
     frames = [frame]
     while frame.more:

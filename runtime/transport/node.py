@@ -1,22 +1,14 @@
-"""A node of the network: links, greetings and the routing machine, for peers and sources alike.
+"""A node of the network: links, handshake and the routing machine, for peers and sources alike.
 
-Frames from the links are checked, turned into events and given to the machine; its instructions are executed. A
-process is introduced by HELLO or WELCOME, which must name the same model (guarantee R7), come from a process
-of ``peers.yaml`` and, on a CURVE link, carry the name that the key belongs to. What is malformed or not allowed is
-counted, dropped and answered with a COMPLAINT (guarantee R5); it never raises.
-
-A greeting terminates: HELLO is sent by the side that dialled, when the link is up, again after a delay while no WELCOME
-came, and when its content changes. It is answered by one WELCOME or COMPLAINT, which are not answered.
+Frames from the links are checked, turned into events and given to the machine; its instructions are executed. Messages
+that are malformed or not allowed are counted, dropped and answered with a COMPLAINT (guarantee R5); they never raise.
 
 One thread runs :meth:`Node.step` in a loop. Other threads may call :meth:`Node.wake`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import secrets
-import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -66,7 +58,6 @@ from ls_edge.runtime.routing.events import (
     NeighbourState,
     NeighbourUp,
     Note,
-    NoteKind,
     Received,
     Send,
     Submit,
@@ -74,52 +65,35 @@ from ls_edge.runtime.routing.events import (
     Unsendable,
 )
 from ls_edge.runtime.transport.admission import GUESTS, Admission, may_be_called
+from ls_edge.runtime.transport.handshake import Handshake, LinkedProcesses
 from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.linked_processes import LinkedProcesses
-from ls_edge.runtime.transport.links import Curve, Incoming, Link, LinkDown, Links, LinkUp
+from ls_edge.runtime.transport.links import Curve, Incoming, Link, LinkDown, LinkEvent, Links, LinkUp
 from ls_edge.runtime.transport.outbox import Outbox
-from ls_edge.runtime.transport.problems import PeerProblems, one_line
-from ls_edge.runtime.transport.zap import is_worth_logging
-
-log = logging.getLogger("ls_edge.runtime")
+from ls_edge.runtime.transport.poller import Waker
+from ls_edge.runtime.transport.problems import NoteLog
+from ls_edge.runtime.transport.refused_messages import RefusedMessages
 
 GUEST_STATE_EVERY = 0.1
 """Seconds between two STATE to an observer or pusher, which the routing machine does not know."""
 MAX_WAIT_S = 1.0
 """Longest wait of a turn in which nothing happens, in seconds."""
-COMPLAINTS_A_SECOND = 10
-"""Most COMPLAINTs that are sent on a link in a second; what is beyond is counted only."""
-NOTES_A_MINUTE = 20
-"""Most lines that are logged in a minute of one thing that happens with one process; what is beyond is counted."""
-MAX_SHOWN_EXPLANATION = 500
-"""Longest explanation that is sent or logged, in characters."""
 _TOGETHER = frozenset((Arrived, Received, NeighbourState, Computed, Submit, Abandon, Unsendable))
-"""Events of one turn that the machine is given together; it is given all others one by one."""
+"""Events of one turn that the machine receives together; it receives all others one by one."""
 _ROUTED = frozenset((Run, State, Accept, Refuse, Progress, Release, Moved, Cancel))
 """Messages between processes that take part in routing."""
-_MAX_NOTE_KINDS = 4096
-"""Kinds of notes, each by process, that are counted at once; beyond them counting starts anew."""
-_MAX_REASON = 200
-"""Longest reason of a BYE, in characters."""
-_DROPPED = {
-    "malformed": "dropped a message",
-    "before hello": "dropped a message",
-    "complaints": "a neighbour complains",
-    "hello refused": "refused a process",
-}
 
 
 class TakesBundles(Protocol):
-    """What a node hands the messages of pushers to."""
+    """Receiver of the messages of pushers."""
 
     def greeted(self, pusher: str) -> None:
-        """A pusher was let in, on one more link."""
+        """Take note of a pusher that was admitted, on one more link."""
 
     def lost(self, name: str) -> None:
-        """The last link to a pusher has ended."""
+        """Take note that the last link to a pusher has ended."""
 
     def receive(self, pusher: str, message: PushMessage) -> None:
-        """Do what a pusher says."""
+        """Act on a message of a pusher."""
 
 
 class Node:
@@ -142,49 +116,30 @@ class Node:
         inspect: Callable[[str], None] | None = None,
         closed: str = "",
     ) -> None:
-        """``execute`` is called with the instructions that are not about links (Compute, Complete, Fail).
+        """Listen and dial; ``execute`` receives the instructions that do not concern links (Compute, Complete, Fail).
 
-        ``installer`` takes bundles that are pushed. ``inspect`` is called with the name of an observer or pusher that
-        wants the machine checked. ``closed`` is why no peer and no source is let in, or dialled.
+        ``installer`` receives bundles that are pushed. ``inspect`` is called with the name of an observer or pusher
+        that wants the machine checked. ``closed`` is the reason why no peer and no source is admitted, or dialled.
         """
         self.name = name
-        self.role = role
-        self.counts: Counter[str] = Counter()
-        """What was dropped or refused, by reason."""
-        self.mismatched: dict[str, str] = {}
-        """Peers that serve another model: name to the message with both ids."""
         self.on_note: Callable[[Note], None] | None = None
         self.neighbour_events = 0
-        """Times that a neighbour came, went or sent its STATE."""
-        self._peers = peers
-        self._manifest = manifest
-        self._admission = Admission(
-            name, role, peers, manifest, strict_bundle=strict_bundle, has_store=installer is not None, closed=closed
-        )
+        """Number of times that a neighbour came, went or sent its STATE."""
+        self._role = role
         self._installer, self._inspect = installer, inspect
         self._machine = machine
         self._execute_other = execute
-        self._hello = hello
         self._state = state
         self._linked = LinkedProcesses(name, peers)
-        self._complained: dict[Link, tuple[float, int]] = {}
-        self._problems = PeerProblems(self._linked.listed - {name})
-        self._noted: dict[tuple[str, str], tuple[int, int]] = {}
+        self._notes = NoteLog()
         self._guest_state_at = 0.0
         self._events: deque[Event] = deque()
-        self._executing = False
-        self._in_turn = False
+        self._executing = self._in_turn = False
         self._handled = False
-        """Whether the machine was given anything in this turn."""
+        """Whether the machine has received an event in this turn."""
+        self._waker = Waker()
         tokens_frame = codecs.wire_bytes("raw", manifest.tokens.count, manifest.tokens.dim)
         own = next((p for p in peers.peers if p.name == name), None)
-        self._asleep = self._woken = False
-        """Whether :meth:`step` waits and has to be woken; whether it was meanwhile."""
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
-        self._wakes = zmq.Poller()
-        self._wakes.register(self._wake_in.fileno(), zmq.POLLIN)
         try:
             self._links = Links(
                 {} if closed else {p.name: p.address for p in peers.peers if p.name != name},
@@ -195,30 +150,48 @@ class Node:
                 curve=curve_of(peers, name, keys),
             )
         except BaseException:
-            self._wake_in.close()
-            self._wake_out.close()
+            self._waker.close()
             raise
-        self._links.register(self._wake_in.fileno())
+        self._links.register(self._waker.descriptor)
         self._outbox = Outbox(name, manifest.tokens, self._links, self._linked.links_of)
+        self._admission = Admission(
+            name, role, peers, manifest, strict_bundle=strict_bundle, has_store=installer is not None, closed=closed
+        )
+        self._refused = RefusedMessages(self._links)
+        self._handshake = Handshake(
+            self._linked,
+            self._links,
+            self._admission,
+            self._refused,
+            hello=hello,
+            on_admitted=self._on_admitted,
+            on_forgotten=self._on_forgotten,
+        )
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Number of messages and connections that were dropped or refused, by reason."""
+        return self._refused.counts
+
+    @property
+    def mismatched(self) -> dict[str, str]:
+        """Peers that serve another model: name to the message with both ids."""
+        return self._handshake.mismatched
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """Why peers of ``peers.yaml`` cannot be used, or complained: name of the peer to the latest reason.
+        """The latest reason, one printable line, why each peer of ``peers.yaml`` cannot be used, or has complained.
 
-        A snapshot that any thread may take; a peer that is well is not in it. Reasons are one line, printable.
+        A snapshot that any thread may take; peers without a problem are not in it.
         """
-        return self._problems.reasons
+        return self._handshake.problems.reasons
 
     def wake(self) -> None:
         """Make :meth:`step` return soon; any thread may call it."""
-        self._woken = True  # read by step() after it has set _asleep, so one of the two is seen
-        if self._asleep:
-            self._asleep = False
-            with contextlib.suppress(OSError):  # closed
-                self._wake_out.send(b"x")
+        self._waker.wake()
 
     def send_to(self, name: str, message: Message) -> bool:
-        """Send a message that routing has no part in; False where there is no link that takes it."""
+        """Send a message outside of routing; return False if no link takes it."""
         return any(self._links.send(link, [wire.encode(message)]) for link in self._linked.links_of.get(name, ()))
 
     def watch(self, descriptor: int) -> None:
@@ -226,7 +199,7 @@ class Node:
         self._links.register(descriptor)
 
     def can_read(self, descriptor: int) -> bool:
-        """Whether the latest :meth:`step` found that a watched file descriptor can be read, or is at its end."""
+        """Return whether the latest :meth:`step` found that a watched descriptor can be read, or is at its end."""
         return self._links.can_read(descriptor)
 
     def step(
@@ -234,56 +207,66 @@ class Node:
     ) -> None:
         """Wait for events, at most ``at_most`` seconds, and handle all of them: one *turn*.
 
-        ``more`` is called when all messages have been read; events that it feeds are handled together with them. What
-        the turn sends to one process goes as one message where that process reads it so. Messages may stay unread for
-        ``unread_for`` seconds, unless :meth:`wake` is called: fewer turns read more each.
+        ``more`` is called when all messages have been read; events that it feeds are handled together with them. The
+        messages of a turn to one process are sent as one, if that process reads several together. Messages may stay
+        unread for ``unread_for`` seconds, unless :meth:`wake` is called: fewer turns then read more each.
         """
-        now = time.monotonic()
         due = self._machine.next_check()
-        wait_until = min(now + at_most, self._outbox.held_until, self._linked.next_greeting)
-        if due is not None:
-            wait_until = min(wait_until, due)
-        if self._linked.guests:
-            wait_until = min(wait_until, self._guest_state_at)
-        wait = max(0.0, wait_until - now)
-        self._asleep = True
-        if unread_for and not self._woken:
-            unread_for = min(unread_for, wait)
-            self._wakes.poll(round(unread_for * 1e3))
-            wait -= unread_for
-        events = self._links.poll(0.0 if self._woken else wait)
-        self._asleep = self._woken = False
-        if self._links.can_read(self._wake_in.fileno()):
-            self._clear_wakes()
+        events = self._wait(at_most, due, unread_for)
         self._in_turn, self._handled = True, False
         try:
             for event in events:
-                if isinstance(event, Incoming):
-                    self._incoming(event)
-                elif isinstance(event, LinkUp):
-                    self._link_up(event.link)
-                elif isinstance(event, LinkDown):
-                    self._link_down(event)
-                elif event.name not in self._linked.links_of:  # else it has dialled us
-                    self._problems.note(event.name, "link", event.why)
+                self._on_link_event(event)
             more()
             self._handle_events()
             self._end_turn(due)
         finally:
             self._in_turn = False
 
+    def _wait(self, at_most: float, due: float | None, unread_for: float) -> list[LinkEvent]:
+        now, waker = time.monotonic(), self._waker
+        until = min(now + at_most, self._outbox.held_until, self._linked.next_greeting)
+        if due is not None:
+            until = min(until, due)
+        if self._linked.guests:
+            until = min(until, self._guest_state_at)
+        wait = max(0.0, until - now)
+        waker.asleep = True
+        if unread_for and not waker.woken:
+            unread_for = min(unread_for, wait)
+            waker.wait(unread_for)
+            wait -= unread_for
+        events = self._links.poll(0.0 if waker.woken else wait)
+        waker.asleep = waker.woken = False
+        if self._links.can_read(waker.descriptor):
+            waker.drain()
+        return events
+
+    def _on_link_event(self, event: LinkEvent) -> None:
+        if isinstance(event, Incoming):
+            self._incoming(event)
+        elif isinstance(event, LinkUp):
+            self._handshake.link_up(event.link, time.monotonic())
+            if self._role == "peer":
+                self._send_link(event.link, self._state(event.link.dialled))
+        elif isinstance(event, LinkDown):
+            self._refused.forget(event.link)
+            self._handshake.link_down(event, time.monotonic())
+        else:
+            self._handshake.no_link(event.name, event.why)
+
     def _end_turn(self, due: float | None) -> None:
         """Do what is due by the clock, and send."""
         now = time.monotonic()
-        for link in self._linked.due_greetings(now):
-            self._send_link(link, self._hello())
+        if now >= self._linked.next_greeting:
+            self._handshake.repeat_due(now)
         if not self._handled and due is not None and due <= now:  # what became due meanwhile ends the next wait
             self.feed(Tick())
         if self._linked.guests and now >= self._guest_state_at:
             self._guest_state_at = now + GUEST_STATE_EVERY
             for name in self._linked.guests:
-                self._outbox.put_optional(name, self._state(name))
-        self._problems.forget_old(now)
+                self.send_to(name, self._state(name))
+        self._handshake.problems.forget_old(now)
         if now >= self._outbox.held_until:
             self._outbox.let_go()
         self._send_outbox()
@@ -293,7 +276,8 @@ class Node:
     def feed(self, event: Event) -> None:
         """Give the machine an event and execute its instructions in the order in which it returns them.
 
-        What cannot be sent is the machine's next event. In a turn, what can be handled together waits for its end.
+        A message that cannot be sent becomes the machine's next event. In a turn, events that can be handled together
+        wait for its end.
         """
         self._events.append(event)
         if self._in_turn and type(event) in _TOGETHER:
@@ -324,38 +308,32 @@ class Node:
         elif isinstance(instruction, Forward):
             self._outbox.put_tokens(instruction)
         elif isinstance(instruction, Note):
-            self._note(instruction)
+            if self.on_note is not None:
+                self.on_note(instruction)
+            self._notes.write(instruction)
         else:
-            if isinstance(instruction, Compute):  # what it waits for goes first, see execution_order
+            if isinstance(instruction, Compute):  # messages that precede it go first, see execution_order
                 self._send_outbox()
             self._execute_other(instruction)
 
     def repeat_greeting(self) -> None:
-        """Send HELLO again to all linked processes, because its content has changed (engines are warm now)."""
-        for links in list(self._linked.links_of.values()):
-            self._send_link(links[0], self._hello())
+        """Send HELLO again to all linked processes, because its content has changed."""
+        self._handshake.repeat_all()
 
     def leave(self, reason: str) -> None:
         """Send BYE to all linked processes and close the links."""
         self._outbox.let_go()
         self._send_outbox()
-        for links in list(self._linked.links_of.values()):
-            self._send_link(links[0], Bye(reason))
+        self._handshake.leave(reason)
         time.sleep(0.02)  # lets libzmq's thread write the goodbyes; a lost one costs the others a monitor event
         self.close()
 
     def close(self) -> None:
-        """Close the links at once."""
+        """Close the links now."""
         self._links.close()
-        self._wake_in.close()
-        self._wake_out.close()
+        self._waker.close()
 
-    # Incoming.
-
-    def _clear_wakes(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while len(self._wake_in.recv(4096)) == 4096:
-                pass
+    # Incoming messages.
 
     def _incoming(self, event: Incoming) -> None:
         frames = event.frames
@@ -385,7 +363,7 @@ class Node:
             or type(message) not in _ROUTED
             or self._linked.user_of[event.link] != event.user
         ):
-            self._act_beside(event, message)
+            self._act_outside_routing(event, message)
         elif isinstance(message, Run):
             assert tokens is not None
             self.feed(self._arrived(name, message, tokens))
@@ -396,46 +374,34 @@ class Node:
         else:
             self.feed(Received(name, message))
 
-    def _act_beside(self, event: Incoming, message: Message) -> None:
-        """Act on a message that routing has no part in, or refuse it."""
+    def _act_outside_routing(self, event: Incoming, message: Message) -> None:
+        """Act on a message that does not concern routing, or refuse it."""
         link = event.link
         if isinstance(message, (Hello, Welcome)):
-            self._on_greeting(event, message)
+            self._handshake.on_greeting(event, message)
             return
         name = self._linked.name_of.get(link)
         if name is not None and self._linked.user_of[link] != event.user:  # another connection took its routing id
             name = None
+        kind = type(message).__name__.lower()
         if isinstance(message, Complaint):
-            what = one_line(message.what, MAX_SHOWN_EXPLANATION)
-            self._count("complaints", name or event.user, what)
-            if self._linked.awaits_welcome(link):
-                self._problems.note(link.dialled, "greeting", f"it refused us: {what}")
-                if message.model_id not in ("", self._manifest.model_id):
-                    self.mismatched[link.dialled] = what
-            else:
-                self._problems.note(name or event.user, "complaint", f"it dropped a message of ours: {what}")
-            return
-        if name is None:
-            self._drop(event, "before hello", f"{type(message).__name__.lower()} before hello; dropped")
-            return
-        if isinstance(message, Bye):
-            reason = one_line(message.reason, MAX_SHOWN_EXPLANATION)
-            self._forget_process(name, f"left ({reason})" if reason else "left")
+            self._handshake.on_complaint(link, name or event.user, message)
+        elif name is None:
+            self._drop(event, "before hello", f"{kind} before hello; dropped")
+        elif isinstance(message, Bye):
+            self._handshake.on_bye(name, message.reason, time.monotonic())
         elif isinstance(message, (Offer, Chunk, Install)):
             if self._linked.guests.get(name) != "pusher" or self._installer is None:
-                raise WireError(f"{type(message).__name__.lower()} from {name}, which is no pusher; dropped")
+                raise WireError(f"{kind} from {name}, which is not a pusher; dropped")
             self._installer.receive(name, message)
         elif isinstance(message, (Want, Stored, Findings)):
-            raise WireError(f"{type(message).__name__.lower()}, which only observers and pushers get; dropped")
+            raise WireError(f"{kind}, which only observers and pushers receive; dropped")
         elif isinstance(message, Inspect):
             if name not in self._linked.guests or self._inspect is None:
-                raise WireError(f"inspect from {name}, which is no observer; dropped")
+                raise WireError(f"inspect from {name}, which is not an observer; dropped")
             self._inspect(name)
         else:
-            raise WireError(
-                f"{type(message).__name__.lower()} from the {self._linked.guests[name]} {name}, which takes no part in "
-                "routing; dropped"
-            )
+            raise WireError(f"{kind} from the {self._linked.guests[name]} {name}, which may not route; dropped")
 
     def _arrived(self, name: str, run: Run, frame: zmq.Frame) -> Arrived:
         self._admission.check_run(run, name)
@@ -444,96 +410,35 @@ class Node:
         finite = codecs.is_finite(tokens)
         return Arrived(name, run, tokens, (time.perf_counter_ns() - started) // 1000, finite)
 
-    def _on_greeting(self, event: Incoming, greeting: Hello | Welcome) -> None:
-        """Admit the process that a HELLO or WELCOME describes, or refuse it."""
-        link, name = event.link, greeting.name
-        if isinstance(greeting, Welcome):
-            self._linked.answered(link)
-        reason = self._linked.reason_to_refuse(link, greeting, event.user) or self._admission.reason_to_refuse(
-            greeting, event.user
-        )
-        if reason:
-            self._refuse(event, greeting, reason)
-            return
-        self.mismatched.pop(name, None)
-        self._problems.clear(name)
-        first = self._linked.add(link, name, event.user)
-        if isinstance(greeting, Hello):  # before what the machine has for it
-            self._send_link(link, Welcome(*msgspec.structs.astuple(self._hello())))
+    def _drop(self, event: Incoming, what: str, why: str) -> None:
+        self._refused.drop(event, what, why, self._linked.name_of.get(event.link, event.user))
+
+    # Processes that come and go.
+
+    def _on_admitted(self, link: Link, greeting: Hello | Welcome, first: bool) -> None:
+        name = greeting.name
         self._outbox.greeted(name, greeting.codec, reads_several=greeting.minor >= wire.MINOR_OF_SEVERAL)
         hello = Hello(*msgspec.structs.astuple(greeting))
         known = self._machine.neighbours.get(name)
-        if greeting.role in GUESTS:
-            self._linked.guests[name] = greeting.role
-        elif known is None or known.hello != hello:
+        if greeting.role not in GUESTS and (known is None or known.hello != hello):
             self.neighbour_events += 1
             self.feed(NeighbourUp(hello))
-        if first and isinstance(greeting, Hello) and self.role == "peer":
+        if first and isinstance(greeting, Hello) and self._role == "peer":
             self._send_link(link, self._state(name))
         if greeting.role == "pusher" and self._installer is not None:
             self._installer.greeted(name)
 
-    def _refuse(self, event: Incoming, greeting: Hello | Welcome, reason: str) -> None:
-        reason = one_line(reason, MAX_SHOWN_EXPLANATION)
-        link, name = event.link, greeting.name
-        whose = link.dialled or (name if event.user in ("", name) else "")
-        self._problems.note(whose, "greeting", reason)
-        if greeting.model_id != self._manifest.model_id and name == whose and name in self._linked.listed:
-            self.mismatched[name] = reason
-        if isinstance(greeting, Hello):
-            ours = self._manifest.model_id
-            self._drop(event, "hello refused", reason, name, "" if greeting.model_id == ours else ours)
-        else:
-            self._count("hello refused", name, reason)
-            self._send_link(link, Bye(reason[:_MAX_REASON]))  # it has let us in, and would send us work
-
-    def _drop(self, event: Incoming, what: str, why: str, name: str = "", model_id: str = "") -> None:
-        """Count a dropped message and send a COMPLAINT, unless the link had :data:`COMPLAINTS_A_SECOND` already."""
-        self._count(what, name or self._linked.name_of.get(event.link, event.user), why)
-        now = time.monotonic()
-        since, sent = self._complained.get(event.link, (now, 0))
-        if now - since >= 1.0:
-            since, sent = now, 0
-        if sent < COMPLAINTS_A_SECOND:
-            self._complained[event.link] = (since, sent + 1)
-            self._send_link(event.link, Complaint(one_line(why, MAX_SHOWN_EXPLANATION), model_id))
-
-    def _count(self, what: str, peer: str, why: str) -> None:
-        """Count a dropped message and log the 1st, 2nd, 4th, 8th and so on, so that the log stays small."""
-        self.counts[what] += 1
-        if is_worth_logging(self.counts[what]):
-            extra = {"peer": peer or "?", "why": one_line(why, MAX_SHOWN_EXPLANATION), "count": self.counts[what]}
-            log.warning(_DROPPED[what], extra=extra)
-
-    def _link_up(self, link: Link) -> None:
-        self._problems.clear(link.dialled, "link")
-        self._send_link(link, self._hello())
-        if self.role == "peer":
-            self._send_link(link, self._state(link.dialled))
-        self._linked.greeted(link, time.monotonic())
-
-    def _link_down(self, event: LinkDown) -> None:
-        link = event.link
-        self._complained.pop(link, None)
-        name = self._linked.link_ended(link)
-        if name is None:
-            self._problems.note(link.dialled, "link", event.why)
-        elif not self._linked.links_of.get(name):
-            self._forget_process(name, event.why)
-
-    def _forget_process(self, name: str, why: str) -> None:
-        if self._linked.guests.get(name) == "pusher" and self._installer is not None:
+    def _on_forgotten(self, name: str, why: str, was_pusher: bool) -> None:
+        if was_pusher and self._installer is not None:
             self._installer.lost(name)
-        self._linked.forget(name, time.monotonic())
         self._outbox.forget(name)
-        self._problems.note(name, "link", why)
         self.neighbour_events += 1
         self.feed(NeighbourDown(name, why))
 
-    # Outgoing.
+    # Outgoing messages.
 
     def _send_outbox(self) -> None:
-        """Send what is to be sent; what cannot be is the machine's next event."""
+        """Send the messages of the turn; a message that cannot be sent becomes the machine's next event."""
         while not self._outbox.is_empty:
             failed = self._outbox.send()
             if failed:
@@ -544,33 +449,16 @@ class Node:
     def _send_link(self, link: Link, message: Message) -> None:
         self._links.send(link, [wire.encode(message)])
 
-    def _note(self, note: Note) -> None:
-        if self.on_note is not None:
-            self.on_note(note)
-        minute = int(time.monotonic() // 60)
-        since, count = self._noted.get((note.what, note.peer), (minute, 0))
-        if since != minute:
-            count = 0
-        if len(self._noted) > _MAX_NOTE_KINDS:
-            self._noted.clear()
-        self._noted[note.what, note.peer] = minute, count + 1
-        if count >= NOTES_A_MINUTE:
-            return
-        level = logging.INFO if note.what in (NoteKind.REROUTED, NoteKind.ENGINE_BACK) else logging.WARNING
-        why = note.why + ("; no more of these in this minute are logged" if count == NOTES_A_MINUTE - 1 else "")
-        extra = {"peer": note.peer, "why": why}
-        log.log(level, note.what.value, extra=extra | ({"request": note.request.hex()[:8]} if note.request else {}))
-
 
 def new_incarnation() -> int:
-    """A random number that distinguishes this process from an earlier one of its name."""
+    """Return a random number that distinguishes this process from an earlier one with its name."""
     return secrets.randbits(63)
 
 
 def curve_of(peers: PeersFile, name: str, keys: KeyPair | None) -> Curve | None:
-    """What the links of the process ``name`` need for CURVE, or None where the file has no keys.
+    """Return the keys that the links of the process ``name`` need, or None if the file has no keys.
 
-    Raises :class:`UsageError` without a key pair, :class:`LinkError` where it is another process's.
+    Raise :class:`UsageError` without a key pair, and :class:`LinkError` if it belongs to another process.
     """
     if not peers.uses_keys:
         return None
@@ -584,8 +472,8 @@ def curve_of(peers: PeersFile, name: str, keys: KeyPair | None) -> Curve | None:
     names |= {s.public_key.encode(): s.name for s in peers.sources if s.public_key}
     owner = names.get(keys.public)
     if owner is None or not may_be_called(owner, name):
-        belongs = f"belongs to {owner!r}" if owner else "does not stand in the file"
+        belongs = f"belongs to {owner!r}" if owner else "is not in the file"
         raise LinkError(
-            f"the secret key is not that of {name!r}: its public key {belongs}; check --secret-key and {peers.path}"
+            f"the secret key does not belong to {name!r}: its public key {belongs}; check --secret-key and {peers.path}"
         )
     return Curve(keys, peer_keys, names)

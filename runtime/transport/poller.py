@@ -1,4 +1,4 @@
-"""Waiting for many ZeroMQ sockets at the cost of those that have messages.
+"""Waiting for many ZeroMQ sockets, at the cost of those that have messages, and for other threads.
 
 ``zmq_poll`` asks every socket in every call, so a turn of a peer would take longer with each further peer of the site.
 Here the operating system waits for the descriptor of each socket (``ZMQ_FD``). That descriptor becomes readable when
@@ -8,8 +8,10 @@ socket that was used is asked once more before the next wait.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import selectors
+import socket
 import time
 
 import zmq
@@ -63,3 +65,43 @@ class SocketPoller:
 
 def _has_messages(socket: zmq.Socket[bytes]) -> bool:
     return bool(int(socket.getsockopt(_EVENTS)) & _READABLE)
+
+
+class Waker:
+    """A way for any thread to end the wait of the thread that polls."""
+
+    def __init__(self) -> None:
+        self.woken = False
+        """Whether :meth:`wake` was called since :meth:`clear`."""
+        self.asleep = False
+        """Whether the polling thread waits, so that the descriptor is needed to wake it."""
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self._theirs.setblocking(False)
+        self.descriptor = self._ours.fileno()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self.descriptor, selectors.EVENT_READ)
+
+    def wake(self) -> None:
+        """End the wait."""
+        self.woken = True  # read by the polling thread after it has set `asleep`, so one of the two is seen
+        if self.asleep:
+            self.asleep = False
+            with contextlib.suppress(OSError):  # closed
+                self._theirs.send(b"x")
+
+    def wait(self, timeout: float) -> None:
+        """Wait for :meth:`wake` alone."""
+        self._selector.select(timeout)
+
+    def drain(self) -> None:
+        """Read what made the descriptor readable."""
+        with contextlib.suppress(BlockingIOError):
+            while len(self._ours.recv(4096)) == 4096:
+                pass
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._selector.close()
+        self._ours.close()
+        self._theirs.close()

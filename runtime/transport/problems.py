@@ -1,26 +1,36 @@
-"""The reason why each peer cannot be used, for users: one a peer, kept up to date, read by any thread."""
+"""What users are told about other processes: the reason why each peer cannot be used, and notes in the log."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal
 
 from ls_edge.core.errors import printable
+from ls_edge.runtime.routing.events import Note, NoteKind
+
+log = logging.getLogger("ls_edge.runtime")
 
 Kind = Literal["link", "greeting", "complaint"]
-"""There is no link to it, one of us refused the other, or it dropped messages of ours. The first of these is shown."""
+"""There is no link, one side refused the other, or the peer dropped messages; the first of these is shown."""
 _KINDS: tuple[Kind, ...] = ("link", "greeting", "complaint")
 COMPLAINT_LASTS = 30.0
-"""Seconds for which a complaint of a peer that is linked is shown."""
+"""Seconds for which a complaint of a linked peer is shown."""
+NOTES_A_MINUTE = 20
+"""Largest number of log lines per minute for one kind of note and one process."""
+MAX_SHOWN_EXPLANATION = 500
+"""Longest explanation that is sent or logged, in characters."""
+_MAX_NOTE_KINDS = 4096
+"""Largest number of counted pairs of kind and process; counting then starts anew."""
 
 
 class PeerProblems:
-    """Reasons by name; :attr:`reasons` is a snapshot, replaced with every change."""
+    """Reasons by name; :attr:`reasons` is a snapshot for any thread, replaced with every change."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """``names``: the peers that are watched; what concerns others is ignored. None has a link yet."""
+        """Watch the peers ``names``, none of which has a link yet; other processes are ignored."""
         self._found: dict[str, dict[Kind, tuple[str, float]]] = {name: {} for name in names}
         self.reasons: Mapping[str, str] = {}
         self._look_at = 0.0
@@ -44,7 +54,7 @@ class PeerProblems:
             self._publish()
 
     def forget_old(self, now: float) -> None:
-        """Drop complaints that have not been repeated for :data:`COMPLAINT_LASTS`."""
+        """Drop complaints that were not repeated for :data:`COMPLAINT_LASTS`; look once a second."""
         if now < self._look_at:
             return
         self._look_at = now + 1.0
@@ -61,6 +71,29 @@ class PeerProblems:
         self.reasons = MappingProxyType(shown)
 
 
-def one_line(text: str, longest: int = 500) -> str:
-    """``text`` for a terminal, a log or a message to another process: printable, and at most ``longest`` characters."""
+class NoteLog:
+    """Writes notes of the routing machine to the log, a limited number per minute."""
+
+    def __init__(self) -> None:
+        self._noted: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def write(self, note: Note) -> None:
+        """Log a note, unless there were too many like it in this minute."""
+        minute = int(time.monotonic() // 60)
+        since, count = self._noted.get((note.what, note.peer), (minute, 0))
+        if since != minute:
+            count = 0
+        if len(self._noted) > _MAX_NOTE_KINDS:
+            self._noted.clear()
+        self._noted[note.what, note.peer] = minute, count + 1
+        if count >= NOTES_A_MINUTE:
+            return
+        level = logging.INFO if note.what in (NoteKind.REROUTED, NoteKind.ENGINE_BACK) else logging.WARNING
+        why = note.why + ("; no more of these in this minute are logged" if count == NOTES_A_MINUTE - 1 else "")
+        extra = {"peer": note.peer, "why": why}
+        log.log(level, note.what.value, extra=extra | ({"request": note.request.hex()[:8]} if note.request else {}))
+
+
+def one_line(text: str, longest: int = MAX_SHOWN_EXPLANATION) -> str:
+    """Return ``text`` without unprintable characters, cut to ``longest``: for a terminal, a log or a message."""
     return "".join(one if one.isprintable() else "?" for one in printable(text)[:longest])

@@ -1,7 +1,7 @@
-"""Authentication: the ZAP handler that every CURVE socket of this process asks (RFC 27).
+"""Authentication: the ZAP handler (RFC 27) of the CURVE sockets of this process.
 
-A client whose public key stands in ``peers.yaml`` is let in under the name that the key belongs to; messages then carry
-that name as their ``User-Id``. Everything else is refused, counted, and logged with its address.
+A client whose public key is in ``peers.yaml`` is admitted under the name that the key belongs to; its messages then
+carry that name as their ``User-Id``. All other clients are refused, counted, and logged with their address.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import zmq.utils.z85
 
 log = logging.getLogger("ls_edge.runtime")
 
-MOST_ADDRESSES = 1024
-"""Addresses whose refusals are counted each by itself."""
+MAX_ADDRESSES = 1024
+"""Largest number of addresses whose refusals are counted separately."""
 _ENDPOINT = "inproc://zeromq.zap.01"
 
 
 def is_worth_logging(count: int) -> bool:
-    """Whether to log something that happens for the ``count``-th time: the 1st, 2nd, 4th, 8th and so on."""
+    """Return whether to log an event that happens for the ``count``-th time: the 1st, 2nd, 4th, 8th and so on."""
     return count & (count - 1) == 0
 
 
 class ZapHandler:
-    """Answers ZAP requests on the caller's loop: poll :attr:`socket`, call :meth:`answer`."""
+    """A handler of ZAP requests on the caller's loop: poll :attr:`socket`, call :meth:`answer`."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], names_by_key: Mapping[bytes, str]) -> None:
-        """``names_by_key``: public key as Z85 to the name in ``peers.yaml``."""
+        """Admit the keys of ``names_by_key``, which maps a public key in Z85 to its name in ``peers.yaml``."""
         self.refused: Counter[str] = Counter()
-        """Refusals by address, of the first :data:`MOST_ADDRESSES` of them; under ``""`` those of others."""
+        """Refusals of the first :data:`MAX_ADDRESSES` addresses; those of all others are under ``""``."""
         self.refusals = 0
         self._names = {zmq.utils.z85.decode(key): name for key, name in names_by_key.items()}
         self.socket = context.socket(zmq.REP)
@@ -48,7 +48,7 @@ class ZapHandler:
         address = frames[3].decode("ascii", "replace") if len(frames) > 3 else "?"
         if name is None:
             self.refusals += 1
-            if address not in self.refused and len(self.refused) >= MOST_ADDRESSES:
+            if address not in self.refused and len(self.refused) >= MAX_ADDRESSES:
                 address = ""
             self.refused[address] += 1
             if is_worth_logging(self.refused[address]):

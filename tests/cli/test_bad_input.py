@@ -254,7 +254,7 @@ CASES = r"""
 2 | keys new a/b | name 'a/b': use 1 to 63 letters, digits, dots, hyphens or underscores, a
 2 | keys new .. | name '..': use 1 to 63 letters, digits, dots, hyphens or underscores, a
 2 | keys new a b | Got unexpected extra argument (b)
-2 | keys new k | k.key is there already and is not overwritten; take another name, or remove
+2 | keys new k | k.key exists and is not overwritten; choose another name, or remove
 2 | keys new z --out file.txt | --out file.txt is no folder; name one
 2 | keys new z --out file.txt/x | cannot write file.txt/x: Not a directory; choose another --out
 2 | keys new z --out /dev/full | --out /dev/full is no folder; name one
@@ -315,11 +315,11 @@ CASES = r"""
 2 | PEER good.yaml --engine x | '--engine': 'x' is not one of 'auto', 'onnx', 'tensorrt'
 2 | PEER keyed.yaml | keyed.yaml has keys, so a needs its own: give --secret-key a.key_secret (made
 2 | PEER keyed.yaml --secret-key nowhere | nowhere: no such secret key; make one with 'ls-edge keys new NAME', or check
-2 | PEER keyed.yaml --secret-key a.key | a.key holds no CURVE secret key; it is a public one, name the .key_secret
-2 | PEER keyed.yaml --secret-key public.key_secret | public.key_secret holds no CURVE secret key; it is a public one,
+2 | PEER keyed.yaml --secret-key a.key | a.key holds no CURVE secret key; it is a public key, give the .key_secret
+2 | PEER keyed.yaml --secret-key public.key_secret | public.key_secret holds no CURVE secret key; it is a public key,
 2 | PEER keyed.yaml --secret-key garbage.key_secret | garbage.key_secret holds no CURVE secret key; make one with
-2 | PEER keyed.yaml --secret-key open.key_secret | open.key_secret may be read by others (mode 0644); run: chmod 600
-1 | PEER keyed.yaml --secret-key k.key_secret | the secret key is not that of 'a': its public key does not stand in the
+2 | PEER keyed.yaml --secret-key open.key_secret | open.key_secret can be read by others (mode 0644); run: chmod 600
+1 | PEER keyed.yaml --secret-key k.key_secret | the secret key does not belong to 'a': its public key is not in the
 2 | PEER keyed.yaml --secret-key empty | cannot read the secret key empty: Is a directory; check --secret-key
 2 | PEER good.yaml --secret-key k.key_secret | good.yaml has no keys, so with --secret-key too no link would be
 2 | peer --name a --store st --peers good.yaml --secret-key k.key_secret | good.yaml has no keys, so with --secret-key

@@ -41,5 +41,5 @@ def test_a_second_time_is_an_error(tmp_path, capsys):
     before = (tmp_path / "a.key_secret").read_bytes()
     code, printed = keys_new(capsys, "a", "--out", str(tmp_path))
     assert (code, printed.out) == (2, "")
-    assert "is there already" in printed.err
+    assert "exists and is not overwritten" in printed.err
     assert (tmp_path / "a.key_secret").read_bytes() == before

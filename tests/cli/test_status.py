@@ -249,7 +249,7 @@ def test_an_observer_may_only_listen(peers, wait_until):
         assert rogue.heard_of(Complaint) == []
         rogue.says(Cancel((b"r" * 16,), 1000))
         wait_until(lambda: rogue.poll().heard_of(Complaint), 10.0, "a complaint")
-        assert "which takes no part in routing" in rogue.heard_of(Complaint)[-1].what
+        assert "which may not route" in rogue.heard_of(Complaint)[-1].what
         # It does not become a source by saying so, nor gets blocks, nor takes a peer's name.
         manifest = rogue.heard_of(Welcome)[0]
         for bad, why in [

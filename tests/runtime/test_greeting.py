@@ -11,9 +11,9 @@ from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, State, Welcome
-from ls_edge.runtime.transport import linked_processes
-from ls_edge.runtime.transport.linked_processes import GREETING_DELAY, MAX_GREETING_DELAY, MAX_SOURCES
-from ls_edge.runtime.transport.node import COMPLAINTS_A_SECOND
+from ls_edge.runtime.transport import handshake
+from ls_edge.runtime.transport.handshake import GREETING_DELAY, MAX_GREETING_DELAY, MAX_SOURCES
+from ls_edge.runtime.transport.refused_messages import COMPLAINTS_A_SECOND
 
 ALL = tuple(range(6))
 
@@ -167,7 +167,7 @@ def test_each_hello_has_one_welcome_and_welcome_has_no_answer(peer, file, socket
 
 
 def test_after_a_goodbye_of_one_that_stays_it_is_greeted_again(file, peer, sockets, hello_of, wait_until, monkeypatch):
-    monkeypatch.setattr(linked_processes, "MAX_GREETING_DELAY", 1.5)  # which is how long the next greeting waits
+    monkeypatch.setattr(handshake, "MAX_GREETING_DELAY", 1.5)  # which is how long the next greeting waits
     b = Script(sockets(zmq.ROUTER, bind=file.peer("b").address))
     b.hears(Hello)
     b.says(Welcome(*msgspec.structs.astuple(hello_of("b"))))
@@ -205,7 +205,7 @@ def test_the_processes_that_are_known_at_once_are_bounded(peer, file, sockets, h
     callers[-1].says(hello_of("late", "source"))
     assert (
         callers[-1].hears(Complaint).what
-        == f"{MAX_SOURCES} sources are linked to a, which is the most; try again later"
+        == f"{MAX_SOURCES} sources are linked to a, which is the limit; try again later"
     )
     callers[-1].says(hello_of("b"))  # a peer of the file is no stranger
     callers[-1].hears(Welcome)

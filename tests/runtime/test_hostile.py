@@ -38,7 +38,7 @@ from ls_edge.runtime.protocol.messages import (
 )
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.admission import Admission
-from ls_edge.runtime.transport.node import COMPLAINTS_A_SECOND
+from ls_edge.runtime.transport.refused_messages import COMPLAINTS_A_SECOND
 
 FRAMES = int(os.environ.get("LS_EDGE_HOSTILE_FRAMES", "5000"))
 """Messages that each of the three gets."""
@@ -266,10 +266,10 @@ def test_before_hello_nothing_is_done(peer, caller, tiny_bundle):
 
 
 REFUSED = {
-    "unknown peer": ({"name": "stranger"}, "peer 'stranger' does not stand in .*peers.yaml; add it there"),
+    "unknown peer": ({"name": "stranger"}, "peer 'stranger' is not in .*peers.yaml; add it there"),
     "its own name": ({"name": "a"}, "hello from 'a'"),
     "peer's name as a source": ({"name": "b", "role": "source"}, "'b' is a peer of"),
-    "another role": ({"name": "b", "role": "king"}, "as 'king': not a process of ours"),
+    "another role": ({"name": "b", "role": "king"}, "as 'king': not a process of this fleet"),
     "another model": ({"name": "b", "model_id": "f" * 64}, "b serves model ffffffffffffffff…, a has [0-9a-f]{16}…"),
     "block that the model lacks": ({"name": "b", "blocks": (0, 6)}, "b announces block 6, the model has 0 to 5"),
 }
@@ -440,7 +440,7 @@ def test_a_frame_beyond_the_models_size_ends_the_connection_alone(peer, raw, cal
 
 
 def test_processes_that_greet_and_vanish_leave_room_for_others(peer, raw, tiny_bundle, wait_until, monkeypatch):
-    monkeypatch.setattr("ls_edge.runtime.transport.linked_processes.MAX_SOURCES", 10)
+    monkeypatch.setattr("ls_edge.runtime.transport.handshake.MAX_SOURCES", 10)
     for number in range(10):
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.linger = 5000

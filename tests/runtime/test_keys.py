@@ -52,7 +52,7 @@ def test_the_secret_is_private_from_the_moment_it_exists(tmp_path, monkeypatch):
 @pytest.mark.parametrize("there", ["a.key", "a.key_secret"])
 def test_nothing_is_overwritten(tmp_path, there):
     (tmp_path / there).write_text("mine")
-    with pytest.raises(UsageError, match=re.escape(f"{there} is there already")):
+    with pytest.raises(UsageError, match=re.escape(f"{there} exists and is not overwritten")):
         new_keys("a", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [there]
     assert (tmp_path / there).read_text() == "mine"
@@ -60,7 +60,7 @@ def test_nothing_is_overwritten(tmp_path, there):
 
 def test_a_dangling_link_is_not_followed(tmp_path):
     (tmp_path / "a.key_secret").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists and is not overwritten"):
         new_keys("a", tmp_path)
     assert not (tmp_path / "elsewhere").exists()
 
@@ -94,7 +94,7 @@ def test_what_is_no_secret_key(tmp_path):
     with pytest.raises(UsageError, match="cannot read the secret key"):
         load_secret(tmp_path)
     public_path.chmod(0o600)
-    with pytest.raises(UsageError, match=r"it is a public one, name the \.key_secret"):
+    with pytest.raises(UsageError, match=r"it is a public key, give the \.key_secret"):
         load_secret(public_path)
     path.write_bytes(b"\xff\x00 nonsense")
     with pytest.raises(UsageError, match="holds no CURVE secret key"):

@@ -16,9 +16,9 @@ from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Complaint, Hello, Welcome
 from ls_edge.runtime.source.source import Source
+from ls_edge.runtime.transport.handshake import MAX_SOURCES_OF_ONE_KEY
 from ls_edge.runtime.transport.keys import load_secret
-from ls_edge.runtime.transport.linked_processes import MAX_SOURCES_OF_ONE_KEY
-from ls_edge.runtime.transport.node import NOTES_A_MINUTE
+from ls_edge.runtime.transport.problems import NOTES_A_MINUTE
 from tests.faults.cluster import FaultyCluster
 from tests.faults.lies import LIES
 

@@ -328,7 +328,7 @@ def test_less_than_a_millisecond_is_waited_for(end, address):
 
 def test_a_port_in_use_is_said(end, address):
     end({}, bind=address)
-    with pytest.raises(LinkError, match=f"{address} is in use; stop what listens there"):
+    with pytest.raises(LinkError, match=f"{address} is in use; stop the process that listens there"):
         Links({}, bind=address, heartbeat=HeartbeatSettings(), max_frame=MAX_FRAME)
 
 

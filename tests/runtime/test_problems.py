@@ -68,7 +68,7 @@ def test_a_name_that_is_not_known(file, bundle, serve, says):
     content["peers"][0]["address"] = f"tcp://nowhere.invalid:{port}"
     file.path.write_text(yaml.safe_dump(content))
     with Source(load_peers(file.path), bundle) as source:
-        assert "the name 'nowhere.invalid' is not known here" in says(source, "correct the address in peers.yaml")
+        assert "cannot resolve host name 'nowhere.invalid'" in says(source, "correct its address in peers.yaml")
 
 
 def test_a_name_that_is_known_is_dialled(file, bundle, serve):

@@ -18,7 +18,7 @@ from ls_edge.runtime.protocol.messages import FindingRow, Findings, Itinerary, R
 from ls_edge.runtime.routing import custody, neighbours, state_announcer
 from ls_edge.runtime.routing import source_routing as source
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.transport import admission, host_names, linked_processes, links, node, outbox
+from ls_edge.runtime.transport import admission, handshake, host_names, links, node, outbox, problems, refused_messages
 
 TEXT = (Path(__file__).parents[2] / "runtime" / "protocol" / "PROTOCOL.md").read_text(encoding="utf-8")
 MESSAGES = {kind.__struct_config__.tag: kind for kind in get_args(wire.Message)}
@@ -33,9 +33,9 @@ PARTS = {
 
 HOMES = {
     "wire": wire, "node": node, "outbox": outbox, "links": links, "host_names": host_names, "admission": admission,
-    "records": records, "linked_processes": linked_processes, "custody": custody, "neighbours": neighbours,
+    "records": records, "handshake": handshake, "custody": custody, "neighbours": neighbours,
     "source": source,
-    "state_announcer": state_announcer,
+    "state_announcer": state_announcer, "problems": problems, "refused_messages": refused_messages,
 }  # fmt: skip
 
 TRANSFER = TransferId(b"s" * 16, 2, 3)
@@ -199,7 +199,7 @@ def test_other_numbers_are_those_of_the_code():
             named.add(dotted)
     public = {
         f"{module}.{name}"
-        for module in ("wire", "node", "outbox", "linked_processes")
+        for module in ("wire", "node", "outbox", "handshake", "refused_messages")
         for name, value in vars(HOMES[module]).items()
         if name.isupper() and not name.startswith("_") and isinstance(value, (int, float))
     } - {f"wire.{name}" for name in ("MAJOR", "MINOR", *(name for name in vars(wire) if name.startswith("MINOR_OF_")))}
@@ -234,10 +234,10 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"| `RCVHWM` | {links.MAX_UNREAD}, no bound |" in TEXT
     assert f"A link of which {links.FLOOD_MESSAGES} messages were read" in TEXT
     assert f"- Up to {links.MAX_UNSENT} messages of a link wait at the sender" in TEXT
-    first, longest = linked_processes.GREETING_DELAY, linked_processes.MAX_GREETING_DELAY
+    first, longest = handshake.GREETING_DELAY, handshake.MAX_GREETING_DELAY
     assert f"after {first} s, 1 s, 2 s and so on, and\n   then every {longest:.0f} s" in TEXT
-    assert f"At most {node.COMPLAINTS_A_SECOND} COMPLAINTs are sent" in TEXT
-    assert f"At most {linked_processes.MAX_SOURCES}\nprocesses beyond the peers" in TEXT
+    assert f"At most {refused_messages.COMPLAINTS_A_SECOND} COMPLAINTs are sent" in TEXT
+    assert f"At most {handshake.MAX_SOURCES}\nprocesses beyond the peers" in TEXT
     assert f"every {host_names.LOOK_UP_EVERY:.0f} s while there is no link" in TEXT
     assert f"| {links.RECONNECT_MS} to {links.MAX_RECONNECT_MS} ms |" in TEXT
     assert wire.encode(wire.Bye())[:3] == bytes.fromhex("4C5302")
@@ -250,7 +250,7 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
 
 def test_counts_are_those_of_the_code():
     section = TEXT.split("## What is malformed")[1].split("\n## ")[0]
-    source = Path(node.__file__).read_text()
-    counted = set(re.findall(r'(?:counts\[|_count\(|_drop\(event, )"([a-z ]+)"', source)) - {"unsendable"}
+    source = "".join(Path(module.__file__).read_text() for module in (node, handshake))
+    counted = set(re.findall(r'(?:counts\[|count\(|drop\(event, )"([a-z ]+)"', source)) - {"unsendable"}
     assert counted == {"connections refused", "malformed", "hello refused", "before hello", "complaints"}
     assert all(f"`{what}`" in section for what in counted)

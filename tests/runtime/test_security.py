@@ -166,8 +166,8 @@ def test_a_key_that_is_listed_later_is_let_in_without_restarting_who_dials(
 @pytest.mark.parametrize("who", ["b", "laptop", "nobody"])
 def test_a_secret_key_of_somebody_else_is_a_clear_error(tiny_bundle, write_peers, keys, who):
     file = load_peers(write_peers(PLACEMENT, keys=keys, sources=["laptop"]))
-    belongs = "does not stand in the file" if who == "nobody" else f"belongs to '{who}'"
-    with pytest.raises(LinkError, match=f"the secret key is not that of 'a': its public key {belongs}"):
+    belongs = "is not in the file" if who == "nobody" else f"belongs to '{who}'"
+    with pytest.raises(LinkError, match=f"the secret key does not belong to 'a': its public key {belongs}"):
         Peer(file, "a", Bundle.open(tiny_bundle), keys=keys.get(who) or new_pair())
 
 

@@ -1,0 +1,246 @@
+"""The handshake: HELLO, WELCOME and BYE, and the processes that were admitted by it.
+
+A handshake terminates: HELLO is sent by the side that dialled, when the link is up, again after a delay that doubles
+until WELCOME arrives, and when its content changes. It is answered by one WELCOME or COMPLAINT, which are not answered.
+A link carries one name, and on a CURVE link the name that the key belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from ls_edge.core.peers_file import PeersFile
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, Message, Welcome
+from ls_edge.runtime.transport.admission import GUESTS, Admission
+from ls_edge.runtime.transport.links import Incoming, Link, LinkDown, Links
+from ls_edge.runtime.transport.problems import PeerProblems, one_line
+from ls_edge.runtime.transport.refused_messages import RefusedMessages
+
+GREETING_DELAY, MAX_GREETING_DELAY = 0.5, 8.0
+"""Seconds until a HELLO without a WELCOME is repeated; doubled each time, up to the second value."""
+MAX_SOURCES = 256
+"""Largest number of linked processes that are not peers of ``peers.yaml``."""
+MAX_SOURCES_OF_ONE_KEY = 64
+"""Largest number of these with one key, so that one source cannot crowd out the others."""
+_MAX_REASON = 200
+"""Longest reason of a BYE, in characters."""
+
+
+class LinkedProcesses:
+    """The admitted processes, their links, and the HELLOs that wait for an answer."""
+
+    def __init__(self, name: str, peers: PeersFile) -> None:
+        """``name`` is the name of this process."""
+        self.links_of: dict[str, list[Link]] = {}
+        """The links of each process; those that this process dialled come first."""
+        self.name_of: dict[Link, str] = {}
+        self.user_of: dict[Link, str] = {}
+        """The name behind the key of each link; empty without CURVE."""
+        self.guests: dict[str, str] = {}
+        """The role of each observer and pusher, which take no part in routing."""
+        self.listed = {peer.name for peer in peers.peers}
+        """Names of the peers of ``peers.yaml``."""
+        self._name = name
+        self._path = peers.path
+        self._greeting_due: dict[Link, tuple[float, float]] = {}
+
+    def reason_to_refuse(self, link: Link, greeting: Hello | Welcome, user: str) -> str:
+        """Return why a process may not have this name on this link, or an empty string."""
+        name = greeting.name
+        if link.dialled and name != link.dialled:
+            return (
+                f"the process that listens at the address of {link.dialled!r} is {name!r}; correct the addresses in "
+                f"{self._path}"
+            )
+        before = self.name_of.get(link, name)
+        if name != before:
+            return f"hello from {name!r} on the link of {before!r}; a link carries one name"
+        if name in self.links_of and self.guests.get(name, "") != (greeting.role if greeting.role in GUESTS else ""):
+            return f"hello from {name!r} as {greeting.role!r}, but it has a link in another role"
+        if name in self.listed or name in self.links_of:
+            return ""
+        others = sum(one not in self.listed for one in self.links_of)
+        if others >= MAX_SOURCES:
+            return f"{others} sources are linked to {self._name}, which is the limit; try again later"
+        if user and sum(self.user_of[links[0]] == user for links in self.links_of.values()) >= MAX_SOURCES_OF_ONE_KEY:
+            return f"{MAX_SOURCES_OF_ONE_KEY} sources have the key of {user!r} at {self._name}, which is the limit"
+        return ""
+
+    def add(self, link: Link, name: str, user: str) -> bool:
+        """Record the process behind a link; return whether the link is new."""
+        links = self.links_of.setdefault(name, [])
+        if link in links:
+            return False
+        links.append(link)
+        links.sort(key=lambda one: not one.dialled)
+        self.name_of[link], self.user_of[link] = name, user
+        return True
+
+    def link_ended(self, link: Link) -> str | None:
+        """Forget a link; return the name of the process behind it, or None."""
+        self._greeting_due.pop(link, None)
+        name = self.name_of.pop(link, None)
+        self.user_of.pop(link, None)
+        links = [] if name is None else self.links_of.get(name, [])
+        if link in links:
+            links.remove(link)
+        return name
+
+    def forget(self, name: str, now: float) -> None:
+        """Forget a process and its links; greet it again where a link that this process dialled still exists."""
+        self.guests.pop(name, None)
+        for link in self.links_of.pop(name, []):
+            self.name_of.pop(link, None)
+            self.user_of.pop(link, None)
+            if link.dialled:  # after a goodbye it usually ends soon, and this is undone
+                self._greeting_due[link] = (now + MAX_GREETING_DELAY, MAX_GREETING_DELAY)
+
+    def greeted(self, link: Link, now: float) -> None:
+        """Record that the first HELLO was sent on a link."""
+        self._greeting_due[link] = (now + GREETING_DELAY, GREETING_DELAY)
+
+    def answered(self, link: Link) -> None:
+        """Record that WELCOME arrived."""
+        self._greeting_due.pop(link, None)
+
+    def awaits_welcome(self, link: Link) -> bool:
+        """Return whether HELLO was sent on a link and WELCOME has not arrived."""
+        return link in self._greeting_due
+
+    @property
+    def next_greeting(self) -> float:
+        """Time of the next of :meth:`due_greetings`, or infinity."""
+        return min((at for at, _ in self._greeting_due.values()), default=float("inf"))
+
+    def due_greetings(self, now: float) -> list[Link]:
+        """Return the links on which HELLO is to be repeated now, and schedule the next repetition."""
+        due = [(link, wait) for link, (at, wait) in self._greeting_due.items() if at <= now]
+        for link, wait in due:
+            later = min(2 * wait, MAX_GREETING_DELAY)
+            self._greeting_due[link] = (now + later, later)
+        return [link for link, _ in due]
+
+
+class Handshake:
+    """Greets, admits and forgets processes."""
+
+    def __init__(
+        self,
+        linked: LinkedProcesses,
+        links: Links,
+        admission: Admission,
+        refused: RefusedMessages,
+        *,
+        hello: Callable[[], Hello],
+        on_admitted: Callable[[Link, Hello | Welcome, bool], None],
+        on_forgotten: Callable[[str, str, bool], None],
+    ) -> None:
+        """Call ``on_admitted(link, greeting, first)`` and ``on_forgotten(name, why, was_pusher)``.
+
+        ``first`` says whether it is the first greeting on that link.
+        """
+        self.mismatched: dict[str, str] = {}
+        """Peers that serve another model: name to the message with both ids."""
+        self.problems = PeerProblems(linked.listed - {admission.name})
+        self._linked = linked
+        self._links = links
+        self._admission = admission
+        self._refused = refused
+        self._hello = hello
+        self._on_admitted = on_admitted
+        self._on_forgotten = on_forgotten
+
+    def link_up(self, link: Link, now: float) -> None:
+        """Greet the peer behind a link that this process has dialled."""
+        self.problems.clear(link.dialled, "link")
+        self._send(link, self._hello())
+        self._linked.greeted(link, now)
+
+    def link_down(self, event: LinkDown, now: float) -> None:
+        """Forget a link, and the process behind it if it was the last one."""
+        name = self._linked.link_ended(event.link)
+        if name is None:
+            self.problems.note(event.link.dialled, "link", event.why)
+        elif not self._linked.links_of.get(name):
+            self._forget(name, event.why, now)
+
+    def no_link(self, name: str, why: str) -> None:
+        """Record why a peer cannot be dialled, unless it has dialled this process."""
+        if name not in self._linked.links_of:
+            self.problems.note(name, "link", why)
+
+    def repeat_due(self, now: float) -> None:
+        """Repeat each HELLO that is due."""
+        for link in self._linked.due_greetings(now):
+            self._send(link, self._hello())
+
+    def repeat_all(self) -> None:
+        """Send HELLO to all linked processes, because its content has changed."""
+        self._send_to_all(self._hello())
+
+    def leave(self, reason: str) -> None:
+        """Send BYE to all linked processes."""
+        self._send_to_all(Bye(reason))
+
+    def on_greeting(self, event: Incoming, greeting: Hello | Welcome) -> None:
+        """Admit the process that a HELLO or WELCOME describes, or refuse it."""
+        link, name = event.link, greeting.name
+        if isinstance(greeting, Welcome):
+            self._linked.answered(link)
+        reason = self._linked.reason_to_refuse(link, greeting, event.user) or self._admission.reason_to_refuse(
+            greeting, event.user
+        )
+        if reason:
+            self._refuse(event, greeting, one_line(reason))
+            return
+        self.mismatched.pop(name, None)
+        self.problems.clear(name)
+        first = self._linked.add(link, name, event.user)
+        if greeting.role in GUESTS:
+            self._linked.guests[name] = greeting.role
+        if isinstance(greeting, Hello):  # the WELCOME precedes everything that the machine sends
+            self._send(link, Welcome(*msgspec.structs.astuple(self._hello())))
+        self._on_admitted(link, greeting, first)
+
+    def on_complaint(self, link: Link, name: str, complaint: Complaint) -> None:
+        """Record that a process refused this one, or dropped a message of it."""
+        what = one_line(complaint.what)
+        self._refused.count("complaints", name, what)
+        if self._linked.awaits_welcome(link):
+            self.problems.note(link.dialled, "greeting", f"it refused us: {what}")
+            if complaint.model_id not in ("", self._admission.model_id):
+                self.mismatched[link.dialled] = what
+        else:
+            self.problems.note(name, "complaint", f"it dropped a message of ours: {what}")
+
+    def on_bye(self, name: str, reason: str, now: float) -> None:
+        """Forget a process that leaves."""
+        self._forget(name, f"left ({one_line(reason)})" if reason else "left", now)
+
+    def _refuse(self, event: Incoming, greeting: Hello | Welcome, reason: str) -> None:
+        link, name, ours = event.link, greeting.name, self._admission.model_id
+        whose = link.dialled or (name if event.user in ("", name) else "")
+        self.problems.note(whose, "greeting", reason)
+        if greeting.model_id != ours and name == whose and name in self._linked.listed:
+            self.mismatched[name] = reason
+        if isinstance(greeting, Hello):
+            self._refused.drop(event, "hello refused", reason, name, "" if greeting.model_id == ours else ours)
+        else:
+            self._refused.count("hello refused", name, reason)
+            self._send(link, Bye(reason[:_MAX_REASON]))  # it has admitted this process, and would send work
+
+    def _forget(self, name: str, why: str, now: float) -> None:
+        was_pusher = self._linked.guests.get(name) == "pusher"
+        self.problems.note(name, "link", why)
+        self._linked.forget(name, now)
+        self._on_forgotten(name, why, was_pusher)
+
+    def _send_to_all(self, message: Message) -> None:
+        for links in list(self._linked.links_of.values()):
+            self._send(links[0], message)
+
+    def _send(self, link: Link, message: Message) -> None:
+        self._links.send(link, [wire.encode(message)])
