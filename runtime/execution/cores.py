@@ -1,8 +1,7 @@
-"""Cores of their own for engines: the thread that runs them, and all others that a peer or source starts.
+"""Reserved cores: the engine's thread on some, all other threads of a peer or source on the rest.
 
-A thread of Linux starts on the cores, and with the scheduling policy, of the thread that started it. So the threads of
-the links begin within :meth:`EngineCores.others`, and those that an engine library starts are on the cores of the
-engine, whose thread it is.
+A Linux thread starts on the cores, and with the scheduling policy, of the thread that started it. So the threads of the
+links start within :meth:`EngineCores.others`, and those of an engine library run on the cores of the engine's thread.
 """
 
 from __future__ import annotations
@@ -22,25 +21,24 @@ log = logging.getLogger("ls_edge.runtime")
 
 @dataclass(frozen=True)
 class EngineCores:
-    """Which cores the engine's thread uses and which the others; both empty where nothing was asked for."""
+    """Cores of the engine's thread, and of all other threads; both empty if ``cpus`` is not set."""
 
     engine: frozenset[int] = frozenset()
     rest: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, peers: PeersFile, entry: PeerConfig | SourceEntry | None) -> EngineCores:
-        """What the key ``cpus`` of an entry of the file says.
+        """Return the cores that the key ``cpus`` of an entry asks for.
 
-        Raises :class:`~ls_edge.core.errors.ConfigError` for cores that the system does not give to this process, and
-        where
-        none would be left for the other threads. Elsewhere than on Linux the key is logged and has no effect.
+        Raise :class:`~ls_edge.core.errors.ConfigError` for cores that the system does not give to this process, and if
+        none is left for the other threads. Except on Linux the key is logged and has no effect.
         """
         wanted = frozenset(() if entry is None else entry.cpus or ())
         if entry is None or not wanted:
             return cls()
         if not hasattr(os, "sched_setaffinity"):
             log.warning(
-                "cpus have no effect", extra={"peer": entry.name, "why": "threads have no cores of their own here"}
+                "cpus have no effect", extra={"peer": entry.name, "why": "this system cannot reserve cores for threads"}
             )
             return cls()
         own = frozenset(os.sched_getaffinity(0))
@@ -60,16 +58,16 @@ class EngineCores:
         return cls(wanted, own - wanted)
 
     def on_engine(self) -> contextlib.AbstractContextManager[None]:
-        """Run on the cores of the engine, with batch scheduling, and start threads so, while in it."""
+        """Run on the cores of the engine, with batch scheduling, and start threads there, within the context."""
         return _on(self.engine)
 
     def others(self) -> contextlib.AbstractContextManager[None]:
-        """Run on the cores that the engine leaves, with batch scheduling, and start threads so, while in it."""
+        """Run on the remaining cores, with batch scheduling, and start threads there, within the context."""
         return _on(self.rest)
 
 
 def _given(wanted: frozenset[int], own: frozenset[int]) -> frozenset[int]:
-    """Those of some cores that the system gives to a thread that asks for them: isolated ones too, others' not."""
+    """Return the cores among ``wanted`` that the system grants, isolated ones included."""
     try:
         os.sched_setaffinity(0, wanted)
         return frozenset(os.sched_getaffinity(0))

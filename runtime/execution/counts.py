@@ -1,4 +1,4 @@
-"""What a process has done so far, as plain counts: what Prometheus is given (:mod:`ls_edge.runtime.serve.metrics`).
+"""Counts of the work of a process, for Prometheus (:mod:`ls_edge.runtime.serve.metrics`).
 
 One thread adds to them, and any thread may read them: each is one number, or a list or dictionary of numbers.
 """
@@ -14,41 +14,41 @@ from ls_edge.core.records import RequestRecord
 from ls_edge.runtime.routing.events import Computed
 
 LATENCY_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Buckets of the latency of answers: budgets are seconds, and a request on one board takes milliseconds."""
+"""Buckets for the latency of answers: milliseconds on one board, up to a budget of seconds."""
 CALL_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
-"""Buckets of engine calls: from one block of a small model to a batch of large ones on a slow board."""
+"""Buckets for engine calls: from one block of a small model to a batch of large ones on a slow board."""
 
 
 class Durations:
-    """Durations, counted by buckets."""
+    """A histogram of durations."""
 
     def __init__(self, bounds_s: Sequence[float]) -> None:
-        """``bounds_s`` are the upper bounds of the buckets in seconds, ascending; one more has what is above."""
+        """Use ``bounds_s``, ascending upper bounds in seconds, and one more bucket for longer durations."""
         self.bounds_s = tuple(bounds_s)
         self.counts = [0] * (len(bounds_s) + 1)
         self.total_us = 0
         self._bounds_us = [round(bound * 1e6) for bound in bounds_s]
 
     def add(self, microseconds: int) -> None:
-        """Count one."""
+        """Count one duration."""
         self.counts[bisect_left(self._bounds_us, microseconds)] += 1
         self.total_us += microseconds
 
 
 class RequestCounts:
-    """Requests of a source; each that was submitted is counted once more when it ends."""
+    """Counts of the requests of a source, at their submission and at their end."""
 
     def __init__(self) -> None:
         self.submitted = self.answered = self.degraded = self.cancelled = self.retries = 0
         kinds: list[type[RequestError]] = [RequestError, *RequestError.__subclasses__()]
         self.failed = {kind.__name__: 0 for kind in kinds}
-        """By the class of the error."""
+        """Failed requests by class of error."""
         self.latency = Durations(LATENCY_BOUNDS_S)
-        """Of answers."""
+        """Latency of answers."""
 
     @property
     def in_flight(self) -> int:
-        """Requests that were submitted and have not ended."""
+        """Number of requests that were submitted and have not ended."""
         ended = self.answered + self.cancelled + sum(self.failed.values())
         return max(0, self.submitted - ended)
 
@@ -67,11 +67,11 @@ class RequestCounts:
 
 
 class EngineCounts:
-    """Engine calls of a peer that gave outputs."""
+    """Counts of the successful engine calls of a peer."""
 
     def __init__(self) -> None:
         self.requests = self.blocks = 0
-        """A request counts in each call that it is part of, and a block for each request of its call."""
+        """A request counts once per call, and a block once per request of a call."""
         self.calls = Durations(CALL_BOUNDS_S)
 
     def add(self, event: Computed) -> None:
@@ -83,22 +83,22 @@ class EngineCounts:
 
 @dataclass(frozen=True)
 class PeerSnapshot:
-    """A peer at one moment."""
+    """The state of a peer at one moment."""
 
     name: str
     bundle_id: str = ""
-    """Empty while it waits for its first bundle."""
+    """Empty while the peer waits for its first bundle."""
     warm: bool = False
     stuck: bool = False
     held: int = 0
-    """Requests that it holds, copies included."""
+    """Number of held requests, copies included."""
     queue: int = 0
-    """Requests that wait for its engine, and calls that the engine has."""
+    """Number of requests that wait for the engine, and of calls in it."""
     credits: int = 0
     failed_blocks: int = 0
     linked: frozenset[str] = frozenset()
-    """Names of the processes that it has a link to."""
+    """Names of the linked processes."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Messages that were dropped and connections that were refused, by reason."""
+    """Number of dropped messages and refused connections, by reason."""
     engine: EngineCounts = field(default_factory=EngineCounts)
-    """These go on counting."""
+    """Not a snapshot: these continue to count."""

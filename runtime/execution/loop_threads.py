@@ -1,13 +1,13 @@
-"""The threads of a peer or source: a loop, and a worker for engine calls, which may change places.
+"""The two threads of a peer or source: a loop, and a worker for engine calls, which may change places.
 
-Engine libraries release the interpreter while they run; tests show that a process whose engine is busy or hangs still
-answers its neighbours. A call cannot be interrupted: a thread that hangs is left behind when the process ends.
+Engine libraries release the interpreter lock, so a process whose engine is busy or hangs still answers its neighbours
+(tests show that). A call cannot be interrupted: a thread that hangs is abandoned when the process ends.
 
-To hand a job to another thread and its result back wakes two threads, which may take longer than an engine call of a
-small model. So the thread of the loop runs a short job itself, between two turns. Where the job takes longer than it
-should, the other thread, which was the worker, goes on with the loop, and the first one is the worker when its job has
-returned: an engine that hangs does not keep a process from its neighbours. This is the pattern Leader/Followers with
-two threads (Schmidt, Stal, Rohnert, Buschmann: Pattern-Oriented Software Architecture, volume 2, 2000, chapter 5).
+Handing a job to another thread and its result back wakes two threads, which may take longer than an engine call of a
+small model. So the loop's thread runs a short job itself, between two turns. If the job takes longer than expected,
+the worker continues the loop, and the first thread becomes the worker when its job has returned. An engine that hangs
+therefore does not cut a process off from its neighbours. This is the pattern Leader/Followers with two threads
+(Schmidt, Stal, Rohnert, Buschmann: Pattern-Oriented Software Architecture, volume 2, 2000, chapter 5).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from ls_edge.runtime.execution.worker import JobQueue, introduce_thread
 T = TypeVar("T")
 
 TAKE_OVER_S = 0.1
-"""Seconds after which the other thread goes on with the loop: longer than a short job takes on a busy machine, shorter
-than neighbours wait for a process that is silent."""
+"""Seconds until the other thread continues the loop: longer than a short job takes on a busy machine, shorter than
+neighbours wait for a silent process."""
 _WATCH_EVERY_S = 0.05
-"""Seconds between two looks at the job of the loop's thread: less finds a job that hangs sooner, more wakes less."""
+"""Seconds between two looks at the job of the loop's thread: a trade-off between detection and wake-ups."""
 _WATCH_FOR_S = 1.0
-"""Seconds after the last short job for which it is still looked: a process that has nothing to do wakes for nothing."""
+"""Seconds after the last short job in which the worker still looks, so that an idle process does not wake."""
 
 
 class LoopThreads(Generic[T]):
-    """Two threads: one goes through ``loop``, the other runs jobs.
+    """Two threads, one of which runs a loop and the other one jobs.
 
-    The loop yields a job that its own thread is to run now, where :attr:`may_run_here` permits it, and finds what the
-    job returned by :meth:`result_here` when it goes on. All other jobs are submitted. The worker begins none while the
-    loop's thread has one: where both hung, nobody would go on with the loop.
+    The loop yields a job for its own thread if :attr:`may_run_here` permits that, and finds the result in
+    :meth:`result_here` when it continues. All other jobs are submitted. The worker does not begin a job while the
+    loop's thread has one: if both hung, no thread would continue the loop.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class LoopThreads(Generic[T]):
         names: tuple[str, str],
         cores: EngineCores,
     ) -> None:
-        """``wake`` is called after each job that the worker ran; the first of the ``names`` is of the loop's thread.
+        """Call ``wake`` after each job of the worker; the first of ``names`` is that of the loop's thread.
 
-        A worker with ``cores`` of its own runs all jobs, on them.
+        If ``cores`` reserves some for the engine, the worker runs all jobs there.
         """
         self._loop = loop
         self._wake = wake
@@ -62,12 +62,12 @@ class LoopThreads(Generic[T]):
         )
         self._ended = threading.Event()
         self.error: BaseException | None = None
-        """What the loop raised."""
+        """The exception that the loop raised."""
         self._is_waiting = False
         """Whether the worker waits for a job."""
-        # Of the thread that has its lock.
+        # Only the thread that holds the lock of `_changed` uses these.
         self._changed = threading.Condition(threading.Lock())
-        """Notified when the loop's thread has ended a job."""
+        """Notified when the loop's thread has finished a job."""
         self._leader: threading.Thread | None = self._threads[0]
         self._began: float | None = None
         """When the job began that the loop's thread runs."""
@@ -88,21 +88,21 @@ class LoopThreads(Generic[T]):
 
     @property
     def may_run_here(self) -> bool:
-        """Whether the loop's thread may run a short job: the worker has nothing to do and could take the loop over."""
+        """Whether the loop's thread may run a short job, because the worker is free and could take over the loop."""
         return self._is_waiting and self._jobs.is_empty and not self._cores.engine
 
     def result_here(self) -> T | None:
-        """Take what the job returned that was just yielded; None where it is not over, and is the worker's now."""
+        """Return the result of the job that was just yielded; None if it still runs, and now belongs to the worker."""
         result, self._result = self._result, None
         return result
 
     def results(self) -> list[T]:
-        """Take what jobs of the worker have returned since the last call."""
+        """Return the results of the worker's jobs since the last call."""
         return self._jobs.results()
 
     @property
     def is_loop(self) -> bool:
-        """Whether the calling thread is the one that goes through the loop."""
+        """Whether the calling thread runs the loop."""
         return threading.current_thread() is self._leader
 
     def join(self, timeout: float | None = None) -> None:
@@ -110,7 +110,7 @@ class LoopThreads(Generic[T]):
         self._ended.wait(timeout)
 
     def close(self, timeout: float = 1.0) -> bool:
-        """Have both threads end; return whether they have within ``timeout`` seconds. The loop has to end by itself."""
+        """End both threads, the loop's after its loop; return whether they ended within ``timeout`` seconds."""
         self._jobs.close()
         end = time.monotonic() + timeout
         others = [thread for thread in self._threads if thread is not threading.current_thread()]
@@ -124,7 +124,7 @@ class LoopThreads(Generic[T]):
             leads = not leads
 
     def _lead(self) -> bool:
-        """Go through the loop until it ends, or until the other thread has taken it over, which returns True."""
+        """Run the loop until it ends, or return True when the other thread has taken it over."""
         try:
             for job in self._loop:
                 if not self._begins():
@@ -132,13 +132,13 @@ class LoopThreads(Generic[T]):
                 elif not self._end(job()):
                     return True
                 del job  # it holds tokens, and the next turn may be long
-        except BaseException as error:  # noqa: BLE001  whoever waits for the end asks for it
+        except BaseException as error:  # noqa: BLE001  the caller of join() asks for it
             self.error = error
         self._ended.set()
         return False
 
     def _follow(self) -> bool:
-        """Run jobs until the end, or until this thread has taken the loop over, which returns True."""
+        """Run jobs until the end, or return True when this thread has taken over the loop."""
         while True:
             self._is_waiting = True
             self._jobs.wait(_WATCH_EVERY_S if self._watches else None)
@@ -157,7 +157,7 @@ class LoopThreads(Generic[T]):
                 self._wake()
 
     def _begins(self) -> bool:
-        """Whether the loop's thread may run the job that it has now, while the other one watches."""
+        """Return whether the loop's thread may run its job now, while the other one watches."""
         with self._changed:
             if not self.may_run_here:
                 return False
@@ -168,7 +168,7 @@ class LoopThreads(Generic[T]):
             return True
 
     def _end(self, result: T) -> bool:
-        """Hand over what the job of the loop's thread returned; return whether this is still the loop's thread."""
+        """Hand over the result of the loop thread's job; return whether this is still the loop's thread."""
         with self._changed:
             if self.is_loop:
                 self._result, self._began = result, None
@@ -179,9 +179,10 @@ class LoopThreads(Generic[T]):
         return False
 
     def _takes_over(self) -> bool:
-        """Whether the loop's thread has had its job for too long, and this thread, which has the lock, is the loop's.
+        """Take over the loop if its thread has had its job for too long; return whether it was taken over.
 
-        Where a job waits for this thread it returns when the loop's thread has ended its own, or after that time.
+        The caller holds the lock. If a job waits for this thread, return when the loop's thread has finished its own
+        job, or after that time.
         """
         if self._began is None:
             self._watches = time.monotonic() < self._last_began + _WATCH_FOR_S

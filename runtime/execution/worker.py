@@ -1,6 +1,6 @@
-"""A thread for jobs that take long, so that the thread of the links never waits for one.
+"""A thread for long jobs, so that the thread of the links never waits for one.
 
-A job cannot be interrupted: a thread that hangs is left behind when the process ends. Engine calls have
+A job cannot be interrupted: a thread that hangs is abandoned when the process ends. For engine calls see
 :mod:`ls_edge.runtime.execution.loop_threads`.
 """
 
@@ -19,20 +19,20 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _MAX_NAME = 15
-"""Most characters of the name of a thread of Linux."""
+"""Longest thread name on Linux, in characters."""
 
 
 class JobQueue(Generic[T]):
-    """Jobs for a thread, urgent ones first, and what they returned; any thread may use it."""
+    """Jobs for a thread, urgent ones first, and their results; any thread may use it."""
 
     def __init__(self) -> None:
         self.closed = False
-        """Whether the thread is to end."""
+        """Whether the thread has to end."""
         self._urgent: deque[Callable[[], T]] = deque()
         self._jobs: deque[Callable[[], T]] = deque()
         self._results: deque[T] = deque()
         self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """One for each job, and one to wake the thread; in C, unlike the queues that order what is in them."""
+        """One item per job, and one to wake the thread. Written in C, unlike ``PriorityQueue``."""
 
     @property
     def is_empty(self) -> bool:
@@ -45,12 +45,12 @@ class JobQueue(Generic[T]):
         self._signals.put(None)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for the next job that was put, :meth:`wake` or :meth:`close`, at most ``timeout`` seconds."""
+        """Wait at most ``timeout`` seconds for the next job, :meth:`wake` or :meth:`close`."""
         with contextlib.suppress(queue.Empty):
             self._signals.get(timeout=timeout)
 
     def take(self) -> Callable[[], T] | None:
-        """The next job; None where there is none."""
+        """Return the next job, or None."""
         if self._urgent:
             return self._urgent.popleft()
         return self._jobs.popleft() if self._jobs else None
@@ -60,26 +60,26 @@ class JobQueue(Generic[T]):
         self._signals.put(None)
 
     def close(self) -> None:
-        """Have the thread end after the job that it runs."""
+        """Make the thread end after its present job."""
         self.closed = True
         self._signals.put(None)
 
     def add_result(self, result: T) -> None:
-        """Note what a job returned."""
+        """Add the result of a job."""
         self._results.append(result)
 
     def results(self) -> list[T]:
-        """Take what has been returned since the last call."""
+        """Return the results since the last call."""
         return [self._results.popleft() for _ in range(len(self._results))]
 
 
 class Worker(Generic[T]):
-    """Runs jobs one at a time, in their order, and collects what they return."""
+    """A thread that runs jobs one at a time, in order, and collects their results."""
 
     def __init__(self, name: str, wake: Callable[[], None], *, niceness: int = 0) -> None:
-        """``wake`` is called from the thread after each job; ``niceness`` above 0 lets others go first.
+        """Start the thread; it calls ``wake`` after each job.
 
-        The system knows the thread by ``name``.
+        A ``niceness`` above 0 lets other threads run first. The system shows the thread as ``name``.
         """
         self._name = name
         self._niceness = niceness
@@ -93,11 +93,11 @@ class Worker(Generic[T]):
         self._jobs.put(job)
 
     def results(self) -> list[T]:
-        """Take what has been returned since the last call."""
+        """Return the results since the last call."""
         return self._jobs.results()
 
     def close(self, timeout: float = 1.0) -> bool:
-        """Stop after the job that runs; return whether the thread ended within ``timeout`` seconds."""
+        """Stop after the present job; return whether the thread ended within ``timeout`` seconds."""
         self._jobs.close()
         self._running.join(timeout)
         return not self._running.is_alive()
@@ -114,7 +114,7 @@ class Worker(Generic[T]):
 
 
 def introduce_thread(name: str, niceness: int = 0) -> None:
-    """Tell the system the name and the niceness of the calling thread; on Linux, where each thread has its own."""
+    """Set the name and the niceness of the calling thread; Linux only, where each thread has its own."""
     if sys.platform != "linux":
         return
     thread = threading.get_native_id()
