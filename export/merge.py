@@ -6,7 +6,7 @@ The whole is for comparison: ``ls-edge bench`` times the chain of parts against 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
@@ -18,15 +18,12 @@ from ls_edge.export.canonical import to_bytes
 def merge(stem: bytes, blocks: Sequence[bytes], head: bytes) -> bytes:
     """Join parts into ``images -> logits``; a block's slot is its place in trained order."""
     parts = [onnx.load_model_from_string(raw) for raw in (stem, *blocks, head)]
-    names = ["stem", *(f"blocks.{index}" for index in range(len(blocks))), "head"]
-    whole = _empty(parts[0], "whole")
-    whole.graph.input.append(parts[0].graph.input[0])
-    whole.graph.output.append(parts[-1].graph.output[0])
-    current = whole.graph.input[0].name
-    for index, (name, part) in enumerate(zip(names, parts, strict=True)):
-        slots = [_constant_slot(whole, f"{name}.slot", current, index - 1)] if len(part.graph.input) > 1 else []
-        current = _append(whole, part, name, [current, *slots], last=part is parts[-1])
-    return to_bytes(whole, "the whole model")
+    prefixes = ["stem", *(f"blocks.{index}" for index in range(len(blocks))), "head"]
+
+    def add_slot(whole: onnx.ModelProto, name: str, index: int, tokens: str) -> str:
+        return _constant_slot(whole, name, tokens, index - 1)
+
+    return to_bytes(_join("whole", parts, prefixes, add_slot), "the whole model")
 
 
 def group(blocks: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
@@ -34,21 +31,29 @@ def group(blocks: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
 
     The part's slot counts parts, so the slots of its blocks start at ``slot * len(blocks)``.
     """
-    whole = _empty(blocks[0], "part")
-    whole.graph.input.extend(blocks[0].graph.input)
-    whole.graph.output.append(blocks[-1].graph.output[0])
+
+    def add_slot(whole: onnx.ModelProto, name: str, index: int, _tokens: str) -> str:
+        return _inner_slot(whole, name, index, len(blocks))
+
+    return _join("part", blocks, [str(index) for index in range(len(blocks))], add_slot)
+
+
+def _join(
+    name: str,
+    parts: Sequence[onnx.ModelProto],
+    prefixes: Sequence[str],
+    add_slot: Callable[[onnx.ModelProto, str, int, str], str],
+) -> onnx.ModelProto:
+    whole = onnx.ModelProto(ir_version=parts[0].ir_version, producer_name=parts[0].producer_name)
+    whole.opset_import.extend(parts[0].opset_import)
+    whole.graph.name = name
+    whole.graph.input.extend(parts[0].graph.input)
+    whole.graph.output.extend(parts[-1].graph.output)
     current = whole.graph.input[0].name
-    for place, part in enumerate(blocks):
-        slots = [_inner_slot(whole, f"{place}.slot", place, len(blocks))] if len(part.graph.input) > 1 else []
-        current = _append(whole, part, str(place), [current, *slots], last=place == len(blocks) - 1)
+    for index, (prefix, part) in enumerate(zip(prefixes, parts, strict=True)):
+        slots = [add_slot(whole, f"{prefix}.slot", index, current)] if len(part.graph.input) > 1 else []
+        current = _append(whole, part, prefix, [current, *slots], last=index == len(parts) - 1)
     return whole
-
-
-def _empty(like: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    model = onnx.ModelProto(ir_version=like.ir_version, producer_name=like.producer_name)
-    model.opset_import.extend(like.opset_import)
-    model.graph.name = name
-    return model
 
 
 def _append(whole: onnx.ModelProto, part: onnx.ModelProto, prefix: str, inputs: Sequence[str], *, last: bool) -> str:

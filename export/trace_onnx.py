@@ -125,7 +125,7 @@ class _Template:
 
     model: onnx.ModelProto
     origins: dict[str, Origin]
-    """By name of the initializer."""
+    """Parameters by name of the initializer."""
 
     def fill(self, arrays: Mapping[str, np.ndarray], index: int) -> onnx.ModelProto:
         """Return the graph with the weights of block ``index``."""

@@ -296,27 +296,22 @@ def _write_parts(
 def _blocks(
     parts: PartsView, settings: ExportSettings, calibration: Calibration | None, on_step: Step
 ) -> Iterator[onnx.ModelProto]:
-    traced = trace_blocks(parts.view, parts.folded)
-    ranges: list[dict[str, float]] = []
     if calibration is not None:
         on_step("ranges")
-    if settings.precision == "int8" and settings.engine == "tensorrt":
-        assert calibration is not None
-        blocks = list(traced)
-        with torch.no_grad():
-            images = calibration.fit.images[:RANGE_IMAGES]
-            starts = [parts.stem(torch.from_numpy(images[i : i + 8])) for i in range(0, len(images), 8)]
-        of_blocks = Bands(len(blocks), tuple(cut * parts.per_part for cut in parts.bands.cuts))
-        owners = parts.view.owners[parts.folded.stem : parts.folded.stem + len(blocks)]
-        ranges = _shared_ranges(activation_ranges(blocks, torch.cat(starts).numpy(), of_blocks), owners)
-        traced = iter(blocks)
-    for index, model in enumerate(traced):
-        if settings.precision == "fp16":
-            yield to_half(model)
-        elif settings.precision == "int8":
-            yield quantize_explicit(model, ranges[index]) if ranges else quantize_dynamic(model)
-        else:
-            yield model
+    traced = trace_blocks(parts.view, parts.folded)
+    if settings.precision != "int8" or settings.engine != "tensorrt":
+        convert = {"fp16": to_half, "int8": quantize_dynamic}.get(settings.precision)
+        yield from traced if convert is None else map(convert, traced)
+        return
+    assert calibration is not None
+    blocks = list(traced)
+    with torch.no_grad():
+        images = calibration.fit.images[:RANGE_IMAGES]
+        starts = [parts.stem(torch.from_numpy(images[i : i + 8])) for i in range(0, len(images), 8)]
+    of_blocks = Bands(len(blocks), tuple(cut * parts.per_part for cut in parts.bands.cuts))
+    ranges = activation_ranges(blocks, torch.cat(starts).numpy(), of_blocks)
+    owners = parts.view.owners[parts.folded.stem : parts.folded.stem + len(blocks)]
+    yield from map(quantize_explicit, blocks, _shared_ranges(ranges, owners))
 
 
 def _shared_ranges(ranges: list[dict[str, float]], owners: Sequence[int]) -> list[dict[str, float]]:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from ls_edge.core.errors import LsEdgeError, TrainingStopped, UsageError
 
 TIMEOUT = timedelta(minutes=10)
-"""Longest wait in a collective: enough for one process to decode a data set, short enough to notice a dead one."""
+"""Limit of a wait in a collective: enough for one process to decode a data set, short enough to notice a dead one."""
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,16 @@
-"""What an order costs: the schema of ``order_costs`` in a manifest, and an estimate for any arrangement from it.
+"""Order costs: the schema of ``order_costs`` in a manifest, and the estimate for any arrangement.
 
-Measured by ``ls-edge export --calibrate DATA`` (``ls_edge.export.order_costs``), read by the policies ``quality`` and
-``parallel`` on every decision, so it is plain Python without numpy: a dozen additions. The estimate is a sum over what
-an arrangement does differently from the trained order, in nats of lost log-likelihood an image:
+``ls-edge export --calibrate DATA`` measures them (``ls_edge.export.order_costs``). The policies ``quality`` and
+``parallel`` read them for every decision, so this is plain Python without numpy: a dozen additions. The estimate sums
+the differences between an arrangement and the trained order, in nats of lost log-likelihood per image:
 
-    cost = sum of slot[b][s]        for each block b that ran in slot s (0 where s is its trained slot)
-         + sum of inverted[a][b]    for each pair a < b of which b ran first
-         + sum of beside[a][b]      for each pair a < b that ran side by side, in different tracks of one wave
+    cost = sum of slot[b][s]        for each block b that ran in slot s (0 for its trained slot)
+         + sum of inverted[a][b]    for each pair a < b that ran with b first
+         + sum of beside[a][b]      for each pair a < b that ran in different tracks of one wave
          + sum of skip[b]           for each block that did not run
 
-so the trained order costs 0. It is a linear fit of measured losses: good for choosing between arrangements, not for
-telling how many answers will be right. ``blocks`` are the bundle's parts. Version 1 was measured without tracks; it
-is read, estimates plain orders, and refuses to guess what tracks cost. ``docs/order-costs.md`` describes the fields.
+so the trained order costs 0. As a linear fit of measured losses it is good for choosing between arrangements, but does
+not predict the accuracy. ``blocks`` are the bundle's parts. ``docs/order-costs.md`` describes the fields.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ Table = tuple[tuple[float, ...], ...]
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was measured in some orders."""
+    """Measurements in some orders."""
 
     loss: float
-    """Mean over images (and orders) of the negative log-likelihood, nats, each image's limited to twice a guess's."""
+    """Mean negative log-likelihood in nats over images and orders, each image's limited to twice that of guessing."""
     top1: float | None
-    """Accuracy; None where the images have no labels."""
+    """Accuracy; None without labels."""
 
 
 class Fit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How well the estimate ranks orders that it was not fitted to."""
+    """Quality of the estimate for held-out orders."""
 
     orders: int
-    """Orders that were held out."""
+    """Number of held-out orders."""
     spearman: float
-    """Rank correlation of estimate and measured loss over them."""
+    """Rank correlation of estimated and measured loss."""
     rmse: float
-    """Root mean square of the difference, nats."""
+    """Root mean square of the difference, in nats."""
 
 
 class OrderCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,10 +54,10 @@ class OrderCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     version: int
     source: str
-    """The images."""
+    """Source of the images."""
     images: int
     orders: int
-    """Orders and arrangements measured; every image once in each."""
+    """Number of arrangements measured."""
     trained: Measured
     random: Measured
     """Mean over uniformly drawn orders of all blocks."""
@@ -71,21 +70,21 @@ class OrderCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fit: Fit
     """Over plain orders."""
     beside: Table | None = None
-    """``[earlier block][later block]``, 0 on and below the diagonal; None where no tracks were measured."""
+    """``[earlier block][later block]``, 0 on and below the diagonal; None if no tracks were measured."""
     fit_tracks: Fit | None = None
     """Over arrangements with tracks."""
     arrangements: int = 0
-    """How many of ``orders`` have tracks."""
+    """Number of ``orders`` with tracks."""
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks."""
+        """Number of blocks."""
         return len(self.skip)
 
     def cost(self, order: Arrangement | Sequence[int], skipped: Collection[int] | None = None) -> float:
-        """Estimated loss of running ``order``, nats an image; ``skipped`` None is whatever is not in it.
+        """Return the estimated loss of ``order`` in nats per image; by default all blocks that it lacks are skipped.
 
-        Raises :class:`BundleError` for blocks side by side where that was never measured (``beside`` is None).
+        Raises :class:`BundleError` for parallel tracks if none were measured (``beside`` is None).
         """
         arrangement = order if isinstance(order, Arrangement) else Arrangement.plain(order)
         missing = set(range(self.num_blocks)).difference(arrangement.order) if skipped is None else skipped
@@ -113,9 +112,9 @@ class OrderCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_order_costs(value: Mapping[str, Any], blocks: int) -> OrderCosts | None:
-    """Read ``order_costs`` of a manifest of ``blocks`` blocks; None where nothing was measured.
+    """Return ``order_costs`` of a manifest of ``blocks`` blocks, or None if nothing was measured.
 
-    Raises :class:`SchemaMismatch` for another version and :class:`BundleError` where it is not what it should be.
+    Raises :class:`SchemaMismatch` for another version and :class:`BundleError` for invalid contents.
     """
     if not value:
         return None
@@ -134,7 +133,7 @@ def read_order_costs(value: Mapping[str, Any], blocks: int) -> OrderCosts | None
     sizes = {len(row) for row in rows} | {len(table) for table in square}
     if sizes != {blocks} or not all(math.isfinite(number) for row in rows for number in row):
         raise BundleError(
-            f"order_costs has tables of {sorted(sizes)} blocks, the bundle has {blocks}, or holds what is no number; "
-            "export the run again"
+            f"order_costs has tables of {sorted(sizes)} blocks, the bundle has {blocks}, or values that are not "
+            "finite; export the run again"
         )
     return costs
