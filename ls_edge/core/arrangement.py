@@ -1,18 +1,16 @@
-"""Arrangements: in which order blocks run, and which of them run side by side.
+"""Arrangements: the order in which blocks run, and the blocks that run in parallel.
 
-An arrangement is a sequence of waves; a wave is one or more tracks that start from the same tokens; a track
-is a sequence of block indices. The additions of a wave's tracks are summed, in track order:
+An arrangement is a sequence of waves, a wave is one or more tracks that start from the same tokens, and a track is a
+sequence of block indices. The additions of a wave's tracks are summed in track order, so that a replay adds the same
+numbers in the same order:
 
     t  ->  t + (track_0(t) - t) + (track_1(t) - t) + ...
 
-so that a replay adds the same numbers in the same order. A plain order is the case of one track. The notation
-is nested lists, ``[[[3, 7], [0, 5]], [[1, 2], [4, 6]]]`` being two waves of two tracks of two blocks, and a flat
-list for a plain order.
+A plain order is a single track. The notation is nested lists, such as ``[[[3, 7], [0, 5]], [[1, 2], [4, 6]]]`` for two
+waves of two tracks of two blocks, and a flat list for a plain order.
 
-Slot of a block: how many blocks have run ahead of it on its own path, all those of earlier waves included
-(the "position" of LayerShuffle, arXiv 2407.04513, section 3).
-
-:func:`apply` takes any tensors that add and subtract.
+The slot of a block is the number of blocks that ran before it on its own path, those of all earlier waves included (the
+"position" of LayerShuffle, arXiv 2407.04513, section 3).
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ class Arrangement:
 
     @classmethod
     def plain(cls, order: Sequence[int]) -> Arrangement:
-        """One track: the blocks one after the other."""
+        """Return the arrangement that runs the blocks one after the other."""
         return cls(waves=(((tuple(order)),),) if order else ())
 
     @classmethod
@@ -74,19 +72,19 @@ class Arrangement:
             ) from None
 
     def to_json(self) -> list[Any]:
-        """The flat list of a plain order, else the nested lists."""
+        """Return the flat list of a plain order, or nested lists."""
         if self.is_plain:
             return list(self.order)
         return [[list(track) for track in wave] for wave in self.waves]
 
     @property
     def is_plain(self) -> bool:
-        """Whether no two blocks run side by side."""
+        """Whether no two blocks run in parallel."""
         return all(len(wave) == 1 for wave in self.waves)
 
     @property
     def order(self) -> tuple[int, ...]:
-        """All blocks, waves first, then tracks; for a plain arrangement the order in which they run."""
+        """All blocks, wave by wave and track by track; of a plain arrangement, the order in which they run."""
         return tuple(block for wave in self.waves for track in wave for block in track)
 
     def steps(self) -> Iterator[tuple[int, int]]:
@@ -101,8 +99,7 @@ class Arrangement:
 def apply(arrangement: Arrangement, tokens: T, run_block: Callable[[int, T, int], T]) -> T:
     """Run ``run_block(block, tokens, slot)`` over the arrangement and return the last tokens.
 
-    The one definition of what an arrangement computes: training, verification and replay all call it, with
-    torch tensors or numpy arrays of shape ``[B, N, D]``.
+    Training, verification and replay all call it, with torch tensors or numpy arrays of shape ``[B, N, D]``.
     """
     before = 0
     for wave in arrangement.waves:
@@ -118,7 +115,7 @@ def apply(arrangement: Arrangement, tokens: T, run_block: Callable[[int, T, int]
 
 
 def join(start: T, outs: Sequence[T]) -> T:
-    """Sum the additions of a wave's tracks, in their order; ``outs`` are the tokens that each made of ``start``."""
+    """Add the additions of a wave's tracks, whose outputs are ``outs``, to the tokens that they started from."""
     if len(outs) == 1:
         return outs[0]
     total = start
@@ -128,10 +125,10 @@ def join(start: T, outs: Sequence[T]) -> T:
 
 
 def random_order(blocks: int, seed: int, index: int) -> tuple[int, ...]:
-    """The uniform permutation number ``index`` of the sequence that ``seed`` starts; the same on every machine.
+    """Return permutation number ``index`` of the sequence of ``seed``, the same on every machine.
 
-    ``random.Random`` seeded with an integer is stable across Python versions and platforms, numpy's legacy
-    generators too but not torch's, so orders are drawn here and nowhere else.
+    Orders are drawn here alone: ``random.Random`` with an integer seed is stable across Python versions and platforms,
+    and torch's generators are not.
     """
     order = list(range(blocks))
     random.Random((seed << 32) ^ index).shuffle(order)
@@ -139,12 +136,12 @@ def random_order(blocks: int, seed: int, index: int) -> tuple[int, ...]:
 
 
 def random_orders(blocks: int, count: int, seed: int) -> list[tuple[int, ...]]:
-    """The first ``count`` permutations of :func:`random_order`."""
+    """Return the first ``count`` permutations of :func:`random_order`."""
     return [random_order(blocks, seed, index) for index in range(count)]
 
 
 def random_subset_order(blocks: int, keep: int, seed: int, index: int, *, shuffled: bool) -> tuple[int, ...]:
-    """A random subset of ``keep`` blocks, in trained order or (``shuffled``) in the order drawn."""
+    """Return a random subset of ``keep`` blocks, in trained order or (``shuffled``) in the drawn order."""
     order = random_order(blocks, seed, index)[:keep]
     return order if shuffled else tuple(sorted(order))
 
@@ -162,9 +159,9 @@ def random_waves(
     *,
     interleaved: bool = False,
 ) -> Arrangement:
-    """Cut ``order`` into waves with a number of tracks drawn from ``tracks``, all of a wave of one random length.
+    """Cut ``order`` into waves of tracks; their number is drawn from ``tracks``, their length is random per wave.
 
-    A track has consecutive blocks of ``order`` or (``interleaved``) a random part of the wave's blocks, in order.
+    A track has consecutive blocks of ``order``, or (``interleaved``) a random part of the wave's blocks.
     """
     rest = list(order)
     waves: list[Wave] = []

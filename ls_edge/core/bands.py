@@ -1,9 +1,9 @@
 """Bands: the groups of blocks within which the order may change.
 
-A block may run when every block of the bands before its own has run or was skipped. The bands cut the trained order
-``0 .. L-1`` into consecutive groups, so the trained order is always allowed. One band is the full freedom of
-LayerShuffle (arXiv 2407.04513), one band a block is a fixed order; in between stand a first and a last group of blocks
-that keep their place, which is where most of the loss from reordering is (arXiv 2407.09298).
+A block may run when all blocks of earlier bands have run or were skipped. The bands cut the trained order ``0 .. L-1``
+into consecutive groups, so the trained order is always allowed. One band is the full freedom of LayerShuffle
+(arXiv 2407.04513), one band per block is a fixed order. Most of the loss from reordering comes from the first and the
+last blocks (arXiv 2407.09298), which bands can keep in place.
 
 In JSON and YAML bands are lists of blocks, ``[[0], [1, 2, 3, 4, 5, 6], [7]]``; on a command line ``0/1-6/7``.
 """
@@ -35,7 +35,7 @@ class Bands:
 
     num_blocks: int
     cuts: tuple[int, ...] = ()
-    """The first block of each band but the first one, ascending."""
+    """The first block of each band except the first, ascending."""
 
     def __post_init__(self) -> None:
         ends = (0, *self.cuts, self.num_blocks)
@@ -44,12 +44,12 @@ class Bands:
 
     @classmethod
     def fixed(cls, num_blocks: int) -> Bands:
-        """One band a block: the trained order alone."""
+        """Return one band per block, which allow the trained order alone."""
         return cls(num_blocks, tuple(range(1, num_blocks)))
 
     @classmethod
     def ladder(cls, num_blocks: int) -> list[Bands]:
-        """From a fixed order to full freedom, each allowing all that the one before allows.
+        """Return bands from a fixed order to full freedom, each allowing all orders of the one before.
 
         In between, the first three, two or one block and the last one keep their place, then the first one alone.
         """
@@ -62,7 +62,7 @@ class Bands:
     def from_json(cls, value: Any, num_blocks: int | None = None) -> Bands:
         """Read lists of blocks, or the text of a command line; None is one band of ``num_blocks`` blocks.
 
-        Raises :class:`UsageError` for what is no partition into ascending bands, or not one of ``num_blocks`` blocks.
+        Raises :class:`UsageError` if they are not a partition of ``num_blocks`` blocks into ascending bands.
         """
         if value is None and num_blocks is not None:
             return cls(num_blocks)
@@ -85,11 +85,11 @@ class Bands:
         return cls(len(blocks), tuple(group[0] for group in groups[1:]))
 
     def to_json(self) -> list[list[int]]:
-        """The blocks of each band."""
+        """Return the blocks of each band."""
         return [list(group) for group in self.groups]
 
     def __str__(self) -> str:
-        """As on a command line: ``0/1-6/7``."""
+        """Return the notation of a command line, ``0/1-6/7``."""
         return "/".join(map(format_ranges, self.groups))
 
     @property
@@ -104,31 +104,31 @@ class Bands:
 
     @property
     def num_orders(self) -> int:
-        """How many orders of all blocks are allowed: the product of the factorials of the bands' sizes."""
+        """Number of allowed orders of all blocks."""
         return math.prod(math.factorial(len(group)) for group in self.groups)
 
     def contains(self, other: Bands) -> bool:
-        """Whether every order that ``other`` allows is allowed here too."""
+        """Return whether every order that ``other`` allows is allowed here too."""
         return self.num_blocks == other.num_blocks and set(self.cuts) <= set(other.cuts)
 
     def keep(self, blocks: Sequence[int]) -> Bands:
-        """The bands of a model that keeps only ``blocks`` (ascending), which are numbered anew."""
+        """Return the bands of a model that keeps only ``blocks`` (ascending), renumbered."""
         of = [self.band_of(block) for block in blocks]
         return Bands(len(of), tuple(at for at in range(1, len(of)) if of[at] != of[at - 1]))
 
     def band_of(self, block: int) -> int:
-        """The band of a block, counted from 0."""
+        """Return the band of a block, counted from 0."""
         return bisect_right(self.cuts, block)
 
     def permitted(self, remaining: Sequence[int]) -> tuple[int, ...]:
-        """Those of the remaining blocks that may run now, in the order given: the ones of the first band among them."""
+        """Return the remaining blocks that may run now, in the given order: those of their first band."""
         if not self.cuts or not remaining:
             return tuple(remaining)
         first = min(map(self.band_of, remaining))
         return tuple(block for block in remaining if self.band_of(block) == first)
 
     def in_one_go(self, remaining: Sequence[int], held: Collection[int]) -> tuple[int, ...]:
-        """Those of the remaining blocks that a holder of ``held`` could run before anybody else has to."""
+        """Return the remaining blocks that a holder of ``held`` could run before another holder must."""
         if not self.cuts:
             return tuple(block for block in remaining if block in held)
         found: list[int] = []
@@ -143,18 +143,18 @@ class Bands:
         return tuple(found)
 
     def sort(self, order: Iterable[int]) -> tuple[int, ...]:
-        """Earlier bands first, within a band as in ``order``; of a uniform permutation a uniform order within bands."""
+        """Sort by band, within a band as in ``order``; a uniform permutation stays uniform within bands."""
         return tuple(order) if not self.cuts else tuple(sorted(order, key=self.band_of))
 
     def fault(self, arrangement: Arrangement, remaining: Sequence[int] = ()) -> str:
-        """Why an arrangement, after which ``remaining`` are still to run, is not within the bands; empty if it is."""
+        """Return why an arrangement, before ``remaining`` run, is not within the bands, or an empty string."""
         if not self.cuts:
             return ""
         latest = 0
         for wave in arrangement.waves:
             of = {self.band_of(block) for track in wave for block in track}
             if len(wave) > 1 and len(of) > 1:
-                return f"{self._label(min(of))} and {self._label(max(of))} run side by side"
+                return f"{self._label(min(of))} and {self._label(max(of))} run in parallel"
             for block in (block for track in wave for block in track):
                 band = self.band_of(block)
                 if band < latest:
@@ -174,27 +174,25 @@ class Bands:
             raise UsageError(f"arrangement {arrangement.to_json()}: {fault}; the bands are {self}")
 
     def name(self, band: int) -> str:
-        """A band for a message, ``band [1-6] (2 of 3)``; empty where there is only one."""
+        """Return a band for a message, ``band [1-6] (2 of 3)``; empty if there is only one."""
         return f"{self._label(band)} ({band + 1} of {len(self.cuts) + 1})" if self.cuts else ""
 
     def _label(self, band: int) -> str:
         return f"band [{format_ranges(self.groups[band])}]"
 
-    # What is drawn.
-
     def some_orders(self, count: int, seed: int) -> list[tuple[int, ...]]:
-        """All orders where there are at most ``count``, else so many of :meth:`random_orders`."""
+        """Return all orders if there are at most ``count``, otherwise ``count`` of :meth:`random_orders`."""
         if self.num_orders > count:
             return self.random_orders(count, seed)
         parts = itertools.product(*(itertools.permutations(group) for group in self.groups))
         return [tuple(itertools.chain(*part)) for part in parts]
 
     def random_order(self, seed: int, index: int) -> tuple[int, ...]:
-        """As :func:`ls_edge.core.arrangement.random_order`: uniform within each band."""
+        """Draw an order that is uniform within each band, as :func:`~ls_edge.core.arrangement.random_order` does."""
         return self.sort(random_order(self.num_blocks, seed, index))
 
     def random_orders(self, count: int, seed: int) -> list[tuple[int, ...]]:
-        """The first ``count`` orders of :meth:`random_order`."""
+        """Return the first ``count`` orders of :meth:`random_order`."""
         return [self.random_order(seed, index) for index in range(count)]
 
     def random_subset_order(self, keep: int, seed: int, index: int, *, shuffled: bool) -> tuple[int, ...]:
@@ -202,7 +200,7 @@ class Bands:
         return self.sort(random_subset_order(self.num_blocks, keep, seed, index, shuffled=shuffled))
 
     def equal_waves(self, order: Sequence[int], tracks: int, length: int) -> Arrangement:
-        """As :func:`ls_edge.core.arrangement.equal_waves`, each band cut by itself, so that no wave crosses bands."""
+        """Cut each band alone, as :func:`~ls_edge.core.arrangement.equal_waves` does."""
         return _joined(equal_waves(part, tracks, length) for part in self._parts(order))
 
     def random_waves(
@@ -213,7 +211,7 @@ class Bands:
         *,
         interleaved: bool = False,
     ) -> Arrangement:
-        """As :func:`ls_edge.core.arrangement.random_waves`, each band cut by itself."""
+        """Cut each band alone, as :func:`~ls_edge.core.arrangement.random_waves` does."""
         return _joined(random_waves(part, rng, tracks, interleaved=interleaved) for part in self._parts(order))
 
     def _parts(self, order: Sequence[int]) -> list[list[int]]:

@@ -1,12 +1,11 @@
 """A bundle: ``manifest.json`` and one engine file for stem, head and each block.
 
-Reading validates everything: paths in a manifest stay inside the folder, links are refused, and a part is returned
-as the bytes whose digest was checked (:meth:`Bundle.read`), so that no file is opened by path
-afterwards. Writing is for ``ls_edge.export``: parts first, manifest last, so that a folder with a manifest is
-complete.
+Reading validates everything: paths in a manifest stay inside the folder, links are refused, and :meth:`Bundle.read`
+returns the bytes whose digest it checked, so that no file is opened by path afterwards. ``ls_edge.export`` writes the
+parts first and the manifest last, so that a folder with a manifest is complete.
 
-The ids: ``model_id`` is the same for bundles of one model whatever their precision, so their peers work
-together; ``bundle_id`` also covers precision and the parts' digests.
+``model_id`` is the same for bundles of one model in any precision, so their peers work together. ``bundle_id`` also
+covers precision and the digests of the parts.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def _one_of(names: Collection[str]) -> Meta:
 
 
 class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How an image file becomes the stem's input."""
+    """Conversion of an image file to the stem's input."""
 
     size: tuple[Side, Side]
     """Height and width in pixels."""
@@ -57,8 +56,8 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     crop_pct: Annotated[float, Meta(gt=0, le=10)] = 0.9
     """Side of the center crop, relative to the side that the image is first scaled to."""
     exif_orientation: bool | msgspec.UnsetType = msgspec.UNSET
-    """True where photos are turned upright by their EXIF orientation first, which timm and torchvision do not; False is
-    left out, so manifests without the setting keep their ids."""
+    """Whether photos are first turned upright by their EXIF orientation, which timm and torchvision do not do. False is
+    left out, so that it does not change ids."""
 
     def __post_init__(self) -> None:
         if self.exif_orientation is False:
@@ -98,7 +97,7 @@ class Parts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Folded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many of the model's first and last blocks stem and head run; the manifest's blocks are those between."""
+    """Numbers of the model's first and last blocks that stem and head run; the manifest has the blocks in between."""
 
     stem: Annotated[int, Meta(ge=0)]
     head: Annotated[int, Meta(ge=0)]
@@ -108,15 +107,15 @@ NOT_FOLDED = Folded(0, 0)
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What ``manifest.json`` holds; fields and meaning are fixed by the schema number."""
+    """Content of ``manifest.json``, as fixed by the schema number."""
 
     schema: int
     bundle_id: str
     model_id: str
     model: str
-    """timm's name of the model."""
+    """Name of the model in timm."""
     method: str
-    """The training method that the model went through."""
+    """Training method of the model."""
     classes: Annotated[tuple[str, ...], Meta(min_length=1, description="a list of at least one class")]
     image: ImageSpec
     tokens: TokenSpec
@@ -126,16 +125,15 @@ class Manifest(msgspec.Struct, frozen=True):
     opset: int
     parts: Parts
     verified: dict[str, Any] = {}
-    """What the export measured against PyTorch."""
+    """Differences from PyTorch, measured by the export."""
     order_costs: dict[str, Any] = {}
     trained_on: str = ""
     """Digest of the training data's file list (:meth:`ls_edge.data.datasets.ImageSet.digest`); empty if unknown."""
     bands: tuple[tuple[int, ...], ...] | msgspec.UnsetType = msgspec.UNSET
-    """Groups of blocks within which the order may change (``ls_edge.core.bands``); left out where it is one, so
-    manifests
-    without the setting keep their ids."""
+    """Groups of blocks within which the order may change (``ls_edge.core.bands``). One group is left out, so that it
+    does not change ids."""
     folded: Folded | msgspec.UnsetType = msgspec.UNSET
-    """Left out where stem and head run no blocks."""
+    """Left out if stem and head run no blocks."""
 
     @property
     def block_bands(self) -> Bands:
@@ -144,7 +142,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return Bands.from_json(bands, len(self.parts.blocks))
 
     def part_names(self) -> Iterator[tuple[str, Part]]:
-        """Yield ``("stem", part)``, ``("block 0", part)`` ... ``("head", part)``, and ``whole`` where there is one."""
+        """Yield ``("stem", part)``, ``("block 0", part)`` ... ``("head", part)``, and ``whole`` if there is one."""
         yield "stem", self.parts.stem
         for index, part in enumerate(self.parts.blocks):
             yield f"block {index}", part
@@ -156,9 +154,9 @@ class Manifest(msgspec.Struct, frozen=True):
 def interface_of(
     image: ImageSpec, tokens: TokenSpec, bands: Bands, classes: int, *, needs_slot: bool, folded: Folded = NOT_FOLDED
 ) -> dict[str, Any]:
-    """Everything that two processes must agree on to exchange tokens, as plain JSON.
+    """Return everything that two processes must agree on to exchange tokens, as plain JSON.
 
-    The bands are a part of it, so processes with other bands are of another model and refuse each other.
+    It includes the bands: processes with other bands have another model and refuse each other.
     """
     found: dict[str, Any] = {
         "image": msgspec.to_builtins(image),
@@ -175,29 +173,29 @@ def interface_of(
 
 
 def manifest_bands(bands: Bands) -> tuple[tuple[int, ...], ...] | msgspec.UnsetType:
-    """The manifest's entry for bands: empty where there is one."""
+    """Return the entry of bands in a manifest, which is left out for one band."""
     return msgspec.UNSET if bands.is_one else tuple(map(tuple, bands.groups))
 
 
 def digest_of(value: Any) -> str:
-    """Sha256 of a value's canonical JSON."""
+    """Return the SHA-256 of a value's canonical JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def model_id_of(weights_sha256: str, interface: dict[str, Any]) -> str:
-    """Id of a model: its source weights and its token interface."""
+    """Return the id of a model, from its source weights and its token interface."""
     return digest_of({"weights": weights_sha256, "interface": interface})
 
 
 def bundle_id_of(interface: dict[str, Any], precision: str, parts: Parts) -> str:
-    """Id of a bundle: schema, interface, precision and the parts' digests."""
+    """Return the id of a bundle, from schema, interface, precision and the digests of its parts."""
     digests = [parts.stem.sha256, *(part.sha256 for part in parts.blocks), parts.head.sha256]
     return digest_of({"schema": SCHEMA, "interface": interface, "precision": precision, "parts": digests})
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was opened; its parts are read on demand and never without their digest."""
+    """An open bundle, which reads its parts on demand and checks their digests."""
 
     folder: Path
     manifest: Manifest
@@ -206,8 +204,8 @@ class Bundle:
     def open(cls, folder: str | Path) -> Bundle:
         """Read and check the manifest.
 
-        Raises :class:`BundleError` where the folder or a name in the manifest cannot be used and
-        :class:`SchemaMismatch` where it was written for another schema. Parts are not read yet.
+        Raises :class:`BundleError` if the folder or a name in the manifest cannot be used, and :class:`SchemaMismatch`
+        if it was written for another schema. Parts are not read yet.
         """
         folder = Path(folder)
         path = folder / MANIFEST
@@ -219,7 +217,7 @@ class Bundle:
                     f"{folder} is a file; give the folder of the bundle, which holds {MANIFEST}"
                 ) from None
             raise BundleError(
-                f"{folder} is no bundle: it has no {MANIFEST}; write one with 'ls-edge export RUN --out {folder} "
+                f"{folder} is not a bundle: it has no {MANIFEST}; write one with 'ls-edge export RUN --out {folder} "
                 "--per-block'"
             ) from None
         except OSError as error:
@@ -233,7 +231,7 @@ class Bundle:
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks the model has."""
+        """Number of blocks."""
         return len(self.manifest.parts.blocks)
 
     @property
@@ -255,17 +253,17 @@ class Bundle:
 
     @property
     def owners(self) -> tuple[int, ...]:
-        """For each block the first one with the same file: itself, where no two blocks share their weights."""
+        """For each block, the first block with the same file, which is the block itself unless blocks share weights."""
         first: dict[str, int] = {}
         return tuple(first.setdefault(part.sha256, index) for index, part in enumerate(self.manifest.parts.blocks))
 
     @property
     def shares_weights(self) -> bool:
-        """Whether some blocks are steps of one block, which takes its slot: their order then makes no difference."""
+        """Whether some blocks are steps of one block, which takes a slot, so that their order makes no difference."""
         return self.manifest.needs_slot and len(set(self.owners)) < self.num_blocks
 
     def part(self, name: str) -> Part:
-        """The part called ``stem``, ``head``, ``whole`` or ``block 3``."""
+        """Return the part called ``stem``, ``head``, ``whole`` or ``block 3``."""
         for candidate, part in self.manifest.part_names():
             if candidate == name:
                 return part
@@ -274,9 +272,9 @@ class Bundle:
         )
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of a part, checked against the manifest; parse these and nothing else.
+        """Return the bytes of a part after checking their digest; parse these and nothing else.
 
-        Raises :class:`BundleError` where the file is missing, :class:`DigestMismatch` where it is another file.
+        Raises :class:`BundleError` if the file is missing, and :class:`DigestMismatch` if it is another file.
         """
         part = self.part(name)
         path = self.folder / part.file
@@ -334,7 +332,7 @@ def _decode_manifest(path: Path, raw: bytes) -> Manifest:
 
 
 def shared_groups(owners: Sequence[int]) -> list[list[int]]:
-    """The groups of two or more blocks with the same owner, the first one that has their weights."""
+    """Return the groups of two or more blocks that share the weights of one owner."""
     groups: dict[int, list[int]] = {}
     for block, owner in enumerate(owners):
         groups.setdefault(owner, []).append(block)
@@ -342,5 +340,5 @@ def shared_groups(owners: Sequence[int]) -> list[list[int]]:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write ``manifest.json`` in one step; the parts have to be there already."""
+    """Write ``manifest.json`` in one step, after all parts."""
     write_file(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")

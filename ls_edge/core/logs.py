@@ -1,7 +1,7 @@
 """Log lines on standard error: for people, or as JSON (``--log-json``).
 
-What a line is about travels as ``extra`` of the standard library's logging; no line holds a key, and what came from
-outside cannot write to the terminal (:func:`ls_edge.core.errors.printable`).
+Fields of a line are ``extra`` of the standard library's logging. No line holds a key, and text from outside cannot
+control the terminal (:func:`ls_edge.core.errors.printable`).
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def _short(value: object) -> str:
 
 
 def set_up(*, as_json: bool, level: int = logging.INFO) -> None:
-    """Send this package's log from ``level`` on to standard error."""
+    """Write this package's log to standard error, from ``level`` on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if as_json else _People())
-    handler.setLevel(level)  # the loggers below may have levels of their own
+    handler.setLevel(level)  # child loggers may have other levels
     if level <= logging.INFO:
         logging.getLogger("ls_edge.engines").handlers.clear()
     logger = logging.getLogger("ls_edge")
@@ -61,7 +61,7 @@ def set_up(*, as_json: bool, level: int = logging.INFO) -> None:
 
 
 class _EngineStatus(logging.Handler):
-    """Prints why engines are built and how far they are, and warnings about engines."""
+    """Handler that prints reasons and progress of engine builds, and warnings about engines."""
 
     def emit(self, record: logging.LogRecord) -> None:
         status = getattr(record, "status", None)
@@ -73,7 +73,7 @@ class _EngineStatus(logging.Handler):
 
 
 def show_engine_status() -> None:
-    """Print on standard error what engines report; for commands that do not show the log (:func:`set_up`)."""
+    """Print reports of engines on standard error, in commands that do not show the log (:func:`set_up`)."""
     logger = logging.getLogger("ls_edge.engines")
     logger.handlers[:] = [_EngineStatus()]
     logger.setLevel(logging.INFO)

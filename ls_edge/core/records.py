@@ -1,10 +1,7 @@
-"""Records of the requests of a run: a holder's visit on the wire, a line of ``ls-edge run --trace``, input of reports.
+"""Records of the requests of a run, which traces and reports are made of.
 
-Durations are microseconds, whole numbers where they are recorded. Milliseconds are made where they are shown: in the
-JSON of a trace, in tables and in charts.
-
-Clocks of different devices are never compared. A holder reports durations only; what remains of a request's
-latency after stem, head and its holders' own times is the wire's, shared out over its hops in equal parts
+Durations are whole microseconds; traces, tables and charts show milliseconds. Clocks of different devices are never
+compared: holders report durations, and the rest of a request's latency is divided equally among its hops
 (:attr:`RequestRecord.hop_us`).
 """
 
@@ -49,56 +46,56 @@ BlockAt = tuple[int, str]
 """A block and the process that ran it."""
 
 NO_GAIN = "no gain"
-"""Why a holder was given no track: it was not worth its transfer."""
+"""Reason for no track: it was not worth its transfer."""
 
 
 class PeerState(str, Enum):
-    """State of a peer as a source or an observer sees it; its value is what JSON holds."""
+    """State of a peer as a source or an observer sees it."""
 
     ALIVE = "alive"
     COLD = "cold"
-    """Its engines are still being loaded."""
+    """It loads its engines."""
     SUSPECT = "suspect"
     """It made no progress within a hop's deadline."""
     STUCK = "stuck"
-    """Its engine has not answered for longer than it should."""
+    """Its engine call takes longer than it should."""
     DRAINING = "draining"
-    """It finishes what it holds and takes nothing new."""
+    """It finishes its requests and takes no new ones."""
     LOST = "lost"
     """It cannot be reached."""
     REFUSED = "refused"
-    """It does not accept the link, or serves something else than expected."""
+    """It refuses the link, or serves another model or bundle."""
     SILENT = "silent"
     """It accepts the link and does not answer the greeting."""
     UNKNOWN = "unknown"
-    """Nothing was heard of it."""
+    """Nothing is known about it."""
 
     __str__ = str.__str__
 
 
 class TrackSpan(msgspec.Struct, frozen=True, array_like=True):
-    """A track of a wave as the holder that joined it measured it, in microseconds of that holder's clock."""
+    """A track of a wave, as its joiner measured it, in microseconds of the joiner's clock."""
 
     wave: Count
-    """Counts the waves of this visit."""
+    """Number of the wave in this visit."""
     holder: Name
     blocks: tuple[Count, ...]
-    """What ran and was summed, in order; empty for a track that did not come back, or a holder that was given none."""
+    """Blocks that ran and were summed, in order; empty for a track that did not come back, or that was not given."""
     begin_us: Microseconds
     """Since the tokens arrived at the joiner."""
     end_us: Microseconds
     expected_us: Microseconds
-    """Planned duration; of a holder that was given no track, what a single block would have taken there."""
+    """Planned duration; for a holder without a track, that of a single block."""
     queue_us: Microseconds = 0
-    """Waiting for the engine, at the track's holder; so too the next two."""
+    """Time in the queue of the track's holder, like the next two."""
     engine_us: Microseconds = 0
     codec_us: Microseconds = 0
     why: ShortText = ""
-    """Why nothing of it was summed: ``no gain`` (it was not worth its transfer), ``lost``, ``late``, ``refused``."""
+    """Reason why it was not summed: ``no gain`` (not worth its transfer), ``lost``, ``late`` or ``refused``."""
 
     @property
     def transfer_us(self) -> int:
-        """What remains of its duration after its holder's own times: the way there and back."""
+        """Rest of its duration after the holder's own times: both transfers."""
         return max(0, self.end_us - self.begin_us - self.queue_us - self.engine_us - self.codec_us)
 
 
@@ -107,20 +104,20 @@ class Visit(msgspec.Struct, frozen=True, array_like=True):
 
     holder: Name
     blocks: tuple[Count, ...]
-    """What it ran there, in order."""
+    """Blocks that it ran, in order."""
     queue_us: Microseconds
-    """Waiting for the engine."""
+    """Time in the queue of the engine."""
     engine_us: Microseconds
     codec_us: Microseconds
-    """Encoding and decoding tokens."""
+    """Time to encode and decode tokens."""
     wait_us: Microseconds = 0
-    """Waiting for the tracks of others (policy ``parallel``)."""
+    """Time to wait for tracks of others (policy ``parallel``)."""
     tracks: tuple[TrackSpan, ...] = ()
-    """All tracks of the waves that were joined here, its own included."""
+    """All tracks of the waves that were joined here, including its own."""
 
     @property
     def total_us(self) -> int:
-        """All of its durations."""
+        """Sum of its durations."""
         return self.queue_us + self.engine_us + self.codec_us + self.wait_us
 
     @property
@@ -130,13 +127,13 @@ class Visit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
-    """One request: what was asked, what came back, by which way."""
+    """One request, its answer or error, and its way."""
 
     id: int
     image: str
     label: int | None
     prediction: int | None
-    """None where the request failed."""
+    """None if the request failed."""
     latency_us: int
     """From the submission of the preprocessed image to the answer, or to the error."""
     degraded: bool
@@ -144,38 +141,38 @@ class RequestRecord(msgspec.Struct, frozen=True):
     """Type and message, such as ``BudgetExceeded: ...``."""
     skipped: tuple[int, ...]
     attempts: int
-    """Branches that the source started."""
+    """Number of branches that the source started."""
     logits: tuple[float, ...] | None
     waves: tuple[tuple[tuple[BlockAt, ...], ...], ...] = ()
-    """What ran: waves of tracks of (block, holder)."""
+    """Waves of tracks of blocks with their holders."""
     submitted_us: int = 0
     """Since the start of the run."""
     stem_us: int = 0
     head_us: int = 0
     visits: tuple[Visit, ...] = ()
     duplicates: int = 0
-    """Later answers to the same request, dropped."""
+    """Number of dropped later answers."""
     why_skipped: str = ""
-    """Why blocks were left out of the answer, the bands that they stand in named; empty where none were."""
+    """Reason for skipped blocks, with their bands; empty if none were skipped."""
 
     @property
     def arrangement(self) -> Arrangement:
-        """What ran, without the holders; the input of a replay."""
+        """Arrangement without the holders, for a replay."""
         return Arrangement(tuple(tuple(tuple(b for b, _ in track) for track in wave) for wave in self.waves))
 
     @property
     def is_plain(self) -> bool:
-        """Whether no two blocks ran side by side."""
+        """Whether no two blocks ran in parallel."""
         return all(len(wave) == 1 for wave in self.waves)
 
     @property
     def steps(self) -> tuple[BlockAt, ...]:
-        """Every block that ran for the answer with its holder; if nothing ran side by side, in the order of the run."""
+        """All blocks of the answer with their holders, wave by wave and track by track."""
         return tuple(step for wave in self.waves for track in wave for step in track)
 
     @property
     def holders(self) -> set[str]:
-        """Every process that ran a block of the answer."""
+        """All processes that ran a block of the answer."""
         return {holder for _, holder in self.steps}
 
     @property
@@ -185,7 +182,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
     @property
     def hop_us(self) -> float:
-        """Time on the wire of each hop, the one back to the source included; 0 where the visits are not known."""
+        """Time of each hop on the wire, including the one back to the source; 0 if the visits are not known."""
         if not self.visits:
             return 0.0
         inside = self.stem_us + self.head_us + sum(visit.total_us for visit in self.visits)
@@ -193,7 +190,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
     @property
     def hops(self) -> int:
-        """Transfers of tokens that the answer took: the one back to the source, and two a track of others, included."""
+        """Number of transfers of tokens, including the one back to the source and two per track of others."""
         if self.visits:
             return hops_of(self.visits)
         holders = [holder for _, holder in self.steps]
@@ -201,7 +198,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
 
 def hops_of(visits: Sequence[Visit]) -> int:
-    """Transfers of tokens of an answer with these visits, the one back to the source included; 0 without any."""
+    """Return the number of transfers of an answer with these visits; 0 without any."""
     return len(visits) + 1 + 2 * sum(len(visit.tracks_of_others) for visit in visits) if visits else 0
 
 
@@ -299,14 +296,13 @@ class RunContext(msgspec.Struct, frozen=True):
 
 
 def encode_record(record: RequestRecord) -> bytes:
-    """The line of a record, without its end, which :func:`read_trace` reads again.
+    """Return the JSON line of a record in a trace.
 
-    Durations are milliseconds, and ``order`` is None where blocks ran side by side; then ``waves`` is set. Bytes of an
-    image's name that are not UTF-8 are written as visible escapes. Raises :class:`DataError` where a logit is NaN or
-    infinity, which JSON does not have.
+    Durations are milliseconds. ``order`` is None if blocks ran in parallel; then ``waves`` is set. Bytes of an image's
+    name that are not UTF-8 become visible escapes. Raises :class:`DataError` for a logit that is not finite.
     """
     if record.logits is not None and not all(map(math.isfinite, record.logits)):
-        raise DataError(f"request {record.id} cannot stand in a trace: a logit is NaN or infinity")
+        raise DataError(f"request {record.id} cannot be written to a trace: a logit is NaN or infinity")
     ran = {"order": record.steps, "waves": None} if record.is_plain else {"order": None, "waves": record.waves}
     document = {**_in_ms(record), **ran}
     line = {name: document[name] for name in _LINE}
@@ -321,11 +317,11 @@ _LINE = (
     "id", "image", "label", "prediction", "latency_ms", "degraded", "error", "order", "skipped", "attempts", "logits",
     "waves", "submitted_ms", "stem_ms", "head_ms", "visits", "duplicates", "why_skipped",
 )  # fmt: skip
-"""Keys of a trace's line, in their order."""
+"""Keys of a line, in order."""
 
 
 def _in_ms(value: Any) -> Any:
-    """Structs as dictionaries, whose durations are milliseconds."""
+    """Convert structs to dictionaries with durations in milliseconds."""
     if isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__}
         return {
@@ -340,17 +336,17 @@ def _escaped(text: str) -> str:
 
 
 class TraceWriter:
-    """A trace that is written while the run goes on: each line is in the file before the next request ends.
+    """Writer of a trace during a run, one line per request.
 
-    An error of the file (a full disk) does not end the run: it is kept in :attr:`problem`, what was written by then
-    stays as whole lines, and nothing more is written.
+    An error such as a full disk does not end the run: :attr:`problem` has the reason, the complete lines stay in the
+    file, and nothing more is written.
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Begin the file anew; raises :class:`UsageError` where it cannot be written."""
+        """Create the file; raise :class:`UsageError` if it cannot be written."""
         self.path = Path(path)
         self.problem = ""
-        """Why the trace is not complete; empty while it is."""
+        """Reason why the trace is incomplete; empty if it is complete."""
         self._lines: dict[int, RequestRecord] = {}
         try:
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -368,7 +364,7 @@ class TraceWriter:
         self.close()
 
     def write(self, record: RequestRecord) -> None:
-        """Append the line of a record; does nothing once there was a problem."""
+        """Append a record; do nothing after a problem."""
         if self.problem:
             return
         try:
@@ -382,10 +378,10 @@ class TraceWriter:
                 done += os.write(self._descriptor, line[done:])
         except OSError as error:
             self.problem = (
-                f"the trace {self.path} ends after {len(self._lines)} requests: {error.strerror}; make room, or give "
-                "another path"
+                f"the trace {self.path} ends after {len(self._lines)} requests: {error.strerror}; free some space, "
+                "or give another path"
             )
-            if self._plain:  # no half line, which no reader would take
+            if self._plain:  # readers refuse an incomplete line
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._descriptor, self._size)
                     os.lseek(self._descriptor, self._size, os.SEEK_SET)
@@ -394,7 +390,7 @@ class TraceWriter:
         self._lines[record.id] = record
 
     def correct(self, records: Iterable[RequestRecord]) -> None:
-        """Write lines again that have changed since (late answers are counted when the run is over), in one step."""
+        """Rewrite the file with changed records, since late answers are counted after the run."""
         known = {record.id: record for record in records}
         changed = any(known.get(id_, record) != record for id_, record in self._lines.items())
         if not changed or self.problem or not self._plain:
@@ -412,7 +408,7 @@ class TraceWriter:
 
 
 class HolderTimes(NamedTuple):
-    """What an answer cost one holder: a visit, or a track that it ran for another's wave; in microseconds."""
+    """Times of one holder of an answer, in a visit or in a track of another's wave, in microseconds."""
 
     holder: str
     queue_us: int
@@ -421,7 +417,7 @@ class HolderTimes(NamedTuple):
 
 
 def holder_times(record: RequestRecord) -> Iterator[HolderTimes]:
-    """Each visit, then each track that another holder ran for it; a joiner's own tracks are part of its visit."""
+    """Yield each visit, then each track of another holder; a joiner's own tracks are part of its visit."""
     parts: list[Visit | TrackSpan] = [*record.visits, *record.tracks_of_others]
     for one in parts:
         yield HolderTimes(one.holder, one.queue_us, one.engine_us, one.codec_us)

@@ -1,6 +1,6 @@
 """The hardware that this process runs on, from /proc, /sys and the device tree: processor, cores, memory, board.
 
-Linux only; elsewhere, and where a file is missing, a fact is None or empty. Nothing here runs a program.
+Linux only. Elsewhere, and if a file is missing, a fact is None or empty. No program is run.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def cpu_name() -> str:
-    """Model name of the processor, or the architecture where it has none."""
+    """Return the model name of the processor, or else its architecture."""
     found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _cpuinfo(), re.M)
     return found[1].strip() if found else platform.machine()
 
 
 def cpu_features(cpuinfo: str | None = None) -> list[str]:
-    """Vector and matrix instructions that matter for engines, of those that the processor has.
+    """Return the processor's vector and matrix instructions that matter for engines.
 
-    ``cpuinfo`` is the text of ``/proc/cpuinfo``, which is read where it is left out.
+    ``cpuinfo`` is the text of ``/proc/cpuinfo``, which is read by default.
     """
     lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", _cpuinfo() if cpuinfo is None else cpuinfo, re.M)
     flags = set(lines[0].split()) if lines else set()
@@ -34,23 +34,23 @@ def cpu_features(cpuinfo: str | None = None) -> list[str]:
 
 
 def multiplies_bfloat16(cpuinfo: str | None = None) -> bool:
-    """Whether the processor multiplies bfloat16 itself (AVX512-BF16, AMX, Arm's BF16); emulated it would be slower."""
+    """Return whether the processor multiplies bfloat16 itself (AVX512-BF16, AMX, Arm's BF16)."""
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(cpu_features(cpuinfo))
 
 
 def int8_products_saturate(cpuinfo: str | None = None) -> bool:
-    """Whether the processor is an x86 with AVX2 and without VNNI or AMX, whose fast int8 products saturate."""
+    """Return whether fast int8 products saturate, as on x86 with AVX2 and without VNNI or AMX."""
     features = set(cpu_features(cpuinfo))
     return "avx2" in features and not features & {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 
 def cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_quota(root: Path = CGROUP, own: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Cores whose time the control group of this process grants, the least of all its levels; None for no limit."""
+    """Return the cores that the control group of this process grants, its smallest level; None for no limit."""
     quotas: list[float] = []
     match = re.search(r"^0::/(.*)$", _text(own), re.M)
     level = root / match[1].strip() if match and ".." not in match[1] else root
@@ -64,7 +64,7 @@ def cpu_quota(root: Path = CGROUP, own: Path = Path("/proc/self/cgroup")) -> flo
 
 
 def memory_gib() -> tuple[float, float] | None:
-    """Total and free memory in GiB, as the control group grants it where that is less."""
+    """Return total and free memory in GiB, or the limit of the control group if that is less."""
     info = {name: int(kib) for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", _text("/proc/meminfo"), re.M)}
     if "MemTotal" not in info:
         return None
@@ -77,14 +77,14 @@ def memory_gib() -> tuple[float, float] | None:
 
 
 def board() -> str | None:
-    """What the device tree calls this board, with the release of Jetson Linux where there is one."""
+    """Return the board's name in the device tree, with the release of Jetson Linux if there is one."""
     model = _text("/proc/device-tree/model").strip("\0\n ")
     release = re.search(r"R\d+ \(release\), REVISION: [\d.]+", _text("/etc/nv_tegra_release"))
     return f"{model}, L4T {release[0]}" if model and release else model or None
 
 
 def jetpack(root: Path = Path("/")) -> str | None:
-    """Version of JetPack: of its package where that is installed, else by Jetson Linux's release; None elsewhere."""
+    """Return the version of JetPack, from its package or the release of Jetson Linux; None elsewhere."""
     package = re.search(
         r"^Package: nvidia-jetpack\n(?:\S.*\n|\s.*\n)*?Version: ([\w.]+)", _text(root / "var/lib/dpkg/status"), re.M
     )
@@ -95,12 +95,12 @@ def jetpack(root: Path = Path("/")) -> str | None:
 
 
 def has_nvidia() -> bool:
-    """Whether the NVIDIA driver shows a GPU, on a card or in a Jetson."""
+    """Return whether the NVIDIA driver shows a GPU, on a card or in a Jetson."""
     return any(Path(device).exists() for device in ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu"))
 
 
 _JETPACKS = {"35": "5", "36": "6", "38": "7", "39": "7"}
-"""By the first number of Jetson Linux."""
+"""JetPack version by the major version of Jetson Linux."""
 
 
 @functools.cache  # reading it takes milliseconds where there are many cores

@@ -1,6 +1,6 @@
-"""``profile.json``: what a bundle takes on one device, written by ``ls-edge profile`` and read by ``ls-edge plan``.
+"""``profile.json``: times and memory of a bundle on one device, from ``ls-edge profile`` for ``ls-edge plan``.
 
-Times are milliseconds, sizes bytes. What could not be measured is null, never a guess.
+Times are milliseconds, sizes bytes. Values that could not be measured are null.
 """
 
 from __future__ import annotations
@@ -34,49 +34,49 @@ class Times(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, seconds: list[float]) -> Times:
-        """From at least one run."""
+        """Summarize at least one run."""
         ms = np.asarray(seconds) * 1e3
         return cls(*(round(float(value), 4) for value in (np.median(ms), np.percentile(ms, 95), ms.min())))
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):
-    """What a device is."""
+    """Description of a device."""
 
     name: str
-    """What the plan and ``peers.yaml`` call it; the host name unless it was given another."""
+    """Name in plans and ``peers.yaml``, by default the host name."""
     board: str | None
     cpu: str
     cores: int
     cpu_quota: float | None
-    """Cores whose time its control group grants; null for no limit."""
+    """Cores that its control group grants; null for no limit."""
     gpus: list[str]
     memory_bytes: int | None
     available_bytes: int | None
-    """Memory that was free before the engines were loaded."""
+    """Free memory before the engines were loaded."""
     l4t: str | None
     power_mode: str | None
     battery_wh: float | None
-    """What was left in its batteries."""
+    """Energy left in its batteries."""
     versions: dict[str, str]
     emulated: str | None = None
-    """What the figures stand for where they were not measured on such a device: the source of the figures."""
+    """Source of the numbers of an emulated device; null for a measured one."""
 
 
 class PartLoad(msgspec.Struct, frozen=True):
-    """What it takes to have a part ready to run."""
+    """Cost of loading a part."""
 
     part: str
     load_ms: float
-    """Until its engine was open, the build included where there was one."""
+    """Time until its engine was open, including a build."""
     built: bool
     """Whether its engine had to be built first (TensorRT)."""
     file_bytes: int
     resident_bytes: int | None
-    """By how much the memory of the process grew; memory of a graphics card does not count here."""
+    """Growth of the process's memory, without that of a graphics card."""
 
 
 class BatchTimes(msgspec.Struct, frozen=True):
-    """Times of the parts at one batch size, one image or several at a time."""
+    """Times of the parts at one batch size."""
 
     stem_ms: Times
     head_ms: Times
@@ -85,7 +85,7 @@ class BatchTimes(msgspec.Struct, frozen=True):
     """Stem, all blocks and head one after the other."""
     repeats: int
     slowdown: float
-    """Median of the last third of the runs by that of the first third: above 1 the device became slower."""
+    """Median of the last third of the runs over that of the first third; above 1 the device became slower."""
     power_watts: float | None
     energy_mj_per_image: float | None
 
@@ -106,19 +106,19 @@ class DeviceProfile(msgspec.Struct, frozen=True):
         dict[BatchSize, BatchTimes],
         Meta(min_length=1, description="a group of batch sizes, which are whole numbers above 0"),
     ]
-    """By the number of images at a time."""
+    """Times by batch size."""
     parts: list[PartLoad]
     memory_bytes: int
-    """Of all parts together, the larger of their files and of what the process grew by."""
+    """Size of the part files or growth of the process, whichever is larger."""
     power_watts: float | None
-    """While the chain runs one image after the other."""
+    """Power while the chain runs one image after the other."""
     idle_watts: float | None
-    """Before the engines were loaded."""
+    """Power before the engines were loaded."""
     power_scope: str | None
-    """What the power is drawn by: ``board``, ``platform``, ``processor``, ``gpu`` or ``processor and gpu``."""
+    """Consumer of the power: ``board``, ``platform``, ``processor``, ``gpu`` or ``processor and gpu``."""
     power_channels: dict[str, float]
     energy_mj_per_image: float | None
-    """Power times the time of an image, one at a time; what the device draws while idle is in it."""
+    """Power times the time of a single image, including idle power."""
     throttled: bool
     throttled_by: list[str]
     before: DeviceState
@@ -126,57 +126,57 @@ class DeviceProfile(msgspec.Struct, frozen=True):
 
     @property
     def one_at_a_time(self) -> BatchTimes:
-        """The times of the smallest batch."""
+        """Times of the smallest batch."""
         return self.batch[min(self.batch, key=int)]
 
     @property
     def block_ms(self) -> float:
-        """What one block takes, usually: the mean of the blocks' medians, one image at a time."""
+        """Typical time of one block, the mean of the blocks' medians, one image at a time."""
         times = self.one_at_a_time
         return sum(block.p50 for block in times.blocks_ms) / len(times.blocks_ms) / min(map(int, self.batch))
 
     @property
     def block_memory_bytes(self) -> int:
-        """What one more block takes: the mean of what the blocks took."""
+        """Mean memory of one block."""
         blocks = [part for part in self.parts if part.part.startswith("block ")]
         return round(sum(max(part.file_bytes, part.resident_bytes or 0) for part in blocks) / len(blocks))
 
 
 class LinkTimes(msgspec.Struct, frozen=True):
-    """Transfers of one model's tokens from one process to another, in one codec."""
+    """Transfer times of tokens from one process to another, in one codec."""
 
     origin: str
     to: str
     codec: str
     bytes: int
-    """Of a frame of tokens."""
+    """Size of a frame of tokens."""
     transfers: int
-    """How many were measured."""
+    """Number of measurements."""
     p50_ms: Duration
-    """From the end of the engine call before to the receiver's word that it has the tokens, decoded and checked."""
+    """Time from the end of the previous engine call until the receiver has the tokens, decoded and checked."""
     p95_ms: float
 
 
 class LinkFit(msgspec.Struct, frozen=True):
-    """Latency and bandwidth between two processes, by a straight line through the medians of the codecs."""
+    """Latency and bandwidth between two processes, from a line through the medians of the codecs."""
 
     origin: str
     to: str
     latency_ms: float | None
-    """Null where codecs of different sizes do not take different times."""
+    """Null if codecs of different sizes do not differ in time."""
     mbit_per_s: float | None
 
 
 class CallTimes(msgspec.Struct, frozen=True):
-    """What an engine call takes a peer beyond the engine: from having the tokens to the decision where they go next."""
+    """Time of an engine call beyond the engine, from having the tokens to the next decision."""
 
     peer: str
     p50_ms: float
     mean_ms: float
-    """What counts for throughput: on a busy machine a few calls wait long."""
+    """Value for throughput: on a busy machine a few calls wait long."""
     p95_ms: float
     calls: int
-    """How many were measured."""
+    """Number of measurements."""
 
 
 class LinksDocument(msgspec.Struct, frozen=True):
@@ -185,13 +185,13 @@ class LinksDocument(msgspec.Struct, frozen=True):
     schema: int
     model_id: str
     source: str
-    """What the file calls the process that asked."""
+    """Name of the measuring process in the file."""
     transfers: list[LinkTimes]
     fits: list[LinkFit]
     missing: list[tuple[str, str, str]]
-    """Pairs that could not be measured, and why."""
+    """Pairs that could not be measured, and the reasons."""
     calls: list[CallTimes] = []
-    """Of each peer that ran a block for the measurement."""
+    """Call times of each peer that ran a block for the measurement."""
 
 
 def load_profile(path: str | Path) -> DeviceProfile:

@@ -1,7 +1,7 @@
-"""The command that installs what is missing, for every message that has to name one.
+"""Commands that install missing packages, for messages.
 
-It names packages of the index, never ls-edge itself, so it works whether ls-edge was installed from a clone or from a
-wheel that was copied to a board. What an extra needs is read from the installed package.
+They name packages of the index, never ls-edge itself, so they work for a clone and for a wheel on a board. The
+requirements of an extra are read from the installed package.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ORT_BUILDS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxrun
 
 
 class Requirement(NamedTuple):
-    """A package that ls-edge needs, with the least version and the first that is too new, empty where any will do."""
+    """A required package, with the lowest version and the first one that is too new; empty for any version."""
 
     name: str
     least: str
@@ -73,7 +73,7 @@ def engine_advice() -> str:
 
 
 def requirements() -> dict[str, list[Requirement]]:
-    """What each extra of ls-edge needs, by name; the core under the empty one; empty where it is not installed."""
+    """Return the requirements of each extra, and of the core under the empty name; empty if not installed."""
     try:
         lines = importlib.metadata.requires("ls-edge") or []
     except importlib.metadata.PackageNotFoundError:
@@ -101,7 +101,7 @@ def requirements() -> dict[str, list[Requirement]]:
 
 
 def installed(name: str) -> str | None:
-    """Version of an installed distribution, None where there is none."""
+    """Return the version of an installed distribution, or None."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -109,16 +109,16 @@ def installed(name: str) -> str | None:
 
 
 def satisfied(item: Requirement) -> bool:
-    """Whether a distribution within these bounds is installed."""
+    """Return whether a distribution within these bounds is installed."""
     version = installed(item.name)
     return version is not None and numbers(version) >= numbers(item.least) and not too_new(item, version)
 
 
 def too_new(item: Requirement, version: str) -> bool:
-    """Whether this version is at or above the first that is too new."""
+    """Return whether a version is at or above the first one that is too new."""
     return bool(item.below) and numbers(version) >= numbers(item.below)
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The leading three numbers of a version, which is enough to compare with a least one."""
+    """Return the first three numbers of a version, enough to compare it with a bound."""
     return tuple(int(number) for number in re.findall(r"\d+", version.split("+")[0])[:3])

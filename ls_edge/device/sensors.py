@@ -1,6 +1,6 @@
 """Power, temperatures, clocks and throttling of the device that this process runs on, from sysfs and from NVML.
 
-Read by ourselves, from the interfaces that the kernel documents:
+Sources are the interfaces that the kernel documents:
 
 - INA3221 (``Documentation/hwmon/ina3221.rst``): ``in[123]_label``, ``in[123]_input`` in mV, ``curr[123]_input`` in mA.
   Which channels make up the whole board differs from board to board (:data:`BOARD_CHANNELS`, from the chapter "Platform
@@ -12,8 +12,8 @@ Read by ourselves, from the interfaces that the kernel documents:
   ``thermal_throttle`` on x86; ``get_throttled`` of a Raspberry Pi's firmware.
 - NVML by its C interface, for NVIDIA cards.
 
-What is not there is None or empty, and nothing is estimated. Roots are parameters, so that a copy of a board's tree can
-be read.
+Missing values are None or empty; nothing is estimated. The root is a parameter, so that a copy of a board's tree can be
+read.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ BOARD_CHANNELS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
         frozenset({"VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"}),
     ),
 )
-"""Labels by which a board is known, and the channels whose sum is what the whole of it draws."""
+"""Labels that identify a board, and the channels whose sum is its total power."""
 
 SAMPLE_EVERY_S = 0.05
-"""Between two readings of power: shorter follows peaks and costs processor time, which a profile is to measure."""
+"""Interval between readings of power; a shorter one follows peaks and costs processor time."""
 
 _THROTTLING_DEVICE = re.compile(
     r"^(Processor|cpufreq|thermal-cpufreq|devfreq|thermal-devfreq|\w+-throttle-alert|[cg]pu-balanced)"
 )
-"""Cooling devices that slow something down; the others are fans."""
+"""Cooling devices that slow the device down; the others are fans."""
 _PI_NOW = {0: "under-voltage", 1: "clock capped", 2: "throttled", 3: "soft temperature limit"}
 """Bits of a Raspberry Pi's ``get_throttled`` for the present moment."""
 _NVML_SLOWDOWNS = {0x08: "hardware slowdown", 0x20: "software thermal slowdown", 0x40: "hardware thermal slowdown",
@@ -58,15 +58,15 @@ class DeviceState(msgspec.Struct, frozen=True):
 
     temperatures_c: dict[str, float]
     clocks_mhz: dict[str, float]
-    """Of each processor core (``cpu0``) and GPU (``gpu0``), as it runs now."""
+    """Present clock of each processor core (``cpu0``) and GPU (``gpu0``)."""
     throttled: list[str]
-    """What slows the device down at this moment."""
+    """Present causes of throttling."""
     counters: dict[str, int]
     """Throttling and over-current events since the device was started."""
 
 
 class GpuReading(msgspec.Struct, frozen=True):
-    """What NVML says of one card; None where the card does not say."""
+    """Values of one card from NVML, or None."""
 
     name: str
     watts: float | None
@@ -78,37 +78,37 @@ class GpuReading(msgspec.Struct, frozen=True):
 
 
 class PowerReading(msgspec.Struct, frozen=True):
-    """Mean power over a stretch of time."""
+    """Mean power over a period."""
 
     watts: float
     scope: str
-    """What draws it: ``board``, ``platform`` (RAPL's psys), ``processor``, ``gpu`` or ``processor and gpu``."""
+    """Consumer: ``board``, ``platform`` (RAPL's psys), ``processor``, ``gpu`` or ``processor and gpu``."""
     source: str
     """``ina3221``, ``rapl``, ``nvml`` or ``rapl and nvml``."""
     channels: dict[str, float]
-    """Mean watts of each channel that was read, those included that are a part of another."""
+    """Mean watts of each channel, including those that are a part of another."""
 
 
 class Sensors:
     """The sensors of a device; ``root`` is the folder that holds its ``sys`` and ``proc``."""
 
     def __init__(self, root: Path = Path("/"), nvml: Nvml | None = None) -> None:
-        """``nvml`` is opened where it is left out and ``root`` is this machine's."""
+        """Open ``nvml`` by default, if ``root`` is this machine."""
         self.root = root
         self._sys = root / "sys"
         self._nvml = Nvml.open() if nvml is None and root == Path("/") else nvml
 
     @property
     def has_power(self) -> bool:
-        """Whether anything tells power here."""
+        """Whether any sensor measures power."""
         return bool(self.channel_watts() or self.energy_uj() or any(_tells_power(gpu) for gpu in self.gpus()))
 
     def gpus(self) -> list[GpuReading]:
-        """The cards that NVML knows; empty without it."""
+        """Return the cards that NVML knows; none without NVML."""
         return [] if self._nvml is None else self._nvml.read()
 
     def channel_watts(self) -> dict[str, float]:
-        """Power of each INA3221 channel that has a label and a reading, in watts."""
+        """Return the power of each INA3221 channel with a label and a reading, in watts."""
         found: dict[str, float] = {}
         for monitor in self._hwmon("ina3221"):
             for channel in (1, 2, 3):
@@ -119,10 +119,7 @@ class Sensors:
         return found
 
     def energy_uj(self) -> dict[str, tuple[int, int]]:
-        """RAPL: microjoules and the range of the counter, of the domains that add up to the most that is told.
-
-        That is ``psys`` where there is one, else all packages and their memory.
-        """
+        """Return microjoules and counter range by RAPL domain: ``psys`` alone, or all packages and their memory."""
         found: dict[str, tuple[int, int]] = {}
         for zone in sorted((self._sys / "class/powercap").glob("intel-rapl:*")):
             name, energy, most = (
@@ -157,7 +154,7 @@ class Sensors:
         return DeviceState(temperatures, clocks, throttled, self._counters())
 
     def battery_wh(self) -> float | None:
-        """What is left in all batteries, in watt hours; None where there is none."""
+        """Return the energy left in all batteries, in watt hours, or None."""
         found: list[float] = []
         for supply in sorted((self._sys / "class/power_supply").glob("*")):
             if _text(supply / "type") != "Battery" or _text(supply / "scope") == "Device":
@@ -170,7 +167,7 @@ class Sensors:
         return round(sum(found), 3) if found else None
 
     def power_mode(self) -> str | None:
-        """A Jetson's power mode (nvpmodel), by its name where its configuration tells that."""
+        """Return a Jetson's power mode (nvpmodel), by its name if the configuration has it."""
         mode = re.search(r"pmode:(\d+)", _text(self.root / "var/lib/nvpmodel/status"))
         if mode is None:
             return None
@@ -178,7 +175,7 @@ class Sensors:
         return next((name for number, name in names if int(number) == int(mode[1])), str(int(mode[1])))
 
     def l4t(self) -> str | None:
-        """Release of Jetson Linux, such as ``36.4.3``."""
+        """Return the release of Jetson Linux, such as ``36.4.3``."""
         found = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", _text(self.root / "etc/nv_tegra_release"))
         return f"{found[1]}.{found[2]}" if found else None
 
@@ -186,7 +183,7 @@ class Sensors:
         return [path for path in sorted((self._sys / "class/hwmon").glob("hwmon*")) if _text(path / "name") == name]
 
     def _temperatures(self) -> tuple[dict[str, float], list[str]]:
-        """Temperatures by the name of their zone, and the zones that are at a passive or hot trip point."""
+        """Return temperatures by zone, and the zones at a passive or hot trip point."""
         found: dict[str, float] = {}
         hot: list[str] = []
         for zone in sorted((self._sys / "class/thermal").glob("thermal_zone*")):
@@ -247,7 +244,7 @@ class Sensors:
 
 
 def throttling(before: DeviceState, after: DeviceState) -> list[str]:
-    """What slowed a device down at one of two moments, or was counted between them; empty where nothing is known to."""
+    """Return the causes of throttling at two moments, and the events counted between them."""
     found = list(dict.fromkeys([*before.throttled, *after.throttled]))
     for name, count in after.counters.items():
         more = count - before.counters.get(name, 0)
@@ -257,11 +254,11 @@ def throttling(before: DeviceState, after: DeviceState) -> list[str]:
 
 
 class PowerMeter:
-    """Mean power between enter and exit: samples of channels, differences of counters. A context manager."""
+    """Context manager that measures mean power, from samples of channels and differences of counters."""
 
     def __init__(self, sensors: Sensors, every_s: float = SAMPLE_EVERY_S) -> None:
         self.reading: PowerReading | None = None
-        """The mean power, after the end; None where nothing tells power."""
+        """Mean power after the end; None if no sensor measures power."""
         self._sensors, self._every_s = sensors, every_s
         self._samples: list[dict[str, float]] = []
         self._gpu_samples: list[list[GpuReading]] = []
@@ -293,7 +290,7 @@ class PowerMeter:
                 return
 
     def _gpu_watts(self, seconds: float) -> dict[str, float]:
-        """Mean watts of each card, by its energy counter or else by samples."""
+        """Return mean watts of each card, from its energy counter or else from samples."""
         found: dict[str, float] = {}
         for number, (first, last) in enumerate(zip(self._gpu_samples[0], self._gpu_samples[-1], strict=False)):
             if first.joules is not None and last.joules is not None and last.joules > first.joules:
@@ -309,7 +306,7 @@ class PowerMeter:
 def used_watts(
     before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]], seconds: float
 ) -> dict[str, float]:
-    """Mean watts of each RAPL domain between two readings, a counter that began again at 0 included."""
+    """Return mean watts of each RAPL domain between two readings; a counter may have wrapped around."""
     found = {}
     for name, (energy, most) in after.items():
         if name in before and seconds > 0:
@@ -324,9 +321,9 @@ def used_watts(
 def total_power(
     channels: Mapping[str, float], rapl: Mapping[str, float], gpus: Mapping[str, float]
 ) -> PowerReading | None:
-    """What a device draws, by the channels that measure the most of it; None where none of them does.
+    """Return a device's power from the channels that measure most of it, or None.
 
-    ``channels`` are those of INA3221, ``rapl`` and ``gpus`` mean watts by domain and card.
+    ``channels`` are those of INA3221; ``rapl`` and ``gpus`` are mean watts by domain and card.
     """
     everything = {name: round(watts, 4) for name, watts in {**channels, **rapl, **gpus}.items()}
     for known_by, summed in BOARD_CHANNELS:
@@ -343,10 +340,10 @@ def total_power(
 
 
 class Nvml:
-    """NVIDIA's management library, by its C interface."""
+    """NVIDIA's management library, through its C interface."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Initialise it; raises :class:`OSError` where the driver refuses."""
+        """Initialize the library; raise :class:`OSError` if the driver refuses."""
         self._library = library
         if library.nvmlInit_v2() != 0:
             raise OSError("NVML does not start; is the NVIDIA driver loaded?")
@@ -360,7 +357,7 @@ class Nvml:
 
     @classmethod
     def open(cls, path: str = "libnvidia-ml.so.1") -> Nvml | None:
-        """Load the library; None where it is not there, lacks a function or finds no driver."""
+        """Load the library, or return None if it is missing, lacks a function or finds no driver."""
         try:
             return cls(ctypes.CDLL(path))
         except (OSError, AttributeError):

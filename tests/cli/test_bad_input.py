@@ -217,8 +217,8 @@ CASES = r"""
 1 | eval bundle nowhere --data digits | nowhere is neither a run (config.yaml) nor a bundle (manifest.json), nor a
 2 | eval bundle digits | Missing option '--data'
 2 | verify | Missing argument 'BUNDLE'
-1 | verify nowhere | nowhere is no bundle: it has no manifest.json; write one with 'ls-edge export
-1 | verify empty | empty is no bundle: it has no manifest.json; write one with 'ls-edge export
+1 | verify nowhere | nowhere is not a bundle: it has no manifest.json; write one with 'ls-edge export
+1 | verify empty | empty is not a bundle: it has no manifest.json; write one with 'ls-edge export
 1 | verify file.txt | file.txt is a file; give the folder of the bundle, which holds manifest.json
 1 | verify bundle/manifest.json | bundle/manifest.json is a file; give the folder of the bundle, which
 1 | verify cut | cut: 1 of 6 parts are wrong: cut/stem.onnx (stem) is not the file of this
@@ -235,7 +235,7 @@ CASES = r"""
 2 | verify bundle --data digits | --data compares with PyTorch and needs --run RUN as well
 2 | verify bundle bundle | Got unexpected extra argument (bundle)
 2 | bench | Missing argument 'BUNDLE'
-1 | bench nowhere | nowhere is no bundle: it has no manifest.json; write one with 'ls-edge export
+1 | bench nowhere | nowhere is not a bundle: it has no manifest.json; write one with 'ls-edge export
 1 | bench file.txt | file.txt is a file; give the folder of the bundle, which
 1 | bench cut | cut/stem.onnx (stem) is not the file of this bundle: sha256
 1 | bench missing | missing/blocks/02.onnx (block 2) is missing; copy it from where the bundle
@@ -265,7 +265,7 @@ CASES = r"""
 2 | peer --name a --peers good.yaml | give the model as --bundle FOLDER, or --store FOLDER
 2 | peer --name x --bundle bundle --peers good.yaml | good.yaml: unknown peer 'x'; known here: a
 2 | peer --name '' --bundle bundle --peers good.yaml | good.yaml: unknown peer ''; known here: a
-1 | peer --name a --bundle nowhere --peers good.yaml | nowhere is no bundle: it has no manifest.json; write one with
+1 | peer --name a --bundle nowhere --peers good.yaml | nowhere is not a bundle: it has no manifest.json; write one with
 1 | peer --name a --bundle file.txt --peers good.yaml | file.txt is a file; give the folder of the bundle, which
 2 | peer --name a --bundle good.yaml --peers bundle | bundle: cannot be read: Is a directory; check the path
 1 | peer --name a --bundle newer --peers good.yaml | newer/manifest.json has schema 7, this ls-edge reads schema 1;
@@ -325,7 +325,7 @@ CASES = r"""
 2 | peer --name a --store st --peers good.yaml --secret-key k.key_secret | good.yaml has no keys, so with --secret-key
 2 | run | Missing option '--peers'
 2 | run --peers good.yaml | Missing option '--bundle'
-1 | run --peers good.yaml --bundle nowhere --data digits | nowhere is no bundle: it has no manifest.json; write one
+1 | run --peers good.yaml --bundle nowhere --data digits | nowhere is not a bundle: it has no manifest.json; write one
 2 | run --peers nowhere.yaml --bundle bundle --data digits | nowhere.yaml: cannot be read: No such file or
 2 | run --peers bundle --bundle good.yaml --data digits | bundle: cannot be read: Is a directory; check
 1 | run --peers good.yaml --bundle bundle --data nowhere | nowhere: no such folder or tar; check the path, or write

@@ -144,7 +144,7 @@ def test_a_fault_names_block_and_bands():
     bands = Bands.from_json("0/1-6/7")
     with pytest.raises(UsageError, match=r"block 0 of band \[0\] runs after band \[1-6\]; the bands are 0/1-6/7"):
         bands.check(Arrangement.plain([1, 0, 2]))
-    assert bands.fault(Arrangement((((0,), (1,)),))) == "band [0] and band [1-6] run side by side"
+    assert bands.fault(Arrangement((((0,), (1,)),))) == "band [0] and band [1-6] run in parallel"
     assert bands.fault(Arrangement.plain([1]), [2, 7]) == ""
     assert bands.fault(Arrangement.plain([1]), [0, 7]) == "block 0 of band [0] remains behind band [1-6]"
     assert bands.fault(Arrangement.plain([0]), [7, 1]) == "block 1 of band [1-6] remains behind band [7]"

@@ -253,9 +253,9 @@ def test_what_is_no_json_object(folder, text):
 
 
 def test_what_is_no_bundle(tmp_path):
-    with pytest.raises(BundleError, match="is no bundle: it has no manifest"):
+    with pytest.raises(BundleError, match="is not a bundle: it has no manifest"):
         Bundle.open(tmp_path)
-    with pytest.raises(BundleError, match="is no bundle"):
+    with pytest.raises(BundleError, match="is not a bundle"):
         Bundle.open(tmp_path / "missing")
     (tmp_path / "file").write_text("")
     with pytest.raises(BundleError, match="is a file; give the folder"):

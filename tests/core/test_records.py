@@ -121,7 +121,7 @@ NAN, INFINITY = float("nan"), float("inf")
 @pytest.mark.parametrize("bad", [NAN, INFINITY, -INFINITY])
 def test_what_the_reader_would_not_take_is_not_written(tmp_path, bad):
     record = msgspec.structs.replace(RECORD, id=7, logits=(0.5, bad))
-    with pytest.raises(DataError, match="request 7 cannot stand in a trace"):
+    with pytest.raises(DataError, match="request 7 cannot be written to a trace"):
         encode_record(record)
     path = tmp_path / "t.jsonl"
     with TraceWriter(path) as writer:

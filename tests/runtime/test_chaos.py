@@ -135,7 +135,7 @@ def test_arguments_that_cannot_be_used_are_named(tiny_bundle):
         (2, ["--lies", "white"], "--lies: 'white' is not known; use one or several of busy, "),
         (2, ["--kinds", "other_bundle"], "--kinds other_bundle needs --other-bundle, a bundle of another model"),
         (2, ["--other-bundle", tiny_bundle], "; give one of another model"),
-        (1, ["--other-bundle", "nowhere"], "nowhere is no bundle: it has no manifest.json"),
+        (1, ["--other-bundle", "nowhere"], "nowhere is not a bundle: it has no manifest.json"),
         (2, ["--policy", "sequential"], "'sequential' is not one of"),
     ):
         done = chaos(tiny_bundle, *arguments)
