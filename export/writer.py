@@ -102,9 +102,13 @@ def steps_of(num_parts: int, *, calibrated: bool = False) -> int:
 
 def parts_of(run: LoadedRun, settings: ExportSettings = _DEFAULT) -> PartsView:
     """Return the run's model in the parts that an export writes; raises as :func:`export_run` does."""
-    bands = run.bands if settings.bands is None else Bands.from_json(settings.bands, run.view.num_blocks)
+    bands = _bands_of(run, settings)
     folded = ends_of(bands) if settings.fold_ends else NOT_FOLDED
     return PartsView(run.view, settings.blocks_per_part, bands, folded)
+
+
+def _bands_of(run: LoadedRun, settings: ExportSettings) -> Bands:
+    return run.bands if settings.bands is None else Bands.from_json(settings.bands, run.view.num_blocks)
 
 
 def export_run(
@@ -128,7 +132,7 @@ def export_run(
         raise UsageError("int8 for TensorRT needs ranges of activations: give images with --calibrate DATA")
     parts = parts_of(run, settings)
     warnings = [f"{run.folder}: {run.record.problem}"] if run.record.problem else []
-    if settings.bands is not None and not run.bands.contains(Bands.from_json(settings.bands, run.view.num_blocks)):
+    if not run.bands.contains(_bands_of(run, settings)):
         warnings.append(
             f"the bands {settings.bands} allow orders that {run.folder} was not trained for (its bands are "
             f"{run.bands}); measure their cost with 'ls-edge eval --bands {settings.bands}'"

@@ -99,7 +99,7 @@ def load_run(folder: str | Path, device: str | torch.device = "cpu") -> LoadedRu
         view = build(record.model, record.model_args, record.kept)
         make_method(record.method, config.method_args).attach(view)
         view.load_weights(tensors)
-        bands = Bands.from_json(config.bands, view.num_blocks)
+        bands = config.block_bands(view.num_blocks)
     except (ModelError, UsageError) as error:
         raise RunError(f"{folder}: {error}") from None
     return LoadedRun(folder, view.to(device).eval(), config, record, bands, digest)

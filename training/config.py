@@ -145,6 +145,10 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     validation_orders: Count = 4
     """Seeded orders for the validation of a method that shuffles."""
 
+    def block_bands(self, num_blocks: int | None = None) -> Bands:
+        """Return the bands of a model of ``num_blocks`` blocks; raise :class:`UsageError` if they do not fit it."""
+        return Bands.from_json(self.bands, num_blocks)
+
 
 class RunRecord(msgspec.Struct, frozen=True):
     """Results of training that, together with the configuration, are enough to build the model."""
@@ -228,8 +232,8 @@ def read_config(path: str | Path | None, flags: dict[str, Any]) -> tuple[TrainCo
         raise UsageError(f"{text}; see 'ls-edge train --help'") from None
     for _, text in _conflicts(config):
         raise UsageError(text)
-    if isinstance(config.bands, str):
-        config = msgspec.structs.replace(config, bands=Bands.from_json(config.bands).to_json())
+    if config.bands is not None:
+        config = msgspec.structs.replace(config, bands=config.block_bands().to_json())
     named = {f"{section}.{key}" for section in SECTIONS for key in plain.get(section, {})}
     return config, frozenset(named | plain.keys() - set(SECTIONS))
 
@@ -247,7 +251,7 @@ def _conflicts(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the place and the text of each problem that concerns more than one value."""
     if config.bands is not None:
         try:
-            Bands.from_json(config.bands)
+            config.block_bands()
         except UsageError as error:
             yield ("bands",), str(error)
     if config.teacher.weights is not None and config.teacher.model is None:

@@ -321,7 +321,7 @@ def _bands_in_force(config: TrainConfig, initial: InitialWeights) -> Bands:
     """Return the configured bands, else those of the run that training starts from, else one band."""
     if config.bands is None and initial.bands is not None:
         return initial.bands
-    return Bands.from_json(config.bands, initial.view.num_blocks)
+    return config.block_bands(initial.view.num_blocks)
 
 
 def _image_in_force(config: TrainConfig, initial: InitialWeights) -> ImageSpec:

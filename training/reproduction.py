@@ -169,7 +169,6 @@ def cost_of(
 
     ``images`` includes those that ``data.validation`` sets apart to select the checkpoint.
     """
-    from ls_edge.core.bands import Bands
     from ls_edge.evaluation.measure import blocks_to_run
     from ls_edge.evaluation.orders import EvaluationOrders
     from ls_edge.training.methods.registry import expected_cost, make_method
@@ -180,7 +179,7 @@ def cost_of(
     seen = (images - held) // config.batch_size * config.batch_size * config.epochs
     training = expected_cost(method, work) * work.forward * seen
     one = work.forward + work.num_blocks * work.added
-    bands = Bands.from_json(config.bands, work.num_blocks)
+    bands = config.block_bands(work.num_blocks)
     validation = config.epochs * held * len(method.validation(bands, config.validation_orders, config.seed)) * one
     kept = None if keep is None else [count for count in keep if count <= work.num_blocks]
     plan = EvaluationOrders.make(bands, orders, kept)

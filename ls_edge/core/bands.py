@@ -23,7 +23,7 @@ from msgspec import Meta
 
 from ls_edge.core.arrangement import Arrangement, equal_waves, random_order, random_subset_order, random_waves
 from ls_edge.core.errors import UsageError
-from ls_edge.core.text import format_ranges, parse_ranges
+from ls_edge.core.text import format_bands, format_ranges, parse_ranges
 
 _Groups = Annotated[list[Annotated[list[int], Meta(min_length=1)]], Meta(min_length=1)]
 _HOW = "write [[0], [1, 2, 3], [4]] in a file, 0/1-3/4 on a command line"
@@ -90,7 +90,7 @@ class Bands:
 
     def __str__(self) -> str:
         """Return the notation of a command line, ``0/1-6/7``."""
-        return "/".join(map(format_ranges, self.groups))
+        return format_bands(self.groups)
 
     @property
     def groups(self) -> tuple[range, ...]:

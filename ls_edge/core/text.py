@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 _RANGE = re.compile(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?")
 """Four digits at most, so that a typing error does not make a list of millions."""
@@ -29,6 +29,11 @@ def parse_ranges(text: str) -> tuple[int, ...]:
             raise ValueError(part)
         numbers.extend(range(int(match[1]), last + 1))
     return tuple(numbers)
+
+
+def format_bands(groups: Iterable[Collection[int]]) -> str:
+    """Return ``0/1-6/7`` for the blocks of each band."""
+    return "/".join(map(format_ranges, groups))
 
 
 def name_blocks(blocks: Collection[int]) -> str:

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from ls_edge.core.bands import Bands
 from ls_edge.core.errors import printable
+from ls_edge.core.text import format_bands
 
 NOTHING = "\N{EN DASH}"
 """Placeholder for a missing number."""
@@ -54,7 +54,7 @@ def byte_size(count: int) -> str:
 
 def bands_text(groups: Sequence[Sequence[int]]) -> str:
     """Return ``, in the bands 0/1-6/7``, or an empty text for one band."""
-    return f", in the bands {Bands.from_json(groups)}" if len(groups) > 1 else ""
+    return f", in the bands {format_bands(groups)}" if len(groups) > 1 else ""
 
 
 def shorten(text: object, limit: int) -> str:

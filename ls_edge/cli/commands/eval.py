@@ -217,7 +217,7 @@ def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Ev
 
 
 def _print(result: Evaluation) -> None:
-    from ls_edge.core.bands import Bands
+    from ls_edge.core.text import format_bands
     from ls_edge.report.formatting import bands_text, counted
     from ls_edge.report.terminal import PlainTable, print_table
 
@@ -245,7 +245,7 @@ def _print(result: Evaluation) -> None:
     for step in result.freedom or ():
         shown = f"± {step.top1_std:.3f}, worst {step.top1_worst:.3f} of {counted(step.orders, 'order')}, "
         shown += f"{step.allowed:,.0f} allowed{', its own bands' if step.own else ''}"
-        table.add_row(f"within {Bands.from_json(step.bands)}", "", f"{step.top1_mean:.3f}", shown)
+        table.add_row(f"within {format_bands(step.bands)}", "", f"{step.top1_mean:.3f}", shown)
     if result.position_accuracy is not None:
         table.add_row("own slot", "", f"{result.position_accuracy:.3f}", "named by the blocks themselves")
     print_table(table)

@@ -203,11 +203,11 @@ def _blocks(summary: dict[str, Any], count: int) -> str:
 
 
 def _bands(summary: dict[str, Any]) -> str:
-    from ls_edge.core.bands import Bands
+    from ls_edge.core.text import format_bands
     from ls_edge.report.formatting import counted
 
-    bands, folded = Bands.from_json(summary["bands"]), summary["folded"]
-    found = [] if bands.is_one else [f"{bands} (blocks change places within each)"]
+    bands, folded = summary["bands"], summary["folded"]
+    found = [f"{format_bands(bands)} (blocks change places within each)"] if len(bands) > 1 else []
     found += [f"{counted(folded[part], 'block')} folded into the {part}" for part in ("stem", "head") if folded[part]]
     return ", ".join(found)
 

@@ -127,7 +127,7 @@ def simulation_of(
             name: (device.runtime_mean_ms if on_average else device.runtime_ms) / 1e3
             for name, device in devices.items()
         },
-        bands=Bands.from_json([list(band) for band in problem.bands]) if problem.bands else None, costs=costs,
+        bands=Bands(problem.num_blocks, tuple(band[0] for band in problem.bands[1:])), costs=costs,
     )  # fmt: skip
     sim.run(0.4)
     return sim
