@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from ls_edge.core.arrangement import Arrangement
-from ls_edge.core.bundle import MANIFEST, Bundle, ImageSpec
+from ls_edge.core.bundle import MANIFEST, Bundle, ImageSpec, bundle_id_of, write_manifest
 from ls_edge.core.errors import DigestMismatch, EngineError, RunError, UsageError, VerificationError
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.export.writer import ExportSettings, check_target, export_run, steps_of
+from ls_edge.export.writer import ExportSettings, check_target, export_run, parts_of, steps_of
+from ls_edge.export.writer import _draft as draft_manifest
 from ls_edge.training.checkpoint import load_run
 from ls_edge.training.models.slots import SlotEmbedding
 from ls_edge.training.models.view import BlockView
@@ -45,20 +46,28 @@ def test_the_orientation_of_photos_is_in_the_manifest_where_it_is_on(exported, l
     record = msgspec.structs.replace(
         loaded.record, image=msgspec.structs.replace(loaded.record.image, exif_orientation=True)
     )
-    upright = export_run(dataclasses.replace(loaded, record=record), tmp_path / "bundle").bundle
-    assert json.loads((upright.folder / MANIFEST).read_bytes())["image"]["exif_orientation"] is True
-    assert upright.manifest.model_id != exported.manifest.model_id
-    path = upright.folder / MANIFEST
+    upright = draft_manifest(dataclasses.replace(loaded, record=record), parts_of(loaded), ExportSettings())
+    assert upright.model_id != exported.manifest.model_id
+    copied = tmp_path / "bundle"
+    shutil.copytree(exported.folder, copied)
+    manifest = msgspec.structs.replace(upright, parts=exported.manifest.parts)
+    bundle_id = bundle_id_of(Bundle(copied, manifest).interface, manifest.precision, manifest.parts)
+    write_manifest(copied, msgspec.structs.replace(manifest, bundle_id=bundle_id))
+    assert Bundle.open(copied).manifest.image.exif_orientation is True
+    path = copied / MANIFEST
     path.write_text(path.read_text().replace('"exif_orientation": true', '"exif_orientation": false'))
     with pytest.raises(DigestMismatch, match="was changed"):
-        Bundle.open(upright.folder)
+        Bundle.open(copied)
 
 
 def test_the_same_run_gives_the_same_digests_from_any_folder(run_folder, exported, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     steps = []
-    again = export_run(load_run(os.path.relpath(run_folder)), "deep/down/other name", on_step=steps.append).bundle
-    ours, theirs = exported.manifest, again.manifest
+    run = load_run(os.path.relpath(run_folder))
+    doubtful = dataclasses.replace(run, record=msgspec.structs.replace(run.record, remark="guessing", best_epoch=1))
+    again = export_run(doubtful, "deep/down/other name", on_step=steps.append)
+    assert again.warnings == (f"{run.folder}: guessing",)
+    ours, theirs = exported.manifest, again.bundle.manifest
     assert ours.bundle_id == theirs.bundle_id
     assert ours.model_id == theirs.model_id
     assert ours.parts.blocks == theirs.parts.blocks

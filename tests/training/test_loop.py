@@ -388,8 +388,6 @@ def test_a_run_that_is_no_better_than_guessing_is_marked(tmp_path):
     assert "no better than guessing (validation cross-entropy" in run.record.remark
     assert "guessing has 2.3; top-1" in run.record.remark
     assert any(run.record.remark in text for text in listener.warnings)
-    exported = export_run(run, tmp_path / "bundle")
-    assert exported.warnings == (f"{tmp_path / 'run'}: {run.record.remark}",)
     good = Silent()
     train(settings(epochs=3, lr=3e-3), tmp_path / "good", listener=good)
     assert load_run(tmp_path / "good").record.problem == ""
