@@ -111,9 +111,9 @@ def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:
     rows: list[Row] = []
     places: dict[float, str] = {}
     for name, item in zip(names, evaluations, strict=True):
-        own = next((Bands.from_json(step.bands) for step in item.freedom or () if step.own), None)
-        for step in item.freedom or ():
-            bands = Bands.from_json(step.bands)
+        steps = [(step, Bands.from_json(step.bands)) for step in item.freedom or ()]
+        own = next((bands for step, bands in steps if step.own), None)
+        for step, bands in steps:
             places.setdefault(step.allowed, "full" if bands.is_one else "fixed" if step.allowed == 1 else str(bands))
             rows.append(
                 row_of(
