@@ -94,7 +94,7 @@ def test_the_table_of_changes_is_short():
 
 
 LONG = {"commands.md", "PROTOCOL.md", "paper.md", "planning.md"}
-LONG |= {"serving.md", "threat-model.md", "training.md"}
+LONG |= {"serving.md", "threat-model.md"}
 
 
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.name not in LONG], ids=lambda path: path.name)
