@@ -380,7 +380,7 @@ CASES = r"""
 1 | train --data nowhere --out new | nowhere: no such folder or tar; check the path, or write 'digits' for the
 2 | train --data digits --out file.txt | --out file.txt is a file; name a folder
 2 | TRAIN --lr nan | '--lr': nan is no finite number
-2 | TRAIN --lr -1 | lr is -1.0; it has to be above 0
+2 | TRAIN --lr -1 | lr is -1.0; it has to be a number above 0
 2 | TRAIN --lr fast | '--lr': 'fast' is no number
 2 | TRAIN --epochs -1 | '--epochs': -1 is not in the range x>=0
 2 | TRAIN --epochs 1.5 | '--epochs': '1.5' is no whole number
