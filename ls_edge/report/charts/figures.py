@@ -39,23 +39,7 @@ def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
         methods = [item.name or str(item.settings.get("of", "")) for item in evaluations]
     names = distinct_labels(methods, 20)
     paint = category_color("name:N", names)
-    orders, kept = [], []
-    for name, item in zip(names, evaluations, strict=True):
-        a, depth = item.arbitrary, int(item.settings.get("blocks", 1))
-        orders.append(
-            row_of(
-                name=name,
-                trained=item.sequential.top1,
-                random=a.top1_mean,
-                low=a.top1_p5,
-                high=min(1.0, a.top1_mean + a.top1_std),
-                text=show_percent(a.top1_mean),
-            )
-        )
-        parts = {int(count): (one.arbitrary, one.sequential) for count, one in item.kept.items() if int(count) < depth}
-        for blocks, (arbitrary, sequential) in sorted({**parts, depth: (a.top1_mean, item.sequential.top1)}.items()):
-            kept.append(row_of(name=name, blocks=blocks, top1=arbitrary, order="random order"))
-            kept.append(row_of(name=name, blocks=blocks, top1=sequential, order="trained order"))
+    orders, kept = _accuracy_rows(names, evaluations)
     tall = max(220, 42 * len(names))
     y = alt.Y("name:N", title=None, sort=names, axis=alt.Axis(labelColor=color("ink"), labelLimit=150))
     left = chart_of(orders).encode(y=y, color=paint)
@@ -93,6 +77,28 @@ def accuracy_figure(evaluations: Sequence[Evaluation]) -> Chart:
         for row in orders
     )
     return alt.hconcat(by_order, by_kept, spacing=40).properties(description=f"{described}.")
+
+
+def _accuracy_rows(names: Sequence[str], evaluations: Sequence[Evaluation]) -> tuple[list[Row], list[Row]]:
+    """Return the accuracies by order, and by number of kept blocks."""
+    orders, kept = [], []
+    for name, item in zip(names, evaluations, strict=True):
+        a, depth = item.arbitrary, int(item.settings.get("blocks", 1))
+        orders.append(
+            row_of(
+                name=name,
+                trained=item.sequential.top1,
+                random=a.top1_mean,
+                low=a.top1_p5,
+                high=min(1.0, a.top1_mean + a.top1_std),
+                text=show_percent(a.top1_mean),
+            )
+        )
+        parts = {int(count): (one.arbitrary, one.sequential) for count, one in item.kept.items() if int(count) < depth}
+        for blocks, (arbitrary, sequential) in sorted({**parts, depth: (a.top1_mean, item.sequential.top1)}.items()):
+            kept.append(row_of(name=name, blocks=blocks, top1=arbitrary, order="random order"))
+            kept.append(row_of(name=name, blocks=blocks, top1=sequential, order="trained order"))
+    return orders, kept
 
 
 def freedom_figure(evaluations: Sequence[Evaluation]) -> Chart:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import altair as alt
 import numpy as np
 
+from ls_edge.core.records import PeerEvent
 from ls_edge.evaluation.run_summary import Floats, Quantiles
 from ls_edge.report.charts.served_chart import away_layer
 from ls_edge.report.charts.specification import (
@@ -28,6 +31,10 @@ from ls_edge.report.formatting import counted, shorten, show_ms
 from ls_edge.report.statistics import RunData
 from ls_edge.report.theme import color
 
+_HEIGHT = 260
+MOST_LABELS = 8
+"""Changes of peers that have labels."""
+
 
 def latency_distribution(data: RunData) -> Chart | None:
     """Draw a histogram of the latencies of a run."""
@@ -43,8 +50,6 @@ def latency_histogram(values: Floats, figures: Quantiles) -> Chart | None:
     bins = int(min(64, max(8, 2 * values.size**0.5)))
     edges = np.geomspace(low, high, bins + 1) if scale.type == "log" else np.linspace(low, high, bins + 1)
     counts, _ = np.histogram(np.clip(values, low, high), edges)
-    order = np.sort(values)[np.linspace(0, len(values) - 1, min(len(values), 160)).astype(int)]
-    height = 260
     x = alt.X("at:Q", scale=scale, title="latency, ms")
     bars = (
         chart_of([row_of(at=a, to=b, answers=int(n)) for a, b, n in zip(edges, edges[1:], counts, strict=False)])
@@ -57,47 +62,43 @@ def latency_histogram(values: Floats, figures: Quantiles) -> Chart | None:
             tooltip=[tooltip_of("at", "from, ms"), tooltip_of("to", "to, ms"), alt.Tooltip("answers:Q")],
         )
     )
-    steps = [row_of(at=low, share=0.0)]
-    steps += [row_of(at=value, share=i / max(len(order) - 1, 1)) for i, value in enumerate(order)]
-    steps += [row_of(at=high, share=1.0)]
-    shares = (
-        chart_of(steps)
-        .mark_line(color=color("bad"), strokeWidth=1.6)
-        .encode(
-            x=x,
-            y=alt.Y(
-                "share:Q",
-                title=None,
-                scale=alt.Scale(domain=[0, 1.3]),
-                axis=alt.Axis(orient="right", format=".0%", values=[0.5, 1], grid=False, labelColor=color("bad")),
-            ),
-        )
-    )
-    named = [
-        (name, float(value or 0)) for name, value in (("p50", figures.p50), ("p95", figures.p95), ("p99", figures.p99))
-    ]
-    layers = [bars, shares]
-    for level, (name, value) in enumerate(named):
-        # Each label has its own row, so that labels do not touch.
-        one = chart_of([row_of(at=value, text=f"{name} {show_ms(value)}")]).encode(x=x)
-        left = position_of(value, scale) < 0.6
-        layers.append(
-            one.mark_rule(color=color("ink"), strokeDash=[3, 3]).encode(y=at("y", 4 + 16 * level), y2=at("y2", height))
-        )
-        layers.append(
-            label(one, "text:N", y=at("y", 9 + 16 * level), align="left" if left else "right", dx=5 if left else -5)
-        )
+    layers = [bars, _cumulative(values, scale, x), *_quantile_marks(figures, scale, x)]
     return (
         alt.layer(*layers)
         .resolve_scale(y="independent")
         .properties(
             width="container",
-            height=height,
+            height=_HEIGHT,
             description=f"Histogram of {counted(len(values), 'answer')}. Median {show_ms(figures.p50)}, "
             f"95th percentile {show_ms(figures.p95)}, 99th percentile {show_ms(figures.p99)}, "
             f"largest {show_ms(figures.max)}.",
         )
     )
+
+
+def _cumulative(values: Floats, scale: alt.Scale, x: alt.X) -> alt.Chart:
+    """Draw the cumulative fraction of the answers."""
+    low, high = scale.domain
+    order = np.sort(values)[np.linspace(0, len(values) - 1, min(len(values), 160)).astype(int)]
+    steps = [row_of(at=low, share=0.0)]
+    steps += [row_of(at=value, share=i / max(len(order) - 1, 1)) for i, value in enumerate(order)]
+    steps += [row_of(at=high, share=1.0)]
+    axis = alt.Axis(orient="right", format=".0%", values=[0.5, 1], grid=False, labelColor=color("bad"))
+    y = alt.Y("share:Q", title=None, scale=alt.Scale(domain=[0, 1.3]), axis=axis)
+    drawn: alt.Chart = chart_of(steps).mark_line(color=color("bad"), strokeWidth=1.6).encode(x=x, y=y)
+    return drawn
+
+
+def _quantile_marks(figures: Quantiles, scale: alt.Scale, x: alt.X) -> list[alt.Chart]:
+    """Draw the median, 95th and 99th percentile, with each label in its own row, so that labels do not touch."""
+    layers = []
+    for level, name in enumerate(("p50", "p95", "p99")):
+        value = float(getattr(figures, name) or 0)
+        one = chart_of([row_of(at=value, text=f"{name} {show_ms(value)}")]).encode(x=x)
+        rule = one.mark_rule(color=color("ink"), strokeDash=[3, 3])
+        layers.append(rule.encode(y=at("y", 4 + 16 * level), y2=at("y2", _HEIGHT)))
+        layers.append(label(one, "text:N", y=at("y", 9 + 16 * level), left=position_of(value, scale) < 0.6, dx=5))
+    return layers
 
 
 def latency_over_time(data: RunData) -> Chart | None:
@@ -107,7 +108,7 @@ def latency_over_time(data: RunData) -> Chart | None:
     """
     if not data.records:
         return None
-    failed = [record for record in data.records if record.error is not None]
+    failed = data.failed
     degraded = [record for record in data.answers if record.degraded]
     scale = latency_scale(data.latency if data.latency.size else np.array([1.0]), room=1.25)
     x = alt.X(
@@ -145,27 +146,7 @@ def latency_over_time(data: RunData) -> Chart | None:
                 x=x, y=y, tooltip=tips
             )
         )
-    changes = chart_of([event_row(event, number) for number, event in enumerate(events)])
-    kind = alt.Color(
-        "kind:N",
-        legend=None,
-        scale=alt.Scale(domain=["lost", "back", "other"], range=[color("bad"), color("good"), color("axis")]),
-    )
-    tip = [alt.Tooltip("what:N", title="peer"), tooltip_of("t", "at, s"), alt.Tooltip("why:N")]
-    layers.append(changes.mark_rule(strokeWidth=1.3, clip=True).encode(x=x, color=kind, tooltip=tip))
-    if len(events) <= 8:
-        for number, row in enumerate(event_row(event, number) for number, event in enumerate(events)):
-            left = (row["t"] * 1e3 - data.start_ms) / (data.end_ms - data.start_ms) < 0.75
-            layers.append(
-                label(
-                    chart_of([row]).encode(x=x, color=kind),
-                    "what:N",
-                    y=at("y", 9 + 15 * (number % 2)),
-                    align="left" if left else "right",
-                    dx=3 if left else -3,
-                    bold=False,
-                )
-            )
+    layers += _changes(data, events, x)
     summary = (
         " ".join(f"{event_text(event)} at {event.at_us / 1e6:.2f} s." for event in events[:20]) or "No peer changed."
     )
@@ -174,11 +155,28 @@ def latency_over_time(data: RunData) -> Chart | None:
         .add_params(alt.selection_interval(name="zoom", bind="scales", encodings=["x"], zoom=ZOOM))
         .properties(
             width="container",
-            height=260,
+            height=_HEIGHT,
             description=f"{counted(len(data.answers), 'answer')}, {len(degraded)} degraded, {len(failed)} failed. "
             f"{summary}",
         )
     )
+
+
+def _changes(data: RunData, events: Sequence[PeerEvent], x: alt.X) -> list[alt.Chart]:
+    """Draw the changes of the peers, with labels if there are few."""
+    rows = [event_row(event, number) for number, event in enumerate(events)]
+    kind = alt.Color(
+        "kind:N",
+        legend=None,
+        scale=alt.Scale(domain=["lost", "back", "other"], range=[color("bad"), color("good"), color("axis")]),
+    )
+    tip = [alt.Tooltip("what:N", title="peer"), tooltip_of("t", "at, s"), alt.Tooltip("why:N")]
+    layers = [chart_of(rows).mark_rule(strokeWidth=1.3, clip=True).encode(x=x, color=kind, tooltip=tip)]
+    for number, row in enumerate(rows if len(rows) <= MOST_LABELS else []):
+        left = (row["t"] * 1e3 - data.start_ms) / (data.end_ms - data.start_ms) < 0.75
+        one = chart_of([row]).encode(x=x, color=kind)
+        layers.append(label(one, "what:N", y=at("y", 9 + 15 * (number % 2)), left=left, dx=3, bold=False))
+    return layers
 
 
 def _bands(data: RunData, x: alt.X, scale: alt.Scale) -> list[alt.Chart]:

@@ -62,69 +62,21 @@ def _request_chart(data: RunData, why: str, record: RequestRecord, limit_us: int
     spans = [span for span in laid.spans if span.row < MOST_ROWS]
     across = alt.Scale(domain=[0, limit_ms], nice=False)
     x = alt.X("ms:Q", title=None, scale=across)
-    names = [name if name not in shown[:row] else "" for row, name in enumerate(shown)]
-    axis = (
-        alt.Axis(
-            values=[row + 0.38 for row in range(len(shown))],
-            labelExpr=lookup_expression([shorten(name, 18) for name in names], "floor(datum.value)"),
-            grid=False,
-            labelOverlap=False,
-            labelColor=color("ink"),
-            minExtent=expression("narrow ? 66 : 110"),
-            maxExtent=expression("narrow ? 66 : 110"),
-            labelLimit=expression("narrow ? 62 : 106"),
-        )
-        if several
-        else None
-    )
     upright: dict[str, Any] = {
         "title": None,
-        "axis": axis,
+        "axis": _holder_axis(shown) if several else None,
         "scale": alt.Scale(domain=[0, len(shown) if several else 1.4], reverse=True, nice=False),
     }
     y = alt.Y("y0:Q", **upright)
-    tips = [
-        alt.Tooltip("what:N"),
-        alt.Tooltip("holder:N"),
-        alt.Tooltip("took:N"),
-        alt.Tooltip("path:N", title="critical path"),
-    ]
     rows = [_stage_row(span, record, laid) for span in spans]
     blocks = [row for row in rows if row["block"] is not None]
-    stages = [row for row in rows if row["block"] is None and not row["why"]]
-    gone = [row for row in rows if row["why"]]
-    pale = opacity_if("datum.path == 'yes'", 0.62)
-    stage_paint = category_color("what:N", list(STAGES))
     ground = [
         row_of(y0=row, y1=row + 0.76, ms=0, to=min(record.latency_us / 1e3, limit_ms)) for row in range(len(shown))
     ]
-    wide = "scale('x', datum.to) - scale('x', datum.ms)"
-    text: Any = {"middle": "(datum.ms + datum.to) / 2", "height": "(datum.y0 + datum.y1) / 2"}
     place: dict[str, Any] = {"x": alt.X("middle:Q", title=None, scale=across), "y": alt.Y("height:Q", **upright)}
     bar: dict[str, Any] = {"x": x, "x2": alt.X2("to:Q"), "y": y, "y2": alt.Y2("y1:Q")}
-    layers = [
-        chart_of(ground).mark_rect(color=color("panel")).encode(**bar),
-        chart_of(stages).mark_rect(clip=True).encode(**bar, color=stage_paint, opacity=pale, tooltip=tips),
-        chart_of(blocks)
-        .mark_rect(stroke=color("bg"), strokeWidth=0.7, clip=True)
-        .encode(**bar, color=block_color(data.num_blocks), opacity=pale, tooltip=tips),
-        chart_of(blocks)
-        .mark_text(fontSize=10.5, fontWeight=600)
-        .transform_calculate(**text)
-        .encode(
-            **place,
-            text=alt.Text("block:O"),
-            color=block_ink(data.num_blocks),
-            opacity=opacity_if(f"{wide} > 13"),
-        ),
-        chart_of(gone)
-        .mark_rect(fill=None, stroke=color("bad"), strokeDash=[4, 3], clip=True)
-        .encode(**bar, tooltip=tips),
-        chart_of(gone)
-        .mark_text(color=color("bad"))
-        .transform_calculate(**text)
-        .encode(**place, text=alt.Text("why:N")),
-    ]
+    layers = [chart_of(ground).mark_rect(color=color("panel")).encode(**bar)]
+    layers += _span_layers(rows, data.num_blocks, bar, place)
     if several:
         layers.append(
             chart_of(_critical_path(spans, record))
@@ -145,6 +97,54 @@ def _request_chart(data: RunData, why: str, record: RequestRecord, limit_us: int
         .resolve_scale(color="independent", opacity="independent")
         .properties(width="container", height=height, description=f"{described}.")
     )
+
+
+def _holder_axis(holders: Sequence[str]) -> alt.Axis:
+    """Return an axis with the name of each holder at its first row."""
+    names = [name if name not in holders[:row] else "" for row, name in enumerate(holders)]
+    return alt.Axis(
+        values=[row + 0.38 for row in range(len(holders))],
+        labelExpr=lookup_expression([shorten(name, 18) for name in names], "floor(datum.value)"),
+        grid=False,
+        labelOverlap=False,
+        labelColor=color("ink"),
+        minExtent=expression("narrow ? 66 : 110"),
+        maxExtent=expression("narrow ? 66 : 110"),
+        labelLimit=expression("narrow ? 62 : 106"),
+    )
+
+
+def _span_layers(rows: list[Row], num_blocks: int, bar: dict[str, Any], place: dict[str, Any]) -> list[alt.Chart]:
+    """Draw stages, blocks, and tracks that did not come back; ``place`` is the middle of a ``bar``."""
+    tips = [
+        alt.Tooltip("what:N"),
+        alt.Tooltip("holder:N"),
+        alt.Tooltip("took:N"),
+        alt.Tooltip("path:N", title="critical path"),
+    ]
+    blocks = [row for row in rows if row["block"] is not None]
+    stages = [row for row in rows if row["block"] is None and not row["why"]]
+    gone = [row for row in rows if row["why"]]
+    pale = opacity_if("datum.path == 'yes'", 0.62)
+    middle: Any = {"middle": "(datum.ms + datum.to) / 2", "height": "(datum.y0 + datum.y1) / 2"}
+    numbers = chart_of(blocks).mark_text(fontSize=10.5, fontWeight=600).transform_calculate(**middle)
+    wide = opacity_if("scale('x', datum.to) - scale('x', datum.ms) > 13")
+    return [
+        chart_of(stages)
+        .mark_rect(clip=True)
+        .encode(**bar, color=category_color("what:N", list(STAGES)), opacity=pale, tooltip=tips),
+        chart_of(blocks)
+        .mark_rect(stroke=color("bg"), strokeWidth=0.7, clip=True)
+        .encode(**bar, color=block_color(num_blocks), opacity=pale, tooltip=tips),
+        numbers.encode(**place, text=alt.Text("block:O"), color=block_ink(num_blocks), opacity=wide),
+        chart_of(gone)
+        .mark_rect(fill=None, stroke=color("bad"), strokeDash=[4, 3], clip=True)
+        .encode(**bar, tooltip=tips),
+        chart_of(gone)
+        .mark_text(color=color("bad"))
+        .transform_calculate(**middle)
+        .encode(**place, text=alt.Text("why:N")),
+    ]
 
 
 def _stage_row(span: Span, record: RequestRecord, laid: RequestIntervals) -> Row:

@@ -66,54 +66,12 @@ def served(data: RunData, *, width: int = 720, most: int = MOST_SPANS) -> Chart 
     grounds = [row_of(y0=row, y1=row + 1 - _GAP) for row in range(len(lanes))]
     overview = alt.layer(
         *_lanes_ground(grounds, away, _lane_axis(names, busy), domain),
-        chart_of(_overview_rows(data, lanes))
-        .mark_rect()
-        .encode(
-            x=alt.X("t:Q", scale=alt.Scale(domain=domain, nice=False), title="seconds since the start"),
-            x2=alt.X2("to:Q"),
-            y=_lane_axis(names, busy),
-            y2=alt.Y2("y1:Q"),
-            color=block_color(data.num_blocks, legend=True),
-            tooltip=[
-                alt.Tooltip("block:O"),
-                alt.Tooltip("share:Q", title="engine busy with it", format=".1%"),
-                tooltip_of("t", "from, s"),
-                tooltip_of("to", "to, s"),
-            ],
-        )
-        .add_params(brush),
+        _overview(data, lanes, _lane_axis(names, busy), domain).add_params(brush),
     ).properties(width=width, height=max(54 * len(lanes), 60), name="overview")
-    scale = alt.Scale(domain=brush, nice=False)
-    x = alt.X("t:Q", scale=scale, title="seconds since the start")
-    runs = chart_of(_span_rows(data, lanes, kept))
-    wide = "scale('detail_x', datum.to) - scale('detail_x', datum.t)"
-    inside = "(datum.t + datum.to) / 2"
     detail = (
         alt.layer(
             *_lanes_ground(grounds, away, _lane_axis(names, held), brush),
-            runs.mark_rect(stroke=color("bg"), clip=True).encode(
-                x=x,
-                x2=alt.X2("to:Q"),
-                y=_lane_axis(names, held),
-                y2=alt.Y2("y1:Q"),
-                color=block_color(data.num_blocks),
-                strokeWidth=alt.StrokeWidthValue(0, condition={"test": f"{wide} > 4", "value": 0.8}),
-                tooltip=[
-                    alt.Tooltip("block:O"),
-                    alt.Tooltip("request:N"),
-                    tooltip_of("took", "took, ms"),
-                    tooltip_of("t", "from, s"),
-                ],
-            ),
-            runs.mark_text(fontSize=10.5, fontWeight=600, clip=True)
-            .transform_calculate(middle=inside, height="(datum.y0 + datum.y1) / 2")
-            .encode(
-                x=alt.X("middle:Q", scale=scale),
-                y=alt.Y("height:Q"),
-                text=alt.Text("block:O"),
-                color=block_ink(data.num_blocks),
-                opacity=opacity_if(f"{wide} > 13 && datum.y1 - datum.y0 > 0.3"),
-            ),
+            *_detail(data, lanes, kept, _lane_axis(names, held), alt.Scale(domain=brush, nice=False)),
         )
         .resolve_scale(color="independent")
         .properties(width=width, height=max(46 * len(lanes), 60), name="detail")
@@ -123,6 +81,54 @@ def served(data: RunData, *, width: int = 720, most: int = MOST_SPANS) -> Chart 
         .resolve_scale(x="independent", y="independent", color="independent")
         .properties(description="; ".join(_lane_text(data, data.lanes[lane]) for lane in lanes) + ".")
     )
+
+
+def _overview(data: RunData, lanes: Sequence[int], y: alt.Y, domain: Sequence[float]) -> alt.Chart:
+    """Draw the fraction of time that each engine ran each block."""
+    tips = [
+        alt.Tooltip("block:O"),
+        alt.Tooltip("share:Q", title="engine busy with it", format=".1%"),
+        tooltip_of("t", "from, s"),
+        tooltip_of("to", "to, s"),
+    ]
+    x = alt.X("t:Q", scale=alt.Scale(domain=domain, nice=False), title="seconds since the start")
+    paint = block_color(data.num_blocks, legend=True)
+    place: dict[str, Any] = {"x": x, "x2": alt.X2("to:Q"), "y": y, "y2": alt.Y2("y1:Q")}
+    drawn: alt.Chart = chart_of(_overview_rows(data, lanes)).mark_rect().encode(**place, color=paint, tooltip=tips)
+    return drawn
+
+
+def _detail(data: RunData, lanes: Sequence[int], kept: Window, y: alt.Y, scale: alt.Scale) -> list[alt.Chart]:
+    """Draw every block that ran in a part of the run, with its number if there is room."""
+    runs = chart_of(_span_rows(data, lanes, kept))
+    wide = "scale('detail_x', datum.to) - scale('detail_x', datum.t)"
+    tips = [
+        alt.Tooltip("block:O"),
+        alt.Tooltip("request:N"),
+        tooltip_of("took", "took, ms"),
+        tooltip_of("t", "from, s"),
+    ]
+    numbers = runs.mark_text(fontSize=10.5, fontWeight=600, clip=True).transform_calculate(
+        middle="(datum.t + datum.to) / 2", height="(datum.y0 + datum.y1) / 2"
+    )
+    return [
+        runs.mark_rect(stroke=color("bg"), clip=True).encode(
+            x=alt.X("t:Q", scale=scale, title="seconds since the start"),
+            x2=alt.X2("to:Q"),
+            y=y,
+            y2=alt.Y2("y1:Q"),
+            color=block_color(data.num_blocks),
+            strokeWidth=alt.StrokeWidthValue(0, condition={"test": f"{wide} > 4", "value": 0.8}),
+            tooltip=tips,
+        ),
+        numbers.encode(
+            x=alt.X("middle:Q", scale=scale),
+            y=alt.Y("height:Q"),
+            text=alt.Text("block:O"),
+            color=block_ink(data.num_blocks),
+            opacity=opacity_if(f"{wide} > 13 && datum.y1 - datum.y0 > 0.3"),
+        ),
+    ]
 
 
 def served_window(data: RunData) -> Window:

@@ -122,9 +122,7 @@ def row_of(*, digits: int = 4, **values: Any) -> Row:
     }
 
 
-def expression(text: str) -> Any:
-    """Return a Vega expression in place of a value."""
-    return alt.ExprRef(text)
+expression: Any = alt.ExprRef  # its class is not accepted for every value
 
 
 def tooltip_of(field: str, title: str) -> alt.Tooltip:
@@ -132,10 +130,11 @@ def tooltip_of(field: str, title: str) -> alt.Tooltip:
     return alt.Tooltip(f"{field}:Q", title=title, format=",.4~g")
 
 
-def label(chart: alt.Chart, text: str, *, bold: bool = True, y: Any, **options: Any) -> Any:
-    """Return text on a chart; ``bold`` has the color of headings."""
+def label(chart: alt.Chart, text: str, *, y: Any, left: bool, dx: int, bold: bool = True) -> Any:
+    """Return text next to a point, aligned ``left`` or right; ``bold`` has the color of headings."""
     mark: dict[str, Any] = {"fontWeight": 600, "color": color("ink")} if bold else {}
-    return chart.mark_text(**mark, **options).encode(y=y, text=alt.Text(text))
+    mark |= {"align": "left", "dx": dx} if left else {"align": "right", "dx": -dx}
+    return chart.mark_text(**mark).encode(y=y, text=alt.Text(text))
 
 
 def lookup_expression(values: Sequence[Any], index: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import altair as alt
 
 from ls_edge.report.charts.specification import (
@@ -15,7 +17,7 @@ from ls_edge.report.charts.specification import (
     wide_legend,
 )
 from ls_edge.report.formatting import counted, shorten, show_ms, show_percent
-from ls_edge.report.statistics import RunData
+from ls_edge.report.statistics import RunData, StageMeans
 from ls_edge.report.theme import STAGES, color
 
 
@@ -24,34 +26,7 @@ def stage_breakdown(data: RunData) -> Chart | None:
     groups = data.stage_means
     if not groups:
         return None
-    labels: list[str] = []
-    heads: list[bool] = []
-    bars: list[Row] = []
-    totals: list[Row] = []
-    for group, name, count, means in groups:
-        if not any(head and label == group for head, label in zip(heads, labels, strict=True)):
-            labels.append(group)
-            heads.append(True)
-        place = len(labels)
-        labels.append(shorten(name, 24))
-        heads.append(False)
-        start, whole = 0.0, sum(means.values()) or 1.0
-        for stage in STAGES:
-            ms = means.get(stage, 0.0)
-            if ms > 0:
-                bars.append(
-                    row_of(
-                        row=place,
-                        start=start,
-                        end=start + ms,
-                        stage=stage,
-                        mean=show_ms(ms),
-                        share=show_percent(ms / whole),
-                        of=f"{shorten(name, 60)}, {counted(count, 'time')}",
-                    )
-                )
-                start += ms
-        totals.append(row_of(row=place, end=start, text=show_ms(start)))
+    labels, heads, bars, totals = _rows(groups)
     y = alt.Y(
         "row:O",
         title=None,
@@ -93,3 +68,36 @@ def stage_breakdown(data: RunData) -> Chart | None:
     return alt.layer(drawn, text).properties(
         width="container", height=27 * len(labels), description=f"Mean of an answered request: {parts}."
     )
+
+
+def _rows(groups: Sequence[StageMeans]) -> tuple[list[str], list[bool], list[Row], list[Row]]:
+    """Return the labels of all lines, whether they are headings, and the bars with their totals."""
+    labels: list[str] = []
+    heads: list[bool] = []
+    bars: list[Row] = []
+    totals: list[Row] = []
+    for group, name, count, means in groups:
+        if not any(head and label == group for head, label in zip(heads, labels, strict=True)):
+            labels.append(group)
+            heads.append(True)
+        place = len(labels)
+        labels.append(shorten(name, 24))
+        heads.append(False)
+        start, whole = 0.0, sum(means.values()) or 1.0
+        for stage in STAGES:
+            ms = means.get(stage, 0.0)
+            if ms > 0:
+                bars.append(
+                    row_of(
+                        row=place,
+                        start=start,
+                        end=start + ms,
+                        stage=stage,
+                        mean=show_ms(ms),
+                        share=show_percent(ms / whole),
+                        of=f"{shorten(name, 60)}, {counted(count, 'time')}",
+                    )
+                )
+                start += ms
+        totals.append(row_of(row=place, end=start, text=show_ms(start)))
+    return labels, heads, bars, totals
