@@ -106,7 +106,7 @@ def _chain(path: Path, threads: int, quick: bool) -> dict[str, Any]:
         bundle.read("stem"), [bundle.read(f"block {i}") for i in range(bundle.num_blocks)], bundle.read("head")
     )
     chain = [
-        bench(bundle, threads=threads, duration=0.1 if quick else 3.0, provider="cpu", monolith=whole, origin="merged")
+        bench(bundle, threads=threads, duration=0.1 if quick else 3.0, provider="cpu", monolith=(whole, "merged"))
         for _ in range(1 if quick else OPENINGS)
     ]
     ratios = [found.chain_over_monolith for found in chain]

@@ -60,14 +60,11 @@ class Bench(msgspec.Struct, frozen=True):
     chain_ms: Times
     monolith_ms: Times | None
     chain_over_monolith: float | None
-    """Ratio of the medians."""
     monolith_default_ms: Times | None
     monolith: str | None
     """Origin of the monolith; None if there is none."""
     monolith_reason: str | None
-    """Reason why there is none."""
     accuracy: ChainAccuracy | None = None
-    """None without images."""
 
 
 def bench(
@@ -78,14 +75,12 @@ def bench(
     duration: float = 4.0,
     provider: str | None = None,
     kind: EngineKind = "auto",
-    monolith: bytes | None = None,
-    origin: str | None = None,
-    reason: str | None = None,
+    monolith: tuple[bytes | None, str] = (None, "it was not requested"),
 ) -> Bench:
     """Time a bundle for about 1.5 times ``duration`` seconds, including single parts and default options.
 
-    ``monolith`` is the ONNX file of the whole model and ``origin`` its origin; without it, ``reason`` says why. Raises
-    :class:`UsageError` for a batch or duration that is not positive, else as :meth:`Pipeline.open`.
+    ``monolith`` is the ONNX file of the whole model and its origin, or None and the reason. Raises :class:`UsageError`
+    for a batch or duration that is not positive, else as :meth:`Pipeline.open`.
     """
     if batch < 1 or not 0 < duration < float("inf"):
         raise UsageError(f"cannot time batch {batch} for {duration} seconds; give numbers above 0")
@@ -93,11 +88,12 @@ def bench(
     images = noise_images(bundle, batch)
     choice = choose(bundle, kind, provider)
     if choice.kind == "tensorrt" and bundle.manifest.parts.whole is None:
-        monolith, reason = None, "TensorRT needs a whole.onnx in the bundle; export it with --whole"
+        monolith = None, "TensorRT needs a whole.onnx in the bundle; export it with --whole"
+    raw, origin = monolith
     with Pipeline.open(
         bundle, threads=threads, provider=choice.named_provider, kind=choice.kind, max_batch=batch
     ) as pipeline:
-        whole = _whole(bundle, pipeline, monolith, threads, batch)
+        whole = _whole(bundle, pipeline, raw, threads, batch)
         calls: list[Callable[[], Any]] = [lambda: pipeline.forward(images)]
         if whole is not None:
             calls.append(lambda: whole.run({"images": images}))
@@ -106,8 +102,8 @@ def bench(
         if whole is not None:
             whole.close()
     default = None
-    if monolith is not None and choice.kind == "onnx":
-        session = open_session(monolith, "whole", provider=pipeline.provider, threads=None, plain=True)
+    if raw is not None and choice.kind == "onnx":
+        session = open_session(raw, "whole", provider=pipeline.provider, threads=None, plain=True)
         default = Times.of(_alternate([lambda: session.run(None, {"images": images})], duration / 4)[0])
         del session
     chain_ms, whole_ms = Times.of(chain_s), Times.of(whole_s[0]) if whole_s else None
@@ -119,7 +115,7 @@ def bench(
         chain_ms=chain_ms, monolith_ms=whole_ms,
         chain_over_monolith=None if whole_ms is None else round(chain_ms.p50 / whole_ms.p50, 4),
         monolith_default_ms=default,
-        monolith=None if monolith is None else origin, monolith_reason=reason if monolith is None else None,
+        monolith=None if raw is None else origin, monolith_reason=origin if raw is None else None,
     )  # fmt: skip
 
 

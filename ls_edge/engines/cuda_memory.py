@@ -84,8 +84,7 @@ class CudaWorkspace:
         largest = max(int(np.prod(t.shape(max_batch))) * t.numpy_dtype.itemsize for t in tensors)
         self._buffer_bytes = self._slot_bytes * slot_rows + _aligned(largest)
         self._device: list[int] = []
-        self._host_in = _Pinned(self.cuda)
-        self._host_out = _Pinned(self.cuda)
+        self._pinned = _Pinned(self.cuda), _Pinned(self.cuda)
         self._scratch = 0
         self._scratch_bytes = 0
         self._holders = 0
@@ -127,8 +126,8 @@ class CudaWorkspace:
             if address:
                 self.cuda.cudaFree(address)
         self._device, self._scratch = [], 0
-        self._host_in.free()
-        self._host_out.free()
+        for pinned in self._pinned:
+            pinned.free()
         self.cuda.cudaStreamDestroy(stream)
 
     def scratch(self, size: int) -> tuple[int, int]:
@@ -169,7 +168,8 @@ class CudaWorkspace:
             raise EngineError(f"{len(engines)} engines in a row are more than the {self._slot_rows} that were planned")
         self._make_buffers(engines)
         data = self._slot_bytes * self._slot_rows
-        host = self._host_in.array
+        given, returned = self._pinned
+        host = given.array
         if slots is not None:
             rows = host[:data].view(np.int64).reshape(self._slot_rows, -1)[: len(engines), :batch]
             rows[...] = slots + np.arange(len(rows), dtype=np.int64)[:, None]
@@ -177,7 +177,7 @@ class CudaWorkspace:
         kinds = self.cuda.cudaMemcpyKind
         try:
             self.call(
-                "cudaMemcpyAsync", self._device[0], self._host_in.address, data + array.nbytes,
+                "cudaMemcpyAsync", self._device[0], given.address, data + array.nbytes,
                 kinds.cudaMemcpyHostToDevice, self._stream, doing=f"copying to the GPU for {engines[0].part}",
             )  # fmt: skip
             at = 0
@@ -192,7 +192,7 @@ class CudaWorkspace:
                 engine.enqueue(batch, addresses)
                 at = 1 - at
             self.call(
-                "cudaMemcpyAsync", self._host_out.address, self._device[at] + data, result.nbytes,
+                "cudaMemcpyAsync", returned.address, self._device[at] + data, result.nbytes,
                 kinds.cudaMemcpyDeviceToHost, self._stream, doing=f"copying from the GPU after {engines[-1].part}",
             )  # fmt: skip
         except BaseException:
@@ -200,14 +200,14 @@ class CudaWorkspace:
             self.cuda.cudaStreamSynchronize(self._stream)
             raise
         self.synchronize(f"running {_parts(engines)}")
-        result[...] = self._host_out.array[: result.nbytes].view(result.dtype).reshape(result.shape)
+        result[...] = returned.array[: result.nbytes].view(result.dtype).reshape(result.shape)
 
     def _make_buffers(self, engines: Sequence[DeviceEngine]) -> None:
         """Allocate buffers for any tensor at the largest batch, behind the rows of slots; once."""
         size = self._buffer_bytes
         while len(self._device) < 2:
             self._device.append(int(self.call("cudaMalloc", size, doing=f"making buffers for {_parts(engines)}")))
-        for pinned in (self._host_in, self._host_out):
+        for pinned in self._pinned:
             if not pinned.address:
                 pinned.grow(size)
 

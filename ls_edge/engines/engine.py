@@ -25,7 +25,6 @@ class Tensor:
     name: str
     dtype: str
     rest: tuple[int, ...]
-    """The shape without the batch."""
     below: int | None = field(default=None, compare=False)
     """Exclusive upper limit of the values, which are at least 0; None without limits."""
 

@@ -10,10 +10,11 @@ load; there is no silent fallback. A part that refers to weights in another file
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,35 +42,18 @@ def open_session(
     provider: str,
     threads: int | None,
     plain: bool = False,
-    precision: str = "fp32",
-    signature: Signature | None = None,
-    max_batch: int = 1,
-    stream: int | None = None,
+    providers: Sequence[tuple[str, dict[str, str]]] | None = None,
 ) -> Any:
-    """Make an ``InferenceSession`` of ``raw`` that really runs on ``provider``; raises :class:`EngineError`.
+    """Create an ``InferenceSession`` of ``raw`` that runs on ``provider``; raise :class:`EngineError` if it cannot.
 
-    ``plain`` leaves the options of sessions at their defaults (for comparison only). The others are those of
+    ``plain`` keeps the default options of sessions, for comparison only. ``providers`` are those of
     :func:`ls_edge.engines.providers.providers_of`.
     """
     ort = onnxruntime_module()
-    if provider not in ort.get_available_providers():
-        raise EngineError(
-            f"{provider} is not in this build of onnxruntime {ort.__version__} "
-            f"({', '.join(ort.get_available_providers())}); install one that has it, or ask for cpu"
-        )
-    if has_weights_elsewhere(raw):  # before 1.24 ONNX Runtime reads them if they are named by their full path
-        raise EngineError(
-            f"{part} does not load in onnxruntime {ort.__version__}: it is not an ONNX file, or has weights in another "
-            "file; export it again"
-        )
+    _check_provider(ort, raw, part, provider)
     if runs_on_nvidia(provider):
-        if b"DynamicQuantizeLinear" in raw:  # and the products of its results, which the provider has no kernels for
-            raise EngineError(
-                f"{part} computes its int8 scales for each image, which {provider} leaves to the CPU; export with "
-                "--precision int8 --engine tensorrt --calibrate DATA, or ask for cpu"
-            )
         switch_off_tf32()
-        _preload_once(ort)
+        _preload(ort)
     options = ort.SessionOptions()
     options.log_severity_level = 4
     # weights in another file would be looked for in the working directory; below this there is none
@@ -84,19 +68,39 @@ def open_session(
             options.add_session_config_entry("session.x64quantprecision", "1")
         if provider == CPU:
             options.add_session_config_entry("session.use_env_allocators", "1")
-    providers = providers_of(provider, precision=precision, signature=signature, max_batch=max_batch, stream=stream)
     try:
-        # with its fall-back ONNX Runtime would print the reason and go on with other providers
-        session = ort.InferenceSession(raw, options, providers=providers, enable_fallback=0)
+        # with its fallback ONNX Runtime would print the reason and continue with other providers
+        session = ort.InferenceSession(raw, options, providers=providers or providers_of(provider), enable_fallback=0)
     except Exception as error:
         raise EngineError(f"{part} does not load in onnxruntime {ort.__version__}: {first_line(error)}") from error
     if provider not in session.get_providers():
         why = why_not(ort, provider) or f"{', '.join(session.get_providers())} did"
         raise EngineError(f"{part}: {provider} did not load ({why}); see 'ls-edge doctor', or ask for cpu")
     session.disable_fallback()
-    # Kept by ONNX Runtime for a fall-back that is switched off here; a second copy of all weights on a small board.
+    # ONNX Runtime keeps them for the disabled fallback: a second copy of all weights on a small board.
     session._model_bytes = None
     return session
+
+
+def _check_provider(ort: Any, raw: bytes, part: str, provider: str) -> None:
+    """Raise :class:`EngineError` if ONNX Runtime does not have the provider, or the provider cannot run ``raw``."""
+    available = ort.get_available_providers()
+    if provider not in available:
+        raise EngineError(
+            f"{provider} is not in this build of onnxruntime {ort.__version__} ({', '.join(available)}); install one "
+            "that has it, or ask for cpu"
+        )
+    if has_weights_elsewhere(raw):  # before 1.24 ONNX Runtime reads them if they are named by their full path
+        raise EngineError(
+            f"{part} does not load in onnxruntime {ort.__version__}: it is not an ONNX file, or has weights in another "
+            "file; export it again"
+        )
+    # the products of its results, too, have no kernels there
+    if runs_on_nvidia(provider) and b"DynamicQuantizeLinear" in raw:
+        raise EngineError(
+            f"{part} computes its int8 scales for each image, which {provider} leaves to the CPU; export with "
+            "--precision int8 --engine tensorrt --calibrate DATA, or ask for cpu"
+        )
 
 
 class OnnxEngine:
@@ -125,10 +129,9 @@ class OnnxEngine:
         self.signature = signature
         self.threads = threads
         self.workspace = workspace
-        self._session: Any = open_session(
-            raw, part, provider=provider, threads=threads, precision=precision, signature=signature,
-            max_batch=max_batch, stream=None if workspace is None else workspace.stream,
-        )  # fmt: skip
+        stream = None if workspace is None else workspace.stream
+        providers = providers_of(provider, precision=precision, signature=signature, max_batch=max_batch, stream=stream)
+        self._session: Any = open_session(raw, part, provider=provider, threads=threads, providers=providers)
         self.provider = provider
         if workspace is not None:
             workspace.hold()
@@ -249,28 +252,17 @@ def onnxruntime_module() -> Any:
     return onnxruntime
 
 
-_preloaded = False
-
-
-def _preload_once(ort: Any) -> None:
+@functools.cache
+def _preload(ort: Any) -> None:
     """Find pip's CUDA libraries before the first session that needs them."""
-    global _preloaded
-    if not _preloaded:
-        _preloaded = True
-        said = preload(ort)
-        if said:
-            log.debug("preloading CUDA libraries", extra={"text": said})
+    said = preload(ort)
+    if said:
+        log.debug("preloading CUDA libraries", extra={"text": said})
 
 
-_allocator_shared = False
-
-
+@functools.cache
 def _share_allocator(ort: Any) -> None:
     """Use one CPU memory arena for all sessions of the process, or the one that is already registered."""
-    global _allocator_shared
-    if _allocator_shared:
-        return
-    _allocator_shared = True
     info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    with contextlib.suppress(Exception):  # registered already: that one is shared
+    with contextlib.suppress(Exception):
         ort.create_and_register_allocator(info, None)

@@ -78,7 +78,6 @@ class EngineOptions:
     precision: str
     """Precision of the bundle: ``fp32``, ``fp16`` or ``int8``."""
     max_batch: int
-    """Largest batch of the profile."""
 
     @classmethod
     def of(cls, bundle: Bundle, max_batch: int | None = None) -> EngineOptions:
@@ -109,11 +108,8 @@ class BuiltPart:
     part: str
     key: EngineKey
     plan: bytes
-    """The serialized engine."""
     built: bool
-    """Whether it was built now."""
     seconds: float
-    """Until it was there."""
 
     @property
     def size(self) -> int:

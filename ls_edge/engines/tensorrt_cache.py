@@ -39,7 +39,6 @@ class EngineKey(msgspec.Struct, frozen=True):
 
     onnx_sha256: str
     tensorrt: str
-    """Version."""
     gpu: str
     capability: str
     """Compute capability, ``8.7``."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from types import TracebackType
 
@@ -52,11 +52,10 @@ class RunProgress:
         self._line_every_s = line_every_s
         self._lock = threading.Lock()
         self._states = dict.fromkeys((printable(name) for name in peers), PeerState.UNKNOWN)
-        self._answered = self._failed = self._degraded = 0
-        self._latencies: deque[float] = deque(maxlen=RECENT)
-        self._finished: deque[float] = deque(maxlen=RECENT)
-        self._note = ""
-        self._warning = ""
+        self._counts = Counter[str]()
+        self._recent: deque[tuple[float, float | None]] = deque(maxlen=RECENT)
+        """End of recent requests, and the latency in ms of those with an answer."""
+        self._texts = {"warning": "", "note": ""}
         self._begun = self._last_line = time.monotonic()
         self._live: Live | None = None
 
@@ -74,20 +73,16 @@ class RunProgress:
         if self._live is not None:
             self._live.stop()
             self._live = None
-        elif self._answered or self._failed:
+        elif self._counts:
             self._print_line(self._status())
 
     def record(self, record: RequestRecord) -> None:
         """Count an answer or a failed request."""
         now = time.monotonic()
         with self._lock:
-            if record.error is None:
-                self._answered += 1
-                self._degraded += record.degraded
-                self._latencies.append(record.latency_us / 1e3)
-            else:
-                self._failed += 1
-            self._finished.append(now)
+            self._counts["answered" if record.error is None else "failed"] += 1
+            self._counts["degraded"] += record.degraded
+            self._recent.append((now, None if record.error else record.latency_us / 1e3))
             due = self._live is None and now - self._last_line >= self._line_every_s
             if due:
                 self._last_line = now
@@ -108,7 +103,7 @@ class RunProgress:
     def note(self, text: str) -> None:
         """Show a remark, such as the reason for waiting, until the next one; an empty text removes it."""
         with self._lock:
-            self._note = printable(text)
+            self._texts["note"] = printable(text)
         if text and self._live is None:
             self._print_line(printable(text))
 
@@ -116,16 +111,16 @@ class RunProgress:
         """Show a warning until the next one; an empty text removes it."""
         text = printable(text)
         with self._lock:
-            changed, self._warning = text != self._warning, text
+            changed, self._texts["warning"] = text != self._texts["warning"], text
         if text and changed and self._live is None:
             self._print_line(text)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the current state; called by rich."""
         with self._lock:
-            done, total = self._answered + self._failed, self._total
+            done, total = self._counts["answered"] + self._counts["failed"], self._total
             states = list(self._states.items())
-            note, warning = self._note, self._warning
+            note, warning = self._texts["note"], self._texts["warning"]
         if options.max_width < NARROW:
             yield Text.assemble(self._label, " ", self._status())
             yield Text(warning, style="yellow")
@@ -154,15 +149,15 @@ class RunProgress:
 
     def _status(self) -> Text:
         with self._lock:
-            recent = sorted(self._latencies)
-            finished = list(self._finished)
-            answered, failed, degraded = self._answered, self._failed, self._degraded
+            recent = list(self._recent)
+            answered, failed, degraded = (self._counts[name] for name in ("answered", "failed", "degraded"))
             alive = sum(state == PeerState.ALIVE for state in self._states.values())
             peers = len(self._states)
-        span = max(time.monotonic() - (finished[0] if len(finished) == RECENT else self._begun), 1e-3)
+        span = max(time.monotonic() - (recent[0][0] if len(recent) == RECENT else self._begun), 1e-3)
+        latencies = sorted(ms for _, ms in recent if ms is not None)
         text = Text(f"{answered:,}/{self._total:,}")
-        text.append(f"  {show(len(finished) / span)}/s", style="cyan")
-        text.append(f"  p50 {show_ms(recent[len(recent) // 2] if recent else None)}", style="cyan")
+        text.append(f"  {show(len(recent) / span)}/s", style="cyan")
+        text.append(f"  p50 {show_ms(latencies[len(latencies) // 2] if latencies else None)}", style="cyan")
         if degraded:
             text.append(f"  {degraded:,} degraded", style="yellow")
         if failed:

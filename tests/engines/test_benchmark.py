@@ -29,7 +29,7 @@ def document(result):
 
 
 def test_with_a_monolith(bundle, whole):
-    found = document(bench(bundle, threads=1, batch=2, duration=0.05, monolith=whole, origin="merged"))
+    found = document(bench(bundle, threads=1, batch=2, duration=0.05, monolith=(whole, "merged")))
     assert found["bundle_id"] == bundle.manifest.bundle_id
     assert (found["threads"], found["batch"], found["monolith"], found["monolith_reason"]) == (1, 2, "merged", None)
     assert len(found["blocks_ms"]) == 6
@@ -43,7 +43,7 @@ def test_with_a_monolith(bundle, whole):
 
 
 def test_without_one_the_reason_is_said(bundle):
-    found = document(bench(bundle, threads=1, duration=0.02, reason="no onnx here"))
+    found = document(bench(bundle, threads=1, duration=0.02, monolith=(None, "no onnx here")))
     assert found["monolith_ms"] is found["chain_over_monolith"] is found["monolith_default_ms"] is None
     assert found["monolith_reason"] == "no onnx here"
     assert found["chain_ms"]["p50"] > 0
@@ -54,7 +54,7 @@ def test_what_cannot_be_timed(bundle, whole):
         with pytest.raises(UsageError):
             bench(bundle, **{"threads": 1, "duration": 0.02, **wrong})
     with pytest.raises(EngineError, match=r"^whole does not load"):
-        bench(bundle, threads=1, duration=0.02, monolith=whole[:1000], origin="broken")
+        bench(bundle, threads=1, duration=0.02, monolith=(whole[:1000], "broken"))
 
 
 @pytest.mark.parametrize(("duration", "runs"), [(10, 1), (79, 1), (80, 2), (120, 3), (1000, benchmark.RUNS_A_TURN)])

@@ -248,7 +248,7 @@ def test_auto_takes_tensorrt_where_it_is_and_says_why_not(bundle, gpu, doubles):
 
 
 WAIT = 'self.synchronize(f"running {_parts(engines)}")'
-READ = "result[...] = self._host_out.array[: result.nbytes].view(result.dtype).reshape(result.shape)"
+READ = "result[...] = returned.array[: result.nbytes].view(result.dtype).reshape(result.shape)"
 
 
 @pytest.mark.parametrize(
@@ -258,14 +258,14 @@ READ = "result[...] = self._host_out.array[: result.nbytes].view(result.dtype).r
         ("reads before it waits", f"{WAIT}\n        {READ}", f"{READ}\n        {WAIT}"),
         ("writes where it reads", "self._device[1 - at] + data", "self._device[at] + data"),
         ("buffers for too few images", "size, doing=f\"making buffers", "size // 4, doing=f\"making buffers"),
-        ("an address of the host", "first.name: self._device[at] + data", "first.name: self._host_in.address + data"),
+        ("an address of the host", "first.name: self._device[at] + data", "first.name: given.address + data"),
         ("an address of the other buffer", "first.name: self._device[at]", "first.name: self._device[0]"),
         ("frees scratch memory too early", WAIT, f"self.cuda.cudaFree(self._scratch); self._scratch = 0; {WAIT}"),
-        ("pinned memory is left", "self._host_in.free()\n", "pass\n"),
+        ("pinned memory is left", "pinned.free()\n", "pass\n"),
         ("the stream is left", "self.cuda.cudaStreamDestroy(stream)", "pass"),
         ("memory on the GPU is left", "for address in (*self._device, self._scratch):", "for address in self._device:"),
         ("scratch memory is too small", "_aligned(max(size, 1))", "_aligned(max(size // 4, 1))"),
-        ("pageable memory", "self._host_in.address,", "array.ctypes.data,"),
+        ("pageable memory", "given.address,", "array.ctypes.data,"),
         ("copies in the wrong direction", "kinds.cudaMemcpyHostToDevice", "kinds.cudaMemcpyDeviceToHost"),
         ("copies too few bytes", "data + array.nbytes,", "data + array.nbytes // 2,"),
         ("copies too many bytes back", "result.nbytes,", "result.nbytes * 1000,"),

@@ -36,7 +36,6 @@ def ort(any_gpu, monkeypatch):
     made = importlib.import_module("onnxruntime_cuda").OnnxRuntimeWithCuda()
     for module in ("onnxruntime", "opening"):
         monkeypatch.setattr(f"ls_edge.engines.{module}.onnxruntime_module", lambda: made)
-    monkeypatch.setattr("ls_edge.engines.onnxruntime._preloaded", False)
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "")
     return made
 

@@ -56,11 +56,9 @@ def command(
 
     opened = Bundle.open(bundle)
     images = None if data is None else _images(data, limit, opened)
-    monolith, origin = _monolith(opened)
-    reason = origin if monolith is None else None
     result = bench(
-        opened, threads=threads, batch=batch, duration=duration, provider=provider, kind=engine, monolith=monolith,
-        origin=None if monolith is None else origin, reason=reason,
+        opened, threads=threads, batch=batch, duration=duration, provider=provider, kind=engine,
+        monolith=_monolith(opened),
     )  # fmt: skip
     if images is not None:
         accuracy = chain_accuracy(opened, images, threads=threads, batch=batch, provider=provider, kind=engine)
