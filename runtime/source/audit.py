@@ -15,12 +15,15 @@ honest in those alone, it stays one of several, but its name returns with each f
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import queue
 import random
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -35,20 +38,23 @@ from ls_edge.core.records import AuditSummary, Suspect
 from ls_edge.engines.pipeline import Pipeline, relative_error
 from ls_edge.runtime.protocol.codecs import REPLAY_TOLERANCE, decode, encode
 from ls_edge.runtime.protocol.messages import Itinerary, Ran
-from ls_edge.runtime.routing.events import Returned
+from ls_edge.runtime.routing.events import Complete, Fail, Returned, Submit
 from ls_edge.runtime.routing.policies import policy_of
 from ls_edge.runtime.source.results import itinerary_holders
+from ls_edge.runtime.transport.node import Node
 
 log = logging.getLogger("ls_edge.runtime")
 
 MAX_WAITING = 16
 """Audits that may wait for the thread: each keeps an image's tokens."""
 MAX_CHALLENGES = 4
-"""Challenges on their way at once; where a peer spoils everything, the other mismatches name all holders at once."""
+"""Challenges in flight; where a peer spoils everything, the other mismatches name all holders immediately."""
+_FIRST_CHALLENGE = 1 << 62
+"""First number of a challenge, above those of all requests."""
 NICENESS = 19
-"""Of the thread that computes audits: answers go first."""
+"""Niceness of the thread that computes audits: answers go first."""
 _PRECISION_TOLERANCE = {"fp32": REPLAY_TOLERANCE["raw"], "fp16": REPLAY_TOLERANCE["fp16"]}
-"""Least tolerance of a bundle, by its precision: engines of other devices round differently."""
+"""Least tolerance of a bundle by its precision, since engines of other devices round differently."""
 _LOOSEST = max(REPLAY_TOLERANCE.values())
 
 
@@ -77,9 +83,48 @@ class Challenge:
 
     audit: Audit
     difference: float
-    """Of the answer."""
+    """Relative error of the answer."""
     returns: list[Returned] = field(default_factory=list)
-    """What came back, in this order."""
+    """Returns so far, in order."""
+
+
+class Challenges:
+    """Challenges of a source, from the request of the auditor to the last return."""
+
+    def __init__(
+        self, node: Node, itinerary: Callable[[tuple[int, ...]], Itinerary], bands: Bands, budget_s: float
+    ) -> None:
+        """``itinerary`` makes the itinerary of a request of an order."""
+        self._node, self._itinerary, self._bands, self._budget_s = node, itinerary, bands, budget_s
+        self._wanted: deque[Challenge] = deque()
+        self._open: dict[int, Challenge] = {}
+        self._numbers = itertools.count(_FIRST_CHALLENGE)
+
+    def request(self, challenge: Challenge) -> None:
+        """Queue a challenge; called on the auditor's thread."""
+        self._wanted.append(challenge)
+        self._node.wake()
+
+    def start(self) -> None:
+        """Send the stem tokens of the answers to challenge once more."""
+        while self._wanted:
+            challenge = self._wanted.popleft()
+            number, answer = next(self._numbers), challenge.audit.itinerary
+            self._open[number] = challenge
+            itinerary = challenge_itinerary(self._itinerary(answer.remaining), answer, self._bands)
+            deadline = time.monotonic() + self._budget_s
+            self._node.feed(Submit(number, itinerary, challenge.audit.stem_tokens, deadline, watch_returns=True))
+
+    def has(self, request: int) -> bool:
+        """Return whether a number is that of a challenge."""
+        return request in self._open
+
+    def take(self, instruction: Complete | Fail | Returned) -> Challenge | None:
+        """Note a return; return the challenge once it has ended."""
+        if isinstance(instruction, Returned):
+            self._open[instruction.request].returns.append(instruction)
+            return None
+        return self._open.pop(instruction.request)
 
 
 def require_block_files(bundle: Bundle) -> None:
@@ -279,9 +324,9 @@ class Auditor:
 
 
 def challenge_itinerary(asked: Itinerary, answer: Itinerary, bands: Bands) -> Itinerary:
-    """The itinerary of a challenge: the blocks in the order of the answer, all via the source.
+    """Return the itinerary of a challenge: the blocks in the order of the answer, all via the source.
 
-    In each band what the answer skipped comes last.
+    In each band the blocks that the answer skipped come last.
     """
     ran = tuple(block for wave in answer.waves for track in wave for block, _ in track)
     policy = "nearest" if policy_of(asked.policy).runs_in_waves else asked.policy

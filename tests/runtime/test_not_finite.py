@@ -184,7 +184,7 @@ def test_logits_that_are_not_finite_are_an_error_that_names_the_holders(faulty, 
         threshold = np.mean([pipeline.forward(image[np.newaxis])[0, 0] for image in (fine, spoilt)])
     bundle = bundle_whose_head_fails(tiny_bundle, tmp_path / "odd", threshold)
     source = faulty({"a": [0, 1, 2], "b": [3, 4, 5]}, {}, bundle)
-    with pytest.raises(NotFinite, match=r"the head made NaN or infinity of what (a, b|b, a) computed") as raised:
+    with pytest.raises(NotFinite, match=r"the head returned NaN or infinity for the tokens of (a, b|b, a)") as raised:
         source.submit(spoilt).result(20)
     assert raised.value.record.prediction is None
     assert raised.value.record.holders == {"a", "b"}
@@ -206,7 +206,7 @@ def test_an_image_that_is_not_finite_is_refused_by_name(faulty, images, bad):
 
 def test_an_image_that_overflows_in_the_stem_is_an_error_of_its_own(faulty, images):
     source = faulty({"a": range(6)}, {})
-    with pytest.raises(NotFinite, match=r"the stem made NaN or infinity of bright\.png"):
+    with pytest.raises(NotFinite, match=r"the stem returned NaN or infinity for bright\.png"):
         source.submit(np.full((3, 16, 16), 3e38, np.float32), name="bright.png").result(20)
     (image,) = images(1)
     assert source.submit(image).result(20).prediction in range(10)

@@ -56,7 +56,7 @@ def engines(monkeypatch):
         found[part] = Held(open_engine(bundle, part, **options))
         return found[part]
 
-    monkeypatch.setattr("ls_edge.runtime.source.source.open_engine", opened)
+    monkeypatch.setattr("ls_edge.runtime.source.stem_and_head.open_engine", opened)
     return found
 
 
