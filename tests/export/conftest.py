@@ -1,4 +1,4 @@
-"""A run of a tiny vision transformer with a class token, and its bundle; weights random, but large enough to show."""
+"""A run of a tiny vision transformer with a class token, and its bundle; the random weights are large."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def make_run():
 
 @pytest.fixture(scope="session")
 def trained(make_run, tmp_path_factory):
-    """A run that learned the digits in trained order for some seconds: right there, at a loss in any other order."""
+    """Return a run that learned the digits briefly: accurate in trained order, poor in any other."""
     import torch
 
     from ls_edge.data.datasets import open_data
@@ -83,7 +83,7 @@ def loaded(run_folder):
 
 @pytest.fixture(scope="session")
 def exported(loaded, tmp_path_factory):
-    """The bundle, with ``whole.onnx``; tests that change files copy it."""
+    """Return the bundle, with ``whole.onnx``; tests that change files copy it."""
     from ls_edge.export.writer import ExportSettings, export_run
 
     return export_run(loaded, tmp_path_factory.mktemp("bundle") / "bundle", ExportSettings(whole=True)).bundle

@@ -1,4 +1,4 @@
-"""``ls-edge export``, ``verify`` and ``bench`` as a user types them."""
+"""``ls-edge export``, ``verify`` and ``bench`` from the command line."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The files themselves: plain ONNX, the contract's names, one operator for each norm and activation."""
+"""The files of a bundle: plain ONNX, the contract's names, one operator per norm and activation."""
 
 from collections import Counter
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""Precisions: what is in half or in int8 and what is not, numbers within their bars, and what ruins a transformer."""
+"""Precisions: the operators in float16 and int8, the tolerances, and quantization that ruins a transformer."""
 
 from collections import Counter
 
@@ -28,7 +28,7 @@ IMAGES = np.random.default_rng(1).standard_normal((4, 3, 16, 16), dtype=np.float
 
 
 def session_of(raw):
-    """ONNX Runtime alone, told not to let int8 products saturate, as they would on processors without VNNI."""
+    """Open plain ONNX Runtime without saturation of int8 products, which happens on processors without VNNI."""
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.x64quantprecision", "1")
     return onnxruntime.InferenceSession(raw, options)
@@ -142,7 +142,7 @@ def test_a_gemm_that_is_more_than_a_layer_stays_one(traced):
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_tract_runs_all_parts(make_run, tmp_path, precision):
-    """Another engine reads the files; it refused the float16 head as ``Gemm`` with a bias."""
+    """Another engine reads the files; it refuses a float16 ``Gemm`` with a bias."""
     tract = pytest.importorskip("tract", reason="tract is not installed; run with 0.23.9")
 
     def lean(view):
@@ -169,7 +169,7 @@ def test_tract_runs_all_parts(make_run, tmp_path, precision):
 
 @pytest.fixture(scope="module")
 def gentle(make_run, tmp_path_factory):
-    """A run whose weights are of the size that training leaves; wild ones amplify every rounding."""
+    """Return a run with weights of realistic size; large ones amplify every rounding error."""
 
     def soften(view):
         for block in view.blocks:
@@ -222,7 +222,7 @@ def test_a_group_of_blocks_computes_them_one_after_the_other(traced, loaded):
 
 
 def test_slots_inside_a_group_follow_the_parts_slot():
-    """Blocks that multiply by 10 and add their slot show which slots they were given, in which order."""
+    """Blocks that multiply by 10 and add their slot reveal the slots and their order."""
     value = helper.make_tensor_value_info
     nodes = [
         helper.make_node("Cast", ["slot"], ["slot_float"], name="cast", to=TensorProto.FLOAT),
@@ -242,7 +242,7 @@ def test_slots_inside_a_group_follow_the_parts_slot():
 
 
 def massive(view):
-    """Let two channels carry values far above the others, as trained vision transformers do; the norms expect it."""
+    """Give two channels much larger values than the others, as in trained vision transformers."""
     view.model.pos_embed[..., 0] += 1000.0
     view.model.pos_embed[..., 1] -= 1000.0
     for block in view.blocks:
@@ -270,7 +270,7 @@ def test_quantised_residuals_ruin_what_quantised_linear_layers_keep(make_run, tm
 
 
 def with_quantised_sums(model):
-    """What tools do by default: a pair of quantise and dequantise, one scale a tensor, behind each residual sum too."""
+    """Quantize each residual sum too, with one scale per tensor, as tools do by default."""
     constants = {t.name for t in model.graph.initializer}
     nodes = []
     for node in model.graph.node:

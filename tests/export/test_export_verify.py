@@ -1,4 +1,4 @@
-"""Verification: right numbers pass, wrong ones are named; files that were changed, lost or swapped are named."""
+"""Verification: correct numbers pass; wrong numbers and changed, lost or swapped files are named."""
 
 import shutil
 
@@ -108,7 +108,7 @@ def test_generated_images_are_the_same_every_time(loaded):
 
 
 def cancelling(folder):
-    """A run whose convolutional stem adds 100 and takes it away again, which float32 does not do exactly."""
+    """Return a run whose convolutional stem adds and subtracts 100, which is inexact in float32."""
     args = {"depth": 1, "embed_dim": 48, "num_heads": 3, "num_classes": 10}
     torch.manual_seed(0)
     view = build("vit_cifar", args)

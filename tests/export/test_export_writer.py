@@ -1,4 +1,4 @@
-"""Writing bundles: complete or not at all, the same bytes every time, nothing lost that was there."""
+"""Writing bundles: atomically, with the same bytes every time, without losing an older bundle."""
 
 import dataclasses
 import json

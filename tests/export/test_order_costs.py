@@ -1,4 +1,4 @@
-"""Order costs: measured on a model that minds its order, they tell orders apart that were never measured."""
+"""Order costs: measured on an order-sensitive model, they rank orders that were never measured."""
 
 import random
 
@@ -103,7 +103,7 @@ def test_estimates_rank_what_is_skipped(trained, calibration, costs):
 
 
 def test_a_greedy_choice_by_cost_beats_chance(trained, calibration, costs):
-    """The use that a policy makes of it: half of the blocks come late, the rest is up to the estimate."""
+    """Choose greedily, as a policy does, while some blocks arrive late."""
     generator, gained = random.Random(0), []
     for _ in range(12):
         late = set(generator.sample(range(BLOCKS), 2))
@@ -182,7 +182,7 @@ def test_few_orders_are_no_error(trained, calibration, count):
 
 
 def test_each_order_runs_on_a_part_of_the_images_and_all_parts_count(trained, calibration):
-    """Costs hold for all of the images, though no order sees more than 32 of them."""
+    """Costs cover all images, although no order runs on more than 32 of them."""
     one, other = (Samples(calibration.fit.images[a:b], calibration.fit.labels[a:b]) for a, b in ((0, 32), (32, 64)))
     both = Samples(calibration.fit.images[:64], calibration.fit.labels[:64])
     found = [
@@ -207,7 +207,7 @@ def test_a_linear_truth_is_found():
 
 @pytest.mark.parametrize("count", [100, 120, 140])
 def test_noise_is_not_fitted_where_there_are_as_many_values_as_coefficients(count):
-    """The shrinking has to be strong there; an estimate of the error that is easily fooled would choose the least."""
+    """The shrinkage has to be strong; a poor estimate of the error would choose the weakest."""
     generator = np.random.default_rng(count)
     features = generator.normal(size=(count, 120))
     found = ridge(features, generator.normal(size=count))

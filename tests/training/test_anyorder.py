@@ -1,4 +1,4 @@
-"""The recipe: what it draws, what it costs, what its losses are."""
+"""Arrangements, costs and losses of the method ``anyorder``."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Attention by block and head, against weights that are computed from the layers' own matrices."""
+"""Attention by block and head, compared with weights computed from the layers' matrices."""
 
 import numpy as np
 import pytest

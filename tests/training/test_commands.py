@@ -1,4 +1,4 @@
-"""``ls-edge train`` and ``ls-edge eval`` as a user calls them."""
+"""``ls-edge train`` and ``ls-edge eval`` from the command line."""
 
 import json
 import subprocess
@@ -215,7 +215,7 @@ def test_resuming_what_is_finished_does_nothing(folder, capsys):
 
 
 def test_folders_whose_names_look_like_markup(folder, tmp_path, monkeypatch, capfd):
-    """Nothing that is printed reads the name of a folder as a style, or lets it write to the terminal."""
+    """No output interprets the name of a folder as a style, or lets it control the terminal."""
     odd = tmp_path / "[/bold] [red]\x1b[2J"
     settings = ["--config", folder / "train.yaml", "--epochs", 0]
     assert call("train", "--data", "digits", "--out", odd / "run", *settings) == 0

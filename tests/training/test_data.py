@@ -64,7 +64,7 @@ def test_pixels_are_those_of_the_boards_preprocessing(tmp_path, cache_mb):
 
 
 def odd_folder(path):
-    """Images of every mode that a file may have, and photos that lie on their side."""
+    """Write images of every mode that a file can have, and rotated photos."""
     rng = np.random.default_rng(0)
     colours = Image.fromarray(rng.integers(0, 256, (20, 26, 3), dtype=np.uint8))
     wide = rng.integers(0, 65536, (20, 26), dtype=np.uint16)
@@ -184,7 +184,7 @@ def test_names_of_timms_factory(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("upright", [False, True])
 def test_a_folder_of_torchvisions_is_read_as_boards_read_it(tmp_path, monkeypatch, upright):
-    """Its own loader would clip 16-bit images."""
+    """torchvision's own loader would clip 16-bit images."""
     import timm.data
     from torchvision.datasets import ImageFolder
 

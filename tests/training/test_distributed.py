@@ -1,4 +1,4 @@
-"""Several processes, parts of a batch, checkpointed blocks, averaged weights: the same training, done otherwise."""
+"""Training with several processes, parts of a batch, checkpointed blocks and averaged weights."""
 
 import json
 import os
@@ -65,15 +65,15 @@ for argument in sys.argv[2:]:
             raise
 """
 METHODS = {"shuffle": {}, "anyorder": {"accumulate": 2}}
-"""Methods that two processes train, with what they do otherwise than the one process."""
+"""Methods that two processes train, with settings that differ from those of the single process."""
 
 
 RUNS = (*METHODS, "spoilt")
-"""What the pair of processes trains; ``spoilt`` on images of which most cannot be decoded."""
+"""Trainings of the pair of processes; most images of ``spoilt`` cannot be decoded."""
 
 
 def spoilt_images(folder):
-    """Two classes of 24 images, every other one and the first ten broken: parts of batches have no image at all."""
+    """Write two classes of 24 images, every other one and the first ten broken, so that some batches have no image."""
     rng = np.random.default_rng(0)
     for name in ("cat", "dog"):
         (folder / name).mkdir(parents=True)
@@ -86,7 +86,7 @@ def spoilt_images(folder):
 
 @pytest.fixture(scope="module")
 def trained_by_two(tmp_path_factory):
-    """The folder in which a pair of processes trained each method, and what each of them printed."""
+    """Return the folder in which a pair of processes trained each method, and their outputs."""
     folder = tmp_path_factory.mktemp("two")
     for method, changes in METHODS.items():
         config = msgspec.structs.replace(settings(epochs=2, method=method), **changes)

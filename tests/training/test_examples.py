@@ -1,4 +1,4 @@
-"""The models that come with the project are runs that load, as small as is said, and do what is said."""
+"""The bundled models load, are as small as documented, and reach the documented accuracy."""
 
 import json
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_it_is_what_its_configuration_says(run, folder):
 
 
 def test_orders_and_waves_hardly_change_its_answers(run):
-    """On smooth pictures that it has never seen: what the training was for, without the data set."""
+    """Check the effect of the training on smooth generated pictures, without the data set."""
     generator = torch.Generator().manual_seed(0)
     coarse = torch.randn(24, 3, 4, 4, generator=generator)
     images = torch.nn.functional.interpolate(coarse, (32, 32), mode="bicubic").clamp(-1, 1)

@@ -1,4 +1,4 @@
-"""Every family that fits: trained order is timm's forward, other arrangements run, the parts export."""
+"""Every model family: trained order equals timm's forward, other arrangements run, the parts export."""
 
 import re
 from pathlib import Path
@@ -42,7 +42,7 @@ IDS = [f"{name}-shared" if "use_shared_rel_pos_bias" in args else name for name,
 
 
 def without_patch(name, args):
-    """Some of timm's builders fix the patch size; a size of image that any of them divides."""
+    """Return an image size that every patch size divides; some of timm's builders fix it."""
     kept = {key: value for key, value in args.items() if key != "patch_size"}
     return {**kept, "img_size": 28 if "patch14" in name else 32} if "patch_size" in args else kept
 

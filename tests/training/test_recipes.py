@@ -1,4 +1,4 @@
-"""The paper's set-ups parse, are what docs/paper.md says, and build."""
+"""The paper's recipes parse, match docs/paper.md, and build."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ PAPER = Path(__file__).parents[2] / "docs" / "paper.md"
 
 
 def table(heading):
-    """Rows of the first table below a heading of docs/paper.md whose first cell is code; cells without backticks."""
+    """Return the rows below a heading of docs/paper.md whose first cell is code, without backticks."""
     section = PAPER.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
     first = re.search(r"(?:^\|.*\n)+", section, re.M)
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in first[0].splitlines()]

@@ -1,4 +1,4 @@
-"""``ls-edge reproduce``: plans, what they cost, a kill and a restart, one table and one figure, bad input."""
+"""``ls-edge reproduce``: plans, their cost, a kill and a restart, table and figure, bad input."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def call(*argv):
 
 @pytest.fixture(scope="module")
 def marks(tmp_path_factory):
-    """A folder with a plan and small images in a train and a val part."""
+    """Return a folder with a plan and small images in a train and a val part."""
     folder = tmp_path_factory.mktemp("reproduce")
     rng = np.random.default_rng(0)
     for part, count in (("train", 12), ("val", 5)):

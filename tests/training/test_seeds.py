@@ -1,4 +1,4 @@
-"""Several seeds, evaluations of more than one run, the figure; and what a disk that is full leaves behind."""
+"""Several seeds, evaluations of several runs, the figure, and a full disk."""
 
 import json
 import resource

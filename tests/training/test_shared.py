@@ -1,4 +1,4 @@
-"""A shared trunk: one set of weights in several places, made from a trained model, at no loss from order."""
+"""The method ``shared``: one set of weights in several places, made from a trained model, in any order."""
 
 import itertools
 
@@ -52,7 +52,7 @@ def criterion(logits, targets):
 
 
 def made(bands="0/1-4/5", settings=None):
-    """A method and the view whose blocks it made one, and the view as it was."""
+    """Return a method, the view with its shared blocks, and the original view."""
     torch.manual_seed(0)
     view = build("vit_digits", TINY).eval()
     before = build("vit_digits", TINY).eval()
@@ -71,7 +71,7 @@ def set_tables(view):
 
 
 def assert_file_computes(graph, view, slots, slots_of_view):
-    """A block's file gives what the block of the view gives, each image at a slot of its own."""
+    """Compare a block's file with the view's block, with a different slot for each image."""
     session = onnxruntime.InferenceSession(graph.SerializeToString())
     tokens = torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(2))
     [found] = session.run(None, {"tokens": tokens.numpy(), "slot": np.array(slots)})

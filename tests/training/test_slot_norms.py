@@ -1,4 +1,4 @@
-"""Norms and gates of the slots: nothing at the start, learned, of small cost, in every family."""
+"""Norms and gates of the slots: no initial effect, trained, cheap, in every family."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Distillation from a trained teacher: its own preprocessing, its classes, hard and soft losses, whole trainings."""
+"""Distillation from a trained teacher: preprocessing, classes, hard and soft losses, whole trainings."""
 
 import json
 
@@ -108,7 +108,7 @@ def test_opening_one_draws_nothing(folder):
 
 @pytest.mark.parametrize("method", ["shuffle", "anyorder"])
 def test_a_student_imitates_its_teacher_with_every_method(folder, tmp_path, capsys, method):
-    """A teacher alone, without labels: the student comes to name what the teacher names, right or wrong."""
+    """Without labels, the student learns the teacher's predictions, right or wrong."""
     config = tmp_path / "student.yaml"
     config.write_text(TINY + "teacher: {weight: 1.0}\noptim: {smoothing: 0.0}\n")
     arguments = ["--data", "digits", "--config", config, "--method", method, "--seed", 7]
