@@ -93,8 +93,7 @@ def test_the_table_of_changes_is_short():
     assert len(re.findall(r"^\| [^-]", section, re.M)) - 1 <= 25
 
 
-LONG = {"commands.md", "PROTOCOL.md", "paper.md", "planning.md"}
-LONG |= {"serving.md", "threat-model.md"}
+LONG = {"commands.md", "PROTOCOL.md", "planning.md"}
 
 
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.name not in LONG], ids=lambda path: path.name)
