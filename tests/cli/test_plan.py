@@ -13,8 +13,6 @@ from ls_edge.device.profile import LinkFit, LinksDocument, LinkTimes, load_profi
 from ls_edge.device.sensors import Sensors
 from ls_edge.engines.profiling import profile_bundle
 
-pytest.importorskip("highspy")
-
 
 @pytest.fixture(scope="module")
 def measured(bundle, tmp_path_factory):
@@ -189,15 +187,6 @@ def test_zones_links_and_devices_alike(command, bundle, profile, tmp_path):
     assert sorted(found["placement"]["o1"] + found["placement"]["o2"]) == [0, 1, 2, 3]
     assert "o3" not in found["route"]
     assert not any("Mbit/s" in line for line in found["assumptions"])
-
-
-def test_without_a_solver(command, bundle, profile):
-    found = planned(
-        command, "--bundle", bundle, "--profiles", profile("a"), profile("b"), "--objective", "throughput",
-        "--solver-seconds", "0",
-    )  # fmt: skip
-    assert found["solver"] == "heuristic"
-    assert found["warnings"] == ["the solver was left out; the plan is the best by rule"]
 
 
 def test_bad_input(command, bundle, profile, tmp_path, make_bundle):

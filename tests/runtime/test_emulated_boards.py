@@ -15,8 +15,6 @@ from ls_edge.engines.profiling import profile_bundle
 from ls_edge.report.terminal import open_console
 from ls_edge.runtime.fleet.emulated_boards import EmulatedBoard, PacedEngine, Pacer, emulated_boards, emulated_profile
 
-pytest.importorskip("highspy")
-
 
 @pytest.fixture
 def measured(tiny_bundle, tmp_path):

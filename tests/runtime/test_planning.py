@@ -1,22 +1,18 @@
-"""Plans against brute force: by counts on random instances, by every placement on tiny ones; and failing solvers."""
+"""Plans against brute force: by counts on random instances, by every placement on tiny ones."""
 
 import dataclasses
 import functools
 import itertools
 import random
-import sys
 
 import numpy as np
 import pytest
 
 from ls_edge.core.errors import UsageError
-from ls_edge.runtime.fleet.planning import milp
 from ls_edge.runtime.fleet.planning.figures import figures_of, throughput_of, value_of
 from ls_edge.runtime.fleet.planning.planner import plan_placement
 from ls_edge.runtime.fleet.planning.problem import OBJECTIVES, PlannedDevice, PlanningProblem, visit_times, zones_of
 from ls_edge.runtime.fleet.planning.scoring import SimulatedFigures, best_policy, simulate_placement
-
-pytest.importorskip("highspy")
 
 
 def random_problem(seed, devices=(1, 5), blocks=(1, 8), zones=True):
@@ -128,11 +124,10 @@ def survival(problem, replicas):
 def test_plans_of_200_random_instances_are_as_good_as_brute_force(objective):
     for seed in range(200):
         problem = random_problem(seed)
-        planned = plan_placement(problem, objective, solver=milp.solve_here)
+        planned = plan_placement(problem, objective)
         best = brute_force(problem, objective)
-        assert planned.best.figures.value(objective) == pytest.approx(best, rel=1e-5, abs=1e-9), (seed, planned)
+        assert planned.best.figures.value(objective) == pytest.approx(best, rel=1e-9), (seed, planned)
         assert planned.is_exact, seed
-        assert planned.warnings == ()
         check(problem, planned.best.placement, planned.best.replicas)
 
 
@@ -146,11 +141,9 @@ def test_plans_count_what_engine_calls_take_beyond_the_engine():
         devices = tuple(dataclasses.replace(device, **drawn[device.kind]) for device in plain.devices)
         problem = dataclasses.replace(plain, devices=devices)
         best = brute_force(problem, "throughput")
-        planned = plan_placement(problem, "throughput", solver=milp.solve_here)
-        assert planned.best.figures.value("throughput") == pytest.approx(best, rel=1e-5), (seed, planned)
+        planned = plan_placement(problem, "throughput")
+        assert planned.best.figures.value("throughput") == pytest.approx(best, rel=1e-9), (seed, planned)
         assert planned.is_exact, seed
-        ruled = plan_placement(problem, "throughput", solver=None).best.figures.value("throughput")
-        assert best * (1 + 1e-9) <= ruled <= 0.4 * best, seed
 
 
 @pytest.mark.parametrize(("beyond_ms", "max_batch", "replicas"), [(12.0, 1, 1), (30.0, 1, 2)])
@@ -199,14 +192,13 @@ def test_no_placement_of_a_tiny_instance_is_better(seed):
     only = PlanningProblem(**{**vars(problem), "max_replicas": problem.replicas})
     for objective in OBJECTIVES:
         best = min(value_of(problem, placement, objective) for placement in placements)
-        planned = plan_placement(only, objective, solver=milp.solve_here)
-        assert planned.best.figures.value(objective) == pytest.approx(best, rel=1e-5, abs=1e-9), objective
+        planned = plan_placement(only, objective)
+        assert planned.best.figures.value(objective) == pytest.approx(best, rel=1e-9), objective
 
 
 @pytest.mark.parametrize("kinds", [4, 100])
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_hundred_devices_and_48_blocks_in_a_process_of_its_own(objective, kinds):
-    """Where each device is another kind, the solver has as many variables as devices."""
+def test_a_hundred_devices_and_48_blocks(objective, kinds):
     rng = random.Random(1)
     drawn = [
         {"block_ms": rng.uniform(0.3, 3), "capacity": rng.randint(3, 48), "visit_ms": rng.uniform(0.2, 3),
@@ -215,54 +207,17 @@ def test_a_hundred_devices_and_48_blocks_in_a_process_of_its_own(objective, kind
     ]  # fmt: skip
     devices = tuple(PlannedDevice(f"d{i}", **drawn[i % kinds]) for i in range(100))
     problem = PlanningProblem(devices, 48, 2, source_ms=1.0)
-    planned = plan_placement(problem, objective, seconds=4.0)
+    planned = plan_placement(problem, objective)
     check(problem, planned.best.placement, planned.best.replicas)
     for baseline in planned.baselines.values():
         assert planned.best.figures.value(objective) <= baseline.figures.value(objective)
-
-
-KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-
-
-@pytest.mark.parametrize(
-    ("code", "seconds", "warning"),
-    [
-        (KILLED, 5.0, "signal 9"),
-        ("import time; time.sleep(60)", -1.5, "was killed"),
-        ("raise SystemExit('no licence')", 5.0, "exit code 1: no licence"),
-        ("print('nonsense')", 5.0, "cannot be read"),
-        ("print('[]')", 5.0, "answered 0 of 1 programs"),
-    ],
-)
-def test_a_solver_that_fails_leaves_the_plan_by_rule_and_a_warning(code, seconds, warning):
-    problem = random_problem(7)
-    solver = functools.partial(milp.solve, command=[sys.executable, "-c", code])
-    planned = plan_placement(problem, "latency", seconds=seconds, solver=solver)
-    assert not planned.is_exact
-    assert planned.best.name != "solver"
-    assert len(planned.warnings) == 1
-    assert warning in planned.warnings[0]
-    assert planned.warnings[0].endswith("the plan is the best by rule")
-    check(problem, planned.best.placement, planned.best.replicas)
-
-
-def test_rules_alone_are_not_far_off():
-    ratios = []
-    for seed in range(60):
-        problem = random_problem(seed, zones=False)
-        for objective in ("latency", "throughput", "energy"):
-            ruled = plan_placement(problem, objective, solver=None).best.figures
-            ratio = abs(ruled.value(objective)) / abs(brute_force(problem, objective))
-            ratios.append(ratio if objective != "throughput" else 1 / ratio)
-    assert min(ratios) > 1 - 1e-5
-    assert sum(ratio < 1.01 for ratio in ratios) > 0.85 * len(ratios)
 
 
 def test_bands_take_neighbours_and_cost_a_visit_where_they_are_scattered():
     devices = tuple(PlannedDevice(f"d{i}", 1.0, 4, visit_ms=3.0, wire_ms=0.1) for i in range(2))
     free = PlanningProblem(devices, 6)
     banded = PlanningProblem(devices, 6, bands=((4, 5), (0, 1), (2, 3)))
-    planned = plan_placement(banded, "throughput", solver=milp.solve_here)
+    planned = plan_placement(banded, "throughput")
     halves = sorted(planned.best.placement.values())
     assert halves in ([(0, 4, 5), (1, 2, 3)], [(1, 4, 5), (0, 2, 3)], [(0, 4, 5), (1, 2, 3)])
     assert planned.best.figures.latency_ms == 6 * 1.0 + 2 * 3.0
@@ -275,12 +230,12 @@ def test_bands_take_neighbours_and_cost_a_visit_where_they_are_scattered():
 def test_one_device_alone_is_compared():
     fast = PlannedDevice("fast", 1.0, 8, stem_ms=0.5, head_ms=0.5, visit_ms=5.0, watts=10.0, loss=0.1)
     small = PlannedDevice("small", 0.1, 2, visit_ms=5.0, watts=1.0, whole=False)
-    planned = plan_placement(PlanningProblem((fast, small), 8, source_ms=1.0), "latency", solver=milp.solve_here)
+    planned = plan_placement(PlanningProblem((fast, small), 8, source_ms=1.0), "latency")
     name, figures = planned.single
     assert (name, figures.latency_ms, figures.throughput) == ("fast", 9.0, 1e3 / 9)
     assert (figures.energy_mj, figures.whole_share) == (90.0, 0.9)
     assert planned.best.figures.latency_ms == 1.0 + 8 * 1.0 + 5.0
-    alone = plan_placement(PlanningProblem((small,), 2), "latency", solver=milp.solve_here)
+    alone = plan_placement(PlanningProblem((small,), 2), "latency")
     assert alone.single is None
 
 

@@ -53,15 +53,11 @@ PORT = 5555
 )  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), help="peers.yaml to write.")
 @click.option("--peers", type=click.Path(path_type=Path), help="peers.yaml whose addresses and keys --out keeps.")
-@click.option(
-    "--solver-seconds", type=click.FloatRange(min=0, max=3600), default=6.0, show_default=True,
-    help="Time limit of the solver; 0 plans by rule alone.",
-)  # fmt: skip
 @click.option("--no-simulation", is_flag=True, help="Figures by formula alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(
     bundle: Path, objective: Objective, replicas: int, max_replicas: int | None, losses: tuple[str, ...],
-    zones: tuple[str, ...], batch: int | None, out: Path | None, peers: Path | None, solver_seconds: float,
+    zones: tuple[str, ...], batch: int | None, out: Path | None, peers: Path | None,
     no_simulation: bool, as_json: bool, **measured: Any,
 ) -> None:  # fmt: skip
     """Plan which blocks of a bundle each device holds, from what they and their links were measured to do, and compare
@@ -75,7 +71,6 @@ def command(
     from ls_edge.core.files import check_writable
     from ls_edge.core.peers_file import load_peers
     from ls_edge.report.progress import StepProgress
-    from ls_edge.runtime.fleet.planning import milp
     from ls_edge.runtime.fleet.planning.document import plan_document
     from ls_edge.runtime.fleet.planning.from_profiles import problem_of
     from ls_edge.runtime.fleet.planning.planner import plan_placement
@@ -94,9 +89,7 @@ def command(
     problem, assumptions = problem_of(opened, inputs)
     entries = None if known is None else _known_entries(known, [device.name for device in problem.devices])
     with StepProgress("plan") as progress:
-        planned = plan_placement(
-            problem, objective, seconds=solver_seconds, solver=milp.solve if solver_seconds else None, on_step=progress
-        )
+        planned = plan_placement(problem, objective)
         document = plan_document(
             problem, objective, planned, assumptions, bundle_id=opened.manifest.bundle_id, simulate=not no_simulation,
             on_step=lambda done, total, text: progress(done, total, f"simulating {text}" if done < total else text),
@@ -238,10 +231,10 @@ def _print(document: PlanDocument) -> None:
     print_table(table, console)
     if document.policy is not None:
         console.print(f"run it with --policy {document.policy} --concurrency {document.concurrency}")
-    if document.chosen not in ("solver", "heuristic"):
+    if document.chosen != "plan":
         console.print(f"the placement is that of the baseline {document.chosen.replace('_', ' ')}", soft_wrap=True)
     proof = "no placement is better by the formulas" if document.solver == "exact" else "not proven to be the best"
-    console.print(f"{proof}; solver {document.solver_seconds:.1f} s")
+    console.print(proof)
     for line in document.assumptions:
         console.print(f"assumed: {line}", soft_wrap=True)
     for line in document.warnings:

@@ -10,17 +10,18 @@ from collections.abc import Sequence
 from ls_edge.runtime.fleet.planning.problem import Count, Placement, PlanningProblem, zones_of
 
 
-def assign_in_circle(problem: PlanningProblem, counts: Count) -> Placement:
+def assign_in_circle(problem: PlanningProblem, counts: Count, devices: Sequence[int] | None = None) -> Placement:
     """Give each device so many blocks, one stretch after the other, around the circle of all blocks.
 
     With ``sum(counts) = R B`` each block gets ``R`` holders. The devices of a zone come one after the other, and hold
-    at most ``B`` blocks together, so a zone holds no block twice.
+    at most ``B`` blocks together, so a zone holds no block twice. ``devices`` is another order of the devices.
     """
     order = problem.band_order
     placement: dict[str, tuple[int, ...]] = {device.name: () for device in problem.devices}
     place = 0
-    for devices in zones_of(problem.devices).values():
-        for index in devices:
+    place_of = {index: number for number, index in enumerate(devices or ())}
+    for members in sorted(zones_of(problem.devices).values(), key=lambda members: place_of.get(members[0], 0)):
+        for index in members:
             stretch = [order[(place + step) % len(order)] for step in range(counts[index])]
             placement[problem.devices[index].name] = tuple(sorted(stretch))
             place += counts[index]

@@ -13,7 +13,7 @@ import msgspec
 
 from ls_edge.runtime.fleet.planning import scoring
 from ls_edge.runtime.fleet.planning.figures import Figures, figures_of
-from ls_edge.runtime.fleet.planning.heuristic import heuristic_placement
+from ls_edge.runtime.fleet.planning.placements import best_placement
 from ls_edge.runtime.fleet.planning.planner import Candidate, PlannedPlacement
 from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem
 from ls_edge.runtime.fleet.planning.scoring import SimulatedFigures, best_policy, policies_for, simulate_placement
@@ -66,10 +66,9 @@ class PlanDocument(msgspec.Struct, frozen=True):
     baselines: dict[str, Expected | None]
     """``single``, ``round_robin``, ``equal_split``, ``trained_order``; null where memory does not allow one."""
     chosen: str
-    """Where the placement came from: ``solver``, ``heuristic`` or a baseline that is better."""
+    """Origin of the placement: ``plan``, ``side_by_side`` or the name of a baseline that is better."""
     solver: str
-    """``exact`` where it is proven that no placement is better by the formulas, else ``heuristic``."""
-    solver_seconds: float
+    """``exact`` if no placement is better by the formulas, else ``heuristic``."""
     assumptions: list[str]
     warnings: list[str]
 
@@ -97,7 +96,7 @@ def plan_document(
     on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None,
 ) -> PlanDocument:
     """Simulate the candidates, choose, and say whether distributing pays."""
-    warnings = list(planned.warnings)
+    warnings: list[str] = []
     candidates = _candidates(problem, objective, planned)
     used = max(sum(bool(held) for held in one.placement.values()) for one in candidates)
     if simulate and used > scoring.MOST_DEVICES:
@@ -114,7 +113,7 @@ def plan_document(
             )
         scored.append(_Scored(candidate, simulated))
     on_step(len(candidates), len(candidates), "done")
-    best = scored[0]  # that of the solver
+    best = scored[0]  # the plan
     for other in scored[1:]:
         if other.value(objective) < best.value(objective) - scoring.NO_WORSE * abs(best.value(objective)):
             best = other
@@ -130,7 +129,7 @@ def plan_document(
         concurrency=scoring.requests_at_once(problem, best.candidate.placement),
         max_batch={device.name: device.max_batch for device in problem.devices},
         expected=_expected(best), formula=_expected(_Scored(best.candidate, None)), baselines=baselines,
-        chosen=best.candidate.name, solver="exact" if proven else "heuristic", solver_seconds=planned.seconds,
+        chosen=best.candidate.name, solver="exact" if proven else "heuristic",
         assumptions=assumptions, warnings=warnings,
     )  # fmt: skip
 
@@ -141,8 +140,8 @@ def _candidates(problem: PlanningProblem, objective: Objective, planned: Planned
     found += [one for one in planned.baselines.values() if one is not None and one.name != planned.best.name]
     if objective == "latency" and problem.may_reorder:
         for replicas in sorted({problem.replicas, problem.replicas + 1, problem.most_replicas}):
-            placement = heuristic_placement(problem, "throughput", replicas)
-            if placement is not None and problem.replicas <= replicas <= problem.most_replicas:
+            if replicas <= problem.most_replicas:
+                placement = best_placement(problem, "throughput", replicas).placement
                 found.append(Candidate("side_by_side", placement, figures_of(problem, placement), replicas))
     return found
 

@@ -164,7 +164,7 @@ def _plan_site(
         site.check("throughput")
     except UsageError as error:
         raise UsageError(f"a site of {len(devices)} devices: {error}, or raise --site-size") from None
-    best = plan_placement(site, "throughput", solver=None).best
+    best = plan_placement(site, "throughput").best
     return site, {name: tuple(blocks) for name, blocks in best.placement.items()}, kinds
 
 

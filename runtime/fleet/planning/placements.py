@@ -1,0 +1,138 @@
+"""The best placement with a given number of holders per block, for each objective.
+
+A placement is worth what the formulas of ``figures.py`` say, and those depend only on how many blocks each device
+holds, or for survival on the sets of devices that hold the same blocks:
+
+- latency: a request alone visits devices that hold the model once, ``min sum(visit + n t)`` over counts ``n`` that add
+  up to all blocks; a dynamic program over devices
+- throughput: the least ``T`` within which devices run what they hold. Room in devices lies within room in zones, so
+  filling one device after the other places as many copies as possible, whatever the order
+- energy: by the same argument, filling the most economical devices first is optimal
+- survival: see ``survival.py``
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ls_edge.runtime.fleet.planning.assignment import assign_in_circle, assign_route
+from ls_edge.runtime.fleet.planning.problem import Count, Objective, Placement, PlanningProblem, zones_of
+from ls_edge.runtime.fleet.planning.survival import HolderExchange, HolderSearch
+from ls_edge.runtime.fleet.planning.whole_share import whole_share
+
+SEARCHED_DEVICES = 6
+"""Most devices, with zones that may fail, for which all sets of holders are searched: two more may take minutes."""
+SHUFFLES, SHUFFLED_DEVICES = 20, 12
+"""Random orders that the local search for survival starts from as well, for at most this many devices: more of either
+took longer and found nothing better."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A placement with a given number of holders of each block."""
+
+    placement: Placement
+    is_exact: bool
+    """Whether no placement with as many holders is better."""
+    route: tuple[str, ...] = ()
+    """Devices that a request alone visits, if the placement was made for it."""
+
+
+def best_placement(problem: PlanningProblem, objective: Objective, replicas: int) -> Found:
+    """Return the best placement with ``replicas`` holders of each block."""
+    if objective == "latency":
+        return _fastest_route(problem, replicas)
+    if objective == "throughput":
+        return _balanced(problem, replicas)
+    if objective == "energy":
+        return _filled(problem, replicas, [device.block_mj or 0.0 for device in problem.devices], is_exact=True)
+    return _safest(problem, replicas)
+
+
+def fill(
+    problem: PlanningProblem, replicas: int, order: Sequence[int], most: Sequence[int] | None = None
+) -> Count | None:
+    """Give devices in this order as many blocks as they and their zones have room for; None if copies are left over.
+
+    ``most`` limits each device further.
+    """
+    counts = [0] * len(problem.devices)
+    zone_of = {index: zone for zone, members in zones_of(problem.devices).items() for index in members}
+    zone_left = dict.fromkeys(zone_of.values(), problem.num_blocks)
+    left = replicas * problem.num_blocks
+    for index in order:
+        room = problem.room(problem.devices[index])
+        if most is not None:
+            room = min(room, most[index])
+        counts[index] = min(left, room, zone_left[zone_of[index]])
+        zone_left[zone_of[index]] -= counts[index]
+        left -= counts[index]
+    return tuple(counts) if left == 0 else None
+
+
+def _filled(problem: PlanningProblem, replicas: int, costs: Sequence[float], *, is_exact: bool) -> Found:
+    """Fill the devices of least cost first."""
+    counts = fill(problem, replicas, sorted(range(len(costs)), key=lambda index: (costs[index], index)))
+    assert counts is not None, "the planner asks for no more holders than fit"
+    return Found(assign_in_circle(problem, counts), is_exact)
+
+
+def _fastest_route(problem: PlanningProblem, replicas: int) -> Found:
+    """Find the devices and counts of the fastest route, then further holders for its blocks."""
+    best: list[tuple[float, Count]] = [(0.0, ()), *[(math.inf, ())] * problem.num_blocks]
+    for device in problem.devices:
+        room, before = problem.room(device), best
+        best = []
+        for blocks in range(problem.num_blocks + 1):
+            options = [before[blocks][0]]
+            options += [
+                before[blocks - n][0] + device.visit_ms + n * device.block_ms for n in range(1, min(room, blocks) + 1)
+            ]
+            n = options.index(min(options))
+            best.append((options[n], (*before[blocks - n][1], n)))
+    placement = assign_route(problem, best[-1][1], replicas)
+    if placement is None:  # what the route takes leaves too little memory elsewhere
+        return _filled(problem, replicas, [device.block_ms for device in problem.devices], is_exact=False)
+    route = (device.name for device, count in zip(problem.devices, best[-1][1], strict=True) if count)
+    return Found(placement, is_exact=True, route=tuple(route))
+
+
+def _balanced(problem: PlanningProblem, replicas: int) -> Found:
+    """Find the least time within which devices run their blocks, and their links carry the tokens of a visit."""
+    devices = problem.devices
+    times = [[device.taken_ms(count) for count in range(1, problem.room(device) + 1)] for device in devices]
+    candidates = sorted({ms for one in times for ms in one} | {device.wire_ms for device in devices})
+    order = sorted(range(len(devices)), key=lambda i: (devices[i].busy_ms, devices[i].visit_ms, i))
+
+    def counts(most: float) -> Count | None:
+        limits = [
+            0 if device.wire_ms > most else bisect.bisect_right(one, most)
+            for device, one in zip(devices, times, strict=True)
+        ]
+        return fill(problem, replicas, order, limits)
+
+    least = bisect.bisect_left(candidates, True, key=lambda most: counts(most) is not None)
+    found = counts(candidates[least])
+    assert found is not None, "the planner asks for no more holders than fit"
+    return Found(assign_in_circle(problem, found), is_exact=len(problem.bands) <= 1)
+
+
+def _safest(problem: PlanningProblem, replicas: int) -> Found:
+    """Improve several placements by exchanges, and for few devices search all others for a safer one."""
+    devices = problem.devices
+    orders = [sorted(range(len(devices)), key=lambda index: (devices[index].loss, index))]
+    orders.append(sorted(orders[0], key=lambda index: -devices[index].capacity))
+    rng = random.Random(0)
+    orders += [rng.sample(orders[0], len(devices)) for _ in range(SHUFFLES if len(devices) <= SHUFFLED_DEVICES else 0)]
+    counts = [fill(problem, replicas, order) for order in orders]
+    starts = [assign_in_circle(problem, found, order) for order, found in zip(orders, counts, strict=True) if found]
+    improved = [HolderExchange(problem, start).run() for start in starts]
+    best = max((whole_share(problem, placement), index) for index, placement in enumerate(improved))
+    zones = {device.zone for device in devices} & problem.zone_losses.keys()
+    if len(devices) + len(zones) > SEARCHED_DEVICES:
+        return Found(improved[best[1]], is_exact=False)
+    return Found(HolderSearch(problem, replicas, best[0]).run() or improved[best[1]], is_exact=True)
