@@ -51,7 +51,7 @@ class Bench(msgspec.Struct, frozen=True):
     threads: int
     batch: int
     duration: float
-    """Seconds for timing chain and monolith in turns."""
+    """Seconds for timing chain and monolith alternately."""
     repeats: int
     """Runs of the chain in that time."""
     stem_ms: Times

@@ -49,15 +49,8 @@ def checked(cuda: Any, result: tuple[Any, ...], doing: str) -> Any:
 class DeviceEngine(Protocol):
     """An engine that can be queued on the stream of a workspace, between addresses on the GPU."""
 
-    @property
-    def part(self) -> str:
-        """``stem``, ``head`` or ``block 3``."""
-        ...
-
-    @property
-    def signature(self) -> Signature:
-        """Inputs and output; the first input is the output of the previous engine."""
-        ...
+    part: str
+    signature: Signature
 
     def enqueue(self, batch: int, addresses: Mapping[str, int]) -> None:
         """Queue one run at a batch size; ``addresses`` are those of inputs and output by name."""

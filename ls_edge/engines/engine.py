@@ -69,25 +69,13 @@ def signature_of(manifest: Manifest, part: str) -> Signature:
 class Engine(Protocol):
     """One part on one device; used by one thread at a time."""
 
-    @property
-    def part(self) -> str:
-        """``stem``, ``head`` or ``block 3``."""
-        ...
-
-    @property
-    def kind(self) -> str:
-        """``onnx`` or ``tensorrt``."""
-        ...
-
-    @property
-    def provider(self) -> str:
-        """Provider that runs the part, such as ``CPUExecutionProvider``."""
-        ...
-
-    @property
-    def signature(self) -> Signature:
-        """Inputs and output."""
-        ...
+    part: str
+    """``stem``, ``head`` or ``block 3``."""
+    kind: str
+    """``onnx`` or ``tensorrt``."""
+    provider: str
+    """Provider that runs the part, such as ``CPUExecutionProvider``."""
+    signature: Signature
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         """Run the part; return a new array that the caller owns."""

@@ -1,4 +1,4 @@
-"""Run several parts one after the other with as few copies as the engines allow; in one process and in a peer.
+"""Executor of parts in sequence, with as few copies as the engines allow; for one process and for peers.
 
 Engines that share memory on a GPU leave the tokens there: one copy in, one copy out, one synchronization. Sessions of
 ONNX Runtime in host memory are bound once to two buffers that they use in turn: the output of a part is the input of

@@ -64,7 +64,7 @@ def open_session(
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-        if hardware.int8_products_saturate():  # where they do not saturate, this would take three times as long
+        if hardware.int8_products_saturate():  # without saturation this would take three times as long
             options.add_session_config_entry("session.x64quantprecision", "1")
         if provider == CPU:
             options.add_session_config_entry("session.use_env_allocators", "1")

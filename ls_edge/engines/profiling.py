@@ -126,7 +126,7 @@ def _facts(name: str | None, sensors: Sensors) -> DeviceFacts:
     named = platform.node().split(".")[0] if name is None else name
     if not is_name(named):
         raise UsageError(
-            f"the device's name {named!r} cannot stand in peers.yaml; give one with --name: 1 to 63 letters, digits, "
+            f"the device's name {named!r} is not allowed in peers.yaml; give one with --name: 1 to 63 letters, digits, "
             "dots, hyphens or underscores, a letter or digit first"
         )
     versions = {"python": platform.python_version(), "kernel": platform.release()}

@@ -94,18 +94,18 @@ class Evaluation(msgspec.Struct, frozen=True):
     sequential: SequentialAccuracy
     arbitrary: Arbitrary
     kept: dict[str, Kept]
-    """By the number of blocks kept."""
+    """Accuracies by number of kept blocks."""
     position_accuracy: float | None
     """Fraction of blocks that name their own slot; None if the method does not predict it."""
     images: int
     arrangements: list[TrackAccuracy] | None = None
-    """By shape of the waves, if requested."""
+    """Accuracies by shape of the waves, if requested."""
     kendall: list[Distance] | None = None
-    """By distance from the trained order, nearest last, if requested."""
+    """Accuracies by distance from the trained order, nearest last, if requested."""
     models: Models | None = None
     """Spread, if this is the mean over several runs."""
     freedom: list[Freedom] | None = None
-    """From a fixed order to full freedom, if requested."""
+    """Accuracies from a fixed order to full freedom, if requested."""
     skipped: int = 0
     settings: dict[str, Any] = {}
     """Model, data, and the defaults in force."""
@@ -172,7 +172,7 @@ class _Tracks(Measure):
 
 
 class _Slots(Measure):
-    """How often blocks name their own slot, over random orders; nothing if the model does not predict slots."""
+    """Accuracy of the slots that blocks predict, over random orders."""
 
     def __init__(self, model: BlockModel, orders: Sequence[Order]) -> None:
         self._guess: Callable[[int, Any], np.ndarray | None] = getattr(model, "slots_of", lambda _block, _tokens: None)

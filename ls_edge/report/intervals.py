@@ -1,4 +1,4 @@
-"""The intervals of a request on a time axis: what happened when, at which holder, and which are on the critical path.
+"""Intervals of a request on a time axis, with their holders, and the critical path.
 
 The clock is the source's; times are microseconds since the start of the run. A holder reports durations instead of
 times, so a visit starts where the one before it ends, with wire, queue, codec, engine. The blocks of one visit or track

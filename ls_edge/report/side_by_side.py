@@ -19,7 +19,7 @@ from ls_edge.report.formatting import distinct_names
 
 
 class ComparedDocument(msgspec.Struct, frozen=True):
-    """Numbers of one document, a row of the comparison; None where a document has none."""
+    """Numbers of one document, a row of the comparison; None if a document has no such number."""
 
     name: str
     kind: str

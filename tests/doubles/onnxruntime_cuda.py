@@ -27,7 +27,7 @@ OPTIONS = {
 
 
 class OnnxRuntimeWithCuda:
-    """Stands for the module ``onnxruntime``."""
+    """Double of the module ``onnxruntime``."""
 
     def __init__(self, *, broken=()):
         """``broken``: providers that are listed and whose libraries do not load."""

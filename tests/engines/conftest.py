@@ -22,7 +22,7 @@ def doubles(monkeypatch, tmp_path):
     if device.left():
         gc.collect()
     left = device.left() + device.misuse
-    device.reset()  # what the end of the process would report again
+    device.reset()  # which the end of the process would report again
     for name in NAMES:
         sys.modules.pop(name, None)
     sys.modules.update(saved)
@@ -37,7 +37,7 @@ def gpu(doubles):
 
 @pytest.fixture(params=["late", "at once"])
 def any_gpu(gpu, request):
-    """The same, twice: queued work happens when it is waited for, or at once."""
+    """A double whose queued work runs late, when it is waited for, or early."""
     gpu.eager = request.param == "at once"
     return gpu
 

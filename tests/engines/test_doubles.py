@@ -1,6 +1,6 @@
-"""The engine code on doubles of CUDA and TensorRT: results, copies, memory, and what broken code would do.
+"""Engine code on doubles of CUDA and TensorRT: results, copies, memory, and the effects of broken code.
 
-See tests/doubles/README.md for what the doubles are, and are not.
+tests/doubles/README.md describes the doubles.
 """
 
 import ast
@@ -73,7 +73,7 @@ def test_one_visit_of_eight_blocks_makes_two_copies_and_one_synchronisation(runn
     result, counts = counted(any_gpu, lambda: runner.run(order, tokens()))
     close(result, expected(exact, order, tokens()))
     assert {name: counts[name] for name in (*COPIES, "synchronize")} == {COPIES[0]: 1, COPIES[1]: 1, "synchronize": 1}
-    assert counts["graph"] == 8  # and no kernel is launched by itself
+    assert counts["graph"] == 8  # and no kernel is launched separately
     assert counts["execute"] == 0
 
 
@@ -150,7 +150,7 @@ def test_slots_reach_each_block(any_gpu, slot_bundle):
 
 
 def test_float32_is_exact_because_tf32_is_off(runner, exact, bundle, gpu, monkeypatch):
-    """With TF32 the double rounds as the hardware does, so the comparison of these tests would fail."""
+    """With TF32 the double rounds as the hardware does, so these tests would fail."""
     monkeypatch.setattr(EngineOptions, "flags", ("strongly typed",))
     engine = open_engine(bundle, "block 0", kind="tensorrt")
     rounded = engine.run({"tokens": tokens()})

@@ -106,7 +106,7 @@ def test_bytes_that_are_no_part_are_named(bundle):
 
 
 def test_weights_in_another_file_are_never_read(bundle, tmp_path, monkeypatch):
-    """Bytes were checked, so nothing that they point to may count: not even a file that is there."""
+    """Only the checked bytes count, not files that they refer to, even if these exist."""
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")
     monkeypatch.chdir(tmp_path)
     for place in ("weights.bin", str(tmp_path / "weights.bin")):

@@ -1,4 +1,4 @@
-"""Weights in another file are seen in the bytes of an ONNX file, wherever a tensor may stand."""
+"""External weights are found in the bytes of an ONNX file, in any tensor."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""``ls-edge profile``: what it measures of a real bundle, with a board's sensors and without any."""
+"""``ls-edge profile`` of a real bundle, with the sensors of a board and without any."""
 
 import json
 

@@ -52,7 +52,7 @@ def close(ours, theirs):
 def test_no_provider_rounds_float32(precision):
     assert dict(providers_of(CUDA, precision=precision))[CUDA]["use_tf32"] == "0"
     behind = providers_of(TENSORRT, precision=precision)
-    assert [name for name, _ in behind] == [TENSORRT, CUDA, CPU]  # what TensorRT does not take runs on CUDA
+    assert [name for name, _ in behind] == [TENSORRT, CUDA, CPU]  # nodes that TensorRT rejects run on CUDA
     assert dict(behind)[CUDA]["use_tf32"] == "0"
     assert dict(behind)[TENSORRT]["trt_fp16_enable"] == str(int(precision == "fp16"))
     assert dict(behind)[TENSORRT]["trt_int8_enable"] == str(int(precision == "int8"))

@@ -1,4 +1,4 @@
-"""What blocks do, against plain computations of the same figures."""
+"""Analyses against plain computations of the same values."""
 
 import math
 
@@ -68,7 +68,7 @@ def plan_of(bands=None, kinds=KINDS, orders=12, seed=0, **fields):
 
 
 def centred_alignment(x, y):
-    """As its authors define it, with a centring matrix."""
+    """Compute the alignment as its authors define it, with a centering matrix."""
     n = len(x)
     centring = np.eye(n) - 1 / n
 

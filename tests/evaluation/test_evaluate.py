@@ -18,7 +18,7 @@ from ls_edge.evaluation.orders import (
 
 
 class Digits:
-    """Block i appends its number to the tokens; the answer is 1 where ``right`` says so of what ran, else 0."""
+    """Block i appends its number to the tokens; the answer is 1 if ``right`` accepts the numbers, else 0."""
 
     def __init__(self, blocks, right):
         self.num_blocks = blocks
@@ -104,7 +104,7 @@ def test_errors():
 
 
 class Sums:
-    """Tokens are numbers; block i adds its power of ten and what it was given, so tracks show in the sum."""
+    """Tokens are numbers; block i adds its power of ten and its input, so the sum shows the tracks."""
 
     num_blocks = 4
 
@@ -121,7 +121,7 @@ class Sums:
 def test_tracks_run_side_by_side():
     found = evaluate(Sums(), images(), EvaluationOrders.make(Bands(4), orders=2, arrangements=True)).arrangements
     assert [(item.tracks, item.blocks) for item in found] == [(2, 1), (2, 2), (4, 1)]
-    # Only four blocks at once all start from nothing and add their own power of ten.
+    # Only four blocks in parallel all start from zero and add their own power of ten.
     assert [(item.trained, item.arbitrary, item.arbitrary_std) for item in found] == [(0, 0, 0), (0, 0, 0), (1, 1, 0)]
 
 

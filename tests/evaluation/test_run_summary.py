@@ -1,4 +1,4 @@
-"""The figures of a run: exact ones for small cases made by hand, and every case without any."""
+"""Summaries of runs: exact values of small cases, and missing values."""
 
 import json
 import math

@@ -232,7 +232,7 @@ def run_with_loss():
 
 @pytest.fixture(scope="session", autouse=True)
 def libraries():
-    """The JavaScript of reports is made once; what makes it keeps threads and descriptors for the process."""
+    """Load the JavaScript of reports once; its library keeps threads and descriptors for the process."""
     from ls_edge.report.html import library
 
     return library()

@@ -1,4 +1,4 @@
-"""What the charts are drawn from: exact spans, shares and windows."""
+"""Data of the charts: exact spans, shares and windows."""
 
 import html
 import io

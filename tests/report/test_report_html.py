@@ -1,4 +1,4 @@
-"""Reports as files: whole, alone, escaped, small; and as a browser shows them, where there is one."""
+"""Reports as files: complete, self-contained, escaped, small."""
 
 import base64
 import hashlib
@@ -25,7 +25,7 @@ HOSTILE = "<script>alert(1)</script>\"'&\x00\x1b[31m\u202e\udc80.png"
 
 
 class Page(HTMLParser):
-    """Fails on tags that do not match; keeps what a page refers to, its ids, scripts and text."""
+    """HTML parser that fails on unbalanced tags and keeps references, ids, scripts and text."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -266,7 +266,7 @@ def test_pictures_have_light_paper_where_style_sheets_are_not_read(tmp_path, run
     drawn = Image.open(io.BytesIO(vl_convert.svg_to_png(path.read_text()))).convert("RGB")
     colours = {colour for _, colour in drawn.getcolors(1 << 24)}
     assert drawn.getpixel((3, 3)) == (0xFC, 0xFC, 0xFA)
-    assert (0x1F, 0x7F, 0x60) in colours  # where a peer comes back
+    assert (0x1F, 0x7F, 0x60) in colours  # a peer comes back
     assert (0, 0, 0) not in colours
 
 

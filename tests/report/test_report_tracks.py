@@ -1,4 +1,4 @@
-"""Waves of tracks in reports: who ran what when, what the answer waited for, and how each peer's tracks fared."""
+"""Waves of tracks in reports: intervals, critical path, and statistics of tracks by peer."""
 
 import msgspec
 import pytest
@@ -142,7 +142,7 @@ times = st.integers(0, 1_000_000)
 
 @st.composite
 def consistent(draw):
-    """A record as a source makes it: the wire is what remains of the latency."""
+    """Draw a record as a source makes it: the wire is what remains of the latency."""
     visits = []
     for _ in range(draw(st.integers(1, 3))):
         joiner = draw(st.sampled_from("abc"))

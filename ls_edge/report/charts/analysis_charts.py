@@ -49,7 +49,7 @@ def importance_chart(found: Analysis) -> Chart | None:
 
 
 def contribution_chart(found: Analysis) -> Chart | None:
-    """Draw what each block adds in each slot, relative to its input, in random orders."""
+    """Draw the addition of each block by slot, relative to its input, in random orders."""
     if found.contribution is None:
         return None
     blocks = [str(block) for block in range(len(found.contribution.random))]

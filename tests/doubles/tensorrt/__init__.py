@@ -197,7 +197,7 @@ class IBuilderConfig:
 
 class Builder:
     refuse = ""
-    """What TensorRT says when it cannot build; set by a test."""
+    """TensorRT's message if it cannot build; set by a test."""
 
     def __init__(self, logger):
         assert logger.made

@@ -39,7 +39,7 @@ class cudaStreamCaptureMode(enum.IntEnum):
 
 
 class Fault(Exception):
-    """What CUDA would answer with an error code, or with undefined behaviour."""
+    """An error that CUDA would report by its code, or undefined behavior."""
 
     def __init__(self, code, text):
         super().__init__(text)
@@ -96,10 +96,10 @@ class Device:
     def reset(self):
         self.eager = False
         self.refuse = {}
-        """Errors to answer with, by function: what CUDA has no room or no driver for."""
+        """Errors to return, by function."""
         self.counts = Counter()
         self.misuse = []
-        """What real hardware may let pass, and is wrong all the same."""
+        """Errors that real hardware may not notice."""
         self.allocations = []
         self._addresses = []
         self.streams, self.graphs, self.execs = {}, {}, {}
@@ -107,7 +107,7 @@ class Device:
         self._next_device, self._next_handle = 1 << 52, 0x5000
 
     def left(self):
-        """What was not freed."""
+        """Allocations that were not freed."""
         alive = [f"{a.kind} memory of {a.size} bytes" for a in self.allocations if not a.freed]
         handles = (("stream", self.streams), ("graph", self.graphs), ("executable graph", self.execs))
         return alive + [f"{what} {number}" for what, table in handles for number in table]
@@ -371,7 +371,7 @@ def cudaRuntimeGetVersion():
 
 @atexit.register
 def _at_exit():
-    """Tell what a process left; ``CUDA_DOUBLE_REPORT`` names a file for the counts."""
+    """Report what a process left; ``CUDA_DOUBLE_REPORT`` names a file for the counts."""
     for what in DEVICE.left() + DEVICE.misuse:
         print(f"double of CUDA: left at exit: {what}", file=sys.stderr)
     if "CUDA_DOUBLE_REPORT" in os.environ:
