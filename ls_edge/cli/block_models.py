@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from rich.console import Console
+from rich.text import Text
+
+from ls_edge.core.bands import Bands
+from ls_edge.core.bundle import Bundle, ImageSpec
 from ls_edge.core.errors import RunError, UsageError, printable
+from ls_edge.data.datasets import ImageSet, require_labels, trained_on_warning
 from ls_edge.device.requirements import install_command
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ls_edge.core.bands import Bands
-    from ls_edge.core.bundle import ImageSpec
-    from ls_edge.data.datasets import ImageSet
-    from ls_edge.evaluation.analysis import TokenModel
+from ls_edge.engines.pipeline import Pipeline
+from ls_edge.evaluation.analysis import TokenModel
 
 
 @dataclass(frozen=True)
@@ -71,17 +71,11 @@ def open_model(
 
 def bands_in_force(asked: str | None, own: Bands) -> Bands:
     """The model's own bands, or those that are ``asked`` for; raises :class:`UsageError` where they do not fit it."""
-    from ls_edge.core.bands import Bands
-
     return own if asked is None else Bands.from_json(asked, own.num_blocks)
 
 
 def labelled_images(images: ImageSet, opened: OpenedModel, limit: int | None, console: Console) -> ImageSet:
     """The images with the labels of the model; warns where it was trained on them."""
-    from rich.text import Text
-
-    from ls_edge.data.datasets import require_labels, trained_on_warning
-
     warning = trained_on_warning(images, opened.trained_on)
     if warning:
         console.print(Text.assemble(("warning: ", "yellow"), printable(warning)), soft_wrap=True)
@@ -89,8 +83,6 @@ def labelled_images(images: ImageSet, opened: OpenedModel, limit: int | None, co
 
 
 def _open_bundle(folder: Path, threads: int | None) -> OpenedModel:
-    from ls_edge.core.bundle import Bundle
-    from ls_edge.engines.pipeline import Pipeline
 
     bundle = Bundle.open(folder)
     pipeline = Pipeline.open(bundle, threads=threads)

@@ -8,8 +8,6 @@ from typing import Any
 
 import click
 
-from ls_edge.cli.number_types import limit_number
-
 HELP_OPTIONS = ["-h", "--help"]
 DEGRADED = 3
 """Exit code of a run that finished, but with an answer that skipped blocks or with a failed request."""
@@ -36,8 +34,6 @@ class Command(click.Command):
                 callback=lambda ctx, _param, value: ctx.find_root().meta.__setitem__("ls_edge.debug", value),
             )
         )  # fmt: skip
-        for param in self.params:
-            limit_number(param)
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return both names: click keeps the option that it makes first, whichever context that was for."""

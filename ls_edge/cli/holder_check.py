@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from rich.console import Console
+
+from ls_edge.cli.interrupts import StopRequest
+from ls_edge.core.errors import LinkError, ModelMismatch
+from ls_edge.core.records import PeerState
 from ls_edge.core.text import name_blocks
 from ls_edge.runtime.routing.policies import POLICIES
+from ls_edge.runtime.source.source import Source
 
-if TYPE_CHECKING:
-    from ls_edge.cli.interrupts import StopRequest
-    from ls_edge.runtime.source.source import Source
-
-WAIT_S = 5.0
-"""Default of ``--wait``: how long holders that are just starting are waited for."""
 _LOOK_EVERY_S = 0.1
 
 
@@ -24,7 +23,6 @@ def wait_for_holders(source: Source, seconds: float, stop: StopRequest | None = 
     missing = source.missing_blocks()
     if not missing or seconds <= 0:
         return missing
-    from rich.console import Console
 
     console = Console(stderr=True)
     with console.status("waiting for peers") as status:  # shown on a terminal only
@@ -40,8 +38,6 @@ def check_holders(source: Source, missing: Sequence[int], waited: float) -> str:
     Empty where nothing is missing. Raises :class:`ModelMismatch` where every peer serves another model, else
     :class:`LinkError`, where the policy may not skip that many blocks.
     """
-    from ls_edge.core.errors import LinkError, ModelMismatch
-
     if not missing:
         return ""
     mismatched = source.mismatched
@@ -68,8 +64,6 @@ def check_holders(source: Source, missing: Sequence[int], waited: float) -> str:
 
 def reasons(source: Source, missing: Sequence[int]) -> list[str]:
     """Why these blocks have no holder: a line a peer that should hold some, and the blocks that none should."""
-    from ls_edge.core.records import PeerState
-
     states, problems = source.view(), source.problems
     texts = []
     for peer in source.peers.peers:

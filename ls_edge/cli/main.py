@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -18,31 +19,30 @@ import click
 
 from ls_edge.cli import interrupts
 from ls_edge.cli.command import Group, describe
-from ls_edge.cli.readable_streams import fit_streams
 from ls_edge.core.errors import LsEdgeError, printable
 from ls_edge.version import __version__
 
 COMMANDS = {
-    "train": "Fine-tune a vision transformer with its block order shuffled.",
-    "eval": "Measure accuracy in trained order, in any order and with blocks missing.",
-    "analyze": "Show what each block does, and how much that depends on where it runs.",
-    "reproduce": "Train and evaluate a whole comparison: one table and one figure.",
-    "export": "Cut a trained model into one engine a block.",
-    "verify": "Check a bundle's digests and, with its run, its numbers.",
-    "keys": "Make CURVE keys.",
+    "train": "Fine-tune a vision transformer with shuffled block order.",
+    "eval": "Measure accuracy in trained order, in random orders, and with blocks missing.",
+    "analyze": "Show what each block contributes, and how that depends on its position.",
+    "reproduce": "Train and evaluate a whole comparison, with a table and a figure.",
+    "export": "Split a trained model into one engine per block.",
+    "verify": "Check the digests of a bundle and, with its run, its numbers.",
+    "keys": "Create CURVE keys.",
     "peer": "Serve blocks of a bundle.",
-    "push": "Send a bundle to the peers, and switch to it.",
-    "run": "Answer images through the peers that can be reached.",
-    "status": "Show how every peer is, and why it cannot be used.",
-    "predict": "Name what is on images, through the peers that can be reached.",
-    "serve": "Answer images over HTTP, through the peers that can be reached.",
-    "build": "Build this device's engines of a bundle ahead.",
-    "bench": "Time the engines of a bundle on this machine.",
-    "profile": "Measure what a bundle takes on this device, or what links take.",
-    "plan": "Plan which blocks on which device, and say whether that pays.",
-    "simulate": "Simulate a fleet of devices that come and go.",
-    "report": "Put runs, plans and profiles side by side.",
-    "doctor": "Find what is missing or mixed up on this machine.",
+    "push": "Send a bundle to the peers and switch to it.",
+    "run": "Answer images through the reachable peers, and measure it.",
+    "status": "Show the state of every peer, and why a peer cannot be used.",
+    "predict": "Classify images through the reachable peers.",
+    "serve": "Answer images over HTTP through the reachable peers.",
+    "build": "Build the engines of a bundle for this device in advance.",
+    "bench": "Time the engines of a bundle on this device.",
+    "profile": "Measure a bundle on this device, or the links between peers.",
+    "plan": "Assign blocks to devices, and tell whether that pays off.",
+    "simulate": "Simulate a fleet of devices that fail and return.",
+    "report": "Compare runs, plans, and profiles.",
+    "doctor": "Find what is missing or misconfigured on this machine.",
     "demo": "Train, export, serve and measure on embedded data, with a peer killed on the way.",
 }
 
@@ -90,7 +90,7 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line; every error that was foreseen is one line on standard error."""
-    fit_streams()
+    _escape_what_streams_lack()
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
         code = cli.main(args=argv, prog_name="ls-edge", standalone_mode=False)
@@ -127,6 +127,14 @@ def main(argv: list[str] | None = None) -> NoReturn:
         _fail(f"not enough memory{why}; use a smaller batch, or end other programs", 1)
     interrupts.finishing = True
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _escape_what_streams_lack() -> None:
+    r"""Make standard output and error write escapes such as ``\xe9`` for characters that their encoding lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            with contextlib.suppress(ValueError, OSError):  # closed
+                stream.reconfigure(errors="backslashreplace")
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -349,6 +349,7 @@ class TraceWriter:
         """Reason why the trace is incomplete; empty if it is complete."""
         self._lines: dict[int, RequestRecord] = {}
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         except OSError as error:
             raise UsageError(f"cannot write the trace {path}: {error.strerror}; give another path") from None

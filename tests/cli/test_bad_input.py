@@ -163,14 +163,14 @@ CASES = r"""
 1 | eval bundle --data cut.tar | cut.tar is neither a folder nor a whole tar (truncated header); check it or
 1 | eval bundle --data bundle | bundle holds no images; expected class folders with files ending in .bmp,
 1 | eval bundle --data Digits | Digits: no such folder or tar; check the path, or write 'digits' for the
-2 | EVAL --orders 0 | '--orders': 0 is not in the range x>=1
-2 | EVAL --orders -1 | '--orders': -1 is not in the range x>=1
-2 | EVAL --orders many | '--orders': 'many' is no whole number
-2 | EVAL --orders nan | '--orders': 'nan' is no whole number
-2 | EVAL --orders 1e3 | '--orders': '1e3' is no whole number
-2 | EVAL --orders 2**70 | '--orders': 2**70 is too large; the most is 100000
-2 | EVAL --limit 0 | '--limit': 0 is not in the range x>=1
-2 | EVAL --limit 2**70 | '--limit': 2**70 is too large; the most is 10000000
+2 | EVAL --orders 0 | '--orders': 0 is not in the range 1<=x<=100000
+2 | EVAL --orders -1 | '--orders': -1 is not in the range 1<=x<=100000
+2 | EVAL --orders many | '--orders': 'many' is not a valid integer range
+2 | EVAL --orders nan | '--orders': 'nan' is not a valid integer range
+2 | EVAL --orders 1e3 | '--orders': '1e3' is not a valid integer range
+2 | EVAL --orders 2**70 | '--orders': 2**70 is not in the range 1<=x<=100000
+2 | EVAL --limit 0 | '--limit': 0 is not in the range 1<=x<=10000000
+2 | EVAL --limit 2**70 | '--limit': 2**70 is not in the range 1<=x<=10000000
 2 | EVAL --limit 10 --keep 0 | keep 0 is not possible: the model has 4 blocks; give 1 to 4
 2 | EVAL --limit 10 --keep 9 | keep 9 is not possible: the model has 4 blocks; give 1 to 4
 2 | EVAL --limit 10 --keep a,b | '--keep': 'a,b' is no list of numbers such as 3,6,9
@@ -179,8 +179,8 @@ CASES = r"""
 2 | EVAL --limit 10 --keep 1.5 | '--keep': '1.5' is no list of numbers such as 3,6,9
 2 | EVAL --limit 10 --keep -1 | keep -1 is not possible: the model has 4 blocks; give 1 to 4
 2 | EVAL --limit 10 --seed -1 | '--seed': -1 is not in the range x>=0
-2 | EVAL --limit 10 --batch-size 0 | '--batch-size': 0 is not in the range x>=1
-2 | EVAL --limit 10 --orders 2 --threads 100000 | '--threads': 100000 is too large; the most is 1024
+2 | EVAL --limit 10 --batch-size 0 | '--batch-size': 0 is not in the range 1<=x<=65536
+2 | EVAL --limit 10 --orders 2 --threads 100000 | '--threads': 100000 is not in the range 1<=x<=1024
 2 | EVAL --device gpu | '--device': 'gpu' is not one of 'auto', 'cpu', 'cuda'
 2 | EVAL --precision int8 | '--precision': 'int8' is not one of 'fp32', 'bf16', 'fp16'
 2 | EVAL --figure empty | cannot write empty: it is a folder; name a file
@@ -197,12 +197,12 @@ CASES = r"""
 2 | ANALYZE --what magic | --what 'magic' is not a kind of analysis; use importance, contribution,
 2 | ANALYZE --what importance, | --what '' is not a kind of analysis; use importance, contribution,
 2 | ANALYZE --what '' | --what '' is not a kind of analysis; use importance, contribution,
-2 | ANALYZE --orders 0 | '--orders': 0 is not in the range x>=1
-2 | ANALYZE --limit 0 | '--limit': 0 is not in the range x>=1
+2 | ANALYZE --orders 0 | '--orders': 0 is not in the range 1<=x<=100000
+2 | ANALYZE --limit 0 | '--limit': 0 is not in the range 1<=x<=10000000
 2 | ANALYZE --pool last | '--pool': 'last' is not one of 'mean', 'first'
 2 | ANALYZE --bands 0/2 | bands 0/2: found block 2 in place of block 1; name each block once,
-2 | ANALYZE --report empty | --report empty is a folder; name a file, for example empty/report.html
-2 | ANALYZE --report file.txt/x.html | --report file.txt/x.html: there is no folder file.txt; make it first
+2 | ANALYZE --report empty | cannot write empty: it is a folder; name a file
+2 | ANALYZE --report file.txt/x.html | cannot write file.txt/x.html
 2 | EVAL --jsn | No such option '--jsn'. Did you mean '--json'?
 1 | eval cut --data digits | cut/stem.onnx (stem) is not the file of this bundle: sha256
 1 | eval missing --data digits | missing/blocks/02.onnx (block 2) is missing; copy it from where the bundle
@@ -230,8 +230,8 @@ CASES = r"""
 1 | verify wrong | wrong/manifest.json was changed: bundle_id is 8ba1d9c87bdea301… but its
 1 | verify types | types/manifest.json:1:497: opset is 'twenty'; it has to be a whole number;
 1 | verify inside | inside/manifest.json: the file of stem is '../../../etc/passwd'; a bundle
-1 | verify bundle --run nowhere | nowhere is no run: it has no config.yaml; make one with 'ls-edge train --data
-1 | verify bundle --run bundle | bundle is a bundle, no run; give the folder that
+1 | verify bundle --run nowhere | nowhere is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA
+1 | verify bundle --run bundle | bundle is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA -
 2 | verify bundle --data digits | --data compares with PyTorch and needs --run RUN as well
 2 | verify bundle bundle | Got unexpected extra argument (bundle)
 2 | bench | Missing argument 'BUNDLE'
@@ -240,14 +240,14 @@ CASES = r"""
 1 | bench cut | cut/stem.onnx (stem) is not the file of this bundle: sha256
 1 | bench missing | missing/blocks/02.onnx (block 2) is missing; copy it from where the bundle
 1 | bench newer | newer/manifest.json has schema 7, this ls-edge reads schema 1; export the run
-2 | bench bundle --threads 0 | '--threads': 0 is not in the range x>=1
-2 | bench bundle --threads x | '--threads': 'x' is no whole number
-2 | bench bundle --duration 0.1 --batch 0 | '--batch': 0 is not in the range x>=1
-2 | bench bundle --duration 0 | '--duration': 0.0 is not in the range x>0
-2 | bench bundle --duration nan | '--duration': nan is no finite number
-2 | bench bundle --duration inf | '--duration': inf is no finite number
-2 | bench bundle --duration -1 | '--duration': -1.0 is not in the range x>0
-2 | bench bundle --duration 1e999 | '--duration': 1e999 is no finite number
+2 | bench bundle --threads 0 | '--threads': 0 is not in the range 1<=x<=1024
+2 | bench bundle --threads x | '--threads': 'x' is not a valid integer range
+2 | bench bundle --duration 0.1 --batch 0 | '--batch': 0 is not in the range 1<=x<=65536
+2 | bench bundle --duration 0 | '--duration': 0.0 is not in the range 0<x<=1000000
+2 | bench bundle --duration nan | '--duration': nan is not a finite number
+2 | bench bundle --duration inf | '--duration': inf is not in the range 0<x<=1000000
+2 | bench bundle --duration -1 | '--duration': -1.0 is not in the range 0<x<=1000000
+2 | bench bundle --duration 1e999 | '--duration': inf is not in the range 0<x<=1000000
 2 | bench bundle --engine cuda | '--engine': 'cuda' is not one of 'auto', 'onnx', 'tensorrt'
 2 | keys new | Missing argument 'NAME'
 2 | keys old | No such command 'old'
@@ -255,9 +255,9 @@ CASES = r"""
 2 | keys new .. | name '..': use 1 to 63 letters, digits, dots, hyphens or underscores, a
 2 | keys new a b | Got unexpected extra argument (b)
 2 | keys new k | k.key exists and is not overwritten; choose another name, or remove
-2 | keys new z --out file.txt | --out file.txt is no folder; name one
+2 | keys new z --out file.txt | '--out': Directory 'file.txt' is a file
 2 | keys new z --out file.txt/x | cannot write file.txt/x: Not a directory; choose another --out
-2 | keys new z --out /dev/full | --out /dev/full is no folder; name one
+2 | keys new z --out /dev/full | cannot write /dev/full: File exists; choose another --out
 2 | keys new '' | name '': use 1 to 63 letters, digits, dots, hyphens or underscores, a letter
 2 | keys new -x | No such option '-x'
 2 | peer | Missing option '--peers'
@@ -311,7 +311,7 @@ CASES = r"""
 2 | PEER binary.yaml | binary.yaml: not UTF-8 text (byte 128); save it as UTF-8
 2 | PEER /dev/zero | /dev/zero: cannot be read: larger than 4000000 bytes; check the path
 2 | PEER bundle/stem.onnx | bundle/stem.onnx: not UTF-8 text (byte 3); save it as UTF-8
-2 | PEER good.yaml --threads 0 | '--threads': 0 is not in the range x>=1
+2 | PEER good.yaml --threads 0 | '--threads': 0 is not in the range 1<=x<=1024
 2 | PEER good.yaml --engine x | '--engine': 'x' is not one of 'auto', 'onnx', 'tensorrt'
 2 | PEER keyed.yaml | keyed.yaml has keys, so a needs its own: give --secret-key a.key_secret (made
 2 | PEER keyed.yaml --secret-key nowhere | nowhere: no such secret key; make one with 'ls-edge keys new NAME', or check
@@ -333,28 +333,27 @@ CASES = r"""
 1 | run --peers good.yaml --bundle bundle --data file.txt | file.txt is neither a folder nor a whole tar (truncated
 1 | run --peers good.yaml --bundle bundle --data others | others: 'cat' is no class of the model, which has '0', '1',
 2 | RUN --policy best | '--policy': 'best' is not one of 'nearest', 'sequential', 'fastest',
-2 | RUN --limit 0 | '--limit': 0 is not in the range x>=1
-2 | RUN --concurrency 0 | '--concurrency': 0 is not in the range x>=1
-2 | RUN --concurrency 2**70 | '--concurrency': 2**70 is too large; the most is
-2 | RUN --budget-ms 0 | '--budget-ms': 0.0 is not in the range x>=1
-2 | RUN --budget-ms nan | '--budget-ms': nan is no finite number
-2 | RUN --budget-ms inf | '--budget-ms': inf is no finite number
-2 | RUN --budget-ms 1e999 | '--budget-ms': 1e999 is no finite number
-2 | RUN --max-skips -1 | '--max-skips': -1 is not in the range x>=0
+2 | RUN --limit 0 | '--limit': 0 is not in the range 1<=x<=10000000
+2 | RUN --concurrency 0 | '--concurrency': 0 is not in the range 1<=x<=1000000
+2 | RUN --concurrency 2**70 | '--concurrency': 2**70 is not in the range 1<=x<=1000000
+2 | RUN --budget-ms 0 | '--budget-ms': 0.0 is not in the range 1<=x<=600000
+2 | RUN --budget-ms nan | '--budget-ms': nan is not a finite number
+2 | RUN --budget-ms inf | '--budget-ms': inf is not in the range 1<=x<=600000
+2 | RUN --budget-ms 1e999 | '--budget-ms': inf is not in the range 1<=x<=600000
+2 | RUN --max-skips -1 | '--max-skips': -1 is not in the range 0<=x<=65536
 2 | RUN --max-skips 99 | max_skips 99 is more than the model has blocks; use 0 to 4
-2 | RUN --latency-weight nan | '--latency-weight': nan is no finite number
-2 | RUN --latency-weight -1 | '--latency-weight': -1.0 is not in the range 0<=x<=1000000.0
-2 | RUN --waves 0 | '--waves': 0 is not in the range x>=1
+2 | RUN --latency-weight nan | '--latency-weight': nan is not a finite number
+2 | RUN --latency-weight -1 | '--latency-weight': -1.0 is not in the range 0<=x<=1000000
+2 | RUN --waves 0 | '--waves': 0 is not in the range 1<=x<=10000
 2 | RUN --policy quality | bundle has no order_costs, which the policy quality needs; export it again
 2 | RUN --audit 2 | '--audit': 2.0 is not in the range 0<=x<=1
-2 | RUN --audit nan | '--audit': nan is no finite number
+2 | RUN --audit nan | '--audit': nan is not a finite number
 2 | RUN --wait -1 | '--wait': -1.0 is not in the range 0<=x<=86400
-2 | RUN --wait nan | '--wait': nan is no finite number
-2 | RUN --threads 0 | '--threads': 0 is not in the range x>=1
-2 | RUN --threads 2**70 | '--threads': 2**70 is too large; the most is
-2 | RUN --report empty | --report empty is a folder; name a file, for example empty/report.html
-2 | RUN --trace empty | --trace empty is a folder; name a file, for example empty/trace.jsonl
-2 | RUN --trace no/such/t.jsonl | --trace no/such/t.jsonl: there is no folder no/such; make it first
+2 | RUN --wait nan | '--wait': nan is not a finite number
+2 | RUN --threads 0 | '--threads': 0 is not in the range 1<=x<=1024
+2 | RUN --threads 2**70 | '--threads': 2**70 is not in the range 1<=x<=1024
+2 | RUN --report empty | cannot write empty: it is a folder; name a file
+2 | RUN --trace empty | cannot write empty: it is a folder; name a file
 2 | RUN --secret-key k.key_secret | the secret key belongs to no source of good.yaml; add its public key under
 2 | run --peers keyed.yaml --bundle bundle --data digits | keyed.yaml has keys, so a source needs its own: give
 2 | run --peers keyed.yaml --bundle bundle --data digits --secret-key k.key_secret | the secret key belongs to no
@@ -364,11 +363,11 @@ CASES = r"""
 2 | predict --peers good.yaml --bundle bundle | Missing argument 'IMAGE...'
 1 | predict --peers good.yaml --bundle bundle nowhere.png | nowhere.png: no such file or folder; check the path
 1 | predict --peers good.yaml --bundle bundle empty | empty: the folder holds no images; their names end in .bmp,
-2 | predict --peers good.yaml --bundle bundle flat/a.png --top 0 | '--top': 0 is not in the range x>=1
-2 | predict --peers good.yaml --bundle bundle flat/a.png --budget-ms nan | '--budget-ms': nan is no finite number
+2 | predict --peers good.yaml --bundle bundle flat/a.png --top 0 | '--top': 0 is not in the range 1<=x<=10000000
+2 | predict --peers good.yaml --bundle bundle flat/a.png --budget-ms nan | '--budget-ms': nan is not a finite number
 2 | demo --out file.txt | '--out': Directory 'file.txt' is a file
 2 | demo --limit 1 | '--limit': 1 is not in the range x>=10
-2 | demo --limit nan | '--limit': 'nan' is no whole number
+2 | demo --limit nan | '--limit': 'nan' is not a valid integer range
 2 | doctor extra | Got unexpected extra argument (extra)
 2 | doctor --jason | No such option '--jason'. Did you mean '--json'?
 2 | trian | No such command 'trian'; did you mean 'train'?
@@ -378,13 +377,13 @@ CASES = r"""
 2 | train --out new | no data: give --data DATA, or name data.source in the --config file
 2 | train --data digits | Missing option '--out'
 1 | train --data nowhere --out new | nowhere: no such folder or tar; check the path, or write 'digits' for the
-2 | train --data digits --out file.txt | --out file.txt is a file; name a folder
-2 | TRAIN --lr nan | '--lr': nan is no finite number
+2 | train --data digits --out file.txt | '--out': Directory 'file.txt' is a file
+2 | TRAIN --lr nan | '--lr': nan is not a finite number
 2 | TRAIN --lr -1 | lr is -1.0; it has to be a number above 0
-2 | TRAIN --lr fast | '--lr': 'fast' is no number
-2 | TRAIN --epochs -1 | '--epochs': -1 is not in the range x>=0
-2 | TRAIN --epochs 1.5 | '--epochs': '1.5' is no whole number
-2 | TRAIN --depth 0 | '--depth': 0 is not in the range x>=1
+2 | TRAIN --lr fast | '--lr': 'fast' is not a valid float range
+2 | TRAIN --epochs -1 | '--epochs': -1 is not in the range 0<=x<=1000000000
+2 | TRAIN --epochs 1.5 | '--epochs': '1.5' is not a valid integer range
+2 | TRAIN --depth 0 | '--depth': 0 is not in the range 1<=x<=10000
 2 | TRAIN --method shufle | '--method': 'shufle' is not one of 'sequential', 'shuffle', 'position',
 2 | TRAIN --config nowhere.yaml | no such file and no recipe 'nowhere.yaml'; the recipes are deit_b_cifar100,
 2 | TRAIN --config nosuchrecipe | no such file and no recipe 'nosuchrecipe'; the recipes are deit_b_cifar100,
@@ -394,18 +393,18 @@ CASES = r"""
 2 | TRAIN --config list.yaml | list.yaml:1:1: the file is ['a', 'b']; it has to be a group of keys (data,
 2 | TRAIN --config empty | empty: cannot be read: Is a directory; check the path
 1 | TRAIN --init nowhere | nowhere is neither a run folder nor a file; check --init
-1 | TRAIN --resume | new is no run, so there is nothing to resume; leave --resume out, or check
-2 | TRAIN --batch-size 0 | '--batch-size': 0 is not in the range x>=1
+1 | TRAIN --resume | new is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA --out new'
+2 | TRAIN --batch-size 0 | '--batch-size': 0 is not in the range 1<=x<=65536
 2 | TRAIN --resume --overwrite | --resume and --overwrite exclude each other; leave one out
 2 | export | Missing argument 'RUN'
-1 | export nowhere --out new | nowhere is no run: it has no config.yaml; make one with 'ls-edge train --data
-1 | export bundle --out new | bundle is a bundle, no run; give the folder that 'ls-edge train' wrote
-1 | export file.txt --out new | file.txt is a file; give the folder of a run, which
+1 | export nowhere --out new | nowhere is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA --
+1 | export bundle --out new | bundle is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA --ou
+1 | export file.txt --out new | file.txt is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA
 2 | export run --out file.txt | file.txt is no folder; give --out a new one
 2 | export run --out new --precision int4 | '--precision': 'int4' is not one of 'fp32', 'fp16', 'int8'
 2 | export run --out new --per-block --blocks-per-part 2 | --per-block and --blocks-per-part 2 contradict each other;
-2 | export run --out new --max-batch 0 | '--max-batch': 0 is not in the range x>=1
-2 | TRAIN --lr 1e999 | '--lr': 1e999 is no finite number
+2 | export run --out new --max-batch 0 | '--max-batch': 0 is not in the range 1<=x<=65536
+2 | TRAIN --lr 1e999 | '--lr': 1e999 is not a finite number
 """
 """Exit code, command, and what is in its one line."""
 

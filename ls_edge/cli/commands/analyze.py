@@ -8,88 +8,79 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 import msgspec
+import numpy as np
 
-from ls_edge.cli.block_models import bands_in_force, labelled_images, model_folders, open_model
+from ls_edge.cli import options
+from ls_edge.cli.block_models import OpenedModel, bands_in_force, labelled_images, model_folders, open_model
 from ls_edge.cli.command import Command
-from ls_edge.core.errors import UsageError, printable
+from ls_edge.core.bundle import shared_groups
+from ls_edge.core.errors import DataError, UsageError, printable
+from ls_edge.core.files import check_writable
+from ls_edge.data.datasets import ImageRef, open_data
+from ls_edge.data.preprocess import Preprocessor, iterate_batches
 from ls_edge.device.requirements import require_report
+from ls_edge.evaluation.analysis import Analysis, AnalysisOrders, analyze, parse_kinds
+from ls_edge.report.progress import StepProgress
+from ls_edge.report.tables import print_analysis
+from ls_edge.report.terminal import open_console
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from ls_edge.cli.block_models import OpenedModel
-    from ls_edge.core.errors import DataError
-    from ls_edge.data.datasets import ImageRef
-    from ls_edge.evaluation.analysis import Analysis
     from ls_edge.training.models.attention import AttentionMeasure
 
 
 @click.command(
     cls=Command,
-    short_help="Show what each block does, and how much that depends on where it runs.",
     examples=(
         "ls-edge analyze run --data digits",
         "ls-edge analyze bundle --data val --what importance,agreement --json",
         "ls-edge analyze run --data val --limit 500 --report analysis.html",
     ),
 )
-@click.argument("run_or_bundle", type=click.Path(path_type=Path))
-@click.option("--data", required=True, metavar="DATA", help="Folder of class folders, a tar of one, or 'digits'.")
+@click.argument("run_or_bundle", type=options.FILE)
+@options.DATA
 @click.option(
-    "--what", metavar="A,B",
-    help="Of importance, contribution, similarity, agreement, attention.  [default: all that is possible]",
-)  # fmt: skip
-@click.option("--orders", default=16, show_default=True, type=click.IntRange(1), help="Random orders of all blocks.")
+    "--what",
+    metavar="A,B",
+    help="Any of importance, contribution, similarity, agreement, attention.  [default: all that apply]",
+)
+@options.count("--orders", "Random orders of all blocks.", most=100_000, default=16, show_default=True)
+@options.bands("the model's own")
+@options.choice(
+    "--pool",
+    ["mean", "first"],
+    "Tokens for similarity: their mean, or the first one (the class token, if any).",
+    default="mean",
+    show_default=True,
+)
+@options.LIMIT
 @click.option(
-    "--bands", metavar="BANDS",
-    help="Change places within these groups only, such as 0/1-6/7.  [default: the model's own]",
-)  # fmt: skip
-@click.option(
-    "--pool", default="mean", show_default=True, type=click.Choice(["mean", "first"]),
-    help="Tokens of an image for similarity: their mean, or the first one, which is the class token if there is one.",
-)  # fmt: skip
-@click.option("--limit", type=click.IntRange(1), help="Use this many images; more than there are repeats them.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Which orders and subsets.")
-@click.option("--batch-size", default=32, show_default=True, type=click.IntRange(1), help="Images at a time.")
-@click.option(
-    "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]),
-    help="Where a run's model computes.",
-)  # fmt: skip
-@click.option(
-    "--precision", default="fp32", show_default=True, type=click.Choice(["fp32", "bf16", "fp16"]),
-    help="Of a run's matrix products; a bundle has its own.",
-)  # fmt: skip
-@click.option("--threads", type=click.IntRange(1), help="Threads of the engines or of torch.  [default: their own]")
-@click.option("--report", type=click.Path(path_type=Path), help="Write an HTML page with charts (extra report).")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Seed of orders and subsets."
+)
+@options.batch_size(32)
+@options.DEVICE
+@options.PRECISION
+@options.threads("Threads of the engines or of torch.  [default: their own]")
+@options.REPORT
+@options.JSON
 def command(
     run_or_bundle: Path, data: str, what: str | None, orders: int, bands: str | None, pool: Literal["mean", "first"],
     limit: int | None, seed: int, batch_size: int, device: Literal["auto", "cpu", "cuda"],
     precision: Literal["fp32", "bf16", "fp16"], threads: int | None, report: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Show what each block of RUN_OR_BUNDLE does on DATA, and how much that depends on where it runs.
+    """Show what each block contributes, and how that depends on its position.
 
-    importance: accuracy and loss without each block, and with it at the other end of its band. contribution: the norm
-    of what a block adds over that of its input, by slot. similarity: of the tokens after each step (linear CKA), and of
+    importance: accuracy and loss without each block, and with it at the other end of its band. contribution: norm of
+    what a block adds, relative to its input, by slot. similarity: of the tokens after each step (linear CKA), and of
     what a block adds in trained and random order. agreement: how often random orders, and fewer blocks, give the class
-    of the trained order. attention: its distance and entropy, of a run whose family has plain attention.
+    of the trained order. attention: its distance and entropy, for a run whose family has plain attention.
 
-    Blocks change places within the model's bands only.
+    Blocks are reordered within the bands of the model.
     """
-    from ls_edge.cli.argument_checks import check_data, check_output
-
     folder = _folder(run_or_bundle)
-    check_data(data)
-    from ls_edge.core.bundle import shared_groups
-    from ls_edge.data.datasets import open_data
-    from ls_edge.data.preprocess import Preprocessor, iterate_batches
-    from ls_edge.evaluation.analysis import AnalysisOrders, analyze, parse_kinds
-    from ls_edge.report.progress import StepProgress
-    from ls_edge.report.terminal import open_console
 
     kinds = parse_kinds(what)
     if report is not None:
-        check_output("--report", report)
+        check_writable(report)
         require_report("--report")
     images = open_data(data, "eval")
     console = open_console(stderr=True)
@@ -128,7 +119,6 @@ def command(
 
 
 def _show(found: Analysis, report: Path | None, *, as_json: bool) -> None:
-    from ls_edge.report.tables import print_analysis
 
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())

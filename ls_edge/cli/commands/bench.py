@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
 import msgspec
 
+from ls_edge.cli import options
 from ls_edge.cli.command import Command
-from ls_edge.core.errors import printable
-
-if TYPE_CHECKING:
-    from ls_edge.core.bundle import Bundle
-    from ls_edge.data.datasets import ImageSet
-    from ls_edge.device.profile import Times
-    from ls_edge.engines.benchmark import Bench
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import VerificationError, printable
+from ls_edge.data.datasets import ImageSet, open_data, require_labels, trained_on_warning
+from ls_edge.device.profile import Times
+from ls_edge.engines.benchmark import Bench, bench, chain_accuracy
+from ls_edge.report.formatting import counted
+from ls_edge.report.terminal import PlainTable, open_console, print_table
 
 
 @click.command(
     cls=Command,
-    short_help="Time the engines of a bundle on this machine.",
     examples=(
         "ls-edge bench bundle",
         "ls-edge bench bundle --threads 1 --batch 4 --json",
         "ls-edge bench bundle --data val --limit 500",
     ),
 )
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of the engines; all cores where it is left out.")
-@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Images at a time.")
+@click.argument("bundle", type=options.FILE)
+@options.threads("Threads of the engines.  [default: all cores]")
+@options.count("--batch", "Images at a time.", most=options.MAX_BATCH, default=1, show_default=True)
 @click.option(
-    "--duration", type=click.FloatRange(min=0, min_open=True), default=4.0, show_default=True,
-    help="Seconds in which chain and monolith are timed in turn.",
-)  # fmt: skip
-@click.option("--engine", type=click.Choice(["auto", "onnx", "tensorrt"]), default="auto", help="What runs the parts.")
-@click.option("--provider", help="cpu, cuda, or an execution provider of ONNX Runtime; cuda where it loads, else cpu.")
-@click.option("--data", metavar="DATA", help="Also the accuracy of these engines on DATA, in trained order.")
-@click.option("--limit", type=click.IntRange(min=1), help="Use this many images of DATA.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+    "--duration",
+    type=options.Number(0, 10**6, min_open=True),
+    default=4.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time to alternate chain and monolith.",
+)
+@options.ENGINE
+@options.PROVIDER
+@click.option("--data", metavar="DATA", help="Images to measure accuracy on, in trained order.")
+@options.count("--limit", "Number of images of DATA.")
+@options.JSON
 def command(
     bundle: Path,
     threads: int | None,
@@ -50,10 +54,10 @@ def command(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """Time stem, blocks and head of the folder BUNDLE, the chain of them, and the whole model in one engine."""
-    from ls_edge.core.bundle import Bundle
-    from ls_edge.engines.benchmark import bench, chain_accuracy
+    """Time the engines of a bundle on this device.
 
+    Times stem, blocks, and head of the folder BUNDLE, the chain of them, and the whole model in one engine.
+    """
     opened = Bundle.open(bundle)
     images = None if data is None else _images(data, limit, opened)
     result = bench(
@@ -71,10 +75,6 @@ def command(
 
 def _images(data: str, limit: int | None, bundle: Bundle) -> ImageSet:
     """The images, with a warning where the model was trained on them; found before anything is timed."""
-    from ls_edge.cli.argument_checks import check_data
-    from ls_edge.data.datasets import open_data, require_labels, trained_on_warning
-
-    check_data(data)
     images = open_data(data, "eval")
     warning = trained_on_warning(images, bundle.manifest.trained_on)
     if warning:
@@ -84,8 +84,6 @@ def _images(data: str, limit: int | None, bundle: Bundle) -> ImageSet:
 
 def _monolith(bundle: Bundle) -> tuple[bytes | None, str]:
     """The model in one file and where it came from, or None and why there is none."""
-    from ls_edge.core.errors import VerificationError
-
     if bundle.manifest.parts.whole is not None:
         return bundle.read("whole"), "whole.onnx"
     try:
@@ -100,8 +98,6 @@ def _monolith(bundle: Bundle) -> tuple[bytes | None, str]:
 
 
 def _print(result: Bench) -> None:
-    from ls_edge.report.formatting import counted
-    from ls_edge.report.terminal import PlainTable, open_console, print_table
 
     table = PlainTable(f"{result.model}, {result.precision}, batch {result.batch}", box=None)
     for heading in ("", "median ms", "95 % ms", "least ms"):

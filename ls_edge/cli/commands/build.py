@@ -2,53 +2,50 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Literal
 
 import click
 
+from ls_edge.cli import options
 from ls_edge.cli.command import Command
+from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
+from ls_edge.core.peers_file import load_peers
+from ls_edge.core.text import parse_ranges
+from ls_edge.engines.opening import choose
+from ls_edge.engines.tensorrt_build import EngineOptions, build_part
+from ls_edge.report.formatting import counted
 
 
 @click.command(
     cls=Command,
-    short_help="Build this device's engines of a bundle ahead.",
     examples=(
         "ls-edge build bundle",
         "ls-edge build bundle --blocks 0-5 --max-batch 8",
         "ls-edge build bundle --peers peers.yaml --name orin-0",
     ),
 )
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--blocks", help="Blocks alone, such as 0-3,7; all blocks, stem and head where it is left out.")
-@click.option("--engine", type=click.Choice(["tensorrt"]), default="tensorrt", show_default=True, help="What builds.")
-@click.option(
-    "--max-batch", type=click.IntRange(min=1, max=1024),
-    help="Largest max_batch of a peer; engines take 8 images at least, then 16, 32 and so on.",
-)  # fmt: skip
-@click.option("--peers", type=click.Path(path_type=Path), help="A peers.yaml: blocks and max_batch of the peer --name.")
-@click.option("--name", help="Which peer of --peers this device is.")
-@click.option("--json", "as_json", is_flag=True, help="Print the engines as JSON.")
+@click.argument("bundle", type=options.FILE)
+@click.option("--blocks", metavar="RANGES", help="Blocks to build, such as 0-3,7.  [default: all, stem, and head]")
+@options.choice("--engine", ["tensorrt"], "Engine to build.", default="tensorrt", show_default=True)
+@options.count("--max-batch", "Largest max_batch of a peer, rounded up to 8, 16, 32, ...", most=1024)
+@options.path("--peers", "peers.yaml with the blocks and max_batch of the peer --name.")
+@click.option("--name", help="Name of this device in --peers.")
+@options.JSON
 def command(
     bundle: Path, blocks: str | None, engine: Literal["tensorrt"], max_batch: int | None, peers: Path | None,
     name: str | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """Build what 'ls-edge peer' and 'ls-edge run' load on this device from the folder BUNDLE, and keep it in this
-    user's cache. Needs TensorRT and cuda-bindings, not torch or onnx.
+    """Build the engines of a bundle for this device in advance.
 
-    What is in the cache already is only looked up. An engine depends on file, GPU, TensorRT, precision and the largest
-    batch: a peer that finds one of the same starts in seconds, else it builds one itself.
-    """  # noqa: D205
-    import json
+    Builds what 'ls-edge peer' and 'ls-edge run' load from the folder BUNDLE and keeps it in this user's cache. Requires
+    TensorRT and cuda-bindings, but neither torch nor onnx.
 
-    from ls_edge.core.bundle import Bundle
-    from ls_edge.core.peers_file import load_peers
-    from ls_edge.core.text import parse_ranges
-    from ls_edge.engines.opening import choose
-    from ls_edge.engines.tensorrt_build import EngineOptions, build_part
-    from ls_edge.report.formatting import counted
-
+    An engine depends on file, GPU, TensorRT, precision, and the largest batch. A peer that finds its engines in the
+    cache starts in seconds; otherwise it builds them.
+    """
     if (peers is None) != (name is None):
         raise UsageError("--peers and --name belong together; give both, or neither")
     if peers is not None and blocks is not None:

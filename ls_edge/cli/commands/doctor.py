@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+from rich.text import Text
 
+from ls_edge.cli import options
 from ls_edge.cli.command import Command
+from ls_edge.cli.descriptor_limit import require_descriptors
 from ls_edge.core.errors import UsageError, printable
-
-if TYPE_CHECKING:
-    from rich.text import Text
-
-    from ls_edge.runtime.protocol.messages import FindingRow
+from ls_edge.core.logs import set_up
+from ls_edge.core.peers_file import load_peers
+from ls_edge.report.formatting import counted
+from ls_edge.report.terminal import PlainTable, open_console, print_table
+from ls_edge.runtime.clients.status import Observer
+from ls_edge.runtime.protocol.messages import FindingRow
+from ls_edge.runtime.transport.keys import load_secret
 
 _COLOURS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
@@ -28,24 +33,19 @@ _COLOURS = {"ok": "green", "warn": "yellow", "bad": "red"}
         "ls-edge doctor --peers peers.yaml --secret-key laptop.key_secret",
     ),
 )
-@click.option("--peers", type=click.Path(path_type=Path), help="Ask all peers of this peers.yaml instead.")
-@click.option("--secret-key", type=click.Path(path_type=Path), help="Of a source, where peers.yaml has keys.")
-@click.option(
-    "--wait", type=click.FloatRange(min=0.1, max=600), default=180.0, show_default=True, metavar="SECONDS",
-    help="How long a peer has to answer.",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options.path("--peers", "peers.yaml whose peers to check instead of this machine.")
+@options.path("--secret-key", "NAME.key_secret of a source, with --peers.")
+@options.wait("Time for a peer to answer.", default=180.0, least=0.1, most=600)
+@options.JSON
 def command(*, peers: Path | None, secret_key: Path | None, wait: float, as_json: bool) -> int:
-    """Check Python, packages, engines, links and hardware, and name what fixes each problem.
+    """Find what is missing or misconfigured on this machine.
 
-    With --peers every peer checks its own machine, all at once, and one table shows what is not in order.
+    Checks Python, packages, engines, links, and hardware, and names the fix of each problem. With --peers, every peer
+    checks its own machine, and one table shows the problems.
 
-    Ends with 1 where ls-edge cannot work here, or on some peer, or a peer does not answer; else with 0.
+    Exit code 1 if ls-edge cannot work here or on some peer, or if a peer does not answer.
     """
-    import dataclasses
-
     from ls_edge.cli.diagnostics import examine, worst
-    from ls_edge.report.terminal import PlainTable, open_console, print_table
 
     if peers is not None:
         return _ask_peers(peers, secret_key, wait, as_json=as_json)
@@ -69,14 +69,6 @@ def command(*, peers: Path | None, secret_key: Path | None, wait: float, as_json
 
 def _ask_peers(peers: Path, secret_key: Path | None, wait: float, *, as_json: bool) -> int:
     """Ask every peer; one table or document."""
-    from ls_edge.cli.descriptor_limit import require_descriptors
-    from ls_edge.core.logs import set_up
-    from ls_edge.core.peers_file import load_peers
-    from ls_edge.report.formatting import counted
-    from ls_edge.report.terminal import PlainTable, open_console, print_table
-    from ls_edge.runtime.clients.status import Observer
-    from ls_edge.runtime.transport.keys import load_secret
-
     file = load_peers(peers)
     set_up(as_json=False, level=50)  # the table shows what peers report
     require_descriptors(file)
@@ -125,6 +117,5 @@ def _worst(rows: Sequence[FindingRow]) -> str:
 
 
 def _mark(status: str) -> Text:
-    from rich.text import Text
 
     return Text(printable(status), style=_COLOURS.get(status, ""))

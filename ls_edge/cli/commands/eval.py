@@ -5,23 +5,30 @@ A bundle is evaluated by the engines of this machine and needs no torch; a run n
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 import msgspec
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
+from ls_edge.cli import options
 from ls_edge.cli.block_models import bands_in_force, labelled_images, model_folders, open_model
 from ls_edge.cli.command import Command
-from ls_edge.core.errors import UsageError, printable
+from ls_edge.core.bundle import Bundle, shared_groups
+from ls_edge.core.errors import DataError, UsageError, printable
+from ls_edge.core.files import check_writable
+from ls_edge.core.text import format_bands
+from ls_edge.data.datasets import ImageRef, ImageSet, open_data, require_labels
+from ls_edge.data.preprocess import Preprocessor, iterate_batches
 from ls_edge.device.requirements import require_report
-
-if TYPE_CHECKING:
-    from ls_edge.core.errors import DataError
-    from ls_edge.data.datasets import ImageRef, ImageSet
-    from ls_edge.evaluation.evaluate import Evaluation
+from ls_edge.evaluation.evaluate import Evaluation, aggregate, evaluate
+from ls_edge.evaluation.measure import blocks_to_run
+from ls_edge.evaluation.orders import EvaluationOrders
+from ls_edge.report.formatting import bands_text, counted, distinct_names
+from ls_edge.report.terminal import PlainTable, open_console, print_table
 
 
 @dataclass(frozen=True)
@@ -52,69 +59,47 @@ def _counts(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
 
 @click.command(
     cls=Command,
-    short_help="Measure accuracy in trained order, in any order and with blocks missing.",
     examples=(
         "ls-edge eval run --data digits",
         "ls-edge eval bundle --data val --orders 16 --keep 3,6,9 --json",
         "ls-edge eval run-a run-b --data val --figure orders.svg",
     ),
 )
-@click.argument("run_or_bundle", type=click.Path(path_type=Path), nargs=-1, required=True)
-@click.option("--data", required=True, metavar="DATA", help="Folder of class folders, a tar of one, or 'digits'.")
-@click.option("--orders", default=64, show_default=True, type=click.IntRange(1), help="Random orders of all blocks.")
-@click.option(
-    "--bands", metavar="BANDS",
-    help="Change places within these groups only, such as 0/1-6/7.  [default: the model's own]",
-)  # fmt: skip
-@click.option("--keep", callback=_counts, metavar="N,N", help="How many blocks to keep.  [default: quarters]")
-@click.option("--arrangements", is_flag=True, help="Also blocks side by side, in waves of tracks.")
+@click.argument("run_or_bundle", type=options.FILE, nargs=-1, required=True)
+@options.DATA
+@options.count("--orders", "Random orders of all blocks.", most=100_000, default=64, show_default=True)
+@options.bands("the model's own")
+@click.option("--keep", callback=_counts, metavar="N,N", help="Numbers of blocks to keep.  [default: quarters]")
+@click.option("--arrangements", is_flag=True, help="Also blocks in parallel, in waves of tracks.")
 @click.option("--kendall", is_flag=True, help="Also orders at graded distances from the trained one.")
-@click.option("--freedom", is_flag=True, help="Also within bands from a fixed order to full freedom.")
+@click.option("--freedom", is_flag=True, help="Also within bands, from a fixed order to full freedom.")
+@options.path("--figure", "SVG of accuracy by order and blocks kept, or by allowed orders with --freedom.")
+@options.LIMIT
 @click.option(
-    "--figure", type=click.Path(path_type=Path), metavar="FILE",
-    help="Draw accuracy by order and by blocks kept (arXiv 2407.04513, Figure 1 b, c), or with --freedom by the number "
-    "of allowed orders, as SVG.",
-)  # fmt: skip
-@click.option("--limit", type=click.IntRange(1), help="Use this many images; more than there are repeats them.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Which orders and subsets.")
-@click.option("--batch-size", default=100, show_default=True, type=click.IntRange(1), help="Images at a time.")
-@click.option(
-    "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]),
-    help="Where a run's model computes.",
-)  # fmt: skip
-@click.option(
-    "--precision", default="fp32", show_default=True, type=click.Choice(["fp32", "bf16", "fp16"]),
-    help="Of a run's matrix products; a bundle has its own.",
-)  # fmt: skip
-@click.option("--threads", type=click.IntRange(1), help="Threads of the engines or of torch.  [default: their own]")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Seed of orders and subsets."
+)
+@options.batch_size(100)
+@options.DEVICE
+@options.PRECISION
+@options.threads("Threads of the engines or of torch.  [default: their own]")
+@options.JSON
 def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_json: bool, **options: Any) -> None:
-    """Measure top-1 accuracy of RUN_OR_BUNDLE on DATA.
+    """Measure accuracy in trained order, in random orders, and with blocks missing.
 
-    Three ways: blocks in trained order; in random orders (mean, deviation, 5th percentile and worst over the orders);
-    and with only some of the blocks, in trained and in random order (means over eight draws). Blocks change places
-    within the model's bands only.
+    Reports the mean, deviation, 5th percentile, and worst of the random orders. Subsets of blocks run in trained and
+    in random order (means over eight draws). Blocks are reordered within the bands of the model.
 
-    A folder of runs, such as 'train --seeds' makes, is evaluated as one: means over its models, and the deviation
-    over models and orders. Several RUN_OR_BUNDLE are evaluated one after the other, and then stand in one table.
+    A folder of runs, such as one made by 'train --seeds', is evaluated as one: means over its models, deviation over
+    models and orders. Several RUN_OR_BUNDLE are evaluated in turn and compared in one table.
     """
-    from ls_edge.cli.argument_checks import check_data, check_output
-
     members = [model_folders(given) for given in run_or_bundle]
-    check_data(data)
-    from ls_edge.data.datasets import open_data
-    from ls_edge.evaluation.evaluate import aggregate
-    from ls_edge.report.formatting import distinct_names
 
     if figure is not None:
         require_report("--figure")
-        from ls_edge.core.files import check_writable
         from ls_edge.report.charts import check_figure
 
         check_figure(len(run_or_bundle))
         check_writable(figure)
-        if figure.absolute().parent.is_dir():
-            check_output("--figure", figure)
     chosen = EvalOptions(**options)
     names = [printable(name) for name in distinct_names(run_or_bundle)]
     images = open_data(data, "eval")
@@ -146,9 +131,6 @@ def command(run_or_bundle: tuple[Path, ...], data: str, figure: Path | None, as_
 
 
 def _check_bundle(path: Path, images: ImageSet, options: EvalOptions) -> None:
-    from ls_edge.core.bundle import Bundle
-    from ls_edge.data.datasets import require_labels
-    from ls_edge.evaluation.orders import EvaluationOrders
 
     bundle = Bundle.open(path)
     EvaluationOrders.make(bands_in_force(options.bands, bundle.bands), options.orders, options.keep)
@@ -157,17 +139,6 @@ def _check_bundle(path: Path, images: ImageSet, options: EvalOptions) -> None:
 
 def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Evaluation | None) -> Evaluation:
     """Evaluate one run or bundle; ``like`` is an evaluation that it will be averaged with."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.text import Text
-
-    from ls_edge.core.bundle import shared_groups
-    from ls_edge.data.preprocess import Preprocessor, iterate_batches
-    from ls_edge.evaluation.evaluate import evaluate
-    from ls_edge.evaluation.measure import blocks_to_run
-    from ls_edge.evaluation.orders import EvaluationOrders
-    from ls_edge.report.formatting import counted
-    from ls_edge.report.terminal import open_console
-
     console = open_console(stderr=True)
     opened = open_model(path, device=options.device, precision=options.precision, threads=options.threads)
     model = opened.blocks
@@ -217,9 +188,6 @@ def evaluate_one(path: Path, images: ImageSet, options: EvalOptions, *, like: Ev
 
 
 def _print(result: Evaluation) -> None:
-    from ls_edge.core.text import format_bands
-    from ls_edge.report.formatting import bands_text, counted
-    from ls_edge.report.terminal import PlainTable, print_table
 
     s, a = result.settings, result.arbitrary
     click.echo(
@@ -256,9 +224,9 @@ def _print(result: Evaluation) -> None:
         )
     if result.models is not None:
         m = result.models
-        print(  # noqa: T201
+        click.echo(
             f"means over {counted(m.count, 'model')}; between them ± {m.sequential_std:.3f} in trained and "
-            f"± {m.arbitrary_std:.3f} in random order", file=sys.stderr,
+            f"± {m.arbitrary_std:.3f} in random order", err=True,
         )  # fmt: skip
     if result.skipped:
         was = "was" if result.skipped == 1 else "were"
@@ -267,8 +235,6 @@ def _print(result: Evaluation) -> None:
 
 def _print_comparison(found: list[Evaluation]) -> None:
     """A row for each of several evaluations, and a column for each number of blocks that any of them kept."""
-    from ls_edge.report.terminal import PlainTable, print_table
-
     table = PlainTable()
     table.add_column("")
     keeps = sorted({int(keep) for item in found for keep in item.kept})

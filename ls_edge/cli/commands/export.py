@@ -8,57 +8,75 @@ from typing import Any, Literal
 
 import click
 import msgspec
+from rich.progress import Progress
+from rich.text import Text
 
+from ls_edge.cli import options
 from ls_edge.cli.command import Command
+from ls_edge.core.bundle import shared_groups
 from ls_edge.core.errors import UsageError, printable
+from ls_edge.core.text import format_bands
+from ls_edge.engines.onnxruntime import onnxruntime_module
+from ls_edge.report.formatting import counted
+from ls_edge.report.terminal import PlainTable, open_console, print_table
 
 
 @click.command(
     cls=Command,
-    short_help="Cut a trained model into one engine a block.",
     examples=(
         "ls-edge export run --out bundle --per-block",
         "ls-edge export run --out bundle --precision int8 --calibrate photos",
         "ls-edge export run --out bundle --precision fp16 --engine tensorrt",
     ),
 )
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="BUNDLE", help="Folder to write.")
-@click.option("--per-block", is_flag=True, help="One engine a block, which is the default.")
-@click.option(
-    "--blocks-per-part", type=click.IntRange(min=1), default=1, show_default=True,
-    help="Neighbouring blocks in one engine; peers.yaml then counts parts.",
-)  # fmt: skip
-@click.option(
-    "--precision", type=click.Choice(["fp32", "fp16", "int8"]), default="fp32", show_default=True,
-    help="Numbers in the engines: fp16 for GPUs, int8 for CPUs and TensorRT.",
-)  # fmt: skip
-@click.option(
-    "--engine", type=click.Choice(["onnx", "tensorrt"]), default="onnx", show_default=True,
-    help="What will run the files; it decides how int8 is written.",
-)  # fmt: skip
+@click.argument("run", type=options.FILE)
+@options.path("--out", "Folder to write.", required=True, metavar="BUNDLE")
+@click.option("--per-block", is_flag=True, help="One engine per block, which is the default.")
+@options.count(
+    "--blocks-per-part",
+    "Adjacent blocks per engine; peers.yaml then counts parts.",
+    most=10_000,
+    default=1,
+    show_default=True,
+)
+@options.choice(
+    "--precision",
+    ["fp32", "fp16", "int8"],
+    "Precision of the engines: fp16 for GPUs, int8 for CPUs and TensorRT.",
+    default="fp32",
+    show_default=True,
+)
+@options.choice(
+    "--engine",
+    ["onnx", "tensorrt"],
+    "Engine that will run the files; decides how int8 is written.",
+    default="onnx",
+    show_default=True,
+)
 @click.option("--calibrate", metavar="DATA", help="Images to fit int8 and order costs to, and to verify on.")
+@options.count(
+    "--calibrate-images",
+    "Number of these images; every second one is held out for verification.",
+    least=16,
+    most=1_000_000,
+    default=512,
+    show_default=True,
+)
+@options.count("--max-batch", "Largest batch to verify.", most=options.MAX_BATCH, default=8, show_default=True)
+@options.count(
+    "--cost-orders",
+    "Orders to measure on --calibrate, for the policies 'quality' and 'parallel'.",
+    least=0,
+    most=100_000,
+    default=256,
+    show_default=True,
+)
+@options.bands("those of the run")
 @click.option(
-    "--calibrate-images", type=click.IntRange(min=16), default=512, show_default=True,
-    help="How many of them; every second one is held out for verification.",
-)  # fmt: skip
-@click.option(
-    "--max-batch", type=click.IntRange(min=1), default=8, show_default=True, help="Largest batch to verify."
-)  # fmt: skip
-@click.option(
-    "--cost-orders", type=click.IntRange(min=0), default=256, show_default=True,
-    help="Orders to measure for the policies 'quality' and 'parallel', with --calibrate; 0: none.",
-)  # fmt: skip
-@click.option(
-    "--bands", metavar="BANDS",
-    help="Blocks change places within these groups only, such as 0/1-6/7.  [default: those of the run]",
-)  # fmt: skip
-@click.option(
-    "--fold-ends", is_flag=True,
-    help="Put a first band into the stem and a last one into the head, where the largest band is larger.",
-)  # fmt: skip
-@click.option("--whole", is_flag=True, help="Write the model in one file too, as whole.onnx.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+    "--fold-ends", is_flag=True, help="Fold a first band into the stem and a last one into the head, if small."
+)
+@click.option("--whole", is_flag=True, help="Also write the model as one file, whole.onnx.")
+@options.JSON
 def command(
     run: Path,
     out: Path,
@@ -75,21 +93,18 @@ def command(
     whole: bool,
     as_json: bool,
 ) -> None:
-    """Cut the model of the folder RUN into stem, blocks and head, verify them against PyTorch, write a bundle.
+    """Split a trained model into one engine per block.
 
-    A bundle that is there already is replaced, but only after the new one was verified.
+    Splits the model of the folder RUN into stem, blocks, and head, verifies them against PyTorch, and writes a bundle.
+    An existing bundle is replaced only after the new one is verified.
     """
     if per_block and blocks_per_part != 1:
         raise UsageError(f"--per-block and --blocks-per-part {blocks_per_part} contradict each other; leave one out")
     if precision == "int8" and engine == "tensorrt" and calibrate is None:
         raise UsageError("int8 for TensorRT needs ranges of activations; give images with --calibrate DATA")
-    from ls_edge.cli.argument_checks import check_data, check_run
 
-    check_run(run)
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UsageError(f"{out} is no folder; give --out a new one")
-    if calibrate is not None:
-        check_data(calibrate)
     try:
         import onnx  # noqa: F401
         import torch  # noqa: F401
@@ -97,12 +112,9 @@ def command(
         from ls_edge.device.requirements import install_command
 
         raise UsageError(f"export needs {error.name}; to install it: {install_command('export', 'cpu')}") from None
-    from rich.progress import Progress
 
-    from ls_edge.engines.onnxruntime import onnxruntime_module
     from ls_edge.export.calibration import read_calibration
     from ls_edge.export.writer import ExportSettings, build_engines, check_target, export_run, parts_of, steps_of
-    from ls_edge.report.terminal import open_console
     from ls_edge.training.checkpoint import load_run
 
     start = time.perf_counter()
@@ -141,7 +153,6 @@ def command(
 
 
 def _summary(out: Path, bundle: Any, seconds: float) -> dict[str, Any]:
-    from ls_edge.core.bundle import shared_groups
 
     manifest = bundle.manifest
     return {
@@ -167,9 +178,6 @@ def _summary(out: Path, bundle: Any, seconds: float) -> dict[str, Any]:
 
 
 def _print(summary: dict[str, Any]) -> None:
-    from rich.text import Text
-
-    from ls_edge.report.terminal import PlainTable, print_table
 
     sizes, verified = summary["bytes"], summary["verified"]
     blocks = [size for name, size in sizes.items() if name.startswith("block")]
@@ -196,15 +204,12 @@ def _print(summary: dict[str, Any]) -> None:
 
 
 def _blocks(summary: dict[str, Any], count: int) -> str:
-    from ls_edge.report.formatting import counted
 
     files = count - sum(len(group) - 1 for group in summary["shared"])
     return counted(count, "block") if files == count else f"{counted(count, 'block')} in {counted(files, 'file')}"
 
 
 def _bands(summary: dict[str, Any]) -> str:
-    from ls_edge.core.text import format_bands
-    from ls_edge.report.formatting import counted
 
     bands, folded = summary["bands"], summary["folded"]
     found = [f"{format_bands(bands)} (blocks change places within each)"] if len(bands) > 1 else []

@@ -1,4 +1,4 @@
-"""``ls-edge keys``: make CURVE keys."""
+"""``ls-edge keys``: create CURVE keys."""
 
 from __future__ import annotations
 
@@ -6,30 +6,34 @@ from pathlib import Path
 
 import click
 
+from ls_edge.cli import options
 from ls_edge.cli.command import Command, Group
+from ls_edge.runtime.transport.keys import new_keys
 
 
 @click.group(cls=Group)
 def command() -> None:
-    """Make CURVE keys, which encrypt links and decide who may join."""
+    """Create CURVE keys.
+
+    Keys encrypt links and decide who may join.
+    """
 
 
 @command.command("new", cls=Command, examples=("ls-edge keys new orin-0", "ls-edge keys new laptop --out keys"))
 @click.argument("name")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("."), metavar="DIR", show_default="here",
-    help="Where to write NAME.key and NAME.key_secret.",
-)  # fmt: skip
+@options.path(
+    "--out",
+    "Folder for NAME.key and NAME.key_secret.",
+    default=Path("."),
+    type=options.FOLDER,
+    metavar="DIR",
+    show_default="here",
+)
 def new(name: str, out: Path) -> None:
-    """Make a key pair for the peer or source NAME and print its lines for peers.yaml.
+    """Create a key pair for the peer or source NAME.
 
-    The secret file stays on the machine of NAME and goes to --secret-key there.
+    Prints its lines for peers.yaml. The secret file stays on the machine of NAME, for --secret-key there.
     """
-    from ls_edge.core.errors import UsageError
-    from ls_edge.runtime.transport.keys import new_keys
-
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out} is no folder; name one")
     pair, public, secret = new_keys(name, out)
     key = pair.public.decode()
     click.echo(f'public_key: "{key}"')

@@ -7,16 +7,21 @@ import gc
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import Console
+from rich.progress import Progress
 
+from ls_edge.cli import options
 from ls_edge.cli.command import Command
+from ls_edge.cli.descriptor_limit import require_descriptors
+from ls_edge.cli.metrics_listener import MAX_SCRAPE_CONNECTIONS, MetricsListener
 from ls_edge.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from ls_edge.core.peers_file import EngineKind
-    from ls_edge.runtime.protocol.messages import FindingRow
+from ls_edge.core.logs import set_up
+from ls_edge.core.peers_file import EngineKind, load_peers
+from ls_edge.runtime.peer.peer import open_peer
+from ls_edge.runtime.protocol.messages import FindingRow
 
 _GC_AFTER = 10_000
 """New objects after which Python looks for garbage (by itself after 700): requests leave none."""
@@ -24,7 +29,6 @@ _GC_AFTER = 10_000
 
 @click.command(
     cls=Command,
-    short_help="Serve blocks of a bundle.",
     examples=(
         "ls-edge peer --peers peers.yaml --name orin-0 --bundle bundle",
         "ls-edge peer --peers peers.yaml --name nuc --bundle bundle --secret-key nuc.key_secret",
@@ -32,40 +36,32 @@ _GC_AFTER = 10_000
         "ls-edge peer --peers peers.yaml --name orin-0 --bundle bundle --metrics 127.0.0.1:9100",
     ),
 )
-@click.option("--peers", required=True, type=click.Path(path_type=Path), help="The peers.yaml of all machines.")
-@click.option("--name", required=True, help="Which peer of peers.yaml this process is.")
-@click.option("--bundle", type=click.Path(path_type=Path), help="Folder of the exported model.")
-@click.option(
-    "--store",
-    type=click.Path(path_type=Path),
-    help="Instead of --bundle: for ls-edge push.",
-)
-@click.option("--secret-key", type=click.Path(path_type=Path), help="NAME.key_secret, where peers.yaml has keys.")
-@click.option("--engine", type=click.Choice(["auto", "onnx", "tensorrt"]), help="Wins over peers.yaml.")
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of the engine; wins over peers.yaml.")
-@click.option("--strict-bundle", is_flag=True, help="Work only with processes that have this very bundle.")
-@click.option("--metrics", metavar="HOST:PORT", help="Offer figures for Prometheus there (extra metrics).")
+@options.PEERS
+@click.option("--name", required=True, help="Name of this peer in peers.yaml.")
+@options.path("--bundle", "Folder of the exported model.", metavar="DIR")
+@options.path("--store", "Folder for bundles from 'ls-edge push', instead of --bundle.", metavar="DIR")
+@options.SECRET_KEY
+@options.choice("--engine", ["auto", "onnx", "tensorrt"], "Engine of the blocks; overrides peers.yaml.")
+@options.threads("Threads of the engine; overrides peers.yaml.")
+@options.STRICT_BUNDLE
+@options.METRICS
 @click.option("--until-eof", is_flag=True, hidden=True)
-@click.option("--log-json", is_flag=True, help="Log lines as JSON.")
+@options.LOG_JSON
 def command(
     peers: Path, name: str, bundle: Path | None, store: Path | None, secret_key: Path | None,
     engine: EngineKind | None, threads: int | None, strict_bundle: bool, metrics: str | None,
     until_eof: bool, log_json: bool,
 ) -> int:  # fmt: skip
-    """Serve the blocks that peers.yaml gives to NAME.
+    """Serve blocks of a bundle.
 
-    With --store the bundle comes over the network: the peer begins with its key and an empty folder, takes what
-    'ls-edge push' sends it, switches when it is told to, and keeps the bundle before.
+    Serves the blocks that peers.yaml assigns to NAME.
 
-    SIGTERM or Ctrl-C: no new work, finish or hand on what is held, leave within five seconds with exit code 0; a second
-    one leaves at once.
+    With --store the bundle comes over the network: the peer starts with its key and an empty folder, takes what
+    'ls-edge push' sends, switches when it is told to, and keeps the previous bundle.
+
+    On SIGTERM or Ctrl-C the peer takes no new work, finishes or hands on what it holds, and leaves within five seconds
+    with exit code 0; a second signal ends it immediately.
     """
-    from ls_edge.cli.descriptor_limit import require_descriptors
-    from ls_edge.cli.metrics_listener import MAX_SCRAPE_CONNECTIONS, MetricsListener
-    from ls_edge.core.logs import set_up
-    from ls_edge.core.peers_file import load_peers
-    from ls_edge.runtime.peer.peer import open_peer
-
     set_up(as_json=log_json)
     file = load_peers(peers)
     require_descriptors(file, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
@@ -97,16 +93,12 @@ def command(
 def _examine() -> list[FindingRow]:
     """What ``ls-edge doctor`` finds here, for ``ls-edge doctor --peers`` elsewhere."""
     from ls_edge.cli.diagnostics import examine
-    from ls_edge.runtime.protocol.messages import FindingRow
 
     return [FindingRow(one.status, one.what, one.detail, one.fix or "") for one in examine()]
 
 
 def _progress(name: str) -> Callable[[int, int, str], None] | None:
     """A bar while engines are opened, which takes minutes where TensorRT builds them; none without a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     console = Console(stderr=True)
     if not console.is_terminal:
         return None

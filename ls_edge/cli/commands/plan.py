@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import msgspec
+import yaml
 
+from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.profile_options import planning_inputs, profile_options
+from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from ls_edge.core.peers_file import PeersFile
-    from ls_edge.runtime.fleet.planning.document import Expected, PlanDocument
-    from ls_edge.runtime.fleet.planning.problem import Objective
+from ls_edge.core.files import check_writable, write_output
+from ls_edge.core.peers_file import PeersFile, load_peers
+from ls_edge.core.text import format_ranges
+from ls_edge.report.formatting import NOTHING, show, show_ms
+from ls_edge.report.progress import StepProgress
+from ls_edge.report.terminal import PlainTable, open_console, print_table
+from ls_edge.runtime.fleet.planning.document import Expected, PlanDocument, plan_document
+from ls_edge.runtime.fleet.planning.from_profiles import problem_of
+from ls_edge.runtime.fleet.planning.planner import plan_placement
+from ls_edge.runtime.fleet.planning.problem import Objective
 
 PORT = 5555
 """Of the peers, where no file tells their addresses."""
@@ -22,7 +31,6 @@ PORT = 5555
 
 @click.command(
     cls=Command,
-    short_help="Plan which blocks on which device, and say whether that pays.",
     examples=(
         "ls-edge plan --bundle bundle --profiles orin-0.json nano-0.json --objective latency",
         "ls-edge plan --bundle bundle --profiles orin-0,orin-1=orin.json --objective energy --out p.yaml",
@@ -30,51 +38,38 @@ PORT = 5555
     ),
 )
 @profile_options
+@options.choice("--objective", ["latency", "throughput", "energy", "survival"], "Quantity to optimize.", required=True)
+@options.count("--replicas", "Minimum holders of a block.", most=256, default=1, show_default=True)
+@options.count("--max-replicas", "Maximum holders of a block.  [default: as memory allows]", most=256)
 @click.option(
-    "--objective", required=True, type=click.Choice(["latency", "throughput", "energy", "survival"]),
-    help="What is to be best.",
-)  # fmt: skip
-@click.option(
-    "--replicas", type=click.IntRange(min=1, max=256), default=1, show_default=True, help="Least holders of a block."
+    "--loss-probability",
+    "losses",
+    multiple=True,
+    metavar="P|NAME=P",
+    help="Probability that a device is lost: of all, or of a device or zone; may be repeated.",
 )
-@click.option("--max-replicas", type=click.IntRange(min=1, max=256), help="Most holders; else what memory allows.")
 @click.option(
-    "--loss-probability", "losses", multiple=True, metavar="P|NAME=P",
-    help="How likely a device is gone: for all, or for a device or zone by name; several times.",
-)  # fmt: skip
-@click.option(
-    "--zones", multiple=True, metavar="ZONE=NAME,...",
-    help="Devices that fail together; holders of a block are in different zones. Several times.",
-)  # fmt: skip
-@click.option(
-    "--batch", type=click.IntRange(min=1, max=1024),
-    help="Most images of an engine call; else what --peers says, or of the batches in the profiles the one that is "
-    "best for throughput or energy.",
-)  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), help="peers.yaml to write.")
-@click.option("--peers", type=click.Path(path_type=Path), help="peers.yaml whose addresses and keys --out keeps.")
-@click.option("--no-simulation", is_flag=True, help="Figures by formula alone.")
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+    "--zones",
+    multiple=True,
+    metavar="ZONE=NAME,...",
+    help="Devices that fail together; holders of a block are in different zones. May be repeated.",
+)
+@options.count("--batch", "Largest engine call.  [default: from --peers, or the best one in the profiles]", most=1024)
+@options.path("--out", "peers.yaml to write.")
+@options.path("--peers", "peers.yaml whose addresses and keys --out keeps.")
+@click.option("--no-simulation", is_flag=True, help="Use analytical estimates only.")
+@options.JSON
 def command(
     bundle: Path, objective: Objective, replicas: int, max_replicas: int | None, losses: tuple[str, ...],
     zones: tuple[str, ...], batch: int | None, out: Path | None, peers: Path | None,
     no_simulation: bool, as_json: bool, **measured: Any,
 ) -> None:  # fmt: skip
-    """Plan which blocks of a bundle each device holds, from what they and their links were measured to do, and compare
-    with the best device alone, round robin, equal parts and a pipeline in trained order.
+    """Assign blocks to devices, and tell whether that pays off.
 
-    Where one device alone is as good, that is what is recommended, with the figures of both.
-    """  # noqa: D205
-    import msgspec
-
-    from ls_edge.core.bundle import Bundle
-    from ls_edge.core.files import check_writable
-    from ls_edge.core.peers_file import load_peers
-    from ls_edge.report.progress import StepProgress
-    from ls_edge.runtime.fleet.planning.document import plan_document
-    from ls_edge.runtime.fleet.planning.from_profiles import problem_of
-    from ls_edge.runtime.fleet.planning.planner import plan_placement
-
+    Assigns blocks by the measured speed of the devices and their links, and compares the result with the best device
+    alone, round robin, equal parts, and a pipeline in trained order. If one device alone is as good, that is the
+    recommendation.
+    """
     if peers is not None and out is None:
         raise UsageError("--peers says what --out keeps; give --out FILE as well")
     if out is not None:
@@ -137,8 +132,6 @@ def _zones(texts: tuple[str, ...]) -> dict[str, str]:
 
 def _known_entries(file: PeersFile, names: list[str]) -> dict[str, Any]:
     """The document of an existing ``peers.yaml``, of which the plan changes blocks only."""
-    import yaml
-
     for name in names:
         file.peer(name)
     document = yaml.safe_load(Path(file.path).read_text(encoding="utf-8"))
@@ -150,11 +143,6 @@ def _write_peers(
     out: Path, plan: PlanDocument, codec: str, known: Path | None, document: dict[str, Any] | None
 ) -> None:
     """Write the peers that hold blocks; those that hold none stand in a comment."""
-    import yaml
-
-    from ls_edge.core.files import write_output
-    from ls_edge.core.text import format_ranges
-
     idle = [name for name, blocks in plan.placement.items() if not blocks]
     text = "# Written by 'ls-edge plan'.\n"
     if idle:
@@ -188,9 +176,6 @@ def _next_step(peers: Path | None) -> str:
 
 
 def _print(document: PlanDocument) -> None:
-    from ls_edge.core.text import format_ranges
-    from ls_edge.report.formatting import NOTHING, show, show_ms
-    from ls_edge.report.terminal import PlainTable, open_console, print_table
 
     console = open_console()
     if document.recommendation == "single":

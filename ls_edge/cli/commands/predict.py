@@ -5,31 +5,30 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import sys
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import numpy as np
 
+from ls_edge.cli import options
 from ls_edge.cli.command import DEGRADED, Command
-from ls_edge.cli.holder_check import WAIT_S
+from ls_edge.cli.descriptor_limit import require_descriptors
+from ls_edge.cli.holder_check import check_holders, wait_for_holders
+from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, LsEdgeError, printable
-from ls_edge.runtime.routing.policies import POLICIES
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    import numpy as np
-
-    from ls_edge.runtime.source.results import Answer
-    from ls_edge.runtime.source.source import Source
+from ls_edge.core.logs import set_up
+from ls_edge.core.peers_file import load_peers
+from ls_edge.data.image_inputs import expand_argument, read_images
+from ls_edge.runtime.source.results import Answer, likeliest
+from ls_edge.runtime.source.source import Source
 
 
 @click.command(
     cls=Command,
-    short_help="Name what is on images, through the peers that can be reached.",
     examples=(
         "ls-edge predict --peers peers.yaml --bundle bundle cat.jpg dog.png",
         "ls-edge predict --peers peers.yaml --bundle bundle photos --top 1 --json",
@@ -38,46 +37,30 @@ if TYPE_CHECKING:
     ),
 )
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True)
-@click.option("--peers", required=True, type=click.Path(path_type=Path), help="The peers.yaml of all machines.")
-@click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Folder of the exported model.")
-@click.option(
-    "--top", type=click.IntRange(min=1), default=3, show_default=True, help="Classes to name, likeliest first."
-)
-@click.option(
-    "--limit", type=click.IntRange(min=1), help="Stop after this many images.  [default: all; of a camera, none]"
-)
-@click.option(
-    "--policy", type=click.Choice(list(POLICIES)),
-    default="nearest", show_default=True, help="How the next block is chosen.",
-)  # fmt: skip
-@click.option("--concurrency", type=click.IntRange(min=1), default=4, show_default=True, help="Requests at once.")
-@click.option(
-    "--budget-ms", type=click.FloatRange(min=1), default=10_000.0, show_default=True, help="Time for a request."
-)
-@click.option("--max-skips", type=click.IntRange(min=0), help="Blocks an answer may leave out.  [default: a quarter]")
-@click.option(
-    "--wait", type=click.FloatRange(min=0, max=86_400), default=WAIT_S, show_default=True, metavar="SECONDS",
-    help="How long a warm holder of each block is waited for before the first image.",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON an image.")
-@click.option("--secret-key", type=click.Path(path_type=Path), help="NAME.key_secret, where peers.yaml has keys.")
-@click.option("--strict-bundle", is_flag=True, help="Use only peers that serve this very bundle.")
+@options.PEERS
+@options.BUNDLE
+@options.count("--top", "Number of classes to print, most likely first.", default=3, show_default=True)
+@options.count("--limit", "Number of images.  [default: all; no limit for a camera]")
+@options.POLICY
+@options.CONCURRENCY
+@options.BUDGET_MS
+@options.MAX_SKIPS
+@options.wait("Time for each block to get a warm holder before the first image.")
+@click.option("--json", "as_json", is_flag=True, help="Output as JSON, one line per image.")
+@options.SECRET_KEY
+@options.STRICT_BUNDLE
 def command(
     images: tuple[str, ...], peers: Path, bundle: Path, top: int, limit: int | None, policy: str, concurrency: int,
     budget_ms: float, max_skips: int | None, wait: float, as_json: bool, secret_key: Path | None, strict_bundle: bool,
 ) -> int:  # fmt: skip
-    """Print class names and probabilities for each IMAGE: a file, a folder (all images below it), '-' for an encoded
-    image on standard input, or 'camera' or 'camera:1' for the frames of a camera until Ctrl-C (needs OpenCV).
+    """Classify images through the reachable peers.
 
-    An image that cannot be read is a line with an error. Exit code 3 where that happened or an answer skipped blocks,
-    1 where nothing was answered.
-    """  # noqa: D205
-    from ls_edge.cli.descriptor_limit import require_descriptors
-    from ls_edge.core.bundle import Bundle
-    from ls_edge.core.logs import set_up
-    from ls_edge.core.peers_file import load_peers
-    from ls_edge.data.image_inputs import expand_argument, read_images
+    Prints class names and probabilities for each IMAGE: a file, a folder (all images below it), '-' for an encoded
+    image on standard input, or 'camera' or 'camera:1' for the frames of a camera until Ctrl-C (requires OpenCV).
 
+    An image that cannot be read gets a line with an error. Exit code 3 if that happened or an answer skipped blocks, 1
+    if nothing was answered.
+    """
     set_up(as_json=False, level=logging.ERROR)
     file = load_peers(peers)
     require_descriptors(file)
@@ -88,8 +71,6 @@ def command(
         for item in inputs:
             printer.failed(item.name, str(item.error))
         return printer.exit_code()
-    from ls_edge.cli.holder_check import check_holders, wait_for_holders
-    from ls_edge.runtime.source.source import Source
 
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(
@@ -99,7 +80,7 @@ def command(
             )
         )  # fmt: skip
         if warning := check_holders(source, wait_for_holders(source, wait), wait):
-            print(f"ls-edge: warning: {printable(warning)}", file=sys.stderr)  # noqa: T201
+            click.echo(f"ls-edge: warning: {printable(warning)}", err=True)
         frames = stack.enter_context(contextlib.closing(read_images(inputs)))
         for name, answer in answers_in_order(source, frames, concurrency, limit):
             if isinstance(answer, LsEdgeError):
@@ -155,8 +136,6 @@ class PredictionPrinter:
 
     def answered(self, name: str, answer: Answer) -> None:
         """Print the likeliest classes."""
-        from ls_edge.runtime.source.results import likeliest
-
         self._answered += 1
         self._degraded += answer.degraded
         top = likeliest(answer.logits, self._top)
@@ -178,7 +157,7 @@ class PredictionPrinter:
             self._line(name, [], False, None, why)
         else:
             line = why if name in why else f"{name}: {why}"
-            print(f"ls-edge: {printable(line)}", file=sys.stderr)  # noqa: T201
+            click.echo(f"ls-edge: {printable(line)}", err=True)
 
     def exit_code(self) -> int:
         """1 where nothing was answered, 3 where something failed or blocks were skipped, else 0."""

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
+import msgspec
 
+from ls_edge.cli import options
 from ls_edge.cli.command import DEGRADED, Command
+from ls_edge.cli.descriptor_limit import require_descriptors
+from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from ls_edge.device.profile import DeviceProfile, LinksDocument, Times
+from ls_edge.core.files import check_writable, write_output
+from ls_edge.core.logs import set_up
+from ls_edge.core.peers_file import load_peers
+from ls_edge.device.profile import DeviceProfile, LinksDocument, Times
+from ls_edge.engines.profiling import profile_bundle
+from ls_edge.report.formatting import NOTHING, counted, show, show_ms
+from ls_edge.report.progress import StepProgress
+from ls_edge.report.terminal import PlainTable, open_console, print_table
+from ls_edge.runtime.clients.link_prober import LinkProber
+from ls_edge.runtime.transport.keys import load_secret
 
 SLOWER = 1.15
 """How much slower the end of a measurement may be than its begin until that is mentioned: caches alone make less."""
@@ -19,32 +30,34 @@ SLOWER = 1.15
 
 @click.command(
     cls=Command,
-    short_help="Measure what a bundle takes on this device, or what links take.",
     examples=(
         "ls-edge profile bundle --out profile.json",
         "ls-edge profile bundle --out orin-0.json --name orin-0 --engine tensorrt --batch 1,4",
         "ls-edge profile bundle --links --peers peers.yaml --out links.json",
     ),
 )
-@click.argument("bundle", required=False, type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write, for 'ls-edge plan'.")
-@click.option("--name", help="What the device is called in plans and peers.yaml; its host name where left out.")
-@click.option("--batch", default="1", show_default=True, help="Images at a time, several with commas: 1,4.")
+@click.argument("bundle", required=False, type=options.FILE)
+@options.path("--out", "File to write, for 'ls-edge plan'.", required=True)
+@click.option("--name", help="Name of the device in plans and peers.yaml.  [default: the host name]")
+@click.option("--batch", default="1", show_default=True, metavar="N,N", help="Images at a time.")
 @click.option(
-    "--duration", type=click.FloatRange(min=0, min_open=True), default=4.0, show_default=True,
-    help="Seconds that chains run at each batch size.",
-)  # fmt: skip
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of the engines; all cores where it is left out.")
-@click.option("--engine", type=click.Choice(["auto", "onnx", "tensorrt"]), default="auto", help="What runs the parts.")
-@click.option("--provider", help="cpu, cuda, or an execution provider of ONNX Runtime; cuda where it loads, else cpu.")
+    "--duration",
+    type=options.Number(0, 10**6, min_open=True),
+    default=4.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time to run chains at each batch size.",
+)
+@options.threads("Threads of the engines.  [default: all cores]")
+@options.ENGINE
+@options.PROVIDER
 @click.option("--links", is_flag=True, help="Measure the links between the peers of --peers instead.")
-@click.option("--peers", type=click.Path(path_type=Path), help="With --links: the peers.yaml of all machines.")
-@click.option("--secret-key", type=click.Path(path_type=Path), help="With --links: of a source, where there are keys.")
-@click.option(
-    "--transfers", type=click.IntRange(min=3, max=1000), default=20, show_default=True,
-    help="With --links: transfers of each link in each codec.",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON as well.")
+@options.path("--peers", "peers.yaml of all machines, with --links.")
+@options.path("--secret-key", "NAME.key_secret of a source, with --links.")
+@options.count(
+    "--transfers", "Transfers per link and codec, with --links.", least=3, most=1000, default=20, show_default=True
+)
+@options.JSON
 def command(
     bundle: Path | None,
     out: Path,
@@ -60,21 +73,14 @@ def command(
     transfers: int,
     as_json: bool,
 ) -> int:
-    """Measure on this device what each part of the folder BUNDLE takes, and write it to a file: times, memory, loading,
-    clocks, temperatures, power and energy an image, as far as the device tells them; null where it does not.
+    """Measure a bundle on this device, or the links between peers.
 
-    Exit code 3 where the device throttled: the file is written and marked, and 'ls-edge plan' does not take it.
+    Writes times, memory, loading, clocks, temperatures, power, and energy per image to a file; null for what the device
+    does not tell. Exit code 3 if the device throttled: the file is marked, and 'ls-edge plan' refuses it.
 
-    With --links the peers, which have to run, measure the links between each two of them with real tokens in every
-    codec. BUNDLE is the folder 'bundle' where it is left out then. Exit code 3 where a link could not be measured.
-    """  # noqa: D205
-    import msgspec
-
-    from ls_edge.core.bundle import Bundle
-    from ls_edge.core.files import check_writable, write_output
-    from ls_edge.engines.profiling import profile_bundle
-    from ls_edge.report.progress import StepProgress
-
+    With --links, the running peers measure the links between each two of them with real tokens in every codec. BUNDLE
+    defaults to the folder 'bundle' then. Exit code 3 if a link could not be measured.
+    """
     sizes = _sizes(batch)
     check_writable(out)
     if links:
@@ -106,16 +112,6 @@ def command(
 def _measure_links(
     folder: Path, peers: Path, secret_key: Path | None, transfers: int, out: Path, *, as_json: bool
 ) -> int:
-    import msgspec
-
-    from ls_edge.cli.descriptor_limit import require_descriptors
-    from ls_edge.core.bundle import Bundle
-    from ls_edge.core.files import write_output
-    from ls_edge.core.logs import set_up
-    from ls_edge.core.peers_file import load_peers
-    from ls_edge.report.progress import StepProgress
-    from ls_edge.runtime.clients.link_prober import LinkProber
-    from ls_edge.runtime.transport.keys import load_secret
 
     set_up(as_json=False, level=50)  # the table shows what went wrong
     file = load_peers(peers)
@@ -134,8 +130,6 @@ def _measure_links(
 
 
 def _print_links(found: LinksDocument, out: Path) -> None:
-    from ls_edge.report.formatting import NOTHING, show, show_ms
-    from ls_edge.report.terminal import PlainTable, open_console, print_table
 
     console = open_console()
     names = list(dict.fromkeys(one.codec for one in found.transfers))
@@ -167,8 +161,6 @@ def _sizes(text: str) -> list[int]:
 
 
 def _print(found: DeviceProfile, out: Path) -> None:
-    from ls_edge.report.formatting import NOTHING, counted, show
-    from ls_edge.report.terminal import PlainTable, open_console, print_table
 
     console = open_console()
     for size, times in found.batch.items():

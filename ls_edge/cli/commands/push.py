@@ -6,57 +6,55 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+from rich.text import Text
 
+from ls_edge.cli import options
 from ls_edge.cli.command import Command
+from ls_edge.cli.descriptor_limit import require_descriptors
+from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
-
-if TYPE_CHECKING:
-    from ls_edge.runtime.clients.push import PushResult
+from ls_edge.core.logs import set_up
+from ls_edge.core.peers_file import load_peers
+from ls_edge.report.formatting import byte_size
+from ls_edge.report.terminal import PlainTable, print_table
+from ls_edge.runtime.clients.push import Pusher, PushError, PushResult
+from ls_edge.runtime.protocol.codecs import CODECS
+from ls_edge.runtime.transport.keys import load_secret
 
 _STYLES = {"active": "green", "failed": "red", "busy": "red", "unreachable": "red"}
 
 
 @click.command(
     cls=Command,
-    short_help="Send a bundle to the peers, and switch to it.",
     examples=(
         "ls-edge push --peers peers.yaml --bundle bundle --secret-key laptop.key_secret",
         "ls-edge push --peers peers.yaml --bundle bundle --secret-key laptop.key_secret --only orin-3",
         "ls-edge push --peers peers.yaml --rollback --secret-key laptop.key_secret",
     ),
 )
-@click.option("--peers", required=True, type=click.Path(path_type=Path), help="The peers.yaml of all machines.")
-@click.option("--bundle", type=click.Path(path_type=Path), help="Folder of the exported model.")
-@click.option("--rollback", is_flag=True, help="Instead of --bundle: back to the bundle before the last push.")
-@click.option("--secret-key", type=click.Path(path_type=Path), help="Of a source with 'may_push: true' in peers.yaml.")
-@click.option("--only", multiple=True, metavar="NAME", help="Leave the other peers as they are; may be repeated.")
-@click.option(
-    "--wait", type=click.FloatRange(min=1, max=3600), default=120.0, show_default=True, metavar="SECONDS",
-    help="How long a peer may be away, or get no further.",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options.PEERS
+@options.path("--bundle", "Folder of the exported model.", metavar="DIR")
+@click.option("--rollback", is_flag=True, help="Return to the bundle before the last push, instead of --bundle.")
+@options.path("--secret-key", "NAME.key_secret of a source with 'may_push: true' in peers.yaml.")
+@click.option("--only", multiple=True, metavar="NAME", help="Peer to update; may be repeated.")
+@options.wait("Time that a peer may be away or make no progress.", default=120.0, least=1, most=3600)
+@options.JSON
 def command(
     peers: Path, bundle: Path | None, *, rollback: bool, secret_key: Path | None, only: tuple[str, ...], wait: float,
     as_json: bool,
 ) -> int:  # fmt: skip
-    """Send each peer the blocks that peers.yaml gives it, and have all of them serve the bundle.
+    """Send a bundle to the peers and switch to it.
 
-    Peers that were started with --store take it over their own encrypted links. What a peer has already is not sent
-    again, and a push that was cut off goes on where it was. When all have everything, verified by its digests, one peer
-    after the other drains, switches and warms up; the first failure ends it. ONNX files travel, engines never: each
-    board builds its own.
+    Peers started with --store receive their blocks over their encrypted links. Parts that a peer already has are not
+    sent again, and an interrupted push continues where it stopped. Once every peer has verified all its parts by their
+    digests, one peer after another drains, switches, and warms up; the first failure stops the push. Only ONNX files
+    travel: each board builds its own engines.
     """
-    from ls_edge.cli.descriptor_limit import require_descriptors
-    from ls_edge.core.bundle import Bundle
-    from ls_edge.core.logs import set_up
-    from ls_edge.core.peers_file import load_peers
-    from ls_edge.runtime.clients.push import Pusher, PushError
-    from ls_edge.runtime.protocol.codecs import CODECS
-    from ls_edge.runtime.transport.keys import load_secret
-
     if (bundle is None) != rollback:
         raise UsageError("give --bundle FOLDER, or --rollback to go back to the bundle before")
     file = load_peers(peers)
@@ -81,8 +79,6 @@ def command(
             failure = error
         results = pusher.results()
     if as_json:
-        import msgspec
-
         click.echo(json.dumps({"peers": {name: msgspec.to_builtins(one) for name, one in results.items()}}, indent=1))
     elif results:
         _print(results)
@@ -94,9 +90,6 @@ def command(
 @contextlib.contextmanager
 def _bars(*, as_json: bool) -> Iterator[Callable[[str, str, int, int], None]]:
     """A bar for each peer on standard error; none without a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
-
     console = Console(stderr=True)
     if as_json or not console.is_terminal:
         yield lambda _name, _state, _missing, _total: None
@@ -115,10 +108,6 @@ def _bars(*, as_json: bool) -> Iterator[Callable[[str, str, int, int], None]]:
 
 
 def _print(results: Mapping[str, PushResult]) -> None:
-    from rich.text import Text
-
-    from ls_edge.report.formatting import byte_size
-    from ls_edge.report.terminal import PlainTable, print_table
 
     table = PlainTable()
     table.add_column("peer")

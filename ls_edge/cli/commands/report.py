@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
+from ls_edge.cli import options
 from ls_edge.cli.command import Command
-
-if TYPE_CHECKING:
-    from ls_edge.report.side_by_side import SideBySide
+from ls_edge.core.files import check_writable
+from ls_edge.device.requirements import require_report
+from ls_edge.report.formatting import NOTHING, show, show_ms, show_percent
+from ls_edge.report.side_by_side import SideBySide, evaluations_with_freedom, side_by_side
+from ls_edge.report.terminal import PlainTable, open_console, print_table
 
 HEADINGS = ("", "what", "accuracy", "latency", "images / s", "energy", "of")
 PAIR_HEADINGS = ("plan", "run", "figure", "planned", "measured", "ratio")
@@ -18,31 +21,22 @@ PAIR_HEADINGS = ("plan", "run", "figure", "planned", "measured", "ratio")
 
 @click.command(
     cls=Command,
-    short_help="Put runs, plans and profiles side by side.",
     examples=(
         "ls-edge report run-a.json run-b.json",
         "ls-edge report plan.json run.json orin-0.json --out compared.html",
         "ls-edge report start.json shuffle.json anyorder.json --freedom freedom.svg",
     ),
 )
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE.json...")
-@click.option("--out", type=click.Path(path_type=Path), help="HTML file to write (extra report).")
-@click.option(
-    "--freedom", type=click.Path(path_type=Path), metavar="FILE",
-    help="Draw accuracy by the number of allowed orders as SVG, from the JSON of eval --freedom (extra report).",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
+@click.argument("files", nargs=-1, required=True, type=options.FILE, metavar="FILE.json...")
+@options.path("--out", "HTML file to write (extra report).")
+@options.path("--freedom", "SVG to write: accuracy by allowed orders, from 'eval --freedom' (extra report).")
+@options.JSON
 def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_json: bool) -> None:
-    """Compare what 'run', 'plan', 'simulate', 'bench' and 'eval' printed with --json, and files of 'profile': accuracy,
-    latency, throughput, energy. Where a plan and a run are of the same bundle, what was planned stands beside what was
-    measured.
-    """  # noqa: D205
-    import msgspec
+    """Compare runs, plans, and profiles.
 
-    from ls_edge.core.files import check_writable
-    from ls_edge.device.requirements import require_report
-    from ls_edge.report.side_by_side import evaluations_with_freedom, side_by_side
-
+    Compares accuracy, latency, throughput, and energy in the JSON of 'run', 'plan', 'simulate', 'bench', and 'eval',
+    and in files of 'profile'. If a plan and a run have the same bundle, planned and measured values are paired.
+    """
     if out is not None:
         require_report("--out")
         check_writable(out)
@@ -69,8 +63,6 @@ def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_
 
 def rows_text(found: SideBySide) -> list[tuple[str, ...]]:
     """The cells of each document's row."""
-    from ls_edge.report.formatting import NOTHING, show, show_ms, show_percent
-
     return [
         (row.name, row.kind, show_percent(row.accuracy), show_ms(row.latency_ms), show(row.throughput),
          NOTHING if row.energy_mj is None else f"{show(row.energy_mj)} mJ", row.about)
@@ -80,8 +72,6 @@ def rows_text(found: SideBySide) -> list[tuple[str, ...]]:
 
 def pairs_text(found: SideBySide) -> list[tuple[str, ...]]:
     """The cells of each pair of a planned and a measured figure."""
-    from ls_edge.report.formatting import show, show_ms
-
     cells: list[tuple[str, ...]] = []
     for pair in found.planned_against_measured:
         shown = show_ms if pair.figure == "latency_ms" else show
@@ -91,7 +81,6 @@ def pairs_text(found: SideBySide) -> list[tuple[str, ...]]:
 
 
 def _print(found: SideBySide) -> None:
-    from ls_edge.report.terminal import PlainTable, open_console, print_table
 
     console = open_console()
     for headings, rows, numbers in (

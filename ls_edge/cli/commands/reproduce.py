@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+from rich.console import Console
 
+from ls_edge.cli import options
 from ls_edge.cli.command import Command
+from ls_edge.cli.commands.eval import EvalOptions, evaluate_one
+from ls_edge.cli.commands.train import other_setting, train_run
 from ls_edge.core.errors import DataError, UsageError, printable
+from ls_edge.core.files import write_output
+from ls_edge.data.datasets import ImageSet, is_timm_name, open_data
 from ls_edge.device.requirements import install_command, require_report
+from ls_edge.evaluation.evaluate import Evaluation, aggregate
+from ls_edge.report.terminal import PlainTable, open_console, print_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ls_edge.data.datasets import ImageSet
-    from ls_edge.evaluation.evaluate import Evaluation
     from ls_edge.training.reproduction import Plan, RowCost
 
 CONFIGS, EVALUATION, RESULTS, TABLE = "configs", "eval.json", "results.json", "table.md"
@@ -43,7 +48,6 @@ def _sources(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ..
 
 @click.command(
     cls=Command,
-    short_help="Train and evaluate a whole comparison: one table and one figure.",
     examples=(
         "ls-edge reproduce digits --out reproduced",
         "ls-edge reproduce digits --out quick --seeds 2 --epochs 1 --only shuffle --only sequential",
@@ -52,35 +56,38 @@ def _sources(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ..
     ),
 )
 @click.argument("plan")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder of runs and results.")
+@options.path("--out", "Folder of runs and results.", type=options.FOLDER, metavar="DIR")
 @click.option(
-    "--data", multiple=True, callback=_sources, metavar="[NAME=]DATA",
-    help="Where a data set of the plan is; NAME may be left out where it has one alone.",
-)  # fmt: skip
-@click.option("--only", multiple=True, metavar="NAME", help="This row or data set alone; may be repeated.")
-@click.option("--seeds", default=5, show_default=True, type=click.IntRange(1), help="Seeds 0, 1, ... of every row.")
-@click.option("--epochs", type=click.IntRange(1), help="Of every training, instead of the plan's: for a trial.")
-@click.option("--orders", default=64, show_default=True, type=click.IntRange(1), help="Random orders of all blocks.")
-@click.option("--limit", type=click.IntRange(1), help="Evaluate on this many images.")
-@click.option(
-    "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]), help="Where to compute."
+    "--data",
+    multiple=True,
+    callback=_sources,
+    metavar="[NAME=]DATA",
+    help="Location of a data set of the plan; NAME is optional if the plan has only one.",
 )
-@click.option("--threads", type=click.IntRange(1), metavar="N", help="Torch's threads on the CPU.")
-@click.option("--dry-run", is_flag=True, help="Count what it takes, in floating point operations, and train nothing.")
+@click.option("--only", multiple=True, metavar="NAME", help="Row or data set to select; may be repeated.")
+@options.count("--seeds", "Seeds 0, 1, ... of every row.", most=10_000, default=5, show_default=True)
+@options.count("--epochs", "Epochs of every training, instead of the plan's: for a trial.", most=10**9)
+@options.count("--orders", "Random orders of all blocks.", most=100_000, default=64, show_default=True)
+@options.count("--limit", "Images to evaluate on.")
+@options.DEVICE
+@options.threads("Torch threads on the CPU.")
+@click.option("--dry-run", is_flag=True, help="Count the floating-point operations and train nothing.")
 @click.option(
-    "--tflops", type=click.FloatRange(min=0, min_open=True), metavar="X",
-    help="With --dry-run: hours at X sustained TFLOP a second.",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+    "--tflops",
+    type=options.Number(0, min_open=True),
+    metavar="X",
+    help="Sustained TFLOP per second, to estimate hours with --dry-run.",
+)
+@options.JSON
 def command(
     plan: str, out: Path | None, data: tuple[tuple[str, str], ...], only: tuple[str, ...], dry_run: bool,
     tflops: float | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Train every row of PLAN with every seed, evaluate it, and write one table and one figure.
+    """Train and evaluate a whole comparison, with a table and a figure.
 
-    PLAN is digits, cifar10, paper, or a YAML file. What is finished in DIR is kept, so the same command goes on
-    after a kill. DIR holds a run folder for each training, configs/ to repeat one with 'ls-edge train --config',
-    results.json, table.md, and figure.svg (one for each data set where the plan has several).
+    PLAN is digits, cifar10, paper, or a YAML file. Every row is trained and evaluated with every seed. Finished parts
+    in DIR are kept, so the same command continues after a kill. DIR holds a run folder for each training, configs/ to
+    repeat one with 'ls-edge train --config', results.json, table.md, and figure.svg (one for each data set).
     """
     from ls_edge.training.reproduction import find_plan, read_plan
 
@@ -98,7 +105,7 @@ def command(
         raise UsageError("--tflops is for --dry-run; leave it out, or add --dry-run")
     if out is None:
         raise UsageError("no folder to write to: give --out DIR")
-    _check(found, out)
+    _check(found)
     results = _execute(found, out, chosen)
     _finish(found, out, chosen, results, as_json=as_json)
 
@@ -109,18 +116,14 @@ def _named(data: tuple[tuple[str, str], ...], plan: Plan) -> dict[str, str]:
     return {name or next(iter(plan.data)): source for name, source in data}
 
 
-def _check(plan: Plan, out: Path) -> None:
+def _check(plan: Plan) -> None:
     """Refuse what would end the command after hours."""
-    from ls_edge.cli.argument_checks import check_data
     from ls_edge.report.charts import check_figure
 
     require_report("reproduce")
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out} is a file; name a folder")
     for name, item in plan.data.items():
         if not item.source:
             raise UsageError(f"the plan needs the data set {name}: give --data {name}=DATA, or choose rows with --only")
-        check_data(item.source)
         drawn = sum(row.figure for row in plan.rows.values() if row.data == name)
         if drawn:
             check_figure(drawn)
@@ -128,8 +131,6 @@ def _check(plan: Plan, out: Path) -> None:
 
 def _execute(plan: Plan, out: Path, options: Options) -> dict[str, list[Evaluation]]:
     """Train and evaluate what is not there yet; the evaluations of every row, one a seed."""
-    from ls_edge.data.datasets import open_data
-    from ls_edge.report.terminal import open_console
     from ls_edge.training.reproduction import START
 
     console = open_console(stderr=True)
@@ -153,7 +154,6 @@ def _train(
     run: Path, config: Path, source: str, seed: int, start: Path | None, options: Options, console: Console
 ) -> None:
     """Train one run, go on with it, or leave it where it is finished; its settings have to be the plan's."""
-    from ls_edge.cli.commands.train import other_setting, train_run
     from ls_edge.training.reproduction import settings_of
 
     flags = {"epochs": options.epochs, "device": options.device, "threads": options.threads}
@@ -173,9 +173,6 @@ def _train(
 
 def _evaluate(run: Path, images: ImageSet, plan: Plan, options: Options) -> Evaluation:
     """Evaluate a run, or read what was found before by the same orders on the same images."""
-    from ls_edge.cli.commands.eval import EvalOptions, evaluate_one
-    from ls_edge.core.files import write_output
-    from ls_edge.evaluation.evaluate import Evaluation
     from ls_edge.training.checkpoint import read_record
 
     blocks = len(read_record(run)[1].kept)
@@ -198,8 +195,6 @@ def _evaluate(run: Path, images: ImageSet, plan: Plan, options: Options) -> Eval
 
 def _finish(plan: Plan, out: Path, options: Options, results: dict[str, list[Evaluation]], *, as_json: bool) -> None:
     """Write the results, the table and the figures, and print the table."""
-    from ls_edge.core.files import write_output
-    from ls_edge.evaluation.evaluate import aggregate
     from ls_edge.report.charts import write_figure
 
     rows: dict[str, Evaluation] = {}
@@ -229,7 +224,6 @@ def _finish(plan: Plan, out: Path, options: Options, results: dict[str, list[Eva
     if as_json:
         click.echo(text)
         return
-    from ls_edge.report.terminal import PlainTable, print_table
 
     table = PlainTable()
     for number, heading in enumerate(headings):
@@ -260,8 +254,6 @@ def _table(plan: Plan, rows: dict[str, Evaluation]) -> tuple[list[str], list[lis
 
 def _estimate(plan: Plan, options: Options, tflops: float | None, *, as_json: bool) -> None:
     """Count the operations of every training and evaluation, by the models themselves."""
-    import tempfile
-
     from ls_edge.training.reproduction import START, cost_of, settings_of
 
     costs: list[RowCost] = []
@@ -286,7 +278,6 @@ def _estimate(plan: Plan, options: Options, tflops: float | None, *, as_json: bo
         document = {"title": plan.title, "seeds": options.seeds, "rows": costs, "total_flops": total, "hours": hours}
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
         return
-    from ls_edge.report.terminal import PlainTable, print_table
 
     table = PlainTable(plan.title)
     for heading in ("one seed of", "images trained on", "training TFLOP", "evaluation TFLOP"):
@@ -303,8 +294,6 @@ def _estimate(plan: Plan, options: Options, tflops: float | None, *, as_json: bo
 
 def _sizes(plan: Plan, name: str) -> tuple[int, int, int]:
     """Images to train on, images to evaluate on, classes: of the data where it is at hand, else those of the plan."""
-    from ls_edge.data.datasets import is_timm_name, open_data
-
     item = plan.data[name]
     known = (item.images, item.test_images, item.classes)
     if item.source and not (is_timm_name(item.source) and None not in known):

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
-from ls_edge.cli import interrupts
+from ls_edge.cli import interrupts, options
 from ls_edge.cli.command import DEGRADED, Command, describe
-from ls_edge.cli.holder_check import WAIT_S
-from ls_edge.core.errors import LsEdgeError, printable
-from ls_edge.runtime.routing.policies import POLICIES
-
-if TYPE_CHECKING:
-    from ls_edge.core.errors import DataError
-    from ls_edge.core.peers_file import EngineKind
-    from ls_edge.core.records import RequestRecord
-    from ls_edge.data.datasets import ImageRef
-    from ls_edge.evaluation.run_summary import RunSummary
-    from ls_edge.report.progress import RunProgress
-    from ls_edge.runtime.source.run_dataset import DatasetRun
-    from ls_edge.runtime.source.source import Source
+from ls_edge.cli.descriptor_limit import require_descriptors
+from ls_edge.cli.holder_check import check_holders, wait_for_holders
+from ls_edge.cli.metrics_listener import MAX_SCRAPE_CONNECTIONS, MetricsListener
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import DataError, LsEdgeError, printable
+from ls_edge.core.files import check_writable
+from ls_edge.core.logs import set_up
+from ls_edge.core.peers_file import EngineKind, load_peers
+from ls_edge.core.records import RequestRecord, TraceWriter
+from ls_edge.core.text import name_blocks
+from ls_edge.data.datasets import ImageRef, open_data, trained_on_warning
+from ls_edge.device.requirements import require_report
+from ls_edge.evaluation.run_summary import RunSummary, summarise
+from ls_edge.report.progress import RunProgress
+from ls_edge.report.tables import print_answers, print_summary
+from ls_edge.report.trace_events import write_trace_events
+from ls_edge.runtime.source.run_dataset import DatasetRun, run_dataset
+from ls_edge.runtime.source.source import Source
 
 LOST_FOR_S, UNUSABLE_FOR_S = 0.5, 1.0
 """How long a block has no holder, or a peer cannot be used, until that is displayed; a restart takes less."""
@@ -37,7 +41,6 @@ MAX_REMARKS = 10
 
 @click.command(
     cls=Command,
-    short_help="Answer images through the peers that can be reached.",
     examples=(
         "ls-edge run --peers peers.yaml --bundle bundle --data digits",
         "ls-edge run --peers peers.yaml --bundle bundle --data val --policy fastest --json",
@@ -46,59 +49,52 @@ MAX_REMARKS = 10
         "ls-edge run --peers peers.yaml --bundle bundle --data digits --wait 60 --max-skips 2",
     ),
 )
-@click.option("--peers", required=True, type=click.Path(path_type=Path), help="The peers.yaml of all machines.")
-@click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Folder of the exported model.")
-@click.option("--data", required=True, help="Folder of class folders, a tar of one, or 'digits'.")
+@options.PEERS
+@options.BUNDLE
+@options.DATA
+@options.POLICY
+@options.LIMIT
+@options.CONCURRENCY
+@options.BUDGET_MS
+@options.MAX_SKIPS
+@options.SEED
 @click.option(
-    "--policy", type=click.Choice(list(POLICIES)),
-    default="nearest", show_default=True, help="How the next block is chosen.",
-)  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=1), help="Images to answer; more than there are repeats them.")
-@click.option("--concurrency", type=click.IntRange(min=1), default=4, show_default=True, help="Requests at once.")
-@click.option(
-    "--budget-ms", type=click.FloatRange(min=1), default=10_000.0, show_default=True, help="Time for a request."
+    "--latency-weight",
+    type=options.Number(0, 10**6),
+    default=1.0,
+    show_default=True,
+    metavar="NATS",
+    help="Value of a second to the policy 'quality', in nats of log-likelihood.",
 )
-@click.option("--max-skips", type=click.IntRange(min=0), help="Blocks an answer may leave out.  [default: a quarter]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Draws the orders of the policy random.")
-@click.option(
-    "--latency-weight", type=click.FloatRange(min=0, max=1e6), default=1.0, show_default=True,
-    help="What a second is worth to the policy quality, in nats of log-likelihood.",
-)  # fmt: skip
-@click.option(
-    "--waves", type=click.IntRange(min=1), default=2, show_default=True,
-    help="Waves in which the policy parallel runs a model; fewer are faster.",
-)  # fmt: skip
-@click.option(
-    "--on-straggler", type=click.Choice(["later", "skip"]), default="later", show_default=True,
-    help="Policy parallel: blocks of a track that does not come back run later, or are skipped.",
-)  # fmt: skip
-@click.option("--via", type=click.Choice(["peers", "source"]), default="peers", show_default=True, help="Way of a hop.")
-@click.option(
-    "--threads", type=click.IntRange(min=1), help="Threads of stem and head; wins over peers.yaml, else 1."
-)  # fmt: skip
-@click.option(
-    "--engine", type=click.Choice(["auto", "onnx", "tensorrt"]), help="Of stem and head; wins over peers.yaml."
+@options.count(
+    "--waves", "Waves of the policy 'parallel'; fewer are faster.", most=10_000, default=2, show_default=True
 )
-@click.option("--provider", help="Of ONNX Runtime, for stem and head; wins over peers.yaml.")
+@options.choice(
+    "--on-straggler",
+    ["later", "skip"],
+    "Fate of blocks on a late track, with the policy 'parallel'.",
+    default="later",
+    show_default=True,
+)
+@options.choice("--via", ["peers", "source"], "Route of a hop.", default="peers", show_default=True)
+@options.ENDS
+@options.wait("Time for each block to get a warm holder before the first image.")
 @click.option(
-    "--wait", type=click.FloatRange(min=0, max=86_400), default=WAIT_S, show_default=True, metavar="SECONDS",
-    help="How long a warm holder of each block is waited for before the first image.",
-)  # fmt: skip
-@click.option(
-    "--audit", type=click.FloatRange(min=0, max=1), default=0.0, show_default=True, metavar="SHARE",
-    help="Share of the answers that are computed a second time here, to name peers that compute something else.",
-)  # fmt: skip
-@click.option("--metrics", metavar="HOST:PORT", help="Offer figures for Prometheus there (extra metrics).")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@click.option("--report", type=click.Path(path_type=Path), help="Write an HTML report with charts (extra report).")
-@click.option("--trace", type=click.Path(path_type=Path), help="Write a JSON line a request.")
-@click.option(
-    "--trace-events", type=click.Path(path_type=Path),
-    help="Write Chrome trace events, for ui.perfetto.dev or chrome://tracing.",
-)  # fmt: skip
-@click.option("--secret-key", type=click.Path(path_type=Path), help="NAME.key_secret, where peers.yaml has keys.")
-@click.option("--strict-bundle", is_flag=True, help="Use only peers that serve this very bundle.")
-@click.option("--log-json", is_flag=True, help="Log lines as JSON.")
+    "--audit",
+    type=options.Number(0, 1),
+    default=0.0,
+    show_default=True,
+    metavar="SHARE",
+    help="Fraction of answers to recompute locally, to find peers that return wrong results.",
+)
+@options.METRICS
+@options.JSON
+@options.REPORT
+@options.path("--trace", "JSON lines to write, one per request.")
+@options.path("--trace-events", "Chrome trace events to write, for ui.perfetto.dev or chrome://tracing.")
+@options.SECRET_KEY
+@options.STRICT_BUNDLE
+@options.LOG_JSON
 def command(
     peers: Path, bundle: Path, data: str, policy: str, limit: int | None, concurrency: int, budget_ms: float,
     max_skips: int | None, seed: int, latency_weight: float, waves: int, on_straggler: Literal["later", "skip"],
@@ -106,30 +102,19 @@ def command(
     metrics: str | None, as_json: bool, report: Path | None, trace: Path | None, trace_events: Path | None,
     secret_key: Path | None, strict_bundle: bool, log_json: bool,
 ) -> int:  # fmt: skip
-    """Send images through the peers of peers.yaml and print accuracy, latency and who did what.
+    """Answer images through the reachable peers, and measure it.
 
-    Where blocks have no holder after --wait, and the policy may not skip that many, nothing is sent (exit code 1).
-    The trace is written line by line; summary, report and trace events come also after Ctrl-C and SIGTERM, the summary
-    also after a full disk.
+    Prints accuracy, latency, and the work of each peer. If a block has no holder after --wait, and the policy may not
+    skip it, no image is sent (exit code 1). The trace is written line by line; summary, report, and trace events are
+    also written after Ctrl-C and SIGTERM, the summary even if the disk is full.
 
-    Exit code 3 where an answer skipped blocks or a request failed, 1 where none was answered.
+    Exit code 3 if an answer skipped blocks or a request failed, 1 if none was answered.
     """
-    from ls_edge.cli.argument_checks import check_output
-    from ls_edge.cli.descriptor_limit import require_descriptors
-    from ls_edge.cli.holder_check import check_holders, wait_for_holders
-    from ls_edge.cli.metrics_listener import MAX_SCRAPE_CONNECTIONS, MetricsListener
-    from ls_edge.core.bundle import Bundle
-    from ls_edge.core.logs import set_up
-    from ls_edge.core.peers_file import load_peers
-    from ls_edge.data.datasets import open_data, trained_on_warning
-    from ls_edge.device.requirements import require_report
-    from ls_edge.report.progress import RunProgress
-
     # What matters to a person is in the progress display; the log is for machines.
     set_up(as_json=log_json, level=logging.INFO if log_json else logging.ERROR)
-    for flag, path in (("--trace", trace), ("--report", report), ("--trace-events", trace_events)):
+    for path in (trace, report, trace_events):
         if path is not None:
-            check_output(flag, path)
+            check_writable(path)
     if report is not None:
         require_report("--report")
     file = load_peers(peers)
@@ -141,10 +126,6 @@ def command(
         _warn(known)
     images = images.take(limit)
     images.labels_for(opened.manifest.classes)  # other classes are found before anybody is waited for
-    from ls_edge.core.records import TraceWriter
-    from ls_edge.evaluation.run_summary import summarise
-    from ls_edge.runtime.source.run_dataset import run_dataset
-    from ls_edge.runtime.source.source import Source
 
     progress = RunProgress(len(images), [peer.name for peer in file.peers])
     with contextlib.ExitStack() as stack:
@@ -159,7 +140,7 @@ def command(
         )  # fmt: skip
         if listener is not None:
             url = listener.serve_source(source)
-            print(f"ls-edge: metrics at {url}", file=sys.stderr)  # noqa: T201
+            click.echo(f"ls-edge: metrics at {url}", err=True)
         stop = stack.enter_context(interrupts.StopRequest())
         missing = wait_for_holders(source, wait, stop)
         if stop:
@@ -203,8 +184,6 @@ def _finish(
     report: Path | None, trace_events: Path | None, classes: Sequence[str], *, as_json: bool,
 ) -> int:  # fmt: skip
     """Print the summary, write the files, and return the exit code; whatever fails does not keep the rest from it."""
-    from ls_edge.report.tables import print_answers, print_summary
-
     try:
         if as_json:
             click.echo(summary.to_json())
@@ -247,7 +226,6 @@ def _write_report(path: Path, summary: RunSummary, measured: DatasetRun) -> None
 
 
 def _write_trace_events(path: Path, summary: RunSummary, measured: DatasetRun) -> None:
-    from ls_edge.report.trace_events import write_trace_events
 
     write_trace_events(path, summary, measured.records, measured.events)
 
@@ -273,8 +251,6 @@ def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
 
     Peers that cannot be used for a while are shown with the reason, each time once.
     """
-    from ls_edge.core.text import name_blocks
-
     missing_since: float | None = None
     unusable_since: dict[str, float] = {}
     shown: set[str] = set()
@@ -315,4 +291,4 @@ def _unused_peers(problems: Mapping[str, str], summary: RunSummary, reported: st
 
 
 def _warn(text: str) -> None:
-    print(f"ls-edge: warning: {printable(text)}", file=sys.stderr)  # noqa: T201
+    click.echo(f"ls-edge: warning: {printable(text)}", err=True)

@@ -6,18 +6,18 @@ import contextlib
 import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from ls_edge.cli import interrupts
+from ls_edge.cli import interrupts, options
 from ls_edge.cli.command import Command
-from ls_edge.cli.holder_check import WAIT_S
+from ls_edge.cli.descriptor_limit import require_descriptors
+from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LsEdgeError, UsageError
-from ls_edge.runtime.routing.policies import POLICIES
-
-if TYPE_CHECKING:
-    from ls_edge.core.peers_file import EngineKind
+from ls_edge.core.logs import set_up
+from ls_edge.core.peers_file import EngineKind, load_peers
+from ls_edge.device.requirements import require_http
+from ls_edge.runtime.source.source import Source
 
 _LOOK_EVERY_S = 0.25
 """How often it is looked whether a signal came."""
@@ -28,69 +28,52 @@ _MIB = 1 << 20
 
 @click.command(
     cls=Command,
-    short_help="Answer images over HTTP, through the peers that can be reached.",
     examples=(
         "ls-edge serve --peers peers.yaml --bundle bundle",
         "ls-edge serve --peers peers.yaml --bundle bundle --http 127.0.0.1:8000 --concurrency 8",
         "ls-edge serve --peers peers.yaml --bundle bundle --http 0.0.0.0:8080 --insecure-http",
     ),
 )
-@click.option("--peers", required=True, type=click.Path(path_type=Path), help="The peers.yaml of all machines.")
-@click.option("--bundle", required=True, type=click.Path(path_type=Path), help="Folder of the exported model.")
-@click.option("--http", default="127.0.0.1:8080", show_default=True, metavar="HOST:PORT", help="Where to listen.")
-@click.option("--insecure-http", is_flag=True, help="Allow --http off the loopback: no encryption and no login.")
-@click.option(
-    "--policy", type=click.Choice(list(POLICIES)),
-    default="nearest", show_default=True, help="How the next block is chosen.",
-)  # fmt: skip
-@click.option(
-    "--concurrency", type=click.IntRange(min=1, max=256), default=4, show_default=True,
-    help="Images at once; further ones are refused with 503.",
-)  # fmt: skip
-@click.option(
-    "--budget-ms", type=click.FloatRange(min=1), default=10_000.0, show_default=True,
-    help="Time for an image; a request may ask for less.",
-)  # fmt: skip
-@click.option("--max-skips", type=click.IntRange(min=0), help="Blocks an answer may leave out.  [default: a quarter]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Draws the orders of the policy random.")
-@click.option(
-    "--wait", type=click.FloatRange(min=0, max=86_400), default=WAIT_S, show_default=True, metavar="SECONDS",
-    help="How long an image waits where blocks have no holder, before it is refused with 503.",
-)  # fmt: skip
-@click.option(
-    "--max-body", type=click.IntRange(min=1024, max=1 << 28), default=16 * _MIB, show_default=True, metavar="BYTES",
-    help="Largest encoded image.",
-)  # fmt: skip
-@click.option(
-    "--threads", type=click.IntRange(min=1), help="Threads of stem and head; wins over peers.yaml, else 1."
-)  # fmt: skip
-@click.option(
-    "--engine", type=click.Choice(["auto", "onnx", "tensorrt"]), help="Of stem and head; wins over peers.yaml."
+@options.PEERS
+@options.BUNDLE
+@click.option("--http", default="127.0.0.1:8080", show_default=True, metavar="HOST:PORT", help="Address to listen on.")
+@click.option("--insecure-http", is_flag=True, help="Allow --http off the loopback, without encryption and login.")
+@options.POLICY
+@options.count(
+    "--concurrency", "Images at the same time; more are refused with 503.", most=256, default=4, show_default=True
 )
-@click.option("--provider", help="Of ONNX Runtime, for stem and head; wins over peers.yaml.")
-@click.option("--secret-key", type=click.Path(path_type=Path), help="NAME.key_secret, where peers.yaml has keys.")
-@click.option("--strict-bundle", is_flag=True, help="Use only peers that serve this very bundle.")
-@click.option("--log-json", is_flag=True, help="Log lines as JSON.")
+@options.BUDGET_MS
+@options.MAX_SKIPS
+@options.SEED
+@options.wait("Time that an image waits for missing holders before it is refused with 503.")
+@options.count(
+    "--max-body",
+    "Size limit of an encoded image.",
+    least=1024,
+    most=1 << 28,
+    default=16 << 20,
+    show_default=True,
+    metavar="BYTES",
+)
+@options.ENDS
+@options.SECRET_KEY
+@options.STRICT_BUNDLE
+@options.LOG_JSON
 def command(
     peers: Path, bundle: Path, http: str, insecure_http: bool, policy: str, concurrency: int, budget_ms: float,
     max_skips: int | None, seed: int, wait: float, max_body: int, threads: int | None, engine: EngineKind | None,
     provider: str | None, secret_key: Path | None, strict_bundle: bool, log_json: bool,
 ) -> int:  # fmt: skip
-    """Answer images over HTTP, through the peers that can be reached (extra serve).
+    """Answer images over HTTP through the reachable peers.
 
-    POST /predict takes an encoded image as its body. There are also /health/live, /health/ready, /status and /metrics
-    (for Prometheus).
+    POST /predict takes an encoded image as its body. Other paths are /health/live, /health/ready, /status, and
+    /metrics (for Prometheus). Requires the extra serve.
 
-    It listens at once, whether or not blocks have holders: /health/ready says which have none.
+    The server listens immediately, even if blocks have no holders yet: /health/ready tells which.
 
-    SIGTERM or Ctrl-C: no new requests, those that are being answered are, exit code 0; a second one ends at once.
+    On SIGTERM or Ctrl-C the server refuses new requests, finishes the others, and ends with exit code 0; a second
+    signal ends it immediately.
     """
-    from ls_edge.cli.descriptor_limit import require_descriptors
-    from ls_edge.core.bundle import Bundle
-    from ls_edge.core.logs import set_up
-    from ls_edge.core.peers_file import load_peers
-    from ls_edge.device.requirements import require_http
-
     require_http("ls-edge serve", "serve")
     from ls_edge.runtime.serve.http_server import HttpServer, is_loopback_host, open_listener, parse_address
     from ls_edge.runtime.serve.http_service import MAX_IDLE_CONNECTIONS, RECEIVE_S, SPARE_THREADS, HttpService
@@ -105,7 +88,6 @@ def command(
     connections = concurrency + MAX_IDLE_CONNECTIONS
     require_descriptors(file, connections)
     opened = Bundle.open(bundle)
-    from ls_edge.runtime.source.source import Source
 
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(open_listener(http, "--http"))

@@ -5,21 +5,31 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import msgspec
 
+from ls_edge.cli import options
 from ls_edge.cli.command import DEGRADED, Command
 from ls_edge.cli.profile_options import planning_inputs, profile_options
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.files import check_writable
+from ls_edge.core.order_costs import read_order_costs
+from ls_edge.device.requirements import require_report
+from ls_edge.evaluation.simulation_summary import SimulationSummary, summarise_simulation
+from ls_edge.report.formatting import NOTHING, counted, show, show_ms, show_percent
+from ls_edge.report.progress import StepProgress
+from ls_edge.report.terminal import PlainTable, open_console, print_table
+from ls_edge.runtime.fleet.planning.fleet_simulation import FleetSettings, simulate_sites, simulation_context, sites_of
+from ls_edge.runtime.fleet.planning.from_profiles import problem_of
+from ls_edge.runtime.fleet.simulation.churn import Churn
 from ls_edge.runtime.routing.policies import POLICIES
-
-if TYPE_CHECKING:
-    from ls_edge.evaluation.simulation_summary import SimulationSummary
+from ls_edge.runtime.source.settings import Settings, check_policy
 
 
 @click.command(
     cls=Command,
-    short_help="Simulate a fleet of devices that come and go.",
     examples=(
         "ls-edge simulate --bundle bundle --profiles orin.json --devices 8 --requests 1000",
         "ls-edge simulate --bundle b --profiles a.json c.json --devices 99 --requests 5000 --rate 50",
@@ -27,79 +37,52 @@ if TYPE_CHECKING:
     ),
 )
 @profile_options
-@click.option("--devices", required=True, type=click.IntRange(min=1, max=1_000_000), help="How many there are.")
-@click.option("--requests", required=True, type=click.IntRange(min=1), help="Images to answer, shared by all sites.")
+@options.count("--devices", "Number of devices.", most=1_000_000, required=True)
+@options.count("--requests", "Images to answer, at all sites together.", required=True)
 @click.option(
-    "--churn", metavar="SPEC",
-    help="Mean times until a device is lost and until it is back, such as up=10m,down=30s; with weights of how it is "
-    "lost: kill, stop, hang, drain.  [default: nobody is lost]",
-)  # fmt: skip
-@click.option(
-    "--policy", type=click.Choice(list(POLICIES)),
-    default="nearest", show_default=True, help="How the next block is chosen.",
-)  # fmt: skip
-@click.option("--max-skips", type=click.IntRange(min=0), help="Blocks an answer may leave out.  [default: a quarter]")
-@click.option(
-    "--budget-ms", type=click.FloatRange(min=1), default=10_000.0, show_default=True, help="Time for a request."
+    "--churn",
+    metavar="SPEC",
+    help="Mean up and down times, such as up=10m,down=30s, with weights of kill, stop, hang, drain.  [default: none]",
+)
+@options.POLICY
+@options.MAX_SKIPS
+@options.BUDGET_MS
+@options.count(
+    "--concurrency", "Requests at the same time at a site.  [default: enough to keep it busy]", most=1_000_000
 )
 @click.option(
-    "--concurrency", type=click.IntRange(min=1),
-    help="Requests at once at a site.  [default: as many as keep its devices busy]",
-)  # fmt: skip
-@click.option(
-    "--rate", type=click.FloatRange(min=0, min_open=True),
-    help="Images a second in sum, at random times.  [default: the next is submitted when one ends]",
-)  # fmt: skip
-@click.option(
-    "--replicas", type=click.IntRange(min=1, max=64),
-    help="Least holders of a block at a site.  [default: 2, or 1 where there is no room for more]",
-)  # fmt: skip
-@click.option("--max-replicas", type=click.IntRange(min=1, max=64), help="Most holders; else what memory allows.")
-@click.option(
-    "--site-size", type=click.IntRange(min=1, max=64), default=16, show_default=True,
-    help="Most devices that work together; more are several sites, each with a source.",
-)  # fmt: skip
-@click.option("--batch", type=click.IntRange(min=1, max=1024), help="Most images of an engine call.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Draws losses and the orders of some policies.")
-@click.option(
-    "--jobs", type=click.IntRange(min=1, max=256), help="Processes that share the sites.  [default: one a core]"
+    "--rate",
+    type=options.Number(0, 10**9, min_open=True),
+    metavar="IMAGES",
+    help="Images per second in all, at random times.  [default: the next when one ends]",
 )
-@click.option("--report", type=click.Path(path_type=Path), help="Write an HTML report with charts (extra report).")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@options.count("--replicas", "Minimum holders of a block at a site.  [default: 2, or 1 if memory is short]", most=64)
+@options.count("--max-replicas", "Maximum holders of a block.  [default: as memory allows]", most=64)
+@options.count(
+    "--site-size", "Maximum devices of a site, which has one source.", most=64, default=16, show_default=True
+)
+@options.count("--batch", "Largest engine call.", most=1024)
+@options.SEED
+@options.count("--jobs", "Processes that share the sites.  [default: one per core]", most=256)
+@options.REPORT
+@options.JSON
 def command(
     bundle: Path, devices: int, requests: int, churn: str | None, policy: str, max_skips: int | None,
     budget_ms: float, concurrency: int | None, rate: float | None, replicas: int | None, max_replicas: int | None,
     site_size: int, batch: int | None, seed: int, jobs: int | None, report: Path | None, as_json: bool,
     **measured: Any,
 ) -> int:  # fmt: skip
-    """Run the routing of peers and sources in simulated time, with devices and links as fast as they were measured.
+    """Simulate a fleet of devices that fail and return.
 
-    Devices stand at sites of --site-size, planned for throughput; each site has a source, which submits the next image
-    when one is answered, or at random times with --rate. No engine runs, so nothing is said about accuracy. The same
-    flags give the same figures, whatever --jobs.
+    Runs the routing of peers and sources in simulated time, with devices and links as fast as they were measured.
+    Devices form sites of --site-size, planned for throughput. The source of a site submits the next image when one is
+    answered, or at random times with --rate. No engine runs, so the result has no accuracy. The same flags give the
+    same result, whatever --jobs.
 
-    Exit code 3 where an answer skipped blocks or a request failed, 1 where none was answered.
+    Exit code 3 if an answer skipped blocks or a request failed, 1 if none was answered.
     """
-    import msgspec
-
-    from ls_edge.cli.argument_checks import check_output
-    from ls_edge.core.bundle import Bundle
-    from ls_edge.core.order_costs import read_order_costs
-    from ls_edge.device.requirements import require_report
-    from ls_edge.evaluation.simulation_summary import summarise_simulation
-    from ls_edge.report.progress import StepProgress
-    from ls_edge.runtime.fleet.planning.fleet_simulation import (
-        FleetSettings,
-        simulate_sites,
-        simulation_context,
-        sites_of,
-    )
-    from ls_edge.runtime.fleet.planning.from_profiles import problem_of
-    from ls_edge.runtime.fleet.simulation.churn import Churn
-    from ls_edge.runtime.source.settings import Settings, check_policy
-
     if report is not None:
-        check_output("--report", report)
+        check_writable(report)
         require_report("--report")
     opened = Bundle.open(bundle)
     costs = read_order_costs(opened.manifest.order_costs, opened.num_blocks)
@@ -139,8 +122,6 @@ def command(
 
 
 def _print(summary: SimulationSummary, took_s: float) -> None:
-    from ls_edge.report.formatting import NOTHING, counted, show, show_ms, show_percent
-    from ls_edge.report.terminal import PlainTable, open_console, print_table
 
     console = open_console()
     table = PlainTable()

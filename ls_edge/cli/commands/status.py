@@ -5,20 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import msgspec
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
+from ls_edge.cli import options
 from ls_edge.cli.command import DEGRADED, Command
+from ls_edge.cli.descriptor_limit import require_descriptors
+from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
+from ls_edge.core.logs import set_up
+from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.records import PeerState
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from ls_edge.core.bundle import Bundle
-    from ls_edge.core.peers_file import PeersFile
-    from ls_edge.runtime.clients.status import PeerStatus
+from ls_edge.core.text import format_ranges, name_blocks
+from ls_edge.report.tables import STATE_STYLES
+from ls_edge.report.terminal import PlainTable, open_console, print_table
+from ls_edge.runtime.clients.status import Observer, PeerStatus
+from ls_edge.runtime.protocol.codecs import CODECS
+from ls_edge.runtime.transport.keys import load_secret
 
 _EVERY_S = 1.0
 """Seconds between two looks of ``--watch``."""
@@ -27,7 +35,6 @@ _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim
 
 @click.command(
     cls=Command,
-    short_help="Show how every peer is, and why it cannot be used.",
     examples=(
         "ls-edge status --peers peers.yaml",
         "ls-edge status --peers peers.yaml --watch",
@@ -35,31 +42,24 @@ _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim
         "ls-edge status --peers peers.yaml --check --bundle bundle",
     ),
 )
-@click.option("--peers", required=True, type=click.Path(path_type=Path), help="The peers.yaml of all machines.")
-@click.option("--secret-key", type=click.Path(path_type=Path), help="Of a source, where peers.yaml has keys.")
-@click.option("--bundle", type=click.Path(path_type=Path), help="Compare with this bundle; not needed otherwise.")
-@click.option("--check", is_flag=True, help="Only read and describe peers.yaml; no network.")
-@click.option("--watch", is_flag=True, help="Go on until Ctrl-C.")
-@click.option(
-    "--wait", type=click.FloatRange(min=0.1, max=600), default=3.0, show_default=True, metavar="SECONDS",
-    help="How long a peer has to answer.",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch a line a second.")
+@options.PEERS
+@options.SECRET_KEY
+@options.path("--bundle", "Bundle to compare with.", metavar="DIR")
+@click.option("--check", is_flag=True, help="Only check and describe peers.yaml, without the network.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
+@options.wait("Time for a peer to answer.", default=3.0, least=0.1, most=600)
+@click.option("--json", "as_json", is_flag=True, help="Output as JSON; with --watch, one line per second.")
 def command(
     peers: Path, secret_key: Path | None, bundle: Path | None, check: bool, watch: bool, wait: float, as_json: bool
 ) -> int:
-    """Show of every peer of peers.yaml whether it can be reached, accepts our key and is warm, what it serves, how long
-    its queue is, and why it cannot be used. Sends no images.
+    """Show the state of every peer, and why a peer cannot be used.
 
-    Exit code 3 where some peer is not alive, 1 where none is. With --check: 0, or 2 and the first mistake in the file;
-    give --bundle too, and a block that the bundle lacks is one.
-    """  # noqa: D205
-    from ls_edge.cli.descriptor_limit import require_descriptors
-    from ls_edge.core.bundle import Bundle
-    from ls_edge.core.logs import set_up
-    from ls_edge.core.peers_file import load_peers
-    from ls_edge.runtime.protocol.codecs import CODECS
+    Shows whether each peer of peers.yaml is reachable, accepts our key, and is warm; its blocks and queue; and the
+    reason if it cannot be used. Sends no images.
 
+    Exit code 3 if some peer is not alive, 1 if none is. With --check: 0, or 2 and the first mistake in the file; with
+    --bundle, a block that the bundle lacks is also a mistake.
+    """
     if check and watch:
         raise UsageError("--check does not look at peers, so there is nothing to watch; leave one out")
     file = load_peers(peers)
@@ -72,8 +72,6 @@ def command(
         return 0
     set_up(as_json=False, level=50)  # the table shows what peers report
     require_descriptors(file)
-    from ls_edge.runtime.clients.status import Observer
-    from ls_edge.runtime.transport.keys import load_secret
 
     with Observer(file, keys=None if secret_key is None else load_secret(secret_key)) as observer:
         if watch:
@@ -89,8 +87,6 @@ def command(
 
 def _compared(found: Mapping[str, PeerStatus], bundle: Bundle | None) -> dict[str, PeerStatus]:
     """The same, with a reason where a peer serves another model than ``bundle``, or another bundle of it."""
-    import msgspec
-
     result = dict(found)
     for name, status in found.items():
         if bundle is None or status.model_id is None or status.reason is not None:
@@ -106,17 +102,12 @@ def _compared(found: Mapping[str, PeerStatus], bundle: Bundle | None) -> dict[st
 
 
 def _document(found: Mapping[str, PeerStatus]) -> dict[str, Any]:
-    import msgspec
 
     return {"peers": {name: msgspec.to_builtins(status) for name, status in found.items()}}
 
 
 def _watch(observer: Any, bundle: Bundle | None, wait: float, *, as_json: bool) -> None:
     """Look again and again; ends with Ctrl-C."""
-    from rich.live import Live
-
-    from ls_edge.report.terminal import open_console
-
     if as_json:
         while True:
             click.echo(json.dumps(_document(_compared(observer.look(wait), bundle))))
@@ -134,7 +125,6 @@ def _watch(observer: Any, bundle: Bundle | None, wait: float, *, as_json: bool) 
 
 
 def _print(found: Mapping[str, PeerStatus], file: PeersFile) -> None:
-    from ls_edge.report.terminal import open_console, print_table
 
     console = open_console()
     print_table(_table(found), console)
@@ -146,11 +136,6 @@ def _print(found: Mapping[str, PeerStatus], file: PeersFile) -> None:
 
 
 def _table(found: Mapping[str, PeerStatus]) -> Table:
-    from rich.text import Text
-
-    from ls_edge.core.text import format_ranges
-    from ls_edge.report.tables import STATE_STYLES
-    from ls_edge.report.terminal import PlainTable
 
     table = PlainTable()
     for name in ("peer", "state", "key", "blocks"):
@@ -176,8 +161,6 @@ def _table(found: Mapping[str, PeerStatus]) -> Table:
 
 def _gaps(blocks_of: Mapping[str, tuple[int, ...]], file: PeersFile, blocks: int | None = None) -> list[str]:
     """Lines on blocks without a holder and blocks with one only; ``blocks`` as the file has them where it is None."""
-    from ls_edge.core.text import name_blocks
-
     count = 1 + max(block for peer in file.peers for block in peer.blocks) if blocks is None else blocks
     holders: dict[int, list[str]] = {block: [] for block in range(count)}
     for name, held in blocks_of.items():
@@ -198,7 +181,6 @@ def _them(blocks: list[int]) -> str:
 
 
 def _print_check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> None:
-    from ls_edge.core.text import format_ranges
 
     count = bundle.num_blocks if bundle is not None else 1 + max(block for peer in file.peers for block in peer.blocks)
     holders = {block: [peer.name for peer in file.peers if block in peer.blocks] for block in range(count)}

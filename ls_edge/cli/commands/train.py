@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+from rich.console import Console
+from rich.text import Text
 
+from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.core.errors import UsageError, printable
 from ls_edge.device.requirements import install_command
+from ls_edge.report.formatting import counted
+from ls_edge.report.terminal import open_console
 from ls_edge.training.methods.registry import METHODS
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ls_edge.training.config import TrainConfig
 
 
 @click.command(
     cls=Command,
-    short_help="Fine-tune a vision transformer with its block order shuffled.",
     examples=(
         "ls-edge train --data digits --out run",
         "ls-edge train --data photos --out run --model vit_tiny_patch16_224 --pretrained --epochs 10",
@@ -31,52 +33,46 @@ if TYPE_CHECKING:
     ),
 )
 @click.option(
-    "--data", metavar="DATA",
-    help="Folder of class folders, a tar of one, 'digits', or a torch/ or hfds/ name of timm's factory.",
-)  # fmt: skip
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="RUN", help="Folder to write.")
-@click.option(
-    "--model", metavar="NAME", help="timm's name, vit_digits, vit_cifar or mixer_cifar.  [default: vit_digits]"
+    "--data", metavar="DATA", help="Folder of class folders, a tar of one, 'digits', or a torch/ or hfds/ data set."
 )
-@click.option("--depth", type=click.IntRange(1), metavar="K", help="Keep K of the blocks, evenly spaced.")
-@click.option("--method", type=click.Choice(list(METHODS)), help="What is done to the order.  [default: anyorder]")
+@options.path("--out", "Folder of the run to write.", required=True, type=options.FOLDER, metavar="RUN")
 @click.option(
-    "--bands", metavar="BANDS",
-    help="Blocks change places within these groups only, such as 0/1-6/7.  [default: one, or as --init RUN]",
-)  # fmt: skip
-@click.option("--init", metavar="RUN_OR_FILE", help="Start from a run, or a .safetensors or .pth file.")
-@click.option("--teacher", metavar="RUN_OR_NAME", help="Imitate this run or model of timm too, convolutional or not.")
-@click.option("--teacher-weights", metavar="FILE", help="Weights of timm's model.  [default: timm's pretrained]")
-@click.option(
-    "--teacher-kind", type=click.Choice(["hard", "soft"]),
-    help="hard: the class that the teacher names; soft: its probabilities.  [default: hard]",
-)  # fmt: skip
+    "--model", metavar="NAME", help="timm model, vit_digits, vit_cifar, or mixer_cifar.  [default: vit_digits]"
+)
+@options.count("--depth", "Number of blocks to keep, evenly spaced.", most=10_000, metavar="K")
+@options.choice("--method", list(METHODS), "Training method.  [default: anyorder]")
+@options.bands("one, or those of --init RUN")
+@click.option("--init", metavar="RUN_OR_FILE", help="Run, .safetensors, or .pth file to start from.")
+@click.option("--teacher", metavar="RUN_OR_NAME", help="Run or timm model to imitate, convolutional or not.")
+@click.option("--teacher-weights", metavar="FILE", help="Weights of a timm teacher.  [default: timm's pretrained]")
+@options.choice(
+    "--teacher-kind", ["hard", "soft"], "Target: the teacher's class or its probabilities.  [default: hard]"
+)
 @click.option("--pretrained", is_flag=True, default=None, help="Start from timm's pretrained weights.")
-@click.option("--img-size", type=click.IntRange(1), metavar="N", help="Side of the images.  [default: the model's]")
-@click.option("--epochs", type=click.IntRange(0), metavar="N", help="0 writes the model as it starts.  [default: 20]")
-@click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Images a step.  [default: 64]")
-@click.option("--lr", type=float, metavar="X", help="Highest learning rate.  [default: the model's]")
-@click.option("--weight-decay", type=float, metavar="X", help="Of matrices.  [default: 0.05]")
+@options.count("--img-size", "Side of the images, in pixels.  [default: the model's]", most=16_384, metavar="PIXELS")
+@options.count("--epochs", "Training epochs; 0 writes the model as it starts.  [default: 20]", least=0, most=10**9)
+@options.count("--batch-size", "Images per step.  [default: 64]", most=options.MAX_BATCH)
+@click.option("--lr", type=options.Number(), metavar="X", help="Peak learning rate.  [default: the model's]")
+@click.option("--weight-decay", type=options.Number(), metavar="X", help="Weight decay of matrices.  [default: 0.05]")
+@options.choice(
+    "--augment",
+    ["auto", "none", "shift", "crop", "timm"],
+    "Augmentation: small shifts; crops and flips; or timm's, with RandAugment.  [default: auto]",
+)
 @click.option(
-    "--augment", type=click.Choice(["auto", "none", "shift", "crop", "timm"]),
-    help="shift: moved a little; crop: moved and mirrored; timm: resized crops, RandAugment.  [default: auto]",
-)  # fmt: skip
-@click.option(
-    "--exif-orientation/--no-exif-orientation", default=None,
-    help="Turn photos upright by their EXIF, in training and use.  [default: no, or as --init RUN]",
-)  # fmt: skip
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="Of weights, orders, batches.  [default: 0]")
-@click.option("--seeds", type=click.IntRange(1), metavar="N", help="Train N runs, RUN/seed-K each, from --seed on.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to train.  [default: auto]")
-@click.option("--workers", type=click.IntRange(0), metavar="N", help="Processes that decode images.  [default: 0]")
-@click.option("--threads", type=click.IntRange(1), metavar="N", help="Torch's threads on the CPU.")
-@click.option(
-    "--config", type=click.Path(path_type=Path), metavar="FILE",
-    help="YAML, or the name of a recipe of the paper, such as vit_b_cifar100; flags win over it.",
-)  # fmt: skip
-@click.option("--resume", is_flag=True, help="Go on with the run in RUN, with its own settings.")
+    "--exif-orientation/--no-exif-orientation",
+    default=None,
+    help="Photos turned upright by EXIF, in training and use.  [default: no, or as --init RUN]",
+)
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Seed of weights, orders, and batches.  [default: 0]")
+@options.count("--seeds", "Number of runs to train, in RUN/seed-K, starting at --seed.", most=10_000)
+@options.choice("--device", ["auto", "cpu", "cuda"], "Device to train on.  [default: auto]")
+@options.count("--workers", "Processes that decode images.  [default: 0]", least=0, most=1024)
+@options.threads("Torch threads on the CPU.")
+@options.path("--config", "YAML file, or recipe of the paper, such as vit_b_cifar100; flags override it.")
+@click.option("--resume", is_flag=True, help="Continue the run in RUN with its own settings.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in RUN.")
-@click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
+@options.JSON
 def command(
     out: Path,
     config: Path | None,
@@ -86,30 +82,23 @@ def command(
     seeds: int | None,
     **flags: Any,
 ) -> None:
-    """Train a model on DATA and write it to the folder RUN: model.safetensors, config.yaml, metrics.jsonl.
+    """Fine-tune a vision transformer with shuffled block order.
 
-    The checkpoint with the lowest cross-entropy on a seeded tenth of DATA is kept. A run that was stopped goes on
-    with --resume, to the same result. Several GPUs: torchrun --nproc-per-node N -m ls_edge train ...
+    Writes the folder RUN: model.safetensors, config.yaml, metrics.jsonl. The checkpoint with the lowest cross-entropy
+    on a seeded tenth of DATA is kept. --resume continues a stopped run to the same result. To use several GPUs:
+    torchrun --nproc-per-node N -m ls_edge train ...
     """
-    from ls_edge.cli.argument_checks import check_data, check_training
     from ls_edge.training.config import find_recipe, read_config
 
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other; leave one out")
     settings, named = read_config(None if config is None else find_recipe(config), flags)
-    if not resume:
-        if not settings.data.source:
-            raise UsageError("no data: give --data DATA, or name data.source in the --config file")
-        check_data(settings.data.source)
-    if seeds is None:
-        check_training(
-            out, settings.model.init, pretrained=settings.model.pretrained, resume=resume, overwrite=overwrite
-        )
+    if not resume and not settings.data.source:
+        raise UsageError("no data: give --data DATA, or name data.source in the --config file")
     try:
         from ls_edge.training import loop  # noqa: F401 - to see whether it can be imported
     except ImportError as error:
         raise UsageError(f"training needs {error.name}; to install it: {install_command('train')}") from None
-    from ls_edge.report.terminal import open_console
 
     console = open_console(stderr=True)
     console.quiet = os.environ.get("RANK", "0") != "0"
@@ -187,10 +176,6 @@ def _own_settings(out: Path) -> TrainConfig:
 
 
 def _print(summary: Any) -> None:
-    from rich.text import Text
-
-    from ls_edge.report.formatting import counted
-    from ls_edge.report.terminal import open_console
 
     s = summary
     if s.best_epoch is None:

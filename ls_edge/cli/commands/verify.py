@@ -3,45 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
+from rich.text import Text
 
+from ls_edge.cli import options
 from ls_edge.cli.command import Command
+from ls_edge.cli.commands.export import shown
+from ls_edge.core.bundle import Bundle
+from ls_edge.core.errors import UsageError, printable
+from ls_edge.device.requirements import install_command
+from ls_edge.report.terminal import PlainTable, print_table
 
-if TYPE_CHECKING:
-    from ls_edge.core.bundle import Bundle
 
-
-@click.command(
-    cls=Command,
-    short_help="Check a bundle's digests and, with its run, its numbers.",
-    examples=(
-        "ls-edge verify bundle",
-        "ls-edge verify bundle --run run --data digits --json",
-    ),
-)
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--run", type=click.Path(path_type=Path), help="The run it was exported from: compare with PyTorch too.")
-@click.option("--data", metavar="DATA", help="With --run: compare on these images instead of generated ones.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@click.command(cls=Command, examples=("ls-edge verify bundle", "ls-edge verify bundle --run run --data digits --json"))
+@click.argument("bundle", type=options.FILE)
+@options.path("--run", "Run it was exported from, to compare with PyTorch.", metavar="RUN")
+@click.option("--data", metavar="DATA", help="Images to compare on with --run, instead of generated ones.")
+@options.JSON
 def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> None:
-    """Check that the files of the folder BUNDLE are those of its manifest and load; with --run, that they compute it.
+    """Check the digests of a bundle and, with its run, its numbers.
 
-    Every file that was changed, is missing or belongs to another bundle is named; exit code 1 then.
+    Checks that the files of the folder BUNDLE match its manifest and load. Names each file that was changed, is
+    missing, or belongs to another bundle, and ends with exit code 1.
     """
-    from ls_edge.cli.argument_checks import check_data, check_run
-    from ls_edge.core.bundle import Bundle
-    from ls_edge.core.errors import UsageError, printable
     from ls_edge.export.file_checks import check_files, checked_with, raise_problems
 
     if data is not None and run is None:
         raise UsageError("--data compares with PyTorch and needs --run RUN as well")
-    if run is not None:
-        check_run(run)
-    if data is not None:
-        check_data(data)
     opened = Bundle.open(bundle)
     reports = check_files(opened)
     broken = any(report.problem for report in reports)
@@ -66,8 +57,6 @@ def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> 
 
 
 def _numbers(bundle: Bundle, run: Path, data: str | None) -> dict[str, Any]:
-    from ls_edge.core.errors import UsageError
-    from ls_edge.device.requirements import install_command
 
     try:
         import torch  # noqa: F401
@@ -86,10 +75,6 @@ def _numbers(bundle: Bundle, run: Path, data: str | None) -> dict[str, Any]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    from rich.text import Text
-
-    from ls_edge.core.errors import printable
-    from ls_edge.report.terminal import PlainTable, print_table
 
     parts, numbers = document["parts"], document["numbers"]
     table = PlainTable(show_header=False, box=None)
@@ -102,7 +87,5 @@ def _print(document: dict[str, Any]) -> None:
         if not part["ok"]:
             table.add_row("", Text.assemble((part["part"], "red"), f"  {printable(part['file'])}"))
     if numbers is not None:
-        from ls_edge.cli.commands.export import shown
-
         table.add_row(Text("numbers", "bold"), shown(numbers))
     print_table(table)
