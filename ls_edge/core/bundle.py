@@ -43,6 +43,9 @@ def _one_of(names: Collection[str]) -> Meta:
     return Meta(pattern=rf"^({'|'.join(names)})\Z", description=f"one of {', '.join(names)}")
 
 
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="a SHA-256 in hexadecimal")]
+
+
 class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Conversion of an image file to the stem's input."""
 
@@ -82,8 +85,8 @@ class Part(msgspec.Struct, frozen=True):
 
     file: str
     """Path inside the bundle, with forward slashes."""
-    sha256: str
-    bytes: int
+    sha256: Digest
+    bytes: Annotated[int, Meta(ge=0, lt=1 << 40, description="a whole number from 0 to 2^40")]
 
 
 class Parts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -201,14 +204,14 @@ class Bundle:
     manifest: Manifest
 
     @classmethod
-    def open(cls, folder: str | Path) -> Bundle:
-        """Read and check the manifest.
+    def open(cls, folder: str | Path, file: str = MANIFEST) -> Bundle:
+        """Read and check the manifest, which is called ``manifest.json`` except in the store of a peer.
 
         Raises :class:`BundleError` if the folder or a name in the manifest cannot be used, and :class:`SchemaMismatch`
         if it was written for another schema. Parts are not read yet.
         """
         folder = Path(folder)
-        path = folder / MANIFEST
+        path = folder / file
         try:
             raw = read_file(path)
         except (FileNotFoundError, NotADirectoryError):

@@ -103,7 +103,7 @@ class Service:
         examine = settings.examine
         self._inspector = None if examine is None else Inspector(examine, self.node.send_to, self.node.wake)
         if installer is not None:
-            installer.attach(self.node, self.machine, None if bundle is None else bundle.folder.name)
+            installer.attach(self.node, self.machine, serves=bundle is not None)
         if settings.until_eof:
             os.set_blocking(0, False)
             self.node.watch(0)

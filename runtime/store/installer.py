@@ -103,9 +103,10 @@ class Installer:
         """Whether :meth:`step` has work that no event announces."""
         return self._push is not None or (self._serving is not None and not self._settled)
 
-    def attach(self, node: Node, machine: PeerMachine, serving: str | None) -> None:
-        """Use the links of a peer that begins to serve the bundle ``serving``, or waits for one (None)."""
-        self._node, self._machine, self._serving = node, machine, serving
+    def attach(self, node: Node, machine: PeerMachine, *, serves: bool) -> None:
+        """Use the links of a peer that begins to serve the active bundle, or waits for one."""
+        self._node, self._machine = node, machine
+        self._serving = self._store.record.active if serves else None
         self._pushers.clear()
         self._push, self.is_switching = None, False
         self._settled, self._confirm_at = False, 0.0

@@ -3,13 +3,12 @@
 ::
 
     DIR/store.json             which bundle is served, and which one was served before
-    DIR/bundles/<sha256>/      a complete bundle: manifest.json and the parts that this peer needs
     DIR/files/<sha256>         a complete, verified file, named by the SHA-256 of its content
-    DIR/incoming/<sha256>      the part of a file that has arrived so far
+    DIR/files/<sha256>.part    the part of a file that has arrived so far
 
-A file moves from ``incoming`` to ``files`` once its digest is right. A folder gets its name in ``bundles`` once all of
-its files are there, as hard links to ``files``. ``store.json`` is replaced atomically. So the process or the machine
-may stop at any moment: the served bundle is complete, and what has arrived is kept.
+A bundle is the file of its manifest and those of the parts that this peer needs. A file loses ``.part`` once its digest
+is right, and ``store.json`` is replaced atomically. So the process or the machine may stop at any moment: the served
+bundle is complete, and what has arrived is kept.
 
 A failed write never stops the peer: it serves the bundle that it has, and the write is repeated later. A bundle that
 cannot be served is given up only for a previous one that is complete.
@@ -23,16 +22,15 @@ import contextlib
 import errno
 import hashlib
 import logging
-import os
 import shutil
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
-from ls_edge.core.bundle import MANIFEST, Bundle, Part
+from ls_edge.core.bundle import Bundle, Digest
 from ls_edge.core.errors import BundleError, DigestMismatch, LsEdgeError, UsageError
 from ls_edge.core.files import folder_lock, sync, write_file
 
@@ -45,22 +43,19 @@ TRIAL_STARTS = 3
 _PIECE = 1 << 20
 """Bytes that are hashed at a time."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_MAX_PART = 1 << 40
-"""Largest part in bytes."""
-_Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class StoreRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Content of ``store.json``. Bundles are named by the SHA-256 of their manifest."""
 
     schema: Literal[1] = 1
-    active: _Digest | None = None
+    active: Digest | None = None
     """The bundle that is served."""
-    previous: _Digest | None = None
+    previous: Digest | None = None
     """The bundle before it, which is kept."""
     trial_starts: int | None = None
     """Starts of the process with the active bundle before it was ever warm; null once it was."""
-    failed: _Digest | None = None
+    failed: Digest | None = None
     """The bundle that could not be served last."""
     reason: str = ""
     """Why the peer does not serve the bundle that it should."""
@@ -89,15 +84,14 @@ class Store:
         """
         self.folder = Path(folder)
         self._blocks = sorted(blocks)
-        self._files, self._incoming = self.folder / "files", self.folder / "incoming"
-        self._bundles, self._path = self.folder / "bundles", self.folder / "store.json"
+        self._files, self._path = self.folder / "files", self.folder / "store.json"
         self._change = threading.Lock()
         self._lock = contextlib.ExitStack()
         self._locked: int | None = None
         """Inode of the locked folder."""
         self._saved = True
         try:
-            self._make_folders()
+            self._make_folder()
         except OSError as error:
             if error.errno not in _FULL:
                 raise UsageError(
@@ -176,14 +170,13 @@ class Store:
     # Offered bundles. One thread at a time.
 
     def want(self, manifest: str, size: int, check: Callable[[Bundle], None]) -> Wanted:
-        """Return the files that are missing of a bundle; put the bundle together if there are none.
+        """Return the files that are missing of a bundle.
 
         Every file that is there is verified. ``check`` raises if the bundle does not fit this peer. Raise
         :class:`BundleError` if the bundle cannot be used or does not fit on the disk.
         """
-        building = self._bundles / f"{manifest}.part"
         try:
-            self._make_folders()
+            self._make_folder()
             if not self._path.exists() and self._record.active is not None:  # the folder was removed
                 with self._change:
                     self._write(self._record)
@@ -192,35 +185,27 @@ class Store:
                     raise BundleError(f"the bundle {manifest[:8]} is not in this store any more; push it again")
                 self._require_space([(manifest, size)])
                 return Wanted(((manifest, size),))
-            shutil.rmtree(building, ignore_errors=True)
-            building.mkdir()
-            self._link(manifest, building / MANIFEST)
-            bundle = _open_received(building)
+            bundle = self._open(manifest)
             check(bundle)
-            parts = self._parts(bundle)
+            parts = [bundle.part(f"block {block}") for block in self._blocks]
             sizes = {part.sha256: part.bytes for part in parts}
             missing = [(digest, size) for digest, size in sizes.items() if not self._holds(digest)]
-            self._collect(manifest, sizes)
-            if missing:
-                self._require_space(missing)
-            else:
-                self._complete(building, manifest, parts)
+            self._collect({manifest, *sizes})
+            self._require_space(missing)
         except OSError as error:
             raise self._disk_error(error) from None
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
         return Wanted(tuple(missing), len(sizes), sum(sizes.values()))
 
     def received(self, digest: str) -> int:
         """Return the number of bytes of a file that have arrived."""
         try:
-            return (self._incoming / digest).stat().st_size
+            return self._part(digest).stat().st_size
         except OSError:
             return 0
 
     def write(self, digest: str, offset: int, data: bytes) -> None:
         """Append to an incoming file; raise :class:`BundleError` if the disk does not take the data."""
-        path = self._incoming / digest
+        path = self._part(digest)
         try:
             with path.open("ab") as stream:
                 if stream.tell() != offset:
@@ -233,7 +218,7 @@ class Store:
 
     def finish(self, digest: str, size: int) -> None:
         """Verify a file that has arrived; raise :class:`DigestMismatch`, and drop the file, if it is another one."""
-        path = self._incoming / digest
+        path = self._part(digest)
         try:
             found, length = _digest_of(path)
             if found != digest or length != size:
@@ -250,10 +235,9 @@ class Store:
 
     # Inside.
 
-    def _make_folders(self) -> None:
-        """Create the folders and lock them, at the start and after somebody removed them."""
-        for one in (self._files, self._incoming, self._bundles):
-            one.mkdir(parents=True, exist_ok=True)
+    def _make_folder(self) -> None:
+        """Create the folder and lock it, at the start and after somebody removed it."""
+        self._files.mkdir(parents=True, exist_ok=True)
         folder = self.folder.stat().st_ino
         if folder != self._locked:
             self._lock.close()
@@ -279,11 +263,18 @@ class Store:
         self._record, self._saved = record, True
 
     def _open(self, manifest: str) -> Bundle:
-        """Open a bundle of the store; its parts are verified when they are read."""
-        folder = self._bundles / manifest
-        if not _is_file(folder / MANIFEST, manifest):
-            raise BundleError(f"{folder / MANIFEST} is missing or damaged; push the bundle again")
-        return Bundle.open(folder)
+        """Open a bundle whose parts are files of the store; they are verified when they are read."""
+        if not _is_file(self._files / manifest, manifest):
+            raise BundleError(
+                f"the manifest {manifest[:8]} is missing or damaged in {self.folder}; push the bundle again"
+            )
+        opened = Bundle.open(self._files, manifest).manifest
+        blocks = tuple(msgspec.structs.replace(part, file=part.sha256) for part in opened.parts.blocks)
+        parts = msgspec.structs.replace(opened.parts, blocks=blocks)
+        return Bundle(self._files, msgspec.structs.replace(opened, parts=parts))
+
+    def _part(self, digest: str) -> Path:
+        return self._files / f"{digest}.part"
 
     def _fault_of_previous(self) -> str:
         """Return why the previous bundle cannot be served, or an empty string."""
@@ -305,84 +296,30 @@ class Store:
         path.unlink(missing_ok=True)
         return False
 
-    def _parts(self, bundle: Bundle) -> list[Part]:
-        parts = [bundle.part(f"block {block}") for block in self._blocks]
-        for part in parts:
-            if not _is_digest(part.sha256) or not 0 < part.bytes < _MAX_PART:
-                raise BundleError(
-                    f"the manifest gives {part.file!r} a size of {part.bytes} or no SHA-256; export again"
-                )
-            if part.file == MANIFEST or not part.file.isprintable():
-                raise BundleError(f"the manifest names the part {part.file!r}, which no part may be called")
-        return parts
-
-    def _complete(self, building: Path, manifest: str, parts: Collection[Part]) -> None:
-        """Add the parts to the manifest and give the folder its name; repair in place a bundle that is there."""
-        final = self._bundles / manifest
-        folder = final if final.is_dir() else building
-        for digest, file in {(manifest, MANIFEST), *((part.sha256, part.file) for part in parts)}:
-            path = folder / file
-            if _is_file(path, digest):
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._link(digest, self._incoming / "link")
-            (self._incoming / "link").replace(path)
-        for path in (folder, *(one for one in folder.rglob("*") if one.is_dir())):
-            sync(path)
-        if folder is building:
-            building.replace(final)
-            sync(self._bundles)
-
-    def _link(self, digest: str, path: Path) -> None:
-        path.unlink(missing_ok=True)
-        try:
-            os.link(self._files / digest, path)
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
-                raise
-            shutil.copyfile(self._files / digest, path)  # a file system without links
-            sync(path)
-
     def _require_space(self, missing: Collection[tuple[str, int]]) -> None:
         needed = sum(size - min(size, self.received(digest)) for digest, size in missing)
         free = shutil.disk_usage(self.folder).free
-        if needed + SPARE_BYTES > free:
+        if missing and needed + SPARE_BYTES > free:
             raise BundleError(
                 f"disk full: {needed + SPARE_BYTES} bytes are needed at {self.folder} and {free} are free; make room"
             )
 
-    def _collect(self, manifest: str, sizes: Mapping[str, int]) -> None:
-        """Remove everything except the offered bundle, the active one and the previous one."""
-        record = self._record
-        bundles = {one for one in (record.active, record.previous) if one is not None}
-        files = {manifest, *sizes, *bundles}
-        for one in bundles:
-            with contextlib.suppress(BundleError):
-                files |= {part.sha256 for _, part in Bundle.open(self._bundles / one).manifest.part_names()}
-        for folder, keep in ((self._files, files), (self._incoming, set(sizes))):
-            for path in folder.iterdir():
-                if path.name not in keep:
-                    path.unlink(missing_ok=True)
-        for path in self._bundles.iterdir():
-            if path.name.removesuffix(".part") not in bundles | {manifest}:
-                shutil.rmtree(path, ignore_errors=True)
+    def _collect(self, offered: set[str]) -> None:
+        """Remove the files that neither the offered bundle needs, nor the active one, nor the previous one."""
+        keep = {*offered, *(f"{digest}.part" for digest in offered)}
+        for manifest in (self._record.active, self._record.previous):
+            if manifest is not None:
+                keep.add(manifest)
+                with contextlib.suppress(BundleError):
+                    keep |= {part.sha256 for _, part in self._open(manifest).manifest.part_names()}
+        for path in self._files.iterdir():
+            if path.name not in keep:
+                path.unlink(missing_ok=True)
 
     def _disk_error(self, error: OSError) -> BundleError:
         if error.errno in _FULL:
             return BundleError(f"disk full at {self.folder}; make room")
         return BundleError(f"cannot write to the store {self.folder}: {error.strerror}; check the disk and permissions")
-
-
-def _open_received(building: Path) -> Bundle:
-    """Read a manifest that arrived; errors name the manifest and not its temporary place."""
-    try:
-        return Bundle.open(building)
-    except LsEdgeError as error:
-        raise BundleError(str(error).replace(f"{building}/", "")) from None
-
-
-def _is_digest(text: str) -> bool:
-    return len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
 def _digest_of(path: Path) -> tuple[str, int]:

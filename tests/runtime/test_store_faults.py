@@ -8,7 +8,7 @@ import time
 import pytest
 import zmq
 
-from ls_edge.core.bundle import MANIFEST, Bundle
+from ls_edge.core.bundle import Bundle
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.clients.push import Pusher, PushError
 from ls_edge.runtime.clients.status import Observer
@@ -111,7 +111,7 @@ class Moment:
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["first bundle", "second bundle"])
-@pytest.mark.parametrize("method", ["want", "write", "finish", "_complete", "switch", "_write"])
+@pytest.mark.parametrize("method", ["want", "write", "finish", "switch", "_write"])
 def test_a_disk_that_fills_up_during_a_push_fails_the_push_alone(
     serve, file, keys, tiny_bundle, half_bundle, small_disk, monkeypatch, push, look, method, first
 ):
@@ -178,14 +178,11 @@ def test_a_bundle_that_does_not_load_is_given_up_on_a_full_disk(
 
 
 def flip(store, bundle, file=None):
-    """Change one bit of a file of a bundle in a store."""
-    manifest = Bundle.open(bundle).manifest
-    for folder in (store / "bundles").iterdir():
-        if Bundle.open(folder).manifest.bundle_id == manifest.bundle_id:
-            path = folder / (file or manifest.parts.blocks[BLOCKS[0]].file)
-            raw = bytearray(path.read_bytes())
-            raw[len(raw) // 2] ^= 4
-            path.write_bytes(bytes(raw))
+    """Change one bit of a part of a bundle in a store, or of a file of another name."""
+    path = store / "files" / (file or Bundle.open(bundle).manifest.parts.blocks[BLOCKS[0]].sha256)
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 4
+    path.write_bytes(bytes(raw))
 
 
 # Real processes.
@@ -280,9 +277,9 @@ def test_a_damaged_bundle_is_replaced_by_the_one_before(fleet, tiny_bundle, half
         store = peers.store("a")
         active = record(store)["active"]
         if damaged == "gone":
-            shutil.rmtree(store / "bundles" / active)
+            (store / "files" / active).unlink()
         else:
-            flip(store, half_bundle, None if damaged == "block" else MANIFEST)
+            flip(store, half_bundle, None if damaged == "block" else active)
         peers.start("a")
         status = status_of(peers)
         assert status.bundle_id == Bundle.open(tiny_bundle).manifest.bundle_id
@@ -342,7 +339,7 @@ def test_a_store_that_is_removed_while_the_peer_serves(fleet, tiny_bundle, half_
         shutil.rmtree(store)
         assert status_of(peers).bundle_id == Bundle.open(tiny_bundle).manifest.bundle_id
         push_to(peers, tiny_bundle)
-        assert len(list((store / "bundles").iterdir())) == 1
+        assert len(list((store / "files").iterdir())) == 1 + len(BLOCKS)
         shutil.rmtree(store)
         push_to(peers, half_bundle)
         assert status_of(peers).bundle_id == Bundle.open(half_bundle).manifest.bundle_id
