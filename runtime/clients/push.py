@@ -83,10 +83,6 @@ class _Target:
     failure: str = ""
 
     @property
-    def name(self) -> str:
-        return self.peer.name
-
-    @property
     def state(self) -> str:
         """State of the offered bundle as it was reported last, empty if it was not."""
         last = self.last
@@ -139,17 +135,15 @@ class Pusher(Client):
         if len(raw) > wire.MAX_MANIFEST:
             raise BundleError(f"{path} has {len(raw)} bytes, at most {wire.MAX_MANIFEST} can be pushed")
         digest = hashlib.sha256(raw).digest()
-        verified: set[str] = set()
+        for block in {block for target in self._targets.values() for block in target.peer.blocks}:
+            bundle.read(f"block {block}")
         for target in self._targets.values():
-            target.files = {digest.hex(): _File(path, len(raw))}
-            for block in target.peer.blocks:
-                part = bundle.part(f"block {block}")
-                if part.sha256 not in verified:
-                    bundle.read(f"block {block}")
-                    verified.add(part.sha256)
-                target.files[part.sha256] = _File(bundle.folder / part.file, part.bytes)
+            parts = [bundle.part(f"block {block}") for block in target.peer.blocks]
+            target.files = {part.sha256: _File(bundle.folder / part.file, part.bytes) for part in parts}
+            target.files[digest.hex()] = _File(path, len(raw))
         self._connect()
-        served = {session.welcome.model_id for session in map(self._session, self._targets.values()) if session.welcome}
+        welcomes = [self.sessions[name].welcome for name in self._targets]
+        served = {welcome.model_id for welcome in welcomes if welcome is not None}
         others = served - {"", bundle.manifest.model_id}
         if others:
             self._on_warning(
@@ -189,18 +183,17 @@ class Pusher(Client):
     def _connect(self) -> None:
         """Wait until all peers have let this process in."""
         end = time.monotonic() + self._connect_s
-        sessions = [self._session(target) for target in self._targets.values()]
-        while time.monotonic() < end and not any(session.complaint or session.final for session in sessions):
-            if all(session.stored for session in sessions):
-                return
+        while time.monotonic() < end and not all(self.sessions[name].stored for name in self._targets):
+            if any(self.sessions[name].complaint or self.sessions[name].final for name in self._targets):
+                break
             self._listen(0.02)
-            sessions = [self._session(target) for target in self._targets.values()]
-        silent = [session for session in sessions if session.stored is None]
-        for session in silent:
-            why = session.complaint or session.why or f"nobody has answered at {session.peer.address}"
-            self._targets[session.peer.name].failure = why
-        for session in silent[:1]:
-            raise PushError(f"{session.peer.name}: {self._targets[session.peer.name].failure}; nothing was changed")
+        for name, target in self._targets.items():
+            session = self.sessions[name]
+            if session.stored is None:
+                target.failure = session.complaint or session.why or f"nobody has answered at {target.peer.address}"
+        failures = [f"{name}: {target.failure}" for name, target in self._targets.items() if target.failure]
+        if failures:
+            raise PushError(f"{failures[0]}; nothing was changed")
 
     def _send_all(self, offers: Mapping[str, tuple[bytes, int]]) -> None:
         """Offer the bundle to all, in the order of the file, and answer their requests until all have it."""
@@ -220,7 +213,7 @@ class Pusher(Client):
                 continue
             if cover and target.state == StoreState.READY:
                 self._wait_for_cover(target)
-            state = self._session(target).state
+            state = self.sessions[target.peer.name].state
             self._switch(target)
             self._wait_until_reached(target, set() if state is None else set(state.reaches))
 
@@ -229,7 +222,7 @@ class Pusher(Client):
         installs = 0
         target.moved_at = began = time.monotonic()
         while target.state != StoreState.ACTIVE:
-            session = self._session(target)
+            session = self.sessions[target.peer.name]
             stored = session.stored
             if stored is not None and target.state == StoreState.READY:
                 if installs and stored.reason:
@@ -238,9 +231,9 @@ class Pusher(Client):
                     self._stop(target, "it comes back without having switched; see its log")
                 installs += 1
                 session.stored = None
-                self.send(target.name, Install(target.offered))
+                self.send(target.peer.name, Install(target.offered))
             elif stored is not None and stored.reason:
-                self._warn(f"{target.name}: {stored.reason}")
+                self._warn(f"{target.peer.name}: {stored.reason}")
             if stored is not None and not session.is_warm:  # it warms up
                 target.moved_at = time.monotonic()
             if time.monotonic() > began + WARM_UP_S:
@@ -251,13 +244,13 @@ class Pusher(Client):
     def _wait_for_cover(self, target: _Target) -> None:
         """Wait until each block that a peer serves has another warm holder; warn of blocks that have no other."""
         end = time.monotonic() + self._wait
-        others = {name: session.peer for name, session in self.sessions.items() if name != target.name}
-        welcome = self._session(target).welcome
+        others = {name: session.peer for name, session in self.sessions.items() if name != target.peer.name}
+        welcome = self.sessions[target.peer.name].welcome
         served = set(() if welcome is None else welcome.blocks)
         alone = served.difference(*(peer.blocks for peer in others.values()))
         if alone:
             self._warn(
-                f"{target.name} alone holds {name_blocks(alone)}: requests wait for it, or skip, while it switches"
+                f"{target.peer.name} alone holds {name_blocks(alone)}: requests wait for it, or skip, while it switches"
             )
         while bare := served - alone - {block for name in others for block in _served(self.sessions[name])}:
             if time.monotonic() > end:
@@ -272,10 +265,10 @@ class Pusher(Client):
             up = {name: session for name, session in self.sessions.items() if session.up}
             there = {name for name, session in up.items() if session.welcome and session.welcome.model_id}
             for name, session in up.items():
-                if name != target.name and session.state is not None:
+                if name != target.peer.name and session.state is not None:
                     there |= set(session.state.reaches)
             wanted = before if len(up) == 1 else before & there
-            state = self._session(target).state
+            state = self.sessions[target.peer.name].state
             if state is not None and wanted <= set(state.reaches):
                 break
             self._listen(0.05)
@@ -285,12 +278,9 @@ class Pusher(Client):
 
     # Waiting and failing.
 
-    def _session(self, target: _Target) -> Session:
-        return self.sessions[target.name]
-
     def _has_heard(self, target: _Target) -> bool:
         """Return whether the peer has answered the offer on its present link."""
-        stored = self._session(target).stored
+        stored = self.sessions[target.peer.name].stored
         return stored is not None and stored.manifest == target.offered
 
     def _until(self, target: _Target, is_true: Callable[[_Target], bool]) -> None:
@@ -302,12 +292,12 @@ class Pusher(Client):
     def _look_at(self, target: _Target) -> None:
         """Raise if any peer has failed, or this one makes no progress."""
         for one in self._targets.values():
-            session = self._session(one)
+            session = self.sessions[one.peer.name]
             if one.failure or session.complaint:
                 self._stop(one, one.failure or session.complaint)
             if session.stored is not None and one.state in (StoreState.FAILED, StoreState.BUSY):
                 self._stop(one, session.stored.reason)
-        session = self._session(target)
+        session = self.sessions[target.peer.name]
         if time.monotonic() > max(target.moved_at, session.up_at) + self._wait:
             why = (session.stored.reason if session.stored is not None else session.why) or "it makes no progress"
             self._stop(target, f"{why}; waited {self._wait:.0f} s")
@@ -322,7 +312,7 @@ class Pusher(Client):
         target.failure = one_line(why)
         switched = [name for name, one in self._targets.items() if one.state == StoreState.ACTIVE]
         rest = f"switched before: {', '.join(switched)}" if switched else "no peer was switched"
-        raise PushError(f"{target.name}: {target.failure}; {rest}")
+        raise PushError(f"{target.peer.name}: {target.failure}; {rest}")
 
     # Messages.
 
@@ -335,21 +325,21 @@ class Pusher(Client):
                 self._on_want(target, message)
         now = time.monotonic()
         for target in self._targets.values():
-            session = self._session(target)
+            session = self.sessions[target.peer.name]
             due = target.offered_at < session.up_at or now > target.offered_at + AGAIN_S
             if target.offered and session.welcome is not None and due and not self._has_heard(target):
                 self._offer(target)
 
     def _offer(self, target: _Target) -> None:
         target.offered_at = time.monotonic()
-        self.send(target.name, Offer(target.offered, target.files[target.offered.hex()].size))
+        self.send(target.peer.name, Offer(target.offered, target.files[target.offered.hex()].size))
 
     def _on_stored(self, target: _Target, stored: Stored) -> None:
         last = target.last
         if last is None or (stored.state, stored.manifest, stored.missing) != (last.state, last.manifest, last.missing):
             target.moved_at = time.monotonic()
         target.last = stored
-        self._on_change(target.name, stored.state, stored.missing, stored.size)
+        self._on_change(target.peer.name, stored.state, stored.missing, stored.size)
 
     def _on_want(self, target: _Target, want: Want) -> None:
         file = target.files.get(want.digest.hex())
@@ -363,7 +353,7 @@ class Pusher(Client):
         except OSError as error:
             target.failure = f"cannot read {file.path}: {error.strerror}"
             return
-        if len(data) == want.size and self.send(target.name, Chunk(want.digest, want.offset, data)):
+        if len(data) == want.size and self.send(target.peer.name, Chunk(want.digest, want.offset, data)):
             target.sent += len(data)
             if target.last is not None:
                 missing = max(0, target.last.missing - len(data))

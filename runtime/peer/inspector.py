@@ -1,7 +1,6 @@
 """Checks of a peer's machine that an observer asks for: what ``ls-edge doctor --peers`` collects.
 
-The checks themselves are handed in. They run on a thread of low priority, one at a time, and what they found serves
-everybody who asks within :data:`FRESH_S`.
+The checks run on a low-priority thread, one at a time. Their findings answer everybody who asks within :data:`FRESH_S`.
 """
 
 from __future__ import annotations
@@ -21,47 +20,45 @@ log = logging.getLogger("ls_edge.runtime")
 
 Examine = Callable[[], Sequence[FindingRow]]
 FRESH_S = 10.0
-"""Seconds for which findings are given again instead of looking anew: a check takes seconds of a whole core."""
+"""Seconds for which findings are sent again instead of checking anew: a check takes seconds of a whole core."""
 MAX_ASKING = 64
-"""Most processes that wait for an answer at once."""
+"""Processes that wait for findings at the same time."""
 _NICENESS = 2
 
 
 class Inspector:
-    """Answers who asks for a check; used by the thread of the links."""
+    """Answers processes that ask for a check; used by the thread of the links."""
 
     def __init__(self, examine: Examine, send: Callable[[str, Findings], object], wake: Callable[[], None]) -> None:
-        """``examine`` may take a minute and start processes; it runs on a thread of its own."""
+        """``examine`` may take a minute and start processes; it runs on another thread."""
         self._examine, self._send, self._wake = examine, send, wake
         self._worker: Worker[Findings] | None = None
-        self._asking: dict[str, None] = {}
+        self._asking: set[str] = set()
         self._found: Findings | None = None
         self._found_at = 0.0
-        self._running = False
 
     def ask(self, name: str) -> None:
-        """Answer a process, at once or when the check is done."""
+        """Answer a process, immediately or when the check is done."""
         if self._found is not None and time.monotonic() < self._found_at + FRESH_S:
             self._send(name, self._found)
             return
-        if len(self._asking) < MAX_ASKING:
-            self._asking[name] = None
-        if not self._running:
-            self._running = True
-            if self._worker is None:
-                self._worker = Worker("inspector", self._wake, niceness=_NICENESS)
+        if self._worker is None:
+            self._worker = Worker("inspector", self._wake, niceness=_NICENESS)
+        if not self._asking:
             self._worker.submit(self._look)
+        if len(self._asking) < MAX_ASKING:
+            self._asking.add(name)
 
     def step(self) -> None:
-        """Send what was found."""
+        """Send new findings."""
         for found in self._worker.results() if self._worker is not None else ():
-            self._found, self._found_at, self._running = found, time.monotonic(), False
+            self._found, self._found_at = found, time.monotonic()
             for name in self._asking:
                 self._send(name, found)
             self._asking.clear()
 
     def close(self) -> None:
-        """Stop; a check that runs is left behind."""
+        """Stop; a running check is left behind."""
         if self._worker is not None:
             self._worker.close()
 

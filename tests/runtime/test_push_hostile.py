@@ -292,7 +292,7 @@ def test_an_observer_and_a_source_cannot_offer(serve, file, keys, tiny_bundle, w
         wait_until(lambda: hand.last(wire.Welcome))
         hand.says(Offer(MANIFEST_DIGEST, 10))
         wait_until(lambda: hand.last(Complaint))
-        assert "no pusher" in hand.last(Complaint).what
+        assert "not a pusher" in hand.last(Complaint).what
     with Pusher(file, keys=keys["laptop"]) as pusher, pytest.raises(PushError, match="start it with --store"):
         pusher.push(Bundle.open(tiny_bundle))
 
