@@ -106,17 +106,27 @@ def bench(
         session = open_session(raw, "whole", provider=pipeline.provider, threads=None, plain=True)
         default = Times.of(_alternate([lambda: session.run(None, {"images": images})], duration / 4)[0])
         del session
-    chain_ms, whole_ms = Times.of(chain_s), Times.of(whole_s[0]) if whole_s else None
-    manifest = bundle.manifest
+    manifest, chain_ms, whole_ms = bundle.manifest, Times.of(chain_s), Times.of(whole_s[0]) if whole_s else None
     return Bench(
-        bundle_id=manifest.bundle_id, model=manifest.model, precision=manifest.precision, engine=engine_name(choice),
-        provider=pipeline.provider, threads=threads, batch=batch, duration=duration, repeats=len(chain_s),
-        stem_ms=parts.stem_ms, blocks_ms=parts.blocks_ms, head_ms=parts.head_ms,
-        chain_ms=chain_ms, monolith_ms=whole_ms,
+        bundle_id=manifest.bundle_id,
+        model=manifest.model,
+        precision=manifest.precision,
+        engine=engine_name(choice),
+        provider=pipeline.provider,
+        threads=threads,
+        batch=batch,
+        duration=duration,
+        repeats=len(chain_s),
+        stem_ms=parts.stem_ms,
+        blocks_ms=parts.blocks_ms,
+        head_ms=parts.head_ms,
+        chain_ms=chain_ms,
+        monolith_ms=whole_ms,
         chain_over_monolith=None if whole_ms is None else round(chain_ms.p50 / whole_ms.p50, 4),
         monolith_default_ms=default,
-        monolith=None if raw is None else origin, monolith_reason=origin if raw is None else None,
-    )  # fmt: skip
+        monolith=None if raw is None else origin,
+        monolith_reason=origin if raw is None else None,
+    )
 
 
 def chain_accuracy(

@@ -170,9 +170,14 @@ class CudaWorkspace:
         kinds = self.cuda.cudaMemcpyKind
         try:
             self.call(
-                "cudaMemcpyAsync", self._device[0], given.address, data + array.nbytes,
-                kinds.cudaMemcpyHostToDevice, self._stream, doing=f"copying to the GPU for {engines[0].part}",
-            )  # fmt: skip
+                "cudaMemcpyAsync",
+                self._device[0],
+                given.address,
+                data + array.nbytes,
+                kinds.cudaMemcpyHostToDevice,
+                self._stream,
+                doing=f"copying to the GPU for {engines[0].part}",
+            )
             at = 0
             for row, engine in enumerate(engines):
                 first, *others = engine.signature.inputs
@@ -185,9 +190,14 @@ class CudaWorkspace:
                 engine.enqueue(batch, addresses)
                 at = 1 - at
             self.call(
-                "cudaMemcpyAsync", returned.address, self._device[at] + data, result.nbytes,
-                kinds.cudaMemcpyDeviceToHost, self._stream, doing=f"copying from the GPU after {engines[-1].part}",
-            )  # fmt: skip
+                "cudaMemcpyAsync",
+                returned.address,
+                self._device[at] + data,
+                result.nbytes,
+                kinds.cudaMemcpyDeviceToHost,
+                self._stream,
+                doing=f"copying from the GPU after {engines[-1].part}",
+            )
         except BaseException:
             # The queued work uses these buffers; it has to end before they are filled again.
             self.cuda.cudaStreamSynchronize(self._stream)

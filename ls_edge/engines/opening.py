@@ -143,9 +143,15 @@ def open_engine(
         if choice.kind == "tensorrt" and workspace is not None:
             return open_tensorrt(bundle, part, signature, memory.options, workspace, on_status=on_status)
         return OnnxEngine(
-            bundle.read(part), part, signature, provider=choice.provider, threads=threads,
-            precision=memory.options.precision, max_batch=memory.options.max_batch, workspace=workspace,
-        )  # fmt: skip
+            bundle.read(part),
+            part,
+            signature,
+            provider=choice.provider,
+            threads=threads,
+            precision=memory.options.precision,
+            max_batch=memory.options.max_batch,
+            workspace=workspace,
+        )
     finally:
         if workspace is not None:
             workspace.release()
@@ -175,9 +181,14 @@ def open_parts(
             if file not in by_file:
                 on_step(len(engines), len(names), name)
                 by_file[file] = open_engine(
-                    bundle, name, kind=choice.kind, provider=choice.named_provider, threads=threads, memory=memory,
+                    bundle,
+                    name,
+                    kind=choice.kind,
+                    provider=choice.named_provider,
+                    threads=threads,
+                    memory=memory,
                     on_status=lambda text: on_step(len(engines), len(names), text),
-                )  # fmt: skip
+                )
             engines[name] = by_file[file]
     except BaseException:
         for engine in by_file.values():
@@ -205,9 +216,14 @@ def open_block_engines(
                 f"{bundle.folder} has no block {block}; it has blocks 0 to {bundle.num_blocks - 1}, serve some of those"
             )
     found = open_parts(
-        bundle, list(names.values()), kind=kind, provider=provider, threads=threads, max_batch=max_batch,
+        bundle,
+        list(names.values()),
+        kind=kind,
+        provider=provider,
+        threads=threads,
+        max_batch=max_batch,
         on_step=on_step,
-    )  # fmt: skip
+    )
     return {block: found[name] for block, name in names.items()}
 
 

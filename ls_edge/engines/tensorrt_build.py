@@ -96,9 +96,13 @@ class EngineOptions:
 def key_of(onnx_sha256: str, device: Device, options: EngineOptions) -> EngineKey:
     """Return the key of the engine of a part in the cache."""
     return EngineKey(
-        onnx_sha256=onnx_sha256, tensorrt=device.tensorrt, gpu=device.gpu, capability=device.capability,
-        profile=(1, 1, options.max_batch), flags=options.flags,
-    )  # fmt: skip
+        onnx_sha256=onnx_sha256,
+        tensorrt=device.tensorrt,
+        gpu=device.gpu,
+        capability=device.capability,
+        profile=(1, 1, options.max_batch),
+        flags=options.flags,
+    )
 
 
 @dataclass(frozen=True)

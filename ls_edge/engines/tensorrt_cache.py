@@ -60,9 +60,13 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 _WORDS = {
-    "tensorrt": "TensorRT", "gpu": "the GPU", "capability": "the compute capability", "system": "the system",
-    "profile": "the batch profile", "flags": "the build flags",
-}  # fmt: skip
+    "tensorrt": "TensorRT",
+    "gpu": "the GPU",
+    "capability": "the compute capability",
+    "system": "the system",
+    "profile": "the batch profile",
+    "flags": "the build flags",
+}
 _POLL_S = 0.1
 
 

@@ -135,10 +135,14 @@ def analyze(
     measures: list[Measure] = [one for one in (importance, agreement, tokens) if one is not None]
     images = measure_orders(model, batches, measures, on_batch=on_batch)
     return Analysis(
-        schema=1, images=images, skipped=0, attention=None, settings={},
+        schema=1,
+        images=images,
+        skipped=0,
+        attention=None,
+        settings={},
         importance=None if importance is None else importance.result(),
         contribution=tokens.contribution() if tokens is not None and "contribution" in asked else None,
         similarity=tokens.similarity() if tokens is not None and "similarity" in asked else None,
         agreement=None if agreement is None else agreement.result(),
         reasons={kind: NOT_ASKED for kind in KINDS if kind not in plan.kinds},
-    )  # fmt: skip
+    )

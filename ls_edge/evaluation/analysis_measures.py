@@ -230,16 +230,21 @@ class TokenMeasures(Measure):
         """Return the contribution by block and slot."""
         return Contribution(
             trained=[one.mean for one in self._own],
-            random=[[one.mean for one in slots] for slots in self._by_slot], orders=len(self._random),
-        )  # fmt: skip
+            random=[[one.mean for one in slots] for slots in self._by_slot],
+            orders=len(self._random),
+        )
 
     def similarity(self) -> Similarity:
         """Return the similarity of the steps in trained order, and of additions in other orders."""
         steps = [np.concatenate(pooled) for pooled in self._pooled]
         return Similarity(
-            steps=["stem", *map(str, self._trained)], cka=cka_matrix(steps), pool=self._pool,
-            cka_images=len(steps[0]), cosine=[one.mean for one in self._cosine], orders=len(self._random),
-        )  # fmt: skip
+            steps=["stem", *map(str, self._trained)],
+            cka=cka_matrix(steps),
+            pool=self._pool,
+            cka_images=len(steps[0]),
+            cosine=[one.mean for one in self._cosine],
+            orders=len(self._random),
+        )
 
     def _keep(self, step: int, tokens: np.ndarray) -> None:
         room = MOST_CKA_IMAGES - sum(map(len, self._pooled[step]))

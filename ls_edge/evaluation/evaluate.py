@@ -132,8 +132,11 @@ def evaluate(
     return Evaluation(
         sequential=SequentialAccuracy(top1[tuple(range(plan.num_blocks))]),
         arbitrary=Arbitrary(
-            top1_mean=float(random.mean()), top1_std=float(random.std()), top1_p5=float(np.percentile(random, 5)),
-            top1_worst=float(random.min()), orders=plan.orders,
+            top1_mean=float(random.mean()),
+            top1_std=float(random.std()),
+            top1_p5=float(np.percentile(random, 5)),
+            top1_worst=float(random.min()),
+            orders=plan.orders,
         ),
         kept={
             str(keep): Kept(
@@ -146,15 +149,19 @@ def evaluate(
         images=images,
         arrangements=[
             TrackAccuracy(
-                tracks=shape[0], blocks=shape[1], trained=tracks.right[trained] / images,
+                tracks=shape[0],
+                blocks=shape[1],
+                trained=tracks.right[trained] / images,
                 arbitrary=float(np.mean([tracks.right[item] / images for item in drawn])),
                 arbitrary_std=float(np.std([tracks.right[item] / images for item in drawn])),
             )
             for shape, (trained, drawn) in zip(plan.shapes, shaped, strict=True)
-        ] if plan.shapes else None,
+        ]
+        if plan.shapes
+        else None,
         kendall=_by_distance(plan, top1) if plan.distances else None,
         freedom=[_within(plan, bands, top1) for bands in plan.freedom] or None,
-    )  # fmt: skip
+    )
 
 
 class _Tracks(Measure):
@@ -197,7 +204,6 @@ def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
     first = evaluations[0]
     tops = np.array([item.sequential.top1 for item in evaluations])
     means = np.array([item.arbitrary.top1_mean for item in evaluations])
-    within = np.array([item.arbitrary.top1_std for item in evaluations])
     guessed = [item.position_accuracy for item in evaluations if item.position_accuracy is not None]
 
     def mean(values: Iterable[float]) -> float:
@@ -207,9 +213,11 @@ def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
         first,
         sequential=SequentialAccuracy(mean(tops)),
         arbitrary=Arbitrary(
-            top1_mean=mean(means), top1_std=float(np.sqrt((within**2).mean() + means.var())),
+            top1_mean=mean(means),
+            top1_std=_pooled((item.arbitrary.top1_std, item.arbitrary.top1_mean) for item in evaluations),
             top1_p5=mean(item.arbitrary.top1_p5 for item in evaluations),
-            top1_worst=min(item.arbitrary.top1_worst for item in evaluations), orders=first.arbitrary.orders,
+            top1_worst=min(item.arbitrary.top1_worst for item in evaluations),
+            orders=first.arbitrary.orders,
         ),
         kept={
             keep: Kept(
@@ -221,38 +229,55 @@ def aggregate(evaluations: Sequence[Evaluation]) -> Evaluation:
         position_accuracy=mean(guessed) if guessed else None,
         arrangements=[
             msgspec.structs.replace(
-                shapes[0], trained=mean(item.trained for item in shapes),
+                shapes[0],
+                trained=mean(item.trained for item in shapes),
                 arbitrary=mean(item.arbitrary for item in shapes),
-                arbitrary_std=float(np.sqrt(np.mean([i.arbitrary_std**2 for i in shapes])
-                                            + np.var([i.arbitrary for i in shapes]))),
+                arbitrary_std=_pooled((item.arbitrary_std, item.arbitrary) for item in shapes),
             )
             for shapes in zip(*(item.arrangements for item in evaluations if item.arrangements), strict=True)
-        ] or None,
+        ]
+        or None,
         kendall=[
             msgspec.structs.replace(bins[0], top1=mean(item.top1 for item in bins))
             for bins in zip(*(item.kendall for item in evaluations if item.kendall), strict=True)
-        ] or None,
+        ]
+        or None,
         freedom=[
             msgspec.structs.replace(
-                steps[0], top1_mean=mean(item.top1_mean for item in steps),
-                top1_std=float(np.sqrt(np.mean([i.top1_std**2 for i in steps]) + np.var([i.top1_mean for i in steps]))),
+                steps[0],
+                top1_mean=mean(item.top1_mean for item in steps),
+                top1_std=_pooled((item.top1_std, item.top1_mean) for item in steps),
                 top1_worst=min(item.top1_worst for item in steps),
             )
             for steps in zip(*(item.freedom for item in evaluations if item.freedom), strict=True)
-        ] or None,
+        ]
+        or None,
         models=Models(
-            count=len(evaluations), sequential_std=float(tops.std()), arbitrary_std=float(means.std()),
+            count=len(evaluations),
+            sequential_std=float(tops.std()),
+            arbitrary_std=float(means.std()),
             runs=[str(item.settings.get("of", "")) for item in evaluations],
         ),
-    )  # fmt: skip
+    )
+
+
+def _pooled(pairs: Iterable[tuple[float, float]]) -> float:
+    """Return the deviation over several groups, from the deviation and mean of each."""
+    deviations, centers = np.array(list(pairs)).T
+    return float(np.sqrt(np.mean(deviations**2) + np.var(centers)))
 
 
 def _within(plan: EvaluationOrders, bands: Bands, top1: dict[Order, float]) -> Freedom:
     values = np.array([top1[order] for order in plan.within(bands)])
     return Freedom(
-        bands=bands.to_json(), allowed=float(bands.num_orders), orders=len(values), top1_mean=float(values.mean()),
-        top1_std=float(values.std()), top1_worst=float(values.min()), own=bands == plan.own_bands,
-    )  # fmt: skip
+        bands=bands.to_json(),
+        allowed=float(bands.num_orders),
+        orders=len(values),
+        top1_mean=float(values.mean()),
+        top1_std=float(values.std()),
+        top1_worst=float(values.min()),
+        own=bands == plan.own_bands,
+    )
 
 
 def _by_distance(plan: EvaluationOrders, top1: dict[Order, float]) -> list[Distance]:
@@ -261,7 +286,10 @@ def _by_distance(plan: EvaluationOrders, top1: dict[Order, float]) -> list[Dista
         tau = kendall_tau(order)
         bins.setdefault(min(4, max(-4, round(4 * tau))), []).append((tau, top1[order]))
     return [
-        Distance(tau=float(np.mean([tau for tau, _ in pairs])), top1=float(np.mean([value for _, value in pairs])),
-                 orders=len(pairs))
+        Distance(
+            tau=float(np.mean([tau for tau, _ in pairs])),
+            top1=float(np.mean([value for _, value in pairs])),
+            orders=len(pairs),
+        )
         for _, pairs in sorted(bins.items())
-    ]  # fmt: skip
+    ]

@@ -131,24 +131,37 @@ def summarise_simulation(outcomes: Sequence[SiteOutcome], context: SimulationCon
     device_s = sum(outcome.used * outcome.seconds for outcome in outcomes)
     losses = _total(outcome.losses for outcome in outcomes)
     reasons = _total(outcome.reasons for outcome in outcomes)
-    skips = Skips(
-        _rounded(sum(outcome.skipped for outcome in outcomes) / answered),
-        max(outcome.most_skipped for outcome in outcomes), dict(reasons.most_common(MOST_REASONS)),
-    ) if answered else Skips()  # fmt: skip
+    skips = (
+        Skips(
+            _rounded(sum(outcome.skipped for outcome in outcomes) / answered),
+            max(outcome.most_skipped for outcome in outcomes),
+            dict(reasons.most_common(MOST_REASONS)),
+        )
+        if answered
+        else Skips()
+    )
     return SimulationSummary(
-        schema=SCHEMA, requests=len(states), answered=answered, degraded=int((states == DEGRADED).sum()),
-        failed=len(states) - answered, top1=None, throughput=_rounded(sum(rates)) if rates else None,
+        schema=SCHEMA,
+        requests=len(states),
+        answered=answered,
+        degraded=int((states == DEGRADED).sum()),
+        failed=len(states) - answered,
+        top1=None,
+        throughput=_rounded(sum(rates)) if rates else None,
         latency_ms=Quantiles(**{name: _rounded(v) for name, v in msgspec.structs.asdict(quantiles(latency)).items()}),
-        seconds=_rounded(max(outcome.seconds for outcome in outcomes)) or 0.0, skips=skips,
+        seconds=_rounded(max(outcome.seconds for outcome in outcomes)) or 0.0,
+        skips=skips,
         retries=sum(outcome.retries for outcome in outcomes),
         hops=_rounded(sum(outcome.hops for outcome in outcomes) / answered) if answered else None,
         errors=dict(_total(outcome.errors for outcome in outcomes).most_common()),
         losses=DeviceLosses(
-            sum(losses.values()), dict(losses.most_common()),
+            sum(losses.values()),
+            dict(losses.most_common()),
             _rounded(sum(outcome.up_seconds for outcome in outcomes) / device_s) if device_s else None,
         ),
-        profiles=_profiles(outcomes), **msgspec.structs.asdict(context),
-    )  # fmt: skip
+        profiles=_profiles(outcomes),
+        **msgspec.structs.asdict(context),
+    )
 
 
 def _total(counters: Iterable[Counter[str]]) -> Counter[str]:

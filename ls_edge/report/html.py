@@ -158,10 +158,9 @@ def _render(template: str, *, scripts: Sequence[str] | None = None, **values: An
 
     scripts = [library(), _asset("report.js")] if scripts is None else scripts
     digests = " ".join(f"'sha256-{_digest(script)}'" for script in scripts) or "'none'"
-    return environment().get_template(template).render(
-        figure=figure, scripts=[Markup(script) for script in scripts], digests=Markup(digests),  # noqa: S704  our files
-        style=Markup(STYLE + _asset("report.css")), version=__version__, **values,  # noqa: S704
-    )  # fmt: skip
+    own = [Markup(text) for text in (digests, STYLE + _asset("report.css"), *scripts)]  # noqa: S704  our own files
+    template_values = {"figure": figure, "digests": own[0], "style": own[1], "scripts": own[2:], "version": __version__}
+    return environment().get_template(template).render(**template_values, **values)
 
 
 @functools.cache
@@ -178,17 +177,30 @@ def library() -> str:
 def environment() -> Environment:
     """Return the environment of all templates."""
     made = Environment(
-        loader=PackageLoader("ls_edge.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, finalize=_printable,
-    )  # fmt: skip
+        loader=PackageLoader("ls_edge.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_printable,
+    )
     made.filters |= {
-        "ms": show_ms, "number": show, "percent": show_percent, "short": shorten, "counted": counted,
-        "ranges": format_ranges, "error_type": error_type, "tight": _tight,
-    }  # fmt: skip
+        "ms": show_ms,
+        "number": show,
+        "percent": show_percent,
+        "short": shorten,
+        "counted": counted,
+        "ranges": format_ranges,
+        "error_type": error_type,
+        "tight": _tight,
+    }
     made.globals |= {
-        "NOTHING": NOTHING, "STAGES": STAGES, "MOST_POINTS": charts.MOST_POINTS, "MOST_ROWS": MOST_TABLE_ROWS,
+        "NOTHING": NOTHING,
+        "STAGES": STAGES,
+        "MOST_POINTS": charts.MOST_POINTS,
+        "MOST_ROWS": MOST_TABLE_ROWS,
         "LOST": PeerState.LOST,
-    }  # fmt: skip
+    }
     return made
 
 

@@ -62,10 +62,12 @@ def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
     rows = [row for name, path in zip(distinct_names(paths), paths, strict=True) for row in _rows_of(name, Path(path))]
     pairs = [
         pair
-        for plan in rows if plan.kind == "plan"
-        for run in rows if run.kind == "run" and run.bundle_id == plan.bundle_id
+        for plan in rows
+        if plan.kind == "plan"
+        for run in rows
+        if run.kind == "run" and run.bundle_id == plan.bundle_id
         for pair in _compared(plan, run)
-    ]  # fmt: skip
+    ]
     return SideBySide(rows, pairs)
 
 
@@ -211,8 +213,10 @@ _READERS: tuple[tuple[frozenset[str], Callable[[str, Mapping[str, Any]], _Rows]]
 def _compared(plan: ComparedDocument, run: ComparedDocument) -> list[PlannedAgainstMeasured]:
     found = []
     alone = run.at_once == 1
-    pairs = (("latency_ms", plan.latency_ms, run.latency_ms, alone),
-             ("throughput", plan.throughput, run.throughput, not alone))  # fmt: skip
+    pairs = (
+        ("latency_ms", plan.latency_ms, run.latency_ms, alone),
+        ("throughput", plan.throughput, run.throughput, not alone),
+    )
     for figure, planned, measured, comparable in pairs:
         if comparable and planned and measured is not None:
             found.append(

@@ -407,9 +407,15 @@ def _track_row(name: str, of: TrackStatistics) -> tuple[str, ...]:
         often = "once" if len(of.single) == 1 else f"{len(of.single):,} times"
         none = f"no gain {often}: a block there {show_ms(_median(of.single))}{against}"
     return (
-        shorten(name, 60), f"{of.joined:,}", f"{of.own:,}", f"{of.blocks:,}", show_ms(_median(of.expected)),
-        show_ms(_median(of.took)), left_out or NOTHING, none or NOTHING,
-    )  # fmt: skip
+        shorten(name, 60),
+        f"{of.joined:,}",
+        f"{of.own:,}",
+        f"{of.blocks:,}",
+        show_ms(_median(of.expected)),
+        show_ms(_median(of.took)),
+        left_out or NOTHING,
+        none or NOTHING,
+    )
 
 
 def _median(values: Sequence[float]) -> float | None:

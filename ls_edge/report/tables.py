@@ -211,11 +211,14 @@ def agreement_rows(found: Analysis) -> list[tuple[str, ...]]:
         return []
     return [
         (
-            "none" if one.left_out == 0 else str(one.left_out), show_percent(one.same_class),
-            show_percent(one.all_same_class), _number(one.total_variation), str(one.orders),
+            "none" if one.left_out == 0 else str(one.left_out),
+            show_percent(one.same_class),
+            show_percent(one.all_same_class),
+            _number(one.total_variation),
+            str(one.orders),
         )
         for one in (found.agreement.random, *found.agreement.left_out)
-    ]  # fmt: skip
+    ]
 
 
 def print_analysis(found: Analysis, console: Console | None = None) -> None:

@@ -33,9 +33,7 @@ class PlainTable(Table):
 
     def __init__(self, title: str = "", **options: Any) -> None:
         look = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "header_style": "dim"}
-        super().__init__(
-            title=Text(printable(title)) if title else None, title_justify="left", **{**look, **options}
-        )  # fmt: skip
+        super().__init__(title=Text(printable(title)) if title else None, title_justify="left", **{**look, **options})
 
     def add_column(self, header: RenderableType = "", *arguments: Any, **options: Any) -> None:
         """Add a column that folds words that are too long, instead of truncating them."""

@@ -67,9 +67,12 @@ def write_trace_events(
 ) -> None:
     """Write the trace events of a run in one step; errors as :func:`ls_edge.core.files.write_output`."""
     about = {
-        "ls_edge": __version__, "bundle_id": summary.bundle_id, "model": summary.model, "policy": summary.policy,
+        "ls_edge": __version__,
+        "bundle_id": summary.bundle_id,
+        "model": summary.model,
+        "policy": summary.policy,
         **_NOTES,
-    }  # fmt: skip
+    }
     with open_output(path) as stream:
         stream.write('{"displayTimeUnit":"ms",\n"otherData":' + _json(about) + ',\n"traceEvents":[\n')
         between = ""
@@ -89,16 +92,26 @@ def trace_events(
     for event in events:
         yield from rows.process(event.peer)
         yield {
-            "name": event.state.value, "cat": "peer", "ph": "i", "s": "p", "ts": event.at_us, "tid": 0,
-            "pid": rows.pids[event.peer], "args": {"why": printable(event.why)},
-        }  # fmt: skip
+            "name": event.state.value,
+            "cat": "peer",
+            "ph": "i",
+            "s": "p",
+            "ts": event.at_us,
+            "tid": 0,
+            "pid": rows.pids[event.peer],
+            "args": {"why": printable(event.why)},
+        }
     in_flight = 0
     for ts, change in _changes(records):
         in_flight += change
         yield {
-            "name": "requests in flight", "ph": "C", "ts": ts, "pid": _SOURCE_PID, "tid": 0,
+            "name": "requests in flight",
+            "ph": "C",
+            "ts": ts,
+            "pid": _SOURCE_PID,
+            "tid": 0,
             "args": {"requests": in_flight},
-        }  # fmt: skip
+        }
     # Chains of later requests begin later, so all that begin before the next submission can be given their lanes.
     waiting: list[tuple[int, int, RequestRecord, _Chain]] = []
     count = itertools.count()
@@ -153,9 +166,12 @@ def _changes(records: Sequence[RequestRecord]) -> Iterator[tuple[int, int]]:
 def _request(record: RequestRecord) -> Iterator[_Event]:
     """Yield a request as an asynchronous slice of the source, connected to its parts by its id."""
     about: dict[str, Any] = {
-        "request": record.id, "image": printable(record.image), "attempts": record.attempts,
-        "degraded": record.degraded, "skipped": record.skipped,
-    }  # fmt: skip
+        "request": record.id,
+        "image": printable(record.image),
+        "attempts": record.attempts,
+        "degraded": record.degraded,
+        "skipped": record.skipped,
+    }
     if record.error is not None:
         about["error"] = printable(record.error)
     common = {"name": "request", "cat": "request", "id": record.id, "pid": _SOURCE_PID, "tid": 0}
@@ -213,9 +229,14 @@ def _slices(rows: _ProcessRows, record: RequestRecord, chain: _Chain) -> Iterato
 
 def _slice(name: str, category: str, start: int, end: int, place: Mapping[str, int], arguments: _Event) -> _Event:
     return {
-        "name": name, "cat": category, "ph": "X", "ts": start / 1000, "dur": (end - start) / 1000, **place,
+        "name": name,
+        "cat": category,
+        "ph": "X",
+        "ts": start / 1000,
+        "dur": (end - start) / 1000,
+        **place,
         "args": arguments,
-    }  # fmt: skip
+    }
 
 
 def _label(span: Span) -> tuple[str, str]:

@@ -27,10 +27,13 @@ def importance_chart(found: Analysis) -> Chart | None:
             if score is not None and score.loss is not None and trained.loss is not None:
                 rows.append(
                     row_of(
-                        block=one.block, what=what, loss=score.loss - trained.loss, top1=score.top1,
+                        block=one.block,
+                        what=what,
+                        loss=score.loss - trained.loss,
+                        top1=score.top1,
                         slot="" if what == "left out" else str(one.moved_to),
                     )
-                )  # fmt: skip
+                )
     if not rows:
         return None
     described = "; ".join(f"block {row['block']} {row['what']}: {row['loss']:+.3f}" for row in rows)
@@ -38,14 +41,20 @@ def importance_chart(found: Analysis) -> Chart | None:
         chart_of(rows)
         .mark_bar()
         .encode(
-            x=_blocks_axis("block:O", "block"), xOffset=alt.XOffset("what:N", sort=["left out", "moved"]),
+            x=_blocks_axis("block:O", "block"),
+            xOffset=alt.XOffset("what:N", sort=["left out", "moved"]),
             y=alt.Y("loss:Q", title="added to the loss, nats", axis=alt.Axis(grid=True)),
             color=category_color("what:N", ["left out", "moved"], legend=alt.Legend()),
-            tooltip=[alt.Tooltip("block:O"), alt.Tooltip("what:N"), alt.Tooltip("slot:N", title="to slot"),
-                     tooltip_of("loss", "added to the loss"), tooltip_of("top1", "accuracy")],
+            tooltip=[
+                alt.Tooltip("block:O"),
+                alt.Tooltip("what:N"),
+                alt.Tooltip("slot:N", title="to slot"),
+                tooltip_of("loss", "added to the loss"),
+                tooltip_of("top1", "accuracy"),
+            ],
         )
         .properties(width="container", height=_HEIGHT, description=f"{described}.")
-    )  # fmt: skip
+    )
 
 
 def contribution_chart(found: Analysis) -> Chart | None:
@@ -86,7 +95,7 @@ def agreement_chart(found: Analysis) -> Chart | None:
             tooltip=[alt.Tooltip("what:N"), alt.Tooltip("left_out:O", title="left out"), alt.Tooltip("text:N")],
         )
         .properties(width="container", height=_HEIGHT, description=f"{described}.")
-    )  # fmt: skip
+    )
 
 
 def attention_chart(found: Analysis) -> Chart | None:
@@ -105,11 +114,15 @@ def attention_chart(found: Analysis) -> Chart | None:
         .encode(
             x=_blocks_axis("block:O", "block"),
             y=alt.Y("distance:Q", title="patches", axis=alt.Axis(grid=True)),
-            tooltip=[alt.Tooltip("block:O"), alt.Tooltip("head:O"), tooltip_of("distance", "distance in patches"),
-                     tooltip_of("entropy", "entropy, nats")],
+            tooltip=[
+                alt.Tooltip("block:O"),
+                alt.Tooltip("head:O"),
+                tooltip_of("distance", "distance in patches"),
+                tooltip_of("entropy", "entropy, nats"),
+            ],
         )
         .properties(width="container", height=_HEIGHT, description=f"{described}.")
-    )  # fmt: skip
+    )
 
 
 def _blocks_axis(field: str, title: str) -> alt.X:
@@ -117,9 +130,13 @@ def _blocks_axis(field: str, title: str) -> alt.X:
 
 
 def _heat_map(
-    values: Sequence[Sequence[float | None]], names: Sequence[str], titles: tuple[str, str], what: str, *,
+    values: Sequence[Sequence[float | None]],
+    names: Sequence[str],
+    titles: tuple[str, str],
+    what: str,
+    *,
     exponent: float = 1.0,
-) -> Chart:  # fmt: skip
+) -> Chart:
     """Draw a square of cells whose depth is the value over the largest one, to the power ``exponent``.
 
     ``names`` and ``titles`` are those of rows and columns.

@@ -204,12 +204,15 @@ def heat_map(
     """
     base = chart_of(rows).encode(
         x=alt.X(
-            f"{column[0]}:O", title=column[1], sort=list(columns), scale=alt.Scale(domain=list(columns)),
+            f"{column[0]}:O",
+            title=column[1],
+            sort=list(columns),
+            scale=alt.Scale(domain=list(columns)),
             axis=alt.Axis(orient="top", labelAngle=0, domain=False, ticks=False),
         ),
         y=alt.Y(f"{row[0]}:O", title=row[1], sort=list(dict.fromkeys(cell[row[0]] for cell in rows))),
         tooltip=tips,
-    )  # fmt: skip
+    )
     depth = alt.Opacity("depth:Q", legend=None, scale=alt.Scale(domain=[0, 1], range=[0, 1]))
     paint = alt.Color("paint:N", scale=None, legend=None)
     layers = [
