@@ -1,10 +1,10 @@
-# Every target sets up all that it needs in .venv; the second call reuses it.
+# Every target sets up .venv if it is missing.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 FLOORS := .venv-floors
-# The pinned versions are those of Python 3.11 and newer; several packages have none of them for 3.10.
+# The pinned versions need Python 3.11; several packages do not have them for 3.10.
 CONSTRAINT = $(shell $(PYTHON) -c 'import sys; print("--constraint constraints.txt" if sys.version_info >= (3, 11) else "")')
 
 .PHONY: help setup demo test test-all test-floors check types format bench docs clean
@@ -27,21 +27,21 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## train, export, serve, kill a peer, measure, on embedded data
 	$(BIN)/ls-edge demo --out demo-out
 
-# Two processes side by side; a file stays in one of them, since its tests share bundles and clusters.
+# Two processes; each file stays in one of them, because its tests share bundles and clusters.
 test: check ## all checks and the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
-test-all: $(STAMP) ## the long courses and the benchmarks, which 'make test' leaves out
+test-all: $(STAMP) ## the long tests and the benchmarks
 	$(BIN)/python -m pytest -m slow
 
 test-floors: $(FLOORS)/.installed ## tests with the lowest versions that pyproject.toml allows
 	PYTHONWARNINGS=ignore $(FLOORS)/bin/python -m pytest -p no:cacheprovider -W default $(FLOOR_TESTS)
 
-# What touches the packages that have floors. Warnings are no errors here: old versions are deprecated by newer ones.
+# Tests of the packages with lowest versions. Warnings are not errors here: newer versions deprecate old ones.
 FLOOR_TESTS := tests/core tests/data tests/engines tests/evaluation tests/cli/test_help.py tests/cli/test_predict.py tests/training tests/export \
 	$(wildcard $(addprefix tests/runtime/test_, codec.py messages.py keys.py links.py worker.py local_cluster.py tracks.py))
 
-# torch is several GB: it, and the tools of the tests, are those of .venv, behind the floors on the path.
+# torch, which is several GB, and the test tools come from .venv, after the lowest versions on the path.
 $(FLOORS)/.installed: pyproject.toml tests/floors.py $(STAMP)
 	@echo "setting up $(FLOORS) with the lowest versions" >&2
 	$(BIN)/python -m venv --clear $(FLOORS)
@@ -57,8 +57,8 @@ check: $(STAMP) ## formatting, lint, spelling, types
 	$(BIN)/codespell
 	$(MAKE) --no-print-directory types
 
-# mypy cannot follow the import hook of an editable install, so it is shown the package by links. The newest numpy for
-# Python 3.10 has other types than the pinned one; there types are not checked.
+# mypy cannot follow the import hook of an editable install, so links show it the package. The newest numpy for Python 3.10
+# has other types than the pinned one, so types are not checked there.
 types: $(STAMP) ## types alone
 	@mkdir -p $(VENV)/types/ls_edge && find $(VENV)/types -xtype l -delete
 	@ln -sfn $(CURDIR)/ls_edge/* $(CURDIR)/training $(CURDIR)/export $(CURDIR)/runtime $(VENV)/types/ls_edge/
@@ -66,15 +66,15 @@ types: $(STAMP) ## types alone
 	  echo "types are not checked on Python 3.10: use 3.11 or newer, which has the pinned versions"; \
 	else cd $(VENV)/types && ../bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p ls_edge; fi
 
-format: $(STAMP) ## fix formatting and what lint can fix
+format: $(STAMP) ## fix formatting and lint
 	-$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## the benchmarks whose figures the documents quote
+bench: $(STAMP) ## the benchmarks that the documents quote
 	$(BIN)/python -m benchmarks
 
-docs: $(STAMP) ## write docs/commands.md again from the commands' own help
+docs: $(STAMP) ## write docs/commands.md from the commands' help
 	$(BIN)/python -m ls_edge.cli.reference docs/commands.md
 
-clean: ## remove the environment and what was built
+clean: ## remove the environment and all build results
 	rm -rf $(VENV) $(FLOORS) build dist *.egg-info demo-out

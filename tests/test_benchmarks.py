@@ -1,4 +1,4 @@
-"""The benchmarks run: real processes, tiny and quick; figures are there and make sense, none is judged."""
+"""Benchmarks run with real processes and tiny models; results exist and make sense, but are not judged."""
 
 import json
 import math
@@ -49,7 +49,7 @@ def is_ratio(value):
 
 
 @pytest.mark.timeout(200)
-def test_the_machine_stands_beside_the_figures(document):
+def test_results_name_the_machine(document):
     assert document["quick"] is True
     assert document["machine"]["cores"] >= 1
     assert {"cpu", "load", "memory_gib", "libraries"} <= set(document["machine"])
@@ -58,7 +58,7 @@ def test_the_machine_stands_beside_the_figures(document):
 
 
 @pytest.mark.timeout(200)
-def test_chain_measures_the_peers_beside_a_minimal_chain_and_one_process(document):
+def test_chain_compares_peers_with_a_minimal_chain_and_one_process(document):
     (model,) = document["benchmarks"]["chain"]["models"]
     contenders = model["contenders"]
     has_cores = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1
@@ -75,7 +75,7 @@ def test_chain_measures_the_peers_beside_a_minimal_chain_and_one_process(documen
 
 
 @pytest.mark.timeout(200)
-def test_hop_measures_the_runtime_beside_raw_sockets(document):
+def test_hop_compares_the_runtime_with_raw_sockets(document):
     sizes = document["benchmarks"]["hop"]["sizes"]
     assert [size["bytes"] for size in sizes] == [4352, 151296]
     for size in sizes:
@@ -128,7 +128,7 @@ def test_tracks_are_compared_with_one_peer_in_turn(document):
 
 
 @pytest.mark.timeout(200)
-def test_tracks_over_limited_links_say_why_a_holder_got_none(document):
+def test_tracks_over_limited_links_have_reasons(document):
     links = document["benchmarks"]["tracks"]["links"]
     if reason := reason_to_skip():
         assert links == {"skipped": reason}
@@ -146,7 +146,7 @@ def test_tracks_over_limited_links_say_why_a_holder_got_none(document):
 
 
 @pytest.mark.timeout(200)
-def test_accuracy_in_tracks_stands_beside_that_in_random_orders(document):
+def test_accuracy_in_tracks_is_compared_with_random_orders(document):
     figures = document["benchmarks"]["tracks"]["trained"]
     assert (figures["data"], figures["images"]) == ("digits", 20)
     assert {"nearest", "random", "1 wave", "2 waves", "3 waves"} < set(figures["policy_runs"])
@@ -204,7 +204,7 @@ def with_costs(tmp_path_factory):
 
 
 @pytest.mark.timeout(200)
-def test_quality_says_what_it_won_and_what_it_paid(with_costs, tmp_path):
+def test_quality_reports_gain_and_time(with_costs, tmp_path):
     done = benchmarks("quality", "--quick", "--trained", str(with_costs), "--json", str(tmp_path / "figures.json"))
     assert done.returncode == 0, done.stderr
     assert "won back" in done.stdout
@@ -231,7 +231,7 @@ def test_quality_needs_a_bundle_with_costs(tmp_path):
 
 
 @pytest.mark.timeout(400)
-def test_fleet_compares_plans_policies_and_pushes_with_what_peers_do(folder):
+def test_fleet_compares_plans_policies_and_pushes_with_real_peers(folder):
     done = benchmarks("fleet", "--quick", "--json", str(folder / "fleet.json"), TMPDIR=str(folder), timeout=380)
     assert done.returncode == 0, done.stderr
     assert "planned and measured" in done.stdout

@@ -1,4 +1,4 @@
-"""``examples/deploy``: each file passes the linter of its kind, and starts peers with flags that there are."""
+"""``examples/deploy``: each file passes its linter and starts peers with existing flags."""
 
 import re
 import shlex
@@ -68,7 +68,7 @@ def test_peers_are_started_with_a_store_and_their_key(where):
     assert params["store"] == Path("/var/lib/ls-edge/store")
 
 
-def test_the_unit_is_one_of_systemd(tmp_path):
+def test_systemd_accepts_the_unit(tmp_path):
     text = (FOLDER / UNIT).read_text().replace("/opt/ls-edge/bin/ls-edge", sys.executable)
     unit = tmp_path / "ls-edge-peer@orin-0.service"
     unit.write_text(text)
@@ -81,18 +81,18 @@ def test_dockerfiles(name):
     lint("hadolint", FOLDER / name)
 
 
-def test_the_compose_file_is_of_the_specification():
+def test_the_compose_file_follows_the_specification():
     lint("check-jsonschema", "--builtin-schema", "vendor.compose-spec", FOLDER / "compose.yaml")
 
 
-def test_the_manifest_is_one_of_kubernetes_and_asks_for_no_gpu():
+def test_the_manifest_is_valid_for_kubernetes_and_needs_no_gpu():
     container_ = yaml.safe_load((FOLDER / "daemonset.yaml").read_text())["spec"]["template"]["spec"]
     assert container_["hostNetwork"] is True
     assert all("resources" not in one for one in container_["containers"])
     lint("kubernetes-validate", FOLDER / "daemonset.yaml")
 
 
-def test_the_playbook_is_short_and_names_what_is_there(tmp_path):
+def test_the_playbook_is_short_and_names_existing_files(tmp_path):
     text = (FOLDER / "playbook.yml").read_text()
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("#", "---"))]
     assert len(lines) <= 20

@@ -1,4 +1,4 @@
-"""What the documents show can be typed: commands and options exist, Python parses, linked files are there."""
+"""Documents name existing commands, options, files and functions."""
 
 import ast
 import re
@@ -27,7 +27,7 @@ def commands(text):
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_commands_and_their_options_exist(path):
+def test_commands_and_options_exist(path):
     for line in commands(path.read_text(encoding="utf-8")):
         words = shlex.split(line, comments=True)[1:]
         context = click.Context(cli, info_name="ls-edge")
@@ -51,7 +51,7 @@ def test_python_parses(path):
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_linked_files_are_there(path):
+def test_linked_files_exist(path):
     text = path.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text):
         if not target.startswith(("http://", "https://")):
@@ -59,7 +59,7 @@ def test_linked_files_are_there(path):
 
 
 @pytest.mark.parametrize("name", ["architecture.md", "glossary.md"])
-def test_files_named_in_tables_are_there(name):
+def test_files_in_tables_exist(name):
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("|")]
     paths = {

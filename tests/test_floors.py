@@ -1,4 +1,4 @@
-"""Lowest versions: what ``make test-floors`` installs is what ``pyproject.toml`` says; the target holds together."""
+"""Lowest versions: ``make test-floors`` installs those of ``pyproject.toml``."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Which package may import which: the picture of ``docs/architecture.md``, held against the imports of every module."""
+"""Imports of every module follow the lines of ``docs/architecture.md``."""
 
 import ast
 import re
@@ -91,19 +91,19 @@ def forbidden(importer, imported):
     return line[there] <= line[here]
 
 
-def test_each_import_follows_an_arrow_of_the_picture():
+def test_imports_follow_the_lines():
     wrong = [f"{name} imports {other}" for name in sorted(GRAPH) for other in GRAPH[name] if forbidden(name, other)]
     assert wrong == []
 
 
-def test_no_module_imports_itself_by_a_detour():
+def test_imports_have_no_cycles():
     try:
         tuple(TopologicalSorter(GRAPH).static_order())
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_the_picture_is_checked():
+def test_the_lines_are_checked():
     assert {package_of(name) for name in MODULES} == {package for line in LINES for package in line}
     assert imports_of("def f():\n    from ls_edge.core import bundle\n    import ls_edge.data.datasets\n") == {
         "ls_edge.core.bundle", "ls_edge.data.datasets",

@@ -1,4 +1,4 @@
-"""What is built holds everything: every module of the four folders, types marker and assets, in wheel and sdist."""
+"""Wheel and sdist contain every module, the types marker and the assets."""
 
 import importlib.metadata
 import json
@@ -52,7 +52,7 @@ def built(tmp_path_factory):
     return wheel, sdist
 
 
-def test_the_wheel_holds_every_file(built):
+def test_the_wheel_contains_every_file(built):
     with zipfile.ZipFile(built[0]) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert names == set(expected().values())
@@ -61,7 +61,7 @@ def test_the_wheel_holds_every_file(built):
     assert {"ls_edge/py.typed", "ls_edge/data/assets/digits.npz", "ls_edge/data/assets/digits.md"} <= names
 
 
-def test_the_sdist_holds_every_file(built):
+def test_the_sdist_contains_every_file(built):
     with tarfile.open(built[1]) as sdist:
         names = {name.split("/", 1)[1] for name in sdist.getnames() if "/" in name}
     others = {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO"}
@@ -133,7 +133,7 @@ def board(built, tmp_path):
     return folder
 
 
-def test_a_board_without_what_training_and_reports_need_serves_and_answers(board, tiny_bundle, write_peers, tmp_path):
+def test_a_board_without_packages_of_training_and_reports_serves_and_answers(board, tiny_bundle, write_peers, tmp_path):
     def python(*arguments):
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(board), "HOME": str(tmp_path)}
         return subprocess.Popen(

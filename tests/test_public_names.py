@@ -1,4 +1,4 @@
-"""What programs import from the top of the package, and that ``import ls_edge`` itself is light."""
+"""Public names at the top of the package, and a fast ``import ls_edge``."""
 
 import subprocess
 import sys
@@ -25,12 +25,12 @@ def test_a_name_is_the_class_of_that_name(name):
     assert value is getattr(sys.modules[value.__module__], name)
 
 
-def test_another_name_is_an_attribute_error():
+def test_unknown_names_are_attribute_errors():
     with pytest.raises(AttributeError, match="no attribute 'Sink'"):
         _ = ls_edge.Sink
 
 
-def test_the_import_is_light_until_a_name_is_used():
+def test_the_import_loads_nothing_until_a_name_is_used():
     code = (
         "import sys, ls_edge\n"
         "heavy = {'numpy', 'zmq', 'msgspec', 'yaml', 'click', 'rich', 'PIL', 'onnxruntime', 'torch'}\n"

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import ctypes
 import re
+import statistics
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -136,14 +137,10 @@ class Sensors:
         """Read clocks, temperatures, throttling and alarms."""
         gpus = self.gpus()
         temperatures, hot = self._temperatures()
-        clocks = {
-            path.parent.parent.name: khz / 1e3
-            for path in sorted((self._sys / "devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
-            if (khz := _number(path)) is not None
-        }
-        for number, path in enumerate(sorted((self._sys / "class/devfreq").glob("*gpu*/cur_freq"))):
-            if (hertz := _number(path)) is not None:
-                clocks[f"gpu{number}"] = hertz / 1e6
+        cores = _readings(self._sys / "devices/system/cpu", "cpu[0-9]*/cpufreq/scaling_cur_freq")
+        clocks = {path.parent.parent.name: khz / 1e3 for path, khz in cores}
+        devices = _readings(self._sys / "class/devfreq", "*gpu*/cur_freq")
+        clocks |= {f"gpu{number}": hertz / 1e6 for number, (_, hertz) in enumerate(devices)}
         throttled = [*hot, *self._slowing_devices(), *self._alarms(), *self._pi_bits()]
         for number, gpu in enumerate(gpus):
             if gpu.temperature_c is not None:
@@ -200,8 +197,8 @@ class Sensors:
 
     def _slowing_devices(self) -> list[str]:
         found = []
-        for device in sorted((self._sys / "class/thermal").glob("cooling_device*")):
-            name, level = _text(device / "type"), _number(device / "cur_state")
+        for path, level in _readings(self._sys / "class/thermal", "cooling_device*/cur_state"):
+            name = _text(path.parent / "type")
             if level and _THROTTLING_DEVICE.match(name):
                 found.append(f"{name} at level {level:.0f}")
         return found
@@ -231,13 +228,12 @@ class Sensors:
     def _counters(self) -> dict[str, int]:
         found: dict[str, int] = {}
         for monitor in sorted((self._sys / "class/hwmon").glob("hwmon*")):
-            for path in sorted(monitor.glob("oc*_event_cnt")):
-                if (count := _number(path)) is not None:
-                    found[f"{_text(monitor / 'name')} {path.name.removesuffix('_event_cnt')}"] = round(count)
-        for path in sorted((self._sys / "devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/*_throttle_count")):
-            if (count := _number(path)) is not None:
-                name = path.name.removesuffix("_throttle_count")
-                found[name] = found.get(name, 0) + round(count)
+            for path, count in _readings(monitor, "oc*_event_cnt"):
+                found[f"{_text(monitor / 'name')} {path.name.removesuffix('_event_cnt')}"] = round(count)
+        counters = "cpu[0-9]*/thermal_throttle/*_throttle_count"
+        for path, count in _readings(self._sys / "devices/system/cpu", counters):
+            name = path.name.removesuffix("_throttle_count")
+            found[name] = found.get(name, 0) + round(count)
         bits = self._pi_throttled() >> 16
         found |= {f"{why} since boot": 1 for bit, why in _PI_NOW.items() if bits >> bit & 1}
         return found
@@ -281,13 +277,13 @@ class PowerMeter:
         self.reading = total_power(_means(self._samples), rapl, self._gpu_watts(seconds))
 
     def _sample(self) -> None:
+        is_last = False
         while True:
             self._samples.append(self._sensors.channel_watts())
             self._gpu_samples.append(self._sensors.gpus())
-            if self._ended.wait(self._every_s):
-                self._samples.append(self._sensors.channel_watts())
-                self._gpu_samples.append(self._sensors.gpus())
+            if is_last:
                 return
+            is_last = self._ended.wait(self._every_s)
 
     def _gpu_watts(self, seconds: float) -> dict[str, float]:
         """Return mean watts of each card, from its energy counter or else from samples."""
@@ -398,12 +394,15 @@ def _tells_power(gpu: GpuReading) -> bool:
 
 
 def _means(samples: list[dict[str, float]]) -> dict[str, float]:
-    names = {name for sample in samples for name in sample}
-    found = {}
-    for name in sorted(names):
-        values = [sample[name] for sample in samples if name in sample]
-        found[name] = sum(values) / len(values)
-    return found
+    names = sorted({name for sample in samples for name in sample})
+    return {name: statistics.fmean(sample[name] for sample in samples if name in sample) for name in names}
+
+
+def _readings(folder: Path, pattern: str) -> Iterator[tuple[Path, float]]:
+    """Yield the files below a folder that hold a number."""
+    for path in sorted(folder.glob(pattern)):
+        if (value := _number(path)) is not None:
+            yield path, value
 
 
 def _number(path: Path) -> float | None:
