@@ -1,10 +1,10 @@
-"""Every message that processes exchange, and how it becomes frames. ``PROTOCOL.md`` beside this file specifies them.
+"""Messages that processes exchange, and their frames. ``PROTOCOL.md`` in this folder specifies them.
 
 A message is one or two ZeroMQ frames: a header, and the tokens where it carries any. The header is ``LS``, the major
 version in one byte, then MessagePack of one of the tagged structs below, or of an array of them: what a process sends
-to another in one turn of its loop can go as one header, with the tokens of its RUNs in their order behind it. All input
-is checked: :func:`decode_all` raises :class:`WireError` for bytes that are not exactly that, and ``codecs.decode`` does
-the same for tokens.
+to another in one turn of its loop can share a header, followed by the tokens of its RUNs in order. All input is
+checked: the types of the fields state the allowed values, :func:`decode_all` raises :class:`WireError` for anything
+else, and ``codecs.decode`` does the same for tokens.
 
 Elsewhere: the order of messages (``routing``), sockets (``links``).
 """
@@ -26,7 +26,7 @@ from ls_edge.core.records import COUNT, Count, Microseconds, ShortText, Visit
 
 MAJOR, MINOR = 2, 4
 MINOR_OF_ONE = 1
-"""Announced by processes of this package that read one message in a header, and no more."""
+"""Version announced by processes of this package that read only one message in a header."""
 MINOR_OF_SEVERAL = 2
 """First minor version whose processes read several messages in one header."""
 MINOR_OF_DEMANDS = 4
@@ -36,37 +36,37 @@ MINOR_OF_CHANGES = 4
 _MAGIC = b"LS"
 _PREFIX = _MAGIC + bytes([MAJOR])
 MAX_LATENCY_WEIGHT = 1e6
-"""Most that a second may be worth, in nats."""
+"""Limit on the value of a second, in nats."""
 MAX_FAR = 6
-"""Most distances in :attr:`State.far_blocks`: a STATE shows what is up to 7 links away. Where links form a circle, the
-news that a holder has gone takes so many STATE to get round."""
+"""Limit on the distances in :attr:`State.far_blocks`, so a STATE shows blocks up to 7 links away. In a circle of links
+the news that a holder has gone takes as many STATE to get round."""
 MAX_HEADER = 64 * 1024
-"""Longest header in bytes; an itinerary of a thousand blocks fits."""
+"""Limit on a header, in bytes; an itinerary of a thousand blocks fits."""
 MAX_TOGETHER = 64
-"""Most messages in one header."""
+"""Limit on the messages in one header."""
 MAX_BUDGET_US = 600_000_000
-"""Longest budget of a request: ten minutes. Work for a source that never returns ends with it at the latest."""
+"""Limit on the budget of a request: ten minutes. Work for a source that never returns ends then at the latest."""
 MAX_AVOID = 16
-"""Most processes that an itinerary names to be avoided."""
+"""Limit on the processes that an itinerary avoids."""
 MAX_CANCELLED = 1024
-"""Most requests that one CANCEL names."""
+"""Limit on the requests in a CANCEL."""
 MAX_CHUNK = 48 * 1024
-"""Most bytes of a file in one message. It delays what else is on its way by 0.4 ms at 1 Gbit/s."""
+"""Limit on the bytes of a file in one message, which delays other messages by 0.4 ms at 1 Gbit/s."""
 MAX_MANIFEST = 16 * 1024 * 1024
-"""Longest ``manifest.json`` that may be offered, in bytes."""
+"""Limit on an offered ``manifest.json``, in bytes."""
 MAX_FINDINGS = 64
-"""Most rows of a FINDINGS."""
+"""Limit on the rows of a FINDINGS."""
 MAX_FILE = 2**40
-"""Bound of sizes of files and of places in them."""
+"""Bound of file sizes and offsets."""
 MAX_EXPLANATION = 4096
-"""Longest explanation of a COMPLAINT, in characters."""
+"""Limit on the explanation in a COMPLAINT, in characters."""
 _DIGEST_BYTES = 32
 
 # A number that fits its type cannot overflow what is computed from it, nor its own header.
 Id64 = Annotated[int, Meta(ge=0)]
 """64 bits; MessagePack itself has no larger integers."""
 Hops = Annotated[int, Meta(ge=0, lt=COUNT - 1)]
-"""One less than other counts, since the next transfer adds one."""
+"""Bounded by one less than other counts, since the next transfer adds one."""
 Budget = Annotated[int, Meta(ge=0, le=MAX_BUDGET_US)]
 """Remaining time, in microseconds."""
 TokenSize = Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -83,23 +83,23 @@ Wave = Annotated[tuple[Track, ...], Meta(min_length=1)]
 
 
 class TransferId(NamedTuple):
-    """Identity of one transfer: a request, a branch of it, and how many transfers it took to get here."""
+    """Identity of one transfer: a request, a branch of it, and the number of transfers so far."""
 
     request: RequestId
     branch: Id64
-    """64 random bits; a copy that is sent again starts a new branch."""
+    """Random; a copy that is sent again starts a new branch."""
     hop: Hops
     """Transfers from the source to here, this one included; 0 in the source, whose own copy was never sent."""
 
 
 class _Text(str, Enum):
-    """A word of the wire; on Python 3.10 there is no ``enum.StrEnum``."""
+    """Word on the wire; Python 3.10 has no ``enum.StrEnum``."""
 
     __str__ = str.__str__
 
 
 class RefuseReason(_Text):
-    """Why a receiver does not take a Run; receivers of a Refuse accept other words too."""
+    """Reason to refuse a Run; receivers of a Refuse accept other words too."""
 
     BUSY = "busy"
     DRAINING = "draining"
@@ -110,7 +110,7 @@ class RefuseReason(_Text):
 
 
 class ReturnReason(_Text):
-    """Why tokens go back to the source; receivers of a Run accept other words too."""
+    """Reason to send tokens back to the source; receivers of a Run accept other words too."""
 
     DONE = "done"
     UNREACHABLE = "unreachable"
@@ -122,20 +122,20 @@ class ReturnReason(_Text):
 
 
 class TrackRef(msgspec.Struct, frozen=True, array_like=True):
-    """What makes tokens a track of a wave: its joiner is the itinerary's ``source``, and gets them back."""
+    """Identity of a track of a wave; its joiner is the ``source`` of the itinerary and gets the tokens back."""
 
     wave: Id64
     """64 random bits."""
     index: Count
-    """Which track of it."""
+    """Number of the track in its wave."""
     before: Count
-    """Blocks that ran ahead of the wave: the slot of the track's first block."""
+    """Number of blocks that ran before the wave: the slot of the track's first block."""
     origin: Name
-    """The source of the request, from which a CANCEL of the track is believed."""
+    """Source of the request, the only process that may cancel the track."""
 
 
 class Itinerary(msgspec.Struct, frozen=True, array_like=True):
-    """What a request has been through and what remains; it travels with the tokens."""
+    """History and remaining work of a request; it travels with the tokens."""
 
     source: Name
     policy: ShortText
@@ -143,45 +143,45 @@ class Itinerary(msgspec.Struct, frozen=True, array_like=True):
     """Blocks still to run, in the preferred order: the trained one, or a permutation that was drawn."""
     max_skips: Count
     via_source: bool = False
-    """Whether every hop goes through the source (for peers that cannot reach each other)."""
+    """Send every hop through the source, for peers that cannot reach one another."""
     waves: tuple[Wave, ...] = ()
-    """What ran: waves of tracks of (block, holder)."""
+    """Blocks that ran: waves of tracks of (block, holder)."""
     skipped: Blocks = ()
     visits: tuple[Visit, ...] = ()
     relays: tuple[Name, ...] = ()
-    """Holders that passed the tokens on without running a block, since the last block that ran."""
+    """Holders that have passed the tokens on without running a block since the last block ran."""
     latency_weight: Annotated[float, Meta(ge=0, le=MAX_LATENCY_WEIGHT)] = 1.0
-    """What a second is worth to the policy ``quality``, in nats of log-likelihood."""
+    """Value of a second to the policy ``quality``, in nats of log-likelihood."""
     waves_wanted: Count = 0
     """Waves in which the policy ``parallel`` runs a model; 0 for every other policy."""
     on_straggler: ShortText = "later"
-    """What becomes of blocks whose track did not come back: they run ``later``, or are left out (``skip``)."""
+    """Handling of blocks whose track did not come back: they run ``later``, or are left out (``skip``)."""
     track: TrackRef | None = None
     avoid: Annotated[tuple[Name, ...], Meta(max_length=MAX_AVOID)] = ()
-    """Processes that returned this request without progress, or not at all; set by its source, holders avoid them."""
+    """Processes that refused, lost or returned this request without progress; holders do not hand it to them."""
     codec: ShortText = ""
-    """Codec in which holders send these tokens, whatever their receivers announce; empty for what those announce."""
+    """Codec in which holders send these tokens; empty for the codec that each receiver announces."""
     hand_to: ShortText = ""
-    """Peer that the first holder hands the tokens to before a block runs: how links are measured. Empty for nobody."""
+    """Peer to which the first holder hands the tokens before a block runs, to measure a link; usually empty."""
 
     @property
     def owner(self) -> str:
-        """The source of the request; of a track, that of the request which it is a part of."""
+        """Source of the request, also for a track of it."""
         return self.source if self.track is None else self.track.origin
 
     @property
     def arrangement(self) -> Arrangement:
-        """What ran, without the holders."""
+        """Arrangement of the blocks that ran."""
         return Arrangement(tuple(tuple(tuple(b for b, _ in track) for track in wave) for wave in self.waves))
 
     @property
     def blocks(self) -> int:
-        """How many blocks it names."""
+        """Number of blocks that have run, remain or were skipped."""
         return sum(len(track) for wave in self.waves for track in wave) + len(self.remaining) + len(self.skipped)
 
     @property
     def blocks_done(self) -> int:
-        """How many blocks ran; the slot of the next one."""
+        """Number of blocks that ran: the slot of the next one."""
         before = 0 if self.track is None else self.track.before
         return before + sum(len(track) for wave in self.waves for track in wave)
 
@@ -223,25 +223,25 @@ class _Description(_Message, frozen=True):
     role: ShortText
     """``peer``, ``source``, ``observer`` or ``pusher``."""
     incarnation: Id64
-    """Random for each process start."""
+    """Random number of this start of the process."""
     minor: Count
     model_id: ShortText
     bundle_id: ShortText
     blocks: Blocks = ()
     engine: ShortText = ""
-    """What runs the blocks, for reports."""
+    """Engine of the blocks, for reports."""
     codec: ShortText = "raw"
-    """The codec in which this process is to be sent tokens."""
+    """Codec of tokens for this process."""
     note: ShortText | msgspec.UnsetType = msgspec.UNSET
-    """Why a peer does not serve the bundle that it should, for ``ls-edge status``."""
+    """Reason that a peer does not serve its bundle, for ``ls-edge status``."""
 
 
 class Hello(_Description, frozen=True, tag="hello"):
-    """Description of the sender: first message of who dialled a link, and again when it changes."""
+    """Description of the sender: the first message of the side that dialled, and sent again after changes."""
 
 
 class Welcome(_Description, frozen=True, tag="welcome"):
-    """Answer to a Hello that was taken: description of the sender. Never answered."""
+    """Answer to an accepted Hello: description of the sender. Never answered."""
 
 
 class State(_Message, frozen=True, tag="state"):
@@ -250,23 +250,23 @@ class State(_Message, frozen=True, tag="state"):
     warm: bool
     draining: bool
     stuck: bool
-    """Whether its engine has not answered for longer than it should."""
+    """The engine has not answered for too long."""
     credits: Count
-    """Requests that it would accept now."""
+    """Number of requests that the sender would accept now."""
     queue: Count
-    """Requests that wait for its engine."""
+    """Number of requests that wait for the engine."""
     calls: Id64
-    """Engine calls that it has finished, ever; shows that it advances."""
+    """Number of engine calls since the start; shows that the engine advances."""
     block_us: Microseconds
-    """What one block takes it, usually."""
+    """Typical time of one block."""
     wait_us: Microseconds = 0
-    """What its engine has to do before it could begin with something new."""
+    """Remaining work of the engine."""
     reaches: tuple[Name, ...] = ()
-    """Names of the processes that it has a link to."""
+    """Names of the linked processes."""
     reach_blocks: Blocks = ()
-    """Blocks of the peers that it has a link to."""
+    """Blocks of the linked peers."""
     far_blocks: Annotated[tuple[Blocks, ...], Meta(max_length=MAX_FAR)] = ()
-    """Blocks that are 2, 3, … links away from it, by the shortest way that does not begin at the receiver."""
+    """Blocks that are 2, 3, … links away, by the shortest way that does not begin at the receiver."""
 
 
 class Bye(_Message, frozen=True, tag="bye"):
@@ -276,23 +276,23 @@ class Bye(_Message, frozen=True, tag="bye"):
 
 
 class Run(_Message, frozen=True, tag="run"):
-    """Tokens change hands: to a peer that runs blocks or relays, or (``returning``) on the way back to the source."""
+    """Tokens on their way to a peer that runs blocks or relays them, or (``returning``) back to the source."""
 
     transfer: TransferId
     budget_us: Budget
-    """Time that remains; clocks differ, so never a moment."""
+    """Remaining time, never a point in time, since clocks differ."""
     itinerary: Itinerary
     codec: ShortText
     count: TokenSize
     dim: TokenSize
     returning: ShortText = ""
-    """Why the tokens go back (:class:`ReturnReason`); empty where they go forward."""
+    """Reason for sending the tokens back (:class:`ReturnReason`); empty while they go forward."""
     bundle_id: ShortText | msgspec.UnsetType = msgspec.UNSET
     """The only bundle whose blocks may run on these tokens; unset for any bundle of the model."""
 
 
 class Accept(_Message, frozen=True, tag="accept"):
-    """The receiver of a Run keeps a copy and has nothing computed yet."""
+    """The receiver of a Run has it and keeps a copy; nothing is computed yet."""
 
     transfer: TransferId
     credits: Count
@@ -310,32 +310,31 @@ class Refuse(_Message, frozen=True, tag="refuse"):
 
 
 class Progress(_Message, frozen=True, tag="progress"):
-    """The holder is well, and so are the tokens; to the holder before it."""
+    """Sign of life from a holder to the holder before it."""
 
     transfer: TransferId
     blocks_done: Count
 
 
 class Release(_Message, frozen=True, tag="release"):
-    """The next holder has accepted: the copy that was kept for this transfer may go."""
+    """The next holder has accepted, so the copy that was kept for this transfer may be dropped."""
 
     transfer: TransferId
     holder: Name
-    """The next holder."""
     link_us: Microseconds = 0
-    """What the transfer to the next holder took, from the decision to its ACCEPT."""
+    """Time of the transfer to the next holder, from the decision to its ACCEPT."""
 
 
 class Moved(_Message, frozen=True, tag="moved"):
-    """To the source: the sender holds a request now."""
+    """Note to the source that the sender holds a request now."""
 
     transfer: TransferId
     before: Name
-    """Who keeps the copy that would be routed again."""
+    """Process that keeps the copy before."""
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):
-    """The source needs nothing more of these requests; work on them stops, tombstones stay until ``budget_us``."""
+    """The source has ended these requests: work on them stops, and tombstones stay for ``budget_us``."""
 
     requests: Annotated[tuple[RequestId, ...], Meta(max_length=MAX_CANCELLED)]
     budget_us: Budget
@@ -350,15 +349,15 @@ class Complaint(_Message, frozen=True, tag="complaint"):
 
 
 class StoreState(_Text):
-    """How far an offered bundle is; receivers of a Stored accept other words too."""
+    """State of an offered bundle; receivers of a Stored accept other words too."""
 
     IDLE = "idle"
-    """Nothing was offered by the process that is told."""
+    """The receiver has offered nothing."""
     BUSY = "busy"
-    """Another process pushes at the moment."""
+    """Another process is pushing."""
     RECEIVING = "receiving"
     READY = "ready"
-    """All parts are there and verified; an Install switches to them."""
+    """All parts are stored and verified; an Install switches to them."""
     SWITCHING = "switching"
     """It drains, or loads and warms up the engines of the offered bundle."""
     ACTIVE = "active"
@@ -367,7 +366,7 @@ class StoreState(_Text):
 
 
 class Offer(_Message, frozen=True, tag="offer"):
-    """From a pusher: take this bundle. Nothing changes yet in what the receiver serves."""
+    """Offer of a bundle, from a pusher. The receiver continues to serve its own."""
 
     manifest: Digest
     """SHA-256 of ``manifest.json``."""
@@ -376,7 +375,7 @@ class Offer(_Message, frozen=True, tag="offer"):
 
 
 class Want(_Message, frozen=True, tag="want"):
-    """To a pusher: send these bytes of a file of the offered bundle."""
+    """Request for bytes of a file of the offered bundle, to a pusher."""
 
     digest: Digest
     """SHA-256 of the file."""
@@ -385,7 +384,7 @@ class Want(_Message, frozen=True, tag="want"):
 
 
 class Chunk(_Message, frozen=True, tag="chunk"):
-    """From a pusher: bytes that were asked for."""
+    """Requested bytes, from a pusher."""
 
     digest: Digest
     offset: FileSize
@@ -393,45 +392,45 @@ class Chunk(_Message, frozen=True, tag="chunk"):
 
 
 class Install(_Message, frozen=True, tag="install"):
-    """From a pusher: drain, switch to the bundle that was offered, and warm up."""
+    """Command of a pusher to drain, switch to the offered bundle and warm up."""
 
     manifest: Digest
 
 
 class Stored(_Message, frozen=True, tag="stored"):
-    """To a pusher: what is in the store, and how far the offered bundle is."""
+    """State of the store and of the offered bundle, to a pusher."""
 
     state: ShortText
     """A word of :class:`StoreState`."""
     manifest: bytes = b""
-    """Of the bundle that was offered."""
+    """SHA-256 of the manifest of the offered bundle."""
     active: bytes = b""
     """SHA-256 of the manifest of the bundle that is served."""
     previous: bytes = b""
-    """Of the one before, which is kept."""
+    """The same of the bundle before, which is kept."""
     parts: Count = 0
-    """Files of the offered bundle that it needs, the manifest not counted."""
+    """Number of files of the offered bundle that the peer needs, without the manifest."""
     size: FileSize = 0
-    """Their bytes."""
+    """Total bytes of these files."""
     missing: FileSize = 0
-    """Bytes that it still has to ask for."""
+    """Bytes that the peer has not requested yet."""
     reason: ShortText = ""
-    """Why it is ``failed`` or ``busy``, not ``active`` yet, or went back from the offered bundle."""
+    """Reason for ``failed`` or ``busy``, for not being ``active`` yet, or for going back to another bundle."""
 
 
 class FindingRow(msgspec.Struct, frozen=True, array_like=True):
-    """What one check of a peer's machine found."""
+    """Result of one check of a peer's machine."""
 
     status: ShortText
     """``ok``, ``warn`` or ``bad``."""
     what: ShortText
     detail: ShortText
     fix: ShortText = ""
-    """A command or a change that helps; empty where there is nothing to do."""
+    """Command or change that helps; empty if there is nothing to do."""
 
 
 class Inspect(_Message, frozen=True, tag="inspect"):
-    """From an observer or pusher: check your machine, as ``ls-edge doctor`` does."""
+    """Request of an observer or pusher to check the machine, as ``ls-edge doctor`` does."""
 
 
 class Findings(_Message, frozen=True, tag="findings"):
@@ -441,7 +440,7 @@ class Findings(_Message, frozen=True, tag="findings"):
 
 
 PushMessage = Offer | Chunk | Install
-"""What only a pusher may send."""
+"""Messages that only a pusher may send."""
 Message = (
     Hello | Welcome | State | Bye | Run | Accept | Refuse | Progress | Release | Moved | Cancel | Complaint
     | Offer | Want | Chunk | Install | Stored | Inspect | Findings
@@ -454,17 +453,17 @@ _decoder: msgspec.msgpack.Decoder[Message | list[Message]] = msgspec.msgpack.Dec
 
 
 def encode(message: Message) -> bytes:
-    """The header frame of a message."""
+    """Return the header frame of a message."""
     return _PREFIX + _encoder.encode(message)
 
 
 def encode_body(message: Message) -> bytes:
-    """A message for :func:`join`."""
+    """Return the bytes of a message for :func:`join`."""
     return _encoder.encode(message)
 
 
 def join(bodies: Sequence[bytes]) -> bytes:
-    """The header frame of 1 to :data:`MAX_TOGETHER` messages, each from :func:`encode_body`."""
+    """Return the header frame of 1 to :data:`MAX_TOGETHER` messages, each from :func:`encode_body`."""
     if len(bodies) == 1:
         return _PREFIX + bodies[0]
     head = bytes((0x90 | len(bodies),)) if len(bodies) < 16 else bytes((0xDC, 0, len(bodies)))
@@ -472,7 +471,7 @@ def join(bodies: Sequence[bytes]) -> bytes:
 
 
 def decode(frame: bytes | memoryview) -> Message:
-    """Read a header frame; raises :class:`WireError` for everything that is not exactly one message."""
+    """Read a header frame; raise :class:`WireError` for anything but exactly one message."""
     messages = decode_all(frame)
     if len(messages) != 1:
         raise WireError(f"header of {len(messages)} messages, one is read here; dropped")
@@ -480,7 +479,7 @@ def decode(frame: bytes | memoryview) -> Message:
 
 
 def decode_all(frame: bytes | memoryview) -> list[Message]:
-    """Read a header frame of one message or several; raises :class:`WireError` where it, or one of them, is wrong."""
+    """Read a header frame of one message or several; raise :class:`WireError` if any part of it is wrong."""
     view = memoryview(frame)
     if len(view) > MAX_HEADER:
         raise WireError(f"header of {len(view)} bytes, at most {MAX_HEADER} are allowed; dropped")

@@ -270,7 +270,7 @@ class Auditor:
         self._ended()
 
     def _first_wrong(self, challenge: Challenge) -> tuple[list[str], float] | None:
-        """Who made the first hop of a challenge that is not what its blocks make of its input, and by how much."""
+        """Return the holder of the first wrong hop of a challenge, and the relative error of that hop."""
         known: dict[tuple[Ran, ...], np.ndarray] = {(): challenge.audit.stem_tokens}
         for returned in challenge.returns:
             if any(len(wave) != 1 for wave in returned.itinerary.waves):

@@ -37,7 +37,7 @@ class PeerView:
     """The blocks that ``peers.yaml`` gives it."""
     state: PeerState = PeerState.LOST
     engine: str = ""
-    """What its blocks run on, as it last announced; empty before its first greeting. So too ``bundle_id``."""
+    """Engine of its blocks as last announced; empty before its first greeting, as ``bundle_id`` is."""
     bundle_id: str = ""
     warm: bool = False
     credits: int = 0
@@ -54,7 +54,7 @@ class SourceSnapshot:
     missing_blocks: tuple[int, ...]
     """Blocks that no warm peer serves, directly or through another."""
     problems: Mapping[str, str]
-    """Why peers cannot be used, by name."""
+    """Reasons that peers cannot be used, by name."""
     mismatched: Mapping[str, str]
     """Peers that serve another model, with the message that names both ids."""
     rejected: Mapping[str, Rejection]
@@ -68,7 +68,7 @@ class SourceSnapshot:
 
 
 class _Facts(NamedTuple):
-    """What a snapshot is made of; nothing in it changes any more."""
+    """Immutable contents of a snapshot."""
 
     peers: tuple[PeerView, ...]
     """In the order of ``peers.yaml``."""
@@ -109,7 +109,7 @@ class PeerMonitor:
         self._changed = threading.Condition()
         self._closed = False
         self._stale = False
-        """Whether a note came since the last snapshot."""
+        """A note came since the last snapshot."""
         self._neighbour_events = 0
         self._suspicion_ends = float("inf")
         self._states = dict.fromkeys((peer.name for peer in peers.peers), PeerState.LOST)
@@ -121,7 +121,7 @@ class PeerMonitor:
 
     @property
     def snapshot(self) -> SourceSnapshot:
-        """What was last published; the same object as long as nothing has changed."""
+        """Latest published snapshot; the same object while nothing changes."""
         if self._latest[0] is not self._facts:
             with self._making:
                 facts = self._facts

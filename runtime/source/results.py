@@ -17,7 +17,7 @@ from ls_edge.runtime.routing.events import Complete, Fail
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What came back for an image."""
+    """Answer for an image."""
 
     request: int
     logits: np.ndarray
@@ -26,7 +26,7 @@ class Answer:
     label: str
     """The name of the predicted class."""
     degraded: bool
-    """Whether blocks were left out."""
+    """Some blocks were left out."""
     record: RequestRecord
     """Way, times, holders; see :mod:`ls_edge.core.records`."""
 
@@ -42,7 +42,7 @@ class Answer:
 
 
 class RequestState(Enum):
-    """Where a request stands in its source; the source itself ends it at its deadline, unless it is ``ROUTED``."""
+    """Stage of a request in its source, which ends it at its deadline unless it is ``ROUTED``."""
 
     WAITING = "waiting for its turn"
     STEM = "at the stem"
@@ -64,14 +64,14 @@ class InFlightRequest:
     label: int | None
     state: RequestState = RequestState.WAITING
     at_worker: bool = False
-    """Whether a job of it waits for the engines of this process or runs; that one cannot be interrupted."""
+    """A job of it waits for the engines of this process or runs; it cannot be interrupted."""
     begun: bool = False
-    """Whether the stem began."""
+    """The stem has begun."""
     stem_us: int = 0
     stem_tokens: np.ndarray | None = None
     """Kept where answers are audited."""
     answered: Complete | None = None
-    """What the head is given."""
+    """Result of routing: the input of the head."""
 
 
 def record_of(
@@ -106,7 +106,7 @@ def record_of(
 
 
 def itinerary_holders(itinerary: Itinerary) -> list[str]:
-    """Who ran blocks or joined tracks of a request, in this order."""
+    """Return the processes that ran blocks or joined tracks of a request, in order."""
     ran = [holder for wave in itinerary.waves for track in wave for _, holder in track]
     return list(dict.fromkeys([*ran, *(visit.holder for visit in itinerary.visits)]))
 

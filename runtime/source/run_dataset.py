@@ -31,7 +31,7 @@ TICK_S = 0.1
 """Seconds between two calls of ``on_tick``; also how late a request to stop may be noticed."""
 
 AUDITS_S = 30.0
-"""Longest wait for the audits of the last answers."""
+"""Limit on the wait for the audits of the last answers."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class DatasetRun:
     given_up: int = 0
     """Requests that were in flight when the run was stopped; they have no record."""
     error: Exception | None = None
-    """What ended the run before its last image: the source was closed, or the images cannot be read any more."""
+    """Error that ended the run before its last image: the source was closed, or an image cannot be read."""
 
 
 def run_dataset(

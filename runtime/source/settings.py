@@ -20,7 +20,7 @@ from ls_edge.runtime.routing.policies import POLICIES
 from ls_edge.runtime.routing.policies.policy import Policy
 
 MAX_BUDGET_MS = 600_000.0
-"""Longest budget of a request, and the time for which peers remember one that has ended."""
+"""Limit on the budget of a request; peers remember a request for that long."""
 
 BudgetMs = Annotated[float, Meta(gt=0, le=MAX_BUDGET_MS)]
 Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="a whole number of 64 bits")]
@@ -35,13 +35,13 @@ class Settings:
     budget_ms: BudgetMs = 10_000.0
     """Time for a request, including the wait for its turn."""
     max_skips: Annotated[int, Meta(ge=0, le=2**31)] | None = None
-    """Most blocks that an answer may leave out; by default a quarter of the model's."""
+    """Maximum of blocks that an answer may leave out; by default a quarter of the model's."""
     seed: Integer = 0
     """Seed of the orders of the policy ``random``."""
     max_inflight: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
     """Requests in flight at the same time; the others wait for their turn."""
     via_source: bool = False
-    """Whether every hop goes through this process, for peers that cannot reach one another."""
+    """Send every hop through this process, for peers that cannot reach one another."""
     threads: Threads | None = None
     """Threads of stem and head; by default those that ``peers.yaml`` gives this source, else one."""
     engine: EngineKind | None = None
@@ -53,7 +53,7 @@ class Settings:
     waves: Annotated[int, Meta(ge=1, le=1024)] = 2
     """Waves in which the policy ``parallel`` runs a model: fewer are faster, more are closer to a plain order."""
     on_straggler: Literal["later", "skip"] = "later"
-    """Whether blocks of a track that does not come back run later or are left out, as far as ``max_skips`` allows."""
+    """Run blocks of a track that does not come back later, or leave them out as far as ``max_skips`` allows."""
     audit: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Fraction of the answers to recompute in this process; see :mod:`ls_edge.runtime.source.audit`."""
 

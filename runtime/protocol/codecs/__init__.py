@@ -1,4 +1,4 @@
-"""How tokens are written on the wire, by name.
+"""Codecs of tokens on the wire, by name.
 
 A new codec is a file in this folder, an entry of :data:`CODECS` and a row of the table in ``PROTOCOL.md``. Errors of
 the logits after replay grow with the hops; :data:`REPLAY_TOLERANCE` holds what is tested.
