@@ -1,1 +1,1 @@
-"""Who runs which block next: a pure state machine, without sockets, clocks or threads."""
+"""Routing of requests: a pure state machine without sockets, clocks or threads."""

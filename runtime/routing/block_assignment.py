@@ -32,8 +32,8 @@ def assign_blocks(
     """Assign ``blocks``, in the preferred order, to tracks of ``lengths`` blocks; each track keeps that order.
 
     ``allowed`` holds, for each track, the blocks that its holder has; ``before`` counts the blocks of earlier waves.
-    ``costs`` without ``beside`` are not used: they have nothing about tracks. None where no such assignment exists,
-    also where the lengths do not add up to the blocks. A track of length 0 comes back empty.
+    ``costs`` without ``beside`` are not used: they have nothing about tracks. Return None if no such assignment exists
+    or the lengths do not add up to the blocks. A track of length 0 comes back empty.
     """
     allowed = [some if isinstance(some, (set, frozenset)) else frozenset(some) for some in allowed]
     track_of = _assigned(blocks, lengths, allowed)
@@ -48,7 +48,7 @@ def assign_blocks(
 
 
 def _assigned(blocks: Sequence[int], lengths: Sequence[int], allowed: Sequence[Collection[int]]) -> list[int] | None:
-    """The track of each block: each in turn to the track that has the fewest; None where that cannot be."""
+    """Return the track of each block, each in turn given to the shortest track; None if there is no assignment."""
     if sum(lengths) != len(blocks):
         return None
     track_of: list[int] = []
@@ -101,12 +101,12 @@ def _improve(
     costs: OrderCosts,
     beside: Sequence[Sequence[float]],
 ) -> None:
-    """Swap blocks of different tracks while that saves something, those that are close in the preferred order first."""
+    """Swap blocks of different tracks while that saves cost, beginning with blocks close in the preferred order."""
     count, slot, inverted = len(blocks), costs.slot, costs.inverted
     apart = [[0.0] * count for _ in blocks]
-    """What two blocks cost in different tracks, beyond what they cost in one."""
+    """Extra cost of two blocks in different tracks, compared with one track."""
     with_track = [[0.0] * len(allowed) for _ in blocks]
-    """What a block costs apart from all of a track."""
+    """Extra cost of a block outside each track."""
     for j, late in enumerate(blocks):
         for i in range(j):
             early = blocks[i]

@@ -1,4 +1,4 @@
-"""What a routing decision is based on: this process, and the processes that tokens could be handed to."""
+"""Inputs of a routing decision: this process, and the processes that could take the tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
 
 ONE_BAND = Bands(0)
-"""Of a model whose blocks may run in any order, however many they are."""
+"""Bands of a model of any size whose blocks may run in any order."""
 
 _NONE: frozenset[int] = frozenset()
 
@@ -37,18 +37,18 @@ class Candidate(NamedTuple):
     """The bundle that it serves; empty where it does not keep the demand for a bundle."""
 
     def blocks_behind(self, distance: int) -> frozenset[int]:
-        """Blocks of its neighbours (0), of theirs (1) and so on."""
+        """Return the blocks of its neighbours (0), of their neighbours (1) and so on."""
         if distance == 0:
             return self.reach_blocks
         return self.far_blocks[distance - 1] if distance <= len(self.far_blocks) else _NONE
 
     def leads_to(self, blocks: Iterable[int]) -> bool:
-        """Whether some of these can be reached through it, not counting its own."""
+        """Return whether some of these blocks can be reached through it, apart from its own."""
         return not self.reach_blocks.isdisjoint(blocks) or any(not far.isdisjoint(blocks) for far in self.far_blocks)
 
 
 class LocalNode(NamedTuple):
-    """What this process can run itself."""
+    """Blocks that this process can run, and their times."""
 
     blocks: frozenset[int] = frozenset()
     wait_us: int = 0
@@ -60,6 +60,6 @@ class LocalNode(NamedTuple):
     credit_wait: float = 0.25
     """Seconds that a wait for credit may take."""
     beside_us: int = 0
-    """Usual time of one engine call while tokens of other tracks are transferred; 0 where not measured."""
+    """Usual time of one engine call while tokens of other tracks are transferred; 0 if not measured."""
     bands: Bands = ONE_BAND
-    """Of the model: what remains may run once all bands before its own have ended."""
+    """Bands of the model: a block may run once all bands before its own have ended."""

@@ -22,7 +22,7 @@ _CHANGES = {
     for before in Stage
     for after in Stage
 }
-"""How a transition changes the numbers of waiting requests, of copies and of held requests."""
+"""Effect of a transition on the numbers of waiting requests, copies and held requests."""
 
 
 @functools.lru_cache(4096)
@@ -107,7 +107,7 @@ class Credits:
         self._limits = limits
         self._occupancy = occupancy
         self._let_in: dict[str, float] = {}
-        """When each linked source, its aliases counting as one, last made a transfer to this peer itself."""
+        """Time of the last transfer of each linked source to this peer; aliases count as one."""
 
     @property
     def total(self) -> int:

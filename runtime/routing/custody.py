@@ -72,30 +72,30 @@ from ls_edge.runtime.routing.policies.policy import Choice, ReturnToSource, RunH
 from ls_edge.runtime.routing.waiting_requests import WaitingRequests
 
 REFUSED_S = 0.1
-"""Seconds for which a process that refuses as cold or draining is asked nothing: its STATE comes when that changes."""
+"""Seconds without offers to a process that refuses as cold or draining; its STATE announces the end."""
 _LOOK_EVERY = 0.1
 """Seconds between two looks at waiting requests that no event concerns."""
 _UNSENDABLE_S = 0.02
-"""Seconds until a transfer that could not be sent is decided again: longer idles, shorter spins on a full link."""
+"""Seconds until a transfer that could not be sent is decided again; shorter spins on a full link."""
 _OFFERS = 1024
-"""Transfers that are remembered until they are answered, to learn how long they take."""
+"""Limit on remembered transfers without an answer, from which link times are learned."""
 _SPARE_CHECKS = 64
-"""Outdated entries that the heap of times may hold beyond four for each held request; more means rarer sweeps."""
+"""Outdated entries in the heap of times beyond four for each held request; more means rarer sweeps."""
 
 
 class InvalidTransition(Exception):
-    """A held request was to change between two stages that the table does not connect."""
+    """A held request would change between two stages that the table does not connect."""
 
     def __init__(self, request: HeldRequest, to: Stage, why: str) -> None:
         super().__init__(f"{request.stage.value} -> {to.value} ({why}) is no transition of\n{request.history()}")
 
 
 class InvalidState(Exception):
-    """The books of a machine contradict one another; raised by :meth:`CustodyMachine.validate` alone."""
+    """Internal state is inconsistent; raised only by :meth:`CustodyMachine.validate`."""
 
 
 class CustodyMachine(ABC):
-    """What ``PeerMachine`` and ``SourceMachine`` have in common.
+    """Common part of ``PeerMachine`` and ``SourceMachine``.
 
     A subclass adds transitions and handlers to the tables and implements the abstract methods; it overrides nothing.
     Its parts (engine queue, waves, credits) use the public methods.
@@ -125,11 +125,11 @@ class CustodyMachine(ABC):
         self.reroutes = 0
         """Requests that were decided again after a failure."""
         self.decisions = 0
-        """How often a waiting request was decided."""
+        """Number of decisions on waiting requests."""
         self.now = 0.0
         """The time of the event that is being handled."""
         self.instructions: list[Instruction] = []
-        """What that event asks for so far."""
+        """Instructions that follow from the event so far."""
         self.transitions: dict[tuple[Stage, Stage], Callable[..., None]] = {
             (Stage.NEW, Stage.WAITING): self._enter_waiting,
             (Stage.WAITING, Stage.OFFERED): self._enter_offered,
@@ -160,28 +160,28 @@ class CustodyMachine(ABC):
         }
         self._sent: dict[TransferId, HeldRequest] = {}
         self._offered: dict[TransferId, tuple[str, float]] = {}
-        """To whom and when each transfer was offered that is not answered yet, given up ones included."""
+        """Receiver and time of each unanswered transfer, including the ones that were given up."""
         self.waiting = WaitingRequests()
         self._candidates: dict[str, Candidate] | None = None
-        """Made at most once for an event."""
+        """Candidates, made at most once for an event."""
         self._outdated: set[str] = set()
-        """Those of them that have to be made again, since the neighbour has changed."""
+        """Names of candidates to make again, since the neighbour has changed."""
         self._ready: deque[HeldRequest] = deque()
         """Waiting requests that are decided at the end of the event."""
         self._checks: list[tuple[float, int, HeldRequest]] = []
         """A heap of the times at which held requests have to be looked at, with outdated entries."""
         self._numbers = itertools.count()
         self._look_at = 0.0
-        """When waiting requests are looked at again although there was no event."""
+        """Time of the next look at waiting requests without an event."""
 
     # The interface of the process around it.
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Take one event in and return what to do, in the order in which it is to be done. ``now`` never goes back."""
+        """Handle one event and return instructions in the order of their execution. ``now`` never decreases."""
         return self.handle_all((event,), now)
 
     def handle_all(self, events: Iterable[Event], now: float) -> list[Instruction]:
-        """Take in what happened together, and decide once what follows from all of it; else as :meth:`handle`."""
+        """Handle several events and decide once, after all of them; otherwise as :meth:`handle`."""
         self.now = max(self.now, now)
         self.instructions = []
         for event in events:
@@ -211,7 +211,7 @@ class CustodyMachine(ABC):
         self._after_event(event)
 
     def next_check(self) -> float | None:
-        """Return when :class:`Tick` is due, if nothing else happens before."""
+        """Return the time of the next :class:`Tick` if nothing else happens before."""
         checks = self._checks
         while checks and checks[0][2].check_at != checks[0][0]:
             heapq.heappop(checks)
@@ -222,11 +222,11 @@ class CustodyMachine(ABC):
 
     @property
     def transfers(self) -> list[TransferId]:
-        """Transfers by which requests were handed on, and whose answers still count."""
+        """Transfers whose answers still count."""
         return list(self._sent)
 
     def validate(self) -> None:
-        """Raise :class:`InvalidState` where the books contradict one another; for tests, after each event."""
+        """Raise :class:`InvalidState` if internal state is inconsistent; for tests, after each event."""
         self._expect(not self._ready, "requests are left to be decided")
         self._expect(Occupancy.recount(self.held.values()) == self.occupancy, f"counts are {self.occupancy}")
         offers = Counter(request.downstream for request in self.held.values() if request.stage is Stage.OFFERED)
@@ -267,55 +267,55 @@ class CustodyMachine(ABC):
 
     @abstractmethod
     def _decide_locally(self, request: HeldRequest, local: LocalNode) -> bool:
-        """Carry out what is decided without the policy; return whether there was any."""
+        """Make a decision that needs no policy; return whether there was one."""
 
     @abstractmethod
     def _run_here(self, request: HeldRequest, block: int) -> None:
-        """Have a block run by the engine of this process."""
+        """Run a block on the engine of this process."""
 
     @abstractmethod
     def _cannot_go_on(self, request: HeldRequest, reason: ReturnReason) -> None:
-        """Act on a request that no process within reach can take."""
+        """Act on a request that no reachable process can take."""
 
     @abstractmethod
     def _waits_on(self, request: HeldRequest, candidates: Iterable[Candidate]) -> bool:
-        """Whether a request waits on for the credit of these, although it has waited for ``Limits.credit_wait``."""
+        """Return whether a request waits for the credit of these even longer than ``Limits.credit_wait``."""
 
     @abstractmethod
     def _way_out(self, request: HeldRequest) -> str:
-        """Return who may reach a holder that nobody announces, as far as the request's own way shows; "" for nobody."""
+        """Return a process that may reach an unannounced holder, judging by the way of the request, or ""."""
 
     @abstractmethod
     def _accepted(self, request: HeldRequest) -> None:
-        """The next holder has accepted."""
+        """Act on the ACCEPT of the next holder."""
 
     @abstractmethod
     def _released(self, request: HeldRequest, holder: str) -> None:
-        """The next holder has passed it on to ``holder``."""
+        """Act on the RELEASE of the next holder, which has passed the request on to ``holder``."""
 
     @abstractmethod
     def _watch(self, request: HeldRequest) -> None:
-        """Set when a request that is ``AWAY`` has to be looked at."""
+        """Set the next check of a request that is ``AWAY``."""
 
     @abstractmethod
     def _end(self, request: HeldRequest) -> float:
-        """Return when a request in its present stage has to be looked at because its budget ends."""
+        """Return the time at which the budget ends a request in its present stage."""
 
     @abstractmethod
     def _over_budget(self, request: HeldRequest) -> bool:
-        """Act on a request whose time is over; return whether it was."""
+        """End a request if its time is over; return whether it was."""
 
     @abstractmethod
     def _late(self, request: HeldRequest) -> None:
-        """Act on a request in a stage of the subclass that has passed its ``check_at``."""
+        """Act on a request that has passed its ``check_at`` in a stage of the subclass."""
 
     @abstractmethod
     def _annotated(self, request: HeldRequest, itinerary: Itinerary) -> Itinerary:
-        """Return the itinerary with what this process adds: the time spent, or who is to be avoided."""
+        """Return the itinerary with the time that the request spent in this process."""
 
     @abstractmethod
     def _validate_parts(self) -> None:
-        """See :meth:`validate`."""
+        """Validate the parts of the subclass; see :meth:`validate`."""
 
     def _before_event(self, event: Event) -> None:  # noqa: B027
         """Prepare for an event."""
@@ -327,26 +327,26 @@ class CustodyMachine(ABC):
         """Follow up on what was decided."""
 
     def _other_check(self) -> float:
-        """Return when a Tick is due for other reasons than held requests; infinity where it never is."""
+        """Return the time of the next Tick for other reasons than held requests, or infinity."""
         return INFINITY
 
     def _reach_changed(self) -> None:  # noqa: B027
         """Links, or what neighbours reach, have changed."""
 
     def _refused(self, request: HeldRequest, sender: str, message: Refuse) -> None:  # noqa: B027
-        """A request waits again since its next holder refused it."""
+        """Act on a request that waits again because its next holder refused it."""
 
     def _rerouted(self, request: HeldRequest) -> None:  # noqa: B027
-        """A request is about to wait again since its next holder failed."""
+        """Act on a request that is about to wait again because its next holder failed."""
 
     def _waits_for_credit(self, request: HeldRequest) -> None:  # noqa: B027
-        """A request has begun, or goes on, to wait for a credit."""
+        """Act on a request that waits for a credit."""
 
     def _neighbour_lost(self, name: str) -> None:  # noqa: B027
-        """A neighbour is gone; requests that were on their way to it wait again already."""
+        """Act on the loss of a neighbour; requests on their way to it already wait again."""
 
     def _track_forgotten(self, request: HeldRequest) -> None:  # noqa: B027
-        """Tokens that are an open track of a wave of this process are not held any more."""
+        """Act on an open track of this process whose tokens are not held any more."""
 
     # Transitions.
 
@@ -364,7 +364,7 @@ class CustodyMachine(ABC):
         handler(request, *arguments)
 
     def hold(self, request: HeldRequest, why: str) -> None:
-        """Take a new request in; it waits, and is not decided yet."""
+        """Hold a new request; it waits and is not decided yet."""
         request.number = next(self._numbers)
         self.held[request.transfer] = request
         self.transition(request, Stage.WAITING, why, None)
@@ -378,10 +378,10 @@ class CustodyMachine(ABC):
         credit_of: tuple[str, ...] = (),
         or_change: bool = False,
     ) -> None:
-        """Have a request wait; until the end of its budget unless it is decided again before.
+        """Make a request wait until a neighbour changes, or until ``until``, or the end of its budget.
 
-        That is when a neighbour changes in any way. A request that waits already can wait for the ``credit_of`` some
-        neighbours: it is decided when one of them has room, in turn with others, or (``or_change``) as without.
+        A request that waits already can wait for the ``credit_of`` some neighbours instead: it is decided in turn with
+        others when one of them has room, and with ``or_change`` after any change as well.
         """
         if request.stage is not Stage.WAITING:
             self.transition(request, Stage.WAITING, why, until)
@@ -390,7 +390,7 @@ class CustodyMachine(ABC):
         self.waiting.wait_for(request, credit_of, or_change=or_change)
 
     def decide_soon(self, request: HeldRequest) -> None:
-        """Have a waiting request decided at the end of this event."""
+        """Decide a waiting request at the end of this event."""
         self._ready.append(request)
 
     def offer(self, request: HeldRequest, to: str, itinerary: Itinerary) -> None:
@@ -398,12 +398,12 @@ class CustodyMachine(ABC):
         self.transition(request, Stage.OFFERED, to, to, itinerary)
 
     def end(self, request: HeldRequest, why: str) -> None:
-        """Forget a request; its transfers, if there are any, are of no interest any more."""
+        """Forget a request and its transfers."""
         if request.stage is not Stage.ENDED:
             self.transition(request, Stage.ENDED, why)
 
     def set_check(self, request: HeldRequest, at: float) -> None:
-        """Set when a request has to be looked at in its present stage."""
+        """Set the time of the next check of a request in its present stage."""
         if at == request.check_at:
             return
         request.check_at = at
@@ -419,7 +419,7 @@ class CustodyMachine(ABC):
         self._set_time(request, until)
 
     def _set_time(self, request: HeldRequest, until: float | None) -> None:
-        """Set when a waiting request has to be looked at."""
+        """Set the time of the next check of a waiting request."""
         end = self._end(request)
         if until is None:
             self.set_check(request, end)
@@ -488,7 +488,7 @@ class CustodyMachine(ABC):
             self._track_forgotten(request)
 
     def _settle_offer(self, request: HeldRequest) -> None:
-        """One transfer less is on its way to the next holder."""
+        """Count one transfer less on its way to the next holder."""
         n = self.neighbours.get(request.downstream)
         if n is not None:
             n.offers -= 1
@@ -496,7 +496,7 @@ class CustodyMachine(ABC):
             self.waiting.note_room(n.name)
 
     def _forget_transfer(self, request: HeldRequest) -> None:
-        """Answers to the transfer by which a request was handed on do not count any more."""
+        """Ignore further answers to the transfer by which a request was handed on."""
         if request.sent is not None:
             self._sent.pop(request.sent, None)
 
@@ -606,7 +606,7 @@ class CustodyMachine(ABC):
         return not known.intersection(request.itinerary.remaining) <= left | self.local_node(request).blocks
 
     def _on_progress(self, sender: str, message: Progress) -> None:
-        """Give its holder more time; without further blocks only as long as :attr:`Limits.keep_share` allows."""
+        """Give the holder more time; without further blocks only as long as :attr:`Limits.keep_share` allows."""
         request = self._sent_to(sender, message)
         if request is None:
             return
@@ -630,7 +630,7 @@ class CustodyMachine(ABC):
             self._released(request, message.holder)
 
     def _learn(self, name: str, message: Accept | Refuse) -> float:
-        """Take in the credits that an answer to a transfer reports; return the seconds that the transfer took."""
+        """Note the credits that an answer to a transfer reports; return the seconds of the transfer."""
         n = self.neighbours.get(name)
         offered = self._offered.pop(message.transfer, None)
         if n is None or offered is None or offered[0] != name:
@@ -693,7 +693,7 @@ class CustodyMachine(ABC):
             self.offer(request, choice.holder, itinerary)
 
     def _wait_or_return(self, request: HeldRequest, reason: ReturnReason, candidates: Sequence[Candidate]) -> None:
-        """Act on a request for which the policy finds no holder now: wait on, hand it out again, or give it back."""
+        """Act on a request for which the policy finds no holder: wait, hand it back out, or return it."""
         if reason is ReturnReason.CREDIT and self._waits_on(request, candidates):
             self._wait_for_credit(request, candidates, ())
             return
@@ -727,7 +727,7 @@ class CustodyMachine(ABC):
         self._waits_for_credit(request)
 
     def able_to_run(self, request: HeldRequest, candidates: Iterable[Candidate]) -> list[Candidate]:
-        """Return those of the candidates that have a block which may run now; if there are none, relays to such."""
+        """Return the candidates with a block that may run now; if there are none, relays to such candidates."""
         itinerary = request.itinerary
         first = not policy_of(itinerary.policy).may_reorder
         wanted = itinerary.remaining[:1] if first else self.bands.permitted(itinerary.remaining)
@@ -752,18 +752,18 @@ class CustodyMachine(ABC):
         return [c for c in candidates if _suits(c, request)] if request.bundle_id else candidates
 
     def leads_beyond(self, n: Neighbour) -> bool:
-        """Whether a neighbour has a link to a peer that this process has none to. Names of sources are aliases."""
+        """Return whether a neighbour is linked to a peer that this process is not. Names of sources are aliases."""
         known = self.neighbours.by_name
         others = () if n.state is None else n.state.reaches
         return any(name not in known and name != self.name and owner_of(name) == name for name in others)
 
     def _changed(self, name: str) -> None:
-        """A neighbour can take more, or less, than it could."""
+        """Note that a neighbour can take more or less than before."""
         if self._candidates is not None:
             self._outdated.add(name)
 
     def reroute(self, request: HeldRequest, why: str) -> None:
-        """The next holder is lost or shows no progress: our copy takes another way."""
+        """Send our copy another way, because the next holder is lost or shows no progress."""
         self.reroutes += 1
         request.reroutes += 1
         request.failure = "late" if request.downstream in self.neighbours.by_name else "lost"
@@ -773,7 +773,7 @@ class CustodyMachine(ABC):
         self.decide_soon(request)
 
     def send_progress(self, requests: Iterable[HeldRequest]) -> None:
-        """Send PROGRESS to who keeps the copies before, unless one was sent a moment ago."""
+        """Send PROGRESS to the keepers of the copies before, unless one was sent a moment ago."""
         for request in requests:
             before = request.upstream
             due = self.now - request.progress_at >= self.limits.progress_every
@@ -784,7 +784,7 @@ class CustodyMachine(ABC):
     # Times.
 
     def _wake_all(self) -> None:
-        """Decide everything that waits again: there are more ways to go, or fewer."""
+        """Decide every waiting request again, because the reachable processes have changed."""
         if self.occupancy.waiting:
             self._ready.extend(request for request in self.held.values() if request.stage is Stage.WAITING)
 
@@ -799,7 +799,7 @@ class CustodyMachine(ABC):
             self.waiting.note_room(n.name)
 
     def _room(self, name: str) -> int:
-        """Return how many more transfers a neighbour can be sent."""
+        """Return the number of further transfers that a neighbour can be sent."""
         n = self.neighbours.get(name)
         if n is None:
             return 0
@@ -830,7 +830,7 @@ class CustodyMachine(ABC):
                 heapq.heappush(self._checks, (request.check_at, next(self._numbers), request))
 
     def _late_hop(self, request: HeldRequest) -> None:
-        """A transfer has to be looked at: it is late, is kept for too long, or its own keeper waits for PROGRESS."""
+        """Check a transfer: it is late, is kept for too long, or its own keeper waits for PROGRESS."""
         name = request.downstream
         if self.now >= request.hop_at:
             self.neighbours.suspect(name, self.now)
@@ -858,7 +858,7 @@ class CustodyMachine(ABC):
             self._check_hop(request, self._end(request))
 
     def _only_holder(self, request: HeldRequest) -> bool:
-        """Whether no other process could continue a request that its next holder keeps."""
+        """Return whether no other process could continue a request that its next holder keeps."""
         if request.returning:
             return request.downstream == request.itinerary.source
         others = [c for c in self.reachable(request) if c.name != request.downstream]
@@ -875,7 +875,7 @@ class CustodyMachine(ABC):
         self._check_hop(request, end)
 
     def _check_hop(self, request: HeldRequest, end: float) -> None:
-        """Set when a transfer has to be looked at next; ``end`` is that of :meth:`_end`."""
+        """Set the time of the next check of a transfer; ``end`` is that of :meth:`_end`."""
         at = min(request.hop_at, request.keep_until, request.keep_end, end)
         if request.stage is Stage.OFFERED and request.upstream is not None:
             at = min(at, self.now + self.limits.look_again)

@@ -1,4 +1,4 @@
-"""The engine of a peer as routing sees it: what is queued, which batch runs next, and how long calls usually take.
+"""The engine of a peer as routing sees it: the queue, the next batch, and the usual time of a call.
 
 The engine runs one call at a time; sources take turns at it, and within a source the request that came first goes
 first. Requests that are at the same block, at whatever slot, run as one batch of at most ``max_batch``, since all
@@ -30,11 +30,11 @@ _NOT_FINITE = 3
 _SMOOTH = 0.1
 """Weight of the newest engine call in the usual time of one: larger follows changes, smaller ignores outliers."""
 _SMOOTH_BESIDE = 0.3
-"""The same for calls beside an open wave, of which there are fewer."""
+"""The weight for calls during an open wave, of which there are fewer."""
 
 
 MOST_CALLS = 2
-"""Calls that the engine has at once: the one that runs and the next."""
+"""Calls that the engine has at the same time: the running one and the next."""
 
 
 @dataclass(eq=False)
@@ -57,12 +57,12 @@ class EngineQueue:
         self.failed_blocks: dict[int, str] = {}
         """Blocks that are not run any more, and why."""
         self.stuck = False
-        """Whether the call that runs has not ended for longer than it should."""
+        """The running call takes too long."""
         self.calls = 0
         self.block_us = 0
         """Usual time of one call for one block."""
         self.beside_us = 0.0
-        """The same while a wave of ours is open, when transfers share our core; 0 before the first."""
+        """Usual time of one call while a wave of ours is open and transfers share our core; 0 before the first."""
         self.queued: list[HeldRequest] = []
         self.max_batch = max_batch
         self._batch_wait = batch_wait if max_batch > 1 else 0.0
@@ -71,7 +71,7 @@ class EngineQueue:
         self._beside_at = 0.0
         self._last_took = 0.0
         self._calls: deque[_Call] = deque()
-        """What the engine was given and has not returned, the call that runs first."""
+        """Calls that the engine has, the running one first."""
         self._running_since = 0.0
         self._start_at = 0.0
         self._served: dict[str, int] = {}
@@ -87,7 +87,7 @@ class EngineQueue:
 
     @property
     def busy(self) -> bool:
-        """Whether a call runs."""
+        """A call is running."""
         return bool(self._calls)
 
     @property
@@ -107,21 +107,21 @@ class EngineQueue:
 
     @property
     def beside_wave(self) -> bool:
-        """Whether the call that runs is a track of a wave of ours, whose other tracks may come home meanwhile."""
+        """The running call is a track of an open wave of ours, whose other tracks may return meanwhile."""
         return any(request.open_track is not None for request in self.running)
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the engine runs a call and has as many behind it as it is given."""
+        """The engine has as many calls as it is given."""
         return len(self._calls) >= MOST_CALLS
 
     @property
     def next_start(self) -> float | None:
-        """When the next call may begin; None while nothing is queued, or one is running."""
+        """Earliest start of the next call; None while nothing is queued or a call is running."""
         return self._start_at if not self._calls and self.queued and not self.stuck else None
 
     def work_us(self, now: float) -> int:
-        """Return what the engine has to do for the requests that are queued or running."""
+        """Return the remaining work of the engine for queued and running requests."""
         waiting = (*self.queued, *self.given)
         calls = sum(len(self.blocks.intersection(request.itinerary.remaining)) for request in waiting)
         over = 0
@@ -137,7 +137,7 @@ class EngineQueue:
         return round(self.block_us + (self.beside_us - self.block_us) * weight)
 
     def next_batch(self, now: float, usable: frozenset[int]) -> tuple[tuple[HeldRequest, ...], tuple[int, ...]] | None:
-        """Return the requests of the next call and its blocks; None where the engine is to get none now."""
+        """Return the requests and blocks of the next call; None if the engine should get none now."""
         if self.is_ahead or len(self.queued) < self._least_batch or self.stuck:
             return None
         first = min(
@@ -162,11 +162,11 @@ class EngineQueue:
 
     @property
     def _least_batch(self) -> int:
-        """Fewest requests of which a call can be made now."""
+        """Minimum of requests for a call now."""
         return self.max_batch if self._calls else 1
 
     def most_s(self) -> float:
-        """Return the seconds after which the engine hangs if it has not returned all calls that it has now."""
+        """Return the seconds after which the engine counts as stuck unless it has returned all its calls."""
         limits, usual = self._limits, self.block_us / 1e6
         return sum(max(limits.hop_floor, limits.call_factor * usual * call.num_blocks) for call in self._calls)
 
@@ -176,19 +176,19 @@ class EngineQueue:
         return now - self._running_since <= self._limits.hop_factor * usual
 
     def end_call(self, now: float) -> tuple[HeldRequest, ...]:
-        """The call that runs has ended: take it out, and return its requests as :attr:`running` has them."""
+        """Remove the running call, which has ended, and return its requests as in :attr:`running`."""
         self._running_since = now
         return self._calls.popleft().batch if self._calls else ()
 
     def take_back(self) -> tuple[HeldRequest, ...]:
-        """Return the requests of the calls behind the one that runs; what these calls will return is not theirs."""
+        """Take back and return the requests of the calls behind the running one."""
         taken = tuple(request for call in list(self._calls)[1:] for request in call.batch)
         for call in list(self._calls)[1:]:
             call.batch = ()
         return taken
 
     def _chain(self, batch: list[HeldRequest], first: int, usable: frozenset[int]) -> tuple[int, ...]:
-        """Blocks that all of a batch would run here one after the other anyway, as many as fit one engine call.
+        """Return the blocks that all of a batch would run here in sequence anyway, as many as fit one engine call.
 
         Only what the policies would choose without looking at other processes: the next preferred block, held here.
         Blocks of an earlier band stand before those of a later one, so a chain keeps to the bands.
@@ -205,12 +205,12 @@ class EngineQueue:
         return tuple(chain)
 
     def _may_follow(self, itinerary: Itinerary) -> tuple[int, ...]:
-        """Blocks that one call may run; where waves may be planned, each band is a new decision."""
+        """Return the blocks that one call may run; if waves may be planned, each band is a new decision."""
         waves = policy_of(itinerary.policy).runs_in_waves and itinerary.track is None
         return self._bands.permitted(itinerary.remaining) if waves else itinerary.remaining
 
     def _may_join(self, request: HeldRequest, block: int) -> bool:
-        """Whether a queued request may run ``block`` next; its slot may be any."""
+        """Return whether a queued request may run ``block`` next, at any slot."""
         if request.engine.block == block:
             return True
         itinerary = request.itinerary
@@ -230,7 +230,7 @@ class EngineQueue:
             self.block_us = round(self.block_us + _SMOOTH * (took - self.block_us))
 
     def count_failure(self, event: ComputeFailed) -> bool:
-        """Note a failed call; return whether its block has failed for good by it."""
+        """Note a failed call; return whether its block has now failed permanently."""
         if event.block in self.failed_blocks:
             return False
         if event.not_finite:

@@ -1,6 +1,6 @@
-"""What goes into the routing machines and what comes out of them.
+"""Events that go into the routing machines and instructions that come out of them.
 
-Events describe what happened, instructions what is to be done; nothing here does input or output. ``tokens`` are opaque
+Nothing here does input or output. ``tokens`` are opaque
 to routing: arrays in a process, anything in a simulation.
 """
 
@@ -17,13 +17,13 @@ from ls_edge.runtime.protocol.messages import Hello, Itinerary, Message, Request
 
 
 class NeighbourUp(msgspec.Struct, frozen=True):
-    """A process sent HELLO or WELCOME on a link, for the first time or with something new."""
+    """A process sent HELLO or WELCOME on a link, for the first time or with changes."""
 
     hello: Hello
 
 
 class NeighbourDown(msgspec.Struct, frozen=True):
-    """The last link to a process is gone, or it sent BYE."""
+    """The last link to a process has ended, or it sent BYE."""
 
     name: str
     why: str
@@ -37,18 +37,18 @@ class NeighbourState(msgspec.Struct, frozen=True):
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """Tokens came in, checked and decoded."""
+    """Tokens arrived, checked and decoded."""
 
     sender: str
     run: Run
     tokens: Any
     codec_us: int = 0
     finite: bool = True
-    """Whether all values of the tokens are finite."""
+    """All values of the tokens are finite."""
 
 
 class Received(msgspec.Struct, frozen=True):
-    """Any other message came in."""
+    """Any other message arrived."""
 
     sender: str
     message: Message
@@ -74,12 +74,12 @@ class ComputeFailed(msgspec.Struct, frozen=True):
 
     block: int
     transfers: tuple[TransferId, ...]
-    """The transfers of the call that have no output; all of them, unless ``rest`` has the others."""
+    """Transfers of the call without an output: all of them, unless ``rest`` has the others."""
     why: str
     not_finite: bool = False
-    """Whether finite tokens went in and others came out: of the model or of the image, so maybe not of the engine."""
+    """Finite tokens went in and others came out, which may be due to the model or the image."""
     rest: Computed | None = None
-    """What the same call returned for the other transfers of its batch."""
+    """Result of the same call for the other transfers of its batch."""
 
 
 class Warm(msgspec.Struct, frozen=True):
@@ -89,22 +89,22 @@ class Warm(msgspec.Struct, frozen=True):
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """Take nothing new and get rid of what is held."""
+    """Accept nothing new and hand on everything held."""
 
 
 class Submit(msgspec.Struct, frozen=True):
-    """An image's stem tokens are to be answered by ``deadline`` (seconds of the caller's clock)."""
+    """Stem tokens of an image to answer by ``deadline`` (seconds of the caller's clock)."""
 
     request: int
     itinerary: Itinerary
     tokens: Any
     deadline: float
     watch_returns: bool = False
-    """Whether each RETURN that is used is reported as :class:`Returned`."""
+    """Report each RETURN that is used as :class:`Returned`."""
 
 
 class Abandon(msgspec.Struct, frozen=True):
-    """Nobody waits for this request any more."""
+    """The caller has abandoned this request."""
 
     request: int
 
@@ -135,7 +135,7 @@ class Forward(msgspec.Struct, frozen=True):
     itinerary: Itinerary
     tokens: Any
     returning: str = ""
-    """Why the tokens go back to the source (``ReturnReason``); empty while they go forward."""
+    """Reason for sending the tokens back to the source (``ReturnReason``); empty while they go forward."""
     bundle_id: str = ""
     """The only bundle whose blocks may run on them; empty for any of the model."""
 
@@ -147,7 +147,7 @@ class Forward(msgspec.Struct, frozen=True):
 
 
 class Compute(msgspec.Struct, frozen=True):
-    """Run blocks, one after the other, for these transfers at once.
+    """Run blocks, one after the other, for a batch of transfers.
 
     Answered by :class:`Computed` or :class:`ComputeFailed`.
     """
@@ -156,20 +156,20 @@ class Compute(msgspec.Struct, frozen=True):
     transfers: tuple[TransferId, ...]
     tokens: tuple[Any, ...]
     slots: tuple[int, ...]
-    """Of the first block, for each transfer."""
+    """Slot of the first block, for each transfer."""
 
 
 class Complete(msgspec.Struct, frozen=True):
-    """A request has its last tokens; the head is to run on them."""
+    """Run the head on the last tokens of a request."""
 
     request: int
     itinerary: Itinerary
     tokens: Any
     attempts: int
     seen_holders: tuple[str, ...] = ()
-    """Who has had its tokens as far as the source saw itself: the itinerary is what the holders report."""
+    """Processes that had its tokens as observed by the source; the itinerary is what holders report."""
     why_skipped: str = ""
-    """Why blocks were left out; empty where none were."""
+    """Reason for leaving blocks out; empty if none were."""
 
 
 class Returned(msgspec.Struct, frozen=True):
@@ -191,7 +191,7 @@ class Fail(msgspec.Struct, frozen=True):
 
 
 class NoteKind(str, Enum):
-    """What a :class:`Note` reports; the text is that of the log line."""
+    """Kind of a :class:`Note`; its value is the text of the log line."""
 
     LOST = "lost"
     SUSPECT = "suspect"
@@ -207,7 +207,7 @@ class NoteKind(str, Enum):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Something for the log: ``what`` happened to whom."""
+    """A line for the log: ``what`` happened to which process."""
 
     what: NoteKind
     peer: str = ""

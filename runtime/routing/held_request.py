@@ -13,16 +13,16 @@ from ls_edge.runtime.routing.wave_planner import PlannedTrack
 
 INFINITY = float("inf")
 _STORY = 16
-"""Transitions that a held request remembers: enough for two visits of the engine, small beside its tokens."""
+"""Transitions that a held request remembers: enough for two visits of the engine, small compared with its tokens."""
 
 
 class Stage(Enum):
-    """Where a held request stands; only peers have ``QUEUED``, ``RUNNING`` and ``JOINING``."""
+    """Stage of a held request; only peers have ``QUEUED``, ``RUNNING`` and ``JOINING``."""
 
     NEW = "new"
     """Not held yet."""
     WAITING = "waiting"
-    """To be decided: no holder, or no credit."""
+    """Undecided: no holder, or no credit."""
     QUEUED = "queued"
     """For the engine."""
     RUNNING = "running"
@@ -43,13 +43,13 @@ class Stage(Enum):
 
 @dataclass(eq=False, slots=True)
 class EngineVisit:
-    """What the engine of this process did for a request."""
+    """Work of the engine of this process for a request."""
 
     block: int = -1
-    """What is queued or running."""
+    """Block that is queued or running."""
     queued_at: float = 0.0
     until: float = 0.0
-    """When the call that runs it hangs."""
+    """Time at which the running call counts as stuck."""
     ran: list[int] = field(default_factory=list)
     """Blocks that ran here."""
     engine_us: int = 0
@@ -57,7 +57,7 @@ class EngineVisit:
 
 @dataclass(eq=False, slots=True)
 class JoinVisit:
-    """What waves that were joined by this process did for a request."""
+    """Work of the waves of a request that this process joined."""
 
     waves: int = 0
     """Waves that were begun here."""
@@ -75,16 +75,16 @@ class HeldRequest:
     itinerary: Itinerary
     tokens: Any = field(repr=False)
     deadline: float
-    """When the request's budget ends, on this process's clock."""
+    """End of the request's budget, on the clock of this process."""
     upstream: str | None
-    """Who gets PROGRESS and RELEASE; None in the source and for the tracks of a joiner."""
+    """Process that gets PROGRESS and RELEASE; None in the source and for the tracks of a joiner."""
     arrived: float
     tie_break: int = 0
     """Chooses between equal holders: counts up, so that they take turns."""
     returning: str = ""
-    """Why the tokens go back to the source (``ReturnReason``); empty while they go forward."""
+    """Reason for sending the tokens back to the source (``ReturnReason``); empty while they go forward."""
     avoid: dict[str, float] = field(default_factory=dict)
-    """Who has refused it or returned it as it was, and until when it is not offered to them."""
+    """Processes that are not offered it, and until when: they refused it or returned it unchanged."""
     codec_us: int = 0
     """Time to decode the tokens."""
     bundle_id: str = ""
@@ -97,28 +97,28 @@ class HeldRequest:
     sent: TransferId | None = None
     """The transfer by which they were last handed on."""
     link_us: int = 0
-    """What that transfer took until it was accepted."""
+    """Time until that transfer was accepted."""
     check_at: float = INFINITY
-    """When it has to be looked at in its present stage; set by ``CustodyMachine.set_check`` alone."""
+    """Time of the next check in its present stage; set only by ``CustodyMachine.set_check``."""
     ran_at: float = 0.0
-    """When its next holder accepted it, or last reported a further block."""
+    """Time at which its next holder accepted it or last reported a further block."""
     hop_at: float = INFINITY
-    """When its next holder has shown no progress for too long."""
+    """Deadline for progress of its next holder."""
     keep_until: float = INFINITY
-    """When its next holder has kept it for too long without a further block."""
+    """Deadline for a further block of its next holder."""
     keep_end: float = INFINITY
-    """When its next holder has kept it for too long in any case."""
+    """Deadline of its next holder in any case."""
     most_done: int = 0
     """Blocks that have run, as far as its next holder has reported."""
     waiting_since: float | None = None
-    """When it began to wait for a credit or another process."""
+    """Start of its wait for a credit or another process."""
     waits_for: tuple[str, ...] = ()
     """Neighbours whose credit it waits for, in the stage ``WAITING``."""
     reroutes: int = 0
     progress_at: float = 0.0
-    """When the last PROGRESS was sent."""
+    """Time of the last PROGRESS that was sent for it."""
     failure: str = ""
-    """Why the last holder of a track did not run it."""
+    """Reason that the last holder of a track did not run it."""
     engine: EngineVisit = field(default_factory=EngineVisit)
     joins: JoinVisit = field(default_factory=JoinVisit)
     wave: OpenWave | None = None
