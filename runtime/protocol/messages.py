@@ -245,7 +245,7 @@ class Welcome(_Description, frozen=True, tag="welcome"):
 
 
 class State(_Message, frozen=True, tag="state"):
-    """How a process is; repeated, and sent at once when something matters."""
+    """Load and health of a process, sent when something has changed that a neighbour needs."""
 
     warm: bool
     draining: bool
@@ -407,7 +407,7 @@ class Stored(_Message, frozen=True, tag="stored"):
     active: bytes = b""
     """SHA-256 of the manifest of the bundle that is served."""
     previous: bytes = b""
-    """The same of the bundle before, which is kept."""
+    """SHA-256 of the manifest of the bundle before, which is kept."""
     parts: Count = 0
     """Number of files of the offered bundle that the peer needs, without the manifest."""
     size: FileSize = 0

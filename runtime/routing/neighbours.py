@@ -1,4 +1,4 @@
-"""The neighbours of a process: which processes are linked, their last STATE, and which are under suspicion.
+"""The neighbours of a process: linked processes, their last STATE, and suspicions.
 
 A process is under suspicion after a hop to it passed its deadline. It gets nothing for a while that doubles with each
 strike, and is trusted again as soon as it shows progress: a process that hangs looks idle, and must not attract work by
@@ -22,13 +22,13 @@ from ls_edge.runtime.routing.candidates import Candidate
 TRIP_HALVES = 20.0
 """Half-life of a measured transfer time, in seconds: a shorter one tries slow links again sooner, and more often."""
 MOST_BLOCK_US = 60_000_000
-"""Longest engine call of another process that counts: a minute."""
+"""Limit on the announced engine call of another process: a minute."""
 MOST_WAIT_US = 600_000_000
-"""Longest queue of another process that counts: the longest budget."""
+"""Limit on the announced queue of another process: the longest budget."""
 _CLAMP = 4.0
 """A measured time counts as at most this many times the usual one, or as the one before if that was longer."""
 TRANSFERS_PER_DEADLINE = 4.0
-"""Transfers over its link for which a holder may show no progress: PROGRESS may have to wait for tokens on the link."""
+"""Usual transfers added to a hop's deadline, since PROGRESS may have to wait for tokens on the link."""
 _SMOOTH_LINK = 0.2
 """Weight of the newest transfer in the usual time of one: larger follows a changing link, smaller ignores outliers."""
 _SMOOTH_CALL = 0.2
@@ -42,7 +42,7 @@ UNMEASURED_WINDOW = 2
 
 
 _as_set = functools.lru_cache(1024)(frozenset[int])
-"""Blocks come as tuples, mostly the same; sets of them are made once."""
+"""Sets of the tuples of blocks, which are mostly the same."""
 
 
 def clamped(took: float, usual: float, before: float) -> float:
@@ -55,72 +55,72 @@ def clamped(took: float, usual: float, before: float) -> float:
 
 @dataclass(frozen=True)
 class Limits:
-    """Times in seconds and sizes that the routing machines keep to."""
+    """Limits of the routing machines; times in seconds."""
 
     credits: int = 16
-    """Requests that a peer holds at once, waiting, running or not yet accepted by the next."""
+    """Requests that a peer holds: waiting, running or not yet accepted by the next holder."""
     custody: int = 64
-    """Copies that a peer keeps for others beyond that."""
+    """Additional copies that a peer keeps for others."""
     hop_floor: float = 0.25
-    """Least time that a hop may show no progress."""
+    """Minimum deadline of a hop without progress."""
     hop_factor: float = 4.0
-    """The same in engine calls of the holder, as long as this process has seen them take."""
+    """Deadline of a hop in usual calls of its holder, as this process has seen them."""
     hop_most: float = MOST_HOP_S
     """Limit on what a slow link and earlier failures of a request add to that, in seconds."""
     call_factor: float = 10.0
     """Usual engine calls after which the engine of this process counts as stuck."""
     transfer: float = 0.0
-    """What the first transfer over a link may take beyond that; later ones twice what was measured."""
+    """Additional time for the first transfer over a link; later ones get a multiple of the measured time."""
     keep_share: float = 0.5
-    """Part of what is left of the budget for which a holder may keep tokens without running a further block."""
+    """Fraction of the remaining budget for which a holder may keep tokens without a further block."""
     keep_most: float = 0.75
-    """The same in any case, where others could run them."""
+    """Fraction of the remaining budget for which a holder may keep tokens at all, if others could run them."""
     window: float = 0.1
-    """Seconds of transfers that may be on their way over a slow link: heartbeats and all else wait behind them."""
+    """Seconds of transfers in flight on a slow link; heartbeats wait behind them."""
     starved: float = 0.5
-    """Seconds after which a peer takes one request of a linked source, whatever it holds."""
+    """Seconds after which a peer accepts a request of a linked source, however full it is."""
     credit_wait: float = 0.25
-    """How long tokens wait for the credit of a preferred holder."""
+    """Wait for the credit of a preferred holder."""
     look_again: float = 0.05
-    """How often tokens that wait for a credit are looked at, and PROGRESS is sent to their keeper."""
+    """Interval at which tokens that wait for a credit are decided again, and PROGRESS is sent to their keeper."""
     skip_grace: float = 0.2
-    """How long the source waits for an unreachable block before it skips it."""
+    """Wait of the source for an unreachable block before it skips it."""
     suspect_base: float = 0.3
     suspect_most: float = 5.0
     backoff_base: float = 0.02
-    """For how long a process is passed over that has refused or returned everything; doubles each time."""
+    """First pause of offers to a process that refused or returned everything; doubles each time."""
     backoff_most: float = 2.0
     away_floor: float = 1.0
-    """Least time without news after which the source starts a new branch."""
+    """Minimum time without news after which the source starts a new branch."""
     progress_every: float = 0.08
-    """Least time between two PROGRESS of a transfer."""
+    """Minimum time between two PROGRESS of a transfer."""
     cancel_every: float = 0.2
-    """How long the source collects requests that were answered in the usual way before it sends their CANCEL."""
+    """Time for which the source collects answered requests for one CANCEL."""
     way_back: float = 0.005
-    """Time kept for the hop back and the head; the source adds what its head usually takes."""
+    """Time reserved for the hop back; the source adds the usual time of its head."""
     chain: float = 0.1
-    """Longest that one engine call may take by running several blocks in a row; one block runs in any case."""
+    """Limit on an engine call of several blocks in sequence; a single block always runs."""
     drain: float = 4.0
-    """How long a draining peer tries to get rid of what it holds."""
+    """Time for which a draining peer tries to hand on everything that it holds."""
     tombstones: int = 100_000
     hops: int = 64
-    """Transfers that a branch may make beyond four for each block; then its tokens go home."""
+    """Transfers of a branch beyond four for each block, after which its tokens go home."""
 
     @classmethod
     def for_frames(cls, seconds: float) -> Limits:
-        """Limits of a process whose tokens take so many seconds on the slowest link that counts as alive."""
+        """Return limits for tokens that take ``seconds`` on the slowest link that counts as alive."""
         return cls(transfer=min(seconds, MOST_HOP_S))
 
     def with_credits(self, most: int) -> Limits:
-        """Return these for a peer that holds so many requests at once."""
+        """Return limits with ``most`` credits and four times as many copies."""
         return dataclasses.replace(self, credits=most, custody=4 * most)
 
     def most_hops(self, blocks: int) -> int:
-        """Transfers that a branch may make before its tokens go home, so that they cannot circulate for ever."""
+        """Return the transfers of a branch before its tokens go home, so that they cannot circulate forever."""
         return self.hops + 4 * blocks
 
     def fair_share(self, sources: int) -> int:
-        """Credits of a peer that each of so many sources may hold."""
+        """Return the credits of a peer that each of ``sources`` may hold."""
         return max(1, self.credits // max(1, sources))
 
     @property
@@ -138,18 +138,18 @@ class Limits:
 
 
 class Change(Enum):
-    """What a STATE changes."""
+    """Effect of a STATE on waiting requests."""
 
     NONE = "none"
     LOAD = "load"
-    """How busy it is, or which sources it reaches."""
+    """Change of its load, or of the sources that it reaches."""
     REACH = "reach"
-    """Whether it may be handed tokens, or the blocks that it reaches."""
+    """Change of its availability, or of the blocks that it reaches."""
 
 
 @dataclass(slots=True)
 class Neighbour:
-    """Another process with a link: its description, its last STATE, and what was measured."""
+    """A linked process: its description, its last STATE, and measurements."""
 
     hello: Hello
     state: State | None = None
@@ -158,35 +158,35 @@ class Neighbour:
     strikes: int = 0
     suspected_until: float = 0.0
     suspected_at: float = 0.0
-    """When it last came under suspicion."""
+    """Time at which it last came under suspicion."""
     refused_until: float = 0.0
     backoff_until: float = 0.0
-    """Until when it is passed over for having refused or returned what it was given; STATE does not end it."""
+    """End of the pause of offers after it refused or returned a transfer; STATE does not end it."""
     backoffs: int = 0
-    """Transfers that it has refused or returned as they were, since the last that it got on with."""
+    """Transfers refused or returned unchanged since the last progress."""
     link_at: float = 0.0
-    """When a transfer to it was last measured."""
+    """Time of the last measured transfer to it."""
     last_link_us: float = 0.0
-    """What that one took."""
+    """Duration of that transfer."""
     calls_when_suspected: int = -1
     link_us: float = 0.0
-    """What a transfer to it takes until it is accepted, usually."""
+    """Usual time of a transfer to it until it is accepted."""
     call_us: float = 0.0
     """Usual time of one of its blocks, as this process has seen it; 0 before the first."""
     trip_us: float = 0.0
-    """What a track of it takes beyond queue and engine, usually."""
+    """Usual time of a track of it beyond queue and engine."""
     trip_at: float = 0.0
-    """When that was last measured."""
+    """Time of the last measured track."""
     _expected_link: tuple[float, int] = (-1.0, 0)
-    """:meth:`expected_link_us` at a time: every decision asks for it several times."""
+    """Latest time and result of :meth:`expected_link_us`, since a decision needs it several times."""
     state_at: float = 0.0
-    """When its last STATE came."""
+    """Time of its last STATE."""
     reported_credits: int = 0
-    """As of its latest STATE, ACCEPT or REFUSE."""
+    """Credits in its latest STATE, ACCEPT or REFUSE."""
     was_available: bool = False
-    """Whether it could be handed tokens at its last STATE, and was not suspected since."""
+    """It could be handed tokens at its last STATE, and has not been suspected since."""
     moved_at: float = 0.0
-    """When it was last seen to get on: it finished an engine call, or accepted a transfer."""
+    """Time of its last finished engine call or accepted transfer."""
 
     @property
     def name(self) -> str:
@@ -206,13 +206,13 @@ class Neighbour:
         return 0 if self.state is None else min(self.state.block_us, MOST_BLOCK_US)
 
     def credits(self, now: float, limits: Limits) -> int:
-        """Transfers that it would accept now, those on their way taken off; over a slow link only a few at a time."""
+        """Return the transfers that it would accept now beyond those in flight; only a few on a slow link."""
         if self.state is None or now < self.refused_until or now < self.backoff_until:
             return 0
         return max(0, min(self.reported_credits, self._window(now, limits)) - self.offers)
 
     def window_left(self, now: float, limits: Limits) -> int:
-        """How many more transfers may be on their way to it: over a slow link only a few are at a time."""
+        """Return the number of further transfers that may be in flight to it; only a few on a slow link."""
         return self._window(now, limits) - self.offers
 
     def _window(self, now: float, limits: Limits) -> int:
@@ -245,13 +245,13 @@ class Neighbour:
         return expected
 
     def back_off(self, now: float, limits: Limits) -> None:
-        """Count that it refused or returned what it was given, and pass it over for a while that doubles."""
+        """Count a refused or returned transfer, and pause offers for a time that doubles."""
         self.backoffs += 1
         pause = limits.backoff_base * 2.0 ** min(self.backoffs, 16)
         self.backoff_until = now + min(limits.backoff_most, pause)
 
     def reset_back_off(self) -> None:
-        """It made progress with its work: chosen like the others again."""
+        """End the pause of offers after progress."""
         self.backoffs, self.backoff_until = 0, 0.0
 
     def track_took(self, seconds: float, inside_us: int, now: float) -> None:
@@ -294,7 +294,7 @@ class Neighbour:
 
 @dataclass
 class Neighbours:
-    """All processes with a link."""
+    """All linked processes."""
 
     limits: Limits
     by_name: dict[str, Neighbour] = field(default_factory=dict)
@@ -304,7 +304,7 @@ class Neighbours:
         return iter(self.by_name.values())
 
     def get(self, name: str) -> Neighbour | None:
-        """The neighbour of this name, if it is linked."""
+        """Return the neighbour of this name if it is linked."""
         return self.by_name.get(name)
 
     def candidates(self, now: float) -> dict[str, Candidate]:
@@ -370,7 +370,7 @@ class Neighbours:
         n.calls_when_suspected = n.state.calls if n.state else -1
 
     def clear_suspicion(self, name: str) -> None:
-        """It showed progress on a transfer of ours: trusted again."""
+        """Trust a process again that showed progress on a transfer of ours."""
         n = self.by_name.get(name)
         if n is not None:
             n.strikes = 0
@@ -384,7 +384,7 @@ class Neighbours:
         return bool(found)
 
     def update(self, name: str, state: State, now: float) -> Change:
-        """Take a STATE in; return what may let waiting tokens go, beside credits."""
+        """Note a STATE; return its effect on waiting requests besides credits."""
         n = self.by_name.get(name)
         if n is None:
             return Change.NONE

@@ -60,11 +60,11 @@ from ls_edge.runtime.routing.tombstones import Tombstones
 from ls_edge.runtime.routing.waves import WaveJoiner
 
 _NO_WAY_HOME_S = 0.1
-"""Seconds until tokens that no neighbour can bring home are routed again; a new link does so at once."""
+"""Seconds until tokens that no neighbour can bring home are routed again; a new link triggers that immediately."""
 _SOURCES_REMEMBERED = 1024
-"""Sources that are remembered as having been near; of one that is forgotten, work stays until its budget ends."""
+"""Limit on the sources remembered as near; work of a forgotten one stays until its budget ends."""
 _BLOCK_SHARE = 0.25
-"""Most of a budget that is kept back for an engine call: a wrong measurement of one must not keep it from running."""
+"""Limit on the fraction of a budget reserved for an engine call, so that a wrong measurement cannot prevent calls."""
 
 
 class PeerMachine(CustodyMachine):
@@ -95,12 +95,12 @@ class PeerMachine(CustodyMachine):
         self._states = StateAnnouncer(self)
         self._arrivals = 0
         self._local_node: LocalNode | None = None
-        """As it was last described."""
+        """Latest result of :meth:`local_node`."""
         self._drain_until = float("inf")
         self._orphaned: dict[str, float] = {}
-        """Sources of held work that are out of reach, and when the work is dropped."""
+        """Sources of held work that are out of reach, and the time at which the work is dropped."""
         self._once_near: dict[str, None] = {}
-        """Sources of held work that this process or a neighbour had a link to; of others nothing is known."""
+        """Sources of held work to which this process or a neighbour had a link."""
         self.transitions |= {
             (Stage.WAITING, Stage.QUEUED): self._enter_queued,
             (Stage.QUEUED, Stage.RUNNING): self._enter_running,
@@ -124,18 +124,18 @@ class PeerMachine(CustodyMachine):
 
     @property
     def credits(self) -> int:
-        """Requests that it would accept now, from whomever they come."""
+        """Number of requests that it would accept now from all senders."""
         return self._credits.total if self._serves else 0
 
     def credits_for(self, name: str) -> int:
-        """Return the transfers that it would accept now from a process, a source or a peer."""
+        """Return the number of transfers that it would accept now from a source or peer."""
         if not self._is_source(name):
             return self.credits
         return self._credits.of_source(name, self.now) if self._serves else 0
 
     @property
     def idle(self) -> bool:
-        """Whether it holds nothing, so that it may leave."""
+        """It holds nothing, so it may leave."""
         return not self.held
 
     def state(self, name: str = "") -> State:
@@ -213,7 +213,7 @@ class PeerMachine(CustodyMachine):
     # Deciding.
 
     def local_node(self, request: HeldRequest) -> LocalNode:  # noqa: ARG002
-        """Return what the engine can run; nothing while it is cold, stuck, or half of a drain is over."""
+        """Return the blocks that the engine can run: none while it is cold or stuck, or after half of a drain."""
         # No wait: whoever sent the tokens here has counted our queue. Weighing it again against the last STATE of the
         # others would send them to and fro.
         known, engine = self._local_node, self.engine
@@ -246,11 +246,11 @@ class PeerMachine(CustodyMachine):
         return self.joins.split(request, local._replace(wait_us=self.engine.work_us(self.now)))
 
     def _is_own_track(self, request: HeldRequest) -> bool:
-        """Whether tokens are, or claim to be, a track that this process joins."""
+        """Return whether tokens are, or claim to be, a track that this process joins."""
         return request.itinerary.track is not None and request.itinerary.source == self.name
 
     def _hand_over(self, request: HeldRequest) -> None:
-        """Give tokens to the peer that their source named, before a block runs: the source measures that link."""
+        """Hand tokens to the peer that their source named before a block runs, since the source measures that link."""
         itinerary = request.itinerary
         free = {candidate.name for candidate in self.reachable(request) if candidate.credits > 0}
         if itinerary.hand_to in free:
@@ -266,7 +266,7 @@ class PeerMachine(CustodyMachine):
         self._return(request, reason)
 
     def _waits_on(self, request: HeldRequest, candidates: Iterable[Candidate]) -> bool:
-        """Whether its source has no better choice, and who it waits for gets on with its work.
+        """Return whether the source has no better choice and the awaited peers make progress.
 
         Without a link to the source, the source reaches nothing that this process does not reach sooner. When nobody
         gets on, two processes may wait for each other's credit: what goes home makes room.
@@ -299,7 +299,7 @@ class PeerMachine(CustodyMachine):
         self._send_home(request)
 
     def _send_home(self, request: HeldRequest) -> None:
-        """Offer the tokens to the source, to a neighbour that reaches it, or back along the way that they came."""
+        """Offer the tokens to the source, to a neighbour that reaches it, or back the way they came."""
         source = request.itinerary.source
         n = self.neighbours.get(source)
         if n is not None and n.window_left(self.now, self.limits) > 0:
@@ -317,7 +317,7 @@ class PeerMachine(CustodyMachine):
             self.wait(request, self.now + _NO_WAY_HOME_S, "no way home")
 
     def _way_home(self, request: HeldRequest) -> str:
-        """Return who may bring tokens home; "" for nobody. A source that is linked may be busy, and is waited for."""
+        """Return a process that may bring tokens home, or "". A linked source may be busy and is waited for."""
         source, relays = request.itinerary.source, request.itinerary.relays
         if source in self.neighbours.by_name:
             return source
@@ -332,7 +332,7 @@ class PeerMachine(CustodyMachine):
         return self._holder_before(request, usable)
 
     def _holder_before(self, request: HeldRequest, usable: Collection[str]) -> str:
-        """The earliest holder of the tokens that can be reached and is not on their way back yet; "" without one.
+        """Return the earliest reachable holder of the tokens that is not yet on their way back, or "".
 
         The one before it was its neighbour, so each such step is one nearer to the source.
         """
@@ -415,7 +415,7 @@ class PeerMachine(CustodyMachine):
         self._take_outputs(event, self._end_call())
 
     def _take_outputs(self, event: Computed, running: Mapping[TransferId, HeldRequest]) -> None:
-        """Go on with the requests whose blocks have run; ``running`` are those of the call that had not ended."""
+        """Continue the requests whose blocks have run; ``running`` are those of the call that have not ended."""
         for transfer, tokens in zip(event.transfers, event.outputs, strict=True):
             request = running.get(transfer)
             if request is None:
@@ -458,7 +458,7 @@ class PeerMachine(CustodyMachine):
             self._requeue("a block failed")
 
     def _end_call(self) -> dict[TransferId, HeldRequest]:
-        """The engine has returned a call: return its requests that have not ended meanwhile."""
+        """Finish the call that the engine returned; return its requests that have not ended meanwhile."""
         batch = self.engine.end_call(self.now)
         if self.engine.stuck:
             self.engine.stuck = False
@@ -467,7 +467,7 @@ class PeerMachine(CustodyMachine):
         return {request.transfer: request for request in batch if request.stage is Stage.RUNNING}
 
     def _requeue(self, why: str) -> None:
-        """What waits for the engine is decided again, also what it was given and has not begun."""
+        """Decide again every request that waits for the engine, or that it has not begun."""
         for request in (*self.engine.queued, *self.engine.take_back()):
             if request.stage in (Stage.QUEUED, Stage.RUNNING):
                 self.wait(request, None, why)
@@ -569,7 +569,7 @@ class PeerMachine(CustodyMachine):
         self._states.urgent()
 
     def _on_cancel(self, sender: str, message: Cancel) -> None:
-        """Forget requests of the sender, which cannot cancel those of others."""
+        """Forget requests of the sender, which cannot cancel the requests of others."""
         keys = {(sender, request) for request in message.requests}
         self.tombstones.add(keys, self.now + message.budget_us / 1e6, self.now)
         for request in [request for request in self.held.values() if (request.owner, request.request) in keys]:

@@ -1,4 +1,4 @@
-"""The routing machine of a source: it admits requests, keeps their furthest tokens and alone ends them.
+"""The routing machine of a source, which admits requests, keeps their furthest tokens and is the only one to end them.
 
 A request has one current copy: the stem's tokens, or those of the last RETURN that got further. The copy is never
 given up before the request ends: when its next holder has passed it on it is ``AWAY``, watched through MOVED messages,
@@ -61,13 +61,13 @@ from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.policies import policy_of
 
 CANCEL_AT_MOST = 256
-"""Requests in one CANCEL."""
+"""Limit on the requests in one CANCEL."""
 MAX_HOLDERS_SEEN = 64
-"""Names of processes that had a request that are kept."""
+"""Limit on the remembered holders of a request."""
 MAX_REMEMBERED = 4096
-"""Requests that are remembered after their end, to count the answers that come later."""
+"""Limit on ended requests that are remembered, to count late answers."""
 _HOLDERS_NOT_FINITE = 2
-"""Peers that must have found a request's numbers not to be finite before it ends with an error."""
+"""Number of peers that must find values of a request not finite before it ends with an error."""
 
 
 _NO_HOLDER = "had no reachable holder"
@@ -82,25 +82,25 @@ class OpenRequest:
 
     number: int
     asked: Itinerary
-    """As it was submitted: what comes back must fit it."""
+    """Itinerary as submitted; every return must be consistent with it."""
     copy: HeldRequest
     """The furthest tokens."""
     attempts: int = 1
     not_finite: list[str] = field(default_factory=list)
-    """Who has returned it because numbers were not finite, or with tokens that were not."""
+    """Processes that returned it because of values that are not finite, or with such tokens."""
     seen_holders: dict[str, None] = field(default_factory=dict)
-    """Who has accepted it, sent MOVED or brought it back, in this order."""
+    """Processes that have accepted it, sent MOVED or returned it, in order."""
     before: str = ""
-    """Who keeps the copy before that of :attr:`holder`."""
+    """Process that keeps the copy before that of :attr:`holder`."""
     holder: str = ""
     passed_on: set[str] = field(default_factory=set)
-    """Former holders: they had it, and whoever they passed it on to has passed it on too."""
+    """Former holders, whose next holders have passed the request on as well."""
     reason: str = ""
-    """Why it could not go on, when it last could not."""
+    """Reason of the latest return."""
     way_out: str = ""
-    """Who brought it back from beyond the reach of this source, or for want of a credit there."""
+    """Process that returned it from beyond the reach of this source, or for lack of a credit there."""
     left_out: dict[int, str] = field(default_factory=dict)
-    """Blocks that this source has skipped in it, and why."""
+    """Blocks that this source has skipped, with the reason."""
     watch_returns: bool = False
 
 
@@ -125,17 +125,17 @@ class SourceMachine(CustodyMachine):
         self.bundle_id = bundle_id
         self.requests: dict[int, OpenRequest] = {}
         self.rejected: dict[str, Rejection] = {}
-        """Answers and returns that cannot be true, by who sent them; a new mapping with each."""
+        """Impossible answers and returns by sender; replaced with each one."""
         self.duplicates: Counter[int] = Counter()
-        """Answers that came after the first one, by request."""
+        """Number of late answers by request."""
         self.head_us = 0
-        """What the head usually takes; kept at the end of every budget. The caller sets it."""
+        """Usual time of the head, reserved at the end of every budget; set by the caller."""
         self._local_node = LocalNode(costs=costs, credit_wait=limits.credit_wait, bands=bands)
         self._seen: dict[int, float] = {}
         self._by_id: dict[RequestId, OpenRequest] = {}
         self._answered: dict[RequestId, int] = {}
         self._ended: dict[RequestId, float] = {}
-        """Requests of whose end the peers are not informed yet, and their deadlines."""
+        """Ended requests that peers have not been told about, and their deadlines."""
         self._cancel_at = float("inf")
         self.transitions |= {
             (Stage.AWAY, Stage.WAITING): self._enter_waiting,
@@ -144,7 +144,7 @@ class SourceMachine(CustodyMachine):
         self.message_handlers[Moved] = self._on_moved
 
     def last_seen(self, block: int) -> float:
-        """Return when a peer that serves ``block`` could last be reached, directly or through another; never: -inf."""
+        """Return the time at which a holder of ``block`` was last reachable, if only through others; -inf if never."""
         return self._seen.get(block, float("-inf"))
 
     def _before_event(self, event: Event) -> None:
@@ -275,7 +275,7 @@ class SourceMachine(CustodyMachine):
         self.decide_soon(request.copy)
 
     def _is_former_holder(self, request: OpenRequest, sender: str) -> bool:
-        """Whether a process has nothing to bring back any more: it passed a request on, which was passed on again.
+        """Return whether a process has nothing to return any more: the request was passed on twice since.
 
         It may still bring back what comes from who has no link to this source.
         """
@@ -291,7 +291,7 @@ class SourceMachine(CustodyMachine):
         self.instructions.append(note)
 
     def _pass_over(self, request: OpenRequest, name: str) -> None:
-        """Offer nothing for a while to who gave a request back as it was, or made of it what cannot be."""
+        """Pause offers to a process that returned a request unchanged or in an impossible state."""
         n = self.neighbours.get(name)
         if n is not None:
             n.back_off(self.now, self.limits)
@@ -301,7 +301,7 @@ class SourceMachine(CustodyMachine):
         return itinerary
 
     def _on_not_finite(self, request: OpenRequest, sender: str) -> None:
-        """Numbers are not finite: have one other holder try, then end the request and name them."""
+        """Try one other holder after values that are not finite, then end the request and name the holders."""
         request.not_finite.append(sender)
         copy = request.copy
         why = "NaN or infinity in what it computed"
@@ -366,7 +366,7 @@ class SourceMachine(CustodyMachine):
         self._by_id[request.request].reason = ReturnReason.CREDIT
 
     def _skip(self, request: OpenRequest, blocks: tuple[int, ...], why: str) -> None:
-        """Leave blocks out: what remains may run now, or the request is complete."""
+        """Leave blocks out; the remaining ones may run now, or the request is complete."""
         copy = request.copy
         copy.itinerary = copy.itinerary.skip(blocks)
         request.left_out.update(dict.fromkeys(blocks, why))
@@ -382,7 +382,7 @@ class SourceMachine(CustodyMachine):
         return "; ".join(f"{self._blocks_text(tuple(blocks))} {why}" for why, blocks in reasons.items())
 
     def _blocks_text(self, blocks: tuple[int, ...]) -> str:
-        """Blocks for a message, with the band that they stand in where the model has several."""
+        """Return blocks for a message, with their band if the model has several."""
         bands = list(dict.fromkeys(self.bands.name(self.bands.band_of(block)) for block in sorted(blocks)))
         text = f"{'block' if len(blocks) == 1 else 'blocks'} {_listed(blocks)}"
         return f"{text} of {bands[0]}" if len(bands) == 1 and bands[0] else text
@@ -402,7 +402,7 @@ class SourceMachine(CustodyMachine):
         self._end_request(request, "failed")
 
     def _end_request(self, request: OpenRequest, why: str, *, soon: bool = False) -> None:
-        """Forget a request and inform the peers; ``soon`` will do where hardly any work can be left of it."""
+        """Forget a request and inform the peers, immediately unless ``soon`` suffices."""
         copy = request.copy
         del self.requests[request.number], self._by_id[copy.request]
         self.end(copy, why)
@@ -489,11 +489,11 @@ class SourceMachine(CustodyMachine):
         self.set_check(request, min(news_by, request.keep_until, request.keep_end, self._end(request)))
 
     def _is_beyond(self, name: str) -> bool:
-        """Whether a process has no link to this source, and one to a neighbour of it."""
+        """Return whether a process is linked to a neighbour but not to this source."""
         return name not in self.neighbours.by_name and any(n.state and name in n.state.reaches for n in self.neighbours)
 
     def _late(self, request: HeldRequest) -> None:
-        """There was no message about an away request for too long, or a holder keeps it for too long."""
+        """Start a new branch of an away request without news, or kept for too long."""
         owner = self._by_id[request.request]
         if self._is_beyond(owner.holder):
             pass  # others may be behind it, and it was not this source that waited for its word
@@ -524,13 +524,13 @@ class SourceMachine(CustodyMachine):
 
 
 def _may_skip(itinerary: Itinerary, blocks: tuple[int, ...]) -> bool:
-    """Whether these blocks of a request may be left out, beside what was left out already."""
+    """Return whether these blocks may be left out in addition to those already skipped."""
     skips = len(itinerary.skipped) + len(blocks)
     return policy_of(itinerary.policy).may_skip and skips <= itinerary.max_skips
 
 
 def _what_cannot_be(asked: Itinerary, reported: Itinerary, left_out: Collection[int], bands: Bands) -> str:
-    """Why what came back cannot be what became of a request; nothing where it can.
+    """Return why a returned itinerary cannot belong to the request, or an empty string.
 
     ``left_out``: blocks that its source has skipped, perhaps not yet when this copy was on its way.
 
@@ -575,7 +575,7 @@ def _listed(blocks: tuple[int, ...]) -> str:
 
 
 def _restored(asked: Itinerary, reported: Itinerary) -> Itinerary:
-    """What a request has been through by what came back, with everything else as it was asked for."""
+    """Return the itinerary as asked, with the history that was reported."""
     ran = {block for wave in reported.waves for track in wave for block, _ in track}
     gone = ran.union(reported.skipped)
     remaining = tuple(block for block in asked.remaining if block not in gone)

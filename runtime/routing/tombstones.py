@@ -18,14 +18,14 @@ class Tombstones:
         self._most = most
         self._until: dict[Key, float] = {}
         self._ends: list[tuple[float, Key]] = []
-        """A heap of all that are kept, with some that were renewed or forgotten since."""
+        """Heap of the ends of all entries, with outdated ones."""
 
     def __len__(self) -> int:
         return len(self._until)
 
     @property
     def entries(self) -> int:
-        """Entries of the heap of times, outdated ones included."""
+        """Number of entries in the heap of ends, with outdated ones."""
         return len(self._ends)
 
     def holds(self, key: Key, now: float) -> bool:
@@ -41,7 +41,7 @@ class Tombstones:
         self.forget(now)
 
     def forget(self, now: float) -> None:
-        """Forget the oldest beyond the bound, and those whose time is over."""
+        """Forget the oldest entries beyond the bound and those whose time is over."""
         while len(self._until) > self._most:
             del self._until[next(iter(self._until))]
         while self._ends and self._ends[0][0] <= now:

@@ -1,4 +1,4 @@
-"""Requests that wait to be decided, by what may let them go: the credit of a neighbour, or any change of one."""
+"""Waiting requests, indexed by the event that ends the wait: a credit or any change of a neighbour."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class WaitingRequests:
 
     def __init__(self) -> None:
         self.may_have_room: dict[str, None] = {}
-        """Neighbours that may take more than before, and that something waits for."""
+        """Neighbours that may take more than before, and for which requests wait."""
         self._for_credit: dict[str, dict[int, HeldRequest]] = {}
         """Requests that wait for the credit of a neighbour, by its name, the first that began to wait first."""
         self._for_change: dict[int, HeldRequest] = {}
         """Requests that wait for anything else, or for more than a credit: each change of a neighbour may end it."""
 
     def add(self, request: HeldRequest) -> None:
-        """Have a request wait for any change of a neighbour."""
+        """Make a request wait for any change of a neighbour."""
         self._for_change[request.number] = request
 
     def wait_for(self, request: HeldRequest, credit_of: tuple[str, ...], *, or_change: bool) -> None:
@@ -40,22 +40,22 @@ class WaitingRequests:
             self._for_change.pop(request.number, None)
 
     def remove(self, request: HeldRequest) -> None:
-        """A request waits no longer."""
+        """Remove a request that waits no longer."""
         for name in request.waits_for:
             self._remove_from(name, request)
         request.waits_for = ()
         self._for_change.pop(request.number, None)
 
     def for_change(self) -> Collection[HeldRequest]:
-        """Return those that any change of a neighbour may let go."""
+        """Return the requests whose wait any change of a neighbour may end."""
         return self._for_change.values()
 
     def for_credit_of(self, name: str) -> Collection[HeldRequest]:
-        """Return those that wait for the credit of a neighbour."""
+        """Return the requests that wait for the credit of a neighbour."""
         return self._for_credit.get(name, {}).values()
 
     def note_room(self, name: str) -> None:
-        """A neighbour may be able to take more than before."""
+        """Note that a neighbour may be able to take more than before."""
         if name in self._for_credit:
             self.may_have_room[name] = None
 
@@ -77,7 +77,7 @@ class WaitingRequests:
                 return
 
     def faults(self, held: Collection[HeldRequest]) -> Iterator[tuple[str, HeldRequest | None]]:
-        """Return what contradicts in these books, and for which request; see ``CustodyMachine.validate``."""
+        """Return inconsistencies with their requests; see ``CustodyMachine.validate``."""
         for request in held:
             waits = {name for name, those in self._for_credit.items() if request.number in those}
             if waits != set(request.waits_for):

@@ -1,4 +1,4 @@
-"""Which blocks of a request run side by side, and at which holders: a pure function of measured times.
+"""Plan of the blocks that run side by side, and of their holders: a pure function of measured times.
 
 The tokens' holder runs one track itself and gives others to neighbours. Each block goes to whoever would have run it
 first, counting queue, transfer there and back, and the blocks given before; so a slower device gets a shorter track,
@@ -20,18 +20,18 @@ from ls_edge.runtime.routing.block_assignment import assign_blocks
 from ls_edge.runtime.routing.candidates import ONE_BAND, Candidate, LocalNode
 
 GAIN = 0.95
-"""A wave is split only where it is expected to take at most this part of the holder's own time for it: nearer to 1
-splits for gains that the error of the expectation exceeds."""
+"""Limit on the expected time of a split wave, as a fraction of the holder's own time; closer to 1 the error of the
+expectation exceeds the gain."""
 
 
 @dataclass(frozen=True)
 class PlannedTrack:
-    """What one holder is given."""
+    """Blocks for one holder."""
 
     holder: str
     blocks: tuple[int, ...]
     expected_us: int
-    """From the start of the wave until its tokens are back; with no blocks, what a single one would take."""
+    """Time from the start of the wave until its tokens are back; without blocks, the time of a single one."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,16 @@ class WavePlan:
 
     tracks: tuple[PlannedTrack, ...]
     unused: tuple[PlannedTrack, ...] = ()
-    """Neighbours that could have run something and are given nothing."""
+    """Neighbours with suitable blocks that get no track."""
 
     @property
     def expected_us(self) -> int:
-        """Until the last track is back."""
+        """Expected time until the last track is back."""
         return max(track.expected_us for track in self.tracks)
 
     @property
     def blocks(self) -> int:
-        """How many run in it."""
+        """Number of blocks in the wave."""
         return sum(len(track.blocks) for track in self.tracks)
 
 
@@ -61,7 +61,7 @@ class _DraftTrack:
     allowed: frozenset[int]
     block_us: int
     end_us: int
-    """When its tokens would be back now; before its first block, what reaching it takes."""
+    """Expected time at which its tokens are back; before its first block, the time to reach it."""
     first_us: int = 0
     blocks: list[int] = field(default_factory=list)
 
@@ -113,13 +113,13 @@ def plan_wave(itinerary: Itinerary, name: str, local: LocalNode, candidates: Seq
 
 
 def _begun(itinerary: Itinerary, bands: Bands) -> int:
-    """How many waves of the present band there have been."""
+    """Return the number of waves of the present band so far."""
     present = bands.band_of(itinerary.remaining[0])
     return sum(any(bands.band_of(block) == present for t in wave for block, _ in t) for wave in itinerary.waves)
 
 
 def _size(ends: Sequence[int], waves: int, drafts: int) -> int:
-    """How many blocks to run now: an equal share for each of so many waves, one more or less where that is sooner.
+    """Return the number of blocks to run now: about an equal share for each of ``waves``, rounded to the earlier end.
 
     There are fewer waves where there would not be a block for every track.
     """
@@ -138,7 +138,7 @@ def _size(ends: Sequence[int], waves: int, drafts: int) -> int:
 
 
 def _assign(drafts: list[_DraftTrack], place: dict[int, int], before: int, costs: OrderCosts | None) -> None:
-    """Decide which of the wave's blocks stand in which track, now that their numbers are settled."""
+    """Assign the blocks of the wave to tracks whose lengths are settled."""
     blocks = sorted((block for draft in drafts for block in draft.blocks), key=place.__getitem__)
     tracks = assign_blocks(
         blocks, [len(draft.blocks) for draft in drafts], [draft.allowed for draft in drafts], before=before, costs=costs
@@ -151,7 +151,7 @@ def _assign(drafts: list[_DraftTrack], place: dict[int, int], before: int, costs
 def best_joiner(
     itinerary: Itinerary, candidates: Sequence[Candidate], tie_break: int, bands: Bands = ONE_BAND
 ) -> Candidate | None:
-    """Whom to hand tokens to that this process cannot run itself: who would be expected to be done with all first."""
+    """Return the joiner with the earliest expected finish, for tokens that this process cannot run."""
     best: tuple[float, int] | None = None
     chosen: Candidate | None = None
     for index, c in enumerate(sorted(candidates, key=lambda c: c.name)):

@@ -1,4 +1,4 @@
-"""Waves of tracks: how a process that holds tokens has them run side by side and joins what comes back.
+"""Waves of tracks: a process runs blocks side by side on several holders and joins their results.
 
 A wave (``docs/architecture.md``, "Tracks") is a request within a request. Its joiner keeps the request, in the stage
 ``JOINING``, and holds one more for each track: the same tokens, the track's blocks, and itself as the source to which
@@ -37,7 +37,7 @@ class WaveJoiner:
         """``run_here`` queues a request for the engine."""
         self.open: dict[int, OpenWave] = {}
         self.join: Callable[[Any, Sequence[Any]], Any] = arrangement.join
-        """Sums the additions of tracks; a simulation, whose tokens are no arrays, has its own."""
+        """Function that sums the additions of tracks; a simulation, whose tokens are not arrays, sets its own."""
         self._machine = machine
         self._run_here = run_here
 
@@ -103,7 +103,7 @@ class WaveJoiner:
         wave.tracks.clear()  # a cycle of references, which would keep the tokens until a garbage collection
 
     def _record_unused(self, request: HeldRequest, plan: WavePlan, number: int) -> None:
-        """Keep in the trace who was given nothing; once where the same is decided again block by block."""
+        """Record holders without a track in the trace, once for decisions that repeat block by block."""
         at = round((self._machine.now - request.arrived) * 1e6)
         known = {(row.wave, row.holder) for row in request.joins.rows if not row.blocks}
         request.joins.rows += [
@@ -115,7 +115,7 @@ class WaveJoiner:
     # What ends a track.
 
     def on_returned(self, event: Arrived) -> None:
-        """Tokens came back; whatever does not fit an open track of ours is accepted and dropped."""
+        """Take returned tokens; accept and drop any that do not fit an open track of ours."""
         run, machine = event.run, self._machine
         machine.instructions.append(Send(event.sender, Accept(run.transfer, machine.limits.credits)))
         ref = run.itinerary.track
@@ -161,18 +161,18 @@ class WaveJoiner:
             self._end_track(request.open_track, None, (), _NO_TIMES, "late")
 
     def stop_waiting(self, request: HeldRequest) -> None:
-        """No time is left for tracks of a request that have not come back."""
+        """End the tracks of a request that have not come back, since no time is left."""
         for track in list(request.wave.tracks) if request.wave is not None else ():
             if track.row is None:
                 self._end_track(track, None, (), _NO_TIMES, "late")
 
     def on_track_forgotten(self, request: HeldRequest) -> None:
-        """The tokens of a track are not held any more, for another reason than the end of the track."""
+        """End a track whose tokens are not held any more for another reason."""
         if request.open_track is not None:
             self._end_track(request.open_track, None, (), _NO_TIMES, "refused")
 
     def _end_own_track(self, track: OpenTrack) -> None:
-        """Our engine has run what it could."""
+        """End our own track after our engine has run all that it could."""
         own, whole = track.request.engine, track.wave.request.engine
         queue = round((self._machine.now - track.began) * 1e6) - own.engine_us
         ran = tuple((block, self._machine.name) for block in own.ran)
@@ -196,7 +196,7 @@ class WaveJoiner:
             self._sum(wave)
 
     def _sum(self, wave: OpenWave) -> None:
-        """All tracks have ended: sum, and decide the request again."""
+        """Sum the tracks, which have all ended, and decide the request again."""
         request, machine = wave.request, self._machine
         rows = [track.row for track in wave.tracks if track.row is not None]
         request.joins.rows += rows
@@ -211,7 +211,7 @@ class WaveJoiner:
         machine.decide_soon(request)
 
     def faults(self) -> list[str]:
-        """Return what contradicts in the books of the waves; see ``CustodyMachine.validate``."""
+        """Return inconsistencies in the state of the waves; see ``CustodyMachine.validate``."""
         held = self._machine.held
         joining = {id(request.wave) for request in held.values() if request.stage is Stage.JOINING}
         wrong = [] if joining == {id(wave) for wave in self.open.values()} else ["waves and joining requests differ"]

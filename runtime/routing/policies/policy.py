@@ -1,4 +1,4 @@
-"""Base class of the policies: which block of a request runs next, and who runs it.
+"""Base class of the policies, which choose the next block of a request and its holder.
 
 A policy is a pure function of the itinerary, of the model's bands and of what can be reached. It chooses among the
 remaining blocks of the first band that has any (``Bands.permitted``). Where a block cannot be reached it prefers
@@ -51,28 +51,28 @@ Choice = RunHere | SendTo | Wait | ReturnToSource
 
 
 class Policy:
-    """A way to choose the next step of a request; one instance of each subclass stands in ``POLICIES``.
+    """Choice of the next step of a request; ``POLICIES`` has one instance of each subclass.
 
     The base class is complete: the first remaining block that can be reached, at the holder with the least wait.
     """
 
     name: ClassVar[str]
     needs_order_costs: ClassVar[bool] = False
-    """Whether a source refuses a bundle without measured order costs."""
+    """A source refuses a bundle without measured order costs."""
     may_skip: ClassVar[bool] = True
-    """Whether an answer may leave blocks out."""
+    """An answer may leave blocks out."""
     may_reorder: ClassVar[bool] = True
-    """Whether blocks may run in another order than the one that was asked for."""
+    """Blocks may run in another order than requested."""
     runs_in_waves: ClassVar[bool] = False
-    """Whether a holder may run tracks of blocks side by side."""
+    """A holder may run tracks of blocks side by side."""
     batches_freely: ClassVar[bool] = False
-    """Whether a queued request may join an engine call for any of its remaining blocks."""
+    """A queued request may join an engine call for any of its remaining blocks."""
     waits_for_next: ClassVar[bool] = False
-    """Whether it runs the next block here where it can, and waits for a credit of that block's holders alone.
+    """The next block runs here if it can, and otherwise waits only for a credit of its own holders.
 
     Then a step here depends on no other process, and no other change than a credit ends a wait."""
     chains_blocks: ClassVar[bool] = True
-    """Whether one engine call may run consecutive blocks without a new decision between them."""
+    """One engine call may run consecutive blocks without a new decision between them."""
 
     def wanted_order(self, bands: Bands, seed: int, request: int) -> tuple[int, ...]:  # noqa: ARG002
         """Return the preferred order of a request, its first block first; by default the trained order.
@@ -89,7 +89,7 @@ class Policy:
         return RunHere(wanted[0]) if wanted[0] in local.blocks else None
 
     def _wanted(self, itinerary: Itinerary, local: LocalNode) -> tuple[int, ...]:
-        """Blocks that may run next, the preferred one first."""
+        """Return the blocks that may run next, the preferred one first."""
         return local.bands.permitted(itinerary.remaining) if self.may_reorder else itinerary.remaining[:1]
 
     def next_step(
@@ -143,7 +143,7 @@ def _first_reachable(
     patient: bool,
     tie_break: int,
 ) -> Choice:
-    """The first of the preferred blocks that runs here or has a holder with a credit; else a relay; else nothing."""
+    """Choose the first preferred block that runs here or has a holder with a credit, else a relay."""
     saturated = False
     for block in wanted:
         if block in local.blocks:
@@ -176,7 +176,7 @@ def _first_reachable(
 
 
 def _least_wait(candidates: Sequence[Candidate], itinerary: Itinerary, tie_break: int) -> Candidate:
-    """Least wait; among equals the longest run of next blocks (fewest hops), then by ``tie_break``."""
+    """Return the candidate with the least wait, then the longest run of next blocks, then by ``tie_break``."""
     ranked = in_turn(candidates, tie_break)
     return min(ranked, key=lambda one: (one[1].wait_us, -_run_length(one[1].blocks, itinerary.remaining), one[0]))[1]
 

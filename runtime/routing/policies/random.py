@@ -7,7 +7,7 @@ from ls_edge.runtime.routing.policies.policy import Policy
 
 
 class Random(Policy):
-    """As ``nearest``, with one uniform order within the bands, drawn from seed and request, for the trained one."""
+    """Policy ``nearest`` with an order drawn uniformly within the bands from seed and request."""
 
     name = "random"
     waits_for_next = True
