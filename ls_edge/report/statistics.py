@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -330,67 +330,47 @@ def shown_lanes(data: RunData) -> list[int]:
     return sorted(busiest[:MOST_LANES])
 
 
-@dataclass
-class TrackStatistics:
-    """Tracks of one peer over a run, those of its own waves and of failed requests included; in milliseconds."""
+class PlannedTrack(NamedTuple):
+    """A track, or a holder that was assigned none, with its wave."""
 
-    joined: int = 0
-    own: int = 0
-    """Tracks of them that it joined itself."""
-    blocks: int = 0
-    expected: list[float] = field(default_factory=list)
-    """Planned durations of the joined tracks, and ``took`` their measured ones."""
-    took: list[float] = field(default_factory=list)
-    left_out: Counter[str] = field(default_factory=Counter)
-    """Tracks that were assigned to it but not summed, by reason."""
-    single: list[float] = field(default_factory=list)
-    """Expected times of a block there, of waves that assigned it no track."""
-    without: list[float] = field(default_factory=list)
-    """Durations of those waves."""
+    track: TrackSpan
+    visit: Visit
+    size: int
+    """Planned number of blocks in the wave."""
 
 
-def tracks_by_peer(records: Iterable[RequestRecord], waves: int = 1) -> dict[str, TrackStatistics]:
-    """Return the tracks of every peer that a record names; ``waves`` is the planned number of waves per request."""
-    found: dict[str, TrackStatistics] = {}
+def tracks_by_peer(records: Iterable[RequestRecord], waves: int = 1) -> dict[str, list[PlannedTrack]]:
+    """Return the tracks of every peer that a record names, those of failed requests and of its own waves included.
+
+    ``waves`` is the planned number of waves per request.
+    """
+    found: dict[str, list[PlannedTrack]] = defaultdict(list)
     for record in records:
         size = math.ceil((len(record.steps) + len(record.skipped)) / max(1, waves))
         for visit in record.visits:
             for track in visit.tracks:
-                _count_track(found.setdefault(track.holder, TrackStatistics()), track, visit, size)
+                found[track.holder].append(PlannedTrack(track, visit, size))
     return found
 
 
-def _count_track(tracks: TrackStatistics, track: TrackSpan, visit: Visit, size: int) -> None:
-    if track.why == NO_GAIN:
-        tracks.single.append(track.expected_us / 1e3)
-        tracks.without.append(_wave_ms(visit, track, size))
-    elif track.blocks:
-        tracks.joined += 1
-        tracks.own += track.holder == visit.holder
-        tracks.blocks += len(track.blocks)
-        tracks.expected.append(track.expected_us / 1e3)
-        tracks.took.append((track.end_us - track.begin_us) / 1e3)
-    else:
-        tracks.left_out[track.why or "lost"] += 1
-
-
-def _wave_ms(visit: Visit, unused: TrackSpan, size: int) -> float:
+def _wave_ms(unused: PlannedTrack) -> float:
     """Return the duration of a wave in which a holder was assigned no track.
 
-    A wave that was not split left no track. Its duration is then the engine's time for ``size`` blocks, or for all
-    blocks that the joiner ran outside of tracks if there are fewer.
+    A wave that was not split left no track. Its duration is then the engine's time for its blocks, or for all blocks
+    that the joiner ran outside of tracks if there are fewer.
     """
-    wave = [track for track in visit.tracks if track.wave == unused.wave and track.why != NO_GAIN]
+    visit = unused.visit
+    wave = [track for track in visit.tracks if track.wave == unused.track.wave and track.why != NO_GAIN]
     if wave:
         return (max(track.end_us for track in wave) - min(track.begin_us for track in wave)) / 1e3
     own = [track for track in visit.tracks if track.holder == visit.holder]
     blocks = len(visit.blocks) - sum(len(track.blocks) for track in own)
     engine = (visit.engine_us - sum(track.engine_us for track in own)) / 1e3
-    return max(0.0, engine / blocks * min(size, blocks)) if blocks > 0 else 0.0
+    return max(0.0, engine / blocks * min(unused.size, blocks)) if blocks > 0 else 0.0
 
 
 def track_table(
-    tracks: dict[str, TrackStatistics], peers: Sequence[str]
+    tracks: dict[str, list[PlannedTrack]], peers: Sequence[str]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return headings, and a row for each peer with tracks: first ``peers`` in their order, then any others."""
     head = ("Peer", "Tracks", "Own", "Blocks", "Expected", "Took", "Not summed", "Given none")
@@ -398,23 +378,27 @@ def track_table(
     return head, [_track_row(name, tracks[name]) for name in order]
 
 
-def _track_row(name: str, of: TrackStatistics) -> tuple[str, ...]:
-    left_out = ", ".join(f"{count:,} {shorten(why, 40)}" for why, count in of.left_out.most_common())
-    none = ""
-    if of.single:
-        without = _median([ms for ms in of.without if ms > 0])
+def _track_row(name: str, planned: Sequence[PlannedTrack]) -> tuple[str, ...]:
+    given = [one for one in planned if one.track.why != NO_GAIN]
+    joined = [one.track for one in given if one.track.blocks]
+    lost = Counter(one.track.why or "lost" for one in given if not one.track.blocks)
+    unused = [one for one in planned if one.track.why == NO_GAIN]
+    none = NOTHING
+    if unused:
+        without = _median([ms for ms in map(_wave_ms, unused) if ms > 0])
         against = "" if without is None else f", the wave took {show_ms(without)}"
-        often = "once" if len(of.single) == 1 else f"{len(of.single):,} times"
-        none = f"no gain {often}: a block there {show_ms(_median(of.single))}{against}"
+        often = "once" if len(unused) == 1 else f"{len(unused):,} times"
+        single = show_ms(_median([one.track.expected_us / 1e3 for one in unused]))
+        none = f"no gain {often}: a block there {single}{against}"
     return (
         shorten(name, 60),
-        f"{of.joined:,}",
-        f"{of.own:,}",
-        f"{of.blocks:,}",
-        show_ms(_median(of.expected)),
-        show_ms(_median(of.took)),
-        left_out or NOTHING,
-        none or NOTHING,
+        f"{len(joined):,}",
+        f"{sum(one.track.holder == one.visit.holder for one in given if one.track.blocks):,}",
+        f"{sum(len(track.blocks) for track in joined):,}",
+        show_ms(_median([track.expected_us / 1e3 for track in joined])),
+        show_ms(_median([(track.end_us - track.begin_us) / 1e3 for track in joined])),
+        ", ".join(f"{count:,} {shorten(why, 40)}" for why, count in lost.most_common()) or NOTHING,
+        none,
     )
 
 
