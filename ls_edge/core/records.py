@@ -11,11 +11,11 @@ import contextlib
 import math
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -370,22 +370,15 @@ class TraceWriter:
             return
         try:
             line = memoryview(encode_record(record) + b"\n")
-        except DataError as error:
-            self.problem = f"the trace {self.path} ends after {len(self._lines)} requests: {error}"
-            return
-        try:
             done = 0
             while done < len(line):
                 done += os.write(self._descriptor, line[done:])
-        except OSError as error:
-            self.problem = (
-                f"the trace {self.path} ends after {len(self._lines)} requests: {error.strerror}; free some space, "
-                "or give another path"
-            )
-            if self._plain:  # readers refuse an incomplete line
-                with contextlib.suppress(OSError):
-                    os.ftruncate(self._descriptor, self._size)
-                    os.lseek(self._descriptor, self._size, os.SEEK_SET)
+        except (DataError, OSError) as error:
+            why = f"{error.strerror}; free some space, or give another path" if isinstance(error, OSError) else error
+            self.problem = f"the trace {self.path} ends after {len(self._lines)} requests: {why}"
+            with contextlib.suppress(OSError):  # readers refuse an incomplete line; pipes cannot be truncated
+                os.ftruncate(self._descriptor, self._size)
+                os.lseek(self._descriptor, self._size, os.SEEK_SET)
             return
         self._size += len(line)
         self._lines[record.id] = record
@@ -408,17 +401,6 @@ class TraceWriter:
             self._descriptor = -1
 
 
-class HolderTimes(NamedTuple):
-    """Times of one holder of an answer, in a visit or in a track of another's wave, in microseconds."""
-
-    holder: str
-    queue_us: int
-    engine_us: int
-    codec_us: int
-
-
-def holder_times(record: RequestRecord) -> Iterator[HolderTimes]:
-    """Yield each visit, then each track of another holder; a joiner's own tracks are part of its visit."""
-    parts: list[Visit | TrackSpan] = [*record.visits, *record.tracks_of_others]
-    for one in parts:
-        yield HolderTimes(one.holder, one.queue_us, one.engine_us, one.codec_us)
+def holder_times(record: RequestRecord) -> list[Visit | TrackSpan]:
+    """Return each visit, then each track of another holder; a joiner's own tracks are part of its visit."""
+    return [*record.visits, *record.tracks_of_others]
