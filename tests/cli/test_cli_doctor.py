@@ -9,9 +9,9 @@ import pytest
 import yaml
 import zmq
 
-from ls_edge.cli import diagnostics
-from ls_edge.cli.diagnostics import Finding
+from ls_edge.cli.commands import doctor
 from ls_edge.cli.main import main
+from ls_edge.device.diagnostics import Finding
 from ls_edge.runtime.peer.peer import open_peer
 from ls_edge.runtime.protocol.messages import FindingRow
 from ls_edge.runtime.transport.keys import new_keys
@@ -39,7 +39,7 @@ def test_this_hardware():
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_exit_code_and_output(monkeypatch, capsys, status, code, flags):
     findings = [Finding("ok", "Python", "3.10"), Finding(status, "engines", "[none]", "pip install 'x[cpu]'")]
-    monkeypatch.setattr(diagnostics, "examine", lambda: findings)
+    monkeypatch.setattr(doctor, "examine", lambda _: findings)
     with pytest.raises(SystemExit) as ended:
         main(["doctor", *flags])
     assert ended.value.code == code

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ls_edge.cli import diagnostics
-from ls_edge.cli.diagnostics import Finding, probe, tiny_model, worst
-from ls_edge.device import hardware
+from ls_edge.device import diagnostics, hardware
+from ls_edge.device.diagnostics import Finding, ProbeResult, probe, worst
+from ls_edge.engines import diagnostics as engines
+from ls_edge.engines.diagnostics import tiny_model
 
 
 def pairs(findings):
@@ -64,7 +65,7 @@ def test_the_tiny_model_multiplies():
 
 def test_engines_that_load_are_found():
     pytest.importorskip("onnxruntime")
-    found = pairs(diagnostics.check_engines())
+    found = pairs(engines.check_engines())
     assert found["engine CPUExecutionProvider"].status == "ok"
     if "engine TensorRT" not in found and "engine CUDAExecutionProvider" not in found:
         auto = "takes CPUExecutionProvider (not TensorRT: not installed; not CUDAExecutionProvider: not installed)"
@@ -74,11 +75,11 @@ def test_engines_that_load_are_found():
 def test_providers_that_are_listed_but_do_not_load(monkeypatch):
     def fake(code, *arguments, **kwargs):
         if "get_available_providers" in code:
-            return diagnostics.ProbeResult({"version": "9", "all": ["CUDAExecutionProvider", "CPUExecutionProvider"]})
-        return diagnostics.ProbeResult(None, "crashed with SIGSEGV")
+            return ProbeResult({"version": "9", "all": ["CUDAExecutionProvider", "CPUExecutionProvider"]})
+        return ProbeResult(None, "crashed with SIGSEGV")
 
-    monkeypatch.setattr(diagnostics, "probe", fake)
-    found = pairs(diagnostics.check_onnxruntime("onnxruntime-gpu"))
+    monkeypatch.setattr(engines, "probe", fake)
+    found = pairs(engines.check_onnxruntime("onnxruntime-gpu"))
     assert found["engine CUDAExecutionProvider"].status == "warn"
     assert "SIGSEGV" in found["engine CUDAExecutionProvider"].detail
     assert found["engine CPUExecutionProvider"].status == "bad"
@@ -86,8 +87,8 @@ def test_providers_that_are_listed_but_do_not_load(monkeypatch):
 
 
 def test_nothing_to_run_engines_with(monkeypatch):
-    monkeypatch.setattr(diagnostics.importlib.util, "find_spec", lambda name: None)
-    (found,) = diagnostics.check_engines()
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None)
+    (found,) = engines.check_engines()
     assert (found.status, found.what) == ("warn", "engines")
 
 
@@ -142,9 +143,7 @@ def test_worst():
 
 
 def test_libzmq_without_curve(monkeypatch):
-    monkeypatch.setattr(
-        diagnostics, "probe", lambda code: diagnostics.ProbeResult({"version": "4.3.5", "curve": False})
-    )
+    monkeypatch.setattr(diagnostics, "probe", lambda code: ProbeResult({"version": "4.3.5", "curve": False}))
     (found,) = diagnostics.check_zmq()
     assert found.status == "warn"
     assert "without CURVE" in found.detail
@@ -165,7 +164,7 @@ def test_cores_that_the_control_group_does_not_grant(tmp_path, monkeypatch):
     monkeypatch.setattr(hardware, "cpu_quota", lambda: 0.5)
     found = pairs(diagnostics.check_hardware())["cores"]
     assert found.status == "warn"
-    assert "no more than 1 thread in all" in found.fix
+    assert "limit the threads of all peers together to 1" in found.fix
 
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
@@ -173,30 +172,30 @@ DOUBLES = Path(__file__).parents[1] / "doubles"
 
 def test_tensorrt_builds_and_runs_a_layer(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(DOUBLES))
-    monkeypatch.setattr(diagnostics.importlib.util, "find_spec", lambda name: name)
-    (found,) = diagnostics.check_tensorrt()
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: name)
+    (found,) = engines.check_tensorrt()
     assert (found.status, found.fix) == ("ok", None)
     assert found.detail == "TensorRT 10.3.0 on Double of a GPU, builds and runs a layer"
     (tmp_path / "tensorrt").mkdir()
     (tmp_path / "tensorrt" / "__init__.py").write_text("raise ImportError('libnvinfer.so.10: cannot open')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (found,) = diagnostics.check_tensorrt()
+    (found,) = engines.check_tensorrt()
     assert (found.status, found.fix) == ("warn", "use --engine onnx")
     assert "libnvinfer.so.10: cannot open" in found.detail
 
 
 def test_the_layer_is_a_whole_onnx_model():
     onnx = pytest.importorskip("onnx")
-    onnx.checker.check_model(onnx.load_from_string(diagnostics.layer_model()), full_check=True)
+    onnx.checker.check_model(onnx.load_from_string(engines.layer_model()), full_check=True)
 
 
 @pytest.mark.parametrize(("python", "words"), [("python3.10", "made for python3.10 while this is"), ("python3", "")])
 def test_tensorrt_that_the_environment_hides(monkeypatch, tmp_path, python, words):
-    monkeypatch.setattr(diagnostics.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(diagnostics.sys, "version_info", (3, 11, 2))
-    assert list(diagnostics.check_tensorrt(tmp_path)) == []
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(engines.sys, "version_info", (3, 11, 2))
+    assert list(engines.check_tensorrt(tmp_path)) == []
     (tmp_path / python / "dist-packages" / "tensorrt").mkdir(parents=True)
-    (found,) = diagnostics.check_tensorrt(tmp_path)
+    (found,) = engines.check_tensorrt(tmp_path)
     wanted = "python3.10" if words else "python3.11"
     assert found.fix == f"make the environment again with: {wanted} -m venv --system-site-packages .venv"
     assert "which this environment does not see" in found.detail
@@ -206,8 +205,8 @@ def test_tensorrt_that_the_environment_hides(monkeypatch, tmp_path, python, word
 def test_cuda_bindings_that_do_not_fit_the_driver(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(DOUBLES))  # its driver knows CUDA 12.6
     for version, status, fix in (("13.0.1", "warn", "pip install 'cuda-bindings<13'"), ("12.9.4", "ok", None)):
-        monkeypatch.setattr(diagnostics, "installed", lambda name, version=version: version)
-        (found,) = diagnostics.check_cuda_bindings()
+        monkeypatch.setattr(engines, "installed", lambda name, version=version: version)
+        (found,) = engines.check_cuda_bindings()
         assert (found.status, found.fix) == (status, fix)
         assert "knows CUDA 12.6" in found.detail
 
@@ -219,7 +218,7 @@ def test_a_wheel_made_for_numpy_1(monkeypatch, tmp_path):
         "raise ImportError('numpy.core.multiarray failed to import')\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (found,) = diagnostics.check_onnxruntime("onnxruntime-gpu")
+    (found,) = engines.check_onnxruntime("onnxruntime-gpu")
     assert found.status == "bad"
     assert found.fix.startswith("pip install 'numpy<2'")
 
@@ -227,10 +226,10 @@ def test_a_wheel_made_for_numpy_1(monkeypatch, tmp_path):
 def test_a_provider_that_rounds_float32_is_named(monkeypatch):
     def fake(code, *arguments, **kwargs):
         if "get_available_providers" in code:
-            return diagnostics.ProbeResult({"version": "9", "all": ["CUDAExecutionProvider"]})
-        return diagnostics.ProbeResult({"right": True, "exact": False})
+            return ProbeResult({"version": "9", "all": ["CUDAExecutionProvider"]})
+        return ProbeResult({"right": True, "exact": False})
 
-    monkeypatch.setattr(diagnostics, "probe", fake)
-    (found,) = diagnostics.check_onnxruntime("onnxruntime-gpu")
+    monkeypatch.setattr(engines, "probe", fake)
+    (found,) = engines.check_onnxruntime("onnxruntime-gpu")
     assert found.status == "warn"
     assert "rounds float32" in found.detail

@@ -16,6 +16,8 @@ from ls_edge.cli.descriptor_limit import require_descriptors
 from ls_edge.core.errors import UsageError, printable
 from ls_edge.core.logs import set_up
 from ls_edge.core.peers_file import load_peers
+from ls_edge.device.diagnostics import examine, worst
+from ls_edge.engines.diagnostics import check_engines
 from ls_edge.report.formatting import counted
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.clients.status import Observer
@@ -45,14 +47,12 @@ def command(*, peers: Path | None, secret_key: Path | None, wait: float, as_json
 
     Exit code 1 if ls-edge cannot work here or on some peer, or if a peer does not answer.
     """
-    from ls_edge.cli.diagnostics import examine, worst
-
     if peers is not None:
         return _ask_peers(peers, secret_key, wait, as_json=as_json)
     if secret_key is not None:
         raise UsageError("--secret-key is for asking peers; give --peers FILE too, or leave it out")
     with open_console(stderr=True).status("checking this machine", spinner="line"):
-        findings = examine()
+        findings = examine(check_engines)
     status = worst(findings)
     if as_json:
         document = {"status": status, "findings": [dataclasses.asdict(finding) for finding in findings]}

@@ -20,6 +20,8 @@ from ls_edge.cli.metrics_listener import MAX_SCRAPE_CONNECTIONS, MetricsListener
 from ls_edge.core.errors import UsageError
 from ls_edge.core.logs import set_up
 from ls_edge.core.peers_file import EngineKind, load_peers
+from ls_edge.device.diagnostics import examine
+from ls_edge.engines.diagnostics import check_engines
 from ls_edge.runtime.peer.peer import open_peer
 from ls_edge.runtime.protocol.messages import FindingRow
 
@@ -91,10 +93,8 @@ def command(
 
 
 def _examine() -> list[FindingRow]:
-    """What ``ls-edge doctor`` finds here, for ``ls-edge doctor --peers`` elsewhere."""
-    from ls_edge.cli.diagnostics import examine
-
-    return [FindingRow(one.status, one.what, one.detail, one.fix or "") for one in examine()]
+    """Check this machine for ``ls-edge doctor --peers`` elsewhere."""
+    return [FindingRow(one.status, one.what, one.detail, one.fix or "") for one in examine(check_engines)]
 
 
 def _progress(name: str) -> Callable[[int, int, str], None] | None:

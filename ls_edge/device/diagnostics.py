@@ -1,0 +1,239 @@
+"""Checks of this machine: Python, packages, libzmq, torch, and hardware.
+
+A library that could crash or hang is checked in a subprocess with a time limit. Requirements are read from the
+installed package. Nothing on the machine is changed. The checks of engines are in ``ls_edge.engines.diagnostics``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ls_edge.device import hardware
+from ls_edge.device.requirements import (
+    ORT_BUILDS,
+    Requirement,
+    engine_advice,
+    installed,
+    numbers,
+    requirements,
+    too_new,
+)
+
+Status = Literal["ok", "warn", "bad"]
+
+PROBE_LIMIT_S = 60.0
+"""Time limit of a probe, in seconds; importing torch from a cold disk takes tens of seconds."""
+
+_PURPOSE = {"train": "to train and eval", "export": "to export and verify"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check."""
+
+    status: Status
+    """``bad`` if ls-edge cannot work, ``warn`` if something could be better."""
+    what: str
+    detail: str
+    fix: str | None = None
+    """Command or change that fixes it or adds what is missing; None if there is nothing to do."""
+
+
+Check = Callable[[], Iterable[Finding]]
+
+
+def examine(check_engines: Check) -> list[Finding]:
+    """Run all checks, which takes from a second to a minute; ``check_engines`` is that of the engine libraries."""
+    checks: tuple[Check, ...] = (
+        check_python, check_packages, check_engines, check_zmq, check_torch, check_hardware,
+    )  # fmt: skip
+    return [finding for check in checks for finding in check()]
+
+
+def worst(findings: list[Finding]) -> Status:
+    """Return the worst status."""
+    return max((finding.status for finding in findings), key=("ok", "warn", "bad").index, default="ok")
+
+
+def check_python() -> Iterator[Finding]:
+    """Check the version of Python."""
+    version = platform.python_version()
+    detail = f"{platform.python_implementation()} {version}, {platform.machine()}, {platform.platform(terse=True)}"
+    if numbers(version) >= (3, 10):
+        yield Finding("ok", "Python", detail)
+    else:
+        yield Finding("bad", "Python", detail, "install Python 3.10 or newer and make the environment again with it")
+
+
+def check_packages() -> Iterator[Finding]:
+    """Check what is installed against the requirements of the package and its extras."""
+    groups = requirements()
+    if not groups:
+        yield Finding("bad", "ls-edge", "is not installed, only found on the path", "pip install -e . in its clone")
+        return
+    for item in groups[""]:
+        yield _package(item, needed=True)
+    for extra in ("cpu", "gpu", "tensorrt", "train", "export"):
+        inside = groups["train"] if extra == "export" else []
+        yield from _extra(extra, [item for item in groups.get(extra, []) if item not in inside])
+    builds = onnxruntime_builds()
+    if len(builds) > 1:
+        keep = next((build for build in builds if hardware.has_nvidia() == (build == "onnxruntime-gpu")), builds[0])
+        line = install_line(keep)
+        yield Finding(
+            "bad", "ONNX Runtime", f"{' and '.join(builds)} are installed and overwrite each other's files",
+            f"pip uninstall -y {' '.join(builds)}{' && ' if line.startswith('pip') else ', then '}{line}",
+        )  # fmt: skip
+
+
+def _extra(extra: str, wanted: list[Requirement]) -> Iterator[Finding]:
+    """Check the packages of an extra, which counts as wanted if its first package is installed."""
+    absent = [item for item in wanted if installed(item.name) is None]
+    is_wanted = wanted and wanted[0] not in absent
+    if is_wanted:
+        for item in wanted:
+            if item not in absent:
+                yield _package(item, needed=False)
+    if absent and (is_wanted or extra in _PURPOSE):
+        detail = f"{', '.join(item.name for item in absent)} not installed; needed {_PURPOSE.get(extra, 'with it')}"
+        yield Finding("warn" if is_wanted else "ok", extra, detail, f"pip install {' '.join(map(str, absent))}")
+
+
+def _package(item: Requirement, *, needed: bool) -> Finding:
+    version = installed(item.name)
+    if version is None:
+        return Finding("bad", item.name, "not installed", f"pip install {item}")
+    status: Status = "bad" if needed else "warn"
+    if too_new(item, version):
+        return Finding(status, item.name, f"{version}, and {item.below} is too new", f"pip install {item}")
+    if numbers(version) < numbers(item.least):
+        return Finding(status, item.name, f"{version}, older than {item.least}", f"pip install {item}")
+    return Finding("ok", item.name, version)
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """Result of a subprocess."""
+
+    found: dict[str, Any] | None
+    """JSON object that it printed; None after a failure."""
+    why: str = ""
+    """Reason of the failure."""
+    errors: str = ""
+    """Standard error."""
+
+
+def probe(code: str, *arguments: str, limit_s: float = PROBE_LIMIT_S) -> ProbeResult:
+    """Run Python code that prints one JSON object as its last line; a crash, hang or error becomes a reason."""
+    try:
+        done = subprocess.run(  # noqa: S603 - this interpreter, code of this module
+            [sys.executable, "-c", _NO_CWD + code, *arguments], capture_output=True, text=True, timeout=limit_s,
+            stdin=subprocess.DEVNULL, errors="replace", env={**os.environ, "ORT_DISABLE_TELEMETRY": "1"},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return ProbeResult(None, f"did not end within {limit_s:.0f} s")
+    except OSError as error:
+        return ProbeResult(None, f"could not be started: {error.strerror}")
+    if done.returncode < 0:
+        return ProbeResult(None, f"crashed with {signal.Signals(-done.returncode).name}", done.stderr)
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    try:
+        found = json.loads(last)
+    except ValueError:
+        lines = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
+        reason = lines[-1].removeprefix("ls_edge.core.errors.EngineError: ")
+        return ProbeResult(None, reason[:300], done.stderr)
+    return ProbeResult(found, errors=done.stderr)
+
+
+_NO_CWD = "import sys; sys.path[:] = [entry for entry in sys.path if entry]\n"
+"""Prefix of each probe: a folder called ``onnxruntime`` in the working folder is not the package."""
+
+_ZMQ_CODE = "import json, zmq; print(json.dumps({'version': zmq.zmq_version(), 'curve': zmq.has('curve')}))"
+
+_TORCH_CODE = """
+import json, torch
+there = torch.cuda.is_available()
+count = torch.cuda.device_count() if there else 0
+names = [torch.cuda.get_device_name(i) for i in range(count)]
+if there:
+    torch.ones(4, 4, device="cuda").matmul(torch.ones(4, 4, device="cuda")).sum().item()
+print(json.dumps({"built": torch.version.cuda, "names": names}))
+"""
+
+
+def onnxruntime_builds() -> list[str]:
+    """Return the installed distributions of ONNX Runtime."""
+    return [name for name in ORT_BUILDS if installed(name) is not None]
+
+
+def install_line(build: str) -> str:
+    """Return how to install a build of ONNX Runtime here; the index has no ``onnxruntime-gpu`` for boards."""
+    return engine_advice() if build == "onnxruntime-gpu" and hardware.has_nvidia() else f"pip install {build}"
+
+
+def check_zmq() -> Iterator[Finding]:
+    """Check that libzmq loads and has CURVE."""
+    tried = probe(_ZMQ_CODE)
+    if tried.found is None:
+        yield Finding("bad", "libzmq", f"does not load: {tried.why}", "pip install --force-reinstall pyzmq")
+    elif tried.found["curve"]:
+        yield Finding("ok", "libzmq", f"{tried.found['version']} with CURVE")
+    else:
+        yield Finding(
+            "warn", "libzmq", f"{tried.found['version']} without CURVE (libsodium), so links cannot be encrypted",
+            "pip install --force-reinstall --only-binary pyzmq pyzmq",
+        )  # fmt: skip
+
+
+def check_torch() -> Iterator[Finding]:
+    """Check that torch, where it is installed, computes on the GPUs that it finds."""
+    if installed("torch") is None:
+        return
+    tried = probe(_TORCH_CODE, limit_s=2 * PROBE_LIMIT_S)
+    if tried.found is None:
+        yield Finding("warn", "torch", f"does not work: {tried.why}", "pip install --force-reinstall torch")
+    elif tried.found["names"]:
+        yield Finding("ok", "torch CUDA", f"CUDA {tried.found['built']} on {', '.join(tried.found['names'])}")
+    elif hardware.has_nvidia():
+        detail = f"there is a GPU, but torch (built for CUDA {tried.found['built']}) cannot use it"
+        yield Finding("warn", "torch CUDA", detail, "install the torch build for this driver, see https://pytorch.org")
+    else:
+        yield Finding("ok", "torch CUDA", "no GPU; trains and exports on the CPU")
+
+
+def check_hardware() -> Iterator[Finding]:
+    """Check the board, the processor, memory, and disk."""
+    board = hardware.board()
+    if board is not None:
+        yield Finding("ok", "board", board)
+    jetpack = hardware.jetpack()
+    if jetpack is not None:
+        yield Finding("ok", "JetPack", jetpack)
+    features = hardware.cpu_features()
+    yield Finding("ok", "CPU", f"{hardware.cpu_name()}; {' '.join(features) or 'no vector instructions of note'}")
+    cores, quota = hardware.cores(), hardware.cpu_quota()
+    if quota is not None and quota < cores:
+        yield Finding(
+            "warn", "cores", f"{cores}, but the control group grants the time of {quota:g}",
+            f"limit the threads of all peers together to {max(1, int(quota))} (--threads, or 'threads' in peers.yaml)",
+        )  # fmt: skip
+    else:
+        yield Finding("ok", "cores", str(cores))
+    memory = hardware.memory_gib()
+    if memory is not None:
+        scarce = memory[1] < 0.5
+        fix = "end other programs: a peer needs about 100 MiB in addition to its blocks" if scarce else None
+        yield Finding("warn" if scarce else "ok", "memory", f"{memory[0]:.1f} GiB, {memory[1]:.1f} GiB free", fix)
+    disk = shutil.disk_usage(".").free / 2**30
+    fix = None if disk >= 1 else "free some space: runs and bundles take up to a few GiB"
+    yield Finding("ok" if disk >= 1 else "warn", "disk", f"{disk:.1f} GiB free here", fix)

@@ -1,0 +1,237 @@
+"""Checks of the engine libraries: ONNX Runtime and its execution providers, TensorRT, and CUDA.
+
+Each is checked in a subprocess with a time limit, by the work it does later: a provider works if it multiplies two
+matrices correctly.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ls_edge.device import hardware
+from ls_edge.device.diagnostics import (
+    PROBE_LIMIT_S,
+    Finding,
+    ProbeResult,
+    install_line,
+    onnxruntime_builds,
+    probe,
+)
+from ls_edge.device.requirements import engine_advice, installed, numbers
+
+_ORT_CODE = """
+import json, onnxruntime
+print(json.dumps({"version": onnxruntime.__version__, "all": onnxruntime.get_available_providers()}))
+"""
+
+_PROVIDER_CODE = """
+import json, sys
+import numpy
+from ls_edge.engines.onnxruntime import open_session
+session = open_session(bytes.fromhex(sys.argv[1]), "a product of matrices", provider=sys.argv[2], threads=1)
+x = numpy.full((4, 4), 1 + 2.0 ** -12, numpy.float32)  # which TF32 and half precision round to 1
+error = numpy.abs(session.run(None, {"x": x})[0] - x @ x).max()
+print(json.dumps({"right": bool(error < 1e-3), "exact": bool(error < 1e-5)}))
+"""
+
+_TENSORRT_CODE = """
+import json, sys
+import numpy
+from ls_edge.engines.cuda_memory import CudaWorkspace
+from ls_edge.engines.engine import Signature, Tensor
+from ls_edge.engines.tensorrt_build import EngineOptions, build, key_of, this_device
+from ls_edge.engines.tensorrt_engine import TensorRTEngine
+device = this_device()
+signature = Signature((Tensor("x", "float32", (4,)),), Tensor("y", "float32", (4,)))
+plan, _ = build(bytes.fromhex(sys.argv[1]), "a layer", key_of("", device, EngineOptions("fp32", 8)), b"")
+engine = TensorRTEngine(plan, "a layer", signature, device, CudaWorkspace([signature], max_batch=8))
+x = numpy.random.default_rng(0).standard_normal((3, 4), dtype=numpy.float32)
+right = all(numpy.array_equal(engine.run({"x": x[:size]}), x[:size] + x[:size]) for size in (1, 1, 1, 3))
+print(json.dumps({"device": str(device), "right": right, "graphs": engine.no_graphs}))
+engine.close()
+"""
+
+_CUDA_CODE = """
+import json
+from ls_edge.engines.cuda_memory import cuda_module
+error, driver = cuda_module().cudaDriverGetVersion()
+print(json.dumps({"error": int(error), "driver": int(driver or 0)}))
+"""
+
+
+def check_engines() -> Iterator[Finding]:
+    """Check the engine libraries, and tell which one 'engine: auto' chooses and why not the preferred ones."""
+    found = list(_check_each_engine())
+    yield from found
+    by_name = {finding.what: finding for finding in found}
+    passed_over: list[str] = []
+    for name in ("TensorRT", "CUDAExecutionProvider", "CPUExecutionProvider"):
+        finding = by_name.get(f"engine {name}")
+        if finding is not None and (finding.status == "ok" or "loads and computes" in finding.detail):
+            reasons = f" (not {'; not '.join(passed_over)})" if passed_over else ""
+            yield Finding("ok", "engine auto", f"takes {name}{reasons}")
+            return
+        passed_over.append(f"{name}: {'not installed' if finding is None else finding.detail}")
+
+
+def _check_each_engine() -> Iterator[Finding]:
+    """Check that an engine library is installed and that each of its execution providers computes."""
+    builds = onnxruntime_builds()
+    has_ort = importlib.util.find_spec("onnxruntime") is not None
+    has_tensorrt = importlib.util.find_spec("tensorrt") is not None
+    if not has_ort and not has_tensorrt:
+        yield Finding(
+            "warn", "engines", "neither ONNX Runtime nor TensorRT is installed, so nothing can be served or run",
+            engine_advice(),
+        )  # fmt: skip
+    if has_ort:
+        yield from check_onnxruntime(builds[0] if builds else "onnxruntime")
+    yield from check_tensorrt()
+    yield from check_cuda_bindings()
+
+
+def check_tensorrt(system: Path = Path("/usr/lib")) -> Iterator[Finding]:
+    """Check that TensorRT builds and runs a layer, or find out why it is not visible although the system has it."""
+    what = "engine TensorRT"
+    if importlib.util.find_spec("tensorrt") is None:
+        for outside in sorted(system.glob("python3*/dist-packages/tensorrt"))[:1]:
+            needed = outside.parts[-3]
+            ours = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+            python = ours if needed in ("python3", ours) else needed
+            detail = f"is at {outside}, which this environment does not see"
+            if python != ours:
+                detail += f", and made for {needed} while this is {ours}"
+            fix = f"make the environment again with: {python} -m venv --system-site-packages .venv"
+            yield Finding("warn", what, detail, fix)
+        return
+    tried = probe(_TENSORRT_CODE, layer_model().hex(), limit_s=2 * PROBE_LIMIT_S)
+    if tried.found is None:
+        yield Finding("warn", what, tried.why, _numpy_fix(tried) or _fix_of(tried.why, "tensorrt"))
+    elif not tried.found["right"]:
+        yield Finding(
+            "bad", what, f"{tried.found['device']} computes wrong numbers", "use --engine onnx, and report it"
+        )
+    else:
+        graphs = f"; without CUDA graphs: {tried.found['graphs']}" if tried.found["graphs"] else ""
+        yield Finding("ok", what, f"{tried.found['device']}, builds and runs a layer{graphs}")
+
+
+def check_cuda_bindings() -> Iterator[Finding]:
+    """Check that ``cuda-bindings`` are of a CUDA release that the driver knows."""
+    version = installed("cuda-bindings")
+    has_tensorrt = importlib.util.find_spec("tensorrt") is not None
+    if not has_tensorrt and installed("onnxruntime-gpu") is None:  # torch brings them too, and has its own check
+        return
+    if version is None:
+        if has_tensorrt and importlib.util.find_spec("cuda") is None:
+            fix = f"pip install '{_bindings_for(hardware.jetpack())}'"
+            yield Finding("warn", "cuda-bindings", "not installed; TensorRT engines need it", fix)
+        return
+    tried = probe(_CUDA_CODE)
+    if tried.found is None:
+        yield Finding("warn", "cuda-bindings", f"{version}: {tried.why}", "pip install --force-reinstall cuda-bindings")
+        return
+    major, driver = numbers(version)[0], tried.found["driver"] // 1000
+    known = f"{driver}.{tried.found['driver'] % 1000 // 10}"
+    if driver == 0:
+        yield Finding("warn", "cuda-bindings", f"{version}, and no driver of NVIDIA", "install the driver, or leave it")
+    elif major > driver:
+        yield Finding(
+            "warn", "cuda-bindings", f"{version} are for CUDA {major}, the driver knows CUDA {known}",
+            f"pip install 'cuda-bindings<{driver + 1}'",
+        )  # fmt: skip
+    else:
+        yield Finding("ok", "cuda-bindings", f"{version}; the driver knows CUDA {known}")
+
+
+def _bindings_for(jetpack: str | None) -> str:
+    if jetpack is not None and jetpack.startswith("6"):
+        return "cuda-bindings>=12.8,<13"
+    return "cuda-bindings>=13,<14" if jetpack is not None else "cuda-bindings"
+
+
+def _fix_of(why: str, package: str) -> str:
+    """Return the advice in one of our own errors, or to install the package again."""
+    _, found, fix = why.rpartition("; ")
+    return fix if found else f"install {package} again as NVIDIA says for this device"
+
+
+def _numpy_fix(tried: ProbeResult) -> str | None:
+    """Return the fix if a package was built for numpy 1 and numpy 2 is installed."""
+    if "compiled using NumPy 1.x" in tried.errors or "_ARRAY_API not found" in tried.errors:
+        return "pip install 'numpy<2', which this wheel was made for (the extra jetson6 has it)"
+    return None
+
+
+def _reinstall(build: str) -> str:
+    line = install_line(build)
+    return line.replace("pip install", "pip install --force-reinstall", 1)
+
+
+def check_onnxruntime(build: str) -> Iterator[Finding]:
+    """Check each execution provider that a build of ONNX Runtime lists."""
+    listed = probe(_ORT_CODE)
+    if listed.found is None:
+        fix = _numpy_fix(listed) or _reinstall(build)
+        yield Finding("bad", "engine ONNX Runtime", f"does not load: {listed.why}", fix)
+        return
+    if _numpy_fix(listed) is not None:
+        detail = f"was made for numpy 1, and numpy {installed('numpy')} is here"
+        yield Finding("bad", "engine ONNX Runtime", detail, _numpy_fix(listed))
+    model = tiny_model().hex()
+    for provider in listed.found["all"]:
+        what = f"engine {provider}"
+        if provider == "AzureExecutionProvider":  # sends tensors to a web service
+            continue
+        tried = probe(_PROVIDER_CODE, model, provider)
+        if tried.found is not None and tried.found["right"]:
+            rounds = "" if tried.found["exact"] else ", but rounds float32: answers would differ from other devices'"
+            detail = f"{build} {listed.found['version']}, loads and computes{rounds}"
+            advice = "serve fp16 bundles with it, or leave it" if rounds else None
+            yield Finding("warn" if rounds else "ok", what, detail, advice)
+            continue
+        why = tried.why or "computes wrong numbers"
+        if provider == "CPUExecutionProvider":
+            yield Finding("bad", what, why, _reinstall(build))
+        else:
+            fix = "install the libraries that it names, or leave it: peers with 'engine: auto' pass over it and say so"
+            yield Finding("warn", what, f"is listed, but {why}", fix)
+
+
+def tiny_model() -> bytes:
+    """Return an ONNX model that multiplies its input ``x``, float32 ``[4, 4]``, by itself; needs no onnx."""
+    return _model(b"MatMul", _number(1, 4))
+
+
+def layer_model() -> bytes:
+    """Return an ONNX model that adds its input ``x``, float32 ``[B, 4]``, to itself."""
+    return _model(b"Add", _nested(2, b"B"))
+
+
+def _model(operator: bytes, rows: bytes) -> bytes:
+    """Return a model of one node that takes ``x``, of shape ``[rows, 4]``, twice."""
+
+    def tensor(field: int, name: bytes) -> bytes:
+        shape = _nested(2, _nested(1, rows), _nested(1, _number(1, 4)))
+        return _nested(field, _nested(1, name), _nested(2, _nested(1, _number(1, 1), shape)))
+
+    node = _nested(1, _nested(1, b"x"), _nested(1, b"x"), _nested(2, b"y"), _nested(4, operator))
+    graph = _nested(7, node, _nested(2, b"square"), tensor(11, b"x"), tensor(12, b"y"))
+    return _number(1, 8) + graph + _nested(8, _number(2, 13))
+
+
+def _varint(number: int) -> bytes:
+    low = number & 0x7F
+    return bytes((low,)) if number < 128 else bytes((low | 0x80,)) + _varint(number >> 7)
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _nested(field: int, *content: bytes) -> bytes:
+    body = b"".join(content)
+    return _varint(field << 3 | 2) + _varint(len(body)) + body
