@@ -49,7 +49,7 @@ class LinkProber(Client):
         frame = codecs.wire_bytes("raw", manifest.tokens.count, manifest.tokens.dim)
         super().__init__(
             peers, keys, self.source, "source", (manifest.model_id, manifest.bundle_id), tokens_frame=frame
-        )  # fmt: skip
+        )
         self._tokens = _real_tokens(bundle)
         self._calls: dict[str, list[int]] = {}
         """Microseconds from the arrival of tokens to the decision after the engine call, without that, by peer."""
@@ -85,9 +85,14 @@ class LinkProber(Client):
                 missing.append((origin, to, str(error)))
         on_step(len(pairs), len(pairs), "done")
         return LinksDocument(
-            SCHEMA, self._bundle.manifest.model_id, self.source, found, [fit_of(times) for times in _by_pair(found)],
-            missing, self._call_times(),
-        )  # fmt: skip
+            SCHEMA,
+            self._bundle.manifest.model_id,
+            self.source,
+            found,
+            [fit_of(times) for times in _by_pair(found)],
+            missing,
+            self._call_times(),
+        )
 
     def _call_times(self) -> list[CallTimes]:
         found: list[CallTimes] = []
@@ -104,9 +109,14 @@ class LinkProber(Client):
         ms = np.asarray(took[WARM_UP:]) * 1e3
         tokens = self._bundle.manifest.tokens
         return LinkTimes(
-            origin=origin, to=to, codec=codec, bytes=codecs.wire_bytes(codec, tokens.count, tokens.dim),
-            transfers=transfers, p50_ms=round(float(np.median(ms)), 4), p95_ms=round(float(np.percentile(ms, 95)), 4),
-        )  # fmt: skip
+            origin=origin,
+            to=to,
+            codec=codec,
+            bytes=codecs.wire_bytes(codec, tokens.count, tokens.dim),
+            transfers=transfers,
+            p50_ms=round(float(np.median(ms)), 4),
+            p95_ms=round(float(np.percentile(ms, 95)), 4),
+        )
 
     def _route(self, origin: str, to: str) -> tuple[int, str, str]:
         """Return a block to ask for, the peer that gets the tokens first, and the one that runs the block."""
@@ -126,16 +136,19 @@ class LinkProber(Client):
                 return took
             self.step(_AGAIN_S)
 
-    def _try_probe(
-        self, block: int, first: str, last: str, codec: str, end: float, *, of_first: bool
-    ) -> float | None:  # fmt: skip
+    def _try_probe(self, block: int, first: str, last: str, codec: str, end: float, *, of_first: bool) -> float | None:
         """Do the same once; return None if the peer was busy."""
         transfer = TransferId(os.urandom(16), int.from_bytes(os.urandom(8), "big"), 1)
         skipped = tuple(other for other in range(self._bundle.num_blocks) if other != block)
         itinerary = Itinerary(
-            self._hello.name, "sequential", (block,), len(skipped), skipped=skipped, codec=codec,
+            self._hello.name,
+            "sequential",
+            (block,),
+            len(skipped),
+            skipped=skipped,
+            codec=codec,
             hand_to="" if first == last else last,
-        )  # fmt: skip
+        )
         tokens = self._bundle.manifest.tokens
         began = time.monotonic()
         run = Run(transfer, round((end - began) * 1e6), itinerary, codec, tokens.count, tokens.dim)

@@ -35,7 +35,7 @@ REACH_S = 5.0
 SETTLE_S = 0.2
 """Seconds until the others know that a peer is warm: two STATE."""
 WARM_UP_S = 1800.0
-"""Longest time for loading and warming up in seconds; a board builds its TensorRT engines then."""
+"""Maximum time for loading and warming up in seconds; a board builds its TensorRT engines then."""
 MAX_INSTALLS = 3
 """INSTALLs to a peer that comes back without having switched."""
 _COMPLETE = (StoreState.READY, StoreState.SWITCHING, StoreState.ACTIVE)
@@ -54,7 +54,7 @@ class PushResult(msgspec.Struct, frozen=True):
     state: str
     """``active``, ``ready`` (it has the bundle and was not switched), ``failed``, or the state that it reached."""
     reason: str | None
-    """Why it is not ``active``."""
+    """Reason why it is not ``active``."""
 
 
 class PushError(LsEdgeError):
@@ -127,7 +127,7 @@ class Pusher(Client):
     def push(self, bundle: Bundle) -> None:
         """Send a bundle and switch to it; raise :class:`PushError` for the first failure, which ends the push.
 
-        Raise :class:`BundleError` if a file of the bundle is not what its manifest says, before anything is sent.
+        Raise :class:`BundleError` if a file of the bundle differs from its manifest, before anything is sent.
         """
         self.peers.check_blocks(bundle.num_blocks)
         path = bundle.folder / MANIFEST

@@ -41,9 +41,9 @@ class Session:
     final: bool = False
     """Whether another handshake would fail too."""
     why: str = ""
-    """Why there is no link."""
+    """Reason why there is no link."""
     complaint: str = ""
-    """Why the peer does not understand this process, or the other way round."""
+    """Reason why the peer and this process do not understand each other."""
     greeted_at: float = 0.0
     waiting: bool = True
     """Whether a HELLO has to be answered."""
@@ -113,9 +113,15 @@ class Client:
     """Sessions with every peer of a file; used by one thread. A context manager."""
 
     def __init__(
-        self, peers: PeersFile, keys: KeyPair | None, owner: str, role: str, model: tuple[str, str] = ("", ""),
-        *, tokens_frame: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        peers: PeersFile,
+        keys: KeyPair | None,
+        owner: str,
+        role: str,
+        model: tuple[str, str] = ("", ""),
+        *,
+        tokens_frame: int = 0,
+    ) -> None:
         """Dial the peers as ``owner``; ``model`` is the id of the model and of the bundle.
 
         ``tokens_frame`` is the size in bytes of the tokens that may arrive. Raise :class:`LinkError` for keys that do

@@ -50,7 +50,7 @@ class PeerStatus(msgspec.Struct, frozen=True):
     """Processes that it has a link to."""
     address: str
     reason: str | None
-    """Why it cannot be used, or serves another bundle than it should; null otherwise."""
+    """Reason why it cannot be used, or serves another bundle than it should; null otherwise."""
 
 
 class Observer(Client):
@@ -75,7 +75,7 @@ class Observer(Client):
         return self.view()
 
     def inspect(self, seconds: float) -> Mapping[str, tuple[FindingRow, ...] | str]:
-        """Make all peers check their machines; return what each found, or why nothing came within ``seconds``."""
+        """Make all peers check their machines; return their findings, or why there are none after ``seconds``."""
         began = time.monotonic()
         asked: set[Session] = set()
         while time.monotonic() < began + seconds:

@@ -61,16 +61,23 @@ class Peer:
         self.name, self.entry = name, peers.peer(name)
         self.on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None
         """Called on another thread with the number of open engines, their total, and the next step."""
-        self._kind: EngineKind = engine or self.entry.engine
-        self._engine_text: str = self._kind
-        self._threads = threads or self.entry.threads
         self._stops = 0
         self._is_broken = False
         """Whether the active bundle of the store cannot be served."""
         self.cores = EngineCores.of(peers, self.entry)
         self._settings = PeerSettings(
-            peers, self.entry, self.cores, keys, strict_bundle, limits, until_eof=until_eof, examine=examine
+            peers,
+            self.entry,
+            self.cores,
+            keys,
+            strict_bundle,
+            engine or self.entry.engine,
+            threads or self.entry.threads,
+            limits,
+            until_eof,
+            examine,
         )
+        self._engine_text: str = self._settings.engine
         self._installer: Installer | None = None
         self._store: Store | None = None
         self._service: Service | None = None
@@ -141,12 +148,17 @@ class Peer:
     def open_engines(self) -> Mapping[int, Engine]:
         """Choose an engine and open the blocks with it, on the engine's thread; raise the library's errors."""
         bundle, entry = self.bundle, self.entry
-        choice = choose(bundle, self._kind, entry.provider, f"block {entry.blocks[0]}")
+        choice = choose(bundle, self._settings.engine, entry.provider, f"block {entry.blocks[0]}")
         announce(choice)
         engines = open_block_engines(
-            bundle, entry.blocks, kind=choice.kind, provider=choice.named_provider, threads=self._threads,
-            max_batch=entry.max_batch, on_step=self.on_step,
-        )  # fmt: skip
+            bundle,
+            entry.blocks,
+            kind=choice.kind,
+            provider=choice.named_provider,
+            threads=self._settings.threads,
+            max_batch=entry.max_batch,
+            on_step=self.on_step,
+        )
         self._engine_text = str(choice)[:MAX_TEXT]
         return engines
 
@@ -213,6 +225,14 @@ def open_peer(
     """Read the files and make a :class:`Peer`, as ``ls-edge peer`` does."""
     file, keys = read_identity(peers, secret_key)
     return Peer(
-        file, name, None if bundle is None else Bundle.open(bundle), store=store, keys=keys, engine=engine,
-        threads=threads, strict_bundle=strict_bundle, until_eof=until_eof, examine=examine,
-    )  # fmt: skip
+        file,
+        name,
+        None if bundle is None else Bundle.open(bundle),
+        store=store,
+        keys=keys,
+        engine=engine,
+        threads=threads,
+        strict_bundle=strict_bundle,
+        until_eof=until_eof,
+        examine=examine,
+    )

@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 from ls_edge.core.bundle import Bundle, ImageSpec, Manifest, Part, Parts, TokenSpec
 from ls_edge.core.errors import EngineError, LsEdgeError
 from ls_edge.core.order_costs import read_order_costs
-from ls_edge.core.peers_file import PeerConfig, PeersFile
+from ls_edge.core.peers_file import EngineKind, PeerConfig, PeersFile
 from ls_edge.engines.engine import Engine, warm_up
 from ls_edge.engines.executor import Executor
 from ls_edge.runtime.execution.cores import EngineCores
@@ -41,19 +41,28 @@ log = logging.getLogger("ls_edge.runtime")
 _LEAVE_WITHIN = 4.7
 """Seconds after SIGTERM until a peer leaves with whatever it holds."""
 _TICK_S = 0.1
-"""Longest wait for events in seconds while something is due by the clock."""
+"""Maximum wait for events in seconds while something is due by the clock."""
 READ_WITHIN_S = 0.03
-"""Longest time that messages stay unread while the engine runs a call and has its next one: their work for the engine
+"""Maximum time that messages stay unread while the engine runs a call and has its next one: their work for the engine
 has to wait anyway, and a turn of the loop takes its core from it."""
 SHORT_CALL_S = READ_WITHIN_S
-"""Longest usual time of an engine call that the loop's thread runs itself if nothing else waits for the engine: no
+"""Maximum usual time of an engine call that the loop's thread runs itself if nothing else waits for the engine: no
 message then waits longer than it may anyway."""
 _NO_PART = Part("", "", 0)
 _NO_MODEL = Manifest(
-    schema=1, bundle_id="", model_id="", model="", method="", classes=(),
-    image=ImageSpec((1, 1), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)), tokens=TokenSpec(1, 1), needs_slot=False,
-    precision="", opset=0, parts=Parts(_NO_PART, _NO_PART, ()),
-)  # fmt: skip
+    schema=1,
+    bundle_id="",
+    model_id="",
+    model="",
+    method="",
+    classes=(),
+    image=ImageSpec((1, 1), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+    tokens=TokenSpec(1, 1),
+    needs_slot=False,
+    precision="",
+    opset=0,
+    parts=Parts(_NO_PART, _NO_PART, ()),
+)
 
 _Result = Computed | ComputeFailed | Warm | LsEdgeError
 
@@ -67,6 +76,8 @@ class PeerSettings:
     cores: EngineCores
     keys: KeyPair | None
     strict_bundle: bool
+    engine: EngineKind
+    threads: int | None
     limits: Limits | None
     until_eof: bool
     examine: Examine | None
@@ -229,7 +240,7 @@ class Service:
         raise self._failure
 
     def _look_beside(self) -> None:
-        """Handle what is not routing: standard input, checks of the machine, pushes."""
+        """Handle standard input, checks of the machine and pushes, which are not part of routing."""
         if self._settings.until_eof and self.node.can_read(0) and at_end(0):
             self.stops = 2
         if self._inspector is not None:

@@ -89,12 +89,12 @@ class Installer:
         """Whether the served bundle is warm and recorded as such."""
         self._confirm_at = 0.0
         self._trouble = ""
-        """Why that could not be recorded."""
+        """Reason why that could not be recorded."""
         self._worker: Worker[Callable[[], None]] = Worker(f"store of {name}", self._wake, niceness=_NICENESS)
 
     @property
     def note(self) -> str | UnsetType:
-        """The note of a HELLO: why the peer does not serve the bundle that it should."""
+        """The note of a HELLO: the reason why the peer does not serve the bundle that it should."""
         reason = self._store.record.reason
         return one_line(reason, MAX_TEXT) if reason else UNSET
 
@@ -117,7 +117,7 @@ class Installer:
         self._store.close()
 
     def greeted(self, pusher: str) -> None:
-        """Tell a pusher that was let in what is in the store."""
+        """Report the store to a pusher that was let in."""
         self._pushers.add(pusher)
         self._report(pusher)
 
@@ -353,9 +353,15 @@ class Installer:
             if push.file is not None:
                 missing -= push.written
             said = Stored(
-                push.state, bytes.fromhex(push.manifest), active, previous, push.wanted.parts, push.wanted.size,
-                max(0, missing), push.reason,
-            )  # fmt: skip
+                push.state,
+                bytes.fromhex(push.manifest),
+                active,
+                previous,
+                push.wanted.parts,
+                push.wanted.size,
+                max(0, missing),
+                push.reason,
+            )
         elif other := self._other_holder(pusher):
             reason = f"{other} pushes a bundle at the moment; try again when it is done"
             said = Stored(StoreState.BUSY, b"", active, previous, reason=one_line(reason, MAX_TEXT))

@@ -58,7 +58,7 @@ class StoreRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     failed: Digest | None = None
     """The bundle that could not be served last."""
     reason: str = ""
-    """Why the peer does not serve the bundle that it should."""
+    """Reason why the peer does not serve the bundle that it should."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
