@@ -35,6 +35,14 @@ class PlainTable(Table):
         look = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "header_style": "dim"}
         super().__init__(title=Text(printable(title)) if title else None, title_justify="left", **{**look, **options})
 
+    @classmethod
+    def of(cls, *headings: str, title: str = "", **options: Any) -> PlainTable:
+        """Return a table with these columns; ``>`` before a heading aligns its column to the right."""
+        table = cls(title, **options)
+        for heading in headings:
+            table.add_column(heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left")
+        return table
+
     def add_column(self, header: RenderableType = "", *arguments: Any, **options: Any) -> None:
         """Add a column that folds words that are too long, instead of truncating them."""
         super().add_column(header, *arguments, **{"overflow": "fold", **options})

@@ -74,7 +74,7 @@ def test_links_bad_input(command, bundle, write_peers, tmp_path):
         ((bundle, "--links"), 2, "give --peers peers.yaml"),
         ((bundle, "--peers", path), 2, "--peers is for --links"),
         ((), 2, "name the folder of a bundle to profile"),
-        ((tmp_path / "none", "--links", "--peers", path), 1, "no bundle"),
+        ((tmp_path / "none", "--links", "--peers", path), 1, "none is not a bundle"),
     ):
         found, _, errors = command("profile", *arguments, "--out", out)
         assert (found, message in errors) == (code, True), errors

@@ -10,13 +10,13 @@ import msgspec
 
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
+from ls_edge.cli.times_table import print_times
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import VerificationError, printable
 from ls_edge.data.datasets import ImageSet, open_data, require_labels, trained_on_warning
-from ls_edge.device.profile import Times
 from ls_edge.engines.benchmark import Bench, bench, chain_accuracy
 from ls_edge.report.formatting import counted
-from ls_edge.report.terminal import PlainTable, open_console, print_table
+from ls_edge.report.terminal import open_console
 
 
 @click.command(
@@ -98,25 +98,13 @@ def _monolith(bundle: Bundle) -> tuple[bytes | None, str]:
 
 
 def _print(result: Bench) -> None:
-
-    table = PlainTable(f"{result.model}, {result.precision}, batch {result.batch}", box=None)
-    for heading in ("", "median ms", "95 % ms", "least ms"):
-        table.add_column(heading, justify="left" if not heading else "right")
-
-    def row(name: str, times: Times | None) -> None:
-        if times is not None:
-            table.add_row(name, f"{times.p50:.2f}", f"{times.p95:.2f}", f"{times.min:.2f}")
-
-    row("stem", result.stem_ms)
-    for index, times in enumerate(result.blocks_ms):
-        row(f"block {index}", times)
-    row("head", result.head_ms)
-    table.add_section()
-    row("chain", result.chain_ms)
-    row("monolith", result.monolith_ms)
-    row("monolith, default options", result.monolith_default_ms)
     console = open_console()
-    print_table(table, console)
+    wholes = {
+        "chain": result.chain_ms,
+        "monolith": result.monolith_ms,
+        "monolith, default options": result.monolith_default_ms,
+    }
+    print_times(f"{result.model}, {result.precision}, batch {result.batch}", result, wholes, console)
     console.print(
         f"{result.engine}, {result.provider}, {counted(result.threads, 'thread')}, {counted(result.repeats, 'run')}"
     )

@@ -58,9 +58,7 @@ def command(*, peers: Path | None, secret_key: Path | None, wait: float, as_json
         document = {"status": status, "findings": [dataclasses.asdict(finding) for finding in findings]}
         click.echo(json.dumps(document, indent=1))
         return 1 if status == "bad" else 0
-    table = PlainTable(box=None)
-    for column in ("", "what", "found", "fix"):
-        table.add_column(column)
+    table = PlainTable.of("", "what", "found", "fix", box=None)
     for finding in findings:
         table.add_row(_mark(finding.status), finding.what, finding.detail, finding.fix or "")
     print_table(table)
@@ -83,9 +81,7 @@ def _ask_peers(peers: Path, secret_key: Path | None, wait: float, *, as_json: bo
         document = {name: _entry(status[name], rows) for name, rows in found.items()}
         click.echo(json.dumps({"status": overall, "peers": document}, indent=1))
         return 1 if overall == "bad" else 0
-    table = PlainTable(box=None)
-    for column in ("peer", "", "what", "found", "fix"):
-        table.add_column(column)
+    table = PlainTable.of("peer", "", "what", "found", "fix", box=None)
     for name, rows in found.items():
         if isinstance(rows, str):
             table.add_row(printable(name), _mark("bad"), "link", printable(rows), "ls-edge status shows more")

@@ -194,11 +194,7 @@ def _print(result: Evaluation) -> None:
         f"{result.name}: {printable(s['model'])}, {printable(s['method'])}, {counted(s['blocks'], 'block')}, "
         f"{counted(result.images, 'image')} of {s['data']}{bands_text(s['bands'])}"
     )
-    table = PlainTable()
-    table.add_column("blocks")
-    table.add_column("trained order", justify="right")
-    table.add_column("random order", justify="right")
-    table.add_column("")
+    table = PlainTable.of("blocks", ">trained order", ">random order", "")
     spread = (
         f"± {a.top1_std:.3f}, 5th percentile {a.top1_p5:.3f}, worst {a.top1_worst:.3f} of {counted(a.orders, 'order')}"
     )
@@ -235,11 +231,8 @@ def _print(result: Evaluation) -> None:
 
 def _print_comparison(found: list[Evaluation]) -> None:
     """A row for each of several evaluations, and a column for each number of blocks that any of them kept."""
-    table = PlainTable()
-    table.add_column("")
     keeps = sorted({int(keep) for item in found for keep in item.kept})
-    for heading in ("trained order", "random order", *(f"{keep} kept" for keep in keeps)):
-        table.add_column(heading, justify="right")
+    table = PlainTable.of("", ">trained order", ">random order", *(f">{keep} kept" for keep in keeps))
     for item in found:
         kept = [item.kept.get(str(keep)) for keep in keeps]
         table.add_row(

@@ -181,9 +181,7 @@ def _print(summary: dict[str, Any]) -> None:
 
     sizes, verified = summary["bytes"], summary["verified"]
     blocks = [size for name, size in sizes.items() if name.startswith("block")]
-    table = PlainTable(show_header=False, box=None)
-    table.add_column()
-    table.add_column()
+    table = PlainTable.of("", "", show_header=False, box=None)
     rows = {
         "bundle": f"{summary['bundle']}  ({summary['bundle_id'][:12]})",
         "model": f"{summary['model']}, {summary['method']}, {summary['precision']}, opset {summary['opset']}",

@@ -182,18 +182,11 @@ def _print(document: PlanDocument) -> None:
         console.print(f"One device is better. {document.reason}.", soft_wrap=True)
     else:
         console.print(f"Distribute: {document.reason}.", soft_wrap=True)
-    placement = PlainTable()
-    placement.add_column("device")
-    placement.add_column("blocks")
-    placement.add_column("batch", justify="right")
+    placement = PlainTable.of("device", "blocks", ">batch")
     for name, blocks in document.placement.items():
         placement.add_row(name, format_ranges(blocks) or NOTHING, str(document.max_batch[name]) if blocks else NOTHING)
     print_table(placement, console)
-    table = PlainTable()
-    table.add_column("")
-    for heading in ("latency", "images / s", "energy", "battery", "whole answers"):
-        table.add_column(heading, justify="right")
-    table.add_column("policy")
+    table = PlainTable.of("", ">latency", ">images / s", ">energy", ">battery", ">whole answers", "policy")
 
     def row(name: str, figures: Expected | None) -> None:
         if figures is None:

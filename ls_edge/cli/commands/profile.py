@@ -11,12 +11,13 @@ import msgspec
 from ls_edge.cli import options
 from ls_edge.cli.command import DEGRADED, Command
 from ls_edge.cli.descriptor_limit import require_descriptors
+from ls_edge.cli.times_table import print_times
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.files import check_writable, write_output
 from ls_edge.core.logs import set_up
 from ls_edge.core.peers_file import load_peers
-from ls_edge.device.profile import DeviceProfile, LinksDocument, Times
+from ls_edge.device.profile import DeviceProfile, LinksDocument
 from ls_edge.engines.profiling import profile_bundle
 from ls_edge.report.formatting import NOTHING, counted, show, show_ms
 from ls_edge.report.progress import StepProgress
@@ -133,11 +134,7 @@ def _print_links(found: LinksDocument, out: Path) -> None:
 
     console = open_console()
     names = list(dict.fromkeys(one.codec for one in found.transfers))
-    table = PlainTable()
-    for heading in ("from", "to"):
-        table.add_column(heading)
-    for heading in (*(f"{name} p50 (p95)" for name in names), "latency", "Mbit / s"):
-        table.add_column(heading, justify="right")
+    table = PlainTable.of("from", "to", *(f">{name} p50 (p95)" for name in names), ">latency", ">Mbit / s")
     for fit in found.fits:
         times = {one.codec: one for one in found.transfers if (one.origin, one.to) == (fit.origin, fit.to)}
         known = [times.get(name) for name in names]
@@ -164,20 +161,8 @@ def _print(found: DeviceProfile, out: Path) -> None:
 
     console = open_console()
     for size, times in found.batch.items():
-        table = PlainTable(f"{found.device.name}: {found.model}, {found.precision}, batch {size}", box=None)
-        for heading in ("", "median ms", "95 % ms", "least ms"):
-            table.add_column(heading, justify="left" if not heading else "right")
-
-        def row(name: str, one: Times, table: PlainTable = table) -> None:
-            table.add_row(name, f"{one.p50:.2f}", f"{one.p95:.2f}", f"{one.min:.2f}")
-
-        row("stem", times.stem_ms)
-        for index, one in enumerate(times.blocks_ms):
-            row(f"block {index}", one)
-        row("head", times.head_ms)
-        table.add_section()
-        row("chain", times.chain_ms)
-        print_table(table, console)
+        title = f"{found.device.name}: {found.model}, {found.precision}, batch {size}"
+        print_times(title, times, {"chain": times.chain_ms}, console)
         if times.slowdown > SLOWER:
             console.print(
                 f"the last third took {times.slowdown:.2f} times as long as the first: did something else run?"

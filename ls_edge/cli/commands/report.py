@@ -15,8 +15,8 @@ from ls_edge.report.formatting import NOTHING, show, show_ms, show_percent
 from ls_edge.report.side_by_side import SideBySide, evaluations_with_freedom, side_by_side
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 
-HEADINGS = ("", "what", "accuracy", "latency", "images / s", "energy", "of")
-PAIR_HEADINGS = ("plan", "run", "figure", "planned", "measured", "ratio")
+_COLUMNS = ("", "what", ">accuracy", ">latency", ">images / s", ">energy", "of")
+_PAIR_COLUMNS = ("plan", "run", "figure", ">planned", ">measured", ">ratio")
 
 
 @click.command(
@@ -83,13 +83,9 @@ def pairs_text(found: SideBySide) -> list[tuple[str, ...]]:
 def _print(found: SideBySide) -> None:
 
     console = open_console()
-    for headings, rows, numbers in (
-        (HEADINGS, rows_text(found), range(2, 6)), (PAIR_HEADINGS, pairs_text(found), range(3, 6)),
-    ):  # fmt: skip
+    for headings, rows in ((_COLUMNS, rows_text(found)), (_PAIR_COLUMNS, pairs_text(found))):
         if rows:
-            table = PlainTable()
-            for place, heading in enumerate(headings):
-                table.add_column(heading, justify="right" if place in numbers else "left")
+            table = PlainTable.of(*headings)
             for row in rows:
                 table.add_row(*row)
             print_table(table, console)

@@ -225,9 +225,7 @@ def _finish(plan: Plan, out: Path, options: Options, results: dict[str, list[Eva
         click.echo(text)
         return
 
-    table = PlainTable()
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number < 2 else "right")
+    table = PlainTable.of(*headings[:2], *(f">{heading}" for heading in headings[2:]))
     for cells in lines:
         table.add_row(*cells)
     print_table(table)
@@ -279,9 +277,8 @@ def _estimate(plan: Plan, options: Options, tflops: float | None, *, as_json: bo
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
         return
 
-    table = PlainTable(plan.title)
-    for heading in ("one seed of", "images trained on", "training TFLOP", "evaluation TFLOP"):
-        table.add_column(heading, justify="left" if heading.startswith("one") else "right")
+    columns = ("one seed of", ">training images", ">training TFLOP", ">evaluation TFLOP")
+    table = PlainTable.of(*columns, title=plan.title)
     for cost in costs:
         table.add_row(
             cost.name, f"{cost.trained_images:,}", f"{cost.training_flops / 1e12:,.1f}",

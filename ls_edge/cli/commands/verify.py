@@ -77,9 +77,7 @@ def _numbers(bundle: Bundle, run: Path, data: str | None) -> dict[str, Any]:
 def _print(document: dict[str, Any]) -> None:
 
     parts, numbers = document["parts"], document["numbers"]
-    table = PlainTable(show_header=False, box=None)
-    table.add_column()
-    table.add_column()
+    table = PlainTable.of("", "", show_header=False, box=None)
     table.add_row(Text("bundle", "bold"), f"{document['bundle']}  ({document['bundle_id'][:12]})")
     good = sum(part["ok"] for part in parts)
     table.add_row(Text("files", "bold"), f"{good} of {len(parts)} in order ({', '.join(document['checked_with'])})")
