@@ -32,7 +32,7 @@ def assign_blocks(
     """Assign ``blocks``, in the preferred order, to tracks of ``lengths`` blocks; each track keeps that order.
 
     ``allowed`` holds, for each track, the blocks that its holder has; ``before`` counts the blocks of earlier waves.
-    ``costs`` without ``beside`` are not used: they have nothing about tracks. Return None if no such assignment exists
+    ``costs`` without ``beside`` are not used, since they do not cover tracks. Return None if no such assignment exists
     or the lengths do not add up to the blocks. A track of length 0 comes back empty.
     """
     allowed = [some if isinstance(some, (set, frozenset)) else frozenset(some) for some in allowed]

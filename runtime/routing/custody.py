@@ -87,7 +87,7 @@ class InvalidTransition(Exception):
     """A held request would change between two stages that the table does not connect."""
 
     def __init__(self, request: HeldRequest, to: Stage, why: str) -> None:
-        super().__init__(f"{request.stage.value} -> {to.value} ({why}) is no transition of\n{request.history()}")
+        super().__init__(f"{request.stage.value} -> {to.value} ({why}) is not a transition of\n{request.history()}")
 
 
 class InvalidState(Exception):
@@ -242,7 +242,7 @@ class CustodyMachine(ABC):
             self._expect(request.check_at < INFINITY, "never looked at again", request)
             self._expect((request.check_at, transfer) in entries, "without an entry among the times", request)
             self._expect(on_its_way == (self._sent.get(request.sent or transfer) is request), "sent or not", request)
-            self._expect(not on_its_way or request.downstream in self.neighbours.by_name, "nobody has it", request)
+            self._expect(not on_its_way or request.downstream in self.neighbours.by_name, "no holder has it", request)
             self._expect(request.stage is not Stage.WAITING or not request.downstream, "waits downstream", request)
         for sent, request in self._sent.items():
             self._expect(request.sent == sent, "sent under another transfer", request)
@@ -573,7 +573,7 @@ class CustodyMachine(ABC):
             busy = message.reason == RefuseReason.BUSY
             if not busy:
                 n.refused_until = self.now + REFUSED_S
-            # Busy without a credit is usual; any other reason means that it takes nothing of this.
+            # Busy without a credit is usual. Any other reason means that it will not take this request.
             if message.credits if busy else message.reason not in (RefuseReason.DRAINING, RefuseReason.COLD):
                 n.back_off(self.now, self.limits)
                 request.avoid[sender] = n.backoff_until
@@ -789,7 +789,7 @@ class CustodyMachine(ABC):
             self._ready.extend(request for request in self.held.values() if request.stage is Stage.WAITING)
 
     def _look_at_waiting(self) -> None:
-        """Decide again what waits for the end of a suspicion, a refusal or a pause, which is no event."""
+        """Decide again the requests that wait for the end of a suspicion, refusal or pause, since no event marks it."""
         self._look_at = self.now + _LOOK_EVERY
         if self.neighbours.have_recovered(self.now):
             self._wake_all()
@@ -853,7 +853,7 @@ class CustodyMachine(ABC):
                 self.avoid(request, name, request.deadline)
                 self.reroute(request, f"{name} kept it for too long")
         else:
-            # Who keeps the copy before must not suspect us while it is the next holder who is late.
+            # The keeper of the copy before must not suspect us while the next holder is late.
             self.send_progress([request])
             self._check_hop(request, self._end(request))
 

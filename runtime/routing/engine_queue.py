@@ -4,7 +4,7 @@ The engine runs one call at a time; sources take turns at it, and within a sourc
 first. Requests that are at the same block, at whatever slot, run as one batch of at most ``max_batch``, since all
 blocks of a bundle take the same tokens.
 
-While a call runs the engine is given the next one, if its batch is full: the engine then goes on without waiting for
+While a call runs the engine is given the next one if its batch is full: the engine then continues without waiting for
 the thread of the links. A batch that is not full stays here, where others may join it.
 """
 
@@ -130,7 +130,7 @@ class EngineQueue:
         return max(0, calls * self.block_us // self.max_batch - over)
 
     def expected_beside_us(self, now: float) -> int:
-        """Return the usual time of a call beside an open wave; the measurement fades, so that waves are tried again."""
+        """Return the usual time of a call during an open wave; the measurement fades, so that waves are tried again."""
         if not self.beside_us:
             return 0
         weight = math.pow(0.5, (now - self._beside_at) / TRIP_HALVES)

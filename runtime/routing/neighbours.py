@@ -46,7 +46,7 @@ _as_set = functools.lru_cache(1024)(frozenset[int])
 
 
 def clamped(took: float, usual: float, before: float) -> float:
-    """Return a measured time with outliers limited: one pause is no slow device, two long times in a row are one.
+    """Return a measured time with outliers limited: one pause does not make a device slow, two long times in a row do.
 
     ``usual`` and ``before`` (the measurement before this one) are in the unit of ``took``.
     """
@@ -264,7 +264,7 @@ class Neighbour:
     def expected_trip_us(self, now: float) -> int:
         """Return the expected time of a track there and back; a measurement halves every :data:`TRIP_HALVES` seconds.
 
-        A neighbour that once was slow would otherwise never be tried again. ACCEPT comes late to a busy core, so
+        Otherwise a neighbour that was slow once would never be tried again. ACCEPT comes late to a busy core, so
         times of transfers are a worse estimate than a trip that was measured.
         """
         if not self.trip_us:

@@ -214,7 +214,7 @@ class PeerMachine(CustodyMachine):
 
     def local_node(self, request: HeldRequest) -> LocalNode:  # noqa: ARG002
         """Return the blocks that the engine can run: none while it is cold or stuck, or after half of a drain."""
-        # No wait: whoever sent the tokens here has counted our queue. Weighing it again against the last STATE of the
+        # No wait: the sender of the tokens has counted our queue. Weighing it again against the last STATE of the
         # others would send them to and fro.
         known, engine = self._local_node, self.engine
         blocks, block_us, beside_us = self.local_blocks, engine.block_us, engine.expected_beside_us(self.now)
@@ -268,8 +268,8 @@ class PeerMachine(CustodyMachine):
     def _waits_on(self, request: HeldRequest, candidates: Iterable[Candidate]) -> bool:
         """Return whether the source has no better choice and the awaited peers make progress.
 
-        Without a link to the source, the source reaches nothing that this process does not reach sooner. When nobody
-        gets on, two processes may wait for each other's credit: what goes home makes room.
+        Without a link to the source, the source reaches nothing that this process does not reach sooner. Without
+        progress, two processes may wait for each other's credit: returned requests make room.
         """
         if request.itinerary.source in self.neighbours.by_name:
             return False
@@ -294,7 +294,7 @@ class PeerMachine(CustodyMachine):
     def _return(self, request: HeldRequest, reason: ReturnReason) -> None:
         """Begin to send a waiting request back to its source."""
         request.returning = reason
-        # Who relayed them on the way here may relay them on the way home.
+        # Relays on the way here may relay them on the way home as well.
         request.itinerary = msgspec.structs.replace(request.itinerary, relays=())
         self._send_home(request)
 
@@ -495,7 +495,7 @@ class PeerMachine(CustodyMachine):
     def _refused(self, request: HeldRequest, sender: str, message: Refuse) -> None:
         cancelled = message.reason == RefuseReason.CANCELLED
         if cancelled and request.returning and not self._way_home(request):
-            # Whoever is the only way home could as well accept the tokens and forget them.
+            # The only way home could as well accept the tokens and forget them.
             if request.upstream in self.neighbours.by_name:
                 assert request.upstream is not None
                 self.instructions.append(Send(request.upstream, Release(request.transfer, sender)))
@@ -607,7 +607,7 @@ class PeerMachine(CustodyMachine):
     def _look_for_orphans(self) -> None:
         """Find sources of held work that no linked process reaches any more.
 
-        A source that never was that near counts only where there is no process beyond the neighbours.
+        A source that was never that near counts only if no process is beyond the neighbours.
         """
         sources = self.occupancy.sources.keys() - {self.name}
         for name in sources:

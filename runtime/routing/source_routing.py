@@ -201,7 +201,7 @@ class SourceMachine(CustodyMachine):
         request.passed_on -= {message.before, sender}
         request.before, request.holder = message.before, sender
         _note_seen(request, message.before, sender)
-        if copy.stage is Stage.AWAY and new:  # who sends it again and again has no more time for it
+        if copy.stage is Stage.AWAY and new:  # repeated MOVED from the same holder extends nothing
             self._watch(copy)
         elif copy.stage is Stage.CUSTODY and copy.downstream == message.before:
             self._released(copy, sender)
@@ -240,7 +240,7 @@ class SourceMachine(CustodyMachine):
         tokens = event.tokens
         if gained == 0 and itinerary.remaining:
             self._pass_over(request, sender)
-            # Nothing new: what was sent out is kept, and not what is claimed to be the same.
+            # Without progress keep our own tokens, since the returned ones may differ.
             itinerary, tokens = old.itinerary, old.tokens
         for holder in _holders(itinerary) if gained else ():
             n = self.neighbours.get(holder)
@@ -343,7 +343,7 @@ class SourceMachine(CustodyMachine):
             else:
                 self.wait(request, skip_at, "unreachable")
             return
-        # Who is passed over for a while does not announce when that ends.
+        # No event announces the end of a pause of offers.
         held_back = bool(request.avoid) or any(n.backoff_until > self.now for n in self.neighbours)
         until = self.now + self.limits.look_again if held_back else None
         saturated = self.able_to_run(request, self.reachable(request)) if reason is ReturnReason.CREDIT else ()
@@ -481,7 +481,7 @@ class SourceMachine(CustodyMachine):
         left = max(0.0, self._end(request) - self.now)
         request.keep_until = self.now + self.limits.keep_share * left
         if self._is_beyond(holder) or (n is not None and self.leads_beyond(n)):
-            # No MOVED comes from who has no link to this source; whoever keeps the copy before watches over it.
+            # A process without a link to this source sends no MOVED; the keeper of the copy before watches over it.
             news_by = request.keep_until
         else:
             work = len(request.itinerary.remaining) * self.neighbours.usual_call(holder)

@@ -24,7 +24,7 @@ class WaitingRequests:
         self._for_change[request.number] = request
 
     def wait_for(self, request: HeldRequest, credit_of: tuple[str, ...], *, or_change: bool) -> None:
-        """Have a request that waits wait for the credit of these, and (``or_change``, or if none is given) any change.
+        """Make a waiting request wait for the credit of these, and (``or_change``, or if none is given) any change.
 
         Where it waits for the credit of one of them already, it keeps its place.
         """

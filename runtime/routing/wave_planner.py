@@ -1,10 +1,10 @@
 """Plan of the blocks that run side by side, and of their holders: a pure function of measured times.
 
-The tokens' holder runs one track itself and gives others to neighbours. Each block goes to whoever would have run it
-first, counting queue, transfer there and back, and the blocks given before; so a slower device gets a shorter track,
-and one that is not worth its transfer gets none. Which blocks these are follows from the preferred order, or from the
-measured order costs where there are any (``ls_edge.runtime.routing.block_assignment``). A wave has blocks of one band,
-and it is each band that is cut into so many waves.
+The holder of the tokens runs one track itself and gives others to neighbours. Each block goes to the holder that would
+finish it first, counting its queue, the transfer there and back, and the blocks given to it before. So a slower device
+gets a shorter track, and a device that is not worth its transfer gets none. The blocks of each track follow from the
+preferred order, or from the measured order costs if there are any (``ls_edge.runtime.routing.block_assignment``). A
+wave has blocks of one band, and each band is cut into ``waves_wanted`` waves.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def plan_wave(itinerary: Itinerary, name: str, local: LocalNode, candidates: Seq
     # Blocks with few holders first, so that who holds little gets what it can run.
     left = sorted(remaining, key=lambda block: (sum(block in draft.allowed for draft in drafts), place[block]))
     given: list[tuple[_DraftTrack, int]] = []
-    ends = [0]  # of a wave of the first so many
+    ends = [0]  # end of a wave of the first n blocks
     while left and (open_drafts := [draft for draft in drafts if not draft.allowed.isdisjoint(left)]):
         draft = min(open_drafts, key=lambda draft: draft.end_us + draft.block_us)
         block = next(block for block in left if block in draft.allowed)

@@ -128,9 +128,9 @@ class WaveJoiner:
         if track.row is not None or tuple(blocks) != track.plan.blocks[: len(blocks)]:
             return
         if any(holder != track.plan.holder for _, holder in ran):
-            return  # a track is never handed on, so nobody else can have run it
+            return  # a track is never handed on, so no other process can have run it
         if not event.finite:
-            ran = ()  # they would spoil the sum of all tracks, and we would be thought to have computed them
+            ran = ()  # they would spoil the sum of all tracks, and the error would look like ours
         visit = next((v for v in run.itinerary.visits if v.holder == track.plan.holder), None)
         times = (visit.queue_us, visit.engine_us, visit.codec_us) if visit is not None else _NO_TIMES
         n = machine.neighbours.get(track.plan.holder)

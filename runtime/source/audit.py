@@ -214,7 +214,7 @@ class Auditor:
     # On the auditor's thread.
 
     def _run(self) -> None:
-        if sys.platform == "linux":  # there a thread has a niceness of its own
+        if sys.platform == "linux":  # where each thread has its own niceness
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         try:

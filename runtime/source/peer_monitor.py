@@ -2,7 +2,7 @@
 
 The thread that runs the source's links owns a :class:`PeerMonitor` and publishes what it sees when a peer, a problem or
 a count has changed. Every other thread reads that as a :class:`SourceSnapshot`, which is made when somebody asks for
-it: peers report many times a second, and mostly nobody looks.
+it: peers report many times a second, and snapshots are rarely read.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class PeerMonitor:
         if note.what in (
             NoteKind.LOST,
             NoteKind.SUSPECT,
-        ):  # now, so that a peer that is back at once is reported as lost too
+        ):  # now, so that a peer that is back immediately is reported as lost too
             self._publish({note.peer: note.why})
 
     def update(self) -> None:

@@ -1,9 +1,9 @@
 """Answer a data set: submit images, collect a record for each request, and describe the run.
 
-What ``ls-edge run`` and the demo do between opening a source and printing a summary. At most ``concurrency`` requests
-are in flight at once; images are decoded ahead, so decoding is in no latency.
+``ls-edge run`` and the demo do this between opening a source and printing a summary. At most ``concurrency`` requests
+are in flight; images are decoded ahead, so no latency includes decoding.
 
-A run that is stopped, or that an error ends, still returns the records of its answers.
+A run that is stopped or ended by an error still returns the records of its answers.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def run_dataset(
     All callbacks are called by the calling thread: ``on_record`` with each record as it comes, ``on_tick`` about every
     :data:`TICK_S` seconds. Events of peers come from the source, see ``on_event`` of :class:`Source`. Once ``stop``
     returns true no further image is submitted and the requests in flight are given up. ``settings`` is what else the
-    run was made with; it stands in the summary beside the source's settings. Raises :class:`DataError` where not one
+    run was made with; it is part of the summary, next to the source's settings. Raises :class:`DataError` where not one
     image could be used.
     """
     run = _Requests(source, on_record, on_tick, stop)

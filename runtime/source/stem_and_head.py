@@ -116,7 +116,7 @@ def _is_over(inflight: InFlightRequest) -> bool:
 
 def _not_finite(answered: Complete) -> NotFinite:
     """Return the error of a request whose logits are not finite although its tokens were."""
-    holders = ", ".join(itinerary_holders(answered.itinerary)) or "nobody"
+    holders = ", ".join(itinerary_holders(answered.itinerary)) or "no peer"
     return NotFinite(
         f"request {answered.request}: the head returned NaN or infinity for the tokens of {holders}; check these "
         "peers, and the bundle with 'ls-edge verify'"

@@ -42,7 +42,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class ReturnToSource:
-    """The request cannot go on from here."""
+    """The request cannot continue from here."""
 
     reason: ReturnReason
 
