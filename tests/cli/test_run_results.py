@@ -339,7 +339,7 @@ def test_why_peers_cannot_be_used_is_said_by_run(
     assert "other: " in line
     assert all(one in line for one in ids)
     assert "gone: nobody answers at tcp://127.0.0.1:" in line
-    assert "nowhere: the name 'no.such.host.invalid' is not known" in line
+    assert "nowhere: cannot resolve host name 'no.such.host.invalid'" in line
     assert "ours" not in line.partition("no holder")[2].replace("yours", "")
 
     done = ls_edge.run(*command, "--max-skips", "4", "--json")

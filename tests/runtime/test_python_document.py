@@ -74,7 +74,7 @@ def test_the_loop_over_files_prints_what_each_became(here, tmp_path, capsys):
     for index in range(3):
         pixels = np.random.default_rng(index).integers(0, 256, (20, 20, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / "images" / f"{index}.jpg")
-    exec(compile(program("Many at once"), str(DOCUMENT), "exec"), {})
+    exec(compile(program("Many images"), str(DOCUMENT), "exec"), {})
     lines = sorted(capsys.readouterr().out.splitlines())
     assert [re.match(r"images/(\d)\.jpg \d \[\d", line)[1] for line in lines] == ["0", "1", "2"]
     assert here.parent == tmp_path
