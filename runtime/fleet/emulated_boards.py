@@ -32,17 +32,16 @@ _TABLE = (
     "(developer.nvidia.com/blog/nvidia-jetson-orin-nano-developer-kit-gets-a-super-boost)"
 )
 IMAGES_PER_SECOND = {"orin-nano": (98.0, _TABLE), "orin-nano-super": (158.0, _TABLE)}
-"""Published images a second of ViT-B/16 at 224 pixels, and where that stands.
+"""Published images per second of ViT-B/16 at 224 pixels, and their source.
 
-Other public repositories cite that address; the page itself could not be opened when this was written, so the two
-figures were not read again.
+Other public repositories cite that address; the page itself could not be opened when this was written.
 """
 _VIT_B_BLOCKS = 12
 
 
 _NEXT_CALL_S = 0.003
-"""Longest pause between two engine calls of which the second had waited for the first. Peers take less; a longer limit
-would make up for late sleep even if no call was waiting."""
+"""Pause up to which an engine call counts as having waited for the previous one. Peers take less; a longer limit would
+make up for late sleep even if no call was waiting."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +124,11 @@ class BoardCluster(LocalCluster):
 
 
 def emulated_boards(kinds: Sequence[str], slowdown: float = 1.0) -> tuple[EmulatedBoard, ...]:
-    """Boards by name or by the path of a ``profile.json``, numbered by kind: ``orin-nano-0``, ``orin-nano-1``.
+    """Return boards by name or by the path of a ``profile.json``, numbered by kind: ``orin-nano-0``, ``orin-nano-1``.
 
-    A board that is known by name takes ``1 / (12 images a second)`` for a block: a twelfth of ViT-B/16, stem and head
-    counted in, whatever the blocks of the bundle are. ``slowdown`` multiplies all times. Raises
-    :class:`UsageError` for another name, and as :func:`load_profile`.
+    A block of a board known by name takes a twelfth of ViT-B/16, stem and head included, whatever the model of the
+    bundle is. ``slowdown`` multiplies all times. Raise :class:`UsageError` for another name, and as
+    :func:`load_profile`.
     """
     found: list[EmulatedBoard] = []
     for kind in kinds:
@@ -152,9 +151,9 @@ def emulated_boards(kinds: Sequence[str], slowdown: float = 1.0) -> tuple[Emulat
 
 
 def emulated_profile(measured: DeviceProfile, board: EmulatedBoard) -> DeviceProfile:
-    """The profile that a board would have: blocks as published, stem and head as measured here, marked as emulated.
+    """Return the profile of an emulated board: blocks as published, stem and head as measured here, unknown power.
 
-    Power is unknown. Raises :class:`UsageError` where this machine is slower than the board, so cannot stand for it.
+    Raise :class:`UsageError` if this machine is slower than the board.
     """
     if measured.block_ms > board.block_ms:
         raise UsageError(

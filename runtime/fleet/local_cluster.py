@@ -89,7 +89,7 @@ class LocalCluster:
         self.close()
 
     def start(self, *names: str) -> None:
-        """Start peers that do not run."""
+        """Start peers that are not running."""
         for name in names:
             if self.alive(name):
                 raise UsageError(f"peer {name!r} runs already")
@@ -106,7 +106,7 @@ class LocalCluster:
                 )
 
     def take(self, path: str | Path) -> None:
-        """End all peers and start those of another ``peers.yaml``, which knows them by the same names and keys."""
+        """End all peers and start those of another ``peers.yaml`` with the same names and keys."""
         self.close()
         self.path = Path(path)
         self.file = load_peers(self.path)
@@ -118,11 +118,11 @@ class LocalCluster:
         return [sys.executable, "-m", "ls_edge", "peer"]
 
     def secret_key(self, name: str) -> Path | None:
-        """The file with the secret key of a member or source; None where there are no keys."""
+        """Return the file with the secret key of a peer or source; None without keys."""
         return self.folder / f"{name}.key_secret" if self._keys else None
 
     def store(self, name: str) -> Path:
-        """The folder in which a peer keeps what is pushed."""
+        """Return the store of a peer."""
         return self.folder / f"{name}.store"
 
     def _close_input(self, name: str) -> None:
@@ -131,38 +131,38 @@ class LocalCluster:
             stdin.close()
 
     def alive(self, name: str) -> bool:
-        """Whether the process of a peer runs (stopped counts)."""
+        """Return whether the process of a peer exists, running or stopped."""
         process = self.processes.get(name)
         return process is not None and process.poll() is None
 
     def signal(self, name: str, number: int) -> None:
-        """Send a signal to a peer that runs."""
+        """Send a signal to a peer, if it is running."""
         if self.alive(name):
             self.processes[name].send_signal(number)
 
     def kill(self, name: str) -> None:
-        """SIGKILL, and wait until the process is gone."""
+        """Kill a peer and wait until its process is gone."""
         self.signal(name, signal.SIGKILL)
         self.processes[name].wait()
 
     def terminate(self, name: str, timeout: float = 6.0) -> int:
-        """SIGTERM, and return the exit code."""
+        """Terminate a peer and return its exit code."""
         self.signal(name, signal.SIGTERM)
         return self.processes[name].wait(timeout)
 
     def log_path(self, name: str) -> Path:
-        """The log of a peer."""
+        """Return the log file of a peer."""
         return self.folder / f"{name}.log"
 
     def wait_warm(self, *names: str, timeout: float = 30.0) -> None:
-        """Wait until peers that were started have logged that they are warm.
+        """Wait until peers (by default all) have logged that they are warm.
 
-        Raises :class:`LinkError` with the last line of the log where one ends before, or does not get there in time.
+        Raise :class:`LinkError` with the last line of the log if a peer ends or takes too long.
         """
         self._wait_logged(names, (b" warm ", b'"warm"'), "become warm", timeout)
 
     def wait_settled(self, *names: str, timeout: float = 30.0) -> None:
-        """The same until they are warm, or wait for a bundle since what they have is not what they are to serve."""
+        """Wait until peers are warm, or wait for a bundle."""
         self._wait_logged(names, (b" warm ", b'"warm"', b"waiting for a bundle"), "start", timeout)
 
     def _wait_logged(self, names: Sequence[str], texts: Sequence[bytes], what: str, timeout: float) -> None:
@@ -177,14 +177,14 @@ class LocalCluster:
             time.sleep(0.02)
 
     def last_log_line(self, name: str) -> str:
-        """The last line of a peer's log."""
+        """Return the last line of the log of a peer."""
         with contextlib.suppress(OSError):
             lines = self.log_path(name).read_text(errors="replace").strip().splitlines()
             return lines[-1] if lines else "its log is empty"
         return "its log is empty"
 
     def close(self) -> None:
-        """End all peers: SIGTERM to all, SIGKILL to those that are left after two seconds."""
+        """Terminate all peers, and kill those that are left after two seconds."""
         for process in self.processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
@@ -200,7 +200,7 @@ class LocalCluster:
             self._close_input(name)
 
     def _logged(self, name: str, texts: Sequence[bytes]) -> bool:
-        """Whether the part of the log that the running process wrote has one of the texts."""
+        """Return whether the running process has logged one of the texts."""
         with contextlib.suppress(OSError):
             log = self.log_path(name).read_bytes()[self._log_from.get(name, 0) :]
             return any(text in log for text in texts)
@@ -208,7 +208,7 @@ class LocalCluster:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that were free a moment ago."""
+    """Return ports of the loopback that were free a moment ago."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ls_edge.core.errors import UsageError
-from ls_edge.runtime.fleet.planning.figures import figures_of, throughput_of, value_of
+from ls_edge.runtime.fleet.planning.figures import figures_of, throughput_of
 from ls_edge.runtime.fleet.planning.planner import plan_placement
 from ls_edge.runtime.fleet.planning.problem import OBJECTIVES, PlannedDevice, PlanningProblem, visit_times, zones_of
 from ls_edge.runtime.fleet.planning.scoring import SimulatedFigures, best_policy, simulate_placement
@@ -136,9 +136,9 @@ def test_plans_count_what_engine_calls_take_beyond_the_engine():
     for seed in range(60):
         plain = random_problem(2000 + seed, blocks=(4, 12))
         rng = random.Random(seed)
-        drawn = {device.kind: {"runtime_mean_ms": round(rng.uniform(0, 40), 2), "max_batch": rng.choice([1, 4])}
+        drawn = {device.block_ms: {"runtime_mean_ms": round(rng.uniform(0, 40), 2), "max_batch": rng.choice([1, 4])}
                  for device in plain.devices}  # fmt: skip
-        devices = tuple(dataclasses.replace(device, **drawn[device.kind]) for device in plain.devices)
+        devices = tuple(dataclasses.replace(device, **drawn[device.block_ms]) for device in plain.devices)
         problem = dataclasses.replace(plain, devices=devices)
         best = brute_force(problem, "throughput")
         planned = plan_placement(problem, "throughput")
@@ -191,7 +191,7 @@ def test_no_placement_of_a_tiny_instance_is_better(seed):
             placements.append(held)
     only = PlanningProblem(**{**vars(problem), "max_replicas": problem.replicas})
     for objective in OBJECTIVES:
-        best = min(value_of(problem, placement, objective) for placement in placements)
+        best = min(figures_of(problem, placement).value(objective) for placement in placements)
         planned = plan_placement(only, objective)
         assert planned.best.figures.value(objective) == pytest.approx(best, rel=1e-9), objective
 

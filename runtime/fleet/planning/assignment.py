@@ -1,6 +1,6 @@
-"""From how many blocks each device holds to which: given out in a circle, so that holders of a block lie apart.
+"""Turns the number of blocks that each device holds into a placement, in a circle that keeps holders of a block apart.
 
-Blocks are taken band after band, so a device gets neighbours in that order and a request comes by it once.
+Blocks are taken in the order of the bands, so a device gets neighbors in that order and a request visits it once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ls_edge.runtime.fleet.planning.problem import Count, Placement, PlanningPro
 
 
 def assign_in_circle(problem: PlanningProblem, counts: Count, devices: Sequence[int] | None = None) -> Placement:
-    """Give each device so many blocks, one stretch after the other, around the circle of all blocks.
+    """Give each device its number of blocks, one stretch after the other, around the circle of all blocks.
 
     With ``sum(counts) = R B`` each block gets ``R`` holders. The devices of a zone come one after the other, and hold
     at most ``B`` blocks together, so a zone holds no block twice. ``devices`` is another order of the devices.
@@ -31,7 +31,7 @@ def assign_in_circle(problem: PlanningProblem, counts: Count, devices: Sequence[
 def assign_route(problem: PlanningProblem, counts: Count, replicas: int) -> Placement | None:
     """Give the devices of a route their stretches, and find ``replicas - 1`` further holders for each block.
 
-    ``counts`` add up to the number of blocks. None where the memory that is left does not allow the others.
+    ``counts`` add up to the number of blocks. Return None if the remaining memory does not allow the others.
     """
     first = assign_in_circle(problem, counts)
     if replicas == 1:
@@ -56,7 +56,7 @@ def assign_sets(problem: PlanningProblem, sets: Sequence[tuple[frozenset[int], i
 
 
 def _add_holders(problem: PlanningProblem, held: list[set[int]], zone_of: dict[int, int], replicas: int) -> bool:
-    """Add holders until each block has ``replicas``, by augmenting paths: whoever has no room hands a block on."""
+    """Add holders until each block has ``replicas``, by augmenting paths: a full device hands a block on."""
     devices = problem.devices
     fixed = [set(blocks) for blocks in held]
 

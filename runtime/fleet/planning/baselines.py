@@ -11,7 +11,7 @@ from ls_edge.runtime.fleet.planning.problem import Objective, Placement, Planned
 
 
 def single_figures(problem: PlanningProblem, device: PlannedDevice) -> Figures:
-    """What a device promises that has the images itself and runs the whole model, without any network."""
+    """Estimate a device that has the images itself and runs the whole model without a network."""
     chain = device.stem_ms + problem.num_blocks * device.block_ms + device.head_ms
     ends = device.stem_ms + device.head_ms if device.ends_ms is None else device.ends_ms
     busy = ends + problem.num_blocks * device.busy_ms
@@ -30,7 +30,7 @@ def single_figures(problem: PlanningProblem, device: PlannedDevice) -> Figures:
 
 
 def best_single(problem: PlanningProblem, objective: Objective) -> tuple[str, Figures] | None:
-    """The best device alone, of those whose memory has room for the whole model; None where none has."""
+    """Return the best device alone that has memory for the whole model; None if there is none."""
     alone = {device.name: single_figures(problem, device) for device in problem.devices if device.whole}
     if not alone:
         return None
@@ -39,7 +39,7 @@ def best_single(problem: PlanningProblem, objective: Objective) -> tuple[str, Fi
 
 
 def round_robin(problem: PlanningProblem) -> Placement | None:
-    """Block by block to the next device that has room and shares no zone with a holder; None where one finds none."""
+    """Give each block to the next device with room in another zone; None if a block finds no device."""
     zone_of = {index: zone for zone, devices in zones_of(problem.devices).items() for index in devices}
     held: list[list[int]] = [[] for _ in problem.devices]
     turn = 0
@@ -59,16 +59,16 @@ def round_robin(problem: PlanningProblem) -> Placement | None:
 
 
 def equal_split(problem: PlanningProblem) -> Placement | None:
-    """The same number of blocks to each device, stretch after stretch; None where one has no room for its own."""
+    """Give each device a stretch of equal length; None if a device has no room for it."""
     each, more = divmod(problem.num_blocks * problem.replicas, len(problem.devices))
     counts = [each + (index < more) for index in range(len(problem.devices))]
     return _in_stretches(problem, counts)
 
 
 def trained_order(problem: PlanningProblem) -> Placement | None:
-    """A pipeline in trained order, stretches as long as devices are fast; None where memory does not allow it.
+    """Plan a pipeline in trained order with longer stretches on faster devices; None if memory does not allow it.
 
-    The slowest stage is as fast as it can be: each device has as many blocks as it runs within ``T``, the least one.
+    Each device holds as many blocks as it runs within ``T``, for the least possible ``T``.
     """
     wanted = problem.num_blocks * problem.replicas
     times = [[device.taken_ms(n) for n in range(1, problem.num_blocks + 1)] for device in problem.devices]
@@ -85,7 +85,7 @@ def trained_order(problem: PlanningProblem) -> Placement | None:
 
 
 def _in_stretches(problem: PlanningProblem, counts: Sequence[int]) -> Placement | None:
-    """Assign in the order of the devices; None where one has no room, or a zone would hold a block twice."""
+    """Assign in the order of the devices; None if one has no room or a zone would hold a block twice."""
     if any(count > problem.room(device) for count, device in zip(counts, problem.devices, strict=True)):
         return None
     for devices in zones_of(problem.devices).values():

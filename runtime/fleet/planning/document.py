@@ -1,7 +1,7 @@
-"""The document of ``ls-edge plan``: the placement, what it promises, what simpler ones promise, and what to do.
+"""The document of ``ls-edge plan``: the placement, its estimates, those of simpler placements, and a recommendation.
 
-The plan and the baselines are simulated where the fleet is small enough; then the best by simulation is taken, since
-the simulation knows queues and policies that the formulas do not.
+Plan and baselines are simulated if the fleet is small enough, and the best by simulation is chosen: the simulation
+knows queues and policies that the formulas do not.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from ls_edge.runtime.fleet.planning import scoring
 from ls_edge.runtime.fleet.planning.figures import Figures, figures_of
 from ls_edge.runtime.fleet.planning.placements import best_placement
 from ls_edge.runtime.fleet.planning.planner import Candidate, PlannedPlacement
-from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem
+from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, cost_of
 from ls_edge.runtime.fleet.planning.scoring import SimulatedFigures, best_policy, policies_for, simulate_placement
 
 SCHEMA = 1
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """What a placement promises; null where it is not known."""
+    """Estimates of a placement; null if unknown."""
 
     latency_ms: float | None
-    """Of one request alone."""
+    """Latency of one request alone."""
     throughput: float | None
-    """Images a second."""
+    """Images per second."""
     energy_mj: float | None
-    """An image, of all devices while they compute."""
+    """Energy per image of all devices while they compute."""
     battery_h: float | None
-    """Until the first battery is empty, at that throughput."""
+    """Hours until the first battery is empty, at that throughput."""
     whole_share: float | None
-    """Answers that all blocks ran on, when devices are lost as likely as was said."""
+    """Share of answers that all blocks ran on, with the given loss probabilities."""
     policy: str | None = None
-    """The policy that it was simulated with; null where it was not."""
+    """Policy of the simulation; null without one."""
     placement: dict[str, tuple[int, ...]] | None = None
     device: str | None = None
-    """Which one, of a single device."""
+    """Name of the device, for a single device."""
     simulated_whole_share: float | None = None
 
 
 class PlanDocument(msgspec.Struct, frozen=True):
-    """What ``ls-edge plan --json`` prints."""
+    """Output of ``ls-edge plan --json``."""
 
     schema: int
     bundle_id: str
@@ -52,19 +52,19 @@ class PlanDocument(msgspec.Struct, frozen=True):
     """``single`` or ``distribute``."""
     reason: str
     placement: dict[str, tuple[int, ...]]
-    """Of the recommendation to distribute, given in any case."""
+    """Best placement on several devices, also if a single device is recommended."""
     replicas: int
     route: tuple[str, ...]
     policy: str | None
     concurrency: int
-    """Requests under way at once for the throughput that is expected."""
+    """Concurrent requests for the expected throughput."""
     max_batch: dict[str, int]
-    """Most images of an engine call of each device."""
+    """Maximum number of images per engine call, by device."""
     expected: Expected
     formula: Expected
-    """The same by formula alone; equal where nothing was simulated."""
+    """The same estimates by formula alone."""
     baselines: dict[str, Expected | None]
-    """``single``, ``round_robin``, ``equal_split``, ``trained_order``; null where memory does not allow one."""
+    """``single``, ``round_robin``, ``equal_split``, ``trained_order``; null if memory does not allow one."""
     chosen: str
     """Origin of the placement: ``plan``, ``side_by_side`` or the name of a baseline that is better."""
     solver: str
@@ -79,7 +79,7 @@ class _Scored:
     simulated: SimulatedFigures | None
 
     def value(self, objective: Objective) -> float:
-        """By simulation where there is one; the share of whole answers by formula, which is exact."""
+        """Return the cost by simulation if there is one; survival by formula, which is exact."""
         if self.simulated is None or objective == "survival":
             return self.candidate.figures.value(objective)
         return self.simulated.value(objective)
@@ -95,12 +95,12 @@ def plan_document(
     simulate: bool = True,
     on_step: Callable[[int, int, str], None] = lambda _done, _total, _text: None,
 ) -> PlanDocument:
-    """Simulate the candidates, choose, and say whether distributing pays."""
+    """Simulate the candidates, choose the best, and recommend whether to distribute."""
     warnings: list[str] = []
     candidates = _candidates(problem, objective, planned)
     used = max(sum(bool(held) for held in one.placement.values()) for one in candidates)
     if simulate and used > scoring.MOST_DEVICES:
-        warnings.append(f"{used} devices are too many to simulate, so all figures are by formula")
+        warnings.append(f"{used} devices are too many to simulate, so all estimates are by formula")
         simulate = False
     policies = policies_for(problem)
     scored: list[_Scored] = []
@@ -135,7 +135,7 @@ def plan_document(
 
 
 def _candidates(problem: PlanningProblem, objective: Objective, planned: PlannedPlacement) -> list[Candidate]:
-    """The plan, the baselines, and for latency some with more holders: blocks that run side by side need them."""
+    """Return plan, baselines and, for latency, placements with more holders, which parallel blocks need."""
     found = [planned.best]
     found += [one for one in planned.baselines.values() if one is not None and one.name != planned.best.name]
     if objective == "latency" and problem.may_reorder:
@@ -175,14 +175,14 @@ def _single(planned: PlannedPlacement) -> Expected | None:
 
 
 def _recommend(objective: Objective, expected: Expected, planned: PlannedPlacement) -> tuple[str, str]:
-    """Whether to distribute, and why, in numbers."""
+    """Return whether to distribute, and the numbers behind it."""
     if planned.single is None:
         return "distribute", "no device has memory for the whole model"
     name, alone = planned.single
     single = _of(alone, None, name)
     ours, theirs = figure_text(objective, expected), figure_text(objective, single)
-    value = _value(objective, expected)
-    if _value(objective, single) <= value + 1e-9 * abs(value):
+    value = cost_of(objective, expected)
+    if cost_of(objective, single) <= value + 1e-9 * abs(value):
         others = {
             "latency": f"{figure_text('throughput', single)} against {figure_text('throughput', expected)}",
             "throughput": f"{figure_text('latency', single)} against {figure_text('latency', expected)}",
@@ -193,7 +193,7 @@ def _recommend(objective: Objective, expected: Expected, planned: PlannedPlaceme
 
 
 def figure_text(objective: Objective, expected: Expected) -> str:
-    """The figure of an objective with its unit."""
+    """Return the estimate of an objective with its unit."""
     if objective == "latency":
         return "unknown latency" if expected.latency_ms is None else f"{expected.latency_ms:.1f} ms"
     if objective == "throughput":
@@ -201,13 +201,3 @@ def figure_text(objective: Objective, expected: Expected) -> str:
     if objective == "energy":
         return "unknown energy" if expected.energy_mj is None else f"{expected.energy_mj:.1f} mJ an image"
     return "unknown survival" if expected.whole_share is None else f"{100 * expected.whole_share:.3f} % whole answers"
-
-
-def _value(objective: Objective, expected: Expected) -> float:
-    value = {
-        "latency": expected.latency_ms,
-        "throughput": None if expected.throughput is None else -expected.throughput,
-        "energy": expected.energy_mj,
-        "survival": None if expected.whole_share is None else -expected.whole_share,
-    }[objective]
-    return float("inf") if value is None else value

@@ -1,17 +1,16 @@
-"""What a placement promises by formula: latency, throughput, energy an image, battery life, share of whole answers.
+"""Estimates of a placement by formula: latency, throughput, energy per image, battery life, share of whole answers.
 
-With ``t`` the time of a block, ``c`` of a visit and ``R(j)`` the number of holders of block ``j``, ``t`` being for
-latency that of an image alone and else that of one in a full batch:
+Let ``t`` be the time of a block (for latency that of an image alone, else that of an image in a full batch), ``c`` the
+time of a visit and ``R(j)`` the number of holders of block ``j``:
 
 - latency of one request alone: ``source + min over used devices of (sum of c) + (sum over blocks of the least t)``
 - load of a device: ``w(d) = sum over its blocks of 1 / R(j)``, the holders of a block sharing it equally
 - throughput: ``1 / max(max w(d) t(d), max (w(d) t(d) + calls(d) o(d)) / 2, max visits(d) wire(d), source, source
-  wire)``, with ``o`` for what an engine call takes beyond the engine, for each image of its batch; an engine has two
-  calls at once
-- energy an image: ``sum of w(d) t(d) watts(d)``, and stem and head at the source
+  wire)``, with ``o`` the overhead of an engine call per image of its batch; an engine has two calls at the same time
+- energy per image: ``sum of w(d) t(d) watts(d)``, and stem and head at the source
 
-A device is visited by one image in ``min R(j)``, once for each band of which it runs blocks; where one band ends and
-the next begins at the same device, that is one visit.
+One image in ``min R(j)`` visits a device, once for each band of which the device runs blocks. If one band ends and the
+next begins at the same device, that is one visit.
 """
 
 from __future__ import annotations
@@ -22,42 +21,36 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem
+from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, cost_of
 from ls_edge.runtime.fleet.planning.whole_share import whole_share
 
 ALL_ROUTES = 10
-"""Most devices whose every subset is tried as a route: one more doubles the time."""
+"""Number of devices up to which every subset is tried as a route; one more doubles the time."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a placement promises; None where a figure that it needs is not known."""
+    """Estimates of a placement; None if a value that they need is unknown."""
 
     latency_ms: float
     throughput: float
     """Images a second."""
     energy_mj: float | None
     battery_h: float | None
-    """Until the first battery is empty, at that throughput."""
+    """Hours until the first battery is empty, at that throughput."""
     whole_share: float
     route: tuple[str, ...] = ()
-    """Devices that a request visits when it is alone."""
+    """Devices that a request alone visits."""
 
     def value(self, objective: Objective) -> float:
-        """The figure of an objective, turned so that less is better."""
-        if objective == "latency":
-            return self.latency_ms
-        if objective == "throughput":
-            return -self.throughput
-        if objective == "energy":
-            return float("inf") if self.energy_mj is None else self.energy_mj
-        return -self.whole_share
+        """Return the estimate of an objective as a cost."""
+        return cost_of(objective, self)
 
 
 def figures_of(problem: PlanningProblem, placement: Placement, route: Collection[str] = ()) -> Figures:
-    """What a placement promises; blocks without a holder make it infinitely slow and never whole.
+    """Estimate a placement; without a holder of some block it is infinitely slow and never whole.
 
-    ``route`` are devices that hold the whole model together, as a hint where there are too many to try all subsets.
+    ``route`` names devices that hold the whole model together: a hint for placements with too many subsets to try.
     """
     holders = _holders(problem, placement)
     if not all(holders.values()):
@@ -75,25 +68,8 @@ def figures_of(problem: PlanningProblem, placement: Placement, route: Collection
     )
 
 
-def value_of(
-    problem: PlanningProblem, placement: Placement, objective: Objective, route: Collection[str] = ()
-) -> float:
-    """The figure of one objective, turned so that less is better: :meth:`Figures.value` without the others."""
-    holders = _holders(problem, placement)
-    if not all(holders.values()):
-        return float("inf")
-    if objective == "latency":
-        return problem.source_ms + problem.source_visit_ms + best_route(problem, placement, route)[1]
-    if objective == "throughput":
-        return -throughput_of(problem, placement)
-    if objective == "energy":
-        energy = _energy(problem, _load(holders, placement))
-        return float("inf") if energy is None else energy
-    return -whole_share(problem, placement)
-
-
 def throughput_of(problem: PlanningProblem, placement: Placement) -> float:
-    """Images a second that devices, links and source allow where every block has a holder."""
+    """Return the images per second that devices, links and source allow if every block has a holder."""
     devices = {device.name: device for device in problem.devices}
     holders = _holders(problem, placement)
     load = _load(holders, placement)
@@ -114,17 +90,17 @@ def _holders(problem: PlanningProblem, placement: Placement) -> dict[int, list[s
 
 
 def _load(holders: Mapping[int, Sequence[str]], placement: Placement) -> dict[str, float]:
-    """Blocks that each used device runs for an image on average."""
+    """Return the mean number of blocks that each used device runs for an image."""
     return {name: sum(1 / len(holders[block]) for block in blocks) for name, blocks in placement.items() if blocks}
 
 
 def best_route(
     problem: PlanningProblem, placement: Placement, hint: Collection[str] = ()
 ) -> tuple[tuple[str, ...], float]:
-    """The devices that a request alone would visit, and the milliseconds of their visits and blocks.
+    """Return the devices that a request alone visits, and the milliseconds of their visits and blocks.
 
-    Exact for one band and few devices; else the best for each band by itself, a visit saved where two bands can meet.
-    ``hint`` are devices to try as a route.
+    Exact for one band and few devices. Otherwise each band has its best route, and a visit is saved if two bands can
+    meet at a device. ``hint`` names devices to try as a route.
     """
     bands = problem.bands or (tuple(range(problem.num_blocks)),)
     devices = {device.name: device for device in problem.devices}
@@ -150,14 +126,14 @@ def best_route(
 
 
 def _preferred(used: Sequence[tuple[str, ...]], placement: Placement, band: Sequence[int]) -> set[str]:
-    """Devices of the band before that hold blocks of this one: a visit to one of them may come for nothing."""
+    """Return devices of the previous band that hold blocks of this one: a visit to one of them may be free."""
     return {name for name in (used[-1] if used else ()) if not set(placement[name]).isdisjoint(band)}
 
 
 def _route_of_band(
     problem: PlanningProblem, holders: Sequence[Sequence[str]], preferred: set[str], hint: Collection[str]
 ) -> tuple[tuple[str, ...], float]:
-    """Least ``sum of c`` of the used devices and least ``t`` among them for each block (facility location)."""
+    """Minimize the visits of the used devices plus the fastest time among them for each block (facility location)."""
     devices = {device.name: device for device in problem.devices}
     names = sorted({name for held in holders for name in held})
     place = {name: number for number, name in enumerate(names)}
@@ -189,7 +165,7 @@ def _route_of_band(
 
 
 def _greedy_route(times: np.ndarray, visits: np.ndarray, forced: frozenset[int]) -> frozenset[int]:
-    """Take in the device that helps most as long as one does, then leave out those that are not needed."""
+    """Add the device that helps most as long as one does, then drop devices that are not needed."""
     missing = 1e3 * (float(visits.sum()) + float(times[np.isfinite(times)].sum()) + 1.0)  # dearer than any route
     capped = np.minimum(times, missing)
     chosen = set(forced)
@@ -211,7 +187,7 @@ def _greedy_route(times: np.ndarray, visits: np.ndarray, forced: frozenset[int])
 
 
 def _visits_again(problem: PlanningProblem, placement: Placement) -> dict[str, int]:
-    """How often a request comes by each device because bands force it to, boundaries where it can stay taken off."""
+    """Return how often bands make a request visit each device, without boundaries where it can stay."""
     if len(problem.bands) <= 1:
         return dict.fromkeys(placement, 1)
     found = dict.fromkeys(placement, 0)
@@ -236,7 +212,7 @@ def _energy(problem: PlanningProblem, load: dict[str, float]) -> float | None:
 
 
 def _battery(problem: PlanningProblem, load: dict[str, float], throughput: float) -> float | None:
-    """Hours until the first battery is empty; a device without a battery never is."""
+    """Return the hours until the first battery is empty; None if the power of its device is unknown."""
     hours: list[float] = []
     for device in problem.devices:
         if device.battery_wh is None:

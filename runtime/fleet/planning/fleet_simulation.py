@@ -1,14 +1,12 @@
-"""A fleet in simulated time: sites of devices that come and go, and what becomes of every request.
+"""A fleet in simulated time: sites of devices that come and go, and the outcome of every request.
 
-A site is a source and the devices that it shares a ``peers.yaml`` with, everybody linked to everybody. Sites have
-nothing to do with one another, so a large fleet is many small simulations, which may run in several processes; what
-each of them does depends on its number and the seed alone. The routing machines in it are those that peers and sources
-run (:mod:`~ls_edge.runtime.fleet.simulation.simulator`); what is simulated are engines, links and losses, with the
-times of
-profiles.
+A site is a source and the devices of its ``peers.yaml``, all linked to each other. Sites are independent, so a large
+fleet is many small simulations, which may run in several processes; each depends only on its number and the seed. They
+run the routing machines of peers and sources (:mod:`~ls_edge.runtime.fleet.simulation.simulator`) and simulate engines,
+links and losses with the times of profiles.
 
-Without a rate requests are in a closed loop: each site has so many under way at once, and submits the next when one
-ends. With a rate they come by themselves, at random times (a Poisson process), and wait where too many are under way.
+Without a rate, requests run in a closed loop: each site keeps a number of them in flight and submits the next when one
+ends. With a rate, they arrive at random times (a Poisson process) and wait if too many are in flight.
 """
 
 from __future__ import annotations
@@ -41,9 +39,9 @@ from ls_edge.runtime.fleet.simulation.churn import Churn, ChurnProcess
 from ls_edge.runtime.routing.events import Complete, Fail
 
 SITE_SIZE = 16
-"""Devices of a site: everybody tells everybody its state, so the time of a simulation grows with its square."""
+"""Devices per site. All peers of a site exchange their states, so the time grows with the square."""
 REPLICAS = 2
-"""Holders of a block, where memory has room for them: with one, each loss costs blocks."""
+"""Holders of a block if memory has room for them; with one holder, each loss costs blocks."""
 _SETTLE_S = 1.0
 """Simulated seconds between the first losses and the first request: until heartbeats have found who is down."""
 _STEP_S = 0.05
@@ -52,7 +50,7 @@ _BUDGET_OVER = "BudgetExceeded"
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """What is asked of a fleet."""
+    """Settings of a simulated fleet."""
 
     devices: int
     requests: int
@@ -60,11 +58,11 @@ class FleetSettings:
     max_skips: int = 0
     budget_s: float = 10.0
     replicas: int | None = None
-    """Least holders of a block of a site; None for :data:`REPLICAS` where memory allows it."""
+    """Least number of holders of a block; None for :data:`REPLICAS` if memory allows it."""
     concurrency: int | None = None
-    """Requests under way at once at a site; None for as many as keep its devices busy."""
+    """Concurrent requests per site; None for as many as keep its devices busy."""
     rate: float | None = None
-    """Images a second of the whole fleet; None for a closed loop."""
+    """Images per second of the whole fleet; None for a closed loop."""
     site_size: int = SITE_SIZE
     churn: Churn | None = None
     seed: int = 0
@@ -72,17 +70,17 @@ class FleetSettings:
 
 @dataclass(frozen=True)
 class Site:
-    """One site: the devices, their blocks and what is asked of it."""
+    """One site: its devices, their blocks, and its requests."""
 
     number: int
     problem: PlanningProblem
     placement: dict[str, tuple[int, ...]]
     kinds: dict[str, str]
-    """Name of its profile by device."""
+    """Name of the profile by device."""
     requests: int
     concurrency: int
     rate: float | None
-    """Images a second."""
+    """Images per second."""
     settings: FleetSettings
     costs: OrderCosts | None = None
 
@@ -90,10 +88,10 @@ class Site:
 def sites_of(
     problem: PlanningProblem, settings: FleetSettings, costs: OrderCosts | None = None
 ) -> tuple[list[Site], list[str]]:
-    """Divide a fleet into sites of about equal size, and plan each for throughput; and what was assumed.
+    """Divide a fleet into sites of about equal size, plan each for throughput, and list the assumptions.
 
-    ``problem`` has a device for each profile. The devices of the fleet are like them in turn, so all sites are about
-    alike. Raises :class:`UsageError` where a site has no room for the model.
+    ``problem`` has a device for each profile, and the devices of the fleet repeat them in turn, so all sites are
+    similar. Raise :class:`UsageError` if a site has no room for the model.
     """
     count = len(problem.devices)
     if settings.devices < count:
@@ -136,10 +134,10 @@ def _assumed(settings: FleetSettings, sites: Sequence[Site], number: int, *, mea
 def _plan_site(
     problem: PlanningProblem, chosen: Sequence[int], replicas: int | None
 ) -> tuple[PlanningProblem, dict[str, tuple[int, ...]], dict[str, str]]:
-    """The problem of a site with a device like each of these, a placement for it, and the profile of each device.
+    """Return the problem of a site with a copy of each chosen device, its placement, and the profile of each device.
 
-    Devices beyond the first of a profile are called ``NAME-2`` and so on. What was measured between two devices holds
-    for a site with those alone; in others a link takes what those of both profiles take on average.
+    Further devices of a profile are called ``NAME-2`` and so on. Measured links apply to a site without copies;
+    otherwise a link takes the average of the links of both profiles.
     """
     devices: list[PlannedDevice] = []
     kinds: dict[str, str] = {}
@@ -171,7 +169,7 @@ def _plan_site(
 def simulate_site(site: Site, on_step: Callable[[int], None] = lambda _over: None) -> SiteOutcome:
     """Run the requests of one site; the same site gives the same outcome.
 
-    ``on_step`` is told now and then how many of them have ended.
+    ``on_step`` is called now and then with the number of requests that have ended.
     """
     return _SiteRun(site).run(on_step)
 
@@ -190,9 +188,9 @@ class _SiteRun:
         self._source_free = 0.0
         self._submitted = self._under_way = self._over = 0
         self._waiting: deque[int] = deque()
-        """Requests that were submitted while too many were under way."""
+        """Requests that wait because too many are in flight."""
         self._sent: list[int] = []
-        """Numbers of the requests, by the number that the simulation gives them."""
+        """Number of the request by its number in the simulation."""
         self._outcome = SiteOutcome(
             submitted_s=np.zeros(site.requests), latency_s=np.zeros(site.requests),
             states=np.full(site.requests, FAILED, dtype=np.uint8), devices=Counter(site.kinds.values()),
@@ -308,10 +306,10 @@ class _SiteRun:
 def simulate_sites(
     sites: Sequence[Site], jobs: int = 1, on_step: Callable[[int, int], None] = lambda _done, _total: None
 ) -> list[SiteOutcome]:
-    """Run all sites, in ``jobs`` processes where that is more than one.
+    """Run all sites, in ``jobs`` processes.
 
-    ``on_step`` is told how many requests have ended, of how many. Raises :class:`LsEdgeError` where a process ends by
-    itself.
+    ``on_step`` is called with the number of requests that have ended, and of all. Raise :class:`LsEdgeError` if a
+    process ends unexpectedly.
     """
     total = sum(site.requests for site in sites)
     if min(jobs, len(sites)) > 1:
@@ -338,7 +336,7 @@ def _simulate_in_processes(sites: Sequence[Site], jobs: int, on_step: Callable[[
             on_step(done)
     except BrokenProcessPool:
         raise LsEdgeError(
-            "a process of the simulation ended by itself, for lack of memory perhaps; try fewer --jobs"
+            "a process of the simulation ended unexpectedly, perhaps for lack of memory; try fewer --jobs"
         ) from None
     except BaseException:  # nobody waits for the sites that are being run
         for process in multiprocessing.active_children():
@@ -350,7 +348,7 @@ def _simulate_in_processes(sites: Sequence[Site], jobs: int, on_step: Callable[[
 
 
 def _follow_parent() -> None:
-    """In a process of the pool: leave Ctrl-C to the parent, and end when it has ended."""
+    """Leave Ctrl-C to the parent process, and end when it has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -365,7 +363,7 @@ def _follow_parent() -> None:
 def simulation_context(
     sites: Sequence[Site], *, bundle_id: str, churn: str | None, assumptions: Sequence[str]
 ) -> SimulationContext:
-    """The facts about a simulation that its outcomes do not contain."""
+    """Return the facts about a simulation that its outcomes do not contain."""
     settings = sites[0].settings
     return SimulationContext(
         bundle_id=bundle_id, devices=settings.devices, sites=len(sites),

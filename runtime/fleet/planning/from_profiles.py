@@ -15,14 +15,14 @@ from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.protocol.codecs import wire_bytes
 
 MEMORY_SHARE = 0.8
-"""Part of the free memory that engines may take: more leaves less for tokens on their way, and for everybody else."""
+"""Fraction of the free memory that engines may take; the rest is for tokens in flight and other processes."""
 MBIT, LATENCY_MS = 1000.0, 0.3
-"""What a link is taken for where none was measured: gigabit Ethernet."""
+"""Assumed speed and latency of links that were not measured: gigabit Ethernet."""
 
 
 @dataclass(frozen=True)
 class NamedProfile:
-    """A profile, and what the device is called in the plan."""
+    """A profile, and the name of the device in the plan."""
 
     name: str
     path: Path
@@ -31,11 +31,11 @@ class NamedProfile:
 
 @dataclass(frozen=True)
 class PlanningInputs:
-    """What a plan is made from, beside the bundle."""
+    """Inputs of a plan besides the bundle."""
 
     profiles: tuple[NamedProfile, ...]
     source: NamedProfile | None = None
-    """Of the process that has the images; None for one as fast as the fastest of the devices."""
+    """Profile of the process that has the images; None for one as fast as the fastest device."""
     links: LinksDocument | None = None
     codec: str = "raw"
     mbit: float = MBIT
@@ -43,22 +43,22 @@ class PlanningInputs:
     replicas: int = 1
     max_replicas: int | None = None
     losses: Mapping[str, float] | None = None
-    """Probability that it is gone, by device or zone; the empty name is every device that is not named."""
+    """Loss probability by device or zone; the empty name stands for all other devices."""
     zones: Mapping[str, str] | None = None
     """Zone by device."""
     throttled: bool = False
-    """Whether profiles of devices that throttled are taken."""
+    """Whether to accept profiles of devices that throttled."""
     objective: Objective = "latency"
     batch: int | None = None
-    """Most images of an engine call, of all devices; None for what ``batches`` says, or what is best."""
+    """Maximum number of images per engine call of all devices; None for ``batches``, or the best size."""
     batches: Mapping[str, int] = field(default_factory=dict)
-    """The same by device, of those that have a ``peers.yaml``."""
+    """The same by device, from ``peers.yaml``."""
 
 
 def read_profiles(arguments: Sequence[str]) -> tuple[NamedProfile, ...]:
-    """Read ``FILE``, or ``NAME,NAME=FILE`` for devices that are like the one that was measured.
+    """Read ``FILE``, or ``NAME,NAME=FILE`` for several devices like the one that was measured.
 
-    Raises :class:`DataError` for a file that is no profile and :class:`UsageError` for a name that stands twice.
+    Raise :class:`DataError` for a file that is not a profile, and :class:`UsageError` for a repeated name.
     """
     found: list[NamedProfile] = []
     for argument in arguments:
@@ -79,9 +79,9 @@ def read_profiles(arguments: Sequence[str]) -> tuple[NamedProfile, ...]:
 
 
 def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem, list[str]]:
-    """The planning problem, and what was assumed because nobody measured it.
+    """Return the planning problem, and the assumptions about what was not measured.
 
-    Raises :class:`DataError` for profiles of another model or of devices that throttled, and :class:`UsageError` for
+    Raise :class:`DataError` for profiles of another model or of devices that throttled, and :class:`UsageError` for
     names that no device has.
     """
     assumed: list[str] = []
@@ -205,14 +205,14 @@ def _device(
 
 
 def _mean_ms(times: BatchTimes) -> float:
-    """What a call for one block takes, usually."""
+    """Return the mean over blocks of the median time of a call."""
     return sum(block.p50 for block in times.blocks_ms) / len(times.blocks_ms)
 
 
 def _max_batch(one: NamedProfile, inputs: PlanningInputs, calls: Mapping[int, float]) -> int:
-    """What was asked for; else what the peer's file says; else what serves the objective best of what was measured.
+    """Return the size that was asked for, else that of ``peers.yaml``, else the best measured one for the objective.
 
-    More images a call are for throughput and energy; a request alone has no company.
+    Only throughput and energy gain from several images per call.
     """
     asked = inputs.batch if inputs.batch is not None else inputs.batches.get(one.name)
     if asked is not None:
@@ -228,7 +228,7 @@ def _max_batch(one: NamedProfile, inputs: PlanningInputs, calls: Mapping[int, fl
 
 
 def _runtime_times(inputs: PlanningInputs, assumed: list[str]) -> dict[str, tuple[float, float]]:
-    """What an engine call takes each device beyond the engine, usually and on average, where that was measured."""
+    """Return the median and mean overhead of an engine call by device, where it was measured."""
     found = {} if inputs.links is None else {call.peer: (call.p50_ms, call.mean_ms) for call in inputs.links.calls}
     missing = [one.name for one in inputs.profiles if one.name not in found]
     if missing:
@@ -241,7 +241,7 @@ def _runtime_times(inputs: PlanningInputs, assumed: list[str]) -> dict[str, tupl
 def _links(
     bundle: Bundle, inputs: PlanningInputs, assumed: list[str]
 ) -> tuple[dict[tuple[str, str], float], dict[str, float]]:
-    """Milliseconds of a transfer between each two processes, and for how long it occupies the link of each."""
+    """Return the milliseconds of transfers by pair of processes, and the time that tokens occupy each link."""
     names = [SOURCE, *(one.name for one in inputs.profiles)]
     tokens = bundle.manifest.tokens
     size = wire_bytes(inputs.codec, tokens.count, tokens.dim)

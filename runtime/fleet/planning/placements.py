@@ -25,9 +25,9 @@ from ls_edge.runtime.fleet.planning.survival import HolderExchange, HolderSearch
 from ls_edge.runtime.fleet.planning.whole_share import whole_share
 
 SEARCHED_DEVICES = 6
-"""Most devices, with zones that may fail, for which all sets of holders are searched: two more may take minutes."""
+"""Number of devices and zones that may fail up to which all sets of holders are searched; two more may take minutes."""
 SHUFFLES, SHUFFLED_DEVICES = 20, 12
-"""Random orders that the local search for survival starts from as well, for at most this many devices: more of either
+"""Random orders that the local search for survival starts from as well, and the largest fleet for it: more of either
 took longer and found nothing better."""
 
 

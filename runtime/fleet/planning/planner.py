@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ls_edge.runtime.fleet.planning.baselines import best_single, equal_split, round_robin, trained_order
-from ls_edge.runtime.fleet.planning.figures import Figures, figures_of, value_of
-from ls_edge.runtime.fleet.planning.placements import Found, best_placement
+from ls_edge.runtime.fleet.planning.figures import Figures, figures_of
+from ls_edge.runtime.fleet.planning.placements import best_placement
 from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem
 
 NEGLIGIBLE_LOSS = 1e-9
@@ -48,19 +48,15 @@ def plan_placement(problem: PlanningProblem, objective: Objective) -> PlannedPla
     numbers = [problem.replicas]
     if objective in ("throughput", "survival"):
         numbers = list(range(problem.most_replicas, problem.replicas - 1, -1))
-    found: list[tuple[float, int, Found]] = []
+    candidates: list[Candidate] = []
+    is_exact = True
     for replicas in numbers:
-        one = best_placement(problem, objective, replicas)
-        value = value_of(problem, one.placement, objective, one.route)
-        found.append((_rounded(value), replicas, one))
-        if objective == "survival" and value < -1 + NEGLIGIBLE_LOSS:
+        found = best_placement(problem, objective, replicas)
+        figures = figures_of(problem, found.placement, found.route)
+        candidates.append(Candidate("plan", found.placement, figures, replicas))
+        is_exact = is_exact and found.is_exact
+        if objective == "survival" and figures.whole_share > 1 - NEGLIGIBLE_LOSS:
             break
-    least = min(value for value, _, _ in found)
-    candidates = [
-        Candidate("plan", one.placement, figures_of(problem, one.placement, one.route), replicas)
-        for value, replicas, one in found
-        if value == least
-    ]
     baselines: dict[str, Candidate | None] = {}
     for name, make in (("round_robin", round_robin), ("equal_split", equal_split), ("trained_order", trained_order)):
         placement = make(problem)
@@ -69,17 +65,11 @@ def plan_placement(problem: PlanningProblem, objective: Objective) -> PlannedPla
         )
     candidates += [candidate for candidate in baselines.values() if candidate is not None]
     best = min(candidates, key=lambda one: rank(one, objective))
-    is_exact = all(one.is_exact for _, _, one in found)
     return PlannedPlacement(best, is_exact, best_single(problem, objective), baselines)
 
 
 def rank(candidate: Candidate, objective: Objective) -> tuple[float, float, float, int]:
     """Return a key that is smaller for a better candidate: its objective, then latency, throughput and origin."""
     figures = candidate.figures
-    value = _rounded(figures.value(objective))
+    value = float(f"{figures.value(objective):.6e}")  # more digits are rounding errors
     return value, round(figures.latency_ms, 6), -round(figures.throughput, 6), ORIGINS.index(candidate.name)
-
-
-def _rounded(value: float) -> float:
-    """Return a value with as many digits as mean something, so that equally good placements compare as equal."""
-    return float(f"{value:.6e}")

@@ -1,8 +1,8 @@
-"""What a placement is planned for: devices with their figures, links, blocks in bands, and how many replicas.
+"""The planning problem: devices with their measurements, links, blocks in bands, and the number of replicas.
 
-Blocks of a vision transformer are alike: one takes a device what any other does (the mean of its profile), in time and
-in memory. A device is reached at the same price from everywhere (:func:`visit_times`), as at a switch or an access
-point. With both, what a placement is worth depends on how many blocks each kind of device holds, not on which.
+Blocks of a vision transformer are alike: on a device each takes the same time and memory (the mean of its profile). A
+device costs the same to reach from everywhere (:func:`visit_times`), as at a switch or an access point. So the value of
+a placement depends on how many blocks each device holds, not on which.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from ls_edge.core.errors import UsageError
 from ls_edge.runtime.routing.engine_queue import MOST_CALLS
@@ -20,13 +20,13 @@ from ls_edge.runtime.routing.neighbours import Limits
 Objective = Literal["latency", "throughput", "energy", "survival"]
 OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput", "energy", "survival")
 Placement = Mapping[str, tuple[int, ...]]
-"""Blocks by device, devices without blocks included."""
+"""Blocks by device, including devices without blocks."""
 Count = tuple[int, ...]
-"""How many blocks each device holds, in the order of the problem's devices."""
+"""Number of blocks that each device holds, in the order of the problem's devices."""
 
 
 MOST_BLOCKS = 10_000
-"""More than a model has."""
+"""Upper limit for the blocks of a model."""
 
 
 @dataclass(frozen=True)
@@ -35,38 +35,38 @@ class PlannedDevice:
 
     name: str
     block_ms: float
-    """Of one image, as one that is alone has it."""
+    """Time of a block for one image alone."""
     capacity: int
-    """Most blocks that fit into its memory."""
+    """Number of blocks that fit into its memory."""
     stem_ms: float = 0.0
     head_ms: float = 0.0
     visit_ms: float = 0.0
-    """What it costs a request to visit it: its part of the way in and of the way out, and :attr:`runtime_ms`."""
+    """Cost of a visit of a request: its share of the transfers in and out, and :attr:`runtime_ms`."""
     wire_ms: float = 0.0
-    """For how long tokens occupy its link, one way."""
+    """Time for which tokens occupy its link, one way."""
     watts: float | None = None
-    """While it computes; what it draws while idle is in it."""
+    """Power while it computes, including idle power."""
     idle_watts: float | None = None
     battery_wh: float | None = None
     loss: float = 0.0
-    """Probability that it is not there."""
+    """Probability that it is lost."""
     zone: str | None = None
-    """What it shares its fate with: a rack, a power supply, an access point."""
+    """Failure domain: rack, power supply, access point."""
     whole: bool = True
     """Whether stem, head and all blocks fit into its memory together."""
     runtime_ms: float = 0.0
-    """What an engine call takes beyond the engine, usually: by this much a request alone waits longer."""
+    """Median overhead of an engine call, which delays a request alone."""
     runtime_mean_ms: float = 0.0
-    """The same on average: by this much the engine waits between two calls."""
+    """Mean overhead of an engine call, for which the engine waits between two calls."""
     max_batch: int = 1
-    """Most images of an engine call."""
+    """Maximum number of images per engine call."""
     calls_ms: tuple[tuple[int, float], ...] = ()
-    """What a call for one block takes by images, in ascending order; empty where each takes ``block_ms``."""
+    """Time of a call for one block by number of images, ascending; empty if each image takes ``block_ms``."""
     ends_ms: float | None = None
-    """Stem and head of an image in a full batch; None where that is as for an image alone."""
+    """Stem and head of an image in a full batch; None if the same as for an image alone."""
 
     def call_ms(self, images: int) -> float:
-        """What an engine call for one block takes: on a line between two measured sizes, else in proportion."""
+        """Return the time of an engine call for one block: interpolated between measured sizes, else proportional."""
         sizes = self.calls_ms
         if not sizes:
             return self.block_ms * images
@@ -79,25 +79,25 @@ class PlannedDevice:
 
     @property
     def busy_ms(self) -> float:
-        """What a block takes for an image where there is always work: in a full batch."""
+        """Time of a block for an image in a full batch."""
         return self.call_ms(self.max_batch) / self.max_batch
 
     @property
     def beyond_ms(self) -> float:
-        """What an engine call takes beyond the engine, for each image of a full batch."""
+        """Overhead of an engine call per image of a full batch."""
         return self.runtime_mean_ms / self.max_batch
 
     @property
     def blocks_a_call(self) -> int:
-        """Most blocks that an engine call for a full batch runs in a row (:attr:`Limits.chain`)."""
+        """Maximum number of blocks that an engine call for a full batch runs in a row (:attr:`Limits.chain`)."""
         call_ms = self.call_ms(self.max_batch)
         return max(1, int(Limits().chain * 1e3 / call_ms)) if call_ms > 0 else MOST_BLOCKS
 
     def taken_ms(self, blocks: float) -> float:
-        """For how long an image in a full batch takes the device when it comes by for so many blocks.
+        """Return the time for which a visit for some blocks occupies the device, per image of a full batch.
 
-        The engine has :data:`MOST_CALLS` calls at once and goes on from one to the next, so what a call takes beyond
-        the engine counts only where it is longer than the others take.
+        The engine has :data:`MOST_CALLS` calls at the same time, so the overhead of a call counts only if it takes
+        longer than the other calls.
         """
         engine = blocks * self.busy_ms
         calls = math.ceil(blocks / self.blocks_a_call - 1e-9)
@@ -108,41 +108,33 @@ class PlannedDevice:
         """Energy of a block in millijoules."""
         return None if self.watts is None else self.watts * self.busy_ms
 
-    @property
-    def kind(self) -> tuple[float | int | str | bool | None, ...]:
-        """Equal for devices that may be exchanged for one another."""
-        return (
-            self.block_ms, self.busy_ms, self.capacity, self.visit_ms, self.wire_ms, self.watts, self.loss, self.zone,
-            self.beyond_ms, self.blocks_a_call,
-        )  # fmt: skip
-
 
 @dataclass(frozen=True)
 class PlanningProblem:
-    """Devices, and a model of ``num_blocks`` blocks of which each is to be held by at least ``replicas`` of them."""
+    """Devices, and a model of ``num_blocks`` blocks, each of which needs at least ``replicas`` holders."""
 
     devices: tuple[PlannedDevice, ...]
     num_blocks: int
     replicas: int = 1
     max_replicas: int | None = None
-    """Most holders of a block; None for as many as memory allows."""
+    """Maximum number of holders of a block; None for as many as memory allows."""
     bands: tuple[tuple[int, ...], ...] = ()
-    """Blocks that may be reordered among themselves, band after band; empty for one band of all."""
+    """Bands of the model; empty for one band of all blocks."""
     source_ms: float = 0.0
-    """Stem and head, where the images are."""
+    """Time of stem and head at the source."""
     source_visit_ms: float = 0.0
-    """The source's part of the way of tokens out and back in."""
+    """Share of the source in the transfers out and back in."""
     source_wire_ms: float = 0.0
     source_mj: float | None = 0.0
-    """Energy of stem and head there; None where it is not known."""
+    """Energy of stem and head at the source; None if unknown."""
     zone_losses: Mapping[str, float] = field(default_factory=dict)
-    """Probability that all of a zone is not there."""
+    """Probability that a whole zone is lost."""
     links_ms: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """Measured transfers by sender and receiver, the source being ``source``; empty where none was measured."""
+    """Measured transfers by sender and receiver (``source`` for the source); empty if none was measured."""
 
     @property
     def band_order(self) -> tuple[int, ...]:
-        """All blocks, band after band."""
+        """All blocks in the order of the bands."""
         return tuple(block for band in self.bands for block in band) or tuple(range(self.num_blocks))
 
     @property
@@ -152,31 +144,31 @@ class PlanningProblem:
 
     @property
     def most_replicas(self) -> int:
-        """The most holders that every block can have at once; 0 where the model does not fit at all."""
+        """Largest number of holders that every block can have; 0 if the model does not fit at all."""
         bound = len(zones_of(self.devices)) if self.max_replicas is None else self.max_replicas
         return next((r for r in range(bound, 0, -1) if self.fits(r)), 0)
 
     def fits(self, replicas: int) -> bool:
-        """Whether each block can be held by so many devices, all in different zones.
+        """Return whether each block can have this many holders, all in different zones.
 
-        That is so if the zones, none of which holds a block twice, have room for all copies:
-        ``sum(min(B, room of the zone)) >= R B`` (blocks given out in a circle then give each zone different ones).
+        No zone holds a block twice, so the zones need room for all copies: ``sum(min(B, room of the zone)) >= R B``.
+        This suffices, since a circle of blocks gives each zone different ones.
         """
         return sum(self.zone_rooms().values()) >= replicas * self.num_blocks
 
     def zone_rooms(self) -> dict[str, int]:
-        """How many different blocks each zone has room for."""
+        """Return the number of different blocks that each zone has room for."""
         rooms: dict[str, int] = {}
         for zone, devices in zones_of(self.devices).items():
             rooms[zone] = min(self.num_blocks, sum(self.room(self.devices[index]) for index in devices))
         return rooms
 
     def room(self, device: PlannedDevice) -> int:
-        """How many different blocks a device has room for."""
+        """Return the number of different blocks that a device has room for."""
         return min(self.num_blocks, device.capacity)
 
     def check(self, objective: Objective) -> None:
-        """Raise :class:`UsageError` where no placement exists, or the objective needs figures that are missing."""
+        """Raise :class:`UsageError` if no placement exists or the profiles lack what the objective needs."""
         if not self.fits(self.replicas):
             room = sum(self.zone_rooms().values())
             zones = "" if all(device.zone is None for device in self.devices) else ", no zone a block twice"
@@ -195,26 +187,44 @@ class PlanningProblem:
                 )
 
 
+class Estimate(Protocol):
+    """Results of a placement, however they were found; None if unknown."""
+
+    @property
+    def latency_ms(self) -> float | None: ...  # noqa: D102
+    @property
+    def throughput(self) -> float | None: ...  # noqa: D102
+    @property
+    def energy_mj(self) -> float | None: ...  # noqa: D102
+    @property
+    def whole_share(self) -> float | None: ...  # noqa: D102
+
+
+def cost_of(objective: Objective, estimate: Estimate) -> float:
+    """Return the result for an objective, negated if more is better; infinity if unknown."""
+    value = {
+        "latency": estimate.latency_ms,
+        "throughput": estimate.throughput,
+        "energy": estimate.energy_mj,
+        "survival": estimate.whole_share,
+    }[objective]
+    if value is None:
+        return float("inf")
+    return -value if objective in ("throughput", "survival") else value
+
+
 def zones_of(devices: Sequence[PlannedDevice]) -> dict[str, list[int]]:
-    """Indices of the devices by zone; a device without one is a zone of its own."""
+    """Return the indices of the devices by zone; a device without a zone is its own zone."""
     found: dict[str, list[int]] = {}
     for index, device in enumerate(devices):
         found.setdefault(f"device {device.name}" if device.zone is None else f"zone {device.zone}", []).append(index)
     return found
 
 
-def kinds_of(devices: Sequence[PlannedDevice]) -> list[list[int]]:
-    """Indices of the devices that may be exchanged for one another, kind by kind."""
-    found: dict[tuple[object, ...], list[int]] = {}
-    for index, device in enumerate(devices):
-        found.setdefault(device.kind, []).append(index)
-    return list(found.values())
-
-
 def visit_times(names: Sequence[str], links_ms: Mapping[tuple[str, str], float]) -> dict[str, float]:
-    """What it costs to visit each process: ``2 h`` where transfers take ``l(a, b) = h(a) + h(b)``.
+    """Return the cost of a visit of each process: ``2 h`` if transfers take ``l(a, b) = h(a) + h(b)``.
 
-    ``h`` is what fits all transfers that were measured: the mean of those from and to ``a`` is ``m(a)``; with ``n``
+    ``h`` is fitted to all measured transfers: the mean of those from and to ``a`` is ``m(a)``; with ``n``
     processes ``sum(h) = sum(m) / 2`` and ``h(a) = ((n - 1) m(a) - sum(h)) / (n - 2)``, at least 0.
     """
     means: dict[str, float] = {}
@@ -226,6 +236,6 @@ def visit_times(names: Sequence[str], links_ms: Mapping[tuple[str, str], float])
     means = {name: usual if math.isnan(mean) else mean for name, mean in means.items()}
     count = len(names)
     if count <= 2:
-        return means  # of two processes, half each, there and back
+        return means  # half for each of two processes, there and back
     total = sum(means.values()) / 2
     return {name: max(0.0, 2 * ((count - 1) * mean - total) / (count - 2)) for name, mean in means.items()}

@@ -1,8 +1,8 @@
-"""What a placement promises by simulation: the routing machines themselves, with the times of the problem.
+"""Results of a placement by simulation: the routing machines themselves, with the times of the problem.
 
-The formulas of ``figures.py`` leave out queues, credits, and that a holder sees only what others report. Here requests
-go through the placement in simulated time: one after the other for latency, many at once for throughput and energy, and
-one for each of some draws of lost devices.
+The formulas of ``figures.py`` ignore queues, credits, and that a holder knows only what others report. Here requests go
+through the placement in simulated time: one after the other for latency, many at the same time for throughput and
+energy, and one for each of several draws of lost devices.
 """
 
 from __future__ import annotations
@@ -14,59 +14,53 @@ from dataclasses import dataclass
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.runtime.fleet.planning.figures import throughput_of
-from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem
+from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, cost_of
 from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.routing.events import Complete
 
 MOST_DEVICES = 16
-"""More are not simulated: everybody tells everybody its state, so the time grows with their square."""
+"""Larger fleets are not simulated: all peers exchange their states, so the time grows with the square."""
 NO_WORSE = 0.01
-"""Relative difference up to which simulated figures count as equal: so few requests say no more."""
+"""Relative difference up to which simulated results count as equal; so few requests resolve no more."""
 _WARM_UP = 5
 _ALONE = 15
-"""Requests one after the other for the latency, after those that warm up: the median of more differs little."""
+"""Requests for the latency, one after the other, after those that warm up: the median of more differs little."""
 _TOGETHER = 120
-"""Requests for the throughput, at least, and four for each that is under way; that of the first and last fifth is left
-out, when some devices have nothing to do."""
+"""Least number of requests for the throughput; there are at least four per concurrent request. The first and last fifth
+do not count, since some devices are idle then."""
 _AT_ONCE, _MOST_AT_ONCE = 4, 64
-"""Requests under way for the source, for each device and image of its batches, and at most: what a source has unless it
-is told otherwise."""
+"""Concurrent requests for the source and for each device and image of its batches, and their maximum, which is the
+default of a source."""
 _DRAWS = 40
 """Draws of lost devices: the standard error of a share of 0.9 is 0.05. More takes longer."""
 _CONTROL_S = 0.0002
-"""What messages without tokens take."""
+"""Time of messages without tokens."""
 _BUDGET_S = 600.0
 
 
 @dataclass(frozen=True)
 class SimulatedFigures:
-    """What requests came to; None where it was not simulated or a figure that it needs is not known."""
+    """Results of simulated requests; None if not simulated or if a value that they need is unknown."""
 
     policy: str
     latency_ms: float
     throughput: float
     energy_mj: float | None
     whole_share: float | None
-    """Part of the requests, over draws of lost devices, that were answered with all blocks; None without losses."""
+    """Fraction of requests answered with all blocks, over draws of lost devices; None without losses."""
 
     def value(self, objective: Objective) -> float:
-        """The figure of an objective, turned so that less is better; latency where survival was not simulated."""
-        if objective == "latency":
-            return self.latency_ms
-        if objective == "throughput":
-            return -self.throughput
-        if objective == "energy":
-            return float("inf") if self.energy_mj is None else self.energy_mj
-        return -1.0 if self.whole_share is None else -self.whole_share
+        """Return the result of an objective as a cost."""
+        return cost_of(objective, self)
 
 
 def policies_for(problem: PlanningProblem) -> tuple[str, ...]:
-    """The policies that a plan is tried with: one where the bands leave no choice of order."""
+    """Return the policies that a plan is tried with; only one if the bands leave no choice of order."""
     return ("nearest", "fastest", "parallel") if problem.may_reorder else ("sequential",)
 
 
 def simulate_placement(problem: PlanningProblem, placement: Placement, policy: str, seed: int = 0) -> SimulatedFigures:
-    """Run requests through a placement; the same problem, placement and seed give the same figures."""
+    """Run requests through a placement; the same problem, placement and seed give the same results."""
     latency = _latency(simulation_of(problem, placement, seed), policy)
     sim = simulation_of(problem, placement, seed, on_average=True)
     at_once = requests_at_once(problem, placement)
@@ -88,7 +82,7 @@ def simulate_placement(problem: PlanningProblem, placement: Placement, policy: s
 
 
 def _most(problem: PlanningProblem, placement: Placement) -> float:
-    """Images a second of engines that always have work: what is counted over a stretch of requests can be above."""
+    """Return the throughput of engines that never wait; a count over a stretch of requests can exceed it."""
     used = (device for device in problem.devices if placement.get(device.name))
     times = (device.taken_ms(device.blocks_a_call) / device.blocks_a_call for device in used)
     return sum(1e3 / ms for ms in times if ms > 0) / problem.num_blocks or float("inf")
@@ -102,9 +96,9 @@ def simulation_of(
     on_average: bool = False,
     costs: OrderCosts | None = None,
 ) -> Simulation:
-    """The simulation of a placement, as far as everybody has greeted and told its state.
+    """Return the simulation of a placement in which all processes have exchanged their states.
 
-    ``on_average``: engine calls take what they do on average beyond the engine, not what they usually do.
+    ``on_average``: engine calls have their mean overhead, not the median one.
     """
     held = {name: blocks for name, blocks in placement.items() if blocks}
     devices = {device.name: device for device in problem.devices}
@@ -116,7 +110,7 @@ def simulation_of(
         measured = problem.links_ms.get((sender, to))
         if measured is None:
             return (visits[sender] + visits[to]) / 2e3
-        return max(0.0, measured / 1e3 - _CONTROL_S)  # the receiver's word that it has them is in what was measured
+        return max(0.0, measured / 1e3 - _CONTROL_S)  # measured transfers include the receiver's confirmation
 
     seconds = {device.name: device.block_ms / 1e3 for device in problem.devices if device.name in held}
     sim = Simulation(
@@ -145,15 +139,15 @@ def _latency(sim: Simulation, policy: str) -> float:
 
 
 def requests_at_once(problem: PlanningProblem, placement: Placement) -> int:
-    """How many requests are under way for the throughput of a placement: as many as keep everybody busy."""
+    """Return the number of concurrent requests that keeps all devices of a placement busy."""
     batches = sum(device.max_batch for device in problem.devices if placement.get(device.name))
     return min(_MOST_AT_ONCE, _AT_ONCE * (1 + batches))
 
 
 def _throughput(sim: Simulation, expected: float, policy: str, at_once: int) -> tuple[float, int]:
-    """Answers a second with so many requests under way, and how many there were.
+    """Return the answers per second at a concurrency, and the number of requests.
 
-    Room for another is looked for twice in the time of an ``expected`` answer.
+    New requests are submitted twice in the time of an ``expected`` answer.
     """
     most = max(_TOGETHER, 4 * at_once)
     requests: list[int] = []
@@ -172,7 +166,7 @@ def _throughput(sim: Simulation, expected: float, policy: str, at_once: int) -> 
 
 
 def _whole_share(problem: PlanningProblem, placement: Placement, policy: str, seed: int) -> float:
-    """Share of requests that all blocks ran on, each with devices lost as their probabilities say."""
+    """Return the fraction of requests that all blocks ran on, each with another draw of lost devices."""
     rng = random.Random(seed)
     budget = max(0.5, 20 * (problem.source_ms + problem.num_blocks * max(d.block_ms for d in problem.devices)) / 1e3)
     whole = 0
@@ -189,7 +183,7 @@ def _whole_share(problem: PlanningProblem, placement: Placement, policy: str, se
 def _is_whole(
     problem: PlanningProblem, placement: Placement, policy: str, lost: frozenset[str], budget: float, seed: int
 ) -> bool:
-    """Whether a request that may skip blocks is answered with all of them while these devices are gone."""
+    """Return whether a request is answered with all blocks while these devices are lost."""
     sim = simulation_of(problem, placement, seed)
     for name in sorted(lost):
         if name in sim.processes:
@@ -200,10 +194,10 @@ def _is_whole(
 
 
 def best_policy(figures: Sequence[SimulatedFigures], objective: Objective) -> SimulatedFigures:
-    """The figures of the policy that serves an objective best.
+    """Return the results of the policy that serves an objective best.
 
-    Of those that are no worse than the best by more than :data:`NO_WORSE` the one with the least latency, then the most
-    throughput: a simulation does not tell them apart.
+    The simulation does not tell apart what differs by less than :data:`NO_WORSE`: of those the policy with the least
+    latency wins, then the one with the most throughput.
     """
     best = min(one.value(objective) for one in figures)
     equal = [one for one in figures if one.value(objective) <= best + NO_WORSE * abs(best)]

@@ -1,4 +1,4 @@
-"""How likely answers stay whole when devices fail: the probability that every block keeps a holder.
+"""The probability that every block keeps a holder when devices fail, so that answers stay whole.
 
 Devices fail independently, and so do zones, which take all of their devices with them. A placement is whole if no block
 has lost all of its holders, so only the different sets of holders count.
@@ -14,17 +14,17 @@ import numpy as np
 from ls_edge.runtime.fleet.planning.problem import Placement, PlannedDevice, PlanningProblem
 
 EXACT = 14
-"""Most devices and zones that may fail whose every combination is looked at: one more doubles the time."""
+"""Number of devices and zones that may fail up to which all combinations are examined; one more doubles the time."""
 RARE = 0.01
-"""Beyond that, where some block is without a holder at most this often, the sum over sets of holders is taken, which
-counts what coincides twice: an error below it, on the safe side. More trusts the sum further."""
+"""Beyond that, a sum over sets of holders up to this probability replaces the exact loss. It counts coinciding losses
+twice: a smaller error, on the safe side."""
 SAMPLES = 40_000
-"""Else so many draws: the standard error of a share of 0.9 is 0.0015. More takes longer."""
+"""Number of draws otherwise: the standard error of a share of 0.9 is 0.0015."""
 _SEED = 0
 
 
 def whole_share(problem: PlanningProblem, placement: Placement) -> float:
-    """Probability that every block has a holder that is there; by a bound or draws where there are many."""
+    """Return the probability that every block keeps a holder; by a bound or by draws if there are many devices."""
     index = {device.name: number for number, device in enumerate(problem.devices)}
     holders: dict[int, list[int]] = {block: [] for block in range(problem.num_blocks)}
     for name, blocks in placement.items():
@@ -40,7 +40,7 @@ def whole_share(problem: PlanningProblem, placement: Placement) -> float:
 
 
 def dead_sets(problem: PlanningProblem, members: Sequence[int]) -> Iterator[tuple[frozenset[int], float]]:
-    """Every set of ``members`` (indices of devices) that may be gone at once, and how likely exactly that is."""
+    """Yield every set of ``members`` (indices of devices) that may be lost together, and its probability."""
     zones = sorted(
         {zone for m in members if (zone := problem.devices[m].zone) is not None} & problem.zone_losses.keys()
     )
@@ -60,7 +60,7 @@ def dead_sets(problem: PlanningProblem, members: Sequence[int]) -> Iterator[tupl
 
 
 def _components(problem: PlanningProblem, sets: Collection[frozenset[int]]) -> list[list[frozenset[int]]]:
-    """Sets of holders that share no device, and no zone that may fail, with those of another group."""
+    """Group sets of holders so that groups share neither a device nor a zone that may fail."""
     groups: list[tuple[set[object], list[frozenset[int]]]] = []
     for held in sorted(sets, key=sorted):
         touched: set[object] = set(held)
@@ -101,7 +101,7 @@ def _share(problem: PlanningProblem, sets: Sequence[frozenset[int]]) -> float:
 
 
 def _all_gone(devices: Sequence[PlannedDevice], problem: PlanningProblem, members: Sequence[int]) -> float:
-    """Probability that all ``members`` are gone; zones fail independently of each other."""
+    """Return the probability that all ``members`` are lost; zones fail independently."""
     chance = 1.0
     for zone in {devices[m].zone for m in members}:
         alone = 1.0

@@ -1,7 +1,7 @@
-"""Devices that come and go in simulated time: how often each is lost, in which way, and for how long.
+"""Devices that come and go in simulated time: the rate, kind and duration of losses.
 
-Times up and down are exponential, and devices are independent. A simulation begins in the long run's state: a device is
-down with the probability ``down / (up + down)``.
+Times up and down are exponential, and devices are independent. A simulation starts in the steady state: a device is
+down with probability ``down / (up + down)``.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from ls_edge.core.errors import UsageError
 from ls_edge.runtime.fleet.simulation.simulator import Simulation
 
 LOSSES = {
-    "kill": "its process is killed; the others see it at once",
+    "kill": "its process is killed; the others see it immediately",
     "stop": "it is stopped, or its link is silent; heartbeats find it",
     "hang": "its engine does not return; only the deadline of a hop finds it",
-    "drain": "it leaves in order: it takes nothing new and hands on what it holds",
+    "drain": "it leaves in order: it takes no new work and hands on what it holds",
 }
 """Ways in which a device is lost."""
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_S = 366 * 24 * 3600.0
 _LEAST_S = 1e-3
 _LOOK_EVERY_S = 0.05
-"""How often a device that drains is looked at."""
+"""Interval at which a draining device is checked."""
 
 
 @dataclass(frozen=True)
 class Churn:
-    """How devices come and go; times in seconds."""
+    """Churn of devices; times in seconds."""
 
     up: float
     """Mean time until a device is lost."""
     down: float
     """Mean time until it is back, warm."""
     weights: dict[str, float] = field(default_factory=lambda: {"kill": 1.0})
-    """How often each way of :data:`LOSSES` is drawn, relative to the others."""
+    """Relative frequency of each kind of :data:`LOSSES`."""
 
     @classmethod
     def parse(cls, text: str) -> Churn:
-        """Read ``up=10m,down=30s`` or ``up=10m,down=30s,kill=3,stop=1``; raises :class:`UsageError` for anything else.
+        """Read ``up=10m,down=30s`` or ``up=10m,down=30s,kill=3,stop=1``; raise :class:`UsageError` for anything else.
 
-        Times have the units ms, s, m or h. Without a way that devices are lost in, they are killed.
+        Units are ms, s, m or h. Without weights devices are killed.
         """
         times: dict[str, float] = {}
         weights: dict[str, float] = {}
@@ -80,18 +80,18 @@ def _seconds(text: str, value: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", value)
     seconds = float(match[1]) * _UNITS[match[2]] if match else -1.0
     if not _LEAST_S <= seconds <= _MOST_S:
-        raise UsageError(f"--churn {text!r}: {value!r} is no time from 1ms to 8784h; write 500ms, 30s, 10m or 2h")
+        raise UsageError(f"--churn {text!r}: {value!r} is not a time from 1ms to 8784h; write 500ms, 30s, 10m or 2h")
     return seconds
 
 
 def _weight(text: str, key: str, value: str) -> float:
     if not re.fullmatch(r"\d{1,6}(\.\d{1,6})?", value):
-        raise UsageError(f"--churn {text!r}: {value!r} is no weight of {key}; write a number such as 1 or 0.5")
+        raise UsageError(f"--churn {text!r}: {value!r} is not a weight of {key}; write a number such as 1 or 0.5")
     return float(value)
 
 
 class ChurnProcess:
-    """Loses the devices of a simulation and brings them back."""
+    """Process that loses the devices of a simulation and brings them back."""
 
     def __init__(self, sim: Simulation, churn: Churn, names: Sequence[str], rng: random.Random) -> None:
         self._sim = sim
@@ -99,11 +99,11 @@ class ChurnProcess:
         self._rng = rng
         self._kinds, self._weights = list(churn.weights), list(churn.weights.values())
         self.losses: Counter[str] = Counter()
-        """How many devices were lost, by the way in which; those that were down from the begin count."""
+        """Number of lost devices by kind of loss, including devices that were down from the start."""
         self.down: dict[str, str] = {}
-        """Devices that are down, and how they were lost."""
+        """Kind of loss by device that is down."""
         self.changes: list[tuple[float, int]] = []
-        """When how many devices more were up than before: 1 or -1, in the order of time."""
+        """Times and changes (1 or -1) of the number of devices that are up, in order."""
         for name in names:
             if rng.random() < churn.down_share:
                 self._lose(name)

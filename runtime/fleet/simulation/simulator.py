@@ -1,11 +1,11 @@
 """Peers, a source and the links between them in simulated time: the routing machines without processes or sockets.
 
-For tests that go through thousands of courses of events, and for asking what a placement of blocks would do. Tokens
-are the tuple of the blocks that ran on them, so an answer shows what it was computed from. Messages between two
-processes keep their order and arrive ``latency`` seconds later; what is on its way when a link goes down is lost.
-Tokens may take longer (``transfers``) and occupy the links of both ends for a while (``wire``).
+For tests with thousands of courses of events, and to evaluate placements. Tokens are the tuple of the blocks that ran
+on them, so an answer shows its origin. Messages between two processes keep their order and arrive ``latency`` seconds
+later; messages in flight when a link goes down are lost. Tokens may take longer (``transfers``) and occupy the links of
+both ends for a while (``wire``).
 
-Left out: codecs, serialisation, real engines.
+Codecs, serialization and engines are not simulated.
 """
 
 from __future__ import annotations
@@ -51,28 +51,28 @@ from ls_edge.runtime.routing.source_routing import SourceMachine
 
 SOURCE = "source"
 _TOGETHER = (Arrived, Received, NeighbourState, Computed)
-"""Events that a process may handle together, as a node does with what it finds in one turn of its loop."""
+"""Events that a process may handle together, as a node handles those of one turn of its loop."""
 
 
 @dataclass(eq=False)
 class Process:
-    """A machine and what surrounds it."""
+    """A simulated process: a routing machine and its state."""
 
     name: str
     machine: CustodyMachine
     incarnation: int
     alive: bool = True
     stopped: bool = False
-    """As after SIGSTOP: takes nothing in and does nothing."""
+    """Whether it is suspended, as after SIGSTOP."""
     engine_hangs: bool = False
     inbox: list[Event] = field(default_factory=list)
     events: deque[tuple[Event, ...]] = field(default_factory=deque)
-    """What it is about to handle, those that it handles first, together."""
+    """Groups of events to handle, in order; the events of a group are handled together."""
     turn: list[Event] = field(default_factory=list)
-    """What has come since its last turn."""
+    """Events since its last turn."""
     hung_calls: list[Computed] = field(default_factory=list)
     engine_until: float = 0.0
-    """When its engine has run all calls that it was given."""
+    """Time at which its engine has finished all calls."""
 
 
 class Simulation:
@@ -117,23 +117,23 @@ class Simulation:
         self.now = 0.0
         self.outcomes: dict[int, list[Complete | Fail]] = {}
         self.ended: dict[int, float] = {}
-        """When each request had its outcome."""
+        """Time of the outcome by request."""
         self.on_end: Callable[[Complete | Fail], None] = lambda _outcome: None
-        """Called with each outcome, at its time."""
+        """Callback for each outcome, at its time."""
         self.notes: list[tuple[float, str, Note]] = []
         self.dropped: list[tuple[str, str, str]] = []
-        """Tokens that were dropped on arrival: at whom, from whom and why."""
+        """Tokens that were dropped on arrival: receiver, sender and reason."""
         self.latency = latency
         self.block_seconds = (
             dict(block_seconds) if isinstance(block_seconds, Mapping) else dict.fromkeys(peers, block_seconds)
         )
         self._max_batch = dict(max_batch) if isinstance(max_batch, Mapping) else dict.fromkeys(peers, max_batch)
         self.detection = detection
-        """Seconds until a stopped process counts as lost (heartbeats)."""
+        """Seconds until heartbeats detect a stopped process."""
         self.busy = dict.fromkeys(peers, 0.0)
-        """Seconds that the engine of each peer has computed, or was given to compute."""
+        """Seconds of the engine calls of each peer so far."""
         self.send_failures = 0.0
-        """Part of all messages that cannot be sent, as when a link's queue is full."""
+        """Fraction of messages that cannot be sent, as when the queue of a link is full."""
         self._placement = {name: tuple(held) for name, held in peers.items()}
         self._limits, self._has_limits = limits or Limits(), limits is not None
         self._costs = costs
@@ -153,7 +153,7 @@ class Simulation:
         self._sends_until: dict[str, float] = {}
         self._receives_until: dict[str, float] = {}
         self._arrives_at: dict[tuple[str, str], float] = {}
-        """When the latest message between two processes arrives: a later one cannot come before it."""
+        """Arrival of the latest message by sender and receiver; later messages do not overtake it."""
         self.source = SourceMachine(SOURCE, limits=self._limits, rng=self._rng, costs=costs, bands=self.bands)
         self.processes = {SOURCE: Process(SOURCE, self.source, 0)}
         for name in peers:
@@ -161,11 +161,11 @@ class Simulation:
         for name in self.processes:
             self._start(name)
 
-    # What a test or a user does to it.
+    # Interface of tests and planning.
 
     @property
     def drain_seconds(self) -> float:
-        """How long a peer that drains takes at most."""
+        """Maximum duration of a drain."""
         return self._limits.drain
 
     def submit(
@@ -197,20 +197,20 @@ class Simulation:
         return request
 
     def kill(self, name: str) -> None:
-        """SIGKILL: the others see it at once."""
+        """Kill a process; the others see it immediately."""
         process = self.processes[name]
         process.alive = False
         for other in self.processes:
             self._link_lost(other, name, "killed")
 
     def restart(self, name: str) -> None:
-        """Start a killed peer again as a new process."""
+        """Restart a killed peer as a new process."""
         assert not self.processes[name].alive
         self.processes[name] = Process(name, self._new_peer(name), next(self._counter))
         self._start(name)
 
     def stop(self, name: str) -> None:
-        """SIGSTOP: heartbeats find it after :attr:`detection`."""
+        """Suspend a process; heartbeats find it after :attr:`detection`."""
         process = self.processes[name]
         process.stopped = True
 
@@ -222,7 +222,7 @@ class Simulation:
         self.at(self.detection, found)
 
     def cont(self, name: str) -> None:
-        """SIGCONT: it goes on where it was, and its links come back."""
+        """Resume a process; its links come back."""
         process = self.processes[name]
         process.stopped = False
         events, process.inbox = process.inbox, []
@@ -243,11 +243,11 @@ class Simulation:
                 self._feed(name, call)
 
     def drain(self, name: str) -> None:
-        """SIGTERM: the peer takes nothing new and leaves when it holds nothing."""
+        """Make a peer accept no new work and leave when it holds nothing."""
         self._feed(name, Drain())
 
     def is_idle(self, name: str) -> bool:
-        """Whether a peer holds nothing, so that it may leave."""
+        """Return whether a peer holds nothing, so that it may leave."""
         machine = self.processes[name].machine
         assert isinstance(machine, PeerMachine)
         return machine.idle
@@ -269,7 +269,7 @@ class Simulation:
         self._hello(b, a)
 
     def at(self, delay: float, action: Callable[[], None]) -> None:
-        """Have something done so many seconds from now."""
+        """Schedule an action ``delay`` seconds from now."""
         heapq.heappush(self._heap, (self.now + delay, next(self._counter), action))
 
     def run(self, seconds: float) -> None:
@@ -287,7 +287,7 @@ class Simulation:
         while self.source.requests and self.now < end:
             self.run(0.05)
 
-    # Inside.
+    # Implementation.
 
     def _new_peer(self, name: str) -> PeerMachine:
         most = self._max_batch[name]
@@ -327,7 +327,7 @@ class Simulation:
             self._feed(at, NeighbourDown(name, why))
 
     def _deliver(self, sender: str, to: str, event: Event) -> None:
-        """Bring an event over the link, unless it or one of the processes is gone when it arrives."""
+        """Deliver an event, unless the link or one of the processes is gone on arrival."""
         a, b = self.processes[sender], self.processes[to]
         if a.stopped or not self._linked(sender, to):
             return
@@ -350,7 +350,7 @@ class Simulation:
         return True
 
     def _arrival(self, sender: str, to: str, *, tokens: bool) -> float:
-        """When a message that is sent now arrives; tokens wait for both links, and other messages for their turn."""
+        """Return the arrival of a message sent now; tokens wait for both links, other messages for earlier ones."""
         at = self.now + self.latency
         if tokens and self._transfers is not None:
             start = max(self.now, self._sends_until.get(sender, 0.0))
@@ -377,7 +377,7 @@ class Simulation:
         self._handle(process, event)
 
     def _handle(self, process: Process, *events: Event) -> None:
-        """Have a process handle its turn, then an event."""
+        """Let a process handle its turn, then these events."""
         if not process.alive or self.processes[process.name] is not process:
             return
         if process.stopped:
@@ -390,7 +390,7 @@ class Simulation:
             process.turn.clear()
         process.events.extend((event,) for event in events)
         if busy:
-            return  # it is executing what those before asked for
+            return  # it is executing the instructions of earlier events
         while process.events:
             for instruction in process.machine.handle_all(process.events[0], self.now):
                 self._execute(process, instruction)
@@ -450,7 +450,7 @@ class Simulation:
 
 
 def join_tuples(start: tuple[int, ...], outs: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """What ran before the wave, then what each track added."""
+    """Return the blocks that ran before the wave, then those that each track added."""
     return (*start, *(block for out in outs for block in out[len(start) :]))
 
 
