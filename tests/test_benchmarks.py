@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def document(folder):
     done = benchmarks(
-        "hop", "throughput", "recovery", "tracks", "audit", "engines", "chain",
+        "hop", "throughput", "recovery", "tracks", "audit", "engines", "chain", "idle",
         "--quick", "--json", str(folder / "figures.json"), TMPDIR=str(folder),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -46,6 +46,14 @@ def document(folder):
 
 def is_ratio(value):
     return isinstance(value, float) and math.isfinite(value) and value > 0
+
+
+@pytest.mark.timeout(200)
+def test_idle_peers_answer_and_lose_no_link(document):
+    (fleet,) = document["benchmarks"]["idle"]["fleets"]
+    assert (fleet["peers"], fleet["failed"], fleet["links_lost"]) == (3, 0, 0)
+    assert fleet["answers"] >= 100
+    assert fleet["idle_cores"] >= 0
 
 
 @pytest.mark.timeout(200)
