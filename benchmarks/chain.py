@@ -150,7 +150,7 @@ def _placement(blocks: int, peers: int) -> dict[str, list[int]]:
 def _contenders(
     stack: contextlib.ExitStack, path: Path, bundle: Bundle
 ) -> tuple[dict[str, Call], dict[str, dict[str, int]]]:
-    """The calls to compare, and the processes of each: name to pid."""
+    """Return the calls to compare, and the processes of each: name to pid."""
     pipeline = stack.enter_context(Pipeline.open(bundle, threads=1))
     us = {"source": os.getpid()}
     calls: dict[str, Call] = {"process": lambda image: _timed(lambda: pipeline.forward(image[None]))}
@@ -425,7 +425,7 @@ def _answers(sources: Sequence[Source], images: np.ndarray, in_flight: int, seco
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """The tables."""
+    """Return the tables."""
     for model in document["models"]:
         table = Table(title=f"{model['model']}, {model['tokens_bytes']} bytes of tokens: one image at a time")
         for column in ("", "ms: p50 (p10 to p90)", "CPU ms an answer, by process", "context switches"):

@@ -39,7 +39,7 @@ class BenchmarkError(LsEdgeError):
 
 
 def machine() -> dict[str, Any]:
-    """What ran it, and how busy that was: stand beside every figure."""
+    """Return the machine, its software and its load, for every result."""
     memory = memory_gib()
     quota = cpu_quota()
     return {
@@ -71,7 +71,7 @@ def versions() -> dict[str, str]:
 
 
 def report_progress(text: str) -> None:
-    """A line of progress on standard error."""
+    """Print a line of progress on standard error."""
     print(f"{time.monotonic() - _STARTED:6.1f} s {text}", file=sys.stderr, flush=True)
 
 
@@ -82,7 +82,7 @@ def ms(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle one."""
+    """Return the median."""
     return float(np.median(np.asarray(values, dtype=float)))
 
 
@@ -95,7 +95,7 @@ def in_turn(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
 
 
 def cache_folder() -> Path:
-    """A folder below the system's temporary one that belongs to this user alone."""
+    """Return a temporary folder that belongs to this user alone."""
     folder = Path(tempfile.gettempdir()) / f"ls-edge-benchmarks-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
@@ -106,7 +106,7 @@ def cache_folder() -> Path:
 def bundle_of(
     model: str, args: dict[str, Any] | None = None, precision: Literal["fp32", "fp16", "int8"] = "fp32"
 ) -> Path:
-    """A bundle of a model with random weights, exported once and kept.
+    """Return a bundle of a model with random weights, exported once.
 
     Weights are drawn wider than timm's, so that the order of blocks shows in the logits; narrower
     for int8, whose verification such a model would not pass.
@@ -169,7 +169,7 @@ def local_cluster(
 
 @contextlib.contextmanager
 def ready_source(peers: Path | PeersFile, bundle: Path | Bundle, **settings: Any) -> Iterator[Source]:
-    """A source whose blocks all have a warm holder; the budget is a minute unless ``settings`` has another."""
+    """Open a source whose blocks all have a warm holder, with a default budget of one minute."""
     from ls_edge.runtime.source.source import Source
 
     with Source.open(peers, bundle, **{"budget_ms": 60_000.0, **settings}) as source:
@@ -190,7 +190,7 @@ class Child:
         self.module = module
 
     def read(self) -> Any:
-        """The next line."""
+        """Return the next line."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:

@@ -38,7 +38,7 @@ OPENINGS = 3
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """A row for each model and precision."""
+    """Return a row for each model and precision."""
     import torch
 
     torch.set_num_threads(1)
@@ -121,7 +121,7 @@ def _chain(path: Path, threads: int, quick: bool) -> dict[str, Any]:
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """The table."""
+    """Return the table."""
     table = Table(title="engines on the CPU, batch 1, times in ms", title_justify="left", pad_edge=False)
     for column in ("model", "", "block", "pytorch", "ratio", "threads", "chain", "whole", "ratio", "defaults"):
         table.add_column(column, justify="left" if column in ("model", "") else "right", no_wrap=True)

@@ -129,7 +129,7 @@ def _plan(path: Path, slowdown: float, count: int, rounds: int, *, quick: bool) 
 def _planned(
     path: Path, profiles: Mapping[str, DeviceProfile], paces: Mapping[str, Faults]
 ) -> tuple[PlanDocument, LinksDocument]:
-    """The plan for throughput, from profiles and from links that the peers measure with equal parts of the model."""
+    """Return the plan for throughput, from profiles and from links measured with equal parts of the model."""
     bundle = Bundle.open(path)
     names = list(profiles)
     equal = {name: part.tolist() for name, part in zip(names, np.array_split(range(bundle.num_blocks), len(names)))}  # noqa: B905
@@ -211,7 +211,7 @@ def _slow_board(path: Path, block_ms: float, count: int, rounds: int, *, quick: 
 
 
 def _usual_ms(pace: Faults) -> float:
-    """What a block takes on average, stalls included: what a profile would show."""
+    """Return the mean time of a block, including stalls, as a profile would show it."""
     return pace.least_ms + pace.stall_part * pace.stall_ms
 
 
@@ -399,7 +399,7 @@ def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """The tables."""
+    """Return the tables."""
     plan = document["plan"]
     table = Table(title=f"boards {', '.join(plan['boards'])}, {plan['slowdown']:g} times slower: planned and measured")
     for column in (

@@ -108,7 +108,7 @@ def ipyparallel() -> Iterator[tuple[Ask, Callable[[], bool], str]]:
 
 
 def lines(log: Path) -> list[tuple[str, int, int, float]]:
-    """What the stages wrote down."""
+    """Return the records of the stages."""
     if not log.exists():
         return []
     split = [line.split() for line in log.read_text().splitlines()]

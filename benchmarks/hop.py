@@ -84,7 +84,7 @@ def _size(count: int, dim: int, rounds: int, burst: int, leave_out: int) -> dict
 def _runtime(
     stack: contextlib.ExitStack, count: int, dim: int, placement: dict[str, list[int]], *, curve: bool
 ) -> Call:
-    """A caller and its peers, ready."""
+    """Start a caller and its peers."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     blocks = sum(map(len, placement.values()))
     write_peers(folder, placement, curve=curve)
@@ -115,7 +115,7 @@ def _after_pause(raw: Raw) -> Call:
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """The table."""
+    """Return the table."""
     sizes = document["sizes"]
     table = Table(title="one way, ms: p50 (p10 to p90)")
     table.add_column("")

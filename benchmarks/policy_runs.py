@@ -72,14 +72,14 @@ def pin(pids: Iterable[int], cores: Sequence[int]) -> None:
 
 
 def parallel(waves: Sequence[int]) -> Settings:
-    """The policy with so many waves, by name."""
+    """Return the name of the policy with this number of waves."""
     return {f"{n} wave{'s'[: n > 1]}": ("parallel", {"waves": n}) for n in waves}
 
 
 def open_local_runs(
     stack: contextlib.ExitStack, path: Path, cores: Sequence[int], wanted: Settings
 ) -> dict[str, PolicyRun]:
-    """Runs over two peers on the loopback, each with all blocks and tied to a core of its own."""
+    """Open runs over two peers on the loopback, each with all blocks and its own core."""
     bundle = Bundle.open(path)
     peers = stack.enter_context(local_cluster(path, dict.fromkeys(PEERS, range(bundle.num_blocks))))
     pin((process.pid for process in peers.processes.values()), cores)
@@ -160,7 +160,7 @@ def ratio(ours: Sequence[float], theirs: Sequence[float], leave_out: int) -> flo
 
 
 def p50(values: Sequence[float]) -> float | None:
-    """The median, if there is one."""
+    """Return the median, or None."""
     return round(median(values), 3) if values else None
 
 

@@ -66,7 +66,7 @@ POLICY_SETTINGS: Settings = {
 
 
 def run(quick: bool, *, trained: Path | None, data: str) -> dict[str, Any]:
-    """The figures of both parts."""
+    """Return the results of both parts."""
     if trained is None:
         raise BenchmarkError("quality needs --trained BUNDLE, one exported with --calibrate")
     bundle = Bundle.open(trained)

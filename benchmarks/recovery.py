@@ -289,7 +289,7 @@ def _framework(name: str, wanted: int, shape: tuple[int, ...], stage_ms: float) 
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """The tables."""
+    """Return the tables."""
     usual = document["without_faults_ms"]
     table = Table(title=f"{document['model']}: what a fault adds, ms; {usual['p50']:.1f} ms without faults")
     for column in ("fault", "p50", "p10", "p90", "faults", "missed", "bar", ""):

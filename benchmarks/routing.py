@@ -145,7 +145,7 @@ def _require_answers(simulation: Simulation, numbers: Sequence[int]) -> None:
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """The table."""
+    """Return the table."""
     from rich.table import Table
 
     title = (

@@ -52,7 +52,7 @@ Sample = tuple[int, int]
 
 
 def sample(pid: int | str = "self") -> Sample:
-    """What a process of this machine uses now; raises OSError where it is gone."""
+    """Return the resources of a process; raise OSError if it has ended."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir(f"/proc/{pid}/fd"))
 
@@ -138,7 +138,7 @@ class Watch:
                 last.append(sample(self._peers.processes[name].pid if name != "source" else "self"))
 
     def figure(self, name: str) -> Sample:
-        """The median of the last samples."""
+        """Return the median of the last samples."""
         last = self._last[name]
         return int(statistics.median(one[0] for one in last)), int(statistics.median(one[1] for one in last))
 
@@ -148,7 +148,7 @@ class Watch:
             self.kept.setdefault(name, {})[moment] = self.figure(name)
 
     def forget(self, name: str) -> None:
-        """A process was replaced; its samples do not apply to the new one."""
+        """Forget the samples of a process that was replaced."""
         self._last[name].clear()
         self.kept.pop(name, None)
 
@@ -242,14 +242,14 @@ def _usage(kept: dict[str, Sample]) -> dict[str, Any]:
 
 
 def _placement(blocks: int) -> dict[str, list[int]]:
-    """The two that stay share the blocks; the three others hold half of them, the other half, and all."""
+    """Give half of the blocks to each permanent peer; the three others hold one half, the other half, and all."""
     every = list(range(blocks))
     half = blocks // 2
     return {"anna": every[:half], "ben": every[half:], "cleo": every[::2], "dan": every[1::2], "eve": every}
 
 
 def _export(folder: Path) -> Path:
-    """A bundle of an untrained model; in processes of their own, so that torch is not in the memory that is watched."""
+    """Export an untrained model in other processes, so that the measured memory does not include torch."""
     for arguments in (
         ["train", "--data", "digits", "--model", "vit_digits", "--epochs", "0", "--out", str(folder / "run")],
         ["export", str(folder / "run"), "--out", str(folder / "bundle"), "--per-block"],
@@ -267,7 +267,7 @@ def _line(at: float, load: Load, watch: Watch) -> str:
 
 
 def report(document: dict[str, Any]) -> str:
-    """The document as a table."""
+    """Return the document as a table."""
     lines = [
         f"{document['seconds']:.0f} s at {document['rate']:g} images a second, {len(document['restarts'])} restarts",
         f"{document['submitted']} submitted, {document['answered']} answered, {sum(document['failed'].values())} "
@@ -284,7 +284,7 @@ def report(document: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """The command line; exit code 1 where something was lost, failed or grew."""
+    """Run the command line; the exit code is 1 if requests were lost or failed, or memory grew."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0, help="how long; at least 2 (default 60)")
     parser.add_argument("--rate", type=float, default=20.0, help="images a second (default 20)")

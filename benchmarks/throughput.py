@@ -251,7 +251,7 @@ def _ratio(ours: list[float], theirs: list[float]) -> float:
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """The tables."""
+    """Return the tables."""
     for two in document["two_peers"]:
         table = Table(title=f"{two['model']}: images a second, concurrency {two['concurrency']}")
         for column in ("", "images/s", "over two processes", "bar", "over two threads"):

@@ -75,7 +75,7 @@ def _in_one_process(bundle: Bundle, images: ImageSet, waves: Sequence[int]) -> d
 
 
 def split(bundle: Bundle, waves: int) -> Arrangement:
-    """What the planner makes of a model on two equal devices with all blocks and no wire between them."""
+    """Return the planner's waves for two equal devices with all blocks and no network delay."""
     blocks = frozenset(range(bundle.num_blocks))
     costs = read_order_costs(bundle.manifest.order_costs, bundle.num_blocks)
     own = LocalNode(blocks, 0, 1000, costs)
@@ -89,7 +89,7 @@ def split(bundle: Bundle, waves: int) -> Arrangement:
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """The table."""
+    """Return the table."""
     table = Table(title=f"{document['bundle']} on {document['images']} images of {document['data']}")
     for column in ("", "p50, ms (p10 to p90)", "ratio", "tracks of blocks", "top-1", "two equal devices", "bar"):
         table.add_column(column, justify="left" if column.startswith("tracks") else "right")

@@ -132,7 +132,7 @@ def _links(paths: Sequence[Path], rates: Sequence[int], cores: Sequence[int], ro
 def _limited(
     stack: contextlib.ExitStack, net: Net, cluster: NamespaceCluster, bundle: Bundle, images: np.ndarray, rounds: int
 ) -> dict[str, Any]:
-    """Runs of all policies over cables that are limited already."""
+    """Open runs of all policies over limited links."""
     tokens = bundle.manifest.tokens
     size = tokens.count * tokens.dim * 4
     seconds = _transfer(net, size)
@@ -185,7 +185,7 @@ def _transfer(net: Net, size: int) -> float:
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """The tables."""
+    """Return the tables."""
     if not document["cores"]:
         console.print("processes are not tied to cores: there are not two, or the system does not let us")
     for row in document["two_cores"]:

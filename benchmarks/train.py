@@ -160,7 +160,7 @@ QUICK = ["--models", "vit_tiny_patch16_224", "--batch", "2", "--steps", "1", "--
 
 
 def run(quick: bool, argv: list[str] | None = None) -> dict[str, Any]:
-    """The figures of each model."""
+    """Return the results of each model."""
     options = parser().parse_args(QUICK if quick else argv or [])
     return {"bars": BARS, "models": [measure(name, options) for name in options.models.split(",")]}
 

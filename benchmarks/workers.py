@@ -38,7 +38,7 @@ def pipeline(bundle: Bundle, threads: str) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def blocks(bundle: Bundle) -> Iterator[Callable[[int], None]]:
-    """The first so many blocks, with one thread."""
+    """Open the first blocks with one thread."""
     from ls_edge.engines.opening import open_block_engines
 
     engines = open_block_engines(bundle, range(bundle.num_blocks), threads=1)

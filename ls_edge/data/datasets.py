@@ -104,7 +104,7 @@ class ImageSet:
 
 
 def trained_on_warning(images: ImageSet, trained_on: str) -> str:
-    """A line for the user where these are the images that a model was trained on; empty where they are not.
+    """Return a warning if a model was trained on these images, or an empty string.
 
     ``trained_on`` is the digest of its training images, empty if unknown. Images of a part that training does not use
     are none of them, whatever their names.
@@ -115,7 +115,7 @@ def trained_on_warning(images: ImageSet, trained_on: str) -> str:
 
 
 def match_classes(image_set: ImageSet, model_classes: Sequence[str]) -> ImageSet:
-    """The same images with labels and classes of the model, matched by name (see :meth:`ImageSet.labels_for`)."""
+    """Return the images with the model's labels and classes, matched by name (see :meth:`ImageSet.labels_for`)."""
     labels = image_set.labels_for(model_classes)
     images = tuple(replace(image, label=label) for image, label in zip(image_set.images, labels, strict=True))
     return replace(image_set, classes=tuple(model_classes) if image_set.classes else (), images=images)
@@ -172,7 +172,7 @@ def _in_folder(path: Path, source: str, part: Literal["train", "eval"]) -> Image
 
 
 def _in_tree(tree: ImageTree, source: str, part: Literal["train", "eval"]) -> ImageSet:
-    """The same choice inside a tar, whose parts can only be folders."""
+    """Choose the part inside a tar, where parts are folders."""
     tree = unwrap(tree)
     tops = {name.split("/", 1)[0] for name in tree if "/" in name}
     name, which = _choose_part({top.lower(): top for top in tops}, part)

@@ -30,7 +30,7 @@ class ImageInput:
 
 
 def expand_argument(given: str) -> Iterator[ImageInput]:
-    """What one argument stands for; raises :class:`UsageError` for a camera where OpenCV is missing."""
+    """Return the inputs of one argument; raise :class:`UsageError` for a camera without OpenCV."""
     kind, _, index = given.partition(":")
     if kind == "camera" and (index.isdigit() or not index):
         _opencv()

@@ -44,7 +44,7 @@ class Preprocessor:
     """Callable that turns one image into the stem's input, float32 ``[3, H, W]``; safe to share between threads."""
 
     def __init__(self, spec: ImageSpec) -> None:
-        """Raises :class:`BundleError` if the manifest has an unknown interpolation or impossible sizes."""
+        """Raise :class:`BundleError` if the manifest has an unknown interpolation or impossible sizes."""
         if spec.interpolation not in INTERPOLATIONS:
             raise BundleError(
                 f"the manifest's image.interpolation is {spec.interpolation!r}, not one of "

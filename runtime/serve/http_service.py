@@ -174,7 +174,7 @@ class HttpService(Collector):
             raise HttpError(status, str(error), _RETRY_AFTER if busy else None) from None
 
     def _parameters(self, query: Mapping[str, str]) -> tuple[int, float, bool]:
-        """Number of classes, budget in ms, and whether logits are wanted."""
+        """Return the number of classes, the budget in ms, and whether to include logits."""
         unknown = query.keys() - {"top", "budget_ms", "logits"}
         if unknown:
             raise HttpError(
@@ -277,5 +277,5 @@ def _no_holder(missing: tuple[int, ...]) -> str:
 
 
 def _shown(text: str) -> str:
-    """A value that a client sent, in an error."""
+    """Return a client's value for an error."""
     return repr(printable(text[:_MAX_SHOWN]))

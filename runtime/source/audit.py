@@ -181,11 +181,11 @@ class Auditor:
         self._jobs.put(audit)
 
     def challenged(self, challenge: Challenge) -> None:
-        """A challenge ended, with an answer or without."""
+        """Take the end of a challenge, with or without an answer."""
         self._jobs.put(challenge)
 
     def snapshot(self) -> AuditSummary:
-        """The counts so far."""
+        """Return the present counts."""
         with self._change:
             return AuditSummary(
                 share=self.share,

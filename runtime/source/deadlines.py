@@ -16,7 +16,7 @@ class Deadlines:
         self._open: dict[int, float] = {}
 
     def __len__(self) -> int:
-        """Number of entries in memory, removed ones that were not cleaned up included."""
+        """Return the number of entries in memory, including removed ones that were not cleaned up."""
         return len(self._heap)
 
     @property

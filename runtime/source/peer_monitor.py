@@ -98,7 +98,7 @@ class PeerMonitor:
         opened: float,
         on_event: Callable[[PeerEvent], None] | None,
     ) -> None:
-        """``opened`` is the origin of the events' times, on the clock of :func:`time.monotonic`, in seconds."""
+        """Count the times of events from ``opened``, in seconds of :func:`time.monotonic`."""
         self._peers = peers
         self._num_blocks = num_blocks
         self._machine = machine

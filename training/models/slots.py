@@ -72,7 +72,7 @@ class SlotNorms(SlotModule):
         only: Collection[int] | None = None,
         rank: int = 0,
     ) -> None:
-        """Hook ``blocks``, or those whose indices are in ``only``; there are as many slots as blocks.
+        """Attach to ``blocks``, or to those whose indices are in ``only``; there are as many slots as blocks.
 
         One block in several places has one table. Raises :class:`UsageError` for a ``rank`` above the width of a linear
         layer.
