@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from ls_edge.core.bundle import Bundle
@@ -178,9 +179,10 @@ class Installer:
 
         def written(_: None) -> None:
             push.written = offset + expected
-            self._finish_if_whole(push)
+            if push.written == size:
+                self._go_on(push)
 
-        self._do_for(push, lambda: self._store.write(digest, offset, chunk.data), written)
+        self._do_for(push, lambda: self._store.write(digest, size, offset, chunk.data), written)
 
     def _on_install(self, push: _Push, install: Install) -> None:
         if push.state is StoreState.READY and install.manifest.hex() == push.manifest:
@@ -264,7 +266,7 @@ class Installer:
         def found(wanted: Wanted) -> None:
             push.wanted = wanted
             if wanted.missing:
-                self._begin(push, wanted.missing[0])
+                self._begin(push)
             else:
                 self._complete(push)
             self._report(push.pusher)
@@ -282,34 +284,23 @@ class Installer:
             push.state = StoreState.READY
             log.info("a bundle is complete", extra={"peer": push.pusher, "bundle": push.manifest[:8]})
 
-    def _begin(self, push: _Push, file: tuple[str, int]) -> None:
-        digest, size = file
+    def _begin(self, push: _Push) -> None:
+        digest, size = push.file = push.wanted.missing[0]
         there = self._store.received(digest)
-        if there > size:
+        if there >= size:
             there = 0
-        push.file = file
         push.began_at = push.written = push.received = push.asked = there
         push.last, push.tries = time.monotonic(), 0
-        self._finish_if_whole(push)
 
-    def _finish_if_whole(self, push: _Push) -> None:
-        if push.file is None or push.written != push.file[1]:
-            return
-        file = push.file
-
-        def finished(_: None) -> None:
-            push.began_at = 0
-            push.wanted = Wanted(
-                tuple(one for one in push.wanted.missing if one != file), push.wanted.parts, push.wanted.size
-            )
-            if push.wanted.missing:
-                self._begin(push, push.wanted.missing[0])
-            else:
-                push.file = None
-                self._look(push)
-            self._report(push.pusher)
-
-        self._do_for(push, lambda: self._store.finish(*file), finished)
+    def _go_on(self, push: _Push) -> None:
+        """Begin with the next file, or check all of them after the last."""
+        push.began_at, push.file = 0, None
+        push.wanted = msgspec.structs.replace(push.wanted, missing=push.wanted.missing[1:])
+        if push.wanted.missing:
+            self._begin(push)
+        else:
+            self._look(push)
+        self._report(push.pusher)
 
     # Messages to pushers.
 

@@ -203,34 +203,23 @@ class Store:
         except OSError:
             return 0
 
-    def write(self, digest: str, offset: int, data: bytes) -> None:
-        """Append to an incoming file; raise :class:`BundleError` if the disk does not take the data."""
+    def write(self, digest: str, size: int, offset: int, data: bytes) -> None:
+        """Append to an incoming file of ``size`` bytes, and verify it once it is whole.
+
+        Raise :class:`BundleError` if the disk does not take the data, and :class:`DigestMismatch`, dropping the file,
+        if it is another one.
+        """
         path = self._part(digest)
         try:
-            with path.open("ab") as stream:
+            with path.open("ab" if offset else "wb") as stream:
                 if stream.tell() != offset:
                     raise BundleError(f"{path} has {stream.tell()} bytes, expected {offset}; push again")
                 stream.write(data)
+            if offset + len(data) == size:
+                self._finish(path, digest)
         except OSError as error:
             with contextlib.suppress(OSError):
                 path.unlink()  # half of a file that does not fit is useless, and others need the room
-            raise self._disk_error(error) from None
-
-    def finish(self, digest: str, size: int) -> None:
-        """Verify a file that has arrived; raise :class:`DigestMismatch`, and drop the file, if it is another one."""
-        path = self._part(digest)
-        try:
-            found, length = _digest_of(path)
-            if found != digest or length != size:
-                path.unlink(missing_ok=True)
-                raise DigestMismatch(
-                    f"the file that arrived is not the file that the manifest names: sha256 {found[:16]}…, {length} "
-                    f"bytes, expected {digest[:16]}…, {size} bytes; nothing was changed, push again"
-                )
-            sync(path)
-            path.replace(self._files / digest)
-            sync(self._files)
-        except OSError as error:
             raise self._disk_error(error) from None
 
     # Inside.
@@ -272,6 +261,18 @@ class Store:
         blocks = tuple(msgspec.structs.replace(part, file=part.sha256) for part in opened.parts.blocks)
         parts = msgspec.structs.replace(opened.parts, blocks=blocks)
         return Bundle(self._files, msgspec.structs.replace(opened, parts=parts))
+
+    def _finish(self, path: Path, digest: str) -> None:
+        found = _digest_of(path)
+        if found != digest:
+            path.unlink()
+            raise DigestMismatch(
+                f"the file that arrived is not the file that the manifest names: sha256 {found[:16]}…, expected "
+                f"{digest[:16]}…; nothing was changed, push again"
+            )
+        sync(path)
+        path.replace(self._files / digest)
+        sync(self._files)
 
     def _part(self, digest: str) -> Path:
         return self._files / f"{digest}.part"
@@ -322,19 +323,18 @@ class Store:
         return BundleError(f"cannot write to the store {self.folder}: {error.strerror}; check the disk and permissions")
 
 
-def _digest_of(path: Path) -> tuple[str, int]:
-    """Return the SHA-256 and the length of a file."""
-    digest, length = hashlib.sha256(), 0
+def _digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
     with path.open("rb") as stream:
         while piece := stream.read(_PIECE):
             digest.update(piece)
-            length += len(piece)
-    return digest.hexdigest(), length
+    return digest.hexdigest()
 
 
 def _is_file(path: Path, digest: str) -> bool:
     """Return whether ``path`` is a plain file with this SHA-256."""
     try:
-        return not path.is_symlink() and _digest_of(path)[0] == digest
+        return not path.is_symlink() and _digest_of(path) == digest
     except OSError:
         return False

@@ -32,8 +32,7 @@ def fill(store, bundle, check=lambda _: None):
     while (wanted := store.want(manifest, (bundle / MANIFEST).stat().st_size, check)).missing:
         for digest, size in wanted.missing:
             raw = files[digest].read_bytes()[store.received(digest) :]
-            store.write(digest, store.received(digest), raw)
-            store.finish(digest, size)
+            store.write(digest, size, store.received(digest), raw)
             brought.append((digest, len(raw)))
     return manifest, brought
 
@@ -42,8 +41,7 @@ def bring(store, folder, manifest, size):
     """Bring the parts that are wanted of a bundle whose manifest is there, and put it together."""
     by_digest = {digest_of(path): path for path in folder.rglob("*") if path.is_file()}
     for digest, length in store.want(manifest, size, lambda _: None).missing:
-        store.write(digest, 0, by_digest[digest].read_bytes())
-        store.finish(digest, length)
+        store.write(digest, length, 0, by_digest[digest].read_bytes())
     store.want(manifest, size, lambda _: None)
 
 
@@ -99,7 +97,7 @@ def test_what_is_there_already_is_not_wanted_again(store, tiny_bundle, changed):
 def test_a_file_goes_on_where_it_was(tmp_path, tiny_bundle):
     manifest = digest_of(tiny_bundle / MANIFEST)
     store = Store(tmp_path / "store", BLOCKS)
-    store.write(manifest, 0, (tiny_bundle / MANIFEST).read_bytes()[:100])
+    store.write(manifest, 1000, 0, (tiny_bundle / MANIFEST).read_bytes()[:100])
     store.close()
     store = Store(tmp_path / "store", BLOCKS)
     assert store.received(manifest) == 100
@@ -110,12 +108,11 @@ def test_a_file_goes_on_where_it_was(tmp_path, tiny_bundle):
 
 def test_what_is_not_the_file_is_dropped(store):
     digest = hashlib.sha256(b"right").hexdigest()
-    store.write(digest, 0, b"wrong")
     with pytest.raises(DigestMismatch, match="not the file that the manifest names"):
-        store.finish(digest, 5)
+        store.write(digest, 5, 0, b"wrong")
     assert store.received(digest) == 0
     with pytest.raises(BundleError, match="has 0 bytes, expected 3"):
-        store.write(digest, 3, b"ht")
+        store.write(digest, 5, 3, b"ht")
 
 
 def test_a_file_that_was_damaged_on_the_disk_is_wanted_again(store, tiny_bundle):
@@ -321,8 +318,7 @@ def test_a_manifest_cannot_lead_out_of_the_store(store, changed, part, said, tmp
     (folder / MANIFEST).write_text(json.dumps(document))
     manifest = digest_of(folder / MANIFEST)
     raw = (folder / MANIFEST).read_bytes()
-    store.write(manifest, 0, raw)
-    store.finish(manifest, len(raw))
+    store.write(manifest, len(raw), 0, raw)
     before = sorted(path for path in tmp_path.rglob("*") if store.folder not in path.parents)
     with pytest.raises(BundleError, match=said):
         bring(store, folder, manifest, len(raw))
@@ -332,14 +328,14 @@ def test_a_manifest_cannot_lead_out_of_the_store(store, changed, part, said, tmp
 
 def test_a_full_disk_drops_the_file_and_says_so(store, monkeypatch):
     digest = hashlib.sha256(b"x").hexdigest()
-    store.write(digest, 0, b"begin")
+    store.write(digest, 9, 0, b"begin")
 
     def full(*_args, **_named):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.open", full)
     with pytest.raises(BundleError, match="disk full"):
-        store.write(digest, 5, b"more")
+        store.write(digest, 9, 5, b"more")
     assert store.received(digest) == 0
 
 

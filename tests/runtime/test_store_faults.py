@@ -111,7 +111,7 @@ class Moment:
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["first bundle", "second bundle"])
-@pytest.mark.parametrize("method", ["want", "write", "finish", "switch", "_write"])
+@pytest.mark.parametrize("method", ["want", "write", "_finish", "switch", "_write"])
 def test_a_disk_that_fills_up_during_a_push_fails_the_push_alone(
     serve, file, keys, tiny_bundle, half_bundle, small_disk, monkeypatch, push, look, method, first
 ):
