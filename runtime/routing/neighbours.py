@@ -337,13 +337,16 @@ class Neighbours:
         of computing time, copies of everything would otherwise go round and make it worse.
         """
         limits, n = self.limits, self.by_name.get(name)
-        calls = limits.hop_factor * self.usual_call(name)
-        link = 0.0
-        if n is not None:
-            link = limits.transfer if not accepted and not n.link_us else TRANSFERS_PER_DEADLINE * n.link_us / 1e6
-        patience = max(limits.hop_floor, calls)
-        most = limits.hop_most + (0.0 if accepted else limits.transfer)
-        return max(patience, min(most, (patience + link) * 2.0 ** min(failures, 6)))
+        patience = limits.hop_floor
+        if n is None:
+            return patience
+        if limits.hop_factor * n.block_us / 1e6 > patience:
+            patience = max(patience, limits.hop_factor * self.usual_call(name))
+        link = limits.transfer if not accepted and not n.link_us else TRANSFERS_PER_DEADLINE * n.link_us / 1e6
+        wanted = patience + link
+        if failures:
+            wanted *= 2.0 ** min(failures, 6)
+        return max(patience, min(wanted, limits.hop_most + (0.0 if accepted else limits.transfer)))
 
     def usual_call(self, name: str) -> float:
         """Return the seconds that a process announces for a block, as far as it, or one of its kind, was seen to take.

@@ -232,7 +232,7 @@ class SourceMachine(CustodyMachine):
             self._on_not_finite(request, sender)
             return
         old = request.copy
-        itinerary = msgspec.structs.replace(_restored(request.asked, run.itinerary), avoid=old.itinerary.avoid)
+        itinerary = _restored(request.asked, run.itinerary, old.itinerary.avoid)
         gained = itinerary.blocks_done - old.itinerary.blocks_done
         if gained < 0:
             return
@@ -246,11 +246,13 @@ class SourceMachine(CustodyMachine):
             n = self.neighbours.get(holder)
             if n is not None:
                 n.reset_back_off()
+        slow_us = self.limits.hop_floor * 1e6 / self.limits.hop_factor  # faster ones need no longer deadline
         for visit in itinerary.visits if gained else ():
-            n = self.neighbours.get(visit.holder)
-            if n is not None and visit.blocks:
-                took = min(visit.engine_us / 1e6, self.now - old.arrived)
-                n.ran_after(took / len(visit.blocks), self.limits)
+            if visit.blocks and visit.engine_us > slow_us * len(visit.blocks):
+                n = self.neighbours.get(visit.holder)
+                if n is not None:
+                    took = min(visit.engine_us / 1e6, self.now - old.arrived)
+                    n.ran_after(took / len(visit.blocks), self.limits)
         transfer = TransferId(run.transfer.request, self.rng.getrandbits(64), 0)
         request.copy = HeldRequest(
             transfer,
@@ -574,11 +576,17 @@ def _listed(blocks: tuple[int, ...]) -> str:
     return ", ".join(map(str, blocks))
 
 
-def _restored(asked: Itinerary, reported: Itinerary) -> Itinerary:
+def _restored(asked: Itinerary, reported: Itinerary, avoid: tuple[str, ...] = ()) -> Itinerary:
     """Return the itinerary as asked, with the history that was reported."""
     ran = {block for wave in reported.waves for track in wave for block, _ in track}
     gone = ran.union(reported.skipped)
     remaining = tuple(block for block in asked.remaining if block not in gone)
     return msgspec.structs.replace(
-        asked, waves=reported.waves, skipped=reported.skipped, remaining=remaining, visits=reported.visits, relays=()
+        asked,
+        waves=reported.waves,
+        skipped=reported.skipped,
+        remaining=remaining,
+        visits=reported.visits,
+        relays=(),
+        avoid=avoid,
     )
