@@ -76,7 +76,7 @@ class StateAnnouncer:
     # What the machine reports.
 
     def urgent(self) -> None:
-        """Tell all neighbours now: warm, draining or stuck has changed."""
+        """Tell all neighbours now: warm, draining or stuck has changed, or a link is lost."""
         self.due, self._urgent = self._machine.now, True
 
     def reach_changed(self) -> None:
@@ -92,7 +92,8 @@ class StateAnnouncer:
         self._told.pop(name, None)
 
     def lost(self, name: str) -> None:
-        """Forget a neighbour."""
+        """Forget a neighbour, and tell the others now: they may be about to send work by that way."""
+        self.urgent()
         self.forget(name)
         self._users.pop(name, None)
         self._reported_none.discard(name)

@@ -69,6 +69,15 @@ def test_only_users_are_told_of_the_load_often():
     assert max(others) <= 1 + 2.0 / LOAD_EVERY
 
 
+def test_a_lost_link_is_announced_immediately(fleet):
+    for _ in range(20):
+        fleet.submit()
+    fleet.run(0.25)
+    fleet.kill("p3")
+    fleet.run(3 * fleet.latency)
+    assert not any("p3" in n.state.reaches for n in fleet.source.neighbours)
+
+
 def test_neighbours_know_the_state_that_a_peer_would_send_now(fleet):
     for _ in range(20):
         fleet.submit()

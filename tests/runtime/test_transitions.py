@@ -86,9 +86,17 @@ def test_a_release_ahead_of_its_accept_settles_the_offer_once():
 
 def test_next_check_is_the_earliest_time_of_any_request():
     source = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
-    for number, budget in enumerate((5.0, 2.0, 9.0)):
+    source.meets("a", [0, 1, 2, 3])
+    for number, budget in enumerate((5.0, 2.0)):
         submits(source, number, budget=budget)
-    times = {request.check_at for request in source.machine.held.values()}
-    assert source.machine.next_check() <= min(times)
-    source.passes(3.0, step=0.5)
-    assert source.machine.next_check() <= min(request.check_at for request in source.machine.held.values())
+    assert not source.machine.occupancy.waiting
+    assert source.machine.next_check() == min(request.check_at for request in source.machine.held.values())
+
+
+def test_waiting_requests_are_looked_at_often():
+    """The end of a suspicion, a refusal or a pause of a neighbour is no event."""
+    source = Driver(SourceMachine("laptop", limits=Limits(), rng=random.Random(0)))
+    submits(source, 0, budget=5.0)
+    for _ in range(3):
+        assert source.now <= source.machine.next_check() <= source.now + 0.1
+        source.passes(0.3, step=0.1)
