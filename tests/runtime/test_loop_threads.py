@@ -18,7 +18,7 @@ from ls_edge.runtime.execution.cores import EngineCores
 from ls_edge.runtime.execution.loop_threads import TAKE_OVER_S, LoopThreads
 from ls_edge.runtime.peer import service
 from ls_edge.runtime.peer.peer import Peer
-from ls_edge.runtime.source import source as sources
+from ls_edge.runtime.source import requests
 from ls_edge.runtime.source.source import Source
 from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults
@@ -212,7 +212,13 @@ def engine_threads(monkeypatch):
 
         return run
 
+    def noting_run(self, inputs):
+        seen[self.part.split()[0], me()] += 1
+        return whole(self, inputs)
+
+    whole = OnnxEngine.run
     monkeypatch.setattr(OnnxEngine, "bind", noting)
+    monkeypatch.setattr(OnnxEngine, "run", noting_run)
     return seen
 
 
@@ -242,7 +248,7 @@ def test_a_peer_runs_the_calls_of_one_request_at_a_time_on_the_thread_of_its_lin
     served, images, engine_threads, tiny_bundle, assert_replays, monkeypatch
 ):
     monkeypatch.setattr(service, "SHORT_CALL_S", 20.0)  # as on a machine that is not busy
-    monkeypatch.setattr(sources, "_SHORT_US", 20_000_000)
+    monkeypatch.setattr(requests, "SHORT_US", 20_000_000)
     source, batch = served(), images(20)
     answers = [source.submit(image).result(10) for image in batch]
     assert_replays(tiny_bundle, batch, answers)
