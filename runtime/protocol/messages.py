@@ -36,28 +36,22 @@ MINOR_OF_CHANGES = 4
 _MAGIC = b"LS"
 _PREFIX = _MAGIC + bytes([MAJOR])
 MAX_LATENCY_WEIGHT = 1e6
-"""Limit on the value of a second, in nats."""
 MAX_FAR = 6
 """Limit on the distances in :attr:`State.far_blocks`, so a STATE shows blocks up to 7 links away. In a circle of links
 the news that a holder has gone takes as many STATE to get round."""
 MAX_HEADER = 64 * 1024
 """Limit on a header, in bytes; an itinerary of a thousand blocks fits."""
 MAX_TOGETHER = 64
-"""Limit on the messages in one header."""
 MAX_BUDGET_US = 600_000_000
 """Limit on the budget of a request: ten minutes. Work for a source that never returns ends then at the latest."""
 MAX_AVOID = 16
-"""Limit on the processes that an itinerary avoids."""
 MAX_CANCELLED = 1024
-"""Limit on the requests in a CANCEL."""
 MAX_CHUNK = 48 * 1024
 """Limit on the bytes of a file in one message, which delays other messages by 0.4 ms at 1 Gbit/s."""
 MAX_MANIFEST = 16 * 1024 * 1024
 """Limit on an offered ``manifest.json``, in bytes."""
 MAX_FINDINGS = 64
-"""Limit on the rows of a FINDINGS."""
 MAX_FILE = 2**40
-"""Bound of file sizes and offsets."""
 MAX_EXPLANATION = 4096
 """Limit on the explanation in a COMPLAINT, in characters."""
 _DIGEST_BYTES = 32
@@ -127,7 +121,6 @@ class TrackRef(msgspec.Struct, frozen=True, array_like=True):
     wave: Id64
     """64 random bits."""
     index: Count
-    """Number of the track in its wave."""
     before: Count
     """Number of blocks that ran before the wave: the slot of the track's first block."""
     origin: Name
@@ -223,15 +216,12 @@ class _Description(_Message, frozen=True):
     role: ShortText
     """``peer``, ``source``, ``observer`` or ``pusher``."""
     incarnation: Id64
-    """Random number of this start of the process."""
     minor: Count
     model_id: ShortText
     bundle_id: ShortText
     blocks: Blocks = ()
     engine: ShortText = ""
-    """Engine of the blocks, for reports."""
     codec: ShortText = "raw"
-    """Codec of tokens for this process."""
     note: ShortText | msgspec.UnsetType = msgspec.UNSET
     """Reason that a peer does not serve its bundle, for ``ls-edge status``."""
 
@@ -254,17 +244,12 @@ class State(_Message, frozen=True, tag="state"):
     credits: Count
     """Number of requests that the sender would accept now."""
     queue: Count
-    """Number of requests that wait for the engine."""
     calls: Id64
     """Number of engine calls since the start; shows that the engine advances."""
     block_us: Microseconds
-    """Typical time of one block."""
     wait_us: Microseconds = 0
-    """Remaining work of the engine."""
     reaches: tuple[Name, ...] = ()
-    """Names of the linked processes."""
     reach_blocks: Blocks = ()
-    """Blocks of the linked peers."""
     far_blocks: Annotated[tuple[Blocks, ...], Meta(max_length=MAX_FAR)] = ()
     """Blocks that are 2, 3, … links away, by the shortest way that does not begin at the receiver."""
 
@@ -354,7 +339,6 @@ class StoreState(_Text):
     IDLE = "idle"
     """The receiver has offered nothing."""
     BUSY = "busy"
-    """Another process is pushing."""
     RECEIVING = "receiving"
     READY = "ready"
     """All parts are stored and verified; an Install switches to them."""
@@ -369,7 +353,6 @@ class Offer(_Message, frozen=True, tag="offer"):
     """Offer of a bundle, from a pusher. The receiver continues to serve its own."""
 
     manifest: Digest
-    """SHA-256 of ``manifest.json``."""
     size: Annotated[int, Meta(ge=0, le=MAX_MANIFEST)]
     """Bytes of ``manifest.json``; 0 for a bundle that the receiver still has."""
 
@@ -378,7 +361,6 @@ class Want(_Message, frozen=True, tag="want"):
     """Request for bytes of a file of the offered bundle, to a pusher."""
 
     digest: Digest
-    """SHA-256 of the file."""
     offset: FileSize
     size: Annotated[int, Meta(ge=1, le=MAX_CHUNK)]
 
@@ -401,7 +383,6 @@ class Stored(_Message, frozen=True, tag="stored"):
     """State of the store and of the offered bundle, to a pusher."""
 
     state: ShortText
-    """A word of :class:`StoreState`."""
     manifest: bytes = b""
     """SHA-256 of the manifest of the offered bundle."""
     active: bytes = b""
@@ -411,7 +392,6 @@ class Stored(_Message, frozen=True, tag="stored"):
     parts: Count = 0
     """Number of files of the offered bundle that the peer needs, without the manifest."""
     size: FileSize = 0
-    """Total bytes of these files."""
     missing: FileSize = 0
     """Bytes that the peer has not requested yet."""
     reason: ShortText = ""
