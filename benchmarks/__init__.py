@@ -1,4 +1,4 @@
-"""Where the figures of the documents come from: ``python -m benchmarks [NAME...] [--quick] [--json FILE]``.
+"""Benchmarks behind the numbers in the documents: ``python -m benchmarks [NAME...] [--quick] [--json FILE]``.
 
 Each benchmark is a module with ``run(quick) -> dict``, the figures, and ``show(document, console)``, the tables. What
 is compared runs on one machine, in turn, so that whatever else the machine does falls on all of it; figures are medians

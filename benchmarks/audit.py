@@ -1,4 +1,4 @@
-"""What audits cost: images a second and latency with shares of 0, 0.01, 0.1 and 1, and the check of finite numbers.
+"""The cost of audits: images per second and latency with shares of 0, 0.01, 0.1 and 1, and the check of finite numbers.
 
     python -m benchmarks audit
 

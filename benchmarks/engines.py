@@ -1,4 +1,4 @@
-"""What a bundle's engines cost: a block against PyTorch, the chain of parts against the whole model in one file.
+"""The cost of the engines of a bundle: a block against PyTorch, the chain of parts against the whole model in one file.
 
     python -m benchmarks engines
 

@@ -1,4 +1,4 @@
-"""What a killed worker costs on ipyparallel and Dask; run by ``recovery`` in an environment of its own.
+"""The cost of a killed worker on ipyparallel and Dask; run by ``recovery`` in an environment of its own.
 
 ``python frameworks.py ipyparallel|dask TRIALS SHAPE STAGE_MS``. A request is a chain of three stages, each a function
 that computes for ``STAGE_MS`` and gives back an array of the same float32 shape. Three worker processes of one thread.

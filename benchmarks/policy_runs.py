@@ -170,7 +170,7 @@ def top1(found: Sequence[tuple[int | None, int | None]]) -> float:
 
 
 def cells(policy_run: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """Of a table: time, ratio, what was split how, and why not."""
+    """Return the cells of a row: time, ratio, splits, and reasons against them."""
     times = policy_run["ms"]
     shapes = ", ".join(f"{what} ({n})" for what, n in list(policy_run["shapes"].items())[:2])
     whys = ", ".join(

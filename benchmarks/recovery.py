@@ -1,4 +1,4 @@
-"""What a fault of a peer adds to the request that the peer was working on.
+"""The time that a fault of a peer adds to the request that it was working on.
 
 Four peers, each half of the blocks held by two of them; one request at a time (a closed loop). At a random moment of a
 request the peer that holds it then is killed (SIGKILL), stopped (SIGSTOP) or its engine hangs; which peer that is, and
@@ -57,10 +57,10 @@ from tests.faults.engines import Faults
 MODEL = "vit_tiny_patch16_224"
 KINDS = ("kill", "stop", "hang")
 BARS_MS = {"kill": 50.0, "stop": 400.0, "hang": 50.0}
-"""Most that the median may be; for a hang that much over the deadline of a hop."""
+"""Limits of the median; for a hang beyond the deadline of a hop."""
 BUDGET_S = 60.0
 AFTER_S = 2.0
-"""How long requests are sent after the last holder of a block was killed."""
+"""Seconds of requests after the last holder of a block was killed."""
 FRAMEWORKS = ("ipyparallel", "dask")
 
 

@@ -26,7 +26,7 @@ IN_FLIGHT = (1, 8, 64)
 PEERS = ("p0", "p1", "p2")
 BLOCKS = 6
 LATENCY_S, BLOCK_S = 0.0002, 0.0005
-"""As measured with the digits model on the loopback."""
+"""Measured with the digits model on the loopback."""
 PLACEMENTS = {
     "parts": {name: (2 * at, 2 * at + 1) for at, name in enumerate(PEERS)},
     "all": {name: tuple(range(BLOCKS)) for name in PEERS},

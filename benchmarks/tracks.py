@@ -52,7 +52,7 @@ from tests.faults.namespaces import NamespaceCluster, Net, reason_to_skip
 MODELS = ("vit_small_patch16_224", "vit_base_patch16_224")
 WAVES = (1, 2, 3)
 BAR = 0.1
-"""Most that the ratio may be beyond s."""
+"""Maximum of the ratio beyond s."""
 RATES_MBIT = (1000, 100)
 LOSE = 1.05
 """A ratio above this is a loss and not noise."""

@@ -25,9 +25,9 @@ from tests.faults.lies import LIES
 from tests.faults.streams import Attack
 
 START_S = 90.0
-"""Longest start of a peer; it may be paused meanwhile."""
+"""Time limit for the start of a peer, which may be paused meanwhile."""
 LINK_S = 4.0
-"""Longest wait until a liar is linked to all others, of which some may be gone at the moment."""
+"""Time limit until a liar is linked to all others, some of which may be down."""
 _BACKGROUND = ("pause", "liar")
 """Kinds that last while other faults come."""
 _GARBAGE_EVERY_S = 0.01
@@ -35,7 +35,7 @@ _GARBAGE_EVERY_S = 0.01
 
 
 class FaultInjector:
-    """A thread that injects each fault at its time, or when the one before is undone, and undoes it."""
+    """Thread that injects each fault at its time, or after the previous one was undone, and undoes it."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class FaultInjector:
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait until the last fault is undone; raises what went wrong with the faults themselves."""
+        """Wait until the last fault is undone; raise the error of a fault that could not be injected."""
         self._over.set()
         self._thread.join()
         for thread in self._background.values():
@@ -79,7 +79,7 @@ class FaultInjector:
             raise self._failure
 
     def pace(self, part: float) -> None:
-        """Wait until ``part`` of the time and of the faults is over, so that requests meet all of them."""
+        """Wait until ``part`` of the time and of the faults has passed, so that requests meet all of them."""
         time.sleep(max(0.0, self._started + part * self._seconds - time.monotonic()))
         while self._begun < int(part * len(self._course)) and self._thread.is_alive():
             time.sleep(0.002)
@@ -116,7 +116,7 @@ class FaultInjector:
             self._failure = error
 
     def _restart_ended(self) -> None:
-        """Between two faults all peers run; who does not has ended by itself, and is started again."""
+        """Restart peers that have ended on their own: between two faults all peers run."""
         gone = [name for name in self._peers.bundles if not self._peers.alive(name)]
         self.ended += gone
         if gone:
@@ -141,14 +141,14 @@ class FaultInjector:
 
     def _pause(self, fault: Fault) -> None:
         self._peers.set_faults(fault.peer, msgspec.structs.replace(self._usual, hang=True))
-        time.sleep(0.2)  # so that an engine call is going on
+        time.sleep(0.2)  # so that an engine call is running
         self._peers.signal(fault.peer, signal.SIGSTOP)
         self._peers.set_faults(fault.peer, self._usual)
         self._wait_out(fault)
         self._peers.signal(fault.peer, signal.SIGCONT)
 
     def _start_liar(self, fault: Fault) -> None:
-        """Start a liar and wait until it has met the others, so that there is somebody to lie to."""
+        """Start a liar and wait until it is linked to the others."""
         self._peers.start_liar(fault.peer, fault.lie, seed=round(fault.at_s * 1e3))
         end = time.monotonic() + LINK_S
         wanted = len(self._peers.bundles) + (LIES[fault.lie].role == "peer")
@@ -238,7 +238,7 @@ def _dial(port: int) -> Callable[[], socket.socket | None]:
     def connect() -> socket.socket | None:
         try:
             return socket.create_connection(("127.0.0.1", port), timeout=1.0)
-        except OSError:  # the peer is gone at the moment
+        except OSError:  # the peer is down at the moment
             time.sleep(0.01)
             return None
 

@@ -1,7 +1,7 @@
 """A process with a place in ``peers.yaml`` that does not keep to the protocol: its routing machine and its counts.
 
-It greets as every process does, reports that it is idle, and does with the transfers that it receives, or sends by
-itself, what its :class:`Lie` defines (:mod:`~.lies`). It has no engines.
+It greets like any process and reports that it is idle. Its :class:`Lie` (:mod:`~.lies`) defines its reaction to
+transfers, and messages that it sends on its own. It has no engines.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.peer_routing import PeerMachine
 
 EVERY_S = 0.02
-"""Seconds between two turns of what a liar sends by itself."""
+"""Seconds between two turns of the messages that a liar sends on its own."""
 _KEPT = 40
-"""Transfers about which it goes on sending messages."""
+"""Number of transfers about which it keeps sending messages."""
 
 
 class LiarCounts(msgspec.Struct):
-    """What a liar counts; its process writes them to a file as it goes."""
+    """Counts of a liar, which its process writes to a file."""
 
     linked: int = 0
-    """Processes that it has a link to now."""
+    """Processes that it is linked to now."""
     received: int = 0
     """Transfers that were sent or returned to it."""
     sent: int = 0
@@ -60,7 +60,7 @@ class Liar(PeerMachine):
         seed: int = 0,
         bands: Bands | None = None,
     ) -> None:
-        """``hello`` makes a description of a name, a role and blocks; ``tokens`` are some of the model's shape."""
+        """``hello`` makes a HELLO from a name, a role and blocks; ``tokens`` have the shape of the model."""
         super().__init__(name, blocks, limits=Limits(), rng=random.Random(seed), bands=bands or Bands(num_blocks))
         self.hello = hello
         self.tokens = tokens
@@ -72,11 +72,11 @@ class Liar(PeerMachine):
         self._turn_at = 0.0
 
     def others(self, role: str) -> list[str]:
-        """Names of the processes of a role that it has a link to."""
+        """Return the names of the linked processes of a role."""
         return sorted(n.name for n in self.neighbours if n.hello.role == role)
 
     def state(self, name: str = "") -> State:
-        """Its STATE: warm, idle, with every block in reach, changed by what the lie defines."""
+        """Return its STATE: warm, idle, with every block in reach, and the changes of the lie."""
         reaches = tuple(sorted(self.neighbours.by_name))
         honest = State(True, False, False, 16, 0, self.turns, 1, reaches=reaches, reach_blocks=self.all_blocks)
         return msgspec.structs.replace(honest, **self.lie.state)
@@ -105,7 +105,7 @@ class Liar(PeerMachine):
         return out
 
     def next_check(self) -> float | None:
-        """The time of its next turn."""
+        """Return the time of its next turn."""
         return None if self.lie.turn is None else self._turn_at
 
 
@@ -117,24 +117,24 @@ class Lie:
     """One kind of behaviour against the protocol."""
 
     given: Callable[[Liar, Arrived], Sends]
-    """The messages that follow a transfer of tokens to it."""
+    """Reaction to a transfer of tokens."""
     turn: Callable[[Liar], Sends] | None = None
-    """The messages that it sends by itself, every :data:`EVERY_S` seconds."""
+    """Messages that it sends on its own every :data:`EVERY_S` seconds."""
     state: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of its STATE other than those of an idle peer."""
+    """Fields of its STATE that differ from those of an idle peer."""
     role: str = "peer"
     processes: int = 1
-    """Number of source processes that it is at once."""
+    """Number of source processes."""
     spoils: bool = False
-    """Whether answers that it has a part in may be wrong, which only an audit detects."""
+    """Whether its answers may be wrong, which only an audit detects."""
     tempts: bool = True
-    """Whether others send it transfers at all."""
+    """Whether others send it transfers."""
     needs_bands: bool = False
-    """Whether it is one only about a model of several bands."""
+    """Whether it needs a model with several bands."""
 
 
 def read_counts(path: Path) -> LiarCounts:
-    """Read the counts of a liar process; zeros where there are none yet."""
+    """Read the counts of a liar process; zeros if there are none yet."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=LiarCounts)
     except (OSError, msgspec.MsgspecError):

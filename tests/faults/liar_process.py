@@ -1,6 +1,6 @@
 """A liar as a process: ``python -m tests.faults.liar_process PEERS BUNDLE NAME LIE``.
 
-Its counts are written to a file, so that a test can check whether other processes sent it work.
+It writes its counts to a file, so that a test can check whether other processes sent it work.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.liar_process", description=__doc__)
     parser.add_argument("peers", type=Path)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("name", help="which peer, or source, of PEERS it is")
+    parser.add_argument("name", help="its name among the peers or sources of PEERS")
     parser.add_argument("lie", choices=LIES)
     parser.add_argument("--secret-key", type=Path)
     parser.add_argument("--seed", type=int, default=0)
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _at_end() -> bool:
-    """Whether standard input has ended: whoever started it is gone."""
+    """Return whether standard input has ended, since its parent is gone."""
     try:
         return os.read(0, 4096) == b""
     except BlockingIOError:

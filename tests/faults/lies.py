@@ -1,6 +1,6 @@
-"""The lies: what a :class:`~.liar.Liar` does with the transfers that it receives, and what it sends by itself.
+"""The lies: reactions of a :class:`~.liar.Liar` to transfers, and messages that it sends on its own.
 
-:data:`~.kinds.LIE_TEXTS` describes each in a line.
+:data:`~.course.LIE_TEXTS` describes each in a line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FLOOD = 8
 _FORMER = 1
 """Requests about which a former holder lies in a turn. Other tokens are the lie ``poisons``."""
 _ALIASES = 24
-"""Number of sources that one source process of a liar is at once."""
+"""Number of sources that one process of a liar pretends to be."""
 
 
 # Reactions to a transfer.
@@ -82,7 +82,7 @@ def _skip(liar: Liar, event: Arrived) -> Sends:
 
 
 def _side_by_side(liar: Liar, event: Arrived) -> Sends:
-    """Everything at once, a track each, some of it by others: nobody asked for waves."""
+    """Claim that all blocks ran in parallel, a track each, although the source did not ask for waves."""
     left = event.run.itinerary.remaining
     yield from _accept(liar, event)
     waves = (*event.run.itinerary.waves, tuple(((block, liar.name),) for block in left))
@@ -95,7 +95,7 @@ def _as_track(liar: Liar, event: Arrived) -> Sends:
 
 
 def _out_of_bands(liar: Liar, event: Arrived) -> Sends:
-    """As if its last block had run first: to each peer with the others to run yet, to its owner with all done."""
+    """Claim that its last block ran first: to each peer with the others remaining, to the owner with all done."""
     it = event.run.itinerary
     yield from _accept(liar, event)
     if it.track is not None:
@@ -117,7 +117,7 @@ def _out_of_bands(liar: Liar, event: Arrived) -> Sends:
 
 
 def _bounce(liar: Liar, event: Arrived) -> Sends:
-    """To somebody else and back again, as if it had never had them."""
+    """Pass tokens to others as if it had never had them."""
     run = event.run
     yield from _accept(liar, event)
     for name in liar.others("peer"):
@@ -125,7 +125,7 @@ def _bounce(liar: Liar, event: Arrived) -> Sends:
 
 
 def _hand_on(liar: Liar, event: Arrived) -> Sends:
-    """As a relay, and be done with it: what it says of it afterwards is a former holder's."""
+    """Relay a transfer, so that later messages about it are those of a former holder."""
     run = event.run
     others = [name for name in liar.others("peer") if name not in (event.sender, *run.itinerary.relays)]
     yield from _accept(liar, event)
@@ -288,7 +288,7 @@ def _malformed(liar: Liar) -> Sends:
 
 
 def _greed(liar: Liar) -> Sends:
-    """As much work as there is room for, with the longest budget; what comes home is not taken."""
+    """Send as much work as there is room for, with the longest budget, and accept no results."""
     it = Itinerary(liar.name, "nearest", liar.all_blocks, 0)
     for name in liar.others("peer"):
         for _ in range(_FLOOD):

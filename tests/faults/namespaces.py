@@ -1,9 +1,9 @@
-"""Network namespaces of our own, joined by a bridge, with peers in them: cables that can be pulled, cut and made slow.
+"""Peers in network namespaces joined by a bridge, whose cables can be pulled, cut and slowed down.
 
 Needs root, ``ip``, ``tc`` and a kernel with namespaces, veth and bridge; :func:`reason_to_skip` names what is missing.
 All names begin with ``lsedge-``, the process id and a number; addresses are 10.201.0.0/24 and exist only inside.
-Nothing outside the namespaces is touched, and nothing is left: not after a failure, and what a killed run left the next
-one clears.
+Nothing outside the namespaces is touched, and nothing remains after a failure; a run removes the remains of a killed
+one.
 
 ``netem`` is not used, since many kernels lack it: for delay and loss see ``tests.faults.proxy``.
 """
@@ -35,7 +35,7 @@ _COUNT = itertools.count()
 
 
 def reason_to_skip() -> str:
-    """Why namespaces cannot be made here, or nothing."""
+    """Return why namespaces cannot be made here, or an empty string."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         return "network namespaces need Linux and root"
     for program in ("ip", "tc", "bridge"):
@@ -84,16 +84,16 @@ class Net:
         self.close()
 
     def ns(self, name: str) -> str:
-        """The full name of a namespace."""
+        """Return the full name of a namespace."""
         return self._prefix + name
 
     def close(self) -> None:
-        """Kill what still runs in the namespaces and remove them."""
+        """Kill all processes in the namespaces and remove them."""
         while self._made:
             _remove(self._made.pop())
 
     def address(self, name: str) -> str:
-        """The IPv4 address of a namespace."""
+        """Return the IPv4 address of a namespace."""
         return f"10.201.0.{self.names.index(name) + 1}"
 
     def plug(self, name: str, *, into: bool) -> None:
@@ -101,7 +101,7 @@ class Net:
         _ip("-n", self.ns(_BRIDGE), "link", "set", port(name), "up" if into else "down")
 
     def mute(self, name: str, *, on: bool) -> None:
-        """The bridge drops all frames of ``name`` while both ends see a cable; or forwards them again."""
+        """Make the bridge drop all frames of ``name`` while both ends see a carrier, or forward them again."""
         state = "0" if on else "3"
         _call(*self._within(_BRIDGE), "bridge", "link", "set", "dev", port(name), "state", state)
 
@@ -110,7 +110,7 @@ class Net:
         _ip("-n", self.ns(other), "route", "add" if on else "del", "blackhole", self.address(one))
 
     def rate(self, mbit: int | None) -> None:
-        """Limit each cable, in both directions, by a token bucket filter; None takes the limit off.
+        """Limit each cable, in both directions, by a token bucket filter; None removes the limit.
 
         The bucket holds half a millisecond: timers that are late make a smaller one slower than its rate.
         """
@@ -124,12 +124,12 @@ class Net:
                     _tc(self.ns(space), "qdisc", "add", "dev", device, "root", "tbf", *limit)
 
     def sent_bytes(self, name: str) -> int:
-        """What has gone out of the cable of ``name``."""
+        """Return the bytes that ``name`` has sent over its cable."""
         return int(_call(*self._within(name), "cat", "/sys/class/net/eth0/statistics/tx_bytes"))
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """Sockets and threads that this thread makes meanwhile belong to the namespace of ``name``."""
+        """Create sockets and threads of this thread in the namespace of ``name``."""
         with open("/proc/thread-self/ns/net") as home, open(f"/run/netns/{self.ns(name)}") as there:
             _setns(there.fileno())
             try:
@@ -192,13 +192,13 @@ class NamespaceCluster(LocalCluster):
 
 
 def port(name: str) -> str:
-    """The bridge's end of a cable; Linux allows 15 characters."""
+    """Return the name of the bridge's end of a cable; Linux allows 15 characters."""
     plain = f"to-{name}"
     return plain if len(plain) <= 15 else f"to-{zlib.crc32(name.encode()):08x}"
 
 
 def _clear_left_over() -> None:
-    """Namespaces of a process that is gone, which was killed before it could remove them."""
+    """Remove namespaces of processes that were killed before they could."""
     for line in _call("ip", "netns", "list").splitlines():
         full = line.split()[0]
         kind, _, rest = full.partition("-")

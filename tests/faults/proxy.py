@@ -1,7 +1,7 @@
 """A small TCP proxy for links with faults: delay, stalls, a rate, half-open connections, refusals.
 
-For machines whose kernel has no ``netem``. It moves bytes and does not look at them. What TCP makes of lost packets is
-a stall, so loss is given as stalls: ``stall_part`` of the chunks wait for ``stall_ms``, in order.
+For machines whose kernel has no ``netem``. It forwards bytes unseen. TCP turns lost packets into stalls, so loss is
+given as stalls: ``stall_part`` of the chunks wait for ``stall_ms``, in order.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class LinkConditions:
     delay_ms: float = 0.0
     """One way, for each direction."""
     rate_mbit: float = 0.0
-    """Megabits a second for each direction and connection; 0 is no limit."""
+    """Megabits per second for each direction and connection; 0 for no limit."""
     stall_ms: float = 0.0
     stall_part: float = 0.0
     blackhole: bool = False
-    """Connections stay open and nothing passes: as after a cable was pulled."""
+    """Whether connections stay open and nothing passes, as after a cable was pulled."""
     refuse: bool = False
-    """New connections are closed at once."""
+    """Whether new connections are closed immediately."""
 
 
 class Proxy:
@@ -108,7 +108,7 @@ class Proxy:
             self._tasks.discard(task)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read on while chunks wait out their delay, so that a delay is no rate."""
+        """Keep reading while chunks wait for their delay, so that a delay does not limit the rate."""
         chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(4096)
         sender = asyncio.create_task(self._send(chunks, writer))
         free_at = time.monotonic()

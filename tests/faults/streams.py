@@ -1,4 +1,4 @@
-"""Bytes that no program of ours would send: ZMTP of every version, cut off and closed at every place.
+"""Hostile streams of bytes: ZMTP of every version, truncated and closed anywhere.
 
 One generator for the tests and for the fault ``garbage`` of ``python -m benchmarks chaos``.
 """
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 
 _HALF_OPEN = 24
-"""Connections that are left open at once, silent in the middle of a stream."""
+"""Number of connections left open, silent in the middle of a stream."""
 _MECHANISMS = ("NULL", "PLAIN", "CURVE", "GSSAPI", "ls-edge", "")
 
 
@@ -21,13 +21,13 @@ class Streams:
     """Seeded streams of bytes: a greeting of some version, what follows it there, and where it goes wrong."""
 
     def __init__(self, seed: int, hello: bytes) -> None:
-        """``hello`` is a greeting of ours that may stand in a stream."""
+        """``hello`` is a valid HELLO that may be part of a stream."""
         self.rng = random.Random(seed)
         self.hello = hello
         self.sort = itertools.cycle(range(10))
 
     def next(self) -> list[bytes | None]:
-        """A stream in pieces, as they are written one after the other; before None the other side is listened to."""
+        """Return a stream in pieces to write one after the other; None means to read from the other side first."""
         rng, sort = self.rng, next(self.sort)
         if sort > 7:
             return self._after_handshake()
@@ -53,7 +53,7 @@ class Streams:
         return [data[i:j] for i, j in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
     def _after_handshake(self) -> list[bytes | None]:
-        """What nobody expects of one whose handshake was in order; sometimes much of it."""
+        """Return unexpected frames after a valid handshake, sometimes many."""
         rng = self.rng
         greeting = (
             b"\xff" + bytes(7) + b"\x01\x7f" + bytes([3, rng.randrange(2)]) + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -136,7 +136,7 @@ class Attack(threading.Thread):
     def __init__(
         self, connect: Callable[[], socket.socket | None], count: int, seed: int, hello: bytes, every_s: float = 0.0
     ) -> None:
-        """``every_s``: least time between two streams; an end to it by setting :attr:`halt`."""
+        """``every_s``: minimum time between two streams. Setting :attr:`halt` ends the attack."""
         super().__init__(name=f"streams {seed}")
         self.connect = connect
         self.count = count
@@ -173,7 +173,7 @@ class Attack(threading.Thread):
         try:
             if rng.randrange(2):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            if rng.randrange(4) == 0:  # as one that speaks when it is spoken to
+            if rng.randrange(4) == 0:  # like a client that waits for the other side
                 connection.settimeout(0.05)
                 connection.recv(1)
             connection.settimeout(1.0)
@@ -189,7 +189,7 @@ class Attack(threading.Thread):
             elif rng.randrange(6) == 0:
                 connection.shutdown(rng.choice((socket.SHUT_WR, socket.SHUT_RDWR)))
         except OSError:
-            pass  # it has hung up, which it may
+            pass  # the peer may hang up
         if rng.randrange(8) == 0:
             self.open.append(connection)
             if len(self.open) > _HALF_OPEN:

@@ -1,4 +1,4 @@
-"""A run under a Poisson process of faults, and what became of every request.
+"""A run under a Poisson process of faults, and the outcome of every request.
 
 Peers are real processes behind proxies, every block is held by two of them. Faults of every kind come at random times
 while images are on their way; each is undone after a while. At the end every fault is undone and each request is looked
@@ -43,7 +43,7 @@ _GIVE_UP = 60.0
 
 
 class ChaosResult(msgspec.Struct, frozen=True):
-    """What a run under faults left; the document of ``python -m benchmarks chaos --json``."""
+    """Result of a run under faults; the document of ``python -m benchmarks chaos --json``."""
 
     seed: int
     requests: int
@@ -62,20 +62,20 @@ class ChaosResult(msgspec.Struct, frozen=True):
     reroutes: int
     degraded: int
     in_waves: int
-    """Answers of which some blocks ran side by side."""
+    """Answers with blocks that ran in parallel."""
     latency_ms: dict[str, float]
     seconds: float
     faults: list[Fault]
     dropped: dict[str, int]
-    """What the source counted as malformed or refused."""
+    """Messages that the source counted as malformed or refused."""
     ended: list[str] = []
-    """Peers that ended by themselves."""
+    """Peers that ended on their own."""
     spoilt: int = 0
     """Answers that do not replay and name the member among their holders that sent wrong tokens."""
     rejected: dict[str, int] = {}
-    """What the source was sent and did not believe, by sender."""
+    """Results that the source rejected, by sender."""
     suspects: dict[str, Suspect] = {}
-    """Whom the audit named, in a course with wrong tokens."""
+    """Suspects of the audit, in a course with wrong tokens."""
     liar_was_given: dict[str, int] = {}
     """Transfers that others handed to each liar."""
 
@@ -98,7 +98,7 @@ class ChaosResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ChaosSettings:
-    """How many requests, how many faults of which kinds, over which time."""
+    """Settings of a run."""
 
     seed: int = 0
     requests: int = 1000
@@ -220,7 +220,7 @@ class _Requests:
     def submit_all(
         self, images: ImageSet, concurrency: int, arrays: dict[str, np.ndarray], pace: Callable[[float], None]
     ) -> None:
-        """Never more than ``concurrency`` on their way; ``pace(part)`` waits until that part may be submitted."""
+        """Submit with at most ``concurrency`` in flight; ``pace(part)`` waits until that part may be submitted."""
         gate = threading.Semaphore(concurrency)
         for index, image in enumerate(images.images):
             pace(index / len(images))
@@ -245,7 +245,7 @@ class _Requests:
 
 
 def _replay(bundle: Bundle, images: ImageSet, records: list[RequestRecord], liar: str) -> tuple[int, float, int]:
-    """Count answers that are not what their order gives, with the largest relative difference, and spoilt answers.
+    """Count answers that their order does not reproduce, with the largest relative difference, and spoilt answers.
 
     A spoilt answer is not what its order gives either, and ``liar`` is among its holders.
     """
