@@ -1,7 +1,6 @@
-"""A run or a bundle, opened as a stem, blocks and a head, and the images that it is evaluated on.
+"""Runs and bundles opened for ``ls-edge eval`` and ``ls-edge analyze``, and the images to evaluate on.
 
-What ``ls-edge eval`` and ``ls-edge analyze`` share. A bundle is run by the engines of this machine and needs no torch;
-a run needs it.
+A bundle runs on the engines of this machine and needs no torch; a run needs it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ls_edge.evaluation.analysis import TokenModel
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """What runs the blocks, and what is known of the model."""
+    """A model that is open for evaluation."""
 
     blocks: TokenModel
     image: ImageSpec
@@ -36,13 +35,13 @@ class OpenedModel:
     method: str
     bands: Bands
     owners: Sequence[int]
-    """For each block the first one with the same weights."""
+    """First block with the same weights, for each block."""
     engine: str
-    """What runs it, in words."""
+    """Engine and provider, as text."""
 
 
 def model_folders(path: Path) -> list[Path]:
-    """A run or bundle itself, or the runs in a folder of them; raises :class:`RunError` where it is neither."""
+    """Return the run or bundle itself, or the runs in a folder; raise :class:`RunError` if there are none."""
     if (path / "manifest.json").is_file() or (path / "config.yaml").is_file():
         return [path]
     if path.is_file():
@@ -63,19 +62,19 @@ def open_model(
     precision: Literal["fp32", "bf16", "fp16"],
     threads: int | None,
 ) -> OpenedModel:
-    """Open a bundle, or a run for which ``device`` and ``precision`` count."""
+    """Open a bundle or a run; ``device`` and ``precision`` apply to runs."""
     if (folder / "manifest.json").is_file():
         return _open_bundle(folder, threads)
     return _open_run(folder, device, precision, threads)
 
 
 def bands_in_force(asked: str | None, own: Bands) -> Bands:
-    """The model's own bands, or those that are ``asked`` for; raises :class:`UsageError` where they do not fit it."""
+    """Return the ``asked`` bands or else the model's own; raise :class:`UsageError` if they do not fit the model."""
     return own if asked is None else Bands.from_json(asked, own.num_blocks)
 
 
 def labelled_images(images: ImageSet, opened: OpenedModel, limit: int | None, console: Console) -> ImageSet:
-    """The images with the labels of the model; warns where it was trained on them."""
+    """Return the images with the labels of the model; warn if it was trained on them."""
     warning = trained_on_warning(images, opened.trained_on)
     if warning:
         console.print(Text.assemble(("warning: ", "yellow"), printable(warning)), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What every command is made of: ``--debug``, examples, and the text of an error of the operating system."""
+"""Base class of the commands, and texts for errors of the operating system."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Command(click.Command):
 
 
 def describe(error: OSError) -> str:
-    """What the operating system refused, and what can be done about it, in one line."""
+    """Describe an error of the operating system in one line, with advice."""
     what = error.strerror or str(error) or type(error).__name__
     if error.filename is not None:
         what = f"{error.filename}: {what}"

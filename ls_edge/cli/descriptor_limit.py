@@ -1,6 +1,6 @@
-"""Whether this process may open as many sockets as its peers need, checked before the first one.
+"""The limit on open files, checked and raised before the first socket is opened.
 
-Without the check a run would fail at whichever socket libzmq cannot open.
+Without this check, a run would fail at the first socket that libzmq cannot open.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from ls_edge.core.errors import UsageError
 from ls_edge.core.peers_file import PeersFile
 
 DESCRIPTORS_PER_PEER = 5
-"""Of a link to a peer: its connection, the socket itself, two of its monitor; and the link of that peer to us."""
+"""File descriptors per peer: connection, socket, two of its monitor, and the link of that peer to us."""
 DESCRIPTORS_PER_CONNECTION = 3
-"""Of HTTP: the connection, and the files that a long body and a long answer are kept in."""
+"""File descriptors per HTTP connection: its socket, and files for a long body and a long answer."""
 OTHER_DESCRIPTORS = 24
-"""Standard streams, libzmq's threads, key checks, and files that are open for a moment."""
+"""Standard streams, libzmq's threads, key checks, and temporary files."""
 
 
 def require_descriptors(peers: PeersFile, connections: int = 0) -> None:
-    """Raise the soft limit of open files where that is needed; :class:`UsageError` where it may not be raised.
+    """Raise the soft limit on open files if needed; raise :class:`UsageError` if that is not allowed.
 
-    ``connections``: of HTTP, beside the links to peers.
+    ``connections`` is the number of HTTP connections in addition to the links to peers.
     """
     try:
         import resource

@@ -1,4 +1,4 @@
-"""Wait until every block has a warm holder, and report the blocks without one; before the first image of a run."""
+"""Wait for a warm holder of every block before the first image, and report blocks without one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOOK_EVERY_S = 0.1
 
 
 def wait_for_holders(source: Source, seconds: float, stop: StopRequest | None = None) -> tuple[int, ...]:
-    """Wait until each block has a warm holder, at most ``seconds`` and until a signal; return blocks without one."""
+    """Wait until each block has a warm holder, ``seconds`` have passed, or a signal came; return blocks without one."""
     end = time.monotonic() + seconds
     missing = source.missing_blocks()
     if not missing or seconds <= 0:
@@ -33,10 +33,10 @@ def wait_for_holders(source: Source, seconds: float, stop: StopRequest | None = 
 
 
 def check_holders(source: Source, missing: Sequence[int], waited: float) -> str:
-    """Return a warning about blocks without a holder, where answers are possible without them.
+    """Return a warning about blocks without a holder, empty if there are none.
 
-    Empty where nothing is missing. Raises :class:`ModelMismatch` where every peer serves another model, else
-    :class:`LinkError`, where the policy may not skip that many blocks.
+    Raises :class:`ModelMismatch` if every peer serves another model, and :class:`LinkError` if the policy may not skip
+    that many blocks.
     """
     if not missing:
         return ""
@@ -63,7 +63,7 @@ def check_holders(source: Source, missing: Sequence[int], waited: float) -> str:
 
 
 def reasons(source: Source, missing: Sequence[int]) -> list[str]:
-    """Why these blocks have no holder: a line a peer that should hold some, and the blocks that none should."""
+    """Return why blocks have no holder: one text per peer that should hold some, and one for unassigned blocks."""
     states, problems = source.view(), source.problems
     texts = []
     for peer in source.peers.peers:

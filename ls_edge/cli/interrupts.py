@@ -19,14 +19,14 @@ WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 """The message when a signal ends a command."""
 
 received = 0
-"""The signal that came, 0 if none did."""
+"""Signal received, or 0."""
 finishing = False
-"""Whether the command is over and only its exit code is left to be returned."""
+"""Whether the command has finished, except for returning its exit code."""
 _pid = 0
 
 
 def install() -> None:
-    """Handle both signals from now on; one that was ignored when the process started stays ignored."""
+    """Handle both signals; one that was ignored when the process started stays ignored."""
     global _pid
     _pid = os.getpid()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -36,7 +36,7 @@ def install() -> None:
 
 
 def leave(number: int) -> NoReturn:
-    """End the process here and now; the terminal gets its cursor back."""
+    """End the process immediately, and show the terminal's cursor again."""
     cursor = b"\x1b[?25h" if os.isatty(2) else b""
     try:
         os.write(2, cursor + f"ls-edge: {WORDS[signal.Signals(number)]}\n".encode())
@@ -45,15 +45,15 @@ def leave(number: int) -> NoReturn:
 
 
 class StopRequest:
-    """A context in which the first signal only sets :attr:`number`, and the second ends the process.
+    """Context in which the first signal only sets :attr:`number`, and the second ends the process.
 
-    For a command that stops in an orderly way and still prints results. Outside of :func:`install` (in a program
-    that imports this package) signals are left alone.
+    Commands use it to stop in order and print results. Without :func:`install` (in a program that imports this
+    package) signals are left alone.
     """
 
     def __init__(self) -> None:
         self.number = 0
-        """The signal that came, 0 while none did."""
+        """Signal received, or 0."""
         self._before: dict[int, object] = {}
 
     def __bool__(self) -> bool:
@@ -101,10 +101,10 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def exit_code() -> int:
-    """The exit code after a signal."""
+    """Return the exit code after a signal."""
     return 128 + (received or signal.SIGINT)
 
 
 def word() -> str:
-    """The message after a signal."""
+    """Return the message after a signal."""
     return WORDS[signal.Signals(received or signal.SIGINT)]

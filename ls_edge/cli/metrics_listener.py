@@ -1,4 +1,4 @@
-"""The listener of ``--metrics HOST:PORT``: its port is taken first, and serves once there is something to show."""
+"""Listener of ``--metrics HOST:PORT``, whose port is bound before the peer or source is opened."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from ls_edge.runtime.source.source import Source
 
 MAX_SCRAPE_CONNECTIONS = 16
-"""Most connections to the listener."""
+"""Limit of connections to the listener."""
 SCRAPE_RECEIVE_S = 30.0
-"""How long a connection may be open without a whole request, in seconds."""
+"""Time for a connection to deliver a whole request, in seconds."""
 
 
 class MetricsListener:
-    """A port for Prometheus; a context manager. It may listen anywhere: what it shows can be read and not changed."""
+    """Port for Prometheus, as a context manager."""
 
     def __init__(self, address: str) -> None:
-        """Bind ``HOST:PORT``; raises errors that name the flag."""
+        """Bind ``HOST:PORT``; raise errors that name the flag."""
         require_http("--metrics", "metrics")
         from ls_edge.runtime.serve.http_server import open_listener
 
@@ -45,14 +45,14 @@ class MetricsListener:
         self._listener.close()
 
     def serve_peer(self, peers: PeersFile, peer: Peer) -> None:
-        """Show a peer, and log where."""
+        """Serve the metrics of a peer, and log the URL."""
         from ls_edge.runtime.serve.metrics import PeerCollector
 
         url = self._serve(PeerCollector(peers, lambda: peer.snapshot), peer.cores)
         logging.getLogger("ls_edge.runtime").info("metrics", extra={"peer": peer.name, "url": url})
 
     def serve_source(self, source: Source) -> str:
-        """Show a source; return where."""
+        """Serve the metrics of a source; return the URL."""
         from ls_edge.runtime.serve.metrics import SourceCollector
 
         return self._serve(SourceCollector(source), source.cores)

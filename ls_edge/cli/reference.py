@@ -18,13 +18,13 @@ WIDTH = 100
 
 _HEAD = """# Commands
 
-Every command, in the words of its own `--help`. This file is written by `make docs`; change the help, not the file.
+The `--help` of every command. `make docs` generates this file; change the help texts instead.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 finished but degraded (some answer skipped blocks or
-failed), 130 after Ctrl-C and 143 after SIGTERM (`peer` leaves in good order, with 0). An error is one line on standard
-error; `--debug` shows where it came from.
+Exit codes: 0 success, 1 failure, 2 wrong usage or configuration, 3 finished but degraded (some answer skipped blocks or
+failed), 130 after Ctrl-C, 143 after SIGTERM (`peer` and `serve` finish their work and exit with 0). An error is one
+line on standard error; `--debug` adds the traceback.
 
-Completion of commands, options and their values for your shell, once in its start-up file:
+To complete commands, options, and their values in your shell, add one line to its start-up file:
 
 ```bash
 eval "$(_LS_EDGE_COMPLETE=bash_source ls-edge)"     # ~/.bashrc
@@ -35,7 +35,7 @@ _LS_EDGE_COMPLETE=fish_source ls-edge | source      # ~/.config/fish/config.fish
 
 
 def reference() -> str:
-    """All of ``docs/commands.md``."""
+    """Return the whole of ``docs/commands.md``."""
     sections = [_HEAD]
     for context in _contexts(_context(cli, "ls-edge", None)):
         help_ = context.command.get_help(context).rstrip()

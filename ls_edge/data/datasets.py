@@ -49,7 +49,7 @@ class ImageRef:
     name: str
     """Path inside the set, ``class/file``; unique."""
     label: int | None
-    """Index into :attr:`ImageSet.classes`; None where the set has no labels."""
+    """Index into :attr:`ImageSet.classes`; None if the set has no labels."""
     read: Callable[[], bytes | np.ndarray | Image.Image]
     """Return the encoded file, pixels uint8 ``[H, W, 3]``, or (timm's data sets) an image; called from any thread."""
 
@@ -59,25 +59,25 @@ class ImageSet:
     """Images of one part of a data set, sorted by name unless :meth:`take` drew them."""
 
     source: str
-    """What the user named."""
+    """Data as named by the user."""
     part: Part
-    """``all`` where the data has no parts."""
+    """``all`` if the data has no parts."""
     classes: tuple[str, ...]
-    """Sorted folder names; empty where the data has no labels."""
+    """Sorted folder names; empty if the data has no labels."""
     images: tuple[ImageRef, ...]
 
     def __len__(self) -> int:
         return len(self.images)
 
     def digest(self) -> str:
-        """Sha256 over the sorted names: the same for a folder and a tar of it, and not changed by repeats."""
+        """Return the SHA-256 of the sorted names: equal for a folder and a tar of it, and unaffected by repeats."""
         names = sorted({image.name for image in self.images})
         return hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()
 
     def labels_for(self, model_classes: Sequence[str]) -> list[int | None]:
-        """Label of each image as an index into ``model_classes``, matched by name; None where there is no label.
+        """Return the label of each image as an index into ``model_classes``, matched by name; None without a label.
 
-        Raises :class:`DataError` that names the classes that the model does not have.
+        Raises :class:`DataError` with the classes that the model does not have.
         """
         index = {name: position for position, name in enumerate(model_classes)}
         unknown = [name for name in self.classes if name not in index]
@@ -104,10 +104,10 @@ class ImageSet:
 
 
 def trained_on_warning(images: ImageSet, trained_on: str) -> str:
-    """Return a warning if a model was trained on these images, or an empty string.
+    """Return a warning if a model was trained on these images, else an empty string.
 
-    ``trained_on`` is the digest of its training images, empty if unknown. Images of a part that training does not use
-    are none of them, whatever their names.
+    ``trained_on`` is the digest of its training images, empty if unknown. A part that training does not use never
+    counts, whatever the names.
     """
     if images.part == "val" or not trained_on or images.digest() != trained_on:
         return ""
@@ -115,14 +115,14 @@ def trained_on_warning(images: ImageSet, trained_on: str) -> str:
 
 
 def match_classes(image_set: ImageSet, model_classes: Sequence[str]) -> ImageSet:
-    """Return the images with the model's labels and classes, matched by name (see :meth:`ImageSet.labels_for`)."""
+    """Return the images with labels and classes of the model, matched by name (see :meth:`ImageSet.labels_for`)."""
     labels = image_set.labels_for(model_classes)
     images = tuple(replace(image, label=label) for image, label in zip(image_set.images, labels, strict=True))
     return replace(image_set, classes=tuple(model_classes) if image_set.classes else (), images=images)
 
 
 def require_labels(image_set: ImageSet, model_classes: Sequence[str]) -> ImageSet:
-    """As :func:`match_classes`; raises :class:`DataError` as well where the images have no labels."""
+    """Match classes as :func:`match_classes`; also raise :class:`DataError` if the images have no labels."""
     if not image_set.classes:
         raise DataError(
             f"{image_set.source} has images but no class folders, so there is no accuracy; put each class in one"
@@ -172,7 +172,7 @@ def _in_folder(path: Path, source: str, part: Literal["train", "eval"]) -> Image
 
 
 def _in_tree(tree: ImageTree, source: str, part: Literal["train", "eval"]) -> ImageSet:
-    """Choose the part inside a tar, where parts are folders."""
+    """Choose the part inside a tar, where parts can only be folders."""
     tree = unwrap(tree)
     tops = {name.split("/", 1)[0] for name in tree if "/" in name}
     name, which = _choose_part({top.lower(): top for top in tops}, part)

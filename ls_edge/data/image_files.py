@@ -1,8 +1,8 @@
-"""The image files below a folder or inside a tar, by name, with a reader for each.
+"""Image files below a folder or inside a tar, by name, with a reader for each.
 
-Nothing is extracted to disk: a plain tar is read by offset, a compressed one is unpacked into memory once, so it
-has to fit. Links in a tar, devices and names that lead out of it are passed over, hidden files and files
-without an image's extension everywhere. Links in a folder are followed, but never round in a circle.
+Nothing is extracted to disk: a plain tar is read by offset; a compressed one is unpacked into memory, so it must fit.
+Ignored are hidden files, files without an image's extension, and, in a tar, links, devices, and names that lead out
+of it. Links in a folder are followed once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import IO
 from ls_edge.core.errors import DataError
 
 EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
-"""File names that end in one of these, in either case, are images."""
+"""Endings of image file names, in either case."""
 
 ImageTree = dict[str, Callable[[], bytes]]
 """Readers of encoded images by path below the top, with forward slashes; they may be called from any thread."""
@@ -36,7 +36,7 @@ _TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2
 
 
 def read_folder(top: Path) -> ImageTree:
-    """List the images below a folder; raises :class:`DataError` where one cannot be read."""
+    """List the images below a folder; raise :class:`DataError` if a folder cannot be read."""
 
     def stop(error: OSError) -> None:
         raise DataError(f"cannot read {error.filename}: {error.strerror}; check its permissions") from None
@@ -45,7 +45,7 @@ def read_folder(top: Path) -> ImageTree:
     visited: set[str] = set()
     for folder, names, files in os.walk(top, onerror=stop, followlinks=True):
         real = os.path.realpath(folder)
-        if real in visited:  # a link that leads back up
+        if real in visited:  # a link to a folder above
             names.clear()
             continue
         visited.add(real)
@@ -58,7 +58,7 @@ def read_folder(top: Path) -> ImageTree:
 
 
 def read_tar(path: Path) -> ImageTree:
-    """List the images of a tar, plain or compressed; raises :class:`DataError` where it is none or is cut off."""
+    """List the images of a plain or compressed tar; raise :class:`DataError` if it is damaged or cut off."""
     try:
         with path.open("rb") as stream:
             start = stream.read(6)
@@ -76,14 +76,14 @@ def read_tar(path: Path) -> ImageTree:
 
 
 def unwrap(tree: ImageTree) -> ImageTree:
-    """Take off folders in which a tar wraps all its class folders."""
+    """Remove top-level folders that wrap all class folders of a tar."""
     while len({name.split("/", 1)[0] for name in tree}) == 1 and all(name.count("/") >= 2 for name in tree):
         tree = {name.split("/", 1)[1]: read for name, read in tree.items()}
     return tree
 
 
 def tar_stem(name: str) -> str | None:
-    """``train`` for ``train.tar.xz``; None where the name is not that of a tar."""
+    """Return ``train`` for ``train.tar.xz``; None if the name is not that of a tar."""
     for ending in _TAR_ENDINGS:
         if name.lower().endswith(ending):
             return name[: -len(ending)]
@@ -91,7 +91,7 @@ def tar_stem(name: str) -> str | None:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder is passed over."""
+    """Return whether a file or folder is ignored."""
     return name.startswith(".") or name == "__MACOSX"
 
 
@@ -128,7 +128,7 @@ class _TarSliceReader:
 @dataclass(frozen=True)
 class _MemoryReader:
     archive: bytes = field(repr=False)
-    """All of an unpacked tar, shared by its images."""
+    """Content of an unpacked tar, shared by its images."""
     offset: int
     size: int
 
@@ -137,7 +137,7 @@ class _MemoryReader:
 
 
 def _images_of(stream: IO[bytes]) -> Iterator[tuple[str, int, int]]:
-    """Yield name, offset and size of a plain tar's images; raises TarError where it ends too early."""
+    """Yield name, offset, and size of the images of a plain tar; raise TarError if it ends too early."""
     with tarfile.open(fileobj=stream, mode="r:") as archive:
         for member in archive:
             pure = PurePosixPath(member.name)

@@ -15,22 +15,22 @@ from ls_edge.core.errors import DataError, UsageError
 from ls_edge.data.image_files import EXTENSIONS, read_folder
 
 MAX_IMAGE_BYTES = 1 << 28
-"""Longest encoded image that is read, in bytes."""
+"""Limit of an encoded image, in bytes."""
 
 
 @dataclass(frozen=True)
 class ImageInput:
-    """An image, or a camera that goes on for ever."""
+    """An image, or a camera with an endless sequence of frames."""
 
     name: str
     read: Callable[[], bytes] | None = None
     camera: int | None = None
     error: DataError | None = None
-    """Why there is nothing to read."""
+    """Reason why there is nothing to read."""
 
 
 def expand_argument(given: str) -> Iterator[ImageInput]:
-    """Return the inputs of one argument; raise :class:`UsageError` for a camera without OpenCV."""
+    """Yield the inputs of one argument; raise :class:`UsageError` for a camera if OpenCV is missing."""
     kind, _, index = given.partition(":")
     if kind == "camera" and (index.isdigit() or not index):
         _opencv()
@@ -53,7 +53,7 @@ def _folder(given: str) -> Iterator[ImageInput]:
         return
     if not tree:
         endings = ", ".join(sorted(EXTENSIONS))
-        yield ImageInput(given, error=DataError(f"the folder holds no images; their names end in {endings}"))
+        yield ImageInput(given, error=DataError(f"the folder has no images; their names must end in {endings}"))
     for name in sorted(tree):
         yield ImageInput(str(Path(given) / name), tree[name])
 
@@ -71,14 +71,15 @@ def _read_whole(name: str, stream: Any) -> bytes:
     if not content:
         raise DataError(f"{name} is empty; give an encoded image, such as a JPEG")
     if len(content) > MAX_IMAGE_BYTES:
-        raise DataError(f"{name} has more than {MAX_IMAGE_BYTES >> 20} MiB, which no image needs; scale it down")
+        raise DataError(f"{name} has more than {MAX_IMAGE_BYTES >> 20} MiB, the limit; scale it down")
     return content
 
 
 def read_images(inputs: Iterable[ImageInput]) -> Generator[tuple[str, bytes | np.ndarray | DataError], None, None]:
-    """Yield name and content of each image, those of a camera as RGB pixels; a :class:`DataError` stands for one that
-    cannot be read.
-    """  # noqa: D205
+    """Yield name and content of each image, or the :class:`DataError` of one that cannot be read.
+
+    Frames of a camera are RGB pixels.
+    """
     for item in inputs:
         if item.camera is not None:
             yield from _frames(item.name, item.camera)
@@ -97,14 +98,17 @@ def _frames(name: str, index: int) -> Iterator[tuple[str, np.ndarray | DataError
     camera = cv2.VideoCapture(index)
     try:
         if not camera.isOpened():
-            yield name, DataError(f"camera {index} cannot be opened; is it there, and does no other program use it?")
+            yield (
+                name,
+                DataError(f"cannot open camera {index}; check that it is connected and that no other program uses it"),
+            )
             return
-        camera.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # the newest frame, not one that waited
+        camera.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # the newest frame, not an old one
         number = 0
         while True:
             there, frame = camera.read()
             if not there:
-                yield name, DataError(f"camera {index} gives no more frames after {number}; check its cable")
+                yield name, DataError(f"camera {index} stopped after {number} frames; check its cable")
                 return
             yield f"{name}#{number}", cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
             number += 1

@@ -23,7 +23,7 @@ from ls_edge.device.requirements import install_command
 
 @dataclass(frozen=True)
 class TimmImage:
-    """Reads one image of a data set by its index."""
+    """Reader of one image of a data set."""
 
     data: Any
     index: int
@@ -35,7 +35,7 @@ class TimmImage:
 
 
 def read_timm(source: str, part: Literal["train", "eval"]) -> tuple[Sequence[str], list[tuple[str, int, TimmImage]]]:
-    """Class names, and name, label and reader of each image; raises :class:`DataError` and :class:`UsageError`."""
+    """Return class names, and name, label, and reader of each image."""
     try:
         timm_data: Any = importlib.import_module("timm.data")
     except ImportError:
@@ -63,7 +63,7 @@ def read_timm(source: str, part: Literal["train", "eval"]) -> tuple[Sequence[str
             reasons.append(f"{split}: {first[:200]}")
             continue
         if not labels:
-            raise DataError(f"{source} holds no images; use another name")
+            raise DataError(f"{source} has no images; use another name")
         items = enumerate(labels)
         return classes, [(f"{classes[label]}/{index:07d}", label, TimmImage(data, index)) for index, label in items]
     raise DataError(
@@ -73,7 +73,7 @@ def read_timm(source: str, part: Literal["train", "eval"]) -> tuple[Sequence[str
 
 
 def _labels(data: Any) -> tuple[list[int], Sequence[str]]:
-    """Labels and class names of a data set, without decoding its images if that can be avoided."""
+    """Return labels and class names of a data set, without decoding images if possible."""
     reader: Any = getattr(data, "reader", None)
     if hasattr(reader, "label_key") and hasattr(reader, "dataset"):
         table, key = reader.dataset, reader.label_key

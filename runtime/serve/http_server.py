@@ -1,8 +1,8 @@
-"""An HTTP server for what a process offers beside its links: figures for Prometheus, and answers of ``ls-edge serve``.
+"""HTTP server for ``ls-edge serve`` and the metrics endpoint.
 
-HTTP itself is waitress: one thread reads and writes all connections, and a fixed number of threads runs the
-application. What clients may do to it is bounded: connections, bytes of a header and of a body, and the time in which a
-connection has to deliver a whole request. None of its threads waits for the links of the process, or keeps it alive.
+waitress speaks HTTP: one thread reads and writes all connections, and a fixed number of threads runs the application.
+Connections, bytes of a header and of a body, and the time to deliver a whole request are bounded. Its threads neither
+wait for the links of the process nor keep it alive.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from ls_edge.runtime.transport.zap import is_worth_logging
 log = logging.getLogger("ls_edge.runtime")
 
 MAX_HTTP_HEADER = 16 << 10
-"""Most bytes of the first line and the header of a request."""
+"""Limit of the first line and the header of a request, in bytes."""
 MAX_PARAMETERS = 16
-"""Most parameters of a query."""
+"""Limit of parameters in a query."""
 _POLL_S = 1.0
-"""How often connections are looked at that deliver nothing; also the longest until a signal to close is noticed."""
+"""Interval of checks for idle connections and for a request to close, in seconds."""
 _END_S = 0.5
-"""How long threads may take to end."""
+"""Time for threads to end, in seconds."""
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]/@\s]+):(\d{1,5})", re.ASCII)
 
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """What an application is given."""
+    """Request to an application."""
 
     method: str
     path: str
@@ -56,14 +56,14 @@ class HttpRequest:
     content_type: str
     """Without its parameters, in lower case."""
     content_length: int | None
-    """Of the body, once all of it is there; None where the client announced none."""
+    """Length of the complete body; None if the client announced none."""
     read: Callable[[], bytes]
     """Return the body."""
 
 
 @dataclass(frozen=True)
 class HttpReply:
-    """What an application answers."""
+    """Reply of an application."""
 
     body: bytes
     status: int = HTTPStatus.OK
@@ -72,7 +72,7 @@ class HttpReply:
 
 
 class HttpError(Exception):
-    """An answer that is an error: ``{"error": "one line"}`` with its status."""
+    """Error reply: ``{"error": "one line"}`` with its status."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         """``message`` is one line."""
@@ -94,12 +94,12 @@ Handler = Callable[[HttpRequest], HttpReply]
 
 
 def parse_address(text: str, flag: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``, an IPv6 address in brackets; raises :class:`UsageError` that names the flag."""
+    """Return host and port of ``HOST:PORT``, with IPv6 in brackets; raise :class:`UsageError` that names the flag."""
     match = _ADDRESS.fullmatch(text)
     host, port = (match[1].strip("[]"), int(match[2])) if match is not None else ("", -1)
     if match is None or port > 65535 or (match[1].startswith("[") and not _is_ipv6(host)):
         raise UsageError(
-            f"{flag} {text!r} is no HOST:PORT; give, for example, 127.0.0.1:9100 or [::1]:9100; port 0 is any free one"
+            f"{flag} {text!r} is not HOST:PORT; give, for example, 127.0.0.1:9100 or [::1]:9100; port 0 is any free one"
         )
     return host, port
 
@@ -112,7 +112,7 @@ def _is_ipv6(host: str) -> bool:
 
 
 def is_loopback_host(host: str) -> bool:
-    """Whether a host of :func:`parse_address` is the loopback; a name other than ``localhost`` is not."""
+    """Return whether a host of :func:`parse_address` is the loopback; names other than ``localhost`` are not."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -120,7 +120,7 @@ def is_loopback_host(host: str) -> bool:
 
 
 def open_listener(text: str, flag: str) -> socket.socket:
-    """Listen on ``HOST:PORT``; connections wait for an :class:`HttpServer`. Raises errors that name the flag."""
+    """Listen on ``HOST:PORT``; connections wait for an :class:`HttpServer`. Errors name the flag."""
     host, port = parse_address(text, flag)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -135,7 +135,7 @@ def open_listener(text: str, flag: str) -> socket.socket:
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind(address)
-        listener.listen()  # only then the port is nobody else's
+        listener.listen()  # until then, another process can bind the port
     except OSError as error:
         listener.close()
         raise LinkError(f"{flag} {text}: cannot listen ({error.strerror}); free the port, or give another") from None
@@ -143,7 +143,7 @@ def open_listener(text: str, flag: str) -> socket.socket:
 
 
 class HttpServer:
-    """Serves an application on threads of its own, from the constructor on; a context manager."""
+    """Server of an application on its own threads, started by the constructor; a context manager."""
 
     def __init__(
         self,
@@ -157,11 +157,10 @@ class HttpServer:
         receive_s: float,
         cores: EngineCores | None = None,
     ) -> None:
-        """Serve on a socket of :func:`open_listener`, which it owns from now on.
+        """Serve on a socket of :func:`open_listener` and take ownership of it.
 
-        ``receive_s``: how long a connection may be open, or go on after an answer, without a whole further request.
-        A request with a body of more than ``max_body`` bytes gets 413. ``cores`` are those of the process's engine,
-        which these threads leave alone.
+        ``receive_s`` limits the time without a whole request. A body of more than ``max_body`` bytes gets 413. The
+        threads stay off ``cores``, those of the engine.
         """
         self._map: dict[int, Any] = {}
         self._name = name
@@ -169,8 +168,8 @@ class HttpServer:
         self._drained = threading.Event()
         host, port = listener.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if listener.family == socket.AF_INET6 else f"http://{host}:{port}"
-        """Where it listens."""
-        # Whoever connects can make waitress log; what matters is answered or counted.
+        """Address of the listener."""
+        # Any client can make waitress log; what matters is answered or counted.
         logging.getLogger("waitress").setLevel(logging.CRITICAL + 1)
         adjustments = Adjustments(
             sockets=[listener],
@@ -209,11 +208,11 @@ class HttpServer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether connections are served: False after :meth:`close`, and where an internal error has ended that."""
+        """Whether connections are served: False after :meth:`close` and after an internal error."""
         return self._thread.is_alive()
 
     def drain(self, timeout: float) -> bool:
-        """Accept no more connections, and wait until all that is being answered is sent; False after ``timeout`` s."""
+        """Accept no more connections and wait until all answers are sent; return False after ``timeout`` s."""
         self._draining = True
         self._server.pull_trigger()
         return self._drained.wait(timeout)
@@ -239,10 +238,10 @@ class HttpServer:
 
 
 class _RefusalTask(ErrorTask):  # type: ignore[misc]  # waitress has no types
-    """Answers what is no request that an application could be given."""
+    """Reply to a request that never reaches the application."""
 
     def execute(self) -> None:
-        """Write the error as the application's own errors are, without anything of what came."""
+        """Write the error in the format of the application, without content from the client."""
         error = self.request.error
         what = _REFUSALS.get(error.code, "the request cannot be answered")
         reply = error_reply(error.code, what.format(max_body=self.channel.adj.max_request_body_size - 1))
@@ -257,8 +256,8 @@ _REFUSALS = {
     400: "the request is malformed HTTP",
     413: "the body has more than {max_body} bytes; send a smaller one",
     431: f"the header has {MAX_HTTP_HEADER} bytes or more; send a shorter one",
-    500: "the answer failed inside of the server",
-    501: "of the transfer encodings only chunked is known",
+    500: "the server failed to answer",
+    501: "unsupported Transfer-Encoding; use chunked",
 }
 
 
@@ -301,13 +300,13 @@ class _Connection(HTTPChannel):  # type: ignore[misc]
 
 
 class _Server(TcpWSGIServer):  # type: ignore[misc]
-    """waitress's server, which also ends connections that deliver a request byte by byte."""
+    """waitress's server, which also closes connections that deliver a request byte by byte."""
 
     channel_class = _Connection
     accepting: bool
 
     def maintenance(self, now: float) -> None:
-        """End connections that nothing was answered on for too long; called about once a second."""
+        """Close connections without an answered request for too long; called about once a second."""
         now = time.monotonic()
         for connection in self.active_channels.values():
             if connection.requests:
@@ -328,7 +327,7 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]
 
 
 def _wsgi_application(handle: Handler) -> Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]:
-    """Make a handler a WSGI application whose every answer is complete, and whose errors are JSON."""
+    """Turn a handler into a WSGI application with complete replies and JSON errors."""
     failures = 0
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -378,7 +377,7 @@ def _headers_of(reply: HttpReply) -> Sequence[tuple[str, str]]:
 
 
 def require_method(request: HttpRequest, *allowed: str) -> None:
-    """Raise the error of a method that a path does not have."""
+    """Raise an error if the path does not allow the method."""
     if request.method not in allowed:
         names = ", ".join(allowed)
         raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, f"the method is not allowed here; use {names}", {"Allow": names})

@@ -1,8 +1,7 @@
-"""What ``ls-edge serve`` answers over HTTP: images through the peers, health, status and metrics.
+"""HTTP application of ``ls-edge serve``: images, health, status, and metrics.
 
-An application of :mod:`ls_edge.runtime.serve.http_server`; ``docs/serving.md`` describes its interface. At most
-``max_inflight`` images are decoded and answered at once, and more are refused with 503, so memory is bounded and
-nothing waits in a queue that a client does not see.
+``docs/serving.md`` describes the interface. At most ``max_inflight`` images are accepted at the same time and more are
+refused with 503, so memory is bounded and no image waits in a queue that its client does not see.
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ from ls_edge.runtime.source.source import Source
 from ls_edge.version import __version__
 
 DEFAULT_TOP = 3
-"""Classes that an answer names unless it is asked for more."""
+"""Default number of classes in an answer."""
 SPARE_THREADS = 4
-"""Threads beyond those that answer images, for what is answered at once: health, metrics, refusals."""
+"""Threads for health, metrics, and refusals, in addition to those that answer images."""
 MAX_IDLE_CONNECTIONS = 64
-"""Connections beyond those whose images are being answered."""
+"""Connections in addition to those whose images are being answered."""
 RECEIVE_S = 60.0
-"""How long a connection may take to deliver a whole request, in seconds."""
+"""Time for a connection to deliver a whole request, in seconds."""
 DECODERS = 2
 """Images that are decoded at the same time, whatever ``--concurrency`` is; each may need about half a gigabyte."""
 OVER_BUDGET_S = 2.0
-"""Seconds after which a request that its source should have ended is given up here."""
+"""Seconds over the budget after which a request is abandoned here."""
 _RETRY_AFTER = {"Retry-After": "1"}
 _MAX_SHOWN = 64
-"""Most characters of a value of a client in an error."""
+"""Limit of a client's value in an error, in characters."""
 _STATUS_OF: dict[type[RequestError], HTTPStatus] = {
     Overloaded: HTTPStatus.SERVICE_UNAVAILABLE,
     SourceClosed: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -57,14 +56,14 @@ _STATUS_OF: dict[type[RequestError], HTTPStatus] = {
     NotFinite: HTTPStatus.BAD_GATEWAY,
     ModelMismatch: HTTPStatus.BAD_GATEWAY,
 }
-"""Of every other error of a request: 500."""
+"""Status by class of error; 500 for others."""
 
 
 class HttpService(Collector):
-    """The application, and a collector of how it answered; any thread may call it."""
+    """The application, and a collector of its responses; any thread may call it."""
 
     def __init__(self, source: Source, *, holder_wait_s: float) -> None:
-        """``holder_wait_s``: how long an image waits while blocks have no holder before that is the answer."""
+        """``holder_wait_s`` limits the time that an image waits for missing holders."""
         self._source = source
         self._holder_wait_s = holder_wait_s
         self._free = threading.BoundedSemaphore(source.settings.max_inflight)
@@ -83,18 +82,18 @@ class HttpService(Collector):
         }
 
     def stop(self) -> None:
-        """Refuse images from now on; those that are being answered are."""
+        """Refuse new images; finish the others."""
         self._closing = True
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the responses by path and status; those that are no HTTP never come here."""
+        """Yield the number of responses by path and status; malformed requests are not counted."""
         family = CounterMetricFamily("ls_edge_http_responses", "Answers to HTTP requests.", labels=["path", "status"])
         for (path, status), count in self._answered.copy().items():
             family.add_metric([path, str(status)], count)
         yield family
 
     def handle(self, request: HttpRequest) -> HttpReply:
-        """Answer a request; every error that was foreseen is a reply."""
+        """Answer a request; expected errors become replies."""
         reply: HttpReply | None = None
         try:
             reply = self._handle(request)
@@ -108,7 +107,7 @@ class HttpService(Collector):
 
     def _handle(self, request: HttpRequest) -> HttpReply:
         if request.path not in self._paths:
-            raise HttpError(HTTPStatus.NOT_FOUND, f"no such path; there are {', '.join(self._paths)}")
+            raise HttpError(HTTPStatus.NOT_FOUND, f"no such path; use one of {', '.join(self._paths)}")
         answer, methods = self._paths[request.path]
         require_method(request, *methods)
         return answer(request)
@@ -119,11 +118,11 @@ class HttpService(Collector):
         top, budget_ms, with_logits = self._parameters(request.query)
         _check_content(request)
         if self._closing:
-            raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, "this server is being stopped", _RETRY_AFTER)
+            raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is stopping", _RETRY_AFTER)
         if not self._free.acquire(blocking=False):
             most = self._source.settings.max_inflight
             raise HttpError(
-                HTTPStatus.SERVICE_UNAVAILABLE, f"{most} images are being answered, which is the most; try again",
+                HTTPStatus.SERVICE_UNAVAILABLE, f"{most} images are being answered, the limit; try again",
                 _RETRY_AFTER,
             )  # fmt: skip
         try:
@@ -149,7 +148,7 @@ class HttpService(Collector):
         end = time.monotonic() + budget_ms / 1e3
         try:
             if not self._decoders.acquire(timeout=budget_ms / 1e3):
-                raise BudgetExceeded("the budget was over before the image was decoded; give it more time")
+                raise BudgetExceeded("the budget ended before the image was decoded; give it more time")
             try:
                 array = self._source.preprocess(image, "the body")
             finally:
@@ -159,13 +158,13 @@ class HttpService(Collector):
                 raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, _no_holder(missing), _RETRY_AFTER)
             left_s = end - time.monotonic()
             if left_s <= 0:
-                raise BudgetExceeded("the budget was over before the image was decoded; give it more time")
+                raise BudgetExceeded("the budget ended before the image was decoded; give it more time")
             future = self._source.submit(array, name="the body", budget_ms=left_s * 1e3)
             try:
                 return future.result(left_s + OVER_BUDGET_S)
             except FutureTimeoutError:
                 future.cancel()
-                raise BudgetExceeded("the budget was over before there was an answer; give it more time") from None
+                raise BudgetExceeded("the budget ended before there was an answer; give it more time") from None
         except DataError as error:
             raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from None
         except RequestError as error:
@@ -194,7 +193,7 @@ class HttpService(Collector):
         count = DEFAULT_TOP if top is None else int(top)
         return min(count, classes), most_ms if budget_ms is None else float(budget_ms), logits == "1"
 
-    # What machines ask.
+    # Health and status.
 
     def _index(self, _request: HttpRequest) -> HttpReply:
         return json_reply(
@@ -263,7 +262,7 @@ def _check_content(request: HttpRequest) -> None:
             f"{what} not taken; send the encoded image itself as the body, with Content-Type: application/octet-stream",
         )
     if request.content_length is None:
-        raise HttpError(HTTPStatus.LENGTH_REQUIRED, "there is no body; send an image, with its Content-Length")
+        raise HttpError(HTTPStatus.LENGTH_REQUIRED, "the request has no body; send an image with its Content-Length")
     if not request.content_length:
         raise HttpError(HTTPStatus.BAD_REQUEST, "the body is empty; send an encoded image, such as a JPEG")
 
@@ -273,9 +272,9 @@ def _is_budget(text: str, most_ms: float) -> bool:
 
 
 def _no_holder(missing: tuple[int, ...]) -> str:
-    return f"no peer that can be reached serves {name_blocks(missing)}; try again"
+    return f"no reachable peer serves {name_blocks(missing)}; try again"
 
 
 def _shown(text: str) -> str:
-    """Return a client's value for an error."""
+    """Quote a value from a client for an error."""
     return repr(printable(text[:_MAX_SHOWN]))

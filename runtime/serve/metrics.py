@@ -1,7 +1,7 @@
-"""Figures of a peer or source for Prometheus.
+"""Prometheus metrics of a peer or source.
 
-They are made from counts and snapshots that the process keeps anyway, when somebody asks for them, on the thread that
-answers. Labels have values of ``peers.yaml``, of this package and of the bundle, none that come over the network.
+They are computed on request from counts and snapshots that the process keeps anyway. Label values come from
+``peers.yaml``, this package, and the bundle, never from the network.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from ls_edge.version import __version__
 
 METRICS_PATH = "/metrics"
 _REASONS = ("malformed", "before hello", "hello refused", "unsendable")
-"""Reasons of dropped messages that are shown; those of :attr:`ls_edge.runtime.transport.node.Node.counts`."""
+"""Exported reasons of dropped messages, of :attr:`ls_edge.runtime.transport.node.Node.counts`."""
 
 
 class PeerCollector(Collector):
-    """Figures of a peer."""
+    """Metrics of a peer."""
 
     def __init__(self, peers: PeersFile, snapshot: Callable[[], PeerSnapshot]) -> None:
-        """``peers`` is the file that names its neighbours."""
+        """``peers`` is the file that names its neighbors."""
         self._listed = tuple(peer.name for peer in peers.peers)
         self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every figure."""
+        """Yield every metric."""
         peer = self._snapshot()
         yield _build("peer", peer.name, peer.bundle_id)
         for name, text, value in (
@@ -67,15 +67,15 @@ class PeerCollector(Collector):
 
 
 class SourceCollector(Collector):
-    """Figures of a source."""
+    """Metrics of a source."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every figure."""
+        """Yield every metric."""
         source, counts, snapshot = self._source, self._source.counts, self._source.snapshot
-        listed = source.name if source.peers.source(source.name) is not None else ""  # else it is drawn at each start
+        listed = source.name if source.peers.source(source.name) is not None else ""  # else it is random at each start
         yield _build("source", listed, source.bundle.manifest.bundle_id)
         for name, text, value in (
             ("requests_submitted", "Images that were submitted.", counts.submitted),
@@ -106,7 +106,7 @@ class SourceCollector(Collector):
 
 
 def registry_of(*collectors: Collector) -> CollectorRegistry:
-    """Return a registry with these collectors, and what the system knows of this process (``process_*``)."""
+    """Return a registry with these collectors and the metrics of the process (``process_*``)."""
     registry = CollectorRegistry(auto_describe=False)
     for collector in collectors:
         registry.register(collector)
@@ -115,16 +115,16 @@ def registry_of(*collectors: Collector) -> CollectorRegistry:
 
 
 def metrics_reply(registry: CollectorRegistry) -> HttpReply:
-    """Return all figures in Prometheus' text format."""
+    """Return all metrics in Prometheus' text format."""
     return HttpReply(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 
 
 def metrics_handler(registry: CollectorRegistry) -> Callable[[HttpRequest], HttpReply]:
-    """Make what answers a listener that has :data:`METRICS_PATH` alone."""
+    """Return a handler that serves only :data:`METRICS_PATH`."""
 
     def handle(request: HttpRequest) -> HttpReply:
         if request.path != METRICS_PATH:
-            raise HttpError(404, f"there is {METRICS_PATH} alone here")
+            raise HttpError(404, f"no such path; use {METRICS_PATH}")
         require_method(request, "GET", "HEAD")
         return metrics_reply(registry)
 

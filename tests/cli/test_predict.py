@@ -117,8 +117,8 @@ def test_nothing_that_can_be_read_needs_no_peers(ls_edge, complaints, write_peer
     assert (done.returncode, done.stdout) == (1, "")
     assert complaints(done) == [
         "ls-edge: nowhere: no such file or folder; check the path",
-        f"ls-edge: {tmp_path / 'empty'}: the folder holds no images; their names end in .bmp, .gif, .jpeg, .jpg, .pbm, "
-        ".pgm, .png, .ppm, .tif, .tiff, .webp",
+        f"ls-edge: {tmp_path / 'empty'}: the folder has no images; their names must end in .bmp, .gif, .jpeg, .jpg, "
+        ".pbm, .pgm, .png, .ppm, .tif, .tiff, .webp",
     ]
 
 
@@ -181,11 +181,11 @@ def test_the_frames_of_a_camera(ls_edge, complaints, command, photos, tmp_path):
     done = ls_edge.run(*command, "camera:1", env=environment)
     assert done.returncode == 3
     assert len(done.stdout.splitlines()) == 3 + 1
-    assert complaints(done) == ["ls-edge: camera:1: camera 1 gives no more frames after 3; check its cable"]
+    assert complaints(done) == ["ls-edge: camera:1: camera 1 stopped after 3 frames; check its cable"]
 
     done = ls_edge.run(*command, "camera", env=environment)
     assert done.returncode == 1
-    assert "camera 0 cannot be opened" in complaints(done)[0]
+    assert "cannot open camera 0" in complaints(done)[0]
 
 
 def test_a_camera_without_opencv_is_one_line(ls_edge, complaints, command, tmp_path):

@@ -182,7 +182,7 @@ def test_bodies_that_are_no_image(shared):
 
 
 def test_images_that_would_fill_the_memory(peers, bundle, ls_edge):
-    server = Server(ls_edge, peers.path, bundle)
+    server = Server(ls_edge, peers.path, bundle, "--budget-ms", 60_000)
 
     def peak():
         return int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.process.pid}/status").read_text())[1]) >> 10
@@ -198,7 +198,7 @@ def test_images_that_would_fill_the_memory(peers, bundle, ls_edge):
     assert peak() - before < 256
     largest = png(8192, 8192, 8, 2)
     with ThreadPoolExecutor(4) as pool:
-        replies = list(pool.map(server.predict, [largest] * 4))
+        replies = list(pool.map(lambda image: server.predict(image, timeout=90), [largest] * 4))
     assert [status for status, _ in replies] == [200] * 4
     assert peak() - before < 1024  # two at a time, where four would take 1,060 MiB
 
@@ -215,7 +215,7 @@ def test_a_budget_that_decoding_takes(shared):
     stream = io.BytesIO()
     Image.new("RGB", (3000, 3000)).save(stream, "PNG")
     status, answer = shared.predict(stream.getvalue(), "?budget_ms=1")
-    assert (status, answer["error"]) == (504, "the budget was over before the image was decoded; give it more time")
+    assert (status, answer["error"]) == (504, "the budget ended before the image was decoded; give it more time")
 
 
 def test_several_requests_on_one_connection(shared):
@@ -248,18 +248,18 @@ def document_of(reply):
 def test_malformed_http(shared):
     post = b"POST /predict HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: image/png\r\n"
     for request, status, message in (
-        (post + b"\r\n", 411, "there is no body; send an image, with its Content-Length"),
+        (post + b"\r\n", 411, "the request has no body; send an image with its Content-Length"),
         (post + b"Content-Length: 100001\r\n\r\n", 413, "the body has more than 100000 bytes; send a smaller one"),
         (post + b"Content-Length: x\r\n\r\n", 400, "the request is malformed HTTP"),
         (post + b"Content-Length: -5\r\n\r\n", 400, "the request is malformed HTTP"),
-        (post + b"Transfer-Encoding: gzip\r\n\r\n", 501, "of the transfer encodings only chunked is known"),
+        (post + b"Transfer-Encoding: gzip\r\n\r\n", 501, "unsupported Transfer-Encoding; use chunked"),
         (post + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n\r\n", 400, "the request is malformed HTTP"),
         (post + b"X: " + b"y" * MAX_HTTP_HEADER + b"\r\n\r\n", 431, f"the header has {MAX_HTTP_HEADER} bytes or more"),
         (b"<script>alert(1)</script>\r\n\r\n", 400, "the request is malformed HTTP"),
         (
             b"GET /<script> HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
             404,
-            "no such path; there are /, /predict,",
+            "no such path; use one of /, /predict,",
         ),
     ):
         found, head, document = document_of(shared.raw(request))
@@ -374,7 +374,7 @@ def test_beyond_the_concurrency_and_the_budget(slow, bundle, ls_edge, wait_until
 
     first, (refused, live) = together(lambda: server.predict(picture()), later)
     assert first[0] == 200
-    assert refused == (503, {"error": "1 images are being answered, which is the most; try again"})
+    assert refused == (503, {"error": "1 images are being answered, the limit; try again"})
     assert live == 200
     began = time.monotonic()
     status, answer = server.predict(picture(), "?budget_ms=100")
@@ -433,7 +433,7 @@ def test_peers_that_come_later_and_blocks_that_nobody_has(tmp_path, bundle, ls_e
         server = Server(ls_edge, local.path, bundle, "--wait", "0.1", "--max-skips", 2)
         assert server.get("/health/live")[0] == 200
         assert server.get("/health/ready") == (503, {"ready": False, "missing_blocks": [0, 1, 2, 3]})
-        assert server.predict(picture()) == (503, {"error": "no peer that can be reached serves blocks 0-3; try again"})
+        assert server.predict(picture()) == (503, {"error": "no reachable peer serves blocks 0-3; try again"})
         found = server.get("/status")[1]
         assert (found["ready"], found["peers"]["a"]["state"], found["peers"]["a"]["warm"]) == (False, "lost", False)
         local.start("a")
@@ -501,7 +501,7 @@ def test_addresses(tmp_path, peers, bundle, ls_edge, complaints):
         assert done.returncode == 2
         (line,) = complaints(done)
         assert line == (
-            f"ls-edge: --http {address} is not on the loopback, and HTTP has no encryption and no login; listen on "
+            f"ls-edge: --http {address} is not on the loopback, and HTTP has neither encryption nor login; listen on "
             "127.0.0.1 behind a reverse proxy with TLS, or allow it with --insecure-http"
         )
     with socket.create_server(("127.0.0.1", 0)) as taken:

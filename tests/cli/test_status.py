@@ -287,7 +287,7 @@ peers:
         "  b  tcp://10.255.255.1:5555, listens on tcp://0.0.0.0:5555  blocks 3, 5",
         "block 4: no holder",
         "blocks 0-2, 5: one holder only; without it answers skip them or fail",
-        "no bundle was given, so nobody knows whether it has these blocks; give --bundle FOLDER",
+        "without a bundle, its blocks were not compared; give --bundle FOLDER",
     ]
     document = json.loads(ls_edge.run("status", "--peers", path, "--check", "--json").stdout)
     assert document["holders"] == {"0": ["a"], "1": ["a"], "2": ["a"], "3": ["a", "b"], "4": [], "5": ["b"]}

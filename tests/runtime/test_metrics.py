@@ -279,7 +279,7 @@ def test_an_answer_that_fails_is_an_error_without_its_traceback(caplog):
             while not reply.endswith(b"}\n"):
                 reply += one.recv(65536)
             assert reply.startswith(b"HTTP/1.1 500 ")
-            assert reply.endswith(b'\r\n\r\n{"error": "the answer failed inside of the server"}\n')
+            assert reply.endswith(b'\r\n\r\n{"error": "the server failed to answer"}\n')
     assert [record.count for record in caplog.records] == [1, 2]
 
 
@@ -321,7 +321,7 @@ def test_addresses(text, host, port):
      "[::1]", "[127.0.0.1]:1", "http://127.0.0.1:80", "a b:1", "[:]:1", "127.0.0.1:80/x"],
 )  # fmt: skip
 def test_addresses_that_are_none(text):
-    with pytest.raises(UsageError, match=r"^--metrics .* is no HOST:PORT"):
+    with pytest.raises(UsageError, match=r"^--metrics .* is not HOST:PORT"):
         open_listener(text, "--metrics")
 
 

@@ -1,4 +1,4 @@
-"""``ls-edge analyze``: what each block of a run or bundle does, and how much that depends on where it runs."""
+"""``ls-edge analyze``: the contribution of each block, and its dependence on position."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _show(found: Analysis, report: Path | None, *, as_json: bool) -> None:
 
 
 def _folder(given: Path) -> Path:
-    """The run or bundle; raises an error for what is neither, and for a folder of several runs."""
+    """Return the run or bundle; raise an error for anything else, including a folder of several runs."""
     found = model_folders(given)
     if found != [given]:
         raise UsageError(f"{given} is a folder of runs; name one of them, such as {found[0]}")
@@ -139,7 +139,7 @@ def _folder(given: Path) -> Path:
 
 
 def _attention(opened: OpenedModel, folder: Path) -> tuple[AttentionMeasure | None, str]:
-    """What measures attention, or why nothing does."""
+    """Return a measure of attention, or the reason why there is none."""
     if (folder / "manifest.json").is_file():
         return None, "the engines of a bundle do not show their attention; analyse the run"
     from ls_edge.training.models.attention import AttentionMeasure

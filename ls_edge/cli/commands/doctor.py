@@ -66,7 +66,7 @@ def command(*, peers: Path | None, secret_key: Path | None, wait: float, as_json
 
 
 def _ask_peers(peers: Path, secret_key: Path | None, wait: float, *, as_json: bool) -> int:
-    """Ask every peer; one table or document."""
+    """Ask every peer, and print one table or document."""
     file = load_peers(peers)
     set_up(as_json=False, level=50)  # the table shows what peers report
     require_descriptors(file)
@@ -96,7 +96,7 @@ def _ask_peers(peers: Path, secret_key: Path | None, wait: float, *, as_json: bo
 
 
 def _entry(status: str, rows: Sequence[FindingRow] | str) -> dict[str, object]:
-    """One peer in the JSON."""
+    """Return the JSON of one peer."""
     if isinstance(rows, str):
         return {"status": status, "reason": rows, "findings": []}
     found = [{"status": row.status, "what": row.what, "detail": row.detail, "fix": row.fix or None} for row in rows]
@@ -104,7 +104,7 @@ def _entry(status: str, rows: Sequence[FindingRow] | str) -> dict[str, object]:
 
 
 def _rank(status: str) -> int:
-    """How bad a status is; one that is not known counts as a warning."""
+    """Return the severity of a status; an unknown one counts as a warning."""
     return {"ok": 0, "bad": 2}.get(status, 1)
 
 

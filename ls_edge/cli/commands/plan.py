@@ -1,4 +1,4 @@
-"""``ls-edge plan``: which blocks on which device, and whether distributing pays at all."""
+"""``ls-edge plan``: assign blocks to devices, and tell whether distribution pays off."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ls_edge.runtime.fleet.planning.planner import plan_placement
 from ls_edge.runtime.fleet.planning.problem import Objective
 
 PORT = 5555
-"""Of the peers, where no file tells their addresses."""
+"""Port of peers without an address."""
 
 
 @click.command(
@@ -131,7 +131,7 @@ def _zones(texts: tuple[str, ...]) -> dict[str, str]:
 
 
 def _known_entries(file: PeersFile, names: list[str]) -> dict[str, Any]:
-    """The document of an existing ``peers.yaml``, of which the plan changes blocks only."""
+    """Return an existing ``peers.yaml``, in which the plan changes only the blocks."""
     for name in names:
         file.peer(name)
     document = yaml.safe_load(Path(file.path).read_text(encoding="utf-8"))
@@ -142,7 +142,7 @@ def _known_entries(file: PeersFile, names: list[str]) -> dict[str, Any]:
 def _write_peers(
     out: Path, plan: PlanDocument, codec: str, known: Path | None, document: dict[str, Any] | None
 ) -> None:
-    """Write the peers that hold blocks; those that hold none stand in a comment."""
+    """Write the peers that hold blocks, and name the others in a comment."""
     idle = [name for name, blocks in plan.placement.items() if not blocks]
     text = "# Written by 'ls-edge plan'.\n"
     if idle:

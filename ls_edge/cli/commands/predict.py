@@ -1,4 +1,4 @@
-"""``ls-edge predict``: what is on these images, answered through the peers that can be reached."""
+"""``ls-edge predict``: classify images through the reachable peers."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ def command(
 def answers_in_order(
     source: Source, frames: Iterator[tuple[str, bytes | np.ndarray | DataError]], concurrency: int, limit: int | None
 ) -> Iterator[tuple[str, Answer | LsEdgeError]]:
-    """Yield the answer or the error of each image, in their order; ``concurrency`` are asked for at once.
+    """Yield the answer or the error of each image, in order, with ``concurrency`` requests at the same time.
 
-    Of a camera one frame at a time is, so that each is answered while it is new.
+    Frames of a camera are sent one at a time, so that each is answered while it is new.
     """
     waiting: deque[tuple[str, Future[Answer] | DataError]] = deque()
     count = 0
@@ -126,7 +126,7 @@ def _result(name: str, answer: Future[Answer] | DataError) -> tuple[str, Answer 
 
 
 class PredictionPrinter:
-    """Prints a line an image and counts the outcomes."""
+    """Printer of one line per image, which counts the outcomes."""
 
     def __init__(self, classes: tuple[str, ...], top: int, *, as_json: bool) -> None:
         self._classes = classes
@@ -135,7 +135,7 @@ class PredictionPrinter:
         self._answered = self._degraded = self._failed = 0
 
     def answered(self, name: str, answer: Answer) -> None:
-        """Print the likeliest classes."""
+        """Print the most likely classes."""
         self._answered += 1
         self._degraded += answer.degraded
         top = likeliest(answer.logits, self._top)
@@ -151,7 +151,7 @@ class PredictionPrinter:
         click.echo(f"{printable(name)}: {named}  ({answer.latency_ms:.1f} ms{remark})")
 
     def failed(self, name: str, why: str) -> None:
-        """Print why there is no answer."""
+        """Print the reason for a missing answer."""
         self._failed += 1
         if self._as_json:
             self._line(name, [], False, None, why)
@@ -160,7 +160,7 @@ class PredictionPrinter:
             click.echo(f"ls-edge: {printable(line)}", err=True)
 
     def exit_code(self) -> int:
-        """1 where nothing was answered, 3 where something failed or blocks were skipped, else 0."""
+        """Return 1 if nothing was answered, 3 if something failed or blocks were skipped, else 0."""
         if not self._answered:
             return 1
         return DEGRADED if self._failed or self._degraded else 0

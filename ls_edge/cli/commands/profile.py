@@ -26,7 +26,7 @@ from ls_edge.runtime.clients.link_prober import LinkProber
 from ls_edge.runtime.transport.keys import load_secret
 
 SLOWER = 1.15
-"""How much slower the end of a measurement may be than its begin until that is mentioned: caches alone make less."""
+"""Slowdown during a measurement above which it is reported; caches cause less."""
 
 
 @click.command(

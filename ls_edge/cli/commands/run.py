@@ -1,4 +1,4 @@
-"""``ls-edge run``: answer images through the peers that can be reached, and measure it."""
+"""``ls-edge run``: answer images through the reachable peers, and measure it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from ls_edge.runtime.source.run_dataset import DatasetRun, run_dataset
 from ls_edge.runtime.source.source import Source
 
 LOST_FOR_S, UNUSABLE_FOR_S = 0.5, 1.0
-"""How long a block has no holder, or a peer cannot be used, until that is displayed; a restart takes less."""
+"""Seconds without a holder, or with an unusable peer, until that is displayed; a restart takes less."""
 
 MAX_REMARKS = 10
-"""Peers that took no part and are named at the end of a run."""
+"""Idle peers named at the end of a run."""
 
 
 @click.command(
@@ -183,7 +183,7 @@ def _finish(
     measured: DatasetRun, summary: RunSummary, problems: list[str], remarks: Sequence[str], signal_number: int,
     report: Path | None, trace_events: Path | None, classes: Sequence[str], *, as_json: bool,
 ) -> int:  # fmt: skip
-    """Print the summary, write the files, and return the exit code; whatever fails does not keep the rest from it."""
+    """Print the summary, write the files, and return the exit code; a failure does not prevent the rest."""
     try:
         if as_json:
             click.echo(summary.to_json())
@@ -231,7 +231,7 @@ def _write_trace_events(path: Path, summary: RunSummary, measured: DatasetRun) -
 
 
 def _flags_in_force() -> dict[str, Any]:
-    """Every flag of this call with its value or default; ``--json`` says only how the result is printed."""
+    """Return every flag of this call with its value or default, except ``--json``."""
     flags = click.get_current_context().params
     return {
         name: printable(value) if isinstance(value, Path) else value
@@ -247,9 +247,9 @@ def _exit_code(summary: RunSummary) -> int:
 
 
 def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
-    """Return what is called ten times a second to show blocks that lost their last holder and cannot be skipped.
+    """Return a function to call periodically, which shows lost blocks that cannot be skipped.
 
-    Peers that cannot be used for a while are shown with the reason, each time once.
+    A peer that cannot be used for a while is also shown once, with the reason.
     """
     missing_since: float | None = None
     unusable_since: dict[str, float] = {}
@@ -282,7 +282,7 @@ def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
 
 
 def _unused_peers(problems: Mapping[str, str], summary: RunSummary, reported: str) -> list[str]:
-    """Peers that had no part in any answer, with the reason, unless ``reported`` names them already."""
+    """Return peers that took part in no answer, with the reason, unless ``reported`` names them already."""
     return [
         f"{name} took no part: {why}"
         for name, why in problems.items()

@@ -1,4 +1,4 @@
-"""``ls-edge serve``: answer images over HTTP, through the peers that can be reached."""
+"""``ls-edge serve``: answer images over HTTP through the reachable peers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ls_edge.device.requirements import require_http
 from ls_edge.runtime.source.source import Source
 
 _LOOK_EVERY_S = 0.25
-"""How often it is looked whether a signal came."""
+"""Interval of checks for a signal, in seconds."""
 _SEND_WITHIN_S = 2.0
-"""How long answers may take to be sent, after the budget of the last request, when the server is stopped."""
+"""Time to send answers after the budget of the last request when the server stops, in seconds."""
 _MIB = 1 << 20
 
 
@@ -81,7 +81,7 @@ def command(
     set_up(as_json=log_json)
     if not insecure_http and not is_loopback_host(parse_address(http, "--http")[0]):
         raise UsageError(
-            f"--http {http} is not on the loopback, and HTTP has no encryption and no login; listen on 127.0.0.1 "
+            f"--http {http} is not on the loopback, and HTTP has neither encryption nor login; listen on 127.0.0.1 "
             "behind a reverse proxy with TLS, or allow it with --insecure-http"
         )
     file = load_peers(peers)
@@ -111,7 +111,7 @@ def command(
         while not stop and source.is_open and server.is_alive:
             time.sleep(_LOOK_EVERY_S)
         if not stop:
-            raise LsEdgeError("the server has ended by an internal error, which is in the log; start it again")
+            raise LsEdgeError("the server stopped after an internal error, see the log; start it again")
         log.info("stopping", extra={"in_flight": source.counts.in_flight})
         service.stop()
         if not server.drain(budget_ms / 1e3 + _SEND_WITHIN_S):

@@ -1,4 +1,4 @@
-"""``ls-edge status``: how every peer is, and if it cannot be used, why not."""
+"""``ls-edge status``: the state of every peer, and the reason if it cannot be used."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ls_edge.runtime.protocol.codecs import CODECS
 from ls_edge.runtime.transport.keys import load_secret
 
 _EVERY_S = 1.0
-"""Seconds between two looks of ``--watch``."""
+"""Interval of ``--watch``, in seconds."""
 _BY_KEY = {"accepted": "green", "refused": "red", "none": "dim", "unknown": "dim"}
 
 
@@ -86,7 +86,7 @@ def command(
 
 
 def _compared(found: Mapping[str, PeerStatus], bundle: Bundle | None) -> dict[str, PeerStatus]:
-    """The same, with a reason where a peer serves another model than ``bundle``, or another bundle of it."""
+    """Add a reason for each peer that serves another model than ``bundle``, or another bundle of it."""
     result = dict(found)
     for name, status in found.items():
         if bundle is None or status.model_id is None or status.reason is not None:
@@ -107,7 +107,7 @@ def _document(found: Mapping[str, PeerStatus]) -> dict[str, Any]:
 
 
 def _watch(observer: Any, bundle: Bundle | None, wait: float, *, as_json: bool) -> None:
-    """Look again and again; ends with Ctrl-C."""
+    """Look repeatedly, until Ctrl-C."""
     if as_json:
         while True:
             click.echo(json.dumps(_document(_compared(observer.look(wait), bundle))))
@@ -160,7 +160,7 @@ def _table(found: Mapping[str, PeerStatus]) -> Table:
 
 
 def _gaps(blocks_of: Mapping[str, tuple[int, ...]], file: PeersFile, blocks: int | None = None) -> list[str]:
-    """Lines on blocks without a holder and blocks with one only; ``blocks`` as the file has them where it is None."""
+    """Return lines about blocks with no holder or only one; ``blocks`` defaults to those of the file."""
     count = 1 + max(block for peer in file.peers for block in peer.blocks) if blocks is None else blocks
     holders: dict[int, list[str]] = {block: [] for block in range(count)}
     for name, held in blocks_of.items():
@@ -205,4 +205,4 @@ def _print_check(file: PeersFile, bundle: Bundle | None, *, as_json: bool) -> No
     for line in _gaps({peer.name: peer.blocks for peer in file.peers}, file, count):
         click.echo(line)
     if bundle is None:
-        click.echo("no bundle was given, so nobody knows whether it has these blocks; give --bundle FOLDER")
+        click.echo("without a bundle, its blocks were not compared; give --bundle FOLDER")
