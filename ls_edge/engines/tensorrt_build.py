@@ -128,11 +128,12 @@ def build_part(
     *,
     cache: EngineCache | None = None,
     on_status: OnStatus = lambda _: None,
+    must_keep: bool = True,
 ) -> BuiltPart:
     """Return the engine of a part for this device, from the cache or built now; log and report the progress.
 
     ``ls-edge build`` and peers get their engines only from here. Raises :class:`EngineError` if TensorRT, CUDA or a GPU
-    is missing, or the part cannot be built.
+    is missing, or the part cannot be built or, with ``must_keep``, written.
     """
     key = key_of(bundle.part(part).sha256, this_device(), options)
     cache = cache if cache is not None else EngineCache()
@@ -146,7 +147,7 @@ def build_part(
         log.info("engine", extra={"part": part, "status": text})
         on_status(f"{part}: {text}")
 
-    plan = cache.get(key, lambda timing: build(raw, part, key, timing, report), report)
+    plan = cache.get(key, lambda timing: build(raw, part, key, timing, report), report, must_keep=must_keep)
     seconds = time.monotonic() - started
     if building:
         report(f"ready after {seconds:.0f} s")

@@ -95,12 +95,18 @@ class EngineCache:
         _check_owner(found, self.folder)
 
     def get(
-        self, key: EngineKey, build: Callable[[bytes], tuple[bytes, bytes]], on_status: OnStatus = lambda _: None
+        self,
+        key: EngineKey,
+        build: Callable[[bytes], tuple[bytes, bytes]],
+        on_status: OnStatus = lambda _: None,
+        *,
+        must_keep: bool = True,
     ) -> bytes:
         """Return the engine of ``key``; build it under the lock if there is none.
 
         ``build`` takes the timing cache (empty at first) and returns engine and timing cache; ``on_status`` receives
-        the reason. Raises :class:`EngineError` if files belong to another user or cannot be written.
+        the reason. Raises :class:`EngineError` if files belong to another user, or if ``must_keep`` and they cannot be
+        written; otherwise an engine that cannot be written serves this process, and ``on_status`` receives the error.
         """
         engine, _ = self._find(key)
         if engine is not None:
@@ -113,10 +119,15 @@ class EngineCache:
             timing = self._read(self._timing(key)) or b""
             engine, timing = build(timing)
             entry = _Entry(key, hashlib.sha256(engine).hexdigest())
-            self._write(self._path(key, "engine"), engine)
-            self._write(self._path(key, "json"), msgspec.json.encode(entry))
-            if timing:
-                self._write(self._timing(key), timing)
+            try:
+                self._write(self._path(key, "engine"), engine)
+                self._write(self._path(key, "json"), msgspec.json.encode(entry))
+                if timing:
+                    self._write(self._timing(key), timing)
+            except EngineError as error:
+                if must_keep:
+                    raise
+                on_status(f"{error}; until then each start builds this engine again")
         return engine
 
     def forget(self, key: EngineKey) -> None:

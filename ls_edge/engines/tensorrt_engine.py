@@ -219,7 +219,7 @@ def open_tensorrt(
     def load(built: BuiltPart) -> TensorRTEngine:
         return TensorRTEngine(built.plan, part, signature, this_device(), workspace)
 
-    built = build_part(bundle, part, options, cache=cache, on_status=on_status)
+    built = build_part(bundle, part, options, cache=cache, on_status=on_status, must_keep=False)
     try:
         return load(built)
     except EngineError as error:
@@ -227,4 +227,4 @@ def open_tensorrt(
             raise
         on_status(f"{error}; building it again")
         cache.forget(built.key)
-        return load(build_part(bundle, part, options, cache=cache, on_status=on_status))
+        return load(build_part(bundle, part, options, cache=cache, on_status=on_status, must_keep=False))

@@ -105,6 +105,21 @@ def test_forgotten_entries_and_failed_builds_leave_nothing_that_counts(cache):
     assert len(calls) == 1
 
 
+def test_on_a_full_disk_a_built_engine_serves_without_being_kept(small_disk):
+    folder = small_disk(1)
+    cache = EngineCache(folder / "engines")
+    (folder / "filler").write_bytes(bytes(1024 * 1024 - 12 * 1024))
+    big = bytes(256 * 1024)
+    reported = []
+    assert cache.get(KEY, lambda timing: (big, b""), reported.append, must_keep=False) == big
+    assert "No space left on device; make room" in reported[-1]
+    with pytest.raises(EngineError, match="No space left on device; make room"):
+        cache.get(KEY, lambda timing: (big, b""))
+    (folder / "filler").unlink()
+    assert cache.get(KEY, lambda timing: (big, b"")) == big
+    assert cache.get(KEY, never) == big
+
+
 def test_what_others_could_have_written_is_not_loaded(cache, monkeypatch):
     cache.get(KEY, builder([]))
     engine = cache.folder / f"{KEY.digest()}.engine"
