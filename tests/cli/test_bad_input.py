@@ -362,7 +362,7 @@ CASES = r"""
 2 | predict | Missing argument 'IMAGE...'
 2 | predict --peers good.yaml --bundle bundle | Missing argument 'IMAGE...'
 1 | predict --peers good.yaml --bundle bundle nowhere.png | nowhere.png: no such file or folder; check the path
-1 | predict --peers good.yaml --bundle bundle empty | empty: the folder holds no images; their names end in .bmp,
+1 | predict --peers good.yaml --bundle bundle empty | empty: the folder has no images; their names must end in .bmp,
 2 | predict --peers good.yaml --bundle bundle flat/a.png --top 0 | '--top': 0 is not in the range 1<=x<=10000000
 2 | predict --peers good.yaml --bundle bundle flat/a.png --budget-ms nan | '--budget-ms': nan is not a finite number
 2 | demo --out file.txt | '--out': Directory 'file.txt' is a file

@@ -11,6 +11,7 @@ from ls_edge.core.errors import RequestError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.runtime.fleet.simulation.simulator import join_tuples
 from ls_edge.runtime.peer.peer import Peer
+from ls_edge.runtime.peer.service import Service
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import MINOR_OF_DEMANDS, Accept, Hello, Refuse, State
 from ls_edge.runtime.routing.events import Compute, Forward, NeighbourState, NeighbourUp
@@ -101,11 +102,16 @@ def test_a_source_skips_what_only_other_bundles_have():
 # Processes.
 
 
+class OlderService(Service):
+    def _hello(self):
+        return msgspec.structs.replace(super()._hello(), minor=MINOR_OF_DEMANDS - 1)
+
+
 class OlderPeer(Peer):
     """A peer of the version before."""
 
-    def _hello(self):
-        return msgspec.structs.replace(super()._hello(), minor=MINOR_OF_DEMANDS - 1)
+    def _listen(self, bundle):
+        return OlderService(self._settings, bundle, None, lambda: self.open_engines(), lambda: self._engine_text)
 
 
 @pytest.fixture

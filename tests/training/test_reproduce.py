@@ -170,7 +170,7 @@ def test_the_paper_plan_has_every_recipe_of_the_paper():
         (["paper", "--out", "out"], "the plan needs the data set imagenet: give --data imagenet=DATA"),
         (["cifar10", "--data", "nowhere", "--out", "out"], "nowhere: no such folder or tar"),
         (["digits", "--tflops", "1", "--out", "out"], "--tflops is for --dry-run"),
-        (["digits", "--out", "file"], "--out file is a file"),
+        (["digits", "--out", "file"], "Invalid value for '--out': Directory 'file' is a file"),
         (["wrong.yaml", "--out", "out"], "wrong.yaml:3:"),
     ],
 )  # fmt: skip

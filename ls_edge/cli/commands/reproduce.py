@@ -134,8 +134,8 @@ def _execute(plan: Plan, out: Path, options: Options) -> dict[str, list[Evaluati
     from ls_edge.training.reproduction import START
 
     console = open_console(stderr=True)
-    plan.write_configs(out / CONFIGS)
     images = {name: open_data(item.source, "eval") for name, item in plan.data.items()}
+    plan.write_configs(out / CONFIGS)
     starts = [(f"{START}-{data}", data) for data in plan.start]
     rows = [(name, row.data) for name, row in plan.rows.items()]
     results: dict[str, list[Evaluation]] = {name: [] for name in plan.rows}
