@@ -32,6 +32,8 @@ WARM_UP = 2
 """Transfers of each link and codec that do not count: TCP begins slowly."""
 ANSWER_S = 5.0
 """Seconds until the link of a request of two blocks is given up."""
+MEETING_S = 1.0
+"""Seconds that warm peers have to link to each other, which they announce within 0.1 s."""
 _AGAIN_S = 0.05
 """Seconds of pause after a peer refused because it is busy."""
 _CREDITS = 16
@@ -74,6 +76,9 @@ class LinkProber(Client):
         if not ready:
             why = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
             raise LinkError(f"no peer of {self.peers.path} can be used ({why}); see 'ls-edge status'")
+        end = min(end, time.monotonic() + MEETING_S)
+        while time.monotonic() < end and not self._are_linked(ready):
+            self.step(0.05)
         missing = [(self.source, name, fault) for name, fault in faults.items()]
         pairs = [(one, other) for one in [self.source, *ready] for other in [*ready, self.source] if one != other]
         found: list[LinkTimes] = []
@@ -93,6 +98,10 @@ class LinkProber(Client):
             missing,
             self._call_times(),
         )
+
+    def _are_linked(self, names: Sequence[str]) -> bool:
+        states = {name: self.sessions[name].state for name in names}
+        return all(state is None or {*names} <= {name, *state.reaches} for name, state in states.items())
 
     def _call_times(self) -> list[CallTimes]:
         found: list[CallTimes] = []
