@@ -185,7 +185,8 @@ def ridge(features: np.ndarray, values: np.ndarray) -> np.ndarray:
         return float(np.mean((vectors @ (shrunk * projected) / (vectors**2 @ shrunk)) ** 2))
 
     best = min(_STRENGTHS, key=left_out)
-    return features.T @ (vectors @ (projected / (np.maximum(size, 0.0) + best)))
+    coefficients: np.ndarray = features.T @ (vectors @ (projected / (np.maximum(size, 0.0) + best)))
+    return coefficients
 
 
 def spearman(one: np.ndarray, two: np.ndarray) -> float:

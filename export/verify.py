@@ -124,8 +124,9 @@ def generated_images(image: ImageSpec, count: int = 3 + MAX_BATCH) -> np.ndarray
     y, x = np.linspace(0, 1, height)[:, None], np.linspace(0, 1, width)[None, :]
     phase = rng.uniform(0, 2 * np.pi, (count, 3, 1, 1))
     speed = rng.uniform(1, 9, (2, count, 3, 1, 1))
-    waves = np.sin(2 * np.pi * (speed[0] * y + speed[1] * x) + phase)
-    return (waves + 0.3 * rng.standard_normal(waves.shape)).astype(np.float32)
+    waves: np.ndarray = np.sin(2 * np.pi * (speed[0] * y + speed[1] * x) + phase)
+    waves += 0.3 * rng.standard_normal(waves.shape)
+    return waves.astype(np.float32)
 
 
 def verify_numbers(

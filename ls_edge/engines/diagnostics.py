@@ -42,8 +42,8 @@ import json, sys
 import numpy
 from ls_edge.engines.cuda_memory import CudaWorkspace
 from ls_edge.engines.engine import Signature, Tensor
-from ls_edge.engines.tensorrt_build import EngineOptions, build, key_of, this_device
-from ls_edge.engines.tensorrt_engine import TensorRTEngine
+from ls_edge.engines.tensorrt.build import EngineOptions, build, key_of, this_device
+from ls_edge.engines.tensorrt.engine import TensorRTEngine
 device = this_device()
 signature = Signature((Tensor("x", "float32", (4,)),), Tensor("y", "float32", (4,)))
 plan, _ = build(bytes.fromhex(sys.argv[1]), "a layer", key_of("", device, EngineOptions("fp32", 8)), b"")

@@ -18,7 +18,7 @@ from ls_edge.core.errors import EngineError
 from ls_edge.engines.cuda_memory import CudaWorkspace, DeviceEngine
 from ls_edge.engines.engine import Engine, Tensor, check_inputs
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module
-from ls_edge.engines.tensorrt_engine import TensorRTEngine
+from ls_edge.engines.tensorrt.engine import TensorRTEngine
 
 STEM, HEAD = -1, -2
 """Keys of stem and head; blocks have their index."""

@@ -19,8 +19,8 @@ from ls_edge.engines.cuda_memory import CudaWorkspace
 from ls_edge.engines.engine import Engine, first_line, signature_of
 from ls_edge.engines.onnxruntime import OnnxEngine, onnxruntime_module, open_session
 from ls_edge.engines.providers import CPU, CUDA, full_name
-from ls_edge.engines.tensorrt_build import EngineOptions, this_device
-from ls_edge.engines.tensorrt_engine import open_tensorrt
+from ls_edge.engines.tensorrt.build import EngineOptions, this_device
+from ls_edge.engines.tensorrt.engine import open_tensorrt
 
 log = logging.getLogger("ls_edge.engines")
 

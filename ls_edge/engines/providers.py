@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ls_edge.engines.engine import Signature, first_line
-from ls_edge.engines.tensorrt_cache import EngineCache, default_folder
+from ls_edge.engines.tensorrt.cache import EngineCache, default_folder
 
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
 _SHORT = {"cpu": CPU, "cuda": CUDA, "tensorrt": TENSORRT}

@@ -17,11 +17,13 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
-from ls_edge.engines import cuda_memory, tensorrt_build, tensorrt_engine
+from ls_edge.engines import cuda_memory
 from ls_edge.engines.executor import Executor, PartFailed
 from ls_edge.engines.opening import choose, open_block_engines, open_engine
 from ls_edge.engines.pipeline import Pipeline
-from ls_edge.engines.tensorrt_build import EngineOptions
+from ls_edge.engines.tensorrt import build as tensorrt_build
+from ls_edge.engines.tensorrt import engine as tensorrt_engine
+from ls_edge.engines.tensorrt.build import EngineOptions
 
 SIGNATURES = json.loads((Path(__file__).parents[1] / "doubles/signatures.json").read_text())
 COPIES = ("cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost")
@@ -389,7 +391,7 @@ def _used(module):
     return {name.removesuffix(".__init__") for name in found if name not in prefixes and not name.startswith("__")}
 
 
-@pytest.mark.parametrize("module", [tensorrt_build, tensorrt_engine], ids=lambda m: m.__name__.split("_")[-1])
+@pytest.mark.parametrize("module", [tensorrt_build, tensorrt_engine], ids=lambda m: m.__name__.split(".")[-1])
 def test_every_name_of_tensorrt_is_in_all_bindings_and_in_the_double(module, doubles):
     used = _used(module)
     assert len(used) > 5

@@ -11,10 +11,10 @@ import pytest
 
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError, UsageError
-from ls_edge.engines import tensorrt_build
 from ls_edge.engines.opening import open_block_engines, open_engine
-from ls_edge.engines.tensorrt_build import EngineOptions, key_of
-from ls_edge.engines.tensorrt_cache import EngineCache, EngineKey, default_folder
+from ls_edge.engines.tensorrt import build as tensorrt_build
+from ls_edge.engines.tensorrt.build import EngineOptions, key_of
+from ls_edge.engines.tensorrt.cache import EngineCache, EngineKey, default_folder
 
 KEY = EngineKey(
     onnx_sha256="ab" * 32, tensorrt="10.3.0", gpu="Orin", capability="8.7", profile=(1, 1, 8), flags=("strongly typed",)
@@ -173,7 +173,7 @@ def test_two_that_need_the_same_engine_build_it_once(cache):
 
 def test_a_builder_that_was_killed_lets_go_of_the_lock(cache):
     program = (
-        "import sys, time, pathlib, msgspec; from ls_edge.engines.tensorrt_cache import EngineCache, EngineKey\n"
+        "import sys, time, pathlib, msgspec; from ls_edge.engines.tensorrt.cache import EngineCache, EngineKey\n"
         "def build(timing): print('builds', flush=True); time.sleep(60)\n"
         "EngineCache(pathlib.Path(sys.argv[1])).get(msgspec.json.decode(sys.argv[2], type=EngineKey), build)"
     )

@@ -88,9 +88,10 @@ class SharedTrunk(Method):
 
     def loss(self, view: BlockView, images: Tensor, targets: Tensor, plan: StepPlan, criterion: Criterion) -> Tensor:
         """Return the criterion, plus the teacher's soft targets and the error of the tokens after each step."""
-        if self.teacher is None:
+        teacher = self.teacher
+        if teacher is None:
             return super().loss(view, images, targets, plan, criterion)
-        s, teacher = self.settings, self.teacher
+        s: SharedSettings = self.settings
         tokens = view.stem(images)
         errors: list[Tensor] = []
         with torch.no_grad():

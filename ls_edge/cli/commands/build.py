@@ -15,7 +15,7 @@ from ls_edge.core.errors import UsageError
 from ls_edge.core.peers_file import load_peers
 from ls_edge.core.text import parse_ranges
 from ls_edge.engines.opening import choose
-from ls_edge.engines.tensorrt_build import EngineOptions, build_part
+from ls_edge.engines.tensorrt.build import EngineOptions, build_part
 from ls_edge.report.formatting import counted
 
 

@@ -22,7 +22,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
 from ls_edge.engines.cuda_memory import checked, cuda_module
 from ls_edge.engines.engine import first_line
-from ls_edge.engines.tensorrt_cache import EngineCache, EngineKey, OnStatus
+from ls_edge.engines.tensorrt.cache import EngineCache, EngineKey, OnStatus
 
 log = logging.getLogger("ls_edge.engines")
 

@@ -10,7 +10,7 @@ process at a time builds, under a lock on the folder: a second process waits and
 (TensorRT's measurements of kernels, shared by the identical blocks of a model) has one writer. Nothing is deleted here;
 old entries can be removed at any time.
 
-The cache needs neither TensorRT nor a GPU; the caller provides the build (``ls_edge.engines.tensorrt_build``).
+The cache needs neither TensorRT nor a GPU; the caller provides the build (``ls_edge.engines.tensorrt.build``).
 """
 
 from __future__ import annotations

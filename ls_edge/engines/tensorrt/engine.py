@@ -22,7 +22,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError
 from ls_edge.engines.cuda_memory import CudaWorkspace, checked
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, first_line
-from ls_edge.engines.tensorrt_build import (
+from ls_edge.engines.tensorrt.build import (
     BuiltPart,
     Device,
     EngineOptions,
@@ -31,7 +31,7 @@ from ls_edge.engines.tensorrt_build import (
     tensorrt_module,
     this_device,
 )
-from ls_edge.engines.tensorrt_cache import EngineCache, OnStatus
+from ls_edge.engines.tensorrt.cache import EngineCache, OnStatus
 
 log = logging.getLogger("ls_edge.engines")
 
