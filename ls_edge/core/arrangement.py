@@ -58,19 +58,6 @@ class Arrangement:
         """Return the arrangement that runs the blocks one after the other."""
         return cls(waves=(((tuple(order)),),) if order else ())
 
-    @classmethod
-    def from_json(cls, value: Sequence[Any]) -> Arrangement:
-        """Read the notation of the module's docstring: a flat list is a plain order."""
-        if all(isinstance(item, int) for item in value):
-            return cls.plain([int(item) for item in value])
-        try:
-            return cls(tuple(tuple(tuple(int(b) for b in track) for track in wave) for wave in value))
-        except TypeError:
-            raise UsageError(
-                f"arrangement {value!r} is neither a list of blocks nor waves of tracks of blocks; "
-                "write [2, 0, 1] or [[[2], [0, 1]]]"
-            ) from None
-
     def to_json(self) -> list[Any]:
         """Return the flat list of a plain order, or nested lists."""
         if self.is_plain:
@@ -133,11 +120,6 @@ def random_order(blocks: int, seed: int, index: int) -> tuple[int, ...]:
     order = list(range(blocks))
     random.Random((seed << 32) ^ index).shuffle(order)
     return tuple(order)
-
-
-def random_orders(blocks: int, count: int, seed: int) -> list[tuple[int, ...]]:
-    """Return the first ``count`` permutations of :func:`random_order`."""
-    return [random_order(blocks, seed, index) for index in range(count)]
 
 
 def random_subset_order(blocks: int, keep: int, seed: int, index: int, *, shuffled: bool) -> tuple[int, ...]:

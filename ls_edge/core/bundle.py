@@ -50,13 +50,11 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Conversion of an image file to the stem's input."""
 
     size: tuple[Side, Side]
-    """Height and width in pixels."""
     mean: tuple[float, float, float]
-    """Subtracted from channels scaled to 0..1."""
     std: tuple[PositiveFloat, PositiveFloat, PositiveFloat]
     """Divisor of the channels, after the mean."""
     interpolation: Annotated[str, _one_of(INTERPOLATIONS)] = "bicubic"
-    crop_pct: Annotated[float, Meta(gt=0, le=10)] = 0.9
+    crop_pct: Annotated[float, Meta(gt=0, le=8)] = 0.9
     """Side of the center crop, relative to the side that the image is first scaled to."""
     exif_orientation: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether photos are first turned upright by their EXIF orientation, which timm and torchvision do not do. False is
@@ -118,7 +116,6 @@ class Manifest(msgspec.Struct, frozen=True):
     model: str
     """Name of the model in timm."""
     method: str
-    """Training method of the model."""
     classes: Annotated[tuple[str, ...], Meta(min_length=1, description="a list of at least one class")]
     image: ImageSpec
     tokens: TokenSpec
@@ -128,7 +125,6 @@ class Manifest(msgspec.Struct, frozen=True):
     opset: int
     parts: Parts
     verified: dict[str, Any] = {}
-    """Differences from PyTorch, measured by the export."""
     order_costs: dict[str, Any] = {}
     trained_on: str = ""
     """Digest of the training data's file list (:meth:`ls_edge.data.datasets.ImageSet.digest`); empty if unknown."""

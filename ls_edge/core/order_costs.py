@@ -36,16 +36,13 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loss: float
     """Mean negative log-likelihood in nats over images and orders, each image's limited to twice that of guessing."""
     top1: float | None
-    """Accuracy; None without labels."""
 
 
 class Fit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Quality of the estimate for held-out orders."""
 
     orders: int
-    """Number of held-out orders."""
     spearman: float
-    """Rank correlation of estimated and measured loss."""
     rmse: float
     """Root mean square of the difference, in nats."""
 
@@ -55,10 +52,8 @@ class OrderCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     version: int
     source: str
-    """Source of the images."""
     images: int
     orders: int
-    """Number of arrangements measured."""
     trained: Measured
     random: Measured
     """Mean over uniformly drawn orders of all blocks."""
@@ -73,9 +68,7 @@ class OrderCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beside: Table | None = None
     """``[earlier block][later block]``, 0 on and below the diagonal; None if no tracks were measured."""
     fit_tracks: Fit | None = None
-    """Over arrangements with tracks."""
     arrangements: int = 0
-    """Number of ``orders`` with tracks."""
 
     @property
     def num_blocks(self) -> int:

@@ -25,8 +25,8 @@ from ls_edge.core.validation import unknown_name
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _PORT = r"(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"
 _ADDRESS = re.compile(rf"^tcp://(\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[^\[\]:/\s]+):{_PORT}\Z")
+# Hosts that mean every address of a machine: to listen on, not to dial.
 _ANY = ("*", "0.0.0.0", "[::]")  # noqa: S104
-"""Hosts that mean every address of a machine: to listen on, not to dial."""
 _MAX_INTERVAL_MS = 250
 """Longest default time between two heartbeats."""
 
@@ -74,11 +74,9 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     public_key: PublicKey | None = None
     engine: EngineKind = "auto"
-    """Engine of its stem and head."""
     provider: str | None = None
     """ONNX Runtime execution provider, for example ``CUDAExecutionProvider``."""
     threads: Threads | None = None
-    """Threads of stem and head; one by default."""
     cpus: Numbers | None = None
     """Cores that run its stem and head, and nothing else of ls-edge."""
     may_push: bool = False
@@ -93,21 +91,16 @@ class PeerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Address that other processes dial."""
     blocks: Numbers
     bind: Address = ""
-    """Address that the peer listens on; ``address`` by default."""
     public_key: PublicKey | None = None
     engine: EngineKind = "auto"
     provider: str | None = None
     """ONNX Runtime execution provider, for example ``CUDAExecutionProvider``."""
     threads: Threads | None = None
-    """Threads of the engine; the engine's choice by default."""
     cpus: Numbers | None = None
     """Cores that run the engine, and nothing else of ls-edge."""
     max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Largest number of images that go through a block in one call."""
     batch_wait_ms: Annotated[float, Meta(ge=0, le=60_000)] = 0.0
-    """Time that the peer waits for a batch to fill."""
     codec: str = "raw"
-    """Wire codec of tokens that are sent to this peer."""
     credits: Annotated[int, Meta(ge=1, le=65535)] = 0
     """Largest number of images that the peer holds; :func:`usual_credits` by default."""
 
@@ -122,7 +115,6 @@ class HeartbeatSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """ZMTP heartbeats, which detect a stopped process and a disconnected cable."""
 
     interval_ms: Annotated[int, Meta(ge=5)] | None = None
-    """Time between two heartbeats on a link; :attr:`every_ms` by default."""
     timeout_ms: Annotated[int, Meta(ge=20, le=600_000)] = 1000
     """Silence after which a link is lost, in addition to the time of one frame on the slowest link."""
     slowest_mbit: Annotated[float, Meta(ge=0.01, le=1e6)] = 1.0
@@ -169,7 +161,6 @@ class PeersFile:
     peers: tuple[PeerConfig, ...]
     sources: tuple[SourceEntry, ...]
     insecure: bool
-    """Whether the user switched CURVE off by name."""
     heartbeat: HeartbeatSettings
     _source_map: yaml_source.SourceMap
 

@@ -43,7 +43,6 @@ Microseconds = Annotated[int, Meta(ge=0, lt=MICROSECONDS)]
 ShortText = Annotated[str, Meta(max_length=MAX_TEXT, pattern=rf"^[^{_UNPRINTABLE}]*\Z")]
 
 BlockAt = tuple[int, str]
-"""A block and the process that ran it."""
 
 NO_GAIN = "no gain"
 """Reason for no track: it was not worth its transfer."""
@@ -77,7 +76,6 @@ class TrackSpan(msgspec.Struct, frozen=True, array_like=True):
     """A track of a wave, as its joiner measured it, in microseconds of the joiner's clock."""
 
     wave: Count
-    """Number of the wave in this visit."""
     holder: Name
     blocks: tuple[Count, ...]
     """Blocks that ran and were summed, in order; empty for a track that did not come back, or that was not given."""
@@ -104,12 +102,9 @@ class Visit(msgspec.Struct, frozen=True, array_like=True):
 
     holder: Name
     blocks: tuple[Count, ...]
-    """Blocks that it ran, in order."""
     queue_us: Microseconds
-    """Time in the queue of the engine."""
     engine_us: Microseconds
     codec_us: Microseconds
-    """Time to encode and decode tokens."""
     wait_us: Microseconds = 0
     """Time to wait for tracks of others (policy ``parallel``)."""
     tracks: tuple[TrackSpan, ...] = ()
@@ -127,18 +122,16 @@ class Visit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
-    """One request, its answer or error, and its way."""
+    """One request, its answer or error, and its way; submitted at a time since the start of the run."""
 
     id: int
     image: str
     label: int | None
     prediction: int | None
-    """None if the request failed."""
     latency_us: int
     """From the submission of the preprocessed image to the answer, or to the error."""
     degraded: bool
     error: str | None
-    """Type and message, such as ``BudgetExceeded: ...``."""
     skipped: tuple[int, ...]
     attempts: int
     """Number of branches that the source started."""
@@ -146,12 +139,10 @@ class RequestRecord(msgspec.Struct, frozen=True):
     waves: tuple[tuple[tuple[BlockAt, ...], ...], ...] = ()
     """Waves of tracks of blocks with their holders."""
     submitted_us: int = 0
-    """Since the start of the run."""
     stem_us: int = 0
     head_us: int = 0
     visits: tuple[Visit, ...] = ()
     duplicates: int = 0
-    """Number of dropped later answers."""
     why_skipped: str = ""
     """Reason for skipped blocks, with their bands; empty if none were skipped."""
 
@@ -206,7 +197,6 @@ class PeerEvent(msgspec.Struct, frozen=True):
     """A change of a peer's state during a run, as the source saw it."""
 
     at_us: int
-    """Since the start of the run."""
     peer: str
     state: PeerState
     why: str = ""
@@ -217,7 +207,6 @@ class PeerContext(msgspec.Struct, frozen=True):
 
     blocks: tuple[int, ...] = ()
     state: PeerState = PeerState.UNKNOWN
-    """Last known state."""
     engine: str = ""
     """Engine of its blocks, such as ``onnx CPUExecutionProvider``; empty if the peer never reported one."""
 
@@ -226,7 +215,6 @@ class Suspect(msgspec.Struct, frozen=True):
     """A peer that an audit found behind a wrong answer, alone or among others."""
 
     named: int = 0
-    """Times that it was identified as the culprit."""
     one_of: int = 0
     """Times that it was one of several possible culprits."""
     difference: float | None = None
@@ -237,7 +225,6 @@ class AuditSummary(msgspec.Struct, frozen=True):
     """Counts of the answers that the source computed a second time."""
 
     share: float
-    """Fraction of the answers to audit."""
     audited: int
     """Sum of ``matched`` and ``mismatched``."""
     matched: int
@@ -245,7 +232,6 @@ class AuditSummary(msgspec.Struct, frozen=True):
     dropped: int
     """Audits that were selected but dropped because too many were waiting."""
     waiting: int = 0
-    """Audits that have not finished."""
     suspects: Mapping[str, Suspect] = {}
 
     @property
@@ -270,7 +256,6 @@ class Rejection(msgspec.Struct, frozen=True):
 
     count: int
     why: str
-    """Reason of the last rejection."""
 
 
 class RunContext(msgspec.Struct, frozen=True):
@@ -279,7 +264,6 @@ class RunContext(msgspec.Struct, frozen=True):
     bundle_id: str = ""
     model: str = ""
     method: str = ""
-    """Training method of the model."""
     policy: str = ""
     seed: int | None = None
     classes: int | None = None
@@ -288,7 +272,6 @@ class RunContext(msgspec.Struct, frozen=True):
     settings: Mapping[str, Any] = {}
     """Defaults and flags in force, as plain JSON values."""
     preprocess_ms: Sequence[float] = ()
-    """Time to decode and preprocess each image."""
     wall_s: float | None = None
     """Duration of the whole command, including waiting for peers and decoding."""
     audit: AuditSummary | None = None
@@ -346,7 +329,6 @@ class TraceWriter:
         """Create the file; raise :class:`UsageError` if it cannot be written."""
         self.path = Path(path)
         self.problem = ""
-        """Reason why the trace is incomplete; empty if it is complete."""
         self._lines: dict[int, RequestRecord] = {}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,6 @@ T = TypeVar("T")
 Path_ = tuple[str | int, ...]
 
 SHOWN = 60
-"""Length above which a value is abbreviated, in characters."""
 
 
 class InvalidValue(NamedTuple):
@@ -29,7 +28,6 @@ class InvalidValue(NamedTuple):
     """Keys and positions that lead to it, such as ``("peers", 0, "blocks")``."""
     text: str
     is_key: bool = False
-    """Whether the key is wrong, not its value."""
 
 
 class InvalidDocument(ValueError):

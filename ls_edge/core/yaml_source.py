@@ -23,7 +23,6 @@ Path_ = tuple[str | int, ...]
 MAX_DEPTH = 20
 MAX_VALUES = 100_000
 MAX_BYTES = 4_000_000
-"""Limits of a file, far above those of real settings."""
 
 
 class SourceMap:

@@ -50,7 +50,7 @@ class ImageRef:
     """Path inside the set, ``class/file``; unique."""
     label: int | None
     """Index into :attr:`ImageSet.classes`; None if the set has no labels."""
-    read: Callable[[], bytes | np.ndarray | Image.Image]
+    read: Callable[[], bytes | np.ndarray | Image.Image] = field(repr=False)
     """Return the encoded file, pixels uint8 ``[H, W, 3]``, or (timm's data sets) an image; called from any thread."""
 
 
@@ -59,7 +59,6 @@ class ImageSet:
     """Images of one part of a data set, sorted by name unless :meth:`take` drew them."""
 
     source: str
-    """Data as named by the user."""
     part: Part
     """``all`` if the data has no parts."""
     classes: tuple[str, ...]
@@ -228,20 +227,14 @@ def _digits_arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return arrays["images"], arrays["labels"], arrays["held_out"]
 
 
-@dataclass(frozen=True)
-class _Pixels:
-    pixels: np.ndarray = field(repr=False)
-
-    def __call__(self) -> np.ndarray:
-        return self.pixels
-
-
 def _digits(part: Literal["train", "eval"]) -> ImageSet:
     images, labels, held_out = _digits_arrays()
     pixels = np.rint(images * (255 / 16)).astype(np.uint8)
     rows = np.flatnonzero(held_out if part == "eval" else ~held_out)
     refs = (
-        ImageRef(f"{labels[row]}/{row:04d}.png", int(labels[row]), _Pixels(np.stack([pixels[row]] * 3, axis=-1)))
+        ImageRef(
+            f"{labels[row]}/{row:04d}.png", int(labels[row]), functools.partial(np.stack, [pixels[row]] * 3, axis=-1)
+        )
         for row in rows
     )
     which: Part = "val" if part == "eval" else "train"

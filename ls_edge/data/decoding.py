@@ -25,14 +25,13 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MAX_SIDE = 1 << 14
 """Largest width or height, in pixels. Pillow keeps a pointer for each row, so tall images cost more than their area."""
 MAX_PIXELS = 1 << 26
-"""Largest area, in pixels."""
 MAX_DECODED_BYTES = 3 << 27
 """Memory for one image while it is decoded, in bytes: 67 million pixels of RGB, 25 million of 16-bit gray."""
 MAX_SLOW_PIXELS, MAX_SLOW_BYTES = 1 << 20, 1 << 22
 """Limits for containers that Pillow decodes in Python, at about 0.5 us per sample."""
 
+# Area above which a JPEG is decoded at half its width and height.
 _DRAFT_PIXELS = 1 << 24
-"""Area above which a JPEG is decoded at half its width and height."""
 _MAX_SCANS = 100
 """Scans of a JPEG; encoders write about ten, and a scan of 100 bytes can pass over the whole image."""
 _MAX_TIFF_NUMBERS = 1 << 17
@@ -51,7 +50,6 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""Transpositions that turn an image with this EXIF orientation upright."""
 
 PixelSource = bytes | np.ndarray | Image.Image
 """An encoded file, pixels as uint8 ``[H, W, 3]`` or ``[H, W]``, or a Pillow image."""

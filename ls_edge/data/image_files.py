@@ -8,6 +8,7 @@ of it. Links in a folder are followed once.
 from __future__ import annotations
 
 import bz2
+import functools
 import gzip
 import io
 import lzma
@@ -15,14 +16,12 @@ import os
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from ls_edge.core.errors import DataError
 
 EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
-"""Endings of image file names, in either case."""
 
 ImageTree = dict[str, Callable[[], bytes]]
 """Readers of encoded images by path below the top, with forward slashes; they may be called from any thread."""
@@ -53,7 +52,7 @@ def read_folder(top: Path) -> ImageTree:
         below = PurePosixPath(Path(folder).relative_to(top).as_posix())
         for file in files:
             if _is_image(file):
-                tree[str(below / file)] = _FileReader(os.path.join(folder, file))
+                tree[str(below / file)] = functools.partial(_read, os.path.join(folder, file))
     return tree
 
 
@@ -65,10 +64,10 @@ def read_tar(path: Path) -> ImageTree:
             decompress = next((call for magic, call in _COMPRESSIONS.items() if start.startswith(magic)), None)
             stream.seek(0)
             if decompress is None:
-                return {name: _TarSliceReader(str(path), offset, size) for name, offset, size in _images_of(stream)}
+                return {name: functools.partial(_read, str(path), *place) for name, *place in _images_of(stream)}
             content = decompress(stream.read())
         members = _images_of(io.BytesIO(content))
-        return {name: _MemoryReader(content, offset, size) for name, offset, size in members}
+        return {name: functools.partial(_cut, content, *place) for name, *place in members}
     except (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is neither a folder nor a whole tar ({error}); check it or copy it again") from None
     except OSError as error:
@@ -99,41 +98,17 @@ def _is_image(name: str) -> bool:
     return not is_hidden(name) and os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
-@dataclass(frozen=True)
-class _FileReader:
-    path: str
-
-    def __call__(self) -> bytes:
-        try:
-            return Path(self.path).read_bytes()
-        except OSError as error:
-            raise DataError(f"cannot read {self.path}: {error.strerror}; was it moved or removed?") from None
+def _read(path: str, offset: int = 0, size: int = -1) -> bytes:
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(offset)
+            return stream.read(size)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; was it moved or removed?") from None
 
 
-@dataclass(frozen=True)
-class _TarSliceReader:
-    path: str
-    offset: int
-    size: int
-
-    def __call__(self) -> bytes:
-        try:
-            with Path(self.path).open("rb") as stream:
-                stream.seek(self.offset)
-                return stream.read(self.size)
-        except OSError as error:
-            raise DataError(f"cannot read {self.path}: {error.strerror}; was it moved or removed?") from None
-
-
-@dataclass(frozen=True)
-class _MemoryReader:
-    archive: bytes = field(repr=False)
-    """Content of an unpacked tar, shared by its images."""
-    offset: int
-    size: int
-
-    def __call__(self) -> bytes:
-        return self.archive[self.offset : self.offset + self.size]
+def _cut(content: bytes, offset: int, size: int) -> bytes:
+    return content[offset : offset + size]
 
 
 def _images_of(stream: IO[bytes]) -> Iterator[tuple[str, int, int]]:

@@ -15,7 +15,6 @@ from ls_edge.core.errors import DataError, UsageError
 from ls_edge.data.image_files import EXTENSIONS, read_folder
 
 MAX_IMAGE_BYTES = 1 << 28
-"""Limit of an encoded image, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,6 @@ class ImageInput:
     read: Callable[[], bytes] | None = None
     camera: int | None = None
     error: DataError | None = None
-    """Reason why there is nothing to read."""
 
 
 def expand_argument(given: str) -> Iterator[ImageInput]:

@@ -22,38 +22,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from PIL import Image
 
-from ls_edge.core.bundle import ImageSpec
+from ls_edge.core.bundle import INTERPOLATIONS, ImageSpec
 from ls_edge.core.errors import BundleError, DataError
 from ls_edge.data.datasets import ImageRef, ImageSet
 from ls_edge.data.decoding import PixelSource, decode
 
 MAX_SCALED_PIXELS = 1 << 24
-"""Largest image after scaling, before the center crop."""
-
-INTERPOLATIONS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-    "box": Image.Resampling.BOX,
-    "hamming": Image.Resampling.HAMMING,
-}
 
 
 class Preprocessor:
     """Callable that turns one image into the stem's input, float32 ``[3, H, W]``; safe to share between threads."""
 
     def __init__(self, spec: ImageSpec) -> None:
-        """Raise :class:`BundleError` if the manifest has an unknown interpolation or impossible sizes."""
+        """Raise :class:`BundleError` for an unknown interpolation."""
         if spec.interpolation not in INTERPOLATIONS:
             raise BundleError(
-                f"the manifest's image.interpolation is {spec.interpolation!r}, not one of "
-                f"{', '.join(INTERPOLATIONS)}; export the run again"
-            )
-        if min(spec.size) < 1 or not 0 < spec.crop_pct <= 8 or min(spec.std) <= 0:
-            raise BundleError(
-                f"the manifest's image has size {list(spec.size)}, crop_pct {spec.crop_pct} and std {list(spec.std)}; "
-                "all of them must be above 0, and crop_pct at most 8"
+                f"image.interpolation is {spec.interpolation!r}, not one of {', '.join(INTERPOLATIONS)}; export the "
+                "run again"
             )
         self.spec = spec
         self._scale = (1 / (255 * np.asarray(spec.std, dtype=np.float64))).astype(np.float32)[:, None, None]
@@ -78,7 +63,7 @@ class Preprocessor:
                 "its shorter side is scaled to the model's input; crop it"
             )
         if image.size != (scaled_width, scaled_height):
-            image = image.resize((scaled_width, scaled_height), INTERPOLATIONS[self.spec.interpolation])
+            image = image.resize((scaled_width, scaled_height), Image.Resampling[self.spec.interpolation.upper()])
         if width > scaled_width or height > scaled_height:  # crop_pct above 1: a black border
             padded = Image.new("RGB", (max(width, scaled_width), max(height, scaled_height)))
             padded.paste(image, (max(0, (width - scaled_width) // 2), max(0, (height - scaled_height) // 2)))

@@ -7,11 +7,11 @@ Face's own cache. Both are downloaded if they are not there. Sets that can only 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,20 +21,14 @@ from ls_edge.core.errors import DataError, UsageError
 from ls_edge.device.requirements import install_command
 
 
-@dataclass(frozen=True)
-class TimmImage:
-    """Reader of one image of a data set."""
-
-    data: Any
-    index: int
-
-    def __call__(self) -> bytes | Image.Image:
-        """Return the encoded file, or an image if the data set has no files."""
-        picture: bytes | Image.Image = self.data[self.index][0]
-        return picture
+def _read_image(data: Any, index: int) -> bytes | Image.Image:
+    picture: bytes | Image.Image = data[index][0]
+    return picture
 
 
-def read_timm(source: str, part: Literal["train", "eval"]) -> tuple[Sequence[str], list[tuple[str, int, TimmImage]]]:
+def read_timm(
+    source: str, part: Literal["train", "eval"]
+) -> tuple[Sequence[str], list[tuple[str, int, Callable[[], bytes | Image.Image]]]]:
     """Return class names, and name, label, and reader of each image."""
     try:
         timm_data: Any = importlib.import_module("timm.data")
@@ -65,7 +59,10 @@ def read_timm(source: str, part: Literal["train", "eval"]) -> tuple[Sequence[str
         if not labels:
             raise DataError(f"{source} has no images; use another name")
         items = enumerate(labels)
-        return classes, [(f"{classes[label]}/{index:07d}", label, TimmImage(data, index)) for index, label in items]
+        return classes, [
+            (f"{classes[label]}/{index:07d}", label, functools.partial(_read_image, data, index))
+            for index, label in items
+        ]
     raise DataError(
         f"{source}: timm's factory could not open it ({'; '.join(reasons)}); check the name and the network, or give "
         "a folder of class folders"

@@ -45,7 +45,6 @@ class Finding:
     what: str
     detail: str
     fix: str | None = None
-    """Command or change that fixes it or adds what is missing; None if there is nothing to do."""
 
 
 Check = Callable[[], Iterable[Finding]]
@@ -125,11 +124,8 @@ class ProbeResult:
     """Result of a subprocess."""
 
     found: dict[str, Any] | None
-    """JSON object that it printed; None after a failure."""
     why: str = ""
-    """Reason of the failure."""
     errors: str = ""
-    """Standard error."""
 
 
 def probe(code: str, *arguments: str, limit_s: float = PROBE_LIMIT_S) -> ProbeResult:

@@ -100,7 +100,6 @@ def has_nvidia() -> bool:
 
 
 _JETPACKS = {"35": "5", "36": "6", "38": "7", "39": "7"}
-"""JetPack version by the major version of Jetson Linux."""
 
 
 @functools.cache  # reading it takes milliseconds where there are many cores

@@ -48,15 +48,12 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     cpu: str
     cores: int
     cpu_quota: float | None
-    """Cores that its control group grants; null for no limit."""
     gpus: list[str]
     memory_bytes: int | None
     available_bytes: int | None
-    """Free memory before the engines were loaded."""
     l4t: str | None
     power_mode: str | None
     battery_wh: float | None
-    """Energy left in its batteries."""
     versions: dict[str, str]
     emulated: str | None = None
     """Source of the numbers of an emulated device; null for a measured one."""
@@ -67,9 +64,7 @@ class PartLoad(msgspec.Struct, frozen=True):
 
     part: str
     load_ms: float
-    """Time until its engine was open, including a build."""
     built: bool
-    """Whether its engine had to be built first (TensorRT)."""
     file_bytes: int
     resident_bytes: int | None
     """Growth of the process's memory, without that of a graphics card."""
@@ -106,7 +101,6 @@ class DeviceProfile(msgspec.Struct, frozen=True):
         dict[BatchSize, BatchTimes],
         Meta(min_length=1, description="a group of batch sizes, which are whole numbers above 0"),
     ]
-    """Times by batch size."""
     parts: list[PartLoad]
     memory_bytes: int
     """Size of the part files or growth of the process, whichever is larger."""
@@ -149,9 +143,7 @@ class LinkTimes(msgspec.Struct, frozen=True):
     to: str
     codec: str
     bytes: int
-    """Size of a frame of tokens."""
     transfers: int
-    """Number of measurements."""
     p50_ms: Duration
     """Time from the end of the previous engine call until the receiver has the tokens, decoded and checked."""
     p95_ms: float
@@ -176,7 +168,6 @@ class CallTimes(msgspec.Struct, frozen=True):
     """Value for throughput: on a busy machine a few calls wait long."""
     p95_ms: float
     calls: int
-    """Number of measurements."""
 
 
 class LinksDocument(msgspec.Struct, frozen=True):
@@ -191,7 +182,6 @@ class LinksDocument(msgspec.Struct, frozen=True):
     missing: list[tuple[str, str, str]]
     """Pairs that could not be measured, and the reasons."""
     calls: list[CallTimes] = []
-    """Call times of each peer that ran a block for the measurement."""
 
 
 def load_profile(path: str | Path) -> DeviceProfile:

@@ -23,7 +23,8 @@ import re
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -59,9 +60,7 @@ class DeviceState(msgspec.Struct, frozen=True):
 
     temperatures_c: dict[str, float]
     clocks_mhz: dict[str, float]
-    """Present clock of each processor core (``cpu0``) and GPU (``gpu0``)."""
     throttled: list[str]
-    """Present causes of throttling."""
     counters: dict[str, int]
     """Throttling and over-current events since the device was started."""
 
@@ -96,71 +95,62 @@ class Sensors:
     def __init__(self, root: Path = Path("/"), nvml: Nvml | None = None) -> None:
         """Open ``nvml`` by default, if ``root`` is this machine."""
         self.root = root
-        self._sys = root / "sys"
         self._nvml = Nvml.open() if nvml is None and root == Path("/") else nvml
 
     @property
     def has_power(self) -> bool:
         """Whether any sensor measures power."""
-        return bool(self.channel_watts() or self.energy_uj() or any(_tells_power(gpu) for gpu in self.gpus()))
+        return any((self.channel_watts(), self.energy_uj(), self.gpu_watts(), self.gpu_energy_uj()))
 
     def gpus(self) -> list[GpuReading]:
         """Return the cards that NVML knows; none without NVML."""
         return [] if self._nvml is None else self._nvml.read()
 
+    def gpu_watts(self) -> dict[str, float]:
+        """Return the present power of each card that reports it."""
+        return {f"gpu{number}": gpu.watts for number, gpu in enumerate(self.gpus()) if gpu.watts is not None}
+
+    def gpu_energy_uj(self) -> dict[str, tuple[int, int]]:
+        """Return the energy counter of each card that has one, as :meth:`energy_uj` does."""
+        joules = {f"gpu{number}": gpu.joules for number, gpu in enumerate(self.gpus())}
+        return {name: (round(used * 1e6), 0) for name, used in joules.items() if used is not None}
+
     def channel_watts(self) -> dict[str, float]:
         """Return the power of each INA3221 channel with a label and a reading, in watts."""
-        found: dict[str, float] = {}
-        for monitor in self._hwmon("ina3221"):
-            for channel in (1, 2, 3):
-                label = _text(monitor / f"in{channel}_label")
-                volts, amperes = _number(monitor / f"in{channel}_input"), _number(monitor / f"curr{channel}_input")
-                if label and label != "NC" and volts is not None and amperes is not None:
-                    found[label] = volts * amperes / 1e6
-        return found
+        return dict(self._read(_CHANNELS))
 
     def energy_uj(self) -> dict[str, tuple[int, int]]:
         """Return microjoules and counter range by RAPL domain: ``psys`` alone, or all packages and their memory."""
-        found: dict[str, tuple[int, int]] = {}
-        for zone in sorted((self._sys / "class/powercap").glob("intel-rapl:*")):
-            name, energy, most = (
-                _text(zone / "name"),
-                _number(zone / "energy_uj"),
-                _number(zone / "max_energy_range_uj"),
-            )
-            if energy is not None and (name == "psys" or name.startswith("package") or name == "dram"):
-                found[f"{zone.name.removeprefix('intel-rapl:')} {name}"] = (round(energy), round(most or 0))
+        found = {}
+        for path, energy in _numbers(self.root, "sys/class/powercap/intel-rapl:*/energy_uj"):
+            name, most = _text(path.with_name("name")), _number(path.with_name("max_energy_range_uj"))
+            if name in ("psys", "dram") or name.startswith("package"):
+                found[f"{path.parent.name.removeprefix('intel-rapl:')} {name}"] = round(energy), round(most or 0)
         psys = {name: value for name, value in found.items() if name.endswith(" psys")}
         return psys or found
 
     def state(self) -> DeviceState:
         """Read clocks, temperatures, throttling and alarms."""
-        gpus = self.gpus()
-        temperatures, hot = self._temperatures()
-        cores = _readings(self._sys / "devices/system/cpu", "cpu[0-9]*/cpufreq/scaling_cur_freq")
-        clocks = {path.parent.parent.name: khz / 1e3 for path, khz in cores}
-        devices = _readings(self._sys / "class/devfreq", "*gpu*/cur_freq")
-        clocks |= {f"gpu{number}": hertz / 1e6 for number, (_, hertz) in enumerate(devices)}
-        throttled = [*hot, *self._slowing_devices(), *self._alarms(), *self._pi_bits()]
-        for number, gpu in enumerate(gpus):
+        temperatures: dict[str, float] = {}
+        for number, (name, degrees) in enumerate(self._read(_TEMPERATURES)):
+            temperatures[f"{name} {number}" if name in temperatures else name] = degrees
+        clocks = dict(self._read(_CORE_CLOCKS))
+        clocks |= {f"gpu{number}": mhz for number, (_, mhz) in enumerate(self._read(_GPU_CLOCKS))}
+        throttled = [why for why, _ in self._read(_SLOWDOWNS)]
+        for number, gpu in enumerate(self.gpus()):
             if gpu.temperature_c is not None:
                 temperatures[f"gpu{number}"] = gpu.temperature_c
             if gpu.clock_mhz is not None:
                 clocks[f"gpu{number}"] = gpu.clock_mhz
             throttled += [f"gpu{number}: {why}" for why in gpu.slowdowns]
-        return DeviceState(temperatures, clocks, throttled, self._counters())
+        counters = Counter[str]()
+        for name, count in self._read(_COUNTERS):
+            counters[name] += round(count)
+        return DeviceState(temperatures, clocks, throttled, dict(counters))
 
     def battery_wh(self) -> float | None:
         """Return the energy left in all batteries, in watt hours, or None."""
-        found: list[float] = []
-        for supply in sorted((self._sys / "class/power_supply").glob("*")):
-            if _text(supply / "type") != "Battery" or _text(supply / "scope") == "Device":
-                continue
-            energy, charge, volts = (_number(supply / name) for name in ("energy_now", "charge_now", "voltage_now"))
-            if energy is not None:
-                found.append(energy / 1e6)
-            elif charge is not None and volts is not None:
-                found.append(charge * volts / 1e12)
+        found = [watt_hours for _, watt_hours in self._read(_BATTERIES)]
         return round(sum(found), 3) if found else None
 
     def power_mode(self) -> str | None:
@@ -176,67 +166,9 @@ class Sensors:
         found = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", _text(self.root / "etc/nv_tegra_release"))
         return f"{found[1]}.{found[2]}" if found else None
 
-    def _hwmon(self, name: str) -> list[Path]:
-        return [path for path in sorted((self._sys / "class/hwmon").glob("hwmon*")) if _text(path / "name") == name]
-
-    def _temperatures(self) -> tuple[dict[str, float], list[str]]:
-        """Return temperatures by zone, and the zones at a passive or hot trip point."""
-        found: dict[str, float] = {}
-        hot: list[str] = []
-        for zone in sorted((self._sys / "class/thermal").glob("thermal_zone*")):
-            name, temperature = _text(zone / "type"), _number(zone / "temp")
-            if temperature is None or not -100e3 < temperature < 200e3:  # sensors that are switched off say so
-                continue
-            found[name if name not in found else f"{name} {zone.name.removeprefix('thermal_zone')}"] = temperature / 1e3
-            for trip in sorted(zone.glob("trip_point_*_type")):
-                at = _number(zone / trip.name.replace("_type", "_temp"))
-                if _text(trip) in ("passive", "hot") and at is not None and 0 < at <= temperature:
-                    hot.append(f"{name} at {temperature / 1e3:.0f} \N{DEGREE SIGN}C (limit {at / 1e3:.0f})")
-                    break
-        return found, hot
-
-    def _slowing_devices(self) -> list[str]:
-        found = []
-        for path, level in _readings(self._sys / "class/thermal", "cooling_device*/cur_state"):
-            name = _text(path.parent / "type")
-            if level and _THROTTLING_DEVICE.match(name):
-                found.append(f"{name} at level {level:.0f}")
-        return found
-
-    def _alarms(self) -> list[str]:
-        found = []
-        for monitor in self._hwmon("ina3221"):
-            for alarm in sorted([*monitor.glob("curr*_crit_alarm"), *monitor.glob("curr*_max_alarm")]):
-                if _number(alarm):
-                    channel = re.sub(r"\D", "", alarm.name)
-                    found.append(
-                        f"over-current alarm of {_text(monitor / f'in{channel}_label') or f'channel {channel}'}"
-                    )
-        return found
-
-    def _pi_bits(self) -> list[str]:
-        bits = self._pi_throttled()
-        return [why for bit, why in _PI_NOW.items() if bits >> bit & 1]
-
-    def _pi_throttled(self) -> int:
-        for path in sorted((self._sys / "devices/platform").glob("soc*/soc*firmware/get_throttled")):
-            text = _text(path).removeprefix("0x")
-            if re.fullmatch(r"[0-9a-fA-F]+", text):
-                return int(text, 16)
-        return 0
-
-    def _counters(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for monitor in sorted((self._sys / "class/hwmon").glob("hwmon*")):
-            for path, count in _readings(monitor, "oc*_event_cnt"):
-                found[f"{_text(monitor / 'name')} {path.name.removesuffix('_event_cnt')}"] = round(count)
-        counters = "cpu[0-9]*/thermal_throttle/*_throttle_count"
-        for path, count in _readings(self._sys / "devices/system/cpu", counters):
-            name = path.name.removesuffix("_throttle_count")
-            found[name] = found.get(name, 0) + round(count)
-        bits = self._pi_throttled() >> 16
-        found |= {f"{why} since boot": 1 for bit, why in _PI_NOW.items() if bits >> bit & 1}
-        return found
+    def _read(self, readers: Mapping[str, _Reader]) -> _Readings:
+        files = ((path, read) for pattern, read in readers.items() for path in sorted(self.root.glob(pattern)))
+        return [reading for path, read in files for reading in read(path)]
 
 
 def throttling(before: DeviceState, after: DeviceState) -> list[str]:
@@ -256,14 +188,13 @@ class PowerMeter:
         self.reading: PowerReading | None = None
         """Mean power after the end; None if no sensor measures power."""
         self._sensors, self._every_s = sensors, every_s
-        self._samples: list[dict[str, float]] = []
-        self._gpu_samples: list[list[GpuReading]] = []
+        self._samples: list[tuple[dict[str, float], dict[str, float]]] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="power", daemon=True)
 
     def __enter__(self) -> PowerMeter:
         self._begun = time.monotonic()
-        self._energy = self._sensors.energy_uj()
+        self._counters = self._sensors.energy_uj(), self._sensors.gpu_energy_uj()
         self._thread.start()
         return self
 
@@ -273,30 +204,18 @@ class PowerMeter:
         self._ended.set()
         self._thread.join()
         seconds = time.monotonic() - self._begun
-        rapl = used_watts(self._energy, self._sensors.energy_uj(), seconds)
-        self.reading = total_power(_means(self._samples), rapl, self._gpu_watts(seconds))
+        counters = self._sensors.energy_uj(), self._sensors.gpu_energy_uj()
+        rapl, cards = (used_watts(*pair, seconds) for pair in zip(self._counters, counters, strict=True))
+        channels, gpus = (_means(samples) for samples in zip(*self._samples, strict=True))
+        self.reading = total_power(channels, rapl, gpus | {name: watts for name, watts in cards.items() if watts})
 
     def _sample(self) -> None:
         is_last = False
         while True:
-            self._samples.append(self._sensors.channel_watts())
-            self._gpu_samples.append(self._sensors.gpus())
+            self._samples.append((self._sensors.channel_watts(), self._sensors.gpu_watts()))
             if is_last:
                 return
             is_last = self._ended.wait(self._every_s)
-
-    def _gpu_watts(self, seconds: float) -> dict[str, float]:
-        """Return mean watts of each card, from its energy counter or else from samples."""
-        found: dict[str, float] = {}
-        for number, (first, last) in enumerate(zip(self._gpu_samples[0], self._gpu_samples[-1], strict=False)):
-            if first.joules is not None and last.joules is not None and last.joules > first.joules:
-                found[f"gpu{number}"] = (last.joules - first.joules) / seconds
-                continue
-            samples = [gpus[number].watts for gpus in self._gpu_samples if number < len(gpus)]
-            known = [watts for watts in samples if watts is not None]
-            if known:
-                found[f"gpu{number}"] = sum(known) / len(known)
-        return found
 
 
 def used_watts(
@@ -366,18 +285,15 @@ class Nvml:
     def _read(self, device: ctypes.c_void_p) -> GpuReading:
         name = ctypes.create_string_buffer(96)
         self._library.nvmlDeviceGetName(device, name, ctypes.c_uint(len(name)))
-        milliwatts = self._ask("nvmlDeviceGetPowerUsage", device, ctypes.c_uint())
-        millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption", device, ctypes.c_ulonglong())
-        temperature = self._ask("nvmlDeviceGetTemperature", device, ctypes.c_uint(), 0)  # of the GPU
-        clock = self._ask("nvmlDeviceGetClockInfo", device, ctypes.c_uint(), 1)  # of its processors
+        values = {
+            field: self._ask(function, device, kind(), *which)
+            for field, (function, kind, which, _) in _NVML_READERS.items()
+        }
         reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", device, ctypes.c_ulonglong()) or 0
         return GpuReading(
             name=name.value.decode(errors="replace"),
-            watts=None if milliwatts is None else milliwatts / 1e3,
-            joules=None if millijoules is None else millijoules / 1e3,
-            temperature_c=None if temperature is None else float(temperature),
-            clock_mhz=None if clock is None else float(clock),
             slowdowns=[why for bit, why in _NVML_SLOWDOWNS.items() if reasons & bit],
+            **{name: None if value is None else value / _NVML_READERS[name][3] for name, value in values.items()},
         )
 
     def _ask(
@@ -389,20 +305,113 @@ class Nvml:
         return int(value.value)
 
 
-def _tells_power(gpu: GpuReading) -> bool:
-    return gpu.watts is not None or gpu.joules is not None
+_NVML_READERS: dict[str, tuple[str, type[ctypes.c_uint | ctypes.c_ulonglong], tuple[int, ...], float]] = {
+    "watts": ("nvmlDeviceGetPowerUsage", ctypes.c_uint, (), 1e3),
+    "joules": ("nvmlDeviceGetTotalEnergyConsumption", ctypes.c_ulonglong, (), 1e3),
+    "temperature_c": ("nvmlDeviceGetTemperature", ctypes.c_uint, (0,), 1),  # of the GPU
+    "clock_mhz": ("nvmlDeviceGetClockInfo", ctypes.c_uint, (1,), 1),  # of its processors
+}
+"""Function, type, arguments and divisor for each field of :class:`GpuReading`."""
+
+_Readings = list[tuple[str, float]]
+_Reader = Callable[[Path], _Readings]
 
 
-def _means(samples: list[dict[str, float]]) -> dict[str, float]:
+def _scaled(divisor: float, name: Callable[[Path], str]) -> _Reader:
+    """Return a reader of files that hold one number."""
+
+    def read(path: Path) -> _Readings:
+        value = _number(path)
+        return [] if value is None else [(name(path), value / divisor)]
+
+    return read
+
+
+def _channel(label: Path) -> _Readings:
+    monitor, channel, name = label.parent, label.name[2], _text(label)
+    volts, amperes = _number(monitor / f"in{channel}_input"), _number(monitor / f"curr{channel}_input")
+    if _text(monitor / "name") != "ina3221" or name in ("", "NC") or volts is None or amperes is None:
+        return []
+    return [(name, volts * amperes / 1e6)]
+
+
+def _temperature(path: Path) -> _Readings:
+    degrees = _number(path)  # sensors that are switched off report impossible values
+    return [(_text(path.with_name("type")), degrees / 1e3)] if degrees is not None and abs(degrees - 5e4) < 15e4 else []
+
+
+def _trip_point(path: Path) -> _Readings:
+    """Return the first passive or hot trip point that a thermal zone has reached."""
+    for zone, degrees in _temperature(path):
+        for at, limit in _numbers(path.parent, "trip_point_*_temp"):
+            kind = _text(at.with_name(at.name.replace("_temp", "_type")))
+            if kind in ("passive", "hot") and 0 < limit <= 1e3 * degrees:
+                return [(f"{zone} at {degrees:.0f} \N{DEGREE SIGN}C (limit {limit / 1e3:.0f})", 1)]
+    return []
+
+
+def _cooling_device(path: Path) -> _Readings:
+    name, level = _text(path.with_name("type")), _number(path)
+    return [(f"{name} at level {level:.0f}", level)] if level and _THROTTLING_DEVICE.match(name) else []
+
+
+def _alarm(path: Path) -> _Readings:
+    if _text(path.with_name("name")) != "ina3221" or not _number(path):
+        return []
+    channel = re.sub(r"\D", "", path.name)
+    return [(f"over-current alarm of {_text(path.with_name(f'in{channel}_label')) or f'channel {channel}'}", 1)]
+
+
+def _pi_bits(path: Path) -> list[str]:
+    text = _text(path).removeprefix("0x")
+    bits = int(text, 16) if re.fullmatch(r"[0-9a-fA-F]+", text) else 0
+    names = {**_PI_NOW, **{bit + 16: f"{why} since boot" for bit, why in _PI_NOW.items()}}
+    return [why for bit, why in names.items() if bits >> bit & 1]
+
+
+def _battery(path: Path) -> _Readings:
+    energy, charge, volts = (_number(path.with_name(name)) for name in ("energy_now", "charge_now", "voltage_now"))
+    if energy is None and charge is not None and volts is not None:
+        energy = charge * volts / 1e6
+    is_own = _text(path) == "Battery" and _text(path.with_name("scope")) != "Device"
+    return [(path.parent.name, energy / 1e6)] if is_own and energy is not None else []
+
+
+_CHANNELS = {"sys/class/hwmon/hwmon*/in[123]_label": _channel}
+_TEMPERATURES = {"sys/class/thermal/thermal_zone*/temp": _temperature}
+_CORE_CLOCKS = {
+    "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq": _scaled(1e3, lambda path: path.parent.parent.name)
+}
+_GPU_CLOCKS = {"sys/class/devfreq/*gpu*/cur_freq": _scaled(1e6, lambda path: path.parent.name)}
+_PI = "sys/devices/platform/soc*/soc*firmware/get_throttled"
+_SLOWDOWNS: dict[str, _Reader] = {
+    "sys/class/thermal/thermal_zone*/temp": _trip_point,
+    "sys/class/thermal/cooling_device*/cur_state": _cooling_device,
+    "sys/class/hwmon/hwmon*/curr*_crit_alarm": _alarm,
+    "sys/class/hwmon/hwmon*/curr*_max_alarm": _alarm,
+    _PI: lambda path: [(why, 1) for why in _pi_bits(path) if not why.endswith("since boot")],
+}
+_COUNTERS: dict[str, _Reader] = {
+    "sys/class/hwmon/hwmon*/oc*_event_cnt": _scaled(
+        1, lambda path: f"{_text(path.with_name('name'))} {path.name.removesuffix('_event_cnt')}"
+    ),
+    "sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/*_throttle_count": _scaled(
+        1, lambda path: path.name.removesuffix("_throttle_count")
+    ),
+    _PI: lambda path: [(why, 1) for why in _pi_bits(path) if why.endswith("since boot")],
+}
+_BATTERIES = {"sys/class/power_supply/*/type": _battery}
+
+
+def _means(samples: tuple[dict[str, float], ...]) -> dict[str, float]:
     names = sorted({name for sample in samples for name in sample})
     return {name: statistics.fmean(sample[name] for sample in samples if name in sample) for name in names}
 
 
-def _readings(folder: Path, pattern: str) -> Iterator[tuple[Path, float]]:
-    """Yield the files below a folder that hold a number."""
-    for path in sorted(folder.glob(pattern)):
-        if (value := _number(path)) is not None:
-            yield path, value
+def _numbers(folder: Path, pattern: str) -> list[tuple[Path, float]]:
+    """Return the files below a folder that hold a number."""
+    found = ((path, _number(path)) for path in sorted(folder.glob(pattern)))
+    return [(path, value) for path, value in found if value is not None]
 
 
 def _number(path: Path) -> float | None:

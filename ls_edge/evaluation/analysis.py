@@ -56,7 +56,6 @@ class AttentionStatistics(msgspec.Struct, frozen=True):
     entropy: list[list[float]]
     """Entropy of the attention of a token over all tokens, in nats."""
     grid: tuple[int, int]
-    """Patches in height and width."""
     prefix_tokens: int
     """Tokens before the patches, which distances leave out."""
 

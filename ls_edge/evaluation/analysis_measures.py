@@ -46,7 +46,6 @@ class Contribution(msgspec.Struct, frozen=True):
     """Mean of ``|f(x) - x| / |x|`` of a block ``f`` over images and tokens."""
 
     trained: list[float | None]
-    """Means by block, each in its own slot."""
     random: list[list[float | None]]
     """Means by block and slot over the random orders with the block there; None without such an order."""
     orders: int
@@ -83,7 +82,6 @@ class Agreement(msgspec.Struct, frozen=True):
 
     random: AnswersCompared
     left_out: list[AnswersCompared]
-    """Random subsets in random order, by the number of blocks left out."""
 
 
 class ImportanceMeasure(Scores):

@@ -38,9 +38,7 @@ class Kept(msgspec.Struct, frozen=True):
     """Mean accuracy over :data:`ls_edge.evaluation.orders.DRAWS` random subsets of the blocks."""
 
     sequential: float
-    """The subset in trained order."""
     arbitrary: float
-    """The subset in random order."""
 
 
 class TrackAccuracy(msgspec.Struct, frozen=True):
@@ -49,9 +47,7 @@ class TrackAccuracy(msgspec.Struct, frozen=True):
     tracks: int
     blocks: int
     trained: float
-    """Accuracy with the blocks dealt in trained order."""
     arbitrary: float
-    """Mean accuracy with the blocks dealt in random order."""
     arbitrary_std: float
 
 
@@ -82,9 +78,7 @@ class Models(msgspec.Struct, frozen=True):
 
     count: int
     sequential_std: float
-    """Deviation of the accuracies in trained order."""
     arbitrary_std: float
-    """Deviation of the mean accuracies in random order."""
     runs: list[str]
 
 
@@ -94,7 +88,6 @@ class Evaluation(msgspec.Struct, frozen=True):
     sequential: SequentialAccuracy
     arbitrary: Arbitrary
     kept: dict[str, Kept]
-    """Accuracies by number of kept blocks."""
     position_accuracy: float | None
     """Fraction of blocks that name their own slot; None if the method does not predict it."""
     images: int
@@ -103,12 +96,9 @@ class Evaluation(msgspec.Struct, frozen=True):
     kendall: list[Distance] | None = None
     """Accuracies by distance from the trained order, nearest last, if requested."""
     models: Models | None = None
-    """Spread, if this is the mean over several runs."""
     freedom: list[Freedom] | None = None
-    """Accuracies from a fixed order to full freedom, if requested."""
     skipped: int = 0
     settings: dict[str, Any] = {}
-    """Model, data, and the defaults in force."""
     name: str = ""
     """Name among the evaluations of one command: the part of the path that differs."""
 

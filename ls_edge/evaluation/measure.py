@@ -44,7 +44,6 @@ class Measure:
     """Statistics of some orders, updated batch by batch; subclasses override what they need."""
 
     orders: Collection[Order] = ()
-    """Orders to run."""
 
     def begin(self, start: Any, labels: np.ndarray) -> None:
         """Begin a batch, given the tokens of the stem."""

@@ -32,7 +32,6 @@ from ls_edge.evaluation.orders import kendall_tau
 
 Floats = npt.NDArray[np.float64]
 MOST_REASONS = 16
-"""Reasons of skips in a summary."""
 
 
 class Quantiles(msgspec.Struct, frozen=True):
@@ -51,7 +50,6 @@ class Skips(msgspec.Struct, frozen=True):
     mean: float | None = None
     max: int | None = None
     reasons: dict[str, int] = {}
-    """Number of answers by reason, the most frequent first."""
 
 
 class Hops(msgspec.Struct, frozen=True):
@@ -102,7 +100,6 @@ class RunSummary(msgspec.Struct, frozen=True):
     failed: int
     degraded: int
     top1: float | None
-    """Accuracy of the answers with a label; failed requests are counted in ``failed``."""
     throughput: float | None
     """Answers per second, from the first submission to the last answer."""
     latency_ms: Quantiles
@@ -116,7 +113,6 @@ class RunSummary(msgspec.Struct, frozen=True):
     """Seconds from the first submission to the last answer or error."""
     wall_s: float | None
     top1_interval: tuple[float, float] | None
-    """95 % interval of ``top1`` (Wilson)."""
     chance: float | None
     order_tau: float | None
     """Mean Kendall tau of the orders: 1 trained, about 0 random, -1 reversed."""

@@ -25,7 +25,6 @@ class DeviceLosses(msgspec.Struct, frozen=True):
     """Devices that were lost while requests were in flight."""
     by_kind: dict[str, int]
     up_share: float | None
-    """Mean fraction of time that a device was up."""
 
 
 class ProfileOutcome(msgspec.Struct, frozen=True):
@@ -46,9 +45,7 @@ class SimulationContext(msgspec.Struct, frozen=True):
     seed: int
     policy: str
     replicas: int
-    """Minimum of holders of a block at a site."""
     concurrency: int
-    """Maximum of requests in flight at a site."""
     rate: float | None
     """Submitted images per second; null for a closed loop."""
     placement: dict[str, tuple[int, ...]]
@@ -95,7 +92,6 @@ class SiteOutcome:
     """:data:`WHOLE`, :data:`DEGRADED` or :data:`FAILED`, ``[requests]``."""
     devices: Counter[str]
     used: int
-    """Devices with blocks."""
     seconds: float = 0.0
     skipped: int = 0
     most_skipped: int = 0

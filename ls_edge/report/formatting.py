@@ -11,7 +11,6 @@ from ls_edge.core.errors import printable
 from ls_edge.core.text import format_bands
 
 NOTHING = "\N{EN DASH}"
-"""Placeholder for a missing number."""
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -40,7 +40,6 @@ MOST_TABLE_ROWS = 60
 """Rows of tables of events and failed requests."""
 
 Run = tuple[str, RunSummary, Sequence[RequestRecord], Sequence[PeerEvent]]
-"""Name, summary, records and events of a run to compare."""
 
 _Text = TypeVar("_Text", bound=str)
 

@@ -32,7 +32,6 @@ class Span(NamedTuple):
     holder: str = ""
     """Process that did the work; empty for the source."""
     block: int | None = None
-    """Block that ran, for ``engine``."""
     row: int = 0
     """Index into :attr:`RequestIntervals.rows`."""
     critical: bool = True

@@ -28,7 +28,6 @@ from ls_edge.report.terminal import open_console
 REFRESH_HZ = 10
 RECENT = 512
 LINE_EVERY_S = 5.0
-"""Seconds between lines if the output is not a terminal."""
 MOST_NAMES = 12
 NARROW = 60
 """Width in columns below which there is neither a bar nor a list of peers."""

@@ -25,16 +25,13 @@ class ComparedDocument(msgspec.Struct, frozen=True):
     kind: str
     """``run``, ``plan``, ``simulate``, ``profile``, ``bench`` or ``eval``."""
     about: str
-    """Policy, device or objective, and number of requests at a time."""
     bundle_id: str | None = None
     accuracy: float | None = None
     latency_ms: float | None = None
     """Median; for a plan, the expected latency of a single request."""
     throughput: float | None = None
     energy_mj: float | None = None
-    """Energy per image."""
     at_once: int | None = None
-    """Requests at a time, of a run."""
 
 
 class PlannedAgainstMeasured(msgspec.Struct, frozen=True):
@@ -47,7 +44,6 @@ class PlannedAgainstMeasured(msgspec.Struct, frozen=True):
     planned: float
     measured: float
     ratio: float
-    """Measured over planned."""
 
 
 class SideBySide(msgspec.Struct, frozen=True):
@@ -121,7 +117,6 @@ def _read(path: Path) -> Any:
 
 
 _Rows = list[dict[str, Any]]
-"""Fields of :class:`ComparedDocument`."""
 
 
 def _run(name: str, document: Mapping[str, Any]) -> _Rows:

@@ -24,7 +24,6 @@ from ls_edge.report.theme import STAGES
 MOST_HOPS = 12
 MOST_HOLDERS = 24
 MOST_LANES = 24
-"""Peers that a chart shows."""
 
 
 class _Sums:
@@ -55,7 +54,6 @@ class Away(NamedTuple):
     start: float
     end: float
     returned: bool = False
-    """Whether the peer was back at the end."""
 
 
 class StageMeans(NamedTuple):
@@ -336,7 +334,6 @@ class PlannedTrack(NamedTuple):
     track: TrackSpan
     visit: Visit
     size: int
-    """Planned number of blocks in the wave."""
 
 
 def tracks_by_peer(records: Iterable[RequestRecord], waves: int = 1) -> dict[str, list[PlannedTrack]]:

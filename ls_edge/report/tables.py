@@ -30,9 +30,7 @@ STATE_STYLES = {
     PeerState.UNKNOWN: "dim",
 }
 SHOWN_ANSWERS = 5
-"""Answers with class names at the end of a run."""
 SHOWN_REASONS = 3
-"""Reasons for skipped blocks."""
 AGREEMENT = ("blocks left out", "same class", "in all orders", "total variation", "orders")
 
 

@@ -13,7 +13,6 @@ from typing import Any, Final
 BLOCK_SCHEME: Final = "viridis"
 CATEGORY_SCHEME: Final = "tableau10"
 MOST_CATEGORIES = 10
-"""Colors of :data:`CATEGORY_SCHEME`."""
 
 STAGES = {
     "stem": "patch embedding, on the source",

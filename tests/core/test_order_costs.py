@@ -6,6 +6,7 @@ import pytest
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.errors import BundleError, SchemaMismatch
 from ls_edge.core.order_costs import Fit, Measured, OrderCosts, read_order_costs
+from tests.arrangements import arrangement_of
 
 COSTS = OrderCosts(
     version=2, source="here", images=4, orders=6, trained=Measured(0.1, 0.9), random=Measured(2.0, 0.2),
@@ -27,7 +28,7 @@ def test_an_order_is_the_sum_of_what_it_does_differently():
 
 
 def test_tracks_cost_what_is_beside_and_what_came_first():
-    assert COSTS.cost(Arrangement.from_json([1, 0, 2])) == COSTS.cost([1, 0, 2])
+    assert COSTS.cost(arrangement_of([1, 0, 2])) == COSTS.cost([1, 0, 2])
     assert COSTS.cost(Arrangement((((0, 2), (1,)),))) == pytest.approx(6 + 3 + 0.1 + 0.4)
     assert COSTS.cost(Arrangement((((1,), (0, 2)),))) == pytest.approx(6 + 3 + 0.1 + 0.4)
     assert COSTS.cost(Arrangement((((2, 0), (1,)),))) == pytest.approx(5 + 1 + 3 + 20 + 0.1 + 0.4)

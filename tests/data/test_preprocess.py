@@ -238,9 +238,6 @@ def test_long_and_narrow_images_are_refused():
 def test_a_spec_that_makes_no_sense():
     with pytest.raises(BundleError, match="'cubic', not one of"):
         Preprocessor(spec(interpolation="cubic"))
-    for bad in (spec(crop_pct=0.0), spec(size=(0, 8)), ImageSpec(size=(8, 8), mean=MEAN, std=(1.0, 0.0, 1.0))):
-        with pytest.raises(BundleError, match="above 0"):
-            Preprocessor(bad)
 
 
 def image_set(*contents):

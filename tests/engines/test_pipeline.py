@@ -13,6 +13,7 @@ from ls_edge.core.errors import EngineError, UsageError
 from ls_edge.core.records import RequestRecord
 from ls_edge.engines.pipeline import Pipeline, relative_error, replay
 from ls_edge.training.checkpoint import load_run
+from tests.arrangements import arrangement_of
 
 IMAGES = np.random.default_rng(3).standard_normal((3, 3, 16, 16), dtype=np.float32)
 
@@ -55,7 +56,7 @@ def test_an_order_is_what_plain_onnxruntime_gives(pipeline, view):
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_arrangement_is_the_views(pipeline, view, arrangement, batch):
     images = IMAGES[:batch]
-    asked = None if arrangement is None else Arrangement.from_json(arrangement)
+    asked = None if arrangement is None else arrangement_of(arrangement)
     with torch.no_grad():
         expected = view(torch.from_numpy(images), asked).numpy()
     close(pipeline.forward(images, asked), expected, 1e-5)
@@ -104,7 +105,7 @@ def record(number, logits, waves=()):
 
 def test_replay_finds_the_answer_that_was_not_computed_so(pipeline):
     def answer(number, arrangement):
-        return tuple(pipeline.forward(IMAGES[number][None], Arrangement.from_json(arrangement))[0].tolist())
+        return tuple(pipeline.forward(IMAGES[number][None], arrangement_of(arrangement))[0].tolist())
 
     records = [
         record(0, answer(0, [1, 0]), waves=((((1, "a"), (0, "b")),),)),

@@ -2,7 +2,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ls_edge.core.arrangement import Arrangement, equal_waves, random_orders, random_subset_order
+from ls_edge.core.arrangement import Arrangement, equal_waves, random_subset_order
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.evaluation.evaluate import aggregate, evaluate
@@ -45,7 +45,7 @@ def images(count=1):
 def test_a_model_that_only_knows_the_trained_order():
     plan = EvaluationOrders.make(Bands(4), orders=50, keep=[2, 4], seed=3)
     found = evaluate(Digits(4, lambda order: order == (0, 1, 2, 3)), images(2), plan)
-    right = sum(order == (0, 1, 2, 3) for order in random_orders(4, 50, 3)) / 50
+    right = sum(order == (0, 1, 2, 3) for order in Bands(4).random_orders(50, 3)) / 50
     assert found.sequential.top1 == 1.0
     assert found.arbitrary.top1_mean == pytest.approx(right)
     assert found.arbitrary.top1_worst == 0.0
@@ -55,11 +55,11 @@ def test_a_model_that_only_knows_the_trained_order():
 
 
 def test_figures_are_over_orders_and_draws():
-    starts = {order: order[0] == 1 for order in random_orders(3, 20, 0)}
+    starts = {order: order[0] == 1 for order in Bands(3).random_orders(20, 0)}
     found = evaluate(
         Digits(3, lambda order: order[:1] == (1,)), images(), EvaluationOrders.make(Bands(3), orders=20, keep=[1, 2])
     )
-    values = np.array([starts[order] for order in random_orders(3, 20, 0)], float)
+    values = np.array([starts[order] for order in Bands(3).random_orders(20, 0)], float)
     assert found.arbitrary.top1_mean == pytest.approx(values.mean())
     assert found.arbitrary.top1_std == pytest.approx(values.std())
     assert found.arbitrary.top1_p5 == pytest.approx(np.percentile(values, 5))
@@ -192,7 +192,7 @@ def test_several_models_as_one():
     both = aggregate([good, bad])
     assert both.sequential.top1 == 1.0
     assert both.arbitrary.top1_mean == pytest.approx((1 + bad.arbitrary.top1_mean) / 2)
-    values = [1.0] * 10 + [float(order == (0, 1, 2, 3)) for order in random_orders(4, 10, 0)]
+    values = [1.0] * 10 + [float(order == (0, 1, 2, 3)) for order in Bands(4).random_orders(10, 0)]
     assert both.arbitrary.top1_std == pytest.approx(np.std(values))
     assert (both.models.count, both.models.sequential_std) == (2, 0.0)
     assert both.models.arbitrary_std == pytest.approx(np.std([1.0, bad.arbitrary.top1_mean]))

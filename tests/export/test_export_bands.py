@@ -22,6 +22,7 @@ from ls_edge.export.writer import ExportSettings, export_run, parts_of
 from ls_edge.training.checkpoint import load_run
 from ls_edge.training.models.slots import SlotEmbedding
 from ls_edge.training.models.view import BlockView
+from tests.arrangements import arrangement_of
 
 IMAGES = np.random.default_rng(1).standard_normal((2, 3, 16, 16), dtype=np.float32)
 DEPTH = 5
@@ -143,8 +144,8 @@ def test_slots_go_on_counting_behind_folded_blocks(run, tmp_path):
     view.eval()
     slotted = dataclasses.replace(run, view=view)
     bundle = export_run(slotted, tmp_path / "bundle", ExportSettings(fold_ends=True, whole=True)).bundle
-    tracks = Arrangement.from_json([[[2], [0, 1]]])
-    inside = Arrangement.from_json([[[0]], [[3], [1, 2]], [[4]]])
+    tracks = arrangement_of([[[2], [0, 1]]])
+    inside = arrangement_of([[[0]], [[3], [1, 2]], [[4]]])
     with torch.no_grad(), Pipeline.open(bundle, threads=1, provider="cpu") as chain:
         for ours, theirs in (((2, 0, 1), (0, 3, 1, 2, 4)), (tracks, inside)):
             expected = view(torch.from_numpy(IMAGES), theirs).numpy()

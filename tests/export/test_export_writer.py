@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bundle import MANIFEST, Bundle, ImageSpec, bundle_id_of, write_manifest
 from ls_edge.core.errors import DigestMismatch, EngineError, RunError, UsageError, VerificationError
 from ls_edge.engines.pipeline import Pipeline
@@ -19,6 +18,7 @@ from ls_edge.export.writer import _draft as draft_manifest
 from ls_edge.training.checkpoint import load_run
 from ls_edge.training.models.slots import SlotEmbedding
 from ls_edge.training.models.view import BlockView
+from tests.arrangements import arrangement_of
 
 IMAGES = np.random.default_rng(1).standard_normal((2, 3, 16, 16), dtype=np.float32)
 
@@ -137,7 +137,7 @@ def test_blocks_that_take_a_slot(loaded, tmp_path, per_block):
     view.eval()
     bundle = export_run(dataclasses.replace(loaded, view=view), tmp_path / "bundle", ExportSettings(whole=True)).bundle
     assert bundle.manifest.needs_slot
-    tracks = Arrangement.from_json([[[2], [0, 1]]])
+    tracks = arrangement_of([[[2], [0, 1]]])
     with torch.no_grad(), Pipeline.open(bundle, threads=1, provider="cpu") as chain:
         for arrangement in (None, (2, 0, 1), (1,), tracks):
             expected = view(torch.from_numpy(IMAGES), arrangement).numpy()

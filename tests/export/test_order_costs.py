@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ls_edge.core.arrangement import Arrangement, random_orders, random_waves
+from ls_edge.core.arrangement import Arrangement, random_waves
 from ls_edge.core.bands import Bands
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.order_costs import VERSION, Fit, Measured, OrderCosts, read_order_costs
@@ -53,7 +53,7 @@ def test_the_model_minds_its_order(calibration, costs):
 
 
 def test_estimates_rank_orders_of_other_images(trained, calibration, costs):
-    orders = random_orders(BLOCKS, 40, seed=99)
+    orders = Bands(BLOCKS).random_orders(40, seed=99)
     measured = np.array([loss_of(trained.view, calibration.held_out, order) for order in orders])
     estimated = np.array([costs.cost(order) for order in orders])
     assert spearman(estimated, measured) > 0.5
@@ -86,7 +86,9 @@ def test_costs_that_rank_no_better_than_chance_are_remarked(make_run, calibratio
 
 def test_estimates_rank_what_runs_side_by_side(trained, calibration, costs):
     generator = random.Random(5)
-    dealt = [random_waves(order, generator, TRACKS, interleaved=True) for order in random_orders(BLOCKS, 40, seed=98)]
+    dealt = [
+        random_waves(order, generator, TRACKS, interleaved=True) for order in Bands(BLOCKS).random_orders(40, seed=98)
+    ]
     measured = np.array([loss_of(trained.view, calibration.held_out, item) for item in dealt])
     estimated = np.array([costs.cost(item) for item in dealt])
     assert spearman(estimated, measured) > 0.5
@@ -197,10 +199,10 @@ def test_a_linear_truth_is_found():
     truth = generator.normal(size=3 * 36 + 6)
     features = np.stack([features_of(order, 6) for order, _ in draw_orders(Bands(6), 400)])
     found = ridge(features, features @ truth + 0.01 * generator.normal(size=400))
-    fresh = np.stack([features_of(order, 6) for order in random_orders(6, 50, seed=5)])
+    fresh = np.stack([features_of(order, 6) for order in Bands(6).random_orders(50, seed=5)])
     assert spearman(fresh @ found, fresh @ truth) > 0.99
     drawn = random.Random(1)
-    waves = [random_waves(order, drawn, TRACKS, interleaved=True) for order in random_orders(6, 50, seed=6)]
+    waves = [random_waves(order, drawn, TRACKS, interleaved=True) for order in Bands(6).random_orders(50, seed=6)]
     dealt = np.stack([features_of(item, 6) for item in waves])
     assert spearman(dealt @ found, dealt @ truth) > 0.98
 

@@ -7,7 +7,6 @@ import pytest
 import timm
 import torch
 
-from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.errors import ModelError
 from ls_edge.export.writer import export_run
 from ls_edge.training.checkpoint import load_run, save_run
@@ -16,6 +15,7 @@ from ls_edge.training.models.adapters import eva as eva_adapter
 from ls_edge.training.models.families import FAMILIES, family_of
 from ls_edge.training.models.small_models import create, image_spec_of
 from ls_edge.training.models.view import BlockView
+from tests.arrangements import arrangement_of
 
 torch.set_num_threads(1)
 NARROW = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 48, "num_heads": 3}
@@ -68,7 +68,7 @@ def test_a_family_runs_in_any_arrangement(name, args):
         assert trained.std() > 0
         assert torch.equal(view(images), trained)
         assert not torch.equal(view(images, list(reversed(range(blocks)))), trained)
-        tracks = Arrangement.from_json([[[2], [0, 1]]])
+        tracks = arrangement_of([[[2], [0, 1]]])
         start = view.stem(images)
         one = view.block(2, start)
         other = view.block(1, view.block(0, start))

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from ls_edge.core.arrangement import random_orders
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import UsageError
 from ls_edge.training.methods.registry import METHODS, expected_cost, make_method
@@ -44,7 +43,7 @@ def test_shuffle_draws_uniform_orders_that_depend_on_seed_and_step_alone():
 def test_shuffle_is_judged_in_other_orders_than_eval_draws():
     chosen = [a.order for a in make_method("shuffle", {}).validation(Bands(8), 4, 0)]
     assert len(set(chosen)) == 4
-    assert not set(chosen) & set(random_orders(8, 64, 0))
+    assert not set(chosen) & set(Bands(8).random_orders(64, 0))
 
 
 def test_layerdrop_drops_a_fifth_and_never_all():

@@ -2,10 +2,10 @@ import pytest
 import timm
 import torch
 
-from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.errors import ModelError
 from ls_edge.training.models.families import evenly_spaced
 from ls_edge.training.models.view import BlockView
+from tests.arrangements import arrangement_of
 
 torch.set_num_threads(1)
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 5}
@@ -65,7 +65,7 @@ def test_order_and_tracks_are_what_they_say():
         assert torch.equal(view(images, [3, 1]), view.head(by_hand))
         side_by_side = tokens + (view.blocks[2](tokens) - tokens)
         side_by_side = side_by_side + (by_hand - tokens)
-        found = view(images, Arrangement.from_json([[[2], [3, 1]]]))
+        found = view(images, arrangement_of([[[2], [3, 1]]]))
     torch.testing.assert_close(found, view.head(side_by_side))
 
 

@@ -13,7 +13,6 @@ from ls_edge.report.theme import color
 
 _HEIGHT = 240
 _MOST_TEXTS = 12
-"""Rows of a heat map that shows numbers in its cells."""
 
 
 def importance_chart(found: Analysis) -> Chart | None:

@@ -33,7 +33,6 @@ from ls_edge.report.theme import color
 
 _HEIGHT = 260
 MOST_LABELS = 8
-"""Changes of peers that have labels."""
 
 
 def latency_distribution(data: RunData) -> Chart | None:

@@ -26,7 +26,6 @@ PICTURES: dict[str, Callable[[RunData], Chart | None]] = {
     "skips": accuracy_by_skips,
     "slots": slot_heatmap,
 }
-"""Charts that can be written as files."""
 
 
 def write_picture(

@@ -26,7 +26,6 @@ from ls_edge.report.statistics import RunData
 from ls_edge.report.theme import STAGES, color
 
 MOST_ROWS = 24
-"""Rows of a request's timeline."""
 
 
 def request_timelines(data: RunData) -> list[tuple[str, str, Chart]]:
