@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 import numpy as np
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -34,68 +34,67 @@ SHOWN_REASONS = 3
 AGREEMENT = ("blocks left out", "same class", "in all orders", "total variation", "orders")
 
 
-def print_summary(summary: RunSummary, console: Console | None = None, *, title: str = "") -> None:
-    """Print the two tables of a run, by default on standard output."""
-    console = console or open_console()
-    print_table(summary_table(summary, title=title), console)
-    console.print()
-    print_table(peers_table(summary), console)
-
-
-def print_answers(records: Sequence[RequestRecord], classes: Sequence[str], console: Console | None = None) -> None:
-    """Print a few answers with class names, spread evenly over the run; nothing without records."""
-    if records:
-        console = console or open_console()
-        console.print()
-        print_table(answers_table(records, classes), console)
-
-
-def print_comparison(
-    runs: Sequence[tuple[str, RunSummary]], console: Console | None = None, *, title: str = ""
+def print_summary(
+    summary: RunSummary,
+    console: Console | None = None,
+    *,
+    title: str = "",
+    records: Sequence[RequestRecord] = (),
+    classes: Sequence[str] = (),
 ) -> None:
-    """Print a row for each of several named runs."""
-    print_table(comparison_table(runs, title=title), console)
+    """Print the tables of a run, by default on standard output, and a few of its ``records`` with class names."""
+    console = console or open_console()
+    tables = [summary_table(summary, title=title), peers_table(summary)]
+    for place, table in enumerate([*tables, answers_table(records, classes)] if records else tables):
+        if place:
+            console.print()
+        print_table(table, console)
 
 
 def summary_table(summary: RunSummary, *, title: str = "") -> Table:
     """Return a table of the answers, their accuracy and their speed."""
-    table = PlainTable(title, show_header=False)
-    table.add_column("", style="dim", no_wrap=True)
-    table.add_column("")
-    latency, hops, skips = summary.latency_ms, summary.hops, summary.skips
+    latency, hops, skips, tau = summary.latency_ms, summary.hops, summary.skips, summary.order_tau
     failed = Text(f"{summary.failed:,}", style="red" if summary.failed else "")
     if summary.errors:
         kinds = ", ".join(f"{count:,} {shorten(name, 40)}" for name, count in summary.errors.items())
         failed.append(f" ({kinds})")
-    table.add_row("answered", f"{summary.answered:,} of {summary.requests:,}")
-    table.add_row("failed", failed)
-    table.add_row("degraded", Text(f"{summary.degraded:,}", style="yellow" if summary.degraded else ""))
-    table.add_row("accuracy", _accuracy(summary))
-    table.add_row(
-        "latency",
-        f"p50 {show_ms(latency.p50)}, p95 {show_ms(latency.p95)}, p99 {show_ms(latency.p99)}, "
-        f"max {show_ms(latency.max)}",
-    )
-    table.add_row("throughput", f"{show(summary.throughput)} / s")
     most = NOTHING if skips.max is None else f"{skips.max:,}"
-    table.add_row("skipped blocks", f"{show(skips.mean)} on average, {most} at most")
-    for why, count in list(skips.reasons.items())[:SHOWN_REASONS]:
-        table.add_row("", Text(f"{counted(count, 'answer')}: {why}", style="yellow"))
-    table.add_row(
-        "hops",
-        f"{show(hops.mean)}; medians: wire {show_ms(hops.wire_ms_p50)}, queue {show_ms(hops.queue_ms_p50)}, "
-        f"engine {show_ms(hops.engine_ms_p50)}, codec {show_ms(hops.codec_ms_p50)}",
-    )
-    tau = summary.order_tau
-    table.add_row("order", NOTHING if tau is None else f"tau {tau:+.2f} (1: trained order, 0: random)")
+    rows: list[tuple[str, RenderableType]] = [
+        ("answered", f"{summary.answered:,} of {summary.requests:,}"),
+        ("failed", failed),
+        ("degraded", Text(f"{summary.degraded:,}", style="yellow" if summary.degraded else "")),
+        ("accuracy", _accuracy(summary)),
+        (
+            "latency",
+            f"p50 {show_ms(latency.p50)}, p95 {show_ms(latency.p95)}, p99 {show_ms(latency.p99)}, "
+            f"max {show_ms(latency.max)}",
+        ),
+        ("throughput", f"{show(summary.throughput)} / s"),
+        ("skipped blocks", f"{show(skips.mean)} on average, {most} at most"),
+        *(
+            ("", Text(f"{counted(count, 'answer')}: {why}", style="yellow"))
+            for why, count in list(skips.reasons.items())[:SHOWN_REASONS]
+        ),
+        (
+            "hops",
+            f"{show(hops.mean)}; medians: wire {show_ms(hops.wire_ms_p50)}, queue {show_ms(hops.queue_ms_p50)}, "
+            f"engine {show_ms(hops.engine_ms_p50)}, codec {show_ms(hops.codec_ms_p50)}",
+        ),
+        ("order", NOTHING if tau is None else f"tau {tau:+.2f} (1: trained order, 0: random)"),
+    ]
     if summary.retries or summary.duplicates_dropped:
         dropped = f"{summary.retries:,}, {counted(summary.duplicates_dropped, 'late answer')} dropped"
-        table.add_row("retries", Text(dropped, style="yellow"))
+        rows.append(("retries", Text(dropped, style="yellow")))
     if summary.audit is not None:
         audit = summary.audit
         left_out = f"; {audit.dropped + audit.waiting:,} left out" if audit.dropped + audit.waiting else ""
         text = f"{audit.audited:,} answers recomputed, {audit.mismatched:,} differ{left_out}"
-        table.add_row("audit", Text(text, style="red" if audit.mismatched else ""))
+        rows.append(("audit", Text(text, style="red" if audit.mismatched else "")))
+    table = PlainTable(title, show_header=False)
+    table.add_column("", style="dim", no_wrap=True)
+    table.add_column("")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

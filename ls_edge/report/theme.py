@@ -79,34 +79,33 @@ def with_plain_colors(drawing: str) -> str:
     return f"{head}>{style}{rest}"
 
 
-def chart_config() -> dict[str, Any]:
-    """Return the Vega-Lite configuration of every chart."""
-    words = {
-        "labelColor": color("soft"),
-        "titleColor": color("soft"),
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-    }
-    return {
-        "background": "transparent",
-        "font": FONT,
-        "padding": {"left": 2, "right": 8, "top": 4, "bottom": 4},
-        "view": {"stroke": None},
-        "range": {"category": {"scheme": CATEGORY_SCHEME}, "ordinal": {"scheme": BLOCK_SCHEME}},
-        "axis": {
-            **words,
-            "gridColor": color("rule"),
-            "domainColor": color("axis"),
-            "tickColor": color("axis"),
-            "labelPadding": 6,
-            "tickSize": 4,
-            "labelOverlap": True,
-            "labelSeparation": 8,
-        },
-        "axisX": {"grid": False, "tickCount": 9},
-        "axisY": {"domain": False, "ticks": False, "tickCount": 5},
-        "legend": {**words, "symbolType": "square", "symbolStrokeWidth": 0, "orient": "bottom", "columns": 8},
-        "text": {"color": color("soft"), "fontSize": 12},
-        "title": {"color": color("ink"), "fontSize": 13, "fontWeight": 600, "anchor": "start", "offset": 12},
-    }
+_WORDS = {
+    "labelColor": color("soft"),
+    "titleColor": color("soft"),
+    "labelFontSize": 12,
+    "titleFontSize": 12,
+    "titleFontWeight": "normal",
+}
+CHART_CONFIG: dict[str, Any] = {
+    "background": "transparent",
+    "font": FONT,
+    "padding": {"left": 2, "right": 8, "top": 4, "bottom": 4},
+    "view": {"stroke": None},
+    "range": {"category": {"scheme": CATEGORY_SCHEME}, "ordinal": {"scheme": BLOCK_SCHEME}},
+    "axis": {
+        **_WORDS,
+        "gridColor": color("rule"),
+        "domainColor": color("axis"),
+        "tickColor": color("axis"),
+        "labelPadding": 6,
+        "tickSize": 4,
+        "labelOverlap": True,
+        "labelSeparation": 8,
+    },
+    "axisX": {"grid": False, "tickCount": 9},
+    "axisY": {"domain": False, "ticks": False, "tickCount": 5},
+    "legend": {**_WORDS, "symbolType": "square", "symbolStrokeWidth": 0, "orient": "bottom", "columns": 8},
+    "text": {"color": color("soft"), "fontSize": 12},
+    "title": {"color": color("ink"), "fontSize": 13, "fontWeight": 600, "anchor": "start", "offset": 12},
+}
+"""Vega-Lite configuration of every chart."""

@@ -8,7 +8,8 @@ from rich.console import Console
 from ls_edge.core.records import PeerEvent, PeerState, RunContext
 from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report.progress import RunProgress
-from ls_edge.report.tables import comparison_table, peers_table, print_comparison, print_summary
+from ls_edge.report.tables import comparison_table, peers_table, print_summary
+from ls_edge.report.terminal import print_table
 
 
 def console(terminal, width=100):
@@ -57,7 +58,8 @@ def test_a_narrow_terminal_keeps_the_names_of_rows(run_with_loss):
 def test_comparison(run_with_loss, simulated):
     out = console(terminal=False, width=140)
     bad = simulated(100, quality=0.1)
-    print_comparison([("shuffled", run_with_loss.summary), ("unshuffled [red]", bad.summary)], out, title="Two models")
+    runs = [("shuffled", run_with_loss.summary), ("unshuffled [red]", bad.summary)]
+    print_table(comparison_table(runs, title="Two models"), out)
     text = written(out)
     assert "unshuffled [red]" in text
     assert f"{100 * bad.summary.top1:.1f} %" in text

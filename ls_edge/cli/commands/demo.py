@@ -99,8 +99,8 @@ def command(out: Path, limit: int, boards: str | None, bundle: Path | None, slow
         return _boards(out, boards, bundle, limit, slowdown)
     if bundle is not None:
         raise UsageError("--bundle is for --boards; leave it out, or add --boards")
-    from ls_edge.report.tables import print_comparison
-    from ls_edge.report.terminal import open_console
+    from ls_edge.report.tables import comparison_table
+    from ls_edge.report.terminal import open_console, print_table
 
     console = open_console(stderr=True)
     _check_installed()
@@ -122,7 +122,7 @@ def command(out: Path, limit: int, boards: str | None, bundle: Path | None, slow
     }
     (out / "demo.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
     _print_accuracy(accuracy)
-    print_comparison([(name, summary) for name, summary, _, _ in runs])
+    print_table(comparison_table([(name, summary) for name, summary, _, _ in runs]))
     console.print(f"\nreport: {report}    figures: {out / 'demo.json'}    {document['seconds']:.0f} s", soft_wrap=True)
     return 0
 

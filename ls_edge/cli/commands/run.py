@@ -27,7 +27,7 @@ from ls_edge.data.datasets import ImageRef, open_data, trained_on_warning
 from ls_edge.device.requirements import require_report
 from ls_edge.evaluation.run_summary import RunSummary, summarise
 from ls_edge.report.progress import RunProgress
-from ls_edge.report.tables import print_answers, print_summary
+from ls_edge.report.tables import print_summary
 from ls_edge.report.trace_events import write_trace_events
 from ls_edge.runtime.source.run_dataset import DatasetRun, run_dataset
 from ls_edge.runtime.source.source import Source
@@ -188,8 +188,7 @@ def _finish(
         if as_json:
             click.echo(summary.to_json())
         else:
-            print_summary(summary)
-            print_answers(measured.records, classes)
+            print_summary(summary, records=measured.records, classes=classes)
     except OSError as error:
         problems.append(f"the summary could not be printed: {describe(error)}")
     for remark in remarks[:MAX_REMARKS]:

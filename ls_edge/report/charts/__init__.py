@@ -24,11 +24,10 @@ from ls_edge.report.charts.pictures import (
     write_freedom_figure,
     write_picture,
 )
-from ls_edge.report.charts.request_charts import request_timelines
+from ls_edge.report.charts.request_charts import request_timelines, stage_breakdown
 from ls_edge.report.charts.served_chart import MOST_CELLS, MOST_SPANS, served, served_window
 from ls_edge.report.charts.simulation_chart import outcomes_over_time
 from ls_edge.report.charts.specification import MOST_POINTS, VEGA_LITE, Chart, spec_of, svg_of, with_parameters
-from ls_edge.report.charts.stage_charts import stage_breakdown
 
 __all__ = [
     "MOST_CELLS",

@@ -16,7 +16,7 @@ import numpy as np
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
 from ls_edge.evaluation.run_summary import Floats
 from ls_edge.report.formatting import NOTHING, shorten
-from ls_edge.report.theme import BLOCK_SCHEME, CATEGORY_SCHEME, chart_config, color, with_plain_colors
+from ls_edge.report.theme import BLOCK_SCHEME, CATEGORY_SCHEME, CHART_CONFIG, color, with_plain_colors
 
 Chart = Any
 """Altair chart; its methods have no more exact type."""
@@ -42,7 +42,7 @@ def spec_of(chart: Chart) -> dict[str, Any]:
     if "vconcat" in spec or "hconcat" in spec:
         del spec["autosize"]  # the parts have widths of their own
     rows = {name: json.loads(text) for name, text in spec.pop("datasets").items()}
-    return {**spec, "datasets": rows, "config": chart_config()}
+    return {**spec, "datasets": rows, "config": CHART_CONFIG}
 
 
 def block_color(num_blocks: int, *, legend: bool = False) -> alt.Color:
