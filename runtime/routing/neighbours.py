@@ -187,6 +187,8 @@ class Neighbour:
     """It could be handed tokens at its last STATE, and has not been suspected since."""
     moved_at: float = 0.0
     """Time of its last finished engine call or accepted transfer."""
+    quiet: tuple[Hello, State, Candidate] | None = None
+    """The candidate that it is while nothing but a new HELLO or STATE or a transfer changes it, and made of which."""
 
     @property
     def name(self) -> str:
@@ -286,6 +288,19 @@ class Neighbour:
             left += self.offers * max(self.block_us, self.expected_link_us(now))
         return left + round((now - self.suspected_at) * 1e6) if self.is_silent else left
 
+    def is_quiet(self, now: float) -> bool:
+        """Whether it is idle and gets nothing, so that time alone does not change the candidate."""
+        state = self.state
+        return (
+            not (self.offers or self.strikes or self.link_us or self.trip_us)
+            and state is not None
+            and not state.wait_us
+            and state.credits == self.reported_credits
+            and now >= self.refused_until
+            and now >= self.backoff_until
+            and now >= self.suspected_until
+        )
+
     @property
     def is_silent(self) -> bool:
         """Whether it has sent no STATE since it came under suspicion."""
@@ -315,9 +330,14 @@ class Neighbours:
     def candidate(self, name: str, now: float) -> Candidate | None:
         """Return a neighbour if it is a peer that may be handed tokens."""
         n = self.by_name.get(name)
-        if n is None or n.hello.role != "peer" or n.state is None or not n.available(now):
+        if n is None or n.hello.role != "peer" or n.state is None:
             return None
-        return Candidate(
+        is_quiet = n.is_quiet(now)
+        if is_quiet and n.quiet is not None and n.quiet[0] is n.hello and n.quiet[1] is n.state:
+            return n.quiet[2]
+        if not n.available(now):
+            return None
+        candidate = Candidate(
             name=name,
             blocks=_as_set(n.hello.blocks),
             reach_blocks=_as_set(n.state.reach_blocks),
@@ -329,6 +349,9 @@ class Neighbours:
             far_blocks=tuple(map(_as_set, n.state.far_blocks)),
             bundle_id=n.hello.bundle_id if n.hello.minor >= MINOR_OF_DEMANDS else "",
         )
+        # On a large site most peers are idle, and making a candidate of each takes longer than the rest of a decision.
+        n.quiet = (n.hello, n.state, candidate) if is_quiet else None
+        return candidate
 
     def hop_deadline(self, name: str, *, accepted: bool = True, failures: int = 0) -> float:
         """Return the seconds that a transfer may show no progress; until it is accepted the way there counts as well.

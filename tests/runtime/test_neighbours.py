@@ -1,5 +1,8 @@
 """Measurements and pauses of a neighbour, as numbers: routing depends on them."""
 
+import dataclasses
+
+import msgspec
 import pytest
 
 from ls_edge.runtime.protocol.messages import Hello, State
@@ -75,3 +78,35 @@ def test_a_state_ends_a_refusal_and_no_pause():
     neighbours.update("b", n.state, 1.0)
     assert (n.refused_until, n.backoffs) == (0.0, 1)
     assert n.credits(1.0, neighbours.limits) == 0
+
+
+def test_an_idle_neighbour_is_made_a_candidate_once():
+    neighbours = Neighbours(Limits())
+    neighbours.by_name["b"] = neighbour()
+    assert neighbours.candidate("b", 1.0) is neighbours.candidate("b", 30.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda n: setattr(n, "offers", 1),
+        lambda n: setattr(n, "reported_credits", 1),
+        lambda n: setattr(n, "refused_until", 9.0),
+        lambda n: setattr(n, "hello", msgspec.structs.replace(n.hello, blocks=(5,))),
+        lambda n: setattr(n, "state", msgspec.structs.replace(n.state, wait_us=70, reach_blocks=(4,))),
+        lambda n: setattr(n, "state", msgspec.structs.replace(n.state, draining=True)),
+        lambda n: n.back_off(1.0, Limits()),
+        lambda n: n.accepted_after(0.02, 1.0),
+        lambda n: n.track_took(0.02, 100, 1.0),
+        lambda n: setattr(n, "suspected_until", 9.0),
+    ],
+)
+def test_every_change_of_an_idle_neighbour_changes_the_candidate(change):
+    neighbours, fresh = Neighbours(Limits()), Neighbours(Limits())
+    neighbours.by_name["b"] = n = neighbour()
+    before = neighbours.candidate("b", 1.0)
+    change(n)
+    after = neighbours.candidate("b", 1.001)
+    fresh.by_name["b"] = dataclasses.replace(n, quiet=None)
+    assert after == fresh.candidate("b", 1.001) != before
+    assert neighbours.candidate("b", 1.001) == after
