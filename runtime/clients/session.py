@@ -14,9 +14,10 @@ from ls_edge.core.records import PeerState
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Complaint, FindingRow, Findings, Hello, State, Stored, Welcome
 from ls_edge.runtime.transport.admission import new_alias
-from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.links import Incoming, Link, LinkDown, LinkEvent, Links, LinkUp, NoLink
-from ls_edge.runtime.transport.node import curve_of, new_incarnation
+from ls_edge.runtime.transport.connections import Incoming, Link, LinkDown, LinkEvent, LinkUp, NoLink
+from ls_edge.runtime.transport.keys import KeyPair, curve_of
+from ls_edge.runtime.transport.links import Links
+from ls_edge.runtime.transport.node import new_incarnation
 from ls_edge.runtime.transport.problems import one_line
 
 GREET_AGAIN_S = 0.5

@@ -1,5 +1,9 @@
 """The handshake: HELLO, WELCOME and BYE, and the processes that were admitted by it.
 
+Two peers dial each other, and keep one connection: the heartbeats of a second one would double the cost of an idle
+fleet. The peer with the greater name closes the one that it has dialled, and dials again when a link to the other one
+ends.
+
 A handshake terminates: HELLO is sent by the side that dialled, when the link is up, again after a delay that doubles
 until WELCOME arrives, and when its content changes. It is answered by one WELCOME or COMPLAINT, which are not answered.
 A link carries one name, and on a CURVE link the name that the key belongs to.
@@ -7,6 +11,8 @@ A link carries one name, and on a CURVE link the name that the key belongs to.
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -15,7 +21,8 @@ from ls_edge.core.peers_file import PeersFile
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, Message, Welcome
 from ls_edge.runtime.transport.admission import GUESTS, Admission
-from ls_edge.runtime.transport.links import Incoming, Link, LinkDown, Links
+from ls_edge.runtime.transport.connections import Incoming, Link, LinkDown
+from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.problems import PeerProblems, one_line
 from ls_edge.runtime.transport.refused_messages import RefusedMessages
 
@@ -25,6 +32,8 @@ MAX_SOURCES = 256
 """Largest number of linked processes that are not peers of ``peers.yaml``."""
 MAX_SOURCES_OF_ONE_KEY = 64
 """Largest number of these with one key, so that one source cannot crowd out the others."""
+REST_AFTER = 1.0
+"""Seconds for which a second connection between two peers is kept, so that messages on their way arrive."""
 _MAX_REASON = 200
 """Longest reason of a BYE, in characters."""
 
@@ -35,7 +44,7 @@ class LinkedProcesses:
     def __init__(self, name: str, peers: PeersFile) -> None:
         """``name`` is the name of this process."""
         self.links_of: dict[str, list[Link]] = {}
-        """The links of each process; those that this process dialled come first."""
+        """The links of each process; the one to send on comes first."""
         self.name_of: dict[Link, str] = {}
         self.user_of: dict[Link, str] = {}
         """The name behind the key of each link; empty without CURVE."""
@@ -46,6 +55,9 @@ class LinkedProcesses:
         self._name = name
         self._path = peers.path
         self._greeting_due: dict[Link, tuple[float, float]] = {}
+        self._incarnation_of: dict[Link, int] = {}
+        self._rest_at: dict[str, float] = {}
+        """Peers with two connections, and when the one that this process dialled is closed."""
 
     def reason_to_refuse(self, link: Link, greeting: Hello | Welcome, user: str) -> str:
         """Return why a process may not have this name on this link, or an empty string."""
@@ -69,21 +81,44 @@ class LinkedProcesses:
             return f"{MAX_SOURCES_OF_ONE_KEY} sources have the key of {user!r} at {self._name}, which is the limit"
         return ""
 
-    def add(self, link: Link, name: str, user: str) -> bool:
+    def add(self, link: Link, greeting: Hello | Welcome, user: str, now: float) -> bool:
         """Record the process behind a link; return whether the link is new."""
+        name = greeting.name
         links = self.links_of.setdefault(name, [])
-        if link in links:
-            return False
-        links.append(link)
-        links.sort(key=lambda one: not one.dialled)
-        self.name_of[link], self.user_of[link] = name, user
-        return True
+        is_new = link not in links
+        if is_new:
+            links.append(link)
+            self.name_of[link], self.user_of[link] = name, user
+        self._incarnation_of[link] = greeting.incarnation
+        # Links of an earlier process of this name have not noticed its end yet.
+        keeps_own = self._name < name
+        links.sort(key=lambda one: (self._incarnation_of[one] != greeting.incarnation, bool(one.dialled) != keeps_own))
+        if is_new and self._has_spare_link(name):
+            self._rest_at[name] = now + REST_AFTER
+        return is_new
+
+    def _has_spare_link(self, name: str) -> bool:
+        """Return whether the link dialled to a peer is one too many, since the peer's own is the one to keep."""
+        links = self.links_of.get(name, ())
+        dialled = {self._incarnation_of[link] for link in links if link.dialled}
+        return self._name > name and any(not link.dialled and self._incarnation_of[link] in dialled for link in links)
+
+    def due_rests(self, now: float) -> list[str]:
+        """Return the peers whose dialled link is to be closed now, and forget these links."""
+        due = [name for name, at in self._rest_at.items() if at <= now]
+        for name in due:
+            del self._rest_at[name]
+        spare = [name for name in due if self._has_spare_link(name)]
+        for name in spare:
+            self.link_ended(Link(dialled=name))
+        return spare
 
     def link_ended(self, link: Link) -> str | None:
         """Forget a link; return the name of the process behind it, or None."""
         self._greeting_due.pop(link, None)
         name = self.name_of.pop(link, None)
         self.user_of.pop(link, None)
+        self._incarnation_of.pop(link, None)
         links = [] if name is None else self.links_of.get(name, [])
         if link in links:
             links.remove(link)
@@ -95,6 +130,7 @@ class LinkedProcesses:
         for link in self.links_of.pop(name, []):
             self.name_of.pop(link, None)
             self.user_of.pop(link, None)
+            self._incarnation_of.pop(link, None)
             if link.dialled:  # after a goodbye it usually ends soon, and this is undone
                 self._greeting_due[link] = (now + MAX_GREETING_DELAY, MAX_GREETING_DELAY)
 
@@ -111,9 +147,10 @@ class LinkedProcesses:
         return link in self._greeting_due
 
     @property
-    def next_greeting(self) -> float:
-        """Time of the next of :meth:`due_greetings`, or infinity."""
-        return min((at for at, _ in self._greeting_due.values()), default=float("inf"))
+    def next_due(self) -> float:
+        """Time of the next of :meth:`due_greetings` or :meth:`due_rests`, or infinity."""
+        greetings = (at for at, _ in self._greeting_due.values())
+        return min(itertools.chain(greetings, self._rest_at.values()), default=float("inf"))
 
     def due_greetings(self, now: float) -> list[Link]:
         """Return the links on which HELLO is to be repeated now, and schedule the next repetition."""
@@ -164,16 +201,21 @@ class Handshake:
         name = self._linked.link_ended(event.link)
         if name is None:
             self.problems.note(event.link.dialled, "link", event.why)
-        elif not self._linked.links_of.get(name):
+            return
+        if not self._linked.links_of.get(name):
             self._forget(name, event.why, now)
+        else:
+            self._links.resume(name)
 
     def no_link(self, name: str, why: str) -> None:
         """Record why a peer cannot be dialled, unless it has dialled this process."""
         if name not in self._linked.links_of:
             self.problems.note(name, "link", why)
 
-    def repeat_due(self, now: float) -> None:
-        """Repeat each HELLO that is due."""
+    def do_due(self, now: float) -> None:
+        """Repeat each HELLO that is due, and close second connections."""
+        for name in self._linked.due_rests(now):
+            self._links.rest(name)
         for link in self._linked.due_greetings(now):
             self._send(link, self._hello())
 
@@ -198,7 +240,7 @@ class Handshake:
             return
         self.mismatched.pop(name, None)
         self.problems.clear(name)
-        first = self._linked.add(link, name, event.user)
+        first = self._linked.add(link, greeting, event.user, time.monotonic())
         if greeting.role in GUESTS:
             self._linked.guests[name] = greeting.role
         if isinstance(greeting, Hello):  # the WELCOME precedes everything that the machine sends
@@ -236,6 +278,7 @@ class Handshake:
         was_pusher = self._linked.guests.get(name) == "pusher"
         self.problems.note(name, "link", why)
         self._linked.forget(name, now)
+        self._links.resume(name)
         self._on_forgotten(name, why, was_pusher)
 
     def _send_to_all(self, message: Message) -> None:

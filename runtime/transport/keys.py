@@ -1,4 +1,4 @@
-"""CURVE keys, in the certificate files of pyzmq's ``zmq.auth``.
+"""CURVE keys, in the certificate files of pyzmq's ``zmq.auth``, and the keys of a fleet.
 
 ``NAME.key`` holds the public key, ``NAME.key_secret`` both. The secret file is created with mode 0600, and refused if
 others may read it. Keys are not encrypted: a copy of the disk contains them.
@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
 
 from ls_edge.core.errors import LinkError, UsageError
-from ls_edge.core.peers_file import is_name
+from ls_edge.core.peers_file import PeersFile, is_name
+from ls_edge.runtime.transport.admission import may_be_called
 
 _LINE = re.compile(rb"^\s*(public|secret)-key\s*=\s*[\"']?([0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40})[\"']?\s*$", re.M)
 
@@ -26,6 +28,39 @@ class KeyPair:
 
     public: bytes
     secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The key pair of this process, the public key of each peer, and the name behind each key that may dial."""
+
+    keys: KeyPair
+    peer_keys: Mapping[str, bytes]
+    names_by_key: Mapping[bytes, str]
+
+
+def curve_of(peers: PeersFile, name: str, keys: KeyPair | None) -> Curve | None:
+    """Return the keys that the links of the process ``name`` need, or None if the file has no keys.
+
+    Raise :class:`UsageError` without a key pair, and :class:`LinkError` if it belongs to another process.
+    """
+    if not peers.uses_keys:
+        return None
+    if keys is None:
+        raise UsageError(
+            f"{peers.path} has keys, so {name} needs its own: give --secret-key {name}.key_secret "
+            f"(made by 'ls-edge keys new {name}')"
+        )
+    peer_keys = {p.name: p.public_key.encode() for p in peers.peers if p.public_key}
+    names = {key: peer for peer, key in peer_keys.items()}
+    names |= {s.public_key.encode(): s.name for s in peers.sources if s.public_key}
+    owner = names.get(keys.public)
+    if owner is None or not may_be_called(owner, name):
+        belongs = f"belongs to {owner!r}" if owner else "is not in the file"
+        raise LinkError(
+            f"the secret key does not belong to {name!r}: its public key {belongs}; check --secret-key and {peers.path}"
+        )
+    return Curve(keys, peer_keys, names)
 
 
 def require_curve() -> None:

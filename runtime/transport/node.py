@@ -18,7 +18,7 @@ import msgspec
 import zmq
 
 from ls_edge.core.bundle import Manifest
-from ls_edge.core.errors import LinkError, UsageError, WireError
+from ls_edge.core.errors import WireError
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
@@ -64,10 +64,11 @@ from ls_edge.runtime.routing.events import (
     Tick,
     Unsendable,
 )
-from ls_edge.runtime.transport.admission import GUESTS, Admission, may_be_called
+from ls_edge.runtime.transport.admission import GUESTS, Admission
+from ls_edge.runtime.transport.connections import Incoming, Link, LinkDown, LinkEvent, LinkUp
 from ls_edge.runtime.transport.handshake import Handshake, LinkedProcesses
-from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.links import Curve, Incoming, Link, LinkDown, LinkEvent, Links, LinkUp
+from ls_edge.runtime.transport.keys import KeyPair, curve_of
+from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.outbox import Outbox
 from ls_edge.runtime.transport.poller import Waker
 from ls_edge.runtime.transport.problems import NoteLog
@@ -225,7 +226,7 @@ class Node:
 
     def _wait(self, at_most: float, due: float | None, unread_for: float) -> list[LinkEvent]:
         now, waker = time.monotonic(), self._waker
-        until = min(now + at_most, self._outbox.held_until, self._linked.next_greeting)
+        until = min(now + at_most, self._outbox.held_until, self._linked.next_due)
         if due is not None:
             until = min(until, due)
         if self._linked.guests:
@@ -258,8 +259,8 @@ class Node:
     def _end_turn(self, due: float | None) -> None:
         """Do what is due by the clock, and send."""
         now = time.monotonic()
-        if now >= self._linked.next_greeting:
-            self._handshake.repeat_due(now)
+        if now >= self._linked.next_due:
+            self._handshake.do_due(now)
         if not self._handled and due is not None and due <= now:  # what became due meanwhile ends the next wait
             self.feed(Tick())
         if self._linked.guests and now >= self._guest_state_at:
@@ -453,27 +454,3 @@ class Node:
 def new_incarnation() -> int:
     """Return a random number that distinguishes this process from an earlier one with its name."""
     return secrets.randbits(63)
-
-
-def curve_of(peers: PeersFile, name: str, keys: KeyPair | None) -> Curve | None:
-    """Return the keys that the links of the process ``name`` need, or None if the file has no keys.
-
-    Raise :class:`UsageError` without a key pair, and :class:`LinkError` if it belongs to another process.
-    """
-    if not peers.uses_keys:
-        return None
-    if keys is None:
-        raise UsageError(
-            f"{peers.path} has keys, so {name} needs its own: give --secret-key {name}.key_secret "
-            f"(made by 'ls-edge keys new {name}')"
-        )
-    peer_keys = {p.name: p.public_key.encode() for p in peers.peers if p.public_key}
-    names = {key: peer for peer, key in peer_keys.items()}
-    names |= {s.public_key.encode(): s.name for s in peers.sources if s.public_key}
-    owner = names.get(keys.public)
-    if owner is None or not may_be_called(owner, name):
-        belongs = f"belongs to {owner!r}" if owner else "is not in the file"
-        raise LinkError(
-            f"the secret key does not belong to {name!r}: its public key {belongs}; check --secret-key and {peers.path}"
-        )
-    return Curve(keys, peer_keys, names)

@@ -18,7 +18,8 @@ from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Message, Moved, Release
 from ls_edge.runtime.routing.events import Forward, Send
-from ls_edge.runtime.transport.links import Link, Links
+from ls_edge.runtime.transport.connections import Link
+from ls_edge.runtime.transport.links import Links
 
 SMALL_TOKENS = 64 * 1024
 """Largest number of bytes of tokens in one message with others, since a message arrives as a whole."""

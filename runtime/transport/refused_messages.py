@@ -8,7 +8,8 @@ from collections import Counter
 
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Complaint
-from ls_edge.runtime.transport.links import Incoming, Link, Links
+from ls_edge.runtime.transport.connections import Incoming, Link
+from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.problems import one_line
 from ls_edge.runtime.transport.zap import is_worth_logging
 

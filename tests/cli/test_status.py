@@ -19,8 +19,9 @@ from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Cancel, Complaint, Hello, State, Welcome
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.admission import new_alias
+from ls_edge.runtime.transport.connections import Incoming, Link, LinkUp
 from ls_edge.runtime.transport.keys import new_keys
-from ls_edge.runtime.transport.links import Incoming, Link, Links, LinkUp
+from ls_edge.runtime.transport.links import Links
 
 PLACEMENT = {"a": [0, 1, 2, 3], "b": [2, 3, 4, 5]}
 FIELDS = {"reachable", "key", "state", "bundle_id", "blocks", "warm", "latency_ms", "reason"}

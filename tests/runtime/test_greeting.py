@@ -12,7 +12,7 @@ from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, State, Welcome
 from ls_edge.runtime.transport import handshake
-from ls_edge.runtime.transport.handshake import GREETING_DELAY, MAX_GREETING_DELAY, MAX_SOURCES
+from ls_edge.runtime.transport.handshake import GREETING_DELAY, MAX_GREETING_DELAY, MAX_SOURCES, REST_AFTER
 from ls_edge.runtime.transport.refused_messages import COMPLAINTS_A_SECOND
 
 ALL = tuple(range(6))
@@ -287,3 +287,47 @@ def test_who_listens_at_the_address_of_another_is_refused(peer, file, sockets, h
     assert b.hears(Bye).reason == said[:200]
     assert peer.node.problems["b"] == said
     assert not peer.machine.neighbours.by_name
+
+
+@pytest.fixture
+def scripted_pair(file, bundle, serve, sockets, hello_of):
+    """A peer ``b``, and both sockets of a script that is ``a``: the listener that ``b`` dials, and a caller."""
+
+    listeners = []
+
+    def make(*incarnations):
+        b = serve(Peer(file, "b", bundle))
+        listener = Script(sockets(zmq.ROUTER, bind=file.peer("a").address))
+        ends = listener.socket.get_monitor_socket(zmq.Event.DISCONNECTED)
+        listeners.append((listener.socket, ends))
+        hello = hello_of("a", blocks=ALL[:4])
+        listener.hears(Hello)
+        listener.says(Welcome(*msgspec.structs.astuple(msgspec.structs.replace(hello, incarnation=incarnations[0]))))
+        caller = Script(sockets(zmq.DEALER, dial=file.peer("b").address))
+        caller.says(msgspec.structs.replace(hello, incarnation=incarnations[1]))
+        caller.hears(Welcome)
+        return b, listener, caller, ends
+
+    yield make
+    for socket, ends in listeners:
+        socket.disable_monitor()
+        ends.close(0)
+
+
+def test_of_two_connections_the_one_that_the_greater_name_dialled_is_closed_and_dialled_again(
+    scripted_pair, wait_until
+):
+    b, listener, caller, ends = scripted_pair(77, 77)
+    assert ends.poll(10_000), "the second connection stays"
+    assert b.snapshot.linked == {"a"}
+    caller.says(Complaint("any message"))  # the first connection carries messages as before
+    wait_until(lambda: "a" in b.node.problems, what="a message")
+    listener.listen(0.1)
+    caller.socket.close()
+    assert listener.hears(Hello).name == "b"
+
+
+def test_a_connection_of_an_earlier_process_does_not_replace_one(scripted_pair):
+    b, _, _, ends = scripted_pair(78, 77)
+    assert not ends.poll(1000 * REST_AFTER + 500)
+    assert b.snapshot.linked == {"a"}

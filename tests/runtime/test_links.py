@@ -16,19 +16,9 @@ import zmq
 from ls_edge.core.errors import LinkError
 from ls_edge.core.peers_file import HeartbeatSettings
 from ls_edge.runtime.fleet.local_cluster import free_ports
-from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.links import (
-    FLOOD_MESSAGES,
-    MAX_UNSENT,
-    ZERO_COPY_FROM,
-    Curve,
-    Incoming,
-    Link,
-    LinkDown,
-    Links,
-    LinkUp,
-    NoLink,
-)
+from ls_edge.runtime.transport.connections import MAX_UNSENT, Incoming, Link, LinkDown, LinkUp, NoLink
+from ls_edge.runtime.transport.keys import Curve, KeyPair
+from ls_edge.runtime.transport.links import FLOOD_MESSAGES, ZERO_COPY_FROM, Links
 from tests.faults.proxy import Proxy
 
 MAX_FRAME = 200_000
@@ -36,7 +26,8 @@ MAX_FRAME = 200_000
 ECHO = """
 import sys
 from ls_edge.core.peers_file import HeartbeatSettings
-from ls_edge.runtime.transport.links import Incoming, LinkDown, Links
+from ls_edge.runtime.transport.connections import Incoming, LinkDown
+from ls_edge.runtime.transport.links import Links
 
 size, count = int(sys.argv[2]), int(sys.argv[3])
 links = Links({}, bind=sys.argv[1], heartbeat=HeartbeatSettings(), max_frame=size, tokens_frame=size)
@@ -54,7 +45,8 @@ while True:
 LATE = """
 import sys, time
 from ls_edge.core.peers_file import HeartbeatSettings
-from ls_edge.runtime.transport.links import Incoming, Links
+from ls_edge.runtime.transport.connections import Incoming
+from ls_edge.runtime.transport.links import Links
 
 links = Links({}, bind=sys.argv[1], heartbeat=HeartbeatSettings(), max_frame=1000)
 print("listens", flush=True)
@@ -93,7 +85,8 @@ def ended(raw):
 DIALLER = """
 import sys
 from ls_edge.core.peers_file import HeartbeatSettings
-from ls_edge.runtime.transport.links import Link, Links, LinkUp
+from ls_edge.runtime.transport.connections import Link, LinkUp
+from ls_edge.runtime.transport.links import Links
 
 links = Links({"a": sys.argv[1]}, bind=None, heartbeat=HeartbeatSettings(), max_frame=1000)
 while True:

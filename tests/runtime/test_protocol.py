@@ -18,7 +18,17 @@ from ls_edge.runtime.protocol.messages import FindingRow, Findings, Itinerary, R
 from ls_edge.runtime.routing import custody, neighbours, state_announcer
 from ls_edge.runtime.routing import source_routing as source
 from ls_edge.runtime.routing.neighbours import Limits
-from ls_edge.runtime.transport import admission, handshake, host_names, links, node, outbox, problems, refused_messages
+from ls_edge.runtime.transport import (
+    admission,
+    connections,
+    handshake,
+    host_names,
+    links,
+    node,
+    outbox,
+    problems,
+    refused_messages,
+)
 
 TEXT = (Path(__file__).parents[2] / "runtime" / "protocol" / "PROTOCOL.md").read_text(encoding="utf-8")
 MESSAGES = {kind.__struct_config__.tag: kind for kind in get_args(wire.Message)}
@@ -32,8 +42,8 @@ PARTS = {
 }
 
 HOMES = {
-    "wire": wire, "node": node, "outbox": outbox, "links": links, "host_names": host_names, "admission": admission,
-    "records": records, "handshake": handshake, "custody": custody, "neighbours": neighbours,
+    "wire": wire, "node": node, "outbox": outbox, "connections": connections, "links": links, "host_names": host_names,
+    "records": records, "admission": admission, "handshake": handshake, "custody": custody, "neighbours": neighbours,
     "source": source,
     "state_announcer": state_announcer, "problems": problems, "refused_messages": refused_messages,
 }  # fmt: skip
@@ -229,17 +239,18 @@ def test_small_numbers_in_the_text_are_those_of_the_code():
     assert f"more than {outbox.SMALL_TOKENS} bytes of them" in TEXT
     assert f"A peer MUST send STATE every {state_announcer.STATE_EVERY * 1000:.0f} ms to its" in TEXT
     assert f"Before {wire.MAJOR}.{wire.MINOR_OF_CHANGES} every process expected STATE" in TEXT
-    assert f"| after a handshake that failed, or a frame that was too long | {links.REDIAL_S * 1000:.0f} ms |" in TEXT
-    assert f"| `SNDHWM` | {links.MAX_UNSENT} messages |" in TEXT
-    assert f"| `RCVHWM` | {links.MAX_UNREAD}, no bound |" in TEXT
+    redial = f"{connections.REDIAL_S * 1000:.0f} ms"
+    assert f"| after a handshake that failed, or a frame that was too long | {redial} |" in TEXT
+    assert f"| `SNDHWM` | {connections.MAX_UNSENT} messages |" in TEXT
+    assert f"| `RCVHWM` | {connections.MAX_UNREAD}, no bound |" in TEXT
     assert f"A link of which {links.FLOOD_MESSAGES} messages were read" in TEXT
-    assert f"- Up to {links.MAX_UNSENT} messages of a link wait at the sender" in TEXT
+    assert f"- Up to {connections.MAX_UNSENT} messages of a link wait at the sender" in TEXT
     first, longest = handshake.GREETING_DELAY, handshake.MAX_GREETING_DELAY
     assert f"after {first} s, 1 s, 2 s and so on, and\n   then every {longest:.0f} s" in TEXT
     assert f"At most {refused_messages.COMPLAINTS_A_SECOND} COMPLAINTs are sent" in TEXT
     assert f"At most {handshake.MAX_SOURCES}\nprocesses beyond the peers" in TEXT
     assert f"every {host_names.LOOK_UP_EVERY:.0f} s while there is no link" in TEXT
-    assert f"| {links.RECONNECT_MS} to {links.MAX_RECONNECT_MS} ms |" in TEXT
+    assert f"| {connections.RECONNECT_MS} to {connections.MAX_RECONNECT_MS} ms |" in TEXT
     assert wire.encode(wire.Bye())[:3] == bytes.fromhex("4C5302")
     peers_defaults = links.HeartbeatSettings()
     assert f"| `HEARTBEAT_IVL` | {peers_defaults.every_ms} ms," in TEXT

@@ -17,8 +17,9 @@ from ls_edge.runtime.clients.push import Pusher, PushError
 from ls_edge.runtime.peer.peer import Peer
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Chunk, Complaint, Hello, Install, Offer, Stored, Want
-from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.links import Curve, Incoming, Link, Links, LinkUp
+from ls_edge.runtime.transport.connections import Incoming, Link, LinkUp
+from ls_edge.runtime.transport.keys import Curve, KeyPair
+from ls_edge.runtime.transport.links import Links
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq was built without CURVE")
 

@@ -11,7 +11,8 @@ from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Hello, State
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.peer_routing import PeerMachine
-from ls_edge.runtime.transport.links import Link, Links, LinkUp
+from ls_edge.runtime.transport.connections import Link, LinkUp
+from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.node import Node
 
 

@@ -16,7 +16,8 @@ from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Complaint, Hello, State
 from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.source.source import Source
-from ls_edge.runtime.transport.links import Incoming, Link, Links, LinkUp
+from ls_edge.runtime.transport.connections import Incoming, Link, LinkUp
+from ls_edge.runtime.transport.links import Links
 from tests.faults.engines import Faults, inject, write
 
 
