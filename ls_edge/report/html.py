@@ -25,7 +25,7 @@ from markupsafe import Markup
 from ls_edge.core.errors import printable
 from ls_edge.core.files import write_output
 from ls_edge.core.records import PeerEvent, PeerState, RequestRecord
-from ls_edge.core.text import format_ranges
+from ls_edge.core.text import format_bands, format_ranges
 from ls_edge.evaluation.analysis import Analysis
 from ls_edge.evaluation.run_summary import RunSummary, error_type
 from ls_edge.evaluation.simulation_summary import FAILED, SimulationSummary, SiteOutcome
@@ -54,15 +54,20 @@ def write_report(
 ) -> None:
     """Write the report of one run; raise :class:`UsageError` if ``path`` cannot be written."""
     run = _run("", RunData(summary, records, events))
-    write_output(path, _render("report.html.j2", title=title, runs=[run], compared=False, lede=""))
+    write_output(path, _render("report.html.j2", title=title, runs=[run], compared=None, lede=""))
 
 
 def write_comparison(path: str | Path, runs: Sequence[Run], *, title: str = "Runs compared", lede: str = "") -> None:
     """Write one file with a comparison of ``runs`` before the report of each."""
-    accuracy = charts.accuracy_comparison([(name, summary) for name, summary, _, _ in runs])
-    each = [_run(name, RunData(summary, records, events)) for name, summary, records, events in runs]
-    text = _render("report.html.j2", title=title, lede=lede, compared=True, accuracy=accuracy, runs=each)
-    write_output(path, text)
+    data = [(name, RunData(summary, records, events)) for name, summary, records, events in runs]
+    summaries = [(name, summary) for name, summary, _, _ in runs]
+    compared = {
+        "accuracy": charts.accuracy_comparison(summaries),
+        "latency": charts.latency_comparison(summaries),
+        "stages": charts.stage_comparison(data),
+    }
+    each = [_run(name, one) for name, one in data]
+    write_output(path, _render("report.html.j2", title=title, lede=lede, compared=compared, runs=each))
 
 
 def write_simulation(path: str | Path, summary: SimulationSummary, outcomes: Sequence[SiteOutcome]) -> None:
@@ -192,6 +197,7 @@ def environment() -> Environment:
         "ranges": format_ranges,
         "error_type": error_type,
         "tight": _tight,
+        "plain": _plain,
     }
     made.globals |= {
         "NOTHING": NOTHING,
@@ -206,6 +212,15 @@ def environment() -> Environment:
 def _printable(value: Any) -> Any:
     """Make text from outside printable; Jinja2 escapes it afterwards."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _plain(value: Any) -> Any:
+    """Show a setting as a user would write it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, (list, tuple)):
+        return value
+    return format_bands(value) if any(isinstance(one, list) for one in value) else ", ".join(map(str, value)) or NOTHING
 
 
 def _asset(name: str) -> str:

@@ -18,7 +18,7 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.analysis import KINDS, AnalysisOrders, AttentionStatistics, analyze
 from ls_edge.evaluation.simulation_summary import SimulationContext, SiteOutcome, summarise_simulation
-from ls_edge.report.html import write_analysis, write_report, write_simulation
+from ls_edge.report.html import write_analysis, write_comparison, write_report, write_simulation
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -101,6 +101,8 @@ def pages(tmp_path_factory, run_with_loss, run_in_waves, tiny_bundle):
     folder = tmp_path_factory.mktemp("pages")
     for name, run in (("loss", run_with_loss), ("waves", run_in_waves)):
         write_report(folder / f"{name}.html", run.summary, run.records, run.events)
+    runs = [(name, run.summary, run.records, run.events) for name, run in (("a", run_with_loss), ("b", run_in_waves))]
+    write_comparison(folder / "compared.html", runs, title="Two runs")
     with Pipeline.open(Bundle.open(tiny_bundle), threads=1) as pipeline:
         rng = np.random.default_rng(0)
         batch = rng.standard_normal((8, 3, 16, 16)).astype(np.float32), rng.integers(0, 10, 8)
@@ -123,9 +125,39 @@ def pages(tmp_path_factory, run_with_loss, run_in_waves, tiny_bundle):
     return folder
 
 
+CUT_TABLES = """
+[...document.querySelectorAll("body *:not(.said):not(svg *)")]
+  .filter((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth)
+  .filter((one) => !["visible", "clip"].includes(getComputedStyle(one).overflowX))
+  .filter((one) => !(one.tabIndex === 0 && getComputedStyle(one).backgroundImage.includes("gradient")))
+  .map((one) => one.outerHTML.slice(0, 200))
+"""
+"""What scrolls without a shadow at its edge, or not from the keyboard."""
+
+CUT_TEXTS = """
+[...document.querySelectorAll("[data-chart]")].flatMap((place) => {
+  const {left, right} = place.getBoundingClientRect();
+  return [...place.querySelectorAll("svg text")]
+    .filter((one) => one.textContent && getComputedStyle(one).opacity !== "0" && one.getAttribute("opacity") !== "0")
+    .filter((one) => !one.closest("[clip-path]"))
+    .map((one) => [one.textContent, one.getBoundingClientRect()])
+    .filter(([, box]) => box.left < left - 2 || box.right > right + 2)
+    .map(([text, box]) => `${place.dataset.chart}: ${text} ${box.left - left} ${box.right - right}`);
+})
+"""
+"""Texts of charts that leave their chart, which is clipped."""
+
+
 @pytest.mark.parametrize(
     ("name", "width", "scheme", "least"),
-    [("loss", 1280, "light", 8), ("waves", 390, "dark", 8), ("analysis", 390, "light", 5), ("fleet", 390, "light", 2)],
+    [
+        ("loss", 1280, "light", 8),
+        ("loss", 390, "light", 8),
+        ("waves", 390, "dark", 8),
+        ("analysis", 390, "light", 5),
+        ("fleet", 390, "light", 2),
+        ("compared", 390, "dark", 20),
+    ],
 )
 def test_every_chart_is_drawn_without_an_error_or_a_request(pages, tmp_path, name, width, scheme, least):
     address = (pages / f"{name}.html").as_uri()
@@ -133,11 +165,15 @@ def test_every_chart_is_drawn_without_an_error_or_a_request(pages, tmp_path, nam
         browser.call("Emulation.setDeviceMetricsOverride", width=width, height=9000, deviceScaleFactor=1, mobile=False)
         browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         browser.call("Page.navigate", url=address)
+        browser.wait_for("document.readyState === 'complete'")
+        browser.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
         charts = "[...document.querySelectorAll('[data-chart]')]"
         browser.wait_for(f"document.readyState === 'complete' && {charts}.every(one => one.dataset.drawn)")
         assert browser.evaluate(f"{charts}.length") >= least
         assert browser.evaluate(f"{charts}.every(one => one.querySelector('svg .mark-rect, svg .mark-rule, svg path'))")
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser.evaluate(CUT_TABLES) == []
+        browser.wait_for(f"({CUT_TEXTS.strip()}).length === 0", seconds=5)  # charts follow a scroll bar that appears
         # A policy without unsafe-eval lets nobody make code of text.
         assert browser.evaluate("(() => { try { new Function('1')(); return false } catch { return true } })()") is True
         noise = [

@@ -19,6 +19,7 @@ from ls_edge.core.records import PeerContext, PeerEvent, PeerState, RequestRecor
 from ls_edge.evaluation.run_summary import summarise
 from ls_edge.report.charts import write_comparison_picture, write_picture
 from ls_edge.report.html import write_comparison, write_report
+from ls_edge.report.theme import STAGES
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "<script>alert(1)</script>\"'&\x00\x1b[31m\u202e\udc80.png"
@@ -123,6 +124,32 @@ def test_every_chart_of_a_report_is_valid(long_words):
     for spec in long_words[1].specs.values():
         kind = next(kind for key, kind in kinds.items() if key in spec)
         kind.from_dict(spec, validate=True)
+
+
+def colors_of(part):
+    """Yield field, names, and whether there is a legend, of every mark whose color depends on its data."""
+    if isinstance(part, dict):
+        color = part.get("encoding", {}).get("color", {})
+        if "field" in color and color.get("scale", {}) is not None:
+            yield color["field"], tuple(color["scale"]["domain"]), color.get("legend", {}) is not None
+        for inner in part.values():
+            yield from colors_of(inner)
+    elif isinstance(part, list):
+        for inner in part:
+            yield from colors_of(inner)
+
+
+@pytest.mark.parametrize("run", ["run_with_loss", "run_in_waves"])
+def test_every_color_has_a_legend_on_its_page(tmp_path, request, run):
+    run = request.getfixturevalue(run)
+    write_report(tmp_path / "r.html", run.summary, run.records, run.events)
+    write_comparison(tmp_path / "c.html", [("a", run.summary, run.records, run.events)])
+    for name in ("r.html", "c.html"):
+        found = set(colors_of(list(read(tmp_path / name)[1].specs.values())))
+        assert {domain for _, domain, _ in found} >= {tuple(STAGES), tuple(range(8))}
+        assert {domain for _, domain, _ in found if len(domain) > 1} <= {
+            domain for _, domain, legend in found if legend
+        }
 
 
 def test_a_report_of_waves_stands_alone(tmp_path, run_in_waves):

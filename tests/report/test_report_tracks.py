@@ -229,7 +229,7 @@ def test_a_report_of_waves_says_so(tmp_path, run_in_waves):
     path = tmp_path / "r.html"
     write_report(path, run_in_waves.summary, run_in_waves.records, run_in_waves.events)
     text = path.read_text().replace("\u00a0", " ")
-    for said in ("Tracks", "3 lost", "2 late", "times: a block there 2.40 ms", "the dark line follows"):
+    for said in ("Tracks", "3 lost", "2 late", "times: a block there 2.40 ms", "the line below the bars follows"):
         assert said in text
     data = RunData(run_in_waves.summary, run_in_waves.records, run_in_waves.events)
     assert f"In {len(run_in_waves.records)} answers, blocks ran in parallel, in up to 3 tracks at a time" in text

@@ -16,7 +16,12 @@ from ls_edge.report.charts.analysis_charts import (
     similarity_chart,
 )
 from ls_edge.report.charts.figures import accuracy_figure, check_figure, freedom_figure
-from ls_edge.report.charts.latency_charts import latency_distribution, latency_histogram, latency_over_time
+from ls_edge.report.charts.latency_charts import (
+    latency_comparison,
+    latency_distribution,
+    latency_histogram,
+    latency_over_time,
+)
 from ls_edge.report.charts.pictures import (
     PICTURES,
     write_comparison_picture,
@@ -24,7 +29,7 @@ from ls_edge.report.charts.pictures import (
     write_freedom_figure,
     write_picture,
 )
-from ls_edge.report.charts.request_charts import request_timelines, stage_breakdown
+from ls_edge.report.charts.request_charts import request_timelines, stage_breakdown, stage_comparison
 from ls_edge.report.charts.served_chart import MOST_CELLS, MOST_SPANS, served, served_window
 from ls_edge.report.charts.simulation_chart import outcomes_over_time
 from ls_edge.report.charts.specification import MOST_POINTS, VEGA_LITE, Chart, spec_of, svg_of, with_parameters
@@ -45,6 +50,7 @@ __all__ = [
     "contribution_chart",
     "freedom_figure",
     "importance_chart",
+    "latency_comparison",
     "latency_distribution",
     "latency_histogram",
     "latency_over_time",
@@ -56,6 +62,7 @@ __all__ = [
     "slot_heatmap",
     "spec_of",
     "stage_breakdown",
+    "stage_comparison",
     "svg_of",
     "with_parameters",
     "write_comparison_picture",

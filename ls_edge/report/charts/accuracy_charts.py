@@ -29,8 +29,6 @@ _TIPS = [
     alt.Tooltip("high:Q", title="to", format=".1%"),
 ]
 PERCENT = alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 1], grid=True)
-_SHARES = alt.Scale(domain=[0, 1], nice=False, rangeMax=alt.ExprRef("width - 108"))
-"""Scale of accuracy that leaves room for numbers at its right."""
 
 
 def accuracy_by_skips(data: RunData) -> Chart | None:
@@ -96,7 +94,9 @@ def _accuracy_chart(
     above: Sequence[alt.Chart] = (),
 ) -> Chart:
     """Draw marks by row with their intervals and numbers, and a guess."""
-    x = alt.X("top1:Q", title=None, scale=_SHARES, axis=PERCENT)
+    room = 8 * max(len(row["text"]) for row in rows)
+    scale = alt.Scale(domain=[0, 1], nice=False, rangeMax=alt.ExprRef(f"width - {room}"))
+    x = alt.X("top1:Q", title=None, scale=scale, axis=PERCENT)
     y = names_axis(f"{field}:N", [row[field] for row in rows])
     tips = [alt.Tooltip(f"{field}:N"), *_TIPS]
     marks = [[mark.encode(x=x, y=y, tooltip=tips) for mark in some] for some in (below, above)]
@@ -107,7 +107,7 @@ def _accuracy_chart(
             guess.mark_rule(color=color("axis"), strokeDash=[3, 3]).encode(x=x, tooltip=alt.Tooltip("what:N"))
         )
     interval = chart_of([row for row in rows if row["low"] is not None]).mark_rule(color=color("ink"), strokeWidth=1.6)
-    layers.append(interval.encode(x=alt.X("low:Q", scale=_SHARES), x2=alt.X2("high:Q"), y=y))
+    layers.append(interval.encode(x=alt.X("low:Q", scale=scale), x2=alt.X2("high:Q"), y=y))
     text = chart_of(rows).mark_text(align="right", color=color("ink"), fontWeight=600)
     layers.append(text.encode(x=at("x", "width"), y=y, text=alt.Text("text:N")))
     return alt.layer(*marks[0], *layers, *marks[1]).properties(

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import altair as alt
 
 from ls_edge.evaluation.analysis import Analysis
-from ls_edge.report.charts.specification import Chart, category_color, chart_of, heat_map, row_of, tooltip_of
+from ls_edge.report.charts.specification import (
+    Chart,
+    category_color,
+    chart_of,
+    heat_map,
+    row_of,
+    tooltip_of,
+    wide_legend,
+)
 from ls_edge.report.formatting import show_percent
 from ls_edge.report.theme import color
 
@@ -90,7 +98,7 @@ def agreement_chart(found: Analysis) -> Chart | None:
         .encode(
             x=x,
             y=alt.Y("value:Q", title=None, scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%", grid=True)),
-            color=category_color("what:N", names, legend=alt.Legend()),
+            color=category_color("what:N", names, legend=wide_legend(3, 1)),
             tooltip=[alt.Tooltip("what:N"), alt.Tooltip("left_out:O", title="left out"), alt.Tooltip("text:N")],
         )
         .properties(width="container", height=_HEIGHT, description=f"{described}.")

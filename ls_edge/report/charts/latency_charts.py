@@ -8,7 +8,8 @@ import altair as alt
 import numpy as np
 
 from ls_edge.core.records import PeerEvent
-from ls_edge.evaluation.run_summary import Floats, Quantiles
+from ls_edge.evaluation.run_summary import Floats, Quantiles, RunSummary
+from ls_edge.report.charts.accuracy_charts import distinct_labels
 from ls_edge.report.charts.served_chart import away_layer
 from ls_edge.report.charts.specification import (
     MOST_MARKS,
@@ -21,11 +22,13 @@ from ls_edge.report.charts.specification import (
     event_text,
     label,
     latency_scale,
+    names_axis,
     position_of,
     request_row,
     row_of,
     sampled,
     tooltip_of,
+    wide_legend,
 )
 from ls_edge.report.formatting import counted, shorten, show_ms
 from ls_edge.report.statistics import RunData
@@ -38,6 +41,34 @@ MOST_LABELS = 8
 def latency_distribution(data: RunData) -> Chart | None:
     """Draw a histogram of the latencies of a run."""
     return latency_histogram(data.latency, data.summary.latency_ms)
+
+
+def latency_comparison(runs: Sequence[tuple[str, RunSummary]]) -> Chart | None:
+    """Draw the median latency of several runs, with a line to the 95th percentile and a thin one to the largest."""
+    found = [(name, run.latency_ms) for name, run in runs if run.latency_ms.p50 is not None]
+    if not found:
+        return None
+    names = distinct_labels([name for name, _ in found], 42)
+    rows = [
+        row_of(run=name, p50=q.p50, p95=q.p95, max=q.max, text=f"{show_ms(q.p50)}, p95 {show_ms(q.p95)}")
+        for name, (_, q) in zip(names, found, strict=True)
+    ]
+    ends = np.array([value for row in rows for value in (row["p50"], row["max"])])
+    scale = latency_scale(ends, room=1.1)
+    x = alt.X("p50:Q", title="latency, ms", scale=scale)
+    y = names_axis("run:N", names)
+    tips = [alt.Tooltip("run:N"), *(tooltip_of(name, f"{name}, ms") for name in ("p50", "p95", "max"))]
+    base = chart_of(rows).encode(x=x, y=y, tooltip=tips)
+    layers = [
+        base.mark_rule(color=color("axis")).encode(x2=alt.X2("max:Q")),
+        base.mark_rule(color=color("accent"), strokeWidth=4).encode(x2=alt.X2("p95:Q")),
+        base.mark_circle(color=color("accent"), size=110, opacity=1, stroke=color("bg")),
+        base.mark_text(align="left", baseline="bottom", dx=-6, dy=-7, color=color("ink")).encode(
+            text=alt.Text("text:N")
+        ),
+    ]
+    described = "; ".join(f"{row['run']}: {row['text']}" for row in rows)
+    return alt.layer(*layers).properties(width="container", height=44 * len(rows), description=f"{described}.")
 
 
 def latency_histogram(values: Floats, figures: Quantiles) -> Chart | None:
@@ -163,11 +194,14 @@ def latency_over_time(data: RunData) -> Chart | None:
 
 def _changes(data: RunData, events: Sequence[PeerEvent], x: alt.X) -> list[alt.Chart]:
     """Draw the changes of the peers, with labels if there are few."""
+    if not events:
+        return []
     rows = [event_row(event, number) for number, event in enumerate(events)]
     kind = alt.Color(
         "kind:N",
-        legend=None,
-        scale=alt.Scale(domain=["lost", "back", "other"], range=[color("bad"), color("good"), color("axis")]),
+        title="a peer",
+        legend=wide_legend(),
+        scale=alt.Scale(domain=["lost", "back", "other change"], range=[color("bad"), color("good"), color("axis")]),
     )
     tip = [alt.Tooltip("what:N", title="peer"), tooltip_of("t", "at, s"), alt.Tooltip("why:N")]
     layers = [chart_of(rows).mark_rule(strokeWidth=1.3, clip=True).encode(x=x, color=kind, tooltip=tip)]

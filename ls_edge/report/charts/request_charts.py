@@ -34,6 +34,19 @@ def stage_breakdown(data: RunData) -> Chart | None:
     groups = data.stage_means
     if not groups:
         return None
+    parts = ", ".join(f"{name} {show_ms(ms)}" for name, ms in groups[0].means.items() if ms)
+    return _stage_chart(groups, f"Mean of an answered request: {parts}.")
+
+
+def stage_comparison(runs: Sequence[tuple[str, RunData]]) -> Chart | None:
+    """Draw stacked bars of mean milliseconds by stage of an answer, for each run that recorded them."""
+    found = [(name, data.stage_means[0]) for name, data in runs if data.stage_means]
+    rows = [StageMeans("All answers", name, mean.number, mean.means) for name, mean in found]
+    described = "; ".join(f"{row.name}: {show_ms(sum(row.means.values()))}" for row in rows)
+    return _stage_chart(rows, f"Mean of an answered request: {described}.") if rows else None
+
+
+def _stage_chart(groups: Sequence[StageMeans], described: str) -> Chart:
     labels, heads, bars, totals = _stage_rows(groups)
     y = alt.Y(
         "row:O",
@@ -72,10 +85,7 @@ def stage_breakdown(data: RunData) -> Chart | None:
         .mark_text(align="left", dx=7, color=color("ink"))
         .encode(x=alt.X("end:Q"), y=y, text=alt.Text("text:N"))
     )
-    parts = ", ".join(f"{name} {show_ms(ms)}" for name, ms in groups[0][3].items() if ms)
-    return alt.layer(drawn, text).properties(
-        width="container", height=27 * len(labels), description=f"Mean of an answered request: {parts}."
-    )
+    return alt.layer(drawn, text).properties(width="container", height=27 * len(labels), description=described)
 
 
 def _stage_rows(groups: Sequence[StageMeans]) -> tuple[list[str], list[bool], list[Row], list[Row]]:
@@ -119,8 +129,12 @@ def request_timelines(data: RunData) -> list[tuple[str, str, Chart]]:
     """
     longest = max((record.latency_us for _, record in data.chosen), default=0)
     return [
-        (why, about(record), _request_chart(data, why, record, longest if data.one_scale else record.latency_us))
-        for why, record in data.chosen
+        (
+            why,
+            about(record),
+            _request_chart(data, why, record, longest if data.one_scale else record.latency_us, legend=not place),
+        )
+        for place, (why, record) in enumerate(data.chosen)
     ]
 
 
@@ -136,7 +150,7 @@ def about(record: RequestRecord) -> str:
     return " · ".join(parts)
 
 
-def _request_chart(data: RunData, why: str, record: RequestRecord, limit_us: int) -> Chart:
+def _request_chart(data: RunData, why: str, record: RequestRecord, limit_us: int, *, legend: bool) -> Chart:
     limit_ms = limit_us / 1e3 or 1.0
     laid = intervals_of(record)
     several = len(laid.rows) > 1
@@ -158,7 +172,7 @@ def _request_chart(data: RunData, why: str, record: RequestRecord, limit_us: int
     place: dict[str, Any] = {"x": alt.X("middle:Q", title=None, scale=across), "y": alt.Y("height:Q", **upright)}
     bar: dict[str, Any] = {"x": x, "x2": alt.X2("to:Q"), "y": y, "y2": alt.Y2("y1:Q")}
     layers = [chart_of(ground).mark_rect(color=color("panel")).encode(**bar)]
-    layers += _span_layers(rows, data.num_blocks, bar, place)
+    layers += _span_layers(rows, data.num_blocks, bar, place, legend=legend)
     if several:
         layers.append(
             chart_of(_critical_path(spans, record))
@@ -196,7 +210,9 @@ def _holder_axis(holders: Sequence[str]) -> alt.Axis:
     )
 
 
-def _span_layers(rows: list[Row], num_blocks: int, bar: dict[str, Any], place: dict[str, Any]) -> list[alt.Chart]:
+def _span_layers(
+    rows: list[Row], num_blocks: int, bar: dict[str, Any], place: dict[str, Any], *, legend: bool
+) -> list[alt.Chart]:
     """Draw stages, blocks, and tracks that did not come back; ``place`` is the middle of a ``bar``."""
     tips = [
         alt.Tooltip("what:N"),
@@ -210,11 +226,10 @@ def _span_layers(rows: list[Row], num_blocks: int, bar: dict[str, Any], place: d
     pale = opacity_if("datum.path == 'yes'", 0.62)
     middle: Any = {"middle": "(datum.ms + datum.to) / 2", "height": "(datum.y0 + datum.y1) / 2"}
     numbers = chart_of(blocks).mark_text(fontSize=10.5, fontWeight=600).transform_calculate(**middle)
+    stages_color = category_color("what:N", list(STAGES), legend=wide_legend() if legend else None)
     wide = opacity_if("scale('x', datum.to) - scale('x', datum.ms) > 13")
     return [
-        chart_of(stages)
-        .mark_rect(clip=True)
-        .encode(**bar, color=category_color("what:N", list(STAGES)), opacity=pale, tooltip=tips),
+        chart_of(stages).mark_rect(clip=True).encode(**bar, color=stages_color, opacity=pale, tooltip=tips),
         chart_of(blocks)
         .mark_rect(stroke=color("bg"), strokeWidth=0.7, clip=True)
         .encode(**bar, color=block_color(num_blocks), opacity=pale, tooltip=tips),

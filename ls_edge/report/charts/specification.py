@@ -47,13 +47,13 @@ def spec_of(chart: Chart) -> dict[str, Any]:
 
 def block_color(num_blocks: int, *, legend: bool = False) -> alt.Color:
     """Return the color of a block by its number."""
-    scale = alt.Scale(domain=list(range(num_blocks)), scheme=BLOCK_SCHEME)
-    return alt.Color("block:O", title="block", scale=scale, legend=wide_legend(12) if legend else None)
+    scale = alt.Scale(domain=list(range(num_blocks)), scheme=alt.SchemeParams(BLOCK_SCHEME, extent=[0.15, 1]))
+    return alt.Color("block:O", title="block", scale=scale, legend=wide_legend(12, 6) if legend else None)
 
 
-def wide_legend(columns: int = 8) -> alt.Legend:
-    """Return a legend of this many columns, or half of them if the chart is narrow."""
-    return alt.Legend(columns=expression(f"narrow ? {columns // 2} : {columns}"))
+def wide_legend(columns: int = 8, narrow: int = 3) -> alt.Legend:
+    """Return a legend of this many columns, or ``narrow`` columns if the chart is narrow."""
+    return alt.Legend(columns=expression(f"narrow ? {narrow} : {columns}"), labelLimit=0)
 
 
 def block_ink(num_blocks: int) -> alt.ColorValue:
@@ -80,7 +80,7 @@ def category_color(field: str, names: Sequence[str], *, legend: alt.Legend | Non
 
 def names_axis(field: str, names: Sequence[str]) -> alt.Y:
     """Return an axis of names, which are truncated if the chart is narrow."""
-    limit = expression("narrow ? 130 : 230")
+    limit = expression("narrow ? 110 : 230")
     return alt.Y(field, title=None, sort=list(names), axis=alt.Axis(labelLimit=limit, labelColor=color("ink")))
 
 
@@ -131,10 +131,14 @@ def tooltip_of(field: str, title: str) -> alt.Tooltip:
 
 
 def label(chart: alt.Chart, text: str, *, y: Any, left: bool, dx: int, bold: bool = True) -> Any:
-    """Return text next to a point, aligned ``left`` or right; ``bold`` has the color of headings."""
+    """Return text next to a point, aligned ``left`` or right; ``bold`` has the color of headings.
+
+    A rim in the color of the paper keeps it legible over lines.
+    """
     mark: dict[str, Any] = {"fontWeight": 600, "color": color("ink")} if bold else {}
     mark |= {"align": "left", "dx": dx} if left else {"align": "right", "dx": -dx}
-    return chart.mark_text(**mark).encode(y=y, text=alt.Text(text))
+    rim = chart.mark_text(**{**mark, "stroke": color("bg"), "strokeWidth": 4, "strokeJoin": "round"})
+    return alt.layer(*(each.encode(y=y, text=alt.Text(text)) for each in (rim, chart.mark_text(**mark))))
 
 
 def lookup_expression(values: Sequence[Any], index: str) -> str:
@@ -151,7 +155,7 @@ def request_row(record: RequestRecord) -> Row:
 
 def event_row(event: PeerEvent, number: int) -> Row:
     """Return an event of a peer as a row."""
-    kind = {PeerState.LOST: "lost", PeerState.ALIVE: "back"}.get(event.state, "other")
+    kind = {PeerState.LOST: "lost", PeerState.ALIVE: "back"}.get(event.state, "other change")
     return row_of(
         t=event.at_us / 1e6, what=event_text(event), kind=kind, why=shorten(event.why, 80) or NOTHING, number=number
     )

@@ -35,6 +35,11 @@
   const near = new Set();
   places.forEach((place) => seen.observe(place));
   let timer = 0;
-  addEventListener("resize", () => { clearTimeout(timer); timer = setTimeout(() => near.forEach(draw), 120); });
-  addEventListener("beforeprint", () => places.forEach(draw));
+  const resized = new ResizeObserver(() => { clearTimeout(timer); timer = setTimeout(() => near.forEach(draw), 120); });
+  places.forEach((place) => resized.observe(place));
+  const folded = [...document.querySelectorAll("details")];
+  const unfold = () => folded.forEach((one) => { one.open = one.open || `#${one.id}` === location.hash; });
+  addEventListener("hashchange", unfold);
+  unfold();
+  addEventListener("beforeprint", () => { folded.forEach((one) => { one.open = true; }); places.forEach(draw); });
 })();
