@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import ONE_THREAD
 
 USUAL = ("hop", "throughput", "recovery", "tracks")
-BESIDE = ("fleet", "chain", "routing", "train", "soak", "quality", "engines", "audit", "idle")
+BESIDE = ("fleet", "chain", "routing", "train", "soak", "quality", "engines", "audit", "idle", "bombs")
 """Run by name only: they take long, or want a GPU."""
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import io
 import struct
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
-from ls_edge.core.errors import DataError
+from ls_edge.core.errors import DataError, LsEdgeError
 
 # The sender of a damaged file chooses the text of the warning, which Python would print, and remember forever.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -30,10 +31,21 @@ MAX_DECODED_BYTES = 3 << 27
 MAX_SLOW_PIXELS, MAX_SLOW_BYTES = 1 << 20, 1 << 22
 """Limits for containers that Pillow decodes in Python, at about 0.5 us per sample."""
 
+SMALL_BYTES = 1 << 25
+"""Memory up to which an image counts as small: 8 million pixels of RGB, or 1.5 million of a progressive JPEG."""
+
+# Pillow parses headers and chunks in Python, with one to three reads for each marker, chunk or block. So these limits
+# keep the time for any number of them to a fraction of a second.
+MAX_HEADER_READS, MAX_READS = 1 << 13, 1 << 16
+"""Reads of a file until its size is known, and in all."""
+# Strips or tiles that Pillow decodes one by one, from which on an image is not small.
+_MANY_TILES = 1 << 10
 # Area above which a JPEG is decoded at half its width and height.
 _DRAFT_PIXELS = 1 << 24
 _MAX_SCANS = 100
 """Scans of a JPEG; encoders write about ten, and a scan of 100 bytes can pass over the whole image."""
+# Pixels in all scans of a progressive JPEG.
+_MAX_SCANNED = 1 << 30
 _MAX_TIFF_NUMBERS = 1 << 17
 """Numbers in the tags of a TIFF: offsets and sizes of 65,536 strips."""
 _TIFF_BYTE_TYPES = (1, 2, 6, 7)
@@ -55,8 +67,33 @@ PixelSource = bytes | np.ndarray | Image.Image
 """An encoded file, pixels as uint8 ``[H, W, 3]`` or ``[H, W]``, or a Pillow image."""
 
 
-def decode(image: PixelSource, name: str = "image", *, exif_orientation: bool = False) -> Image.Image:
+class _Reader(io.BytesIO):
+    """An encoded file that can be read a limited number of times."""
+
+    def __init__(self, encoded: bytes, name: str) -> None:
+        super().__init__(encoded)
+        self._name = name
+        self.left = MAX_HEADER_READS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return the next bytes; raise :class:`DataError` if there were too many reads."""
+        self.left -= 1
+        if self.left < 0:
+            raise DataError(f"{self._name} has too many chunks, markers or blocks; save it again, as PNG or JPEG")
+        return super().read(size)
+
+
+def decode(
+    image: PixelSource,
+    name: str = "image",
+    *,
+    exif_orientation: bool = False,
+    on_large: Callable[[], None] = lambda: None,
+) -> Image.Image:
     """Decode to RGB, turned upright by the EXIF orientation if ``exif_orientation`` is set.
+
+    ``on_large`` is called before an encoded image is decoded that needs more than :data:`SMALL_BYTES` or as much time;
+    it may wait, and an :class:`LsEdgeError` that it raises ends the decoding.
 
     Raises :class:`DataError` with ``name`` if the image is damaged, exceeds a limit of this module, or has pixels of
     unknown range (see :func:`to_rgb`).
@@ -69,11 +106,14 @@ def decode(image: PixelSource, name: str = "image", *, exif_orientation: bool = 
         return to_rgb(_upright(image) if exif_orientation else image, name)
     try:
         _check_tiff_tags(image, name)
-        with Image.open(io.BytesIO(image), formats=FORMATS) as opened:
-            _check(opened, image, name, copies=exif_orientation)
+        reader = _Reader(image, name)
+        with Image.open(reader, formats=FORMATS) as opened:
+            if _check(opened, image, name, copies=exif_orientation) > SMALL_BYTES:
+                on_large()
+            reader.left = MAX_SLOW_PIXELS if _is_slow(opened) else MAX_READS
             opened.load()
             return to_rgb(_upright(opened) if exif_orientation else opened, name)
-    except DataError:
+    except LsEdgeError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _too_large(name, "far more pixels") from None
@@ -115,23 +155,29 @@ def _check_tiff_tags(encoded: bytes, name: str) -> None:
         raise DataError(f"{name} has tags with {in_bytes} bytes and {numbers} numbers; save it again, as PNG or JPEG")
 
 
-def _check(opened: ImageFile.ImageFile, encoded: bytes, name: str, *, copies: bool) -> None:
-    """Raise :class:`DataError` if decoding would exceed a limit; make large JPEGs decode at half their size."""
+def _check(opened: ImageFile.ImageFile, encoded: bytes, name: str, *, copies: bool) -> int:
+    """Raise :class:`DataError` if decoding would exceed a limit; make large JPEGs decode at half their size.
+
+    Return the bytes that decoding needs, or more if it takes as long as for an image that needs more.
+    """
     width, height = opened.size
     pixels = width * height
     if max(width, height) > MAX_SIDE or pixels > MAX_PIXELS:
         raise _too_large(name, f"{width} x {height} pixels")
-    is_slow = bool(opened.tile) and opened.tile[0][0] in Image.DECODERS
-    if is_slow and (pixels > MAX_SLOW_PIXELS or len(encoded) > MAX_SLOW_BYTES):
+    if _is_slow(opened) and (pixels > MAX_SLOW_PIXELS or len(encoded) > MAX_SLOW_BYTES):
         raise DataError(
             f"{name} has {pixels} pixels in a variant of {opened.format} that is slow to decode; the limit is "
             f"{MAX_SLOW_PIXELS} pixels and {MAX_SLOW_BYTES} bytes; save it as PNG"
         )
-    needed = 0
+    needed = scanned = 0
     if opened.format in ("JPEG", "MPO"):
         scans = encoded.count(b"\xff\xda")
-        if scans > _MAX_SCANS:
-            raise DataError(f"{name} is a JPEG with {scans} scans, the limit is {_MAX_SCANS}; save it again")
+        scanned = scans * pixels
+        if scans > _MAX_SCANS or (scanned > _MAX_SCANNED and "progressive" in opened.info):
+            raise DataError(
+                f"{name} is a JPEG with {scans} scans of {pixels} pixels, the limit is {_MAX_SCANS} scans and "
+                f"{_MAX_SCANNED} pixels in all of them; save it again"
+            )
         if "progressive" in opened.info:
             needed = 6 * pixels  # libjpeg keeps the coefficients of the whole image
         if pixels > _DRAFT_PIXELS:
@@ -149,6 +195,12 @@ def _check(opened: ImageFile.ImageFile, encoded: bytes, name: str, *, copies: bo
             f"{name} has {width} x {height} pixels and needs {needed >> 20} MiB to be decoded as {opened.format} "
             f"{opened.mode}, the limit is {MAX_DECODED_BYTES >> 20} MiB; scale it down"
         )
+    return SMALL_BYTES + 1 if _is_slow(opened) or len(opened.tile) > _MANY_TILES else needed + scanned
+
+
+def _is_slow(opened: ImageFile.ImageFile) -> bool:
+    """Return whether Pillow decodes the pixels in Python, some containers with a read for each of them."""
+    return bool(opened.tile) and opened.tile[0][0] in Image.DECODERS
 
 
 def _too_large(name: str, size: str) -> DataError:

@@ -44,9 +44,11 @@ class Preprocessor:
         self._scale = (1 / (255 * np.asarray(spec.std, dtype=np.float64))).astype(np.float32)[:, None, None]
         self._offset = (np.asarray(spec.mean) / np.asarray(spec.std)).astype(np.float32)[:, None, None]
 
-    def __call__(self, image: PixelSource, name: str = "image") -> np.ndarray:
-        """Return an image as float32 ``[3, H, W]``."""
-        rgb = decode(image, name, exif_orientation=self.spec.exif_orientation is True)
+    def __call__(
+        self, image: PixelSource, name: str = "image", on_large: Callable[[], None] = lambda: None
+    ) -> np.ndarray:
+        """Return an image as float32 ``[3, H, W]``; :func:`~ls_edge.data.decoding.decode` explains ``on_large``."""
+        rgb = decode(image, name, exif_orientation=self.spec.exif_orientation is True, on_large=on_large)
         pixels = np.asarray(self.crop(rgb, name))
         chw: np.ndarray = np.ascontiguousarray(pixels.transpose(2, 0, 1), dtype=np.float32)
         chw *= self._scale

@@ -6,6 +6,7 @@ refused with 503, so memory is bounded and no image waits in a queue that its cl
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -43,7 +44,7 @@ MAX_IDLE_CONNECTIONS = 64
 RECEIVE_S = 60.0
 """Time for a connection to deliver a whole request, in seconds."""
 DECODERS = 2
-"""Images that are decoded at the same time, whatever ``--concurrency`` is; each may need about half a gigabyte."""
+"""Large images that are decoded at the same time, whatever ``--concurrency`` is; each may need half a gigabyte."""
 OVER_BUDGET_S = 2.0
 """Seconds over the budget after which a request is abandoned here."""
 _RETRY_AFTER = {"Retry-After": "1"}
@@ -147,12 +148,14 @@ class HttpService(Collector):
     def _answer(self, image: bytes, budget_ms: float) -> Answer:
         end = time.monotonic() + budget_ms / 1e3
         try:
-            if not self._decoders.acquire(timeout=budget_ms / 1e3):
-                raise BudgetExceeded("the budget ended before the image was decoded; give it more time")
-            try:
-                array = self._source.preprocess(image, "the body")
-            finally:
-                self._decoders.release()
+            with contextlib.ExitStack() as turn:
+
+                def wait_turn() -> None:
+                    if not self._decoders.acquire(timeout=max(0.0, end - time.monotonic())):
+                        raise BudgetExceeded("the budget ended before the image was decoded; give it more time")
+                    turn.callback(self._decoders.release)
+
+                array = self._source.preprocess(image, "the body", wait_turn)
             missing = self._source.wait_answerable(min(self._holder_wait_s, max(0.0, end - time.monotonic())))
             if missing:
                 raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, _no_holder(missing), _RETRY_AFTER)

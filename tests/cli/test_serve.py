@@ -25,7 +25,7 @@ from ls_edge.data.preprocess import Preprocessor
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.runtime.fleet.local_cluster import LocalCluster
 from ls_edge.runtime.serve.http_server import MAX_HTTP_HEADER, HttpRequest
-from ls_edge.runtime.serve.http_service import HttpService
+from ls_edge.runtime.serve.http_service import DECODERS, HttpService
 from ls_edge.runtime.source.source import Source
 from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults
@@ -238,6 +238,22 @@ def test_a_source_that_has_ended(peers, bundle):
     ):
         request = HttpRequest(method, path, {}, "image/png", len(body), lambda body=body: body)
         assert service.handle(request).status == 503
+
+
+def test_small_images_do_not_wait_for_large_ones(peers, bundle):
+    small, large = picture(), png(4096, 4096, 8, 2)
+    with Source.open(peers.path, bundle) as source:
+        service = HttpService(source, holder_wait_s=5.0)
+
+        def status(image, budget_ms):
+            query = {"budget_ms": budget_ms}
+            return service.handle(HttpRequest("POST", "/predict", query, "image/png", len(image), lambda: image)).status
+
+        with contextlib.ExitStack() as others:
+            for _ in range(DECODERS):  # large images are being decoded, without end
+                others.enter_context(service._decoders)
+            assert (status(small, "10000"), status(large, "100")) == (200, 504)
+        assert status(large, "10000") == 200
 
 
 def document_of(reply):

@@ -73,6 +73,25 @@ def jpeg_of_scans(side, scans):
     return data[:-2] + data[data.rindex(b"\xff\xda") : -2] * scans + data[-2:]
 
 
+def png_of_chunks(count, kind=b"prVt"):
+    """A PNG with ``count`` empty chunks before the pixels, of a kind that Pillow does not know."""
+    data = png(8, 8, 8, 2)
+    return data[:33] + struct.pack(">I4sI", 0, kind, zlib.crc32(kind)) * count + data[33:]
+
+
+def jpeg_of_markers(count):
+    """A JPEG with ``count`` empty comments."""
+    data = flat(8, "JPEG")
+    return data[:2] + b"\xff\xfe\0\2" * count + data[2:]
+
+
+def gif_of_blocks(count):
+    """A GIF with a comment in blocks of one byte."""
+    data = flat(8, "GIF")
+    place = data.index(b"\x2c", 13)
+    return data[:place] + b"\x21\xfe" + b"\x01a" * count + b"\0" + data[place:]
+
+
 def bmp_of_runs(side):
     """A BMP in which each pixel is a run of its own."""
     body = b"\x01\x07" * side**2 + b"\0\x01"
@@ -108,7 +127,13 @@ BOMBS = {
     "webp": (lambda: flat(SIDE, "WEBP", quality=1, method=0), "WEBP RGB, the limit is 384 MiB"),
     "jpeg 20000 x 10": (lambda: save(Image.new("L", (20_000, 10)), "JPEG"), "20000 x 10 pixels, the limit is 16384"),
     "jpeg progressive": (lambda: flat(8190, "JPEG", progressive=True), "to be decoded as JPEG RGB"),
-    "jpeg scans": (lambda: jpeg_of_scans(2048, 400), "a JPEG with 4.. scans, the limit is 100; save it again"),
+    "jpeg scans": (lambda: jpeg_of_scans(2048, 400), "a JPEG with 4.. scans of 4194304 pixels, the limit is"),
+    "jpeg scanned": (lambda: jpeg_of_scans(4096, 80), "a JPEG with 8. scans of 16777216 pixels, the limit is"),
+    "jpeg markers": (lambda: jpeg_of_markers(100_000), "has too many chunks, markers or blocks; save it again"),
+    "png chunks": (lambda: png_of_chunks(100_000), "has too many chunks, markers or blocks; save it again"),
+    "png parts": (lambda: png_of_chunks(100_000, b"IDAT"), "has too many chunks, markers or blocks; save it again"),
+    "gif blocks": (lambda: gif_of_blocks(100_000), "has too many chunks, markers or blocks; save it again"),
+    "ppm comment": (lambda: b"P6 #" + b"x" * 100_000, "has too many chunks, markers or blocks; save it again"),
     "bmp": (lambda: bmp_header(1, 1 << 26), "1 x 67108864 pixels"),
     "bmp runs": (lambda: bmp_of_runs(1500), "2250000 pixels in a variant of BMP that is slow to decode"),
     "ppm odd maximum": (lambda: b"P5 2000 2000 254\n" + bytes(4_000_000), "in a variant of PPM that is slow to decode"),

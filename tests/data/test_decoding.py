@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ls_edge.core.errors import DataError
+from ls_edge.core.errors import BudgetExceeded, DataError
 from ls_edge.data.decoding import MAX_DECODED_BYTES, MAX_PIXELS, decode
 
-from .bombs import BOMBS, UNSUPPORTED, animation, jpeg_of_scans, png, save, tiff_of_strips, tiff_with_broken_tag
+from .bombs import BOMBS, UNSUPPORTED, animation, flat, jpeg_of_scans, png, save, tiff_of_strips, tiff_with_broken_tag
 
 _CHILD = """
 import json, re, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import bombs
-from ls_edge.core.errors import DataError
+from ls_edge.core.errors import BudgetExceeded, DataError
 from ls_edge.data.decoding import decode
 
 def peak():
@@ -122,3 +122,27 @@ def test_the_broken_tag_is_noticed_by_pillow():
     """The test of the log has to be able to fail."""
     with pytest.raises(DataError, match=r"cannot decode image: .*tag 50000"):
         decode(tiff_with_broken_tag(0))
+
+
+def test_large_and_slow_images_wait_for_their_turn():
+    waited = []
+
+    def waits(image):
+        waited.clear()
+        decode(image, on_large=lambda: waited.append(True))
+        return bool(waited)
+
+    assert not waits(png(2048, 2048, 8, 2))
+    assert not waits(flat(2048, "JPEG"))
+    assert waits(png(4096, 4096, 8, 2))
+    assert waits(jpeg_of_scans(1024, 60))
+    assert waits(b"P2 3 1 9\n0 9 3")
+    assert waits(b"P6 300 300 254\n" + bytes(270_000))  # one read for each pixel
+
+
+def test_the_turn_may_be_refused():
+    def refuse():
+        raise BudgetExceeded("no time")
+
+    with pytest.raises(BudgetExceeded, match="no time"):
+        decode(png(4096, 4096, 8, 2), on_large=refuse)
