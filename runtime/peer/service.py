@@ -34,7 +34,7 @@ from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.peer_routing import PeerMachine
 from ls_edge.runtime.store.installer import Installer
 from ls_edge.runtime.transport.keys import KeyPair
-from ls_edge.runtime.transport.node import MAX_WAIT_S, Node, new_incarnation
+from ls_edge.runtime.transport.node import MAX_WAIT_S, Node, NodeSettings, new_incarnation
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -183,19 +183,13 @@ class Service:
             closed = f"{name} has no bundle to serve: {note}" if note else f"{name} has no bundle yet"
             log.warning("waiting for a bundle", extra={"peer": name, "address": self._entry.bind, "why": closed})
         return Node(
-            name=name,
-            role="peer",
-            peers=settings.peers,
-            manifest=self._manifest,
-            machine=self.machine,
+            NodeSettings(name, "peer", settings.peers, self._manifest, settings.keys, settings.strict_bundle, closed),
+            self.machine,
             execute=self._execute,
             hello=self._hello,
             state=self.machine.state,
-            keys=settings.keys,
-            strict_bundle=settings.strict_bundle,
             installer=self._installer,
             inspect=None if settings.examine is None else self._inspect,
-            closed=closed,
         )
 
     @property

@@ -53,7 +53,7 @@ from ls_edge.runtime.source.settings import BudgetMs, Integer, Settings, check_p
 from ls_edge.runtime.source.stem_and_head import HeadResult, StemAndHead, StemResult
 from ls_edge.runtime.transport.admission import new_alias
 from ls_edge.runtime.transport.keys import KeyPair, load_secret
-from ls_edge.runtime.transport.node import Node, new_incarnation
+from ls_edge.runtime.transport.node import Node, NodeSettings, new_incarnation
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -130,21 +130,16 @@ class Source:
         manifest = self.bundle.manifest
         hello = Hello(self._alias, "source", new_incarnation(), MINOR, manifest.model_id, manifest.bundle_id)
         self._node = Node(
-            name=self._alias,
-            role="source",
-            peers=self.peers,
-            manifest=manifest,
-            machine=self._machine,
+            NodeSettings(self._alias, "source", self.peers, manifest, keys, strict_bundle),
+            self._machine,
             execute=self._execute,
             hello=lambda: hello,
             state=lambda _name: State(True, False, False, 0, 0, 0, 0),
-            keys=keys,
-            strict_bundle=strict_bundle,
         )
         self._monitor = PeerMonitor(
             self.peers, self.bundle.num_blocks, self._machine, self._node, self.opened, on_event
         )
-        self._node.on_note = self._monitor.on_note
+        self._node.call_with_notes(self._monitor.on_note)
         self._auditor: Auditor | None = None
         self._challenges = Challenges(self._node, self._itinerary, self.bundle.bands, self.settings.budget_ms / 1e3)
         if self.settings.audit:

@@ -23,8 +23,7 @@ from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, Message, We
 from ls_edge.runtime.transport.admission import GUESTS, Admission
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkDown
 from ls_edge.runtime.transport.links import Links
-from ls_edge.runtime.transport.problems import PeerProblems, one_line
-from ls_edge.runtime.transport.refused_messages import RefusedMessages
+from ls_edge.runtime.transport.problems import PeerProblems, RefusedMessages, one_line
 
 GREETING_DELAY, MAX_GREETING_DELAY = 0.5, 8.0
 """Seconds until a HELLO without a WELCOME is repeated; doubled each time, up to the second value."""

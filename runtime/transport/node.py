@@ -12,37 +12,18 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from dataclasses import dataclass
 
 import msgspec
-import zmq
 
 from ls_edge.core.bundle import Manifest
-from ls_edge.core.errors import WireError
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.runtime.protocol import codecs
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import (
-    Accept,
-    Bye,
-    Cancel,
-    Chunk,
-    Complaint,
-    Findings,
     Hello,
-    Inspect,
-    Install,
     Message,
-    Moved,
-    Offer,
-    Progress,
-    PushMessage,
-    Refuse,
-    Release,
-    Run,
     State,
-    Stored,
-    Want,
     Welcome,
 )
 from ls_edge.runtime.routing.custody import CustodyMachine
@@ -67,34 +48,125 @@ from ls_edge.runtime.routing.events import (
 from ls_edge.runtime.transport.admission import GUESTS, Admission
 from ls_edge.runtime.transport.connections import Incoming, Link, LinkDown, LinkEvent, LinkUp
 from ls_edge.runtime.transport.handshake import Handshake, LinkedProcesses
+from ls_edge.runtime.transport.inbox import Inbox, TakesBundles
 from ls_edge.runtime.transport.keys import KeyPair, curve_of
 from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.outbox import Outbox
 from ls_edge.runtime.transport.poller import Waker
-from ls_edge.runtime.transport.problems import NoteLog
-from ls_edge.runtime.transport.refused_messages import RefusedMessages
+from ls_edge.runtime.transport.problems import NoteLog, RefusedMessages
 
 GUEST_STATE_EVERY = 0.1
 """Seconds between two STATE to an observer or pusher, which the routing machine does not know."""
 MAX_WAIT_S = 1.0
 """Longest wait of a turn in which nothing happens, in seconds."""
+_OF_NEIGHBOURS = frozenset((NeighbourUp, NeighbourDown, NeighbourState))
 _TOGETHER = frozenset((Arrived, Received, NeighbourState, Computed, Submit, Abandon, Unsendable))
 """Events of one turn that the machine receives together; it receives all others one by one."""
-_ROUTED = frozenset((Run, State, Accept, Refuse, Progress, Release, Moved, Cancel))
-"""Messages between processes that take part in routing."""
 
 
-class TakesBundles(Protocol):
-    """Receiver of the messages of pushers."""
+@dataclass(frozen=True)
+class NodeSettings:
+    """Description of one process of a fleet, from which its links follow."""
 
-    def greeted(self, pusher: str) -> None:
-        """Take note of a pusher that was admitted, on one more link."""
+    name: str
+    role: str
+    peers: PeersFile
+    manifest: Manifest
+    keys: KeyPair | None
+    strict_bundle: bool = False
+    closed: str = ""
+    """The reason why no peer and no source is admitted, or dialled."""
 
-    def lost(self, name: str) -> None:
-        """Take note that the last link to a pusher has ended."""
+    def links(self) -> Links:
+        """Listen and dial."""
+        tokens, peers = self.manifest.tokens, self.peers
+        tokens_frame = codecs.wire_bytes("raw", tokens.count, tokens.dim)
+        own = next((p for p in peers.peers if p.name == self.name), None)
+        return Links(
+            {} if self.closed else {p.name: p.address for p in peers.peers if p.name != self.name},
+            bind=own.bind if own is not None and self.role == "peer" else None,
+            heartbeat=peers.heartbeat,
+            max_frame=max(wire.MAX_HEADER, tokens_frame),
+            tokens_frame=tokens_frame,
+            curve=curve_of(peers, self.name, self.keys),
+        )
 
-    def receive(self, pusher: str, message: PushMessage) -> None:
-        """Act on a message of a pusher."""
+
+class MachineDriver:
+    """Gives events to the routing machine, and executes its instructions."""
+
+    def __init__(
+        self,
+        machine: CustodyMachine,
+        outbox: Outbox,
+        execute: Callable[[Instruction], None],
+        counts: Counter[str],
+    ) -> None:
+        """``execute`` receives the instructions that do not concern links; unsendable messages are in ``counts``."""
+        self.machine = machine
+        self.on_note: Callable[[Note], None] | None = None
+        self.neighbour_events = 0
+        self.in_turn = False
+        self.has_handled = False
+        """Whether the machine has received an event in this turn."""
+        self._outbox, self._execute_other, self._counts = outbox, execute, counts
+        self._notes = NoteLog()
+        self._events: deque[Event] = deque()
+        self._executing = False
+
+    def feed(self, event: Event) -> None:
+        """Give the machine an event and execute its instructions in the order in which it returns them.
+
+        A message that cannot be sent becomes the machine's next event. In a turn, events that can be handled together
+        wait for its end.
+        """
+        self.neighbour_events += type(event) in _OF_NEIGHBOURS
+        self._events.append(event)
+        if self.in_turn and type(event) in _TOGETHER:
+            return
+        self.handle_events()
+        if not self.in_turn:
+            self.send_outbox()
+
+    def handle_events(self) -> None:
+        """Give the machine all events that wait."""
+        if self._executing:
+            return
+        self._executing = True
+        try:
+            while self._events:
+                events = [self._events.popleft()]
+                if type(events[0]) in _TOGETHER:
+                    while self._events and type(self._events[0]) in _TOGETHER:
+                        events.append(self._events.popleft())
+                self.has_handled = True
+                for instruction in self.machine.handle_all(events, time.monotonic()):
+                    self._execute(instruction)
+        finally:
+            self._executing = False
+
+    def _execute(self, instruction: Instruction) -> None:
+        if isinstance(instruction, Send):
+            self._outbox.put(instruction)
+        elif isinstance(instruction, Forward):
+            self._outbox.put_tokens(instruction)
+        elif isinstance(instruction, Note):
+            if self.on_note is not None:
+                self.on_note(instruction)
+            self._notes.write(instruction)
+        else:
+            if isinstance(instruction, Compute):  # messages that precede it go first, see execution_order
+                self.send_outbox()
+            self._execute_other(instruction)
+
+    def send_outbox(self) -> None:
+        """Send the messages of the turn; a message that cannot be sent becomes the machine's next event."""
+        while not self._outbox.is_empty:
+            failed = self._outbox.send()
+            if failed:
+                self._counts["unsendable"] += len(failed)
+                self._events.extend(map(Unsendable, failed))
+            self.handle_events()
 
 
 class Node:
@@ -102,72 +174,65 @@ class Node:
 
     def __init__(
         self,
-        *,
-        name: str,
-        role: str,
-        peers: PeersFile,
-        manifest: Manifest,
+        settings: NodeSettings,
         machine: CustodyMachine,
+        *,
         execute: Callable[[Instruction], None],
         hello: Callable[[], Hello],
         state: Callable[[str], State],
-        keys: KeyPair | None,
-        strict_bundle: bool = False,
         installer: TakesBundles | None = None,
         inspect: Callable[[str], None] | None = None,
-        closed: str = "",
     ) -> None:
         """Listen and dial; ``execute`` receives the instructions that do not concern links (Compute, Complete, Fail).
 
         ``installer`` receives bundles that are pushed. ``inspect`` is called with the name of an observer or pusher
-        that wants the machine checked. ``closed`` is the reason why no peer and no source is admitted, or dialled.
+        that wants the machine checked.
         """
-        self.name = name
-        self.on_note: Callable[[Note], None] | None = None
-        self.neighbour_events = 0
-        """Number of times that a neighbour came, went or sent its STATE."""
-        self._role = role
-        self._installer, self._inspect = installer, inspect
-        self._machine = machine
-        self._execute_other = execute
+        self._is_peer = settings.role == "peer"
+        self._installer = installer
         self._state = state
-        self._linked = LinkedProcesses(name, peers)
-        self._notes = NoteLog()
         self._guest_state_at = 0.0
-        self._events: deque[Event] = deque()
-        self._executing = self._in_turn = False
-        self._handled = False
-        """Whether the machine has received an event in this turn."""
+        self._links = settings.links()
         self._waker = Waker()
-        tokens_frame = codecs.wire_bytes("raw", manifest.tokens.count, manifest.tokens.dim)
-        own = next((p for p in peers.peers if p.name == name), None)
-        try:
-            self._links = Links(
-                {} if closed else {p.name: p.address for p in peers.peers if p.name != name},
-                bind=own.bind if own is not None and role == "peer" else None,
-                heartbeat=peers.heartbeat,
-                max_frame=max(wire.MAX_HEADER, tokens_frame),
-                tokens_frame=tokens_frame,
-                curve=curve_of(peers, name, keys),
-            )
-        except BaseException:
-            self._waker.close()
-            raise
         self._links.register(self._waker.descriptor)
-        self._outbox = Outbox(name, manifest.tokens, self._links, self._linked.links_of)
-        self._admission = Admission(
-            name, role, peers, manifest, strict_bundle=strict_bundle, has_store=installer is not None, closed=closed
-        )
+        self._linked = linked = LinkedProcesses(settings.name, settings.peers)
         self._refused = RefusedMessages(self._links)
+        self._outbox = Outbox(settings.name, settings.manifest.tokens, self._links, linked.links_of)
+        self._driver = MachineDriver(machine, self._outbox, execute, self._refused.counts)
+        admission = Admission(
+            settings.name,
+            settings.role,
+            settings.peers,
+            settings.manifest,
+            strict_bundle=settings.strict_bundle,
+            has_store=installer is not None,
+            closed=settings.closed,
+        )
         self._handshake = Handshake(
-            self._linked,
+            linked,
             self._links,
-            self._admission,
+            admission,
             self._refused,
             hello=hello,
             on_admitted=self._on_admitted,
             on_forgotten=self._on_forgotten,
         )
+        self._inbox = Inbox(
+            linked, self._handshake, admission, self._refused, feed=self.feed, installer=installer, inspect=inspect
+        )
+
+    @property
+    def neighbour_events(self) -> int:
+        """Number of times that a neighbour came, went or sent its STATE."""
+        return self._driver.neighbour_events
+
+    def call_with_notes(self, on_note: Callable[[Note], None]) -> None:
+        """Call ``on_note`` with each note of the routing machine."""
+        self._driver.on_note = on_note
+
+    def feed(self, event: Event) -> None:
+        """Give the machine an event; in a turn, events that can be handled together wait for its end."""
+        self._driver.feed(event)
 
     @property
     def counts(self) -> Counter[str]:
@@ -212,17 +277,17 @@ class Node:
         messages of a turn to one process are sent as one, if that process reads several together. Messages may stay
         unread for ``unread_for`` seconds, unless :meth:`wake` is called: fewer turns then read more each.
         """
-        due = self._machine.next_check()
+        due = self._driver.machine.next_check()
         events = self._wait(at_most, due, unread_for)
-        self._in_turn, self._handled = True, False
+        self._driver.in_turn, self._driver.has_handled = True, False
         try:
             for event in events:
                 self._on_link_event(event)
             more()
-            self._handle_events()
+            self._driver.handle_events()
             self._end_turn(due)
         finally:
-            self._in_turn = False
+            self._driver.in_turn = False
 
     def _wait(self, at_most: float, due: float | None, unread_for: float) -> list[LinkEvent]:
         now, waker = time.monotonic(), self._waker
@@ -245,10 +310,10 @@ class Node:
 
     def _on_link_event(self, event: LinkEvent) -> None:
         if isinstance(event, Incoming):
-            self._incoming(event)
+            self._inbox.receive(event)
         elif isinstance(event, LinkUp):
             self._handshake.link_up(event.link, time.monotonic())
-            if self._role == "peer":
+            if self._is_peer:
                 self._send_link(event.link, self._state(event.link.dialled))
         elif isinstance(event, LinkDown):
             self._refused.forget(event.link)
@@ -261,7 +326,9 @@ class Node:
         now = time.monotonic()
         if now >= self._linked.next_due:
             self._handshake.do_due(now)
-        if not self._handled and due is not None and due <= now:  # what became due meanwhile ends the next wait
+        if (
+            not self._driver.has_handled and due is not None and due <= now
+        ):  # what became due meanwhile ends the next wait
             self.feed(Tick())
         if self._linked.guests and now >= self._guest_state_at:
             self._guest_state_at = now + GUEST_STATE_EVERY
@@ -270,52 +337,9 @@ class Node:
         self._handshake.problems.forget_old(now)
         if now >= self._outbox.held_until:
             self._outbox.let_go()
-        self._send_outbox()
+        self._driver.send_outbox()
         if self._links.refused:
             self.counts["connections refused"] = self._links.refused
-
-    def feed(self, event: Event) -> None:
-        """Give the machine an event and execute its instructions in the order in which it returns them.
-
-        A message that cannot be sent becomes the machine's next event. In a turn, events that can be handled together
-        wait for its end.
-        """
-        self._events.append(event)
-        if self._in_turn and type(event) in _TOGETHER:
-            return
-        self._handle_events()
-        if not self._in_turn:
-            self._send_outbox()
-
-    def _handle_events(self) -> None:
-        if self._executing:
-            return
-        self._executing = True
-        try:
-            while self._events:
-                events = [self._events.popleft()]
-                if type(events[0]) in _TOGETHER:
-                    while self._events and type(self._events[0]) in _TOGETHER:
-                        events.append(self._events.popleft())
-                self._handled = True
-                for instruction in self._machine.handle_all(events, time.monotonic()):
-                    self._execute(instruction)
-        finally:
-            self._executing = False
-
-    def _execute(self, instruction: Instruction) -> None:
-        if isinstance(instruction, Send):
-            self._outbox.put(instruction)
-        elif isinstance(instruction, Forward):
-            self._outbox.put_tokens(instruction)
-        elif isinstance(instruction, Note):
-            if self.on_note is not None:
-                self.on_note(instruction)
-            self._notes.write(instruction)
-        else:
-            if isinstance(instruction, Compute):  # messages that precede it go first, see execution_order
-                self._send_outbox()
-            self._execute_other(instruction)
 
     def repeat_greeting(self) -> None:
         """Send HELLO again to all linked processes, because its content has changed."""
@@ -324,7 +348,7 @@ class Node:
     def leave(self, reason: str) -> None:
         """Send BYE to all linked processes and close the links."""
         self._outbox.let_go()
-        self._send_outbox()
+        self._driver.send_outbox()
         self._handshake.leave(reason)
         time.sleep(0.02)  # lets libzmq's thread write the goodbyes; a lost one costs the others a monitor event
         self.close()
@@ -334,97 +358,16 @@ class Node:
         self._links.close()
         self._waker.close()
 
-    # Incoming messages.
-
-    def _incoming(self, event: Incoming) -> None:
-        frames = event.frames
-        try:
-            if not 1 <= len(frames) <= 1 + wire.MAX_TOGETHER:
-                raise WireError(f"message of {len(frames)} frames; dropped")
-            messages = wire.decode_all(frames[0].buffer)
-            runs = [type(message) for message in messages].count(Run)
-            if len(frames) != 1 + runs:
-                what = type(messages[0]).__name__.lower() if len(messages) == 1 else f"{len(messages)} messages"
-                raise WireError(f"{what} in {len(frames)} frames, {1 + runs} are needed; dropped")
-        except WireError as error:
-            self._drop(event, "malformed", str(error))
-            return
-        tokens = iter(frames[1:])
-        for message in messages:
-            try:
-                self._act(event, message, next(tokens) if type(message) is Run else None)
-            except WireError as error:
-                self._drop(event, "malformed", str(error))
-
-    def _act(self, event: Incoming, message: Message, tokens: zmq.Frame | None) -> None:
-        name = self._linked.name_of.get(event.link)
-        if (
-            name is None
-            or name in self._linked.guests
-            or type(message) not in _ROUTED
-            or self._linked.user_of[event.link] != event.user
-        ):
-            self._act_outside_routing(event, message)
-        elif isinstance(message, Run):
-            assert tokens is not None
-            self.feed(self._arrived(name, message, tokens))
-        elif isinstance(message, State):
-            self._admission.check_state(message, name)
-            self.neighbour_events += 1
-            self.feed(NeighbourState(name, message))
-        else:
-            self.feed(Received(name, message))
-
-    def _act_outside_routing(self, event: Incoming, message: Message) -> None:
-        """Act on a message that does not concern routing, or refuse it."""
-        link = event.link
-        if isinstance(message, (Hello, Welcome)):
-            self._handshake.on_greeting(event, message)
-            return
-        name = self._linked.name_of.get(link)
-        if name is not None and self._linked.user_of[link] != event.user:  # another connection took its routing id
-            name = None
-        kind = type(message).__name__.lower()
-        if isinstance(message, Complaint):
-            self._handshake.on_complaint(link, name or event.user, message)
-        elif name is None:
-            self._drop(event, "before hello", f"{kind} before hello; dropped")
-        elif isinstance(message, Bye):
-            self._handshake.on_bye(name, message.reason, time.monotonic())
-        elif isinstance(message, (Offer, Chunk, Install)):
-            if self._linked.guests.get(name) != "pusher" or self._installer is None:
-                raise WireError(f"{kind} from {name}, which is not a pusher; dropped")
-            self._installer.receive(name, message)
-        elif isinstance(message, (Want, Stored, Findings)):
-            raise WireError(f"{kind}, which only observers and pushers receive; dropped")
-        elif isinstance(message, Inspect):
-            if name not in self._linked.guests or self._inspect is None:
-                raise WireError(f"inspect from {name}, which is not an observer; dropped")
-            self._inspect(name)
-        else:
-            raise WireError(f"{kind} from the {self._linked.guests[name]} {name}, which may not route; dropped")
-
-    def _arrived(self, name: str, run: Run, frame: zmq.Frame) -> Arrived:
-        self._admission.check_run(run, name)
-        started = time.perf_counter_ns()
-        tokens = codecs.decode(run.codec, frame.buffer, run.count, run.dim)
-        finite = codecs.is_finite(tokens)
-        return Arrived(name, run, tokens, (time.perf_counter_ns() - started) // 1000, finite)
-
-    def _drop(self, event: Incoming, what: str, why: str) -> None:
-        self._refused.drop(event, what, why, self._linked.name_of.get(event.link, event.user))
-
     # Processes that come and go.
 
     def _on_admitted(self, link: Link, greeting: Hello | Welcome, first: bool) -> None:
         name = greeting.name
         self._outbox.greeted(name, greeting.codec, reads_several=greeting.minor >= wire.MINOR_OF_SEVERAL)
         hello = Hello(*msgspec.structs.astuple(greeting))
-        known = self._machine.neighbours.get(name)
+        known = self._driver.machine.neighbours.get(name)
         if greeting.role not in GUESTS and (known is None or known.hello != hello):
-            self.neighbour_events += 1
             self.feed(NeighbourUp(hello))
-        if first and isinstance(greeting, Hello) and self._role == "peer":
+        if first and isinstance(greeting, Hello) and self._is_peer:
             self._send_link(link, self._state(name))
         if greeting.role == "pusher" and self._installer is not None:
             self._installer.greeted(name)
@@ -433,19 +376,7 @@ class Node:
         if was_pusher and self._installer is not None:
             self._installer.lost(name)
         self._outbox.forget(name)
-        self.neighbour_events += 1
         self.feed(NeighbourDown(name, why))
-
-    # Outgoing messages.
-
-    def _send_outbox(self) -> None:
-        """Send the messages of the turn; a message that cannot be sent becomes the machine's next event."""
-        while not self._outbox.is_empty:
-            failed = self._outbox.send()
-            if failed:
-                self.counts["unsendable"] += len(failed)
-                self._events.extend(map(Unsendable, failed))
-            self._handle_events()
 
     def _send_link(self, link: Link, message: Message) -> None:
         self._links.send(link, [wire.encode(message)])

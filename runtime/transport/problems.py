@@ -1,15 +1,21 @@
-"""What users are told about other processes: the reason why each peer cannot be used, and notes in the log."""
+"""Reasons why peers cannot be used, messages that were dropped, and notes in the log."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal
 
 from ls_edge.core.errors import printable
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import Complaint
 from ls_edge.runtime.routing.events import Note, NoteKind
+from ls_edge.runtime.transport.connections import Incoming, Link
+from ls_edge.runtime.transport.links import Links
+from ls_edge.runtime.transport.zap import is_worth_logging
 
 log = logging.getLogger("ls_edge.runtime")
 
@@ -24,6 +30,14 @@ MAX_SHOWN_EXPLANATION = 500
 """Longest explanation that is sent or logged, in characters."""
 _MAX_NOTE_KINDS = 4096
 """Largest number of counted pairs of kind and process; counting then starts anew."""
+COMPLAINTS_A_SECOND = 10
+"""Largest number of COMPLAINTs per link and second; further messages are only counted."""
+_DROPPED = {
+    "malformed": "dropped a message",
+    "before hello": "dropped a message",
+    "complaints": "a neighbour complains",
+    "hello refused": "refused a process",
+}
 
 
 class PeerProblems:
@@ -92,6 +106,36 @@ class NoteLog:
         why = note.why + ("; no more of these in this minute are logged" if count == NOTES_A_MINUTE - 1 else "")
         extra = {"peer": note.peer, "why": why}
         log.log(level, note.what.value, extra=extra | ({"request": note.request.hex()[:8]} if note.request else {}))
+
+
+class RefusedMessages:
+    """Counts of dropped messages by reason."""
+
+    def __init__(self, links: Links) -> None:
+        self.counts: Counter[str] = Counter()
+        self._links = links
+        self._complained: dict[Link, tuple[float, int]] = {}
+
+    def drop(self, event: Incoming, what: str, why: str, name: str, model_id: str = "") -> None:
+        """Count a message of the process ``name``, and send a COMPLAINT unless its link had too many."""
+        self.count(what, name, why)
+        now = time.monotonic()
+        since, sent = self._complained.get(event.link, (now, 0))
+        if now - since >= 1.0:
+            since, sent = now, 0
+        if sent < COMPLAINTS_A_SECOND:
+            self._complained[event.link] = (since, sent + 1)
+            self._links.send(event.link, [wire.encode(Complaint(one_line(why), model_id))])
+
+    def count(self, what: str, name: str, why: str) -> None:
+        """Count a message, and log the 1st, 2nd, 4th, 8th and so on."""
+        self.counts[what] += 1
+        if is_worth_logging(self.counts[what]):
+            log.warning(_DROPPED[what], extra={"peer": name or "?", "why": one_line(why), "count": self.counts[what]})
+
+    def forget(self, link: Link) -> None:
+        """Forget a link that has ended."""
+        self._complained.pop(link, None)
 
 
 def one_line(text: str, longest: int = MAX_SHOWN_EXPLANATION) -> str:

@@ -13,7 +13,7 @@ from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Complaint, Hello, State, Welcome
 from ls_edge.runtime.transport import handshake
 from ls_edge.runtime.transport.handshake import GREETING_DELAY, MAX_GREETING_DELAY, MAX_SOURCES, REST_AFTER
-from ls_edge.runtime.transport.refused_messages import COMPLAINTS_A_SECOND
+from ls_edge.runtime.transport.problems import COMPLAINTS_A_SECOND
 
 ALL = tuple(range(6))
 

@@ -38,7 +38,7 @@ from ls_edge.runtime.protocol.messages import (
 )
 from ls_edge.runtime.source.source import Source
 from ls_edge.runtime.transport.admission import Admission
-from ls_edge.runtime.transport.refused_messages import COMPLAINTS_A_SECOND
+from ls_edge.runtime.transport.problems import COMPLAINTS_A_SECOND
 
 FRAMES = int(os.environ.get("LS_EDGE_HOSTILE_FRAMES", "5000"))
 """Messages that each of the three gets."""

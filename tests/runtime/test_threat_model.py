@@ -13,14 +13,14 @@ from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.serve import http_server, http_service
 from ls_edge.runtime.source import audit, peer_monitor
 from ls_edge.runtime.store import installer
-from ls_edge.runtime.transport import handshake, links, node, problems, refused_messages, zap
+from ls_edge.runtime.transport import connections, handshake, links, node, problems, zap
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
 HOMES = {
-    "audit": audit, "links": links, "node": node, "handshake": handshake, "wire": wire,
+    "audit": audit, "connections": connections, "links": links, "node": node, "handshake": handshake, "wire": wire,
     "records": records, "zap": zap, "neighbours": neighbours,
-    "problems": problems, "refused_messages": refused_messages,
+    "problems": problems,
     "engine_queue": engine_queue, "source": source, "Limits": Limits(), "peer_monitor": peer_monitor,
     "decoding": decoding, "installer": installer, "http_server": http_server, "http_service": http_service,
     "metrics_listener": metrics_listener,

@@ -13,7 +13,7 @@ from ls_edge.runtime.routing.neighbours import Limits
 from ls_edge.runtime.routing.peer_routing import PeerMachine
 from ls_edge.runtime.transport.connections import Link, LinkUp
 from ls_edge.runtime.transport.links import Links
-from ls_edge.runtime.transport.node import Node
+from ls_edge.runtime.transport.node import Node, NodeSettings
 
 
 @pytest.fixture
@@ -21,15 +21,11 @@ def node(tiny_bundle, write_peers):
     """A node that only :meth:`Node.step` drives, with no turns of its own."""
     manifest = Bundle.open(tiny_bundle).manifest
     node = Node(
-        name="a",
-        role="peer",
-        peers=load_peers(write_peers({"a": [0, 1, 2]})),
-        manifest=manifest,
-        machine=PeerMachine("a", (0, 1, 2), limits=Limits(), rng=random.Random(0)),
+        NodeSettings("a", "peer", load_peers(write_peers({"a": [0, 1, 2]})), manifest, keys=None),
+        PeerMachine("a", (0, 1, 2), limits=Limits(), rng=random.Random(0)),
         execute=lambda _: None,
         hello=lambda: Hello("a", "peer", 1, wire.MINOR, manifest.model_id, manifest.bundle_id, (0, 1, 2)),
         state=lambda _: State(True, False, False, 0, 0, 0, 0),
-        keys=None,
     )
     node.step(0.01)
     yield node

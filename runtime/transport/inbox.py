@@ -1,0 +1,154 @@
+"""Incoming messages of a node: checked, then given to the routing machine or to what they concern."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import zmq
+
+from ls_edge.core.errors import WireError
+from ls_edge.runtime.protocol import codecs
+from ls_edge.runtime.protocol import messages as wire
+from ls_edge.runtime.protocol.messages import (
+    Accept,
+    Bye,
+    Cancel,
+    Chunk,
+    Complaint,
+    Findings,
+    Hello,
+    Inspect,
+    Install,
+    Message,
+    Moved,
+    Offer,
+    Progress,
+    PushMessage,
+    Refuse,
+    Release,
+    Run,
+    State,
+    Stored,
+    Want,
+    Welcome,
+)
+from ls_edge.runtime.routing.events import Arrived, Event, NeighbourState, Received
+from ls_edge.runtime.transport.admission import Admission
+from ls_edge.runtime.transport.connections import Incoming
+from ls_edge.runtime.transport.handshake import Handshake, LinkedProcesses
+from ls_edge.runtime.transport.problems import RefusedMessages
+
+_ROUTED = frozenset((Run, State, Accept, Refuse, Progress, Release, Moved, Cancel))
+"""Messages between processes that take part in routing."""
+
+
+class TakesBundles(Protocol):
+    """Receiver of the messages of pushers."""
+
+    def greeted(self, pusher: str) -> None:
+        """Take note of a pusher that was admitted, on one more link."""
+
+    def lost(self, name: str) -> None:
+        """Take note that the last link to a pusher has ended."""
+
+    def receive(self, pusher: str, message: PushMessage) -> None:
+        """Act on a message of a pusher."""
+
+
+class Inbox:
+    """Receives messages; those that are malformed or not allowed are counted, dropped and answered (guarantee R5)."""
+
+    def __init__(
+        self,
+        linked: LinkedProcesses,
+        handshake: Handshake,
+        admission: Admission,
+        refused: RefusedMessages,
+        *,
+        feed: Callable[[Event], None],
+        installer: TakesBundles | None,
+        inspect: Callable[[str], None] | None,
+    ) -> None:
+        """Call ``feed`` with events of the routing machine; ``inspect`` with an observer that wants findings."""
+        self._linked, self._handshake, self._admission, self._refused = linked, handshake, admission, refused
+        self._feed, self._installer, self._inspect = feed, installer, inspect
+
+    def receive(self, event: Incoming) -> None:
+        """Decode a message and act on it, or drop it."""
+        frames = event.frames
+        try:
+            if not 1 <= len(frames) <= 1 + wire.MAX_TOGETHER:
+                raise WireError(f"message of {len(frames)} frames; dropped")
+            messages = wire.decode_all(frames[0].buffer)
+            runs = [type(message) for message in messages].count(Run)
+            if len(frames) != 1 + runs:
+                what = type(messages[0]).__name__.lower() if len(messages) == 1 else f"{len(messages)} messages"
+                raise WireError(f"{what} in {len(frames)} frames, {1 + runs} are needed; dropped")
+        except WireError as error:
+            self._drop(event, "malformed", str(error))
+            return
+        tokens = iter(frames[1:])
+        for message in messages:
+            try:
+                self._act(event, message, next(tokens) if type(message) is Run else None)
+            except WireError as error:
+                self._drop(event, "malformed", str(error))
+
+    def _act(self, event: Incoming, message: Message, tokens: zmq.Frame | None) -> None:
+        name = self._linked.name_of.get(event.link)
+        if (
+            name is None
+            or name in self._linked.guests
+            or type(message) not in _ROUTED
+            or self._linked.user_of[event.link] != event.user
+        ):
+            self._act_outside_routing(event, message)
+        elif isinstance(message, Run):
+            assert tokens is not None
+            self._feed(self._arrived(name, message, tokens))
+        elif isinstance(message, State):
+            self._admission.check_state(message, name)
+            self._feed(NeighbourState(name, message))
+        else:
+            self._feed(Received(name, message))
+
+    def _act_outside_routing(self, event: Incoming, message: Message) -> None:
+        """Act on a message that does not concern routing, or refuse it."""
+        link = event.link
+        if isinstance(message, (Hello, Welcome)):
+            self._handshake.on_greeting(event, message)
+            return
+        name = self._linked.name_of.get(link)
+        if name is not None and self._linked.user_of[link] != event.user:  # another connection took its routing id
+            name = None
+        kind = type(message).__name__.lower()
+        if isinstance(message, Complaint):
+            self._handshake.on_complaint(link, name or event.user, message)
+        elif name is None:
+            self._drop(event, "before hello", f"{kind} before hello; dropped")
+        elif isinstance(message, Bye):
+            self._handshake.on_bye(name, message.reason, time.monotonic())
+        elif isinstance(message, (Offer, Chunk, Install)):
+            if self._linked.guests.get(name) != "pusher" or self._installer is None:
+                raise WireError(f"{kind} from {name}, which is not a pusher; dropped")
+            self._installer.receive(name, message)
+        elif isinstance(message, (Want, Stored, Findings)):
+            raise WireError(f"{kind}, which only observers and pushers receive; dropped")
+        elif isinstance(message, Inspect):
+            if name not in self._linked.guests or self._inspect is None:
+                raise WireError(f"inspect from {name}, which is not an observer; dropped")
+            self._inspect(name)
+        else:
+            raise WireError(f"{kind} from the {self._linked.guests[name]} {name}, which may not route; dropped")
+
+    def _arrived(self, name: str, run: Run, frame: zmq.Frame) -> Arrived:
+        self._admission.check_run(run, name)
+        started = time.perf_counter_ns()
+        tokens = codecs.decode(run.codec, frame.buffer, run.count, run.dim)
+        finite = codecs.is_finite(tokens)
+        return Arrived(name, run, tokens, (time.perf_counter_ns() - started) // 1000, finite)
+
+    def _drop(self, event: Incoming, what: str, why: str) -> None:
+        self._refused.drop(event, what, why, self._linked.name_of.get(event.link, event.user))
