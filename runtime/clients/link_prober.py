@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -69,16 +69,13 @@ class LinkProber(Client):
         Raise :class:`LinkError` if no peer can be used.
         """
         end = time.monotonic() + wait
-        while time.monotonic() < end and not all(s.is_warm or s.complaint or s.final for s in self.sessions.values()):
-            self.step(0.05)
+        self.wait_until(lambda: all(s.is_warm or s.complaint or s.final for s in self.sessions.values()), wait)
         ready = [name for name, session in self.sessions.items() if session.is_warm]
         faults = {name: str(session.judge()[1]) for name, session in self.sessions.items() if not session.is_warm}
         if not ready:
             why = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
             raise LinkError(f"no peer of {self.peers.path} can be used ({why}); see 'ls-edge status'")
-        end = min(end, time.monotonic() + MEETING_S)
-        while time.monotonic() < end and not self._are_linked(ready):
-            self.step(0.05)
+        self.wait_until(lambda: self._are_linked(ready), min(end - time.monotonic(), MEETING_S))
         missing = [(self.source, name, fault) for name, fault in faults.items()]
         pairs = [(one, other) for one in [self.source, *ready] for other in [*ready, self.source] if one != other]
         found: list[LinkTimes] = []
@@ -89,12 +86,13 @@ class LinkProber(Client):
             except LinkError as error:
                 missing.append((origin, to, str(error)))
         on_step(len(pairs), len(pairs), "done")
+        measured = dict.fromkeys((times.origin, times.to) for times in found)
         return LinksDocument(
             SCHEMA,
             self._bundle.manifest.model_id,
             self.source,
             found,
-            [fit_of(times) for times in _by_pair(found)],
+            [fit_of([times for times in found if (times.origin, times.to) == pair]) for pair in measured],
             missing,
             self._call_times(),
         )
@@ -222,13 +220,6 @@ def fit_of(times: Sequence[LinkTimes]) -> LinkFit:
     if slope <= 0 or latency < 0:
         return LinkFit(origin, to, None, None)
     return LinkFit(origin, to, round(latency, 4), round(8e-3 / slope, 3))
-
-
-def _by_pair(times: Sequence[LinkTimes]) -> Iterator[list[LinkTimes]]:
-    pairs: dict[tuple[str, str], list[LinkTimes]] = {}
-    for one in times:
-        pairs.setdefault((one.origin, one.to), []).append(one)
-    yield from pairs.values()
 
 
 def _real_tokens(bundle: Bundle) -> np.ndarray:

@@ -8,7 +8,6 @@ others have greeted it again. The first failure ends the push: peers that were n
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,19 +60,13 @@ class PushError(LsEdgeError):
     """A push that ended before all peers serve the bundle."""
 
 
-@dataclass(frozen=True)
-class _File:
-    path: Path
-    size: int
-
-
 @dataclass(eq=False)
 class _Target:
     """Progress of one peer, over all of its links."""
 
     peer: PeerConfig
-    files: dict[str, _File] = field(default_factory=dict)
-    """Files that it may ask for, by SHA-256."""
+    files: dict[str, tuple[Path, int]] = field(default_factory=dict)
+    """Files that it may ask for, with their bytes, by SHA-256."""
     offered: bytes = b""
     offered_at: float = 0.0
     last: Stored | None = None
@@ -139,8 +132,8 @@ class Pusher(Client):
             bundle.read(f"block {block}")
         for target in self._targets.values():
             parts = [bundle.part(f"block {block}") for block in target.peer.blocks]
-            target.files = {part.sha256: _File(bundle.folder / part.file, part.bytes) for part in parts}
-            target.files[digest.hex()] = _File(path, len(raw))
+            target.files = {part.sha256: (bundle.folder / part.file, part.bytes) for part in parts}
+            target.files[digest.hex()] = (path, len(raw))
         self._connect()
         welcomes = [self.sessions[name].welcome for name in self._targets]
         served = {welcome.model_id for welcome in welcomes if welcome is not None}
@@ -182,11 +175,12 @@ class Pusher(Client):
 
     def _connect(self) -> None:
         """Wait until all peers have let this process in."""
-        end = time.monotonic() + self._connect_s
-        while time.monotonic() < end and not all(self.sessions[name].stored for name in self._targets):
-            if any(self.sessions[name].complaint or self.sessions[name].final for name in self._targets):
-                break
-            self._listen(0.02)
+
+        def is_over() -> bool:
+            sessions = [self.sessions[name] for name in self._targets]
+            return all(one.stored for one in sessions) or any(one.complaint or one.final for one in sessions)
+
+        self.wait_until(is_over, self._connect_s)
         for name, target in self._targets.items():
             session = self.sessions[name]
             if session.stored is None:
@@ -200,7 +194,7 @@ class Pusher(Client):
         for name, (manifest, size) in offers.items():
             target = self._targets[name]
             target.offered = manifest
-            target.files.setdefault(manifest.hex(), _File(Path(), size))
+            target.files.setdefault(manifest.hex(), (Path(), size))
             self._offer(target)
             self._until(target, lambda target: self._has_heard(target))
         for target in self._targets.values():
@@ -239,11 +233,10 @@ class Pusher(Client):
             if time.monotonic() > began + WARM_UP_S:
                 self._stop(target, f"it did not become warm in {WARM_UP_S:.0f} s; see its log")
             self._look_at(target)
-            self._listen(0.05)
+            self.step(0.05)
 
     def _wait_for_cover(self, target: _Target) -> None:
         """Wait until each block that a peer serves has another warm holder; warn of blocks that have no other."""
-        end = time.monotonic() + self._wait
         others = {name: session.peer for name, session in self.sessions.items() if name != target.peer.name}
         welcome = self.sessions[target.peer.name].welcome
         served = set(() if welcome is None else welcome.blocks)
@@ -252,16 +245,18 @@ class Pusher(Client):
             self._warn(
                 f"{target.peer.name} alone holds {name_blocks(alone)}: requests wait for it, or skip, while it switches"
             )
-        while bare := served - alone - {block for name in others for block in _served(self.sessions[name])}:
-            if time.monotonic() > end:
-                held = name_blocks(bare)
-                self._stop(target, f"not switched: {held} would have no warm holder meanwhile; see 'ls-edge status'")
-            self._listen(0.05)
+
+        def bare() -> set[int]:
+            return served - alone - {block for name in others for block in _served(self.sessions[name])}
+
+        if not self.wait_until(lambda: not bare(), self._wait):
+            held = name_blocks(bare())
+            self._stop(target, f"not switched: {held} would have no warm holder meanwhile; see 'ls-edge status'")
 
     def _wait_until_reached(self, target: _Target, before: set[str]) -> None:
         """Wait until a peer that is warm again has its links back, as far as their other ends are still there."""
-        end = time.monotonic() + REACH_S
-        while time.monotonic() < end:
+
+        def is_reached() -> bool:
             up = {name: session for name, session in self.sessions.items() if session.up}
             there = {name for name, session in up.items() if session.welcome and session.welcome.model_id}
             for name, session in up.items():
@@ -269,12 +264,10 @@ class Pusher(Client):
                     there |= set(session.state.reaches)
             wanted = before if len(up) == 1 else before & there
             state = self.sessions[target.peer.name].state
-            if state is not None and wanted <= set(state.reaches):
-                break
-            self._listen(0.05)
-        end = time.monotonic() + SETTLE_S
-        while (left := end - time.monotonic()) > 0:
-            self._listen(left)
+            return state is not None and wanted <= set(state.reaches)
+
+        self.wait_until(is_reached, REACH_S)
+        self.listen(SETTLE_S)
 
     # Waiting and failing.
 
@@ -287,7 +280,7 @@ class Pusher(Client):
         target.moved_at = time.monotonic()
         while not is_true(target):
             self._look_at(target)
-            self._listen(0.05)
+            self.step(0.05)
 
     def _look_at(self, target: _Target) -> None:
         """Raise if any peer has failed, or this one makes no progress."""
@@ -316,8 +309,10 @@ class Pusher(Client):
 
     # Messages.
 
-    def _listen(self, seconds: float) -> None:
-        for name, message in self.step(seconds):
+    def step(self, seconds: float) -> Sequence[tuple[str, wire.Message]]:
+        """Handle the events of at most ``seconds``: send the pieces that peers ask for, and repeat offers."""
+        found = super().step(seconds)
+        for name, message in found:
             target = self._targets.get(name)
             if target is not None and isinstance(message, Stored):
                 self._on_stored(target, message)
@@ -329,10 +324,11 @@ class Pusher(Client):
             due = target.offered_at < session.up_at or now > target.offered_at + AGAIN_S
             if target.offered and session.welcome is not None and due and not self._has_heard(target):
                 self._offer(target)
+        return found
 
     def _offer(self, target: _Target) -> None:
         target.offered_at = time.monotonic()
-        self.send(target.peer.name, Offer(target.offered, target.files[target.offered.hex()].size))
+        self.send(target.peer.name, Offer(target.offered, target.files[target.offered.hex()][1]))
 
     def _on_stored(self, target: _Target, stored: Stored) -> None:
         last = target.last
@@ -342,16 +338,18 @@ class Pusher(Client):
         self._on_change(target.peer.name, stored.state, stored.missing, stored.size)
 
     def _on_want(self, target: _Target, want: Want) -> None:
-        file = target.files.get(want.digest.hex())
-        if file is None or want.offset + want.size > file.size:
+        path, size = target.files.get(want.digest.hex(), (None, 0))
+        if path is None or want.offset + want.size > size:
             target.failure = (
                 f"it asks for a file that {self.peers.path} does not give it; copy the same peers.yaml to both"
             )
             return
         try:
-            data = _read(file.path, want.offset, want.size)
+            with path.open("rb") as stream:
+                stream.seek(want.offset)
+                data = stream.read(want.size)
         except OSError as error:
-            target.failure = f"cannot read {file.path}: {error.strerror}"
+            target.failure = f"cannot read {path}: {error.strerror}"
             return
         if len(data) == want.size and self.send(target.peer.name, Chunk(want.digest, want.offset, data)):
             target.sent += len(data)
@@ -377,14 +375,6 @@ def _served(session: Session) -> Sequence[int]:
     if not session.is_warm or session.welcome is None or session.state is None:
         return ()
     return () if session.state.draining or session.state.stuck else session.welcome.blocks
-
-
-def _read(path: Path, offset: int, size: int) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        return os.pread(descriptor, size, offset)
-    finally:
-        os.close(descriptor)
 
 
 def _name_of(peers: PeersFile, keys: KeyPair | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TypeVar
@@ -14,7 +14,7 @@ from ls_edge.core.records import PeerState
 from ls_edge.runtime.protocol import messages as wire
 from ls_edge.runtime.protocol.messages import Bye, Complaint, FindingRow, Findings, Hello, State, Stored, Welcome
 from ls_edge.runtime.transport.admission import new_alias
-from ls_edge.runtime.transport.connections import Incoming, Link, LinkDown, LinkEvent, LinkUp, NoLink
+from ls_edge.runtime.transport.connections import Link, LinkDown, LinkEvent, LinkUp, NoLink
 from ls_edge.runtime.transport.keys import KeyPair, curve_of
 from ls_edge.runtime.transport.links import Links
 from ls_edge.runtime.transport.node import new_incarnation
@@ -24,6 +24,7 @@ GREET_AGAIN_S = 0.5
 """Seconds after which a HELLO that was not answered is sent again."""
 GIVE_UP_S = 0.7
 """Seconds after which a peer that does not answer is reported; it might be just starting."""
+_LOOK_EVERY_S = 0.05
 _FLUSH_S = 0.02
 """Seconds that closing waits for libzmq's thread to write the last messages."""
 
@@ -165,7 +166,7 @@ class Client:
         found = []
         for event in self._links.poll(max(0.0, seconds)):
             name = event.name if isinstance(event, NoLink) else event.link.dialled
-            message = self._handle(name, event)
+            message = self._receive(name, event)
             if message is not None:
                 found.append((name, message))
         now = time.monotonic()
@@ -173,6 +174,20 @@ class Client:
             if session.up and not session.complaint and session.waiting and now >= session.greeted_at + GREET_AGAIN_S:
                 self.greet(name)
         return found
+
+    def wait_until(self, is_true: Callable[[], bool], seconds: float) -> bool:
+        """Handle events until ``is_true()``; return False after ``seconds``."""
+        end = time.monotonic() + seconds
+        while not is_true():
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            self.step(min(left, _LOOK_EVERY_S))
+        return True
+
+    def listen(self, seconds: float) -> None:
+        """Handle events for a while."""
+        self.wait_until(lambda: False, seconds)
 
     def greet(self, name: str) -> None:
         """Send HELLO."""
@@ -184,7 +199,7 @@ class Client:
         """Return the HELLO for a peer."""
         return self._hello
 
-    def _handle(self, name: str, event: LinkEvent) -> wire.Message | None:
+    def _receive(self, name: str, event: LinkEvent) -> wire.Message | None:
         session = self.sessions[name]
         if isinstance(event, LinkUp):
             self.sessions[name] = Session(session.peer, up=True, up_at=time.monotonic())
@@ -193,17 +208,14 @@ class Client:
         elif isinstance(event, NoLink):
             session.why, session.refused, session.final = event.why, event.refused, event.final
         else:
-            return self._read(session, event)
+            try:
+                message = wire.decode(event.frames[0].buffer)
+            except WireError as error:
+                session.complaint = f"its message cannot be read: {error}"
+            else:
+                session.receive(message)
+                return message
         return None
-
-    def _read(self, session: Session, event: Incoming) -> wire.Message | None:
-        try:
-            message = wire.decode(event.frames[0].buffer)
-        except WireError as error:
-            session.complaint = f"its message cannot be read: {error}"
-            return None
-        session.receive(message)
-        return message
 
 
 def source_name(peers: PeersFile, keys: KeyPair | None, default: str) -> str:

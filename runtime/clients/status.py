@@ -7,14 +7,14 @@ file has keys, it needs the secret key of a source. It takes no part in routing 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from ls_edge.core.peers_file import PeersFile
 from ls_edge.core.records import PeerState
 from ls_edge.runtime.clients.session import Client, Session, source_name
-from ls_edge.runtime.protocol.messages import FindingRow, Inspect
+from ls_edge.runtime.protocol.messages import FindingRow, Inspect, Message
 from ls_edge.runtime.transport.keys import KeyPair
 from ls_edge.runtime.transport.problems import one_line
 
@@ -65,34 +65,33 @@ class Observer(Client):
         began = time.monotonic()
         for session in self.sessions.values():
             session.greetings.clear()
-        while time.monotonic() < began + seconds and not all(_is_seen(s, began) for s in self.sessions.values()):
-            self.step(0.02)
-            now = time.monotonic()
-            for name, session in self.sessions.items():
-                due = not session.waiting and now >= session.greeted_at + GREET_EVERY_S
-                if session.up and not session.complaint and due and len(session.greetings) < SAMPLES:
-                    self.greet(name)
+        self.wait_until(lambda: all(_is_seen(session, began) for session in self.sessions.values()), seconds)
         return self.view()
+
+    def step(self, seconds: float) -> Sequence[tuple[str, Message]]:
+        """Handle the events of at most ``seconds``, and measure the latency of peers by further greetings."""
+        found = super().step(seconds)
+        now = time.monotonic()
+        for name, session in self.sessions.items():
+            due = not session.waiting and now >= session.greeted_at + GREET_EVERY_S
+            if session.up and not session.complaint and due and len(session.greetings) < SAMPLES:
+                self.greet(name)
+        return found
 
     def inspect(self, seconds: float) -> Mapping[str, tuple[FindingRow, ...] | str]:
         """Make all peers check their machines; return their findings, or why there are none after ``seconds``."""
         began = time.monotonic()
         asked: set[Session] = set()
-        while time.monotonic() < began + seconds:
+
+        def has_all() -> bool:
             for name, session in self.sessions.items():
                 if session.up and session.welcome is not None and session not in asked:
                     asked.add(session)
                     self.send(name, Inspect())
-            if all(session.findings is not None or session.is_hopeless(began) for session in self.sessions.values()):
-                break
-            self.step(0.05)
-        return {name: _silence(s) if s.findings is None else s.findings for name, s in self.sessions.items()}
+            return all(one.findings is not None or one.is_hopeless(began) for one in self.sessions.values())
 
-    def wait(self, seconds: float) -> None:
-        """Listen for a while."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            self.step(min(0.1, left))
+        self.wait_until(has_all, seconds)
+        return {name: _silence(s) if s.findings is None else s.findings for name, s in self.sessions.items()}
 
     def view(self) -> Mapping[str, PeerStatus]:
         """Return the status of each peer as far as it is known."""

@@ -97,26 +97,28 @@ def parse_address(text: str, flag: str) -> tuple[str, int]:
     """Return host and port of ``HOST:PORT``, with IPv6 in brackets; raise :class:`UsageError` that names the flag."""
     match = _ADDRESS.fullmatch(text)
     host, port = (match[1].strip("[]"), int(match[2])) if match is not None else ("", -1)
-    if match is None or port > 65535 or (match[1].startswith("[") and not _is_ipv6(host)):
+    if (
+        match is None
+        or port > 65535
+        or (match[1].startswith("[") and not isinstance(_ip_of(host), ipaddress.IPv6Address))
+    ):
         raise UsageError(
             f"{flag} {text!r} is not HOST:PORT; give, for example, 127.0.0.1:9100 or [::1]:9100; port 0 is any free one"
         )
     return host, port
 
 
-def _is_ipv6(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).version == 6
-    except ValueError:
-        return False
-
-
 def is_loopback_host(host: str) -> bool:
     """Return whether a host of :func:`parse_address` is the loopback; names other than ``localhost`` are not."""
+    ip = _ip_of(host)
+    return host == "localhost" or (ip is not None and ip.is_loopback)
+
+
+def _ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None
 
 
 def open_listener(text: str, flag: str) -> socket.socket:
@@ -181,7 +183,6 @@ class HttpServer:
             connection_limit=max_connections + 2,  # it counts the listener and what wakes it
             cleanup_interval=_POLL_S,
             channel_timeout=receive_s,
-            log_socket_errors=False,
         )
         with (cores or EngineCores()).others():  # where the threads that are started here stay
             dispatcher = ThreadedTaskDispatcher()

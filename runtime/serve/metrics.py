@@ -45,24 +45,24 @@ class PeerCollector(Collector):
         peer = self._snapshot()
         yield _build("peer", peer.name, peer.bundle_id)
         for name, text, value in (
-            ("warm", "1 where the engines are loaded and requests are taken.", peer.warm),
-            ("engine_stuck", "1 where an engine call has been running for longer than its deadline.", peer.stuck),
-            ("held_requests", "Requests that it holds, copies for the next holder included.", peer.held),
-            ("queue_length", "Requests that wait for the engine, and calls that the engine has.", peer.queue),
-            ("credits", "Requests that it would accept now.", peer.credits),
-            ("failed_blocks", "Blocks that are not run any more because their engine failed.", peer.failed_blocks),
-            ("linked_processes", "Processes that it has a link to, sources included.", len(peer.linked)),
+            ("warm", "1 if the engines are loaded and requests are accepted.", peer.warm),
+            ("engine_stuck", "1 if an engine call has exceeded its deadline.", peer.stuck),
+            ("held_requests", "Requests held, including copies kept until the next holder confirms.", peer.held),
+            ("queue_length", "Requests that wait for the engine or are in it.", peer.queue),
+            ("credits", "Further requests that the peer accepts now.", peer.credits),
+            ("failed_blocks", "Blocks that no longer run because their engine failed.", peer.failed_blocks),
+            ("linked_processes", "Linked processes, including sources.", len(peer.linked)),
         ):
             yield GaugeMetricFamily(f"ls_edge_peer_{name}", text, value=float(value))
         yield _neighbours(((name, name in peer.linked) for name in self._listed if name != peer.name), "has a link to")
         engine = peer.engine
         yield CounterMetricFamily(
-            "ls_edge_peer_engine_requests", "Requests in engine calls, once for each call.", value=engine.requests
+            "ls_edge_peer_engine_requests", "Requests in engine calls, counted in each call.", value=engine.requests
         )
         yield CounterMetricFamily(
-            "ls_edge_peer_blocks_run", "Blocks that the engine ran, once for each request.", value=engine.blocks
+            "ls_edge_peer_blocks_run", "Blocks that the engine ran, counted for each request.", value=engine.blocks
         )
-        yield _histogram("ls_edge_peer_engine_call_seconds", "Time of engine calls that gave outputs.", engine.calls)
+        yield _histogram("ls_edge_peer_engine_call_seconds", "Time of successful engine calls.", engine.calls)
         yield from _dropped(peer.dropped)
 
 
@@ -78,30 +78,34 @@ class SourceCollector(Collector):
         listed = source.name if source.peers.source(source.name) is not None else ""  # else it is random at each start
         yield _build("source", listed, source.bundle.manifest.bundle_id)
         for name, text, value in (
-            ("requests_submitted", "Images that were submitted.", counts.submitted),
-            ("answers", "Requests that were answered.", counts.answered),
-            ("degraded_answers", "Answers that left blocks out.", counts.degraded),
-            ("cancelled_requests", "Requests that were cancelled.", counts.cancelled),
-            ("retries", "Further attempts at requests that have ended.", counts.retries),
-            ("duplicates_dropped", "Answers after the first one.", sum(snapshot.duplicates.values())),
-            ("rejected_answers", "Answers that cannot be true.", sum(one.count for one in snapshot.rejected.values())),
+            ("requests_submitted", "Submitted images.", counts.submitted),
+            ("answers", "Answered requests.", counts.answered),
+            ("degraded_answers", "Answers with skipped blocks.", counts.degraded),
+            ("cancelled_requests", "Cancelled requests.", counts.cancelled),
+            ("retries", "Repeated attempts, of requests that have ended.", counts.retries),
+            ("duplicates_dropped", "Answers after the first one, dropped.", sum(snapshot.duplicates.values())),
+            (
+                "rejected_answers",
+                "Answers that contradict the request, dropped.",
+                sum(one.count for one in snapshot.rejected.values()),
+            ),
         ):
             yield CounterMetricFamily(f"ls_edge_source_{name}", text, value=value)
         failed = CounterMetricFamily(
-            "ls_edge_source_failed_requests", "Requests that ended with an error, by its class.", labels=["error"]
+            "ls_edge_source_failed_requests", "Requests that ended with an error, by class.", labels=["error"]
         )
         for error, count in counts.failed.items():
             failed.add_metric([error], count)
         yield failed
         alive = {name: view.state is PeerState.ALIVE for name, view in snapshot.peers.items()}
         for name, text, value in (
-            ("requests_in_flight", "Requests that have not ended.", counts.in_flight),
-            ("peers_alive", "Peers that can be used.", sum(alive.values())),
+            ("requests_in_flight", "Requests in progress.", counts.in_flight),
+            ("peers_alive", "Usable peers.", sum(alive.values())),
             ("missing_blocks", "Blocks without a warm holder.", len(snapshot.missing_blocks)),
         ):
             yield GaugeMetricFamily(f"ls_edge_source_{name}", text, value=value)
         yield _neighbours(alive.items(), "can use")
-        yield _histogram("ls_edge_source_latency_seconds", "From submission to answer.", counts.latency)
+        yield _histogram("ls_edge_source_latency_seconds", "Time from submission to answer.", counts.latency)
         yield from _dropped(snapshot.dropped)
 
 
@@ -133,12 +137,12 @@ def metrics_handler(registry: CollectorRegistry) -> Callable[[HttpRequest], Http
 
 def _build(role: str, name: str, bundle_id: str) -> Metric:
     value = {"version": __version__, "bundle_id": bundle_id, "role": role, "name": name}
-    return InfoMetricFamily("ls_edge_build", "What runs here.", value=value)
+    return InfoMetricFamily("ls_edge_build", "Version, bundle, role and name of this process.", value=value)
 
 
 def _neighbours(up: Iterable[tuple[str, bool]], what: str) -> Metric:
     family = GaugeMetricFamily(
-        "ls_edge_neighbour_up", f"1 where this process {what} the peer of peers.yaml.", labels=["peer"]
+        "ls_edge_neighbour_up", f"1 if this process {what} the peer of peers.yaml.", labels=["peer"]
     )
     for name, is_up in up:
         family.add_metric([name], float(is_up))
@@ -147,7 +151,7 @@ def _neighbours(up: Iterable[tuple[str, bool]], what: str) -> Metric:
 
 def _dropped(counts: Mapping[str, int]) -> Iterator[Metric]:
     family = CounterMetricFamily(
-        "ls_edge_dropped_messages", "Messages that were dropped, or could not be sent, by reason.", labels=["reason"]
+        "ls_edge_dropped_messages", "Messages that were dropped or could not be sent, by reason.", labels=["reason"]
     )
     for reason in _REASONS:
         family.add_metric([reason.replace(" ", "_")], counts.get(reason, 0))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
@@ -31,7 +31,7 @@ from ls_edge.runtime.protocol.messages import (
     Want,
 )
 from ls_edge.runtime.routing.peer_routing import PeerMachine
-from ls_edge.runtime.store.store import NOTHING, Store, Wanted
+from ls_edge.runtime.store.store import Store, Wanted
 from ls_edge.runtime.transport.node import Node
 from ls_edge.runtime.transport.problems import one_line
 
@@ -59,7 +59,7 @@ class _Push:
     size: int
     state: StoreState = StoreState.RECEIVING
     reason: str = ""
-    wanted: Wanted = NOTHING
+    wanted: Wanted = field(default_factory=Wanted)
     file: tuple[str, int] | None = None
     """Digest and bytes of the incoming file."""
     began_at: int = 0
@@ -86,9 +86,8 @@ class Installer:
         self._pushers: set[str] = set()
         self._push: _Push | None = None
         self._turn: tuple[str, float] = ("", 0.0)
-        self._settled = False
-        """Whether the served bundle is warm and recorded as such."""
-        self._confirm_at = 0.0
+        self._confirm_at: float | None = None
+        """Time to record that the served bundle is warm; None once that is done, or where there is none."""
         self._trouble = ""
         """Reason why that could not be recorded."""
         self._worker: Worker[Callable[[], None]] = Worker(f"store of {name}", self._wake, niceness=_NICENESS)
@@ -102,7 +101,7 @@ class Installer:
     @property
     def is_timed(self) -> bool:
         """Whether :meth:`step` has work that no event announces."""
-        return self._push is not None or (self._serving is not None and not self._settled)
+        return self._push is not None or self._confirm_at is not None
 
     def attach(self, node: Node, machine: PeerMachine, *, serves: bool) -> None:
         """Use the links of a peer that begins to serve the active bundle, or waits for one."""
@@ -110,7 +109,7 @@ class Installer:
         self._serving = self._store.record.active if serves else None
         self._pushers.clear()
         self._push, self.is_switching = None, False
-        self._settled, self._confirm_at = False, 0.0
+        self._confirm_at = 0.0 if serves else None
 
     def close(self) -> None:
         """Stop after the current job and close the store."""
@@ -143,7 +142,7 @@ class Installer:
         """Handle the results of the store's thread, ask for missing pieces, and confirm a bundle that is warm."""
         for handle in self._worker.results():
             handle()
-        if not self._settled and self._machine is not None and self._machine.warm:
+        if self._confirm_at is not None and self._machine is not None and self._machine.warm:
             self._settle()
         if self._push is not None and self._push.state is StoreState.RECEIVING and self._push.file is not None:
             self._ask(self._push, self._push.file)
@@ -240,10 +239,11 @@ class Installer:
     def _settle(self) -> None:
         """Record that the served bundle is warm; a failed write is repeated, and the push waits for it."""
         serving = self._serving
+        is_due = self._confirm_at is not None and time.monotonic() >= self._confirm_at
         if self._store.is_confirmed:
-            self._settled = True
+            self._confirm_at = None
             self._report_switch(StoreState.ACTIVE, "")
-        elif serving == self._store.record.active and serving is not None and time.monotonic() >= self._confirm_at:
+        elif is_due and serving is not None and serving == self._store.record.active:
             self._confirm_at = float("inf")
             self._do(lambda: self._store.confirm(serving), lambda _: self._settle(), self._on_unconfirmed)
 
@@ -279,7 +279,7 @@ class Installer:
         if record.failed == push.manifest:
             push.reason = one_line(record.reason, MAX_TEXT)
         if push.manifest == self._serving:
-            push.state = StoreState.ACTIVE if self._settled else StoreState.SWITCHING
+            push.state = StoreState.ACTIVE if self._confirm_at is None else StoreState.SWITCHING
         else:
             push.state = StoreState.READY
             log.info("a bundle is complete", extra={"peer": push.pusher, "bundle": push.manifest[:8]})

@@ -71,9 +71,6 @@ class Wanted(msgspec.Struct, frozen=True):
     """Bytes of all parts."""
 
 
-NOTHING = Wanted()
-
-
 class Store:
     """The bundles of one peer. One process has it open."""
 

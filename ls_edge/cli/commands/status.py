@@ -111,17 +111,17 @@ def _watch(observer: Any, bundle: Bundle | None, wait: float, *, as_json: bool) 
     if as_json:
         while True:
             click.echo(json.dumps(_document(_compared(observer.look(wait), bundle))))
-            observer.wait(_EVERY_S)
+            observer.listen(_EVERY_S)
     console = open_console()
     if not console.is_terminal:
         while True:
             _print(_compared(observer.look(wait), bundle), observer.peers)
-            observer.wait(_EVERY_S)
+            observer.listen(_EVERY_S)
     with Live(console=console, auto_refresh=False) as live:
         while True:
             found = _compared(observer.look(wait), bundle)
             live.update(_table(found), refresh=True)
-            observer.wait(_EVERY_S)
+            observer.listen(_EVERY_S)
 
 
 def _print(found: Mapping[str, PeerStatus], file: PeersFile) -> None:
