@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: run benchmarks by name, print their tables, keep their figures."""
+"""``python -m benchmarks``: run benchmarks by name and print their tables."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 from benchmarks import ONE_THREAD
 
 USUAL = ("hop", "throughput", "recovery", "tracks")
-BESIDE = ("fleet", "chain", "routing", "train", "soak", "quality", "engines", "audit", "idle", "bombs")
-"""Run by name only: they take long, or want a GPU."""
+BY_NAME = ("fleet", "chain", "routing", "train", "soak", "quality", "engines", "audit", "idle", "bombs")
+"""Benchmarks that run by name only: they take long or need a GPU."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run what was asked for; the exit code is 0 also where a bar was missed: the tables show that."""
+    """Run the named benchmarks; return 0 even if a bar was missed, which the tables show."""
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["chaos"]:
         from benchmarks.chaos import command
@@ -31,22 +31,26 @@ def main(argv: list[str] | None = None) -> int:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"{', '.join(USUAL)} (the default), {', '.join(BESIDE)}; chaos has options of its own",
+        help=f"{', '.join(USUAL)} (the default), {', '.join(BY_NAME)}; chaos has its own options",
     )
-    parser.add_argument("--quick", action="store_true", help="tiny runs that show that everything works")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--compare", action="store_true", help="recovery: also ipyparallel and Dask, from the network")
+    parser.add_argument("--quick", action="store_true", help="tiny runs that only check that everything works")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="recovery: also measure ipyparallel and Dask, installed from the package index",
+    )
     parser.add_argument(
         "--trained",
         type=Path,
         metavar="BUNDLE",
-        help="throughput: a bundle trained on digits; tracks, quality: one trained on --data",
+        help="trained bundle: throughput on digits, tracks and quality on --data",
     )
     parser.add_argument("--data", default="digits", help="images for --trained (default: digits)")
     asked = parser.parse_args(argv)
-    unknown = [name for name in asked.names if name not in (*USUAL, *BESIDE)]
+    unknown = [name for name in asked.names if name not in (*USUAL, *BY_NAME)]
     if unknown:
-        parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join((*USUAL, *BESIDE))}")
+        parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join((*USUAL, *BY_NAME))}")
     os.environ.update(ONE_THREAD)  # read when numpy is loaded
 
     from rich.console import Console
@@ -70,17 +74,17 @@ def main(argv: list[str] | None = None) -> int:
         started, before = time.monotonic(), load()
         try:
             module = importlib.import_module(f"benchmarks.{name}")
-            figures = module.run(asked.quick, **options.get(name, {}))
+            results = module.run(asked.quick, **options.get(name, {}))
         except (LsEdgeError, ModuleNotFoundError) as error:
             print(f"benchmarks: {name}: {error}", file=sys.stderr)
             code = 1
             continue
-        figures = {**figures, "load": {"before": before, "after": load()}, "seconds": round(time.monotonic() - started)}
-        document["benchmarks"][name] = figures
+        results = {**results, "load": {"before": before, "after": load()}, "seconds": round(time.monotonic() - started)}
+        document["benchmarks"][name] = results
         if hasattr(module, "show"):
-            module.show(figures, console)
+            module.show(results, console)
         else:
-            console.print_json(data=figures)
+            console.print_json(data=results)
         console.print(f"{name}: load {before[0]} before, {load()[0]} after", highlight=False)
     if asked.json is not None:
         asked.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

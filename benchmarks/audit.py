@@ -1,9 +1,9 @@
-"""The cost of audits: images per second and latency with shares of 0, 0.01, 0.1 and 1, and the check of finite numbers.
+"""Cost of audits: throughput and latency with shares of 0, 0.01, 0.1 and 1, and the check for finite numbers.
 
     python -m benchmarks audit
 
-Two peers that share the blocks; a source for each share on the same peers, in turn, medians over rounds, ratios taken
-within rounds. ``finite`` is the check of a block's output beside one run of that block.
+Two peers share the blocks. One source per share uses the same peers, in turn; results are medians over rounds, ratios
+are taken within rounds. ``finite`` is the time of the check of a block's output, relative to one run of that block.
 """
 
 from __future__ import annotations
@@ -15,9 +15,17 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.common import bundle_of, images_for, in_turn, local_cluster, median, ready_source, report_progress
+from benchmarks.common import (
+    bundle_of,
+    images_for,
+    in_turn,
+    local_cluster,
+    median,
+    new_table,
+    ready_source,
+    report_progress,
+)
 from ls_edge.core.bundle import Bundle
 from ls_edge.engines.opening import open_engine
 from ls_edge.runtime.protocol.codecs import is_finite
@@ -28,7 +36,7 @@ MODELS = (("vit_digits", {"depth": 6}), ("vit_tiny_patch16_224", {}))
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Both parts, for a tiny model and a larger one."""
+    """Measure both parts with a tiny model and a larger one."""
     models = MODELS[:1] if quick else MODELS
     return {
         "audit": [_audit(bundle_of(model, args), quick=quick) for model, args in models],
@@ -51,12 +59,12 @@ def _audit(path: Path, *, quick: bool) -> dict[str, Any]:
         sources = {str(share): stack.enter_context(ready_source(peers.path, bundle, audit=share)) for share in SHARES}
         for name, source in sources.items():
             _answer(source, pictures, 20)
-            report_progress(f"    a share of {name} is ready")
+            report_progress(f"    share {name} is ready")
         for _, name in in_turn(list(sources), rounds):
             seconds, milliseconds = _answer(sources[name], pictures, count)
             rate[name].append(count / seconds)
             latency[name].append(median(milliseconds))
-            sources[name].finish_audits(10)  # so that they fall on nobody else's round
+            sources[name].finish_audits(10)  # before the next source has its turn
         found = {name: source.audits for name, source in sources.items()}
     none = rate[str(SHARES[0])]
     return {
@@ -73,7 +81,7 @@ def _audit(path: Path, *, quick: bool) -> dict[str, Any]:
 
 
 def _answer(source: Source, pictures: np.ndarray, count: int) -> tuple[float, list[float]]:
-    """Answer images, four at once; return the seconds and the latencies."""
+    """Answer images, four in flight; return the seconds in all and the latencies in ms."""
     started, latencies = time.perf_counter(), []
     futures = []
     for index in range(count):
@@ -105,22 +113,21 @@ def _finite(path: Path, runs: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show(figures: dict[str, Any], console: Console) -> None:
-    """Two tables."""
-    for row in figures["audit"]:
-        table = Table(title=f"audits, {row['model']}, {row['images']} images a round")
-        for name in ("share", "images/s", "over none", "latency p50, ms", "audited", "dropped"):
-            table.add_column(name, justify="right")
+def show(results: dict[str, Any], console: Console) -> None:
+    """Print both tables."""
+    for row in results["audit"]:
+        table = new_table(
+            f"audits, {row['model']}, {row['images']} images per round",
+            ("share", "images/s", "ratio to share 0", "latency p50, ms", "audited", "dropped"),
+        )
         for name, rate in row["images_per_s"].items():
             table.add_row(
                 name, str(rate), str(row["over_none"][name]), str(row["latency_ms_p50"][name]),
                 str(row["audited"].get(name, "")), str(row["dropped"].get(name, "")),
             )  # fmt: skip
         console.print(table)
-    table = Table(title="check of finite numbers")
-    for name in ("model", "tokens", "block, us", "check, us", "share"):
-        table.add_column(name, justify="right")
-    for row in figures["finite"]:
+    table = new_table("check for finite numbers", ("model", "tokens", "block, us", "check, us", "share"))
+    for row in results["finite"]:
         table.add_row(
             row["model"], " x ".join(map(str, row["tokens"])), str(row["block_us"]), str(row["check_us"]),
             f"{row['share']:.2%}",

@@ -1,18 +1,17 @@
-"""What the real chain of peers costs, beside the minimal chain and one process, for the same engines.
+"""Latency and throughput of a chain of peers, compared with a minimal chain and with one process.
 
-One image at a time, each engine with one thread, contenders alternating in one run:
+One image at a time, one thread per engine, contenders in turn:
 
 - ``process``: stem, all blocks and head one after the other in this process;
-- ``process, rests``: as ``process``, but before the blocks of each peer it rests for as long as a peer of the chain
-  waits for the others; the rests are left out. Engines are slower after one, without any message;
+- ``process, rests``: like ``process``, with a pause before the blocks of each peer, as long as a peer of the chain
+  waits for the others. The pauses are not counted; engines are slower after one, even without messages;
 - ``minimal``: the blocks in plain processes over ZeroMQ PAIR sockets (``stage``), stem and head here;
-- ``real``: the same placement through ``ls-edge peer`` processes and :class:`ls_edge.runtime.source.source.Source`;
-- ``real, cpus``: as ``real``, with the key ``cpus``: the engines on the last core, all else on the others;
+- ``real``: the same placement with ``ls-edge peer`` processes and :class:`ls_edge.runtime.source.source.Source`;
+- ``real, cpus``: like ``real``, with the key ``cpus``: engines on the last core, all other threads on the others;
 - ``minimal one``, ``real one``: ``minimal`` and ``real`` with all blocks in a single remote process.
 
-Then several requests in flight, from one source or more. CPU time and context switches are those of ``/proc``, by
-process and thread; messages and bytes are counted where they are handed to the sockets, with peers on threads of one
-process.
+Then several requests in flight, from one or more sources. CPU time and context switches come from ``/proc``, by process
+and thread. Messages and bytes are counted as they are handed to the sockets, with peers on threads of one process.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from unittest import mock
 import numpy as np
 import zmq
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.common import (
     Child,
@@ -44,6 +42,7 @@ from benchmarks.common import (
     local_cluster,
     median,
     ms,
+    new_table,
     ready_source,
     report_progress,
 )
@@ -66,15 +65,15 @@ STAGES = 3
 IN_FLIGHT = (1, 8, 64)
 SOURCES = (1, 2, 4)
 BAR_MINIMAL_MS, BAR_PROCESS_MS, BAR_ONE_MS, BAR_CPU_MS = 0.7, 1.0, 1.5, 0.8
-"""Most a hop may cost beyond the minimal chain and beyond one process, most that one remote peer may cost, and most CPU
-time beyond the engines of a visit."""
+"""Bars: cost of a hop beyond the minimal chain and beyond one process, cost of one remote peer, and CPU time of a visit
+beyond the engines."""
 PAUSE_S = 0.002
 MICROBATCH = 8
-"""Requests that share an engine call at most, in the figures with microbatches."""
+"""Largest number of requests in one engine call, in the results with microbatches."""
 _MOST_WAIT_MS = 60_000
-"""Longest wait for an image that the minimal chain has."""
+"""Timeout for an answer."""
 _SENT = "messages of ZeroMQ"
-"""Beside the kinds of messages, of which one of these may carry several."""
+"""Name of the count of ZeroMQ messages, one of which may carry several messages of the protocol."""
 _NS = 1e6
 _TITLES = {
     "in_flight": "in flight", "sources": "sources", "microbatches": f"in flight, microbatches of {MICROBATCH}"
@@ -84,7 +83,7 @@ Call = Callable[[np.ndarray], float]
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Figures of each model: latency, CPU time by process, messages, throughput."""
+    """Measure latency, CPU time by process, messages and throughput of each model."""
     models = MODELS[:1] if quick else MODELS
     return {"models": [_model(name, args, quick) for name, args in models]}
 
@@ -118,7 +117,7 @@ def _model(name: str, args: Mapping[str, Any], quick: bool) -> dict[str, Any]:
             }
             for contender, values in seconds.items()
         }
-    p50 = {contender: figures["ms"]["p50"] for contender, figures in found.items()}
+    p50 = {contender: results["ms"]["p50"] for contender, results in found.items()}
     hops = STAGES + 1
     over = {
         "hop_over_minimal_ms": round((p50["real"] - p50["minimal"]) / hops, 4),
@@ -142,7 +141,7 @@ def _model(name: str, args: Mapping[str, Any], quick: bool) -> dict[str, Any]:
 
 
 def _placement(blocks: int, peers: int) -> dict[str, list[int]]:
-    """Consecutive blocks, about the same number for each peer."""
+    """Split the blocks into consecutive parts of about equal size."""
     ends = [round(index * blocks / peers) for index in range(peers + 1)]
     return {f"p{index}": list(range(ends[index], ends[index + 1])) for index in range(peers)}
 
@@ -150,7 +149,7 @@ def _placement(blocks: int, peers: int) -> dict[str, list[int]]:
 def _contenders(
     stack: contextlib.ExitStack, path: Path, bundle: Bundle
 ) -> tuple[dict[str, Call], dict[str, dict[str, int]]]:
-    """Return the calls to compare, and the processes of each: name to pid."""
+    """Return the contenders, and the processes of each: name to pid."""
     pipeline = stack.enter_context(Pipeline.open(bundle, threads=1))
     us = {"source": os.getpid()}
     calls: dict[str, Call] = {"process": lambda image: _timed(lambda: pipeline.forward(image[None]))}
@@ -179,10 +178,10 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def _resting(pipeline: Pipeline, placement: Mapping[str, Sequence[int]]) -> Call:
-    """Stem, blocks and head in this process, with a rest before the blocks of each peer that is not counted."""
+    """Return a call of stem, blocks and head in this process, with pauses before the blocks of each peer."""
     executor = Executor(dict(enumerate(pipeline.block_engines)))
     whole = 0.0
-    """Seconds of the last image, from which the next rests follow."""
+    """Seconds of the last image, which determine the next pauses."""
 
     def call(image: np.ndarray) -> float:
         nonlocal whole
@@ -206,7 +205,7 @@ def _real(source: Source) -> Call:
 
 
 class MinimalChain:
-    """The minimal chain: our end of it."""
+    """Our end of the minimal chain."""
 
     def __init__(
         self, stack: contextlib.ExitStack, path: Path, pipeline: Pipeline, placement: Mapping[str, Sequence[int]]
@@ -232,11 +231,11 @@ class MinimalChain:
         self._out.connect(f"tcp://127.0.0.1:{ports[0]}")
 
     def call(self, image: np.ndarray) -> float:
-        """Seconds of one image."""
+        """Return the seconds of one image."""
         return _timed(lambda: self._forward(image))
 
     def stretch(self, images: np.ndarray, count: int, in_flight: int) -> float:
-        """Seconds of so many images while as many as said are in flight: filling and emptying it is left out."""
+        """Return the seconds of ``count`` images, without those that fill and empty the chain."""
         answered: list[float] = []
         sent = 0
         while len(answered) < count + 2 * in_flight:
@@ -273,7 +272,7 @@ def minimal_chain(path: Path, pipeline: Pipeline, placement: Mapping[str, Sequen
 
 
 def _usage(pids: Mapping[str, int]) -> Counter[tuple[str, str]]:
-    """Nanoseconds of CPU time and context switches so far: by (process, ``cpu thread``), (process, ``switches``)."""
+    """Count CPU time in ns and context switches so far: by (process, ``cpu thread``), (process, ``switches``)."""
     found: Counter[tuple[str, str]] = Counter()
     for name, pid in pids.items():
         for index, task in enumerate(sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda path: int(path.name))):
@@ -287,7 +286,7 @@ def _usage(pids: Mapping[str, int]) -> Counter[tuple[str, str]]:
 
 
 def _by_process(spent: Counter[tuple[str, str]], answers: int) -> dict[str, Any]:
-    """CPU milliseconds and context switches an answer."""
+    """Return CPU milliseconds and context switches per answer."""
     result: dict[str, Any] = {}
     for (name, what), count in spent.items():
         process = result.setdefault(name, {"cpu_ms": 0.0, "threads_ms": {}, "switches": {}})
@@ -305,7 +304,7 @@ def _by_process(spent: Counter[tuple[str, str]], answers: int) -> dict[str, Any]
 
 
 def _traffic(path: Path, bundle: Bundle, images: np.ndarray, answers: int) -> dict[str, Any]:
-    """Messages and bytes an answer takes, by kind, with peers on threads of this process."""
+    """Count messages and bytes per answer, by kind, with peers on threads of this process."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     send = Links.send
@@ -348,11 +347,11 @@ def _traffic(path: Path, bundle: Bundle, images: np.ndarray, answers: int) -> di
     }
 
 
-# Several at once.
+# Several requests in flight.
 
 
 def _throughput(path: Path, bundle: Bundle, images: np.ndarray, quick: bool) -> dict[str, Any]:
-    """Answers a second and the source's CPU time an answer, by requests in flight and by sources."""
+    """Measure answers per second and CPU time per answer, by requests in flight and by sources."""
     seconds = 1.0 if quick else 4.0
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(local_cluster(path, _placement(bundle.num_blocks, STAGES)))
@@ -398,9 +397,9 @@ def _measured(
 
 
 def _answers(sources: Sequence[Source], images: np.ndarray, in_flight: int, seconds: float) -> tuple[int, float]:
-    """Keep ``in_flight`` requests of each source in flight for a while; answers, and seconds until the last of them.
+    """Keep ``in_flight`` requests of each source in flight; return the answers and the seconds until the last one.
 
-    To its end, since a request may take longer than the while, and then fewer end in it than the peers can answer.
+    All requests are awaited: with few of them, those that end within ``seconds`` are fewer than the peers can answer.
     """
     ended: queue.SimpleQueue[tuple[Source, Future[Any]]] = queue.SimpleQueue()
     numbers = itertools.count()
@@ -425,15 +424,17 @@ def _answers(sources: Sequence[Source], images: np.ndarray, in_flight: int, seco
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """Return the tables."""
+    """Print the tables."""
     for model in document["models"]:
-        table = Table(title=f"{model['model']}, {model['tokens_bytes']} bytes of tokens: one image at a time")
-        for column in ("", "ms: p50 (p10 to p90)", "CPU ms an answer, by process", "context switches"):
-            table.add_column(column)
-        for name, figures in model["contenders"].items():
-            times = figures["ms"]
-            cpu = ", ".join(f"{p} {f['cpu_ms']:.2f}" for p, f in figures["processes"].items())
-            switches = ", ".join(f"{sum(f['switches'].values()):.0f}" for f in figures["processes"].values())
+        table = new_table(
+            f"{model['model']}, {model['tokens_bytes']} bytes of tokens: one image at a time",
+            columns := ("", "ms: p50 (p10 to p90)", "CPU ms per answer, by process", "context switches"),
+            left=columns,
+        )
+        for name, results in model["contenders"].items():
+            times = results["ms"]
+            cpu = ", ".join(f"{p} {f['cpu_ms']:.2f}" for p, f in results["processes"].items())
+            switches = ", ".join(f"{sum(f['switches'].values()):.0f}" for f in results["processes"].values())
             table.add_row(name, f"{times['p50']:.2f} ({times['p10']:.2f} to {times['p90']:.2f})", cpu, switches)
         table.add_section()
         for title, key, bar, holds in (
@@ -443,17 +444,17 @@ def show(document: dict[str, Any], console: Console) -> None:
         ):
             verdict = "holds" if model["holds"][holds] else "missed"
             table.add_row(title, f"{model[key]:.2f}, at most {bar}: {verdict}")
-        table.add_row("a hop beyond one process that rests", f"{model['hop_over_resting_process_ms']:.2f}")
+        table.add_row("a hop beyond one process with pauses", f"{model['hop_over_resting_process_ms']:.2f}")
         if "cpus_hop_over_minimal_ms" in model:
             table.add_row("with cpus, beyond the minimal chain", f"{model['cpus_hop_over_minimal_ms']:.2f}")
         traffic = model["traffic"]
         messages = ", ".join(f"{kind} {count}" for kind, count in traffic["messages"].items())
-        table.add_row("messages an answer", messages)
+        table.add_row("messages per answer", messages)
         for what in ("in_flight", "sources", "microbatches"):
-            for number, figures in model["throughput"][what].items():
+            for number, results in model["throughput"][what].items():
                 table.add_row(
                     f"{number} {_TITLES[what]}",
-                    f"{figures['answers_a_second']:.1f} answers/s, {figures['source_cpu_ms']:.2f} ms CPU in the source "
-                    f"and {figures['peers_cpu_ms']:.2f} in the peers",
+                    f"{results['answers_a_second']:.1f} answers/s, {results['source_cpu_ms']:.2f} ms CPU in the source "
+                    f"and {results['peers_cpu_ms']:.2f} in the peers",
                 )
         console.print(table)

@@ -22,7 +22,7 @@ from tests.faults.suite import ChaosResult, ChaosSettings, run_chaos
 
 
 class _Chaos(click.Command):
-    """A command with the kinds of faults in its help, and errors in one line."""
+    """Command with the kinds of faults in its help, and errors in one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command and exit with its code."""
@@ -149,7 +149,7 @@ def _print(results: list[ChaosResult]) -> None:
     print_table(table)
     for r in results:
         if r.spoilt:
-            click.echo(f"seed {r.seed}: a liar's wrong tokens spoilt {r.spoilt} answers; the audit named {_named(r)}")
+            click.echo(f"seed {r.seed}: a liar's wrong tokens spoiled {r.spoilt} answers; the audit named {_named(r)}")
 
 
 def _named(result: ChaosResult) -> str:

@@ -1,4 +1,4 @@
-"""What the benchmarks share: facts about the machine, a cache of bundles, processes that end with their benchmark."""
+"""Shared code: facts about the machine, a cache of bundles, child processes, and tables."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
+from rich.table import Table
 
 from benchmarks import ONE_THREAD
 from ls_edge.core.errors import LsEdgeError
@@ -35,11 +36,11 @@ _STARTED = time.monotonic()
 
 
 class BenchmarkError(LsEdgeError):
-    """A benchmark could not be run."""
+    """Error: a benchmark cannot run."""
 
 
 def machine() -> dict[str, Any]:
-    """Return the machine, its software and its load, for every result."""
+    """Return the machine, its software and its load, for the document."""
     memory = memory_gib()
     quota = cpu_quota()
     return {
@@ -55,12 +56,12 @@ def machine() -> dict[str, Any]:
 
 
 def load() -> list[float]:
-    """Load averages over 1, 5 and 15 minutes."""
+    """Return the load averages over 1, 5 and 15 minutes."""
     return [round(value, 2) for value in os.getloadavg()]
 
 
 def versions() -> dict[str, str]:
-    """Versions of the libraries that the figures depend on."""
+    """Return the versions of the libraries that the results depend on."""
     import onnxruntime
     import zmq
 
@@ -76,9 +77,17 @@ def report_progress(text: str) -> None:
 
 
 def ms(seconds: Sequence[float]) -> dict[str, float]:
-    """Milliseconds of repeated runs."""
+    """Return percentiles of repeated runs in milliseconds."""
     values = np.asarray(seconds) * 1e3
     return {f"p{q}": round(float(np.percentile(values, q)), 4) for q in (10, 50, 90)} | {"runs": len(values)}
+
+
+def new_table(title: str, columns: Iterable[str], left: Collection[str] = ("",)) -> Table:
+    """Return a table whose columns are aligned to the right, except those called ``left``."""
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="left" if column in left else "right")
+    return table
 
 
 def median(values: Sequence[float]) -> float:
@@ -87,7 +96,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def in_turn(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """Every name once a round, the order turned and reversed from round to round."""
+    """Yield every name once per round, in an order that is rotated and reversed from round to round."""
     for index in range(rounds):
         shift = index // 2 % len(names)
         order = [*names[shift:], *names[:shift]]
@@ -108,8 +117,8 @@ def bundle_of(
 ) -> Path:
     """Return a bundle of a model with random weights, exported once.
 
-    Weights are drawn wider than timm's, so that the order of blocks shows in the logits; narrower
-    for int8, whose verification such a model would not pass.
+    Weights vary more than timm's, so that the order of blocks changes the logits; less for int8, which would otherwise
+    fail its verification.
     """
     args = {"num_classes": 10, **(args or {})}
     tag = hashlib.sha256(
@@ -146,13 +155,13 @@ def bundle_of(
     with tempfile.TemporaryDirectory(dir=cache_folder()) as scratch:
         save_run(Path(scratch) / "run", view, TrainConfig(), record)
         made = export_run(load_run(Path(scratch) / "run"), Path(scratch) / "bundle", settings).bundle.folder
-        with contextlib.suppress(OSError):  # another benchmark was quicker
+        with contextlib.suppress(OSError):  # another benchmark was faster
             shutil.move(made, target)
     return target
 
 
 def images_for(bundle: Any, count: int) -> np.ndarray:
-    """Noise, float32 ``[count, 3, H, W]``: times do not depend on what is in an image."""
+    """Return noise, float32 ``[count, 3, H, W]``: times do not depend on the content of an image."""
     size = bundle.manifest.image.size
     return np.random.default_rng(0).standard_normal((count, 3, *size), dtype=np.float32)
 
@@ -161,7 +170,7 @@ def images_for(bundle: Any, count: int) -> np.ndarray:
 def local_cluster(
     path: Path, placement: Mapping[str, Sequence[int]], *, kind: type[C] = LocalCluster, **each: Any
 ) -> Iterator[C]:
-    """Start peers on the loopback and wait until they are warm; ``each`` are keys of every peer in ``peers.yaml``."""
+    """Start peers on the loopback and wait until they are warm; ``each`` are keys of all peers in ``peers.yaml``."""
     with tempfile.TemporaryDirectory() as folder, kind(folder, path, placement, each=each) as peers:
         peers.wait_warm(timeout=120.0)
         yield peers
@@ -179,10 +188,10 @@ def ready_source(peers: Path | PeersFile, bundle: Path | Bundle, **settings: Any
 
 
 class Child:
-    """A process of a module of the benchmarks that exchanges JSON lines by its standard input and output."""
+    """Process of a benchmark module that exchanges JSON lines over standard input and output."""
 
     def __init__(self, module: str, *arguments: str) -> None:
-        """Start it; :meth:`read` the first line, which it writes when it is ready."""
+        """Start the process; it writes the first line when it is ready, for :meth:`read`."""
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, **ONE_THREAD},
@@ -204,7 +213,7 @@ class Child:
         self.process.stdin.flush()
 
     def close(self) -> None:
-        """Close its input, at which it leaves, or is killed."""
+        """Close its input, which ends the process; kill it if it does not end."""
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
@@ -223,9 +232,9 @@ class Child:
 
 
 def wait_for(true: Callable[[], bool], what: str, timeout: float = 60.0) -> None:
-    """Poll until ``true()``; raises :class:`BenchmarkError` after ``timeout`` seconds."""
+    """Poll until ``true()``; raise :class:`BenchmarkError` after ``timeout`` seconds."""
     end = time.monotonic() + timeout
     while not true():
         if time.monotonic() > end:
-            raise BenchmarkError(f"waited {timeout:.0f} s in vain for {what}; is the machine overloaded?")
+            raise BenchmarkError(f"waited {timeout:.0f} s for {what}; is the machine overloaded?")
         time.sleep(0.005)

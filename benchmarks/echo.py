@@ -1,7 +1,7 @@
-"""The other end of ``hop``'s raw round trips: ``python -m benchmarks.echo tcp|zmq|curve BYTES``.
+"""Echo process for the raw round trips of ``hop``: ``python -m benchmarks.echo tcp|zmq|curve BYTES``.
 
-Sends back what it gets, as fast as one thread can. Says its port (and CURVE key) as a JSON line on standard output and
-leaves when its standard input ends.
+Sends back what arrives, on one thread. Prints its port (and CURVE key) as a JSON line and exits when its standard input
+ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _tcp(size: int) -> dict[str, object]:
 
 
 def receive(connection: socket.socket, buffer: memoryview) -> bool:
-    """Fill the buffer; False where the other side has closed."""
+    """Fill the buffer; return False if the other side has closed."""
     got = 0
     while got < len(buffer):
         count = connection.recv_into(buffer[got:])
@@ -60,7 +60,7 @@ def _zmq(*, curve: bool) -> dict[str, object]:
 
 
 class Raw:
-    """Our end of a raw round trip."""
+    """Our end of the raw round trips."""
 
     def __init__(self, kind: str, size: int, endpoint: dict[str, object]) -> None:
         """Connect to the ``endpoint`` that an echo process printed."""

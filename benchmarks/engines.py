@@ -1,15 +1,15 @@
-"""The cost of the engines of a bundle: a block against PyTorch, the chain of parts against the whole model in one file.
+"""Cost of the engines of a bundle: a block compared with PyTorch, the chain of parts with the whole model in one file.
 
     python -m benchmarks engines
 
-For each model and precision, random weights, batch 1:
+For each model and precision, with random weights and batch 1:
 
-- ``block``: all blocks one after the other, as a peer runs them, against the same blocks in PyTorch, eager, float32,
-  in turns of a few runs; one thread. Medians, a block.
-- ``chain``: the measurement of ``ls-edge bench``, with sessions opened anew a few times, because the place of their
-  memory moves the ratio by two points; the median over those.
+- ``block``: all blocks one after the other, as a peer runs them, and the same blocks in PyTorch (eager, float32), a few
+  runs each in turn, one thread. Medians per block.
+- ``chain``: the measurement of ``ls-edge bench``, repeated with new sessions, because where their memory lies changes
+  the ratio by two points. Median over the repetitions.
 
-The int8 bars are those of a CPU with AMX.
+The int8 bars apply to a CPU with AMX.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.common import bundle_of, report_progress
+from benchmarks.common import bundle_of, new_table, report_progress
 from ls_edge.core.bundle import Bundle
 from ls_edge.engines.benchmark import bench
 from ls_edge.engines.pipeline import Pipeline
@@ -57,7 +56,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def _block(path: Path, model: str, args: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Milliseconds of a block as an engine and in PyTorch, and their ratio with its bar."""
+    """Measure a block as an engine and in PyTorch; return milliseconds, and their ratio with its bar."""
     import torch
 
     from ls_edge.training.models.small_models import build
@@ -87,7 +86,7 @@ def _each(seconds: list[float], blocks: int) -> float:
 
 
 def _turns(calls: list[Callable[[], None]], duration: float, runs: int = 4) -> list[list[float]]:
-    """Seconds of each, in turns, the first run of a turn not counted."""
+    """Return the seconds of each, measured in turn; the first run of a turn does not count."""
     seconds: list[list[float]] = [[] for _ in calls]
     end = time.perf_counter() + duration
     while time.perf_counter() < end or len(seconds[0]) < 2 * runs:
@@ -121,10 +120,12 @@ def _chain(path: Path, threads: int, quick: bool) -> dict[str, Any]:
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """Return the table."""
-    table = Table(title="engines on the CPU, batch 1, times in ms", title_justify="left", pad_edge=False)
-    for column in ("model", "", "block", "pytorch", "ratio", "threads", "chain", "whole", "ratio", "defaults"):
-        table.add_column(column, justify="left" if column in ("model", "") else "right", no_wrap=True)
+    """Print the table."""
+    table = new_table(
+        "engines on the CPU, batch 1, times in ms",
+        ("model", "", "block", "pytorch", "ratio", "threads", "chain", "whole", "ratio", "defaults"),
+        left=("model", ""),
+    )
     for row in document["rows"]:
         block = row["block"]
         first = [
@@ -138,7 +139,7 @@ def show(document: dict[str, Any], console: Console) -> None:
             )  # fmt: skip
             first = [""] * 5
     console.print(
-        table, "ratio and bar; defaults: the whole under ONNX Runtime's default options", highlight=False
+        table, "ratio and bar; defaults: the whole model with ONNX Runtime's default options", highlight=False
     )  # fmt: skip
 
 

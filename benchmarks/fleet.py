@@ -1,14 +1,14 @@
-"""A fleet of boards that are emulated here by sleeping, so that the cores of this machine are not the limit.
+"""Fleet of boards that are emulated by sleeping, so that the cores of this machine are not the limit.
 
-- *plan*: four boards of two kinds. What a plan for throughput promises, and simple placements beside it, against what
-  peers of each placement do; and one board with the whole model, in one process.
-- *slow board*: three boards, one three times slower that stalls now and then. The policy ``sequential`` as a pipeline
-  of equal stretches and where each block has two holders, against ``fastest`` on the latter, and against the plan.
-- *push*: three boards of which two hold each block; what live requests take before, while a bundle is pushed to the
-  boards, and after.
+- *plan*: four boards of two kinds. Throughput and latency that a plan predicts, for the plan itself and for simple
+  placements, compared with what peers of each placement reach; and one board with the whole model, in one process.
+- *slow board*: three boards; one is three times slower and sometimes stalls. The policy ``sequential`` as a pipeline of
+  equal parts and with two holders per block, compared with ``fastest`` on the latter and with the plan.
+- *push*: three boards, two holders per block; latency of requests while a bundle is pushed to the boards, compared with
+  before and after.
 
-Images are noise and ready in memory. Ratios are taken within rounds, in which the contenders take turns; figures are
-medians over rounds. Peers have keys, as off the loopback.
+Images are noise, in memory. Contenders take turns; ratios are taken within rounds, results are medians over rounds.
+Peers have keys, as they have off the loopback.
 """
 
 from __future__ import annotations
@@ -27,9 +27,17 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.common import BenchmarkError, bundle_of, images_for, in_turn, median, ready_source, report_progress
+from benchmarks.common import (
+    BenchmarkError,
+    bundle_of,
+    images_for,
+    in_turn,
+    median,
+    new_table,
+    ready_source,
+    report_progress,
+)
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.records import RequestRecord
 from ls_edge.device.profile import DeviceProfile, LinksDocument
@@ -46,9 +54,9 @@ from tests.faults.cluster import FaultyCluster
 from tests.faults.engines import Faults
 
 BAR = 1.5
-"""Least that ``fastest`` and the plan have to reach of what ``sequential`` does with a slow board."""
+"""Smallest throughput of ``fastest`` and of the plan with a slow board, relative to ``sequential``."""
 BAND = 0.2
-"""How far what is measured may be from what was planned."""
+"""Largest relative difference between plan and measurement."""
 NICENESS = -15
 STALL_MS, STALL_PART = 200.0, 0.02
 PIPELINE, SEQUENTIAL = "sequential, equal parts", "sequential, two holders"
@@ -58,7 +66,7 @@ Placement = Mapping[str, Sequence[int]]
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """All three."""
+    """Run all three parts."""
     path = bundle_of("vit_digits", {"depth": 6 if quick else 8})
     slowdown, count, rounds = (10.0, 12, 1) if quick else (50.0, 160, 2)
     with raised_priority() as raised:
@@ -83,14 +91,14 @@ def _plan(path: Path, slowdown: float, count: int, rounds: int, *, quick: bool) 
     document, links = _planned(path, profiles, paces)
     wanted = () if quick else ("round_robin", "equal_split", "trained_order")  # starting processes takes long
     placements = {"plan": document.expected} | {
-        name: figures for name in wanted if (figures := document.baselines[name]) is not None
+        name: results for name in wanted if (results := document.baselines[name]) is not None
     }
     rows: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         fleets = _Fleets(stack, path, paces)
         sources = {
-            name: fleets.source(figures.placement or document.placement, figures.policy or "nearest")
-            for name, figures in placements.items()
+            name: fleets.source(results.placement or document.placement, results.policy or "nearest")
+            for name, results in placements.items()
         }
         rates: dict[str, list[float]] = {name: [] for name in sources}
         alone: dict[str, list[float]] = {name: [] for name in sources}
@@ -99,11 +107,11 @@ def _plan(path: Path, slowdown: float, count: int, rounds: int, *, quick: bool) 
         for _, name in in_turn(tuple(sources), rounds):
             rates[name].append(_rate(_answers(sources[name], count, document.concurrency)))
             alone[name] += [record.latency_us / 1e3 for record in _answers(sources[name], max(5, count // 8), 1)]
-    for name, figures in placements.items():
+    for name, results in placements.items():
         measured = {"throughput": median(rates[name]), "latency_ms": median(alone[name])}
-        planned = {"throughput": figures.throughput, "latency_ms": figures.latency_ms}
+        planned = {"throughput": results.throughput, "latency_ms": results.latency_ms}
         rows[name] = {
-            "policy": figures.policy, "planned": planned, "measured": _rounded(measured),
+            "policy": results.policy, "planned": planned, "measured": _rounded(measured),
             "ratio": {key: round(measured[key] / value, 3) for key, value in planned.items() if value},
         }  # fmt: skip
     single = document.baselines["single"]
@@ -145,7 +153,7 @@ def _planned(
 
 
 def _single(path: Path, board: EmulatedBoard, count: int) -> dict[str, float]:
-    """Stem, paced blocks and head in one process, one image after the other."""
+    """Measure stem, paced blocks and head in one process, one image after the other."""
     took = []
     with Pipeline.open(Bundle.open(path), threads=1) as pipeline:
         images = images_for(pipeline.bundle, 1)
@@ -162,7 +170,7 @@ def _single(path: Path, board: EmulatedBoard, count: int) -> dict[str, float]:
 
 
 def _slow_board(path: Path, block_ms: float, count: int, rounds: int, *, quick: bool) -> dict[str, Any]:
-    report_progress("  a slow board of three")
+    report_progress("  three boards, one slow")
     bundle = Bundle.open(path)
     slow = Faults(least_ms=3 * block_ms, stall_ms=STALL_MS, stall_part=STALL_PART)
     paces = {"ann": Faults(least_ms=block_ms), "ben": slow, "cleo": Faults(least_ms=block_ms)}
@@ -219,12 +227,12 @@ def _usual_ms(pace: Faults) -> float:
 
 
 def _push(*, quick: bool) -> dict[str, Any]:
-    report_progress("  live requests while a bundle is pushed")
+    report_progress("  requests while a bundle is pushed")
     model, args = ("vit_digits", {"depth": 6}) if quick else ("vit_small_patch32_224", {"depth": 6})
     before, after = bundle_of(model, args, "fp16"), bundle_of(model, args)
     old, new = Bundle.open(before), Bundle.open(after)
     if old.manifest.model_id != new.manifest.model_id:
-        raise BenchmarkError("both precisions have to be of one model; remove the cache of bundles")
+        raise BenchmarkError("the two precisions are of different models; remove the cache of bundles")
     parts = [part.tolist() for part in np.array_split(range(new.num_blocks), 3)]
     two = {name: sorted({*parts[i], *parts[(i + 1) % 3]}) for i, name in enumerate(("ann", "ben", "cleo"))}
     stretch = 2.0 if quick else 12.0
@@ -254,18 +262,18 @@ def _push(*, quick: bool) -> dict[str, Any]:
 
 
 class _Load:
-    """Requests of one source, so many at once, until the end of the context."""
+    """Load of one source with ``at_once`` requests in flight, until the end of the context."""
 
     def __init__(self, source: Source, at_once: int) -> None:
         self.took: list[tuple[float, float]] = []
-        """When each was submitted, and the milliseconds until its answer."""
+        """For each answer, the time of submission and the latency in ms."""
         self.failed = self.degraded = 0
         self._source, self._images = source, images_for(source.bundle, 8)
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(at_once)]
 
     def run(self, seconds: float) -> None:
-        """Let requests come for so long."""
+        """Let the load continue for ``seconds``."""
         time.sleep(seconds)
 
     def _ask(self) -> None:
@@ -291,14 +299,14 @@ class _Load:
             thread.join()
 
 
-# What they share.
+# Shared by the three parts.
 
 
 @contextlib.contextmanager
 def raised_priority() -> Iterator[bool]:
-    """Run this process and its children before others where that is allowed; yield whether it is.
+    """Raise the priority of this process and its children; yield whether the system allows it.
 
-    A board has its cores to itself, so other processes must not show in the results.
+    A board has its cores to itself, so other processes must not affect the results.
     """
     before = os.getpriority(os.PRIO_PROCESS, 0)
     try:
@@ -340,7 +348,7 @@ class _Fleet:
 
 @contextlib.contextmanager
 def _fleet(path: Path, placement: Placement, paces: Mapping[str, Faults]) -> Iterator[_Fleet]:
-    """Peers with keys on the loopback, each paced as its board, warm."""
+    """Start warm peers with keys on the loopback, each as slow as its board."""
     with tempfile.TemporaryDirectory() as folder:
         cluster = FaultyCluster(folder, path, placement, sources=[LAPTOP], keys=True)
         for name in placement:
@@ -351,7 +359,7 @@ def _fleet(path: Path, placement: Placement, paces: Mapping[str, Faults]) -> Ite
 
 
 class _Fleets:
-    """Peers of each placement that is asked for, and sources of them, until the end of a stack."""
+    """Peers and sources of each placement, started on demand, until the end of a stack."""
 
     def __init__(self, stack: contextlib.ExitStack, path: Path, paces: Mapping[str, Faults]) -> None:
         self._stack, self._path, self._paces = stack, path, paces
@@ -365,7 +373,7 @@ class _Fleets:
 
 
 def _answers(source: Source, count: int, at_once: int) -> list[RequestRecord]:
-    """So many answers, in the order of their submission; raises for one that skipped blocks."""
+    """Return ``count`` answers in the order of submission; raise an error if one skipped blocks."""
     images = images_for(source.bundle, 8)
     gate = threading.Semaphore(at_once)
     futures = []
@@ -380,7 +388,7 @@ def _answers(source: Source, count: int, at_once: int) -> list[RequestRecord]:
 
 
 def _rate(records: Sequence[RequestRecord]) -> float:
-    """Answers a second from the first submission to the last answer."""
+    """Return answers per second, from the first submission to the last answer."""
     began = min(record.submitted_us for record in records)
     ended = max(record.submitted_us + record.latency_us for record in records)
     return len(records) / (ended - began) * 1e6
@@ -394,25 +402,26 @@ def _percentiles(values: Sequence[float]) -> dict[str, float]:
     return {f"p{q}": round(float(np.percentile(values, q)), 2) if len(values) else float("nan") for q in (50, 95)}
 
 
-def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
-    return {key: round(value, 2) for key, value in figures.items()}
+def _rounded(results: Mapping[str, float]) -> dict[str, float]:
+    return {key: round(value, 2) for key, value in results.items()}
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """Return the tables."""
+    """Print the tables."""
     plan = document["plan"]
-    table = Table(title=f"boards {', '.join(plan['boards'])}, {plan['slowdown']:g} times slower: planned and measured")
-    for column in (
-        "placement",
-        "policy",
-        "images/s planned",
-        "measured",
-        "ratio",
-        "ms alone planned",
-        "measured",
-        "ratio",
-    ):
-        table.add_column(column, justify="right")
+    table = new_table(
+        f"boards {', '.join(plan['boards'])}, {plan['slowdown']:g} times slower: planned and measured",
+        (
+            "placement",
+            "policy",
+            "images/s planned",
+            "measured",
+            "ratio",
+            "ms of one image planned",
+            "measured",
+            "ratio",
+        ),
+    )
     for name, row in plan["rows"].items():
         cells = [name.replace("_", " "), str(row["policy"] or "")]
         for key in ("throughput", "latency_ms"):
@@ -425,9 +434,10 @@ def show(document: dict[str, Any], console: Console) -> None:
         f"{'holds' if plan['holds'] else 'missed'}", sep="\n",
     )  # fmt: skip
     slow = document["slow_board"]
-    table = Table(title=f"one of three boards three times slower, with stalls; concurrency {slow['concurrency']}")
-    for column in ("", "policy", "images/s", "p50 ms", "p95 ms", *(f"over {base}" for base in slow["over"])):
-        table.add_column(column, justify="right")
+    table = new_table(
+        f"three boards, one three times slower with stalls; concurrency {slow['concurrency']}",
+        ("", "policy", "images/s", "p50 ms", "p95 ms", *(f"over {base}" for base in slow["over"])),
+    )
     for name, rate in slow["images_per_s"].items():
         times = slow["latency_ms"][name]
         over = [str(ratios.get(name, "")) for ratios in slow["over"].values()]
@@ -436,10 +446,10 @@ def show(document: dict[str, Any], console: Console) -> None:
         table, f"bar {slow['bar']}; engines that never wait would answer {slow['bound_images_per_s']} images/s"
     )
     push = document["push"]
-    table = Table(title=f"live requests and a push of {push['push_seconds']} s, {push['model']}")
-    for column in ("", "requests", "p50 ms", "p95 ms"):
-        table.add_column(column, justify="right")
+    table = new_table(
+        f"requests during a push of {push['push_seconds']} s, {push['model']}", ("", "requests", "p50 ms", "p95 ms")
+    )
     for name in ("without", "with"):
         table.add_row(name, str(push["requests"][name]), str(push[name]["p50"]), str(push[name]["p95"]))
     over = push["with_over_without"]
-    console.print(table, f"with over without: p50 {over['p50']}, p95 {over['p95']}; failed {push['failed']}")
+    console.print(table, f"during over without: p50 {over['p50']}, p95 {over['p95']}; failed {push['failed']}")

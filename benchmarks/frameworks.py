@@ -1,13 +1,13 @@
-"""The cost of a killed worker on ipyparallel and Dask; run by ``recovery`` in an environment of its own.
+"""Cost of a killed worker in ipyparallel and Dask; ``recovery`` runs it in a separate environment.
 
-``python frameworks.py ipyparallel|dask TRIALS SHAPE STAGE_MS``. A request is a chain of three stages, each a function
-that computes for ``STAGE_MS`` and gives back an array of the same float32 shape. Three worker processes of one thread.
-The worker that runs the second stage is killed (SIGKILL) at a random moment of it, and the request is answered after
-the tool itself has noticed and submitted the lost stages again: Dask's scheduler does so by default, ipyparallel with
-``retries`` set. Everything else is left at the tools' defaults; killed workers are replaced before the next trial.
+``python frameworks.py ipyparallel|dask TRIALS SHAPE STAGE_MS``. A request is a chain of three stages. Each is a
+function that computes for ``STAGE_MS`` and returns an array of the same float32 shape. There are three worker processes
+of one thread. The worker of the second stage is killed (SIGKILL) at a random moment. The request is answered once the
+tool has noticed this and submitted the lost stages again: Dask's scheduler does so by default, ipyparallel with
+``retries``. All other settings are defaults; killed workers are replaced before the next trial.
 
-What it *added* is the time to the answer, less the median without faults, less the time for which stages ran beyond the
-three that are needed (each stage writes down when it began and ended, and whether it did). Imports nothing of ours.
+The *added* time is the latency, less the median without faults, less the time of stages that ran in addition to the
+three required ones (each stage records when it began and ended, and whether it ended). Imports nothing of ls-edge.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from typing import Any
 import numpy as np
 
 GIVE_UP_S = 120.0
-"""Seconds after which a request counts as not answered."""
+"""Seconds after which a request counts as unanswered."""
 RESTORE_S = 20.0
-"""Seconds that the replacement of a worker may take; after that the tool is started anew."""
+"""Time limit for the replacement of a worker, in seconds; after that the tool is restarted."""
 Ask = Callable[[Any, str, float], Any]
 
 
 def stage(array: Any, log: str, index: int, seconds: float) -> Any:
-    """Compute for some time; one line in ``log`` at the beginning, one at the end."""
+    """Compute for some time; write one line to ``log`` at the beginning and one at the end."""
     import os
     import time
 
@@ -54,7 +54,7 @@ def stage(array: Any, log: str, index: int, seconds: float) -> Any:
 
 @contextlib.contextmanager
 def dask() -> Iterator[tuple[Ask, Callable[[], bool], str]]:
-    """Three workers of one thread under their nannies."""
+    """Three Dask workers of one thread, each restarted by its nanny."""
     import distributed
 
     with (
@@ -80,7 +80,7 @@ def dask() -> Iterator[tuple[Ask, Callable[[], bool], str]]:
 
 @contextlib.contextmanager
 def ipyparallel() -> Iterator[tuple[Ask, Callable[[], bool], str]]:
-    """Three engines behind a controller."""
+    """Three ipyparallel engines behind a controller."""
     import ipyparallel as ipp
 
     with ipp.Cluster(n=3, log_level=40) as client:
@@ -116,7 +116,7 @@ def lines(log: Path) -> list[tuple[str, int, int, float]]:
 
 
 def killed(ask: Ask, array: Any, log: Path, seconds: float, wait: float) -> float | None:
-    """Seconds of a request less those of stages that ran in vain; None where it was not answered."""
+    """Return the seconds of a request less those of lost stages; None if it was not answered."""
     at: list[float] = []
     over = threading.Event()
 
@@ -145,7 +145,7 @@ def killed(ask: Ask, array: Any, log: Path, seconds: float, wait: float) -> floa
 
 
 def in_vain(entries: list[tuple[str, int, int, float]], at: float) -> float:
-    """Seconds for which stages ran beyond one run of each; a run that the kill ended lasted until then."""
+    """Return the seconds of stages beyond one run of each; a run that was killed counts until the kill."""
     runs: dict[int, list[float]] = {}
     for what, index, pid, began in entries:
         if what == "began":
@@ -155,7 +155,7 @@ def in_vain(entries: list[tuple[str, int, int, float]], at: float) -> float:
 
 
 def main() -> None:
-    """Print the figures as a line of JSON."""
+    """Print the results as a line of JSON."""
     name, trials, shape, stage_ms = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]), float(sys.argv[4])
     array = np.zeros(shape, np.float32)
     rng = random.Random(0)

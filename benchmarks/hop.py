@@ -1,14 +1,14 @@
-"""What a hop costs beyond the engine, beside raw echoes over TCP and ZeroMQ of the same number of bytes.
+"""Cost of a hop without the engine, compared with raw echoes of as many bytes over TCP and ZeroMQ.
 
-Two real processes on the loopback. A round trip of the runtime is: tokens into the caller's routing machine, RUN to a
-peer, there through checks, machine and engine thread (the engine gives back its input), RUN back, checked, until the
-machine has them as the answer; ACCEPT, RELEASE and CANCEL go beside it. A *hop* is half of a round trip. A raw round
-trip sends the same number of bytes to a process that sends them back at once: a blocking TCP socket, a ZeroMQ DEALER
-and ROUTER without copies, the same with CURVE; half of it is what stands beside. Everything is measured in turn, in
-bursts whose first calls are left out.
+Two processes on the loopback. In a round trip of the runtime, tokens enter the caller's routing machine and travel as
+RUN to a peer, through its checks, routing machine and engine thread (the engine returns its input), and back as RUN,
+until the caller's machine accepts them as the answer; ACCEPT, RELEASE and CANCEL are sent as well. A *hop* is half of a
+round trip. A raw round trip sends as many bytes to a process that echoes them: over a blocking TCP socket, over ZeroMQ
+DEALER and ROUTER without copies, and over the same with CURVE. Half of that is compared. Contenders take turns in
+bursts, whose first calls are not counted.
 
-A *hop in a chain* is measured over twelve blocks that two peers hold in turn, a hop before each block and one back: the
-same path between three processes, with MOVED to the source.
+A *hop in a chain* is measured with twelve blocks that two peers hold alternately, a hop before each block and one back:
+the same path between three processes, with MOVED to the source.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.common import Child, in_turn, ms, report_progress
+from benchmarks.common import Child, in_turn, ms, new_table, report_progress
 from benchmarks.echo import Raw
 from benchmarks.pass_through import Caller, manifest_of, write_peers
 from ls_edge.core.peers_file import load_peers
@@ -34,7 +33,7 @@ SIZES = ((197, 768), (197, 384), (197, 192))
 """Tokens and width of ViT-B, ViT-S and ViT-Ti at 224 pixels; 605, 303 and 151 KB of float32."""
 CHAIN_BLOCKS = 12
 BAR_PLAIN_MS, BAR_CURVE = 0.3, 2.0
-"""Most that a plain hop may cost over raw ZeroMQ, and most that a CURVE hop may cost in raw ZeroMQ's with CURVE."""
+"""Bars: cost of a plain hop beyond raw ZeroMQ, and of a CURVE hop relative to raw ZeroMQ with CURVE."""
 
 PAUSE_S = 0.002
 
@@ -42,7 +41,7 @@ Call = Callable[[], float]
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Milliseconds a hop for each size, and whether the bars hold."""
+    """Return milliseconds per hop for each size, and whether the bars hold."""
     sizes = ((17, 64), *SIZES[2:]) if quick else SIZES
     rounds, burst, leave_out = (4, 5, 1) if quick else (60, 12, 2)
     found = []
@@ -115,12 +114,9 @@ def _after_pause(raw: Raw) -> Call:
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """Return the table."""
+    """Print the table."""
     sizes = document["sizes"]
-    table = Table(title="one way, ms: p50 (p10 to p90)")
-    table.add_column("")
-    for size in sizes:
-        table.add_column(f"{size['bytes']} bytes", justify="right")
+    table = new_table("one way, ms: p50 (p10 to p90)", ("", *(f"{size['bytes']} bytes" for size in sizes)))
     for name in sizes[0]["one_way_ms"]:
         times = [size["one_way_ms"][name] for size in sizes]
         table.add_row(name, *(f"{t['p50']:.3f} ({t['p10']:.3f} to {t['p90']:.3f})" for t in times))

@@ -1,8 +1,8 @@
-"""A peer whose engines return their input, and its caller: the whole path of the runtime without a model, for ``hop``.
+"""Peer whose engines return their input, and its caller: the path of the runtime without a model, for ``hop``.
 
 ``python -m benchmarks.pass_through FOLDER NAME COUNT DIM BLOCKS [SECRET_KEY]`` is a
 :class:`ls_edge.runtime.peer.peer.Peer` with its links, routing machine and engine thread. :class:`Caller` is a source
-without stem and head: its node and routing machine, driven by the thread that measures.
+without stem and head: its node and routing machine run on the measuring thread.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def write_peers(folder: Path, placement: Mapping[str, Sequence[int]], *, curve: 
 
 
 class _PassThrough:
-    """An engine that returns its input."""
+    """Engine that returns its input."""
 
     kind, provider = "onnx", "none"
 
@@ -72,7 +72,7 @@ class _PassThrough:
 
 
 class PassThroughPeer(Peer):
-    """A peer whose engines return their input."""
+    """Peer whose engines return their input."""
 
     def open_engines(self) -> Mapping[int, Engine]:
         """Make an engine for each block that returns its input."""
@@ -81,7 +81,7 @@ class PassThroughPeer(Peer):
 
 
 class Caller:
-    """A source that hands tokens to the peers of a ``peers.yaml`` and waits until they are back."""
+    """Source that hands tokens to the peers of a ``peers.yaml`` and waits until they are back."""
 
     def __init__(self, peers: PeersFile, manifest: Manifest, keys: KeyPair | None) -> None:
         """Dial the peers; call :meth:`wait_ready` before the first :meth:`call`."""

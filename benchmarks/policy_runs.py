@@ -1,6 +1,6 @@
-"""Sources that answer the same images in turn, over two peers on a core each: what ``tracks`` compares.
+"""Sources that answer the same images in turn, over two peers with a core each; ``tracks`` compares them.
 
-Cores are chosen by the system where this process may not choose them: see :func:`two_cores`.
+If this process cannot choose cores, the system does: see :func:`two_cores`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ PEERS = ("ann", "ben")
 SINGLE = "one peer"
 AGAIN = "one peer again"
 PAUSE_S = 0.002
-"""Between an answer and the next image."""
+"""Pause between an answer and the next image, in seconds."""
 
 Settings = Mapping[str, tuple[str, Mapping[str, Any]]]
-"""Policy and further settings, by the name of the run."""
+"""Policy and other settings, by name of the run."""
 SINGLE_PEER: Settings = {SINGLE: ("nearest", {})}
 Open = Callable[[PeersFile, str, Mapping[str, Any]], Source]
 
 
 @dataclass
 class PolicyRun:
-    """A source and what it answered."""
+    """Source and its answers."""
 
     source: Source
     records: list[RequestRecord] = field(default_factory=list)
@@ -51,7 +51,7 @@ class PolicyRun:
 def two_cores() -> list[int]:
     """Two cores that this process may use, of different physical ones where there are such; none where it cannot be.
 
-    Then processes run where the system likes, and figures are noisier.
+    Then processes run where the system likes, and results are noisier.
     """
     if not hasattr(os, "sched_getaffinity"):
         return []
@@ -106,13 +106,13 @@ def open_runs(stack: contextlib.ExitStack, file: PeersFile, opened: Open, wanted
 
 
 def _linked(source: Source) -> bool:
-    """Whether all of a source's peers are warm and reach one another."""
+    """Return whether all of a source's peers are warm and reach each other."""
     names = {peer.name for peer in source.peers.peers}
     return all(view.warm and names - {view.name} <= set(view.reaches) for view in source.view().values())
 
 
-def figures_of(runs: Mapping[str, PolicyRun], leave_out: int, base: str = SINGLE) -> dict[str, dict[str, Any]]:
-    """Of each run: latency, its ratio to that of ``base``, what was split how, and what was not and why."""
+def results_of(runs: Mapping[str, PolicyRun], leave_out: int, base: str = SINGLE) -> dict[str, dict[str, Any]]:
+    """Return for each run its latency, the ratio to ``base``, the splits, and the reasons against splitting."""
     basis = [record.latency_us / 1e3 for record in runs[base].records]
     result = {}
     for name, policy_run in runs.items():
@@ -149,13 +149,13 @@ def figures_of(runs: Mapping[str, PolicyRun], leave_out: int, base: str = SINGLE
 
 
 def shape(record: RequestRecord) -> str:
-    """Blocks of each track, ``6+6`` of one wave, ``3+3 3+3`` of two; a track by itself is a number by itself."""
+    """Return the blocks of each track: ``6+6`` for one wave, ``3+3 3+3`` for two; a single track is one number."""
     waves = () if record.is_plain else record.waves
     return " ".join("+".join(str(len(track)) for track in wave) for wave in waves) or "one track"
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float], leave_out: int) -> float:
-    """Ours over theirs within a round, the median over rounds; the first ones are left out."""
+    """Return the median over rounds of the ratio within a round; the first rounds do not count."""
     return round(median([a / b for a, b in zip(ours[leave_out:], theirs[leave_out:], strict=True)]), 4)
 
 
@@ -165,12 +165,12 @@ def p50(values: Sequence[float]) -> float | None:
 
 
 def top1(found: Sequence[tuple[int | None, int | None]]) -> float:
-    """Accuracy of predictions beside labels."""
+    """Return the share of predictions that equal the labels."""
     return round(float(np.mean([prediction == label for prediction, label in found])), 4)
 
 
 def cells(policy_run: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """Return the cells of a row: time, ratio, splits, and reasons against them."""
+    """Return the cells of a row: time, ratio, splits, and reasons against splitting."""
     times = policy_run["ms"]
     shapes = ", ".join(f"{what} ({n})" for what, n in list(policy_run["shapes"].items())[:2])
     whys = ", ".join(

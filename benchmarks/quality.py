@@ -1,17 +1,17 @@
-"""What the policy ``quality`` wins back where only some blocks can be reached, and the time that it pays.
+"""Accuracy that the policy ``quality`` wins back if only some blocks are reachable, and its cost in time.
 
     python -m benchmarks quality --trained BUNDLE --data DATA
 
-The bundle was exported with ``--calibrate``. Two parts:
+The bundle must be exported with ``--calibrate``. Two parts:
 
-- ``reachable``: the routing machines in simulated time (``runtime.simulation``): four peers, each block held by
-  one of them, every link (the source's too) up or down by the toss of a coin, tossed again every four blocks' times.
-  The orders that each policy ran are then computed with the bundle's engines on real images. The bar: ``quality``
-  wins back at least half of what random orders lose against the trained one.
-- ``peers``: the same placement as real processes on the loopback, all of them reachable, images answered in turn: what
-  each policy answers and how long it takes.
+- ``reachable``: the routing machines in simulated time. Each of four peers holds a quarter of the blocks. Every link,
+  including those of the source, is up or down at random, redrawn every four block times. The resulting orders of each
+  policy are then computed with the bundle's engines on real images. Bar: ``quality`` wins back at least half of the
+  accuracy that random orders lose compared with the trained order.
+- ``peers``: the same placement with real processes on the loopback, all reachable; accuracy and latency of each policy,
+  images answered in turn.
 
-Times of the first part are simulated: a block takes as long as the bundle's block takes here, and so does a message.
+In the first part, a block takes as long as the bundle's block takes on this machine, and so does a message.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.common import BenchmarkError, local_cluster, report_progress
-from benchmarks.policy_runs import Settings, figures_of, open_runs, top1
+from benchmarks.common import BenchmarkError, local_cluster, new_table, report_progress
+from benchmarks.policy_runs import Settings, open_runs, results_of, top1
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.order_costs import OrderCosts, read_order_costs
 from ls_edge.core.peers_file import PeersFile
@@ -43,18 +42,18 @@ from ls_edge.runtime.source.source import Source
 
 IMAGES = 2000
 COURSES = 150
-"""Requests that are simulated for each policy; the orders that they ran serve all images in turn."""
+"""Simulated requests per policy; their orders are applied to the images in turn."""
 PEERS = 4
 TOSS = 4
-"""Blocks' times after which the links are drawn again."""
+"""Interval after which the links are redrawn, in block times."""
 UP = 0.5
-"""Probability with which a link is up."""
+"""Probability that a link is up."""
 HOP = 1.0
-"""Blocks' times that a message takes."""
+"""Time of a message, in block times."""
 BUDGET = 10_000
-"""Blocks' times after which a request would fail."""
+"""Budget of a request, in block times."""
 LEAST_BUDGET_S = 10.0
-"""The same in seconds: routing pauses for tens of milliseconds, however short a block is."""
+"""Smallest budget, in seconds: routing pauses for tens of milliseconds, however short a block is."""
 BAR = 0.5
 POLICY_SETTINGS: Settings = {
     "random": ("random", {}),
@@ -90,7 +89,7 @@ def run(quick: bool, *, trained: Path | None, data: str) -> dict[str, Any]:
 
 
 def place(blocks: int, rng: random.Random) -> dict[str, tuple[int, ...]]:
-    """Four peers; every block at one of them."""
+    """Return a placement on four peers, with one holder per block."""
     order = list(range(blocks))
     rng.shuffle(order)
     return {f"peer-{index}": tuple(sorted(order[index::PEERS])) for index in range(PEERS)}
@@ -143,7 +142,7 @@ def courses(
     requests: int,
     block_s: float,
 ) -> tuple[list[list[int]], list[float]]:
-    """Orders and times of requests, one after the other, while links come and go; nothing is skipped."""
+    """Simulate requests one after the other while links come and go; return their orders and times."""
     simulation = Simulation(
         placement, blocks=costs.num_blocks, seed=1, latency=HOP * block_s, block_seconds=block_s, costs=costs
     )
@@ -191,13 +190,13 @@ def _peers(bundle: Bundle, path: Path, images: ImageSet, placement: dict[str, tu
             for name in list(runs) if index % 2 == 0 else reversed(runs):
                 runs[name].ask(array, image.label)
         seconds = time.monotonic() - started
-    figures = figures_of(runs, len(images) // 10, base="fastest")
+    results = results_of(runs, len(images) // 10, base="fastest")
     return {
         "seconds": round(seconds, 1),
         "policy_runs": {
             name: {
                 "top1": top1([(r.prediction, r.label) for r in policy_run.records]),
-                "ms": figures[name]["ms"], "time_over_fastest": figures[name]["ratio"],
+                "ms": results[name]["ms"], "time_over_fastest": results[name]["ratio"],
                 "hops": round(statistics.fmean(len(r.visits) for r in policy_run.records), 2),
             }
             for name, policy_run in runs.items()
@@ -206,14 +205,12 @@ def _peers(bundle: Bundle, path: Path, images: ImageSet, placement: dict[str, tu
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """Both tables."""
+    """Print both tables."""
     found, real = document["reachable"], document["peers"]
     title = f"{document['bundle']} on {document['images']} images of {document['data']}"
-    first = Table(title=f"{title}: links come and go, times simulated")
-    second = Table(title="all peers reachable, real processes")
-    for table, columns in ((first, ("won back", "ms", "over fastest")), (second, ("ms", "over fastest", "hops"))):
-        for column in ("", "top-1", *columns):
-            table.add_column(column, justify="right" if column else "left")
+    columns = ("", "top-1", "won back", "ms", "over fastest")
+    first = new_table(f"{title}: links come and go, times simulated", columns)
+    second = new_table("all peers reachable, real processes", ("", "top-1", "ms", "over fastest", "hops"))
     first.add_row("trained order", f"{found['policy_runs']['trained order']['top1']:.2%}")
     for name in POLICY_SETTINGS:
         row, there = found["policy_runs"][name], real["policy_runs"][name]

@@ -1,18 +1,18 @@
-"""The time that a fault of a peer adds to the request that it was working on.
+"""Time that a failing peer adds to the request that it is working on.
 
-Four peers, each half of the blocks held by two of them; one request at a time (a closed loop). At a random moment of a
-request the peer that holds it then is killed (SIGKILL), stopped (SIGSTOP) or its engine hangs; which peer that is, and
-since when, the source has from ACCEPT and MOVED. A request is *affected* if the answer does not name that peer, so
-that all work done there was lost; the others (the tokens had just moved on) count as missed. What the fault *added* is
-the latency, less the median without faults, less the time from the tokens' arrival at that peer to the fault, which is
-the work that had to be done again. Without faults means the requests between the faults, same peers.
+Four peers, each half of the blocks on two of them, one request at a time. At a random moment of a request, the peer
+that holds it is killed (SIGKILL), stopped (SIGSTOP), or its engine hangs. The source knows from ACCEPT and MOVED which
+peer that is, and since when. A request is *affected* if its answer does not name that peer, so all of the peer's work
+was lost; other requests had just moved on and count as missed. The *added* time is the latency, less the median without
+faults, less the time from the arrival of the tokens at that peer to the fault, which is the work to repeat. The median
+without faults is that of the requests between the faults, with the same peers.
 
-*last holder*: four peers, of which one alone has the last block, and requests one after the other. That peer is killed;
-until the block is skipped the answer waits. The longest degraded answer of each kill is reported.
+*last holder*: one of four peers alone holds the last block. It is killed while requests are sent one after the other;
+answers wait until the block is skipped. The longest degraded answer of each kill is reported.
 
-``compare`` runs the like on ipyparallel and Dask (``frameworks``), in an environment of their own that is made
-for it below the system's temporary folder from the package index: a chain of three stages through three workers, arrays
-of the same size, the worker killed that runs the second stage.
+``compare`` measures the same for ipyparallel and Dask (``frameworks``), installed from the package index into an
+environment below the system's temporary folder: a chain of three stages on three workers, arrays of the same size, and
+the worker of the second stage is killed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.common import (
     ROOT,
@@ -41,6 +40,7 @@ from benchmarks.common import (
     local_cluster,
     median,
     ms,
+    new_table,
     ready_source,
     report_progress,
     wait_for,
@@ -57,17 +57,17 @@ from tests.faults.engines import Faults
 MODEL = "vit_tiny_patch16_224"
 KINDS = ("kill", "stop", "hang")
 BARS_MS = {"kill": 50.0, "stop": 400.0, "hang": 50.0}
-"""Limits of the median; for a hang beyond the deadline of a hop."""
+"""Bars of the median; for a hang, beyond the deadline of a hop."""
 BUDGET_S = 60.0
 AFTER_S = 2.0
-"""Seconds of requests after the last holder of a block was killed."""
+"""Time for requests after the only holder of a block is killed, in seconds."""
 FRAMEWORKS = ("ipyparallel", "dask")
 
 
 def run(quick: bool, compare: bool = False) -> dict[str, Any]:
-    """Milliseconds that faults of each kind add."""
+    """Measure the milliseconds that faults of each kind add."""
     wanted = 3 if quick else 30
-    # The tiny model is too quick to be hit in the middle; its engines wait beside computing.
+    # Requests of the tiny model are too short to be hit, so its engines wait in addition to computing.
     path = bundle_of("vit_digits", {"depth": 6}) if quick else bundle_of(MODEL)
     always = Faults(slow=30.0) if quick else Faults()
     bundle = Bundle.open(path)
@@ -86,8 +86,8 @@ def run(quick: bool, compare: bool = False) -> dict[str, Any]:
     }  # fmt: skip
     for kind, (added, missed) in found.items():
         bar = BARS_MS[kind] + (result["hop_deadline_ms"] if kind == "hang" else 0.0)
-        figures = ms([value - median(trials.usual) for value in added])
-        result["kinds"][kind] = {"added_ms": figures, "missed": missed, "bar_ms": bar, "holds": figures["p50"] <= bar}
+        results = ms([value - median(trials.usual) for value in added])
+        result["kinds"][kind] = {"added_ms": results, "missed": missed, "bar_ms": bar, "holds": results["p50"] <= bar}
     result["last_holder"] = ms(_last_holder(path, bundle, 1 if quick else 10))
     tokens = bundle.manifest.tokens
     stage_ms = median(trials.usual) * 1e3 / 3
@@ -145,11 +145,11 @@ class _Holders:
 
 
 class _Trials:
-    """Faults one after the other, each undone before the next."""
+    """Faults one after the other, each undone before the next one."""
 
     def __init__(self, peers: FaultyCluster, source: Source, holders: _Holders, always: Faults) -> None:
         self.usual: list[float] = []
-        """Seconds of requests without a fault."""
+        """Seconds of the requests without faults."""
         self.deadlines: list[float] = []
         """Seconds without progress after which a hop is given up."""
         self._peers, self._source, self._always = peers, source, always
@@ -157,7 +157,7 @@ class _Trials:
         self._holders = holders
         self._random = random.Random(0)
         self._asked = -1
-        """The number of the newest request; a source counts from 0."""
+        """Number of the newest request; a source counts from 0."""
         self._do: Mapping[str, tuple[Callable[[str], None], Callable[[str], None]]] = {
             "kill": (lambda name: peers.signal(name, signal.SIGKILL), self._start_again),
             "stop": (
@@ -171,7 +171,7 @@ class _Trials:
         }
 
     def of(self, kind: str, wanted: int) -> tuple[list[float], int]:
-        """Seconds of ``wanted`` affected requests less the work that was lost, and how many faults missed."""
+        """Return the seconds of ``wanted`` affected requests without lost work, and the faults that missed."""
         added: list[float] = []
         missed = 0
         while len(added) < wanted:
@@ -189,7 +189,7 @@ class _Trials:
         return added, missed
 
     def _settle(self) -> None:
-        """All peers can be reached and three requests have been answered."""
+        """Wait until all peers are reachable and three requests were answered."""
         wait_for(
             lambda: all(view.state == "alive" for view in self._source.view().values()), "all peers to be alive again"
         )
@@ -233,7 +233,7 @@ class _Trials:
 
 
 def _last_holder(path: Path, bundle: Bundle, wanted: int) -> list[float]:
-    """Seconds of the longest answer without the last block, for each kill of its only holder."""
+    """Return the seconds of the longest answer without the last block, for each kill of its only holder."""
     last = bundle.num_blocks - 1
     placement = {"ann": range(last), "ben": range(last), "cleo": range(last), "dan": [last]}
     longest: list[float] = []
@@ -259,7 +259,7 @@ def _last_holder(path: Path, bundle: Bundle, wanted: int) -> list[float]:
 
 
 def _framework(name: str, wanted: int, shape: tuple[int, ...], stage_ms: float) -> dict[str, Any]:
-    """Run ``frameworks`` in an environment that has ``name``; what went wrong stands in the place of figures."""
+    """Run ``frameworks`` in an environment that has ``name``; return its results, or the error."""
     folder = cache_folder() / "frameworks"
     python = folder / "bin" / "python"
     if not (folder / ".complete").exists():
@@ -289,34 +289,36 @@ def _framework(name: str, wanted: int, shape: tuple[int, ...], stage_ms: float) 
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """Return the tables."""
+    """Print the tables."""
     usual = document["without_faults_ms"]
-    table = Table(title=f"{document['model']}: what a fault adds, ms; {usual['p50']:.1f} ms without faults")
-    for column in ("fault", "p50", "p10", "p90", "faults", "missed", "bar", ""):
-        table.add_column(column, justify="right")
+    table = new_table(
+        f"{document['model']}: ms added by a fault; {usual['p50']:.1f} ms without faults",
+        ("fault", "p50", "p10", "p90", "faults", "missed", "bar", ""),
+    )
     for kind, row in document["kinds"].items():
-        figures = row["added_ms"]
+        results = row["added_ms"]
         table.add_row(
-            kind, *(f"{figures[q]:.1f}" for q in ("p50", "p10", "p90")), str(figures["runs"]), str(row["missed"]),
+            kind, *(f"{results[q]:.1f}" for q in ("p50", "p10", "p90")), str(results["runs"]), str(row["missed"]),
             f"{row['bar_ms']:.0f}", "holds" if row["holds"] else "missed",
         )  # fmt: skip
     console.print(table)
     lost = document["last_holder"]
     console.print(
-        f"the only holder of a block killed: the longest answer without it {lost['p50']:.0f} ms "
+        f"only holder of a block killed: longest answer without the block {lost['p50']:.0f} ms "
         f"(p10 {lost['p10']:.0f}, p90 {lost['p90']:.0f}, {lost['runs']} kills)"
     )
-    table = Table(title="a worker killed in the second of three stages: what it adds, ms")
-    for column in ("", "p50", "p10", "p90", "faults", "not answered", "without faults"):
-        table.add_column(column, justify="right")
+    table = new_table(
+        "worker killed in the second of three stages: ms added",
+        ("", "p50", "p10", "p90", "faults", "unanswered", "without faults"),
+    )
     for name, row in document["frameworks"].items():
         if row is None or "error" in row:
             table.add_row(name, "not run" if row is None else row["error"])
             continue
-        figures = row["added_ms"]
-        cells = [f"{figures[q]:.0f}" for q in ("p50", "p10", "p90")]
+        results = row["added_ms"]
+        cells = [f"{results[q]:.0f}" for q in ("p50", "p10", "p90")]
         table.add_row(
-            f"{name} {row['version']}", *cells, str(figures["runs"]), str(row["unanswered"]),
+            f"{name} {row['version']}", *cells, str(results["runs"]), str(row["unanswered"]),
             f"{row['without_faults_ms']['p50']:.1f}",
         )  # fmt: skip
     console.print(table)

@@ -1,12 +1,12 @@
-"""Hours of load with a restart of a random peer every minute, to see whether memory or open descriptors grow.
+"""Hours of load with a restart of a random peer every minute, to check that memory and open descriptors do not grow.
 
-Five local peers, every block held by at least three. Images come at a bounded rate; each minute one of three peers ends
-(killed or asked to leave, in turn at random) and starts again, two are never restarted. Resident memory and descriptors
-of the source and of the two are taken when the first minute is over, before any restart, and at the end; those of the
-others some time after their last start and at the end. The bar: within 5 %.
+Five local peers, at least three holders per block. Images arrive at a bounded rate. Each minute one of three peers is
+killed or asked to leave, at random, and started again; the other two are never restarted. Resident memory and
+descriptors of the source and of those two are sampled after the first minute, before any restart, and at the end; those
+of the others some time after their last start and at the end. Bar: growth of at most 5 %.
 
-The source lives in this process, and so do the watching and a table of one number a request, which is allocated before
-the first sample. Without ``--bundle`` an untrained model of the digits is exported by processes of their own.
+The source runs in this process, as do the samples and a table with one number per request, which is allocated before
+the first sample. Without ``--bundle``, other processes export an untrained model of the digits.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from ls_edge.runtime.source.results import Answer
 from ls_edge.runtime.source.source import Source
 
 BAR = 0.05
-"""Growth that is allowed, as a fraction."""
+"""Allowed growth, as a fraction."""
 STEADY, RESTARTED = ("anna", "ben"), ("cleo", "dan", "eve")
 SETTLED_S = 20.0
-"""Seconds after the start of a restarted peer at which its first sample is taken, at most."""
+"""Longest time from the start of a restarted peer to its first sample, in seconds."""
 WINDOW = 9
-"""A figure is the median of this many samples, one a second."""
+"""Number of samples, one per second, whose median is a result."""
 INFLIGHT = 64
-"""Most requests on their way; the load waits where it would be more."""
+"""Limit of requests in flight; the load waits rather than exceed it."""
 
 Sample = tuple[int, int]
-"""Resident memory in bytes, open descriptors."""
+"""Resident memory in bytes, and open descriptors."""
 
 
 def sample(pid: int | str = "self") -> Sample:
@@ -58,13 +58,13 @@ def sample(pid: int | str = "self") -> Sample:
 
 
 class Load:
-    """Submits images at a rate on a thread of its own and counts what becomes of them."""
+    """Load that submits images at a rate, on its own thread, and counts the outcomes."""
 
     def __init__(self, source: Source, arrays: list[np.ndarray], rate: float, seconds: float) -> None:
         self.submitted = self.answered = self.degraded = 0
         self.failed: Counter[str] = Counter()
         self.held_back_s = 0.0
-        """Time that the load waited because :data:`INFLIGHT` requests were on their way."""
+        """Seconds that the load waited because :data:`INFLIGHT` requests were in flight."""
         self._source = source
         self._arrays = arrays
         self._rate = rate
@@ -84,11 +84,11 @@ class Load:
 
     @property
     def outcomes(self) -> int:
-        """Requests that have ended."""
+        """Number of requests that have ended."""
         return self.answered + self.failed.total()
 
     def latency_ms(self) -> dict[str, float]:
-        """Percentiles over all answers."""
+        """Return percentiles over all answers."""
         found = self._latency[self._latency >= 0]
         return {f"p{q}": round(float(np.percentile(found, q)), 2) for q in (50, 95, 99, 100)} if len(found) else {}
 
@@ -121,18 +121,18 @@ class Load:
 
 
 class Watch:
-    """The last samples of every process, and figures that were kept from them."""
+    """Latest samples of each process, and medians that were kept."""
 
     def __init__(self, peers: LocalCluster) -> None:
         self.kept: dict[str, dict[str, Sample]] = {}
-        """Process to moment (``first``, ``end``) to figure."""
+        """Medians by process and moment (``first``, ``end``)."""
         self.series: list[int] = []
-        """Resident memory of the source, a figure a minute."""
+        """Resident memory of the source, one median per minute."""
         self._peers = peers
         self._last: dict[str, deque[Sample]] = {name: deque(maxlen=WINDOW) for name in ("source", *peers.bundles)}
 
     def take(self) -> None:
-        """One sample of each process that runs."""
+        """Take one sample of each running process."""
         for name, last in self._last.items():
             with contextlib.suppress(OSError):  # it has just ended
                 last.append(sample(self._peers.processes[name].pid if name != "source" else "self"))
@@ -143,7 +143,7 @@ class Watch:
         return int(statistics.median(one[0] for one in last)), int(statistics.median(one[1] for one in last))
 
     def keep(self, moment: str, *names: str) -> None:
-        """Keep the figures of some processes."""
+        """Keep the medians of some processes."""
         for name in names:
             self.kept.setdefault(name, {})[moment] = self.figure(name)
 
@@ -156,7 +156,7 @@ class Watch:
 def run(
     quick: bool = False, *, minutes: float = 60.0, rate: float = 20.0, seed: int = 0, bundle: Path | None = None
 ) -> dict[str, Any]:
-    """Do it and return the document; ``quick`` is twenty seconds with a restart every five."""
+    """Run the load and return the document; ``quick`` is twenty seconds with a restart every five."""
     seconds, every = (20.0, 5.0) if quick else (minutes * 60.0, 60.0)
     with tempfile.TemporaryDirectory(prefix="ls-edge-soak-") as folder:
         opened = Bundle.open(bundle or _export(Path(folder)))
@@ -179,7 +179,7 @@ def _soak(
             watch.take()
             if at >= next_restart and not restarts:
                 watch.keep("first", "source", *STEADY)
-            # None in the last part: at the end, as when the first figures are taken, all links are up.
+            # No restart in the last part: all links are up at the end, as when the first samples are taken.
             if at >= next_restart and at < seconds - every / 2:
                 next_restart += every
                 name, kind = rng.choice(RESTARTED), rng.choice(("kill", "terminate"))
@@ -229,7 +229,7 @@ def _soak(
 
 
 def _usage(kept: dict[str, Sample]) -> dict[str, Any]:
-    """First, end and growth; what was not taken is None."""
+    """Return first, end and growth; None for samples that were not taken."""
     first, end = kept.get("first"), kept.get("end")
     return {
         "rss_first": first and first[0],
@@ -242,14 +242,14 @@ def _usage(kept: dict[str, Sample]) -> dict[str, Any]:
 
 
 def _placement(blocks: int) -> dict[str, list[int]]:
-    """Give half of the blocks to each permanent peer; the three others hold one half, the other half, and all."""
+    """Return half of the blocks for each permanent peer, and one half, the other, and all for the others."""
     every = list(range(blocks))
     half = blocks // 2
     return {"anna": every[:half], "ben": every[half:], "cleo": every[::2], "dan": every[1::2], "eve": every}
 
 
 def _export(folder: Path) -> Path:
-    """Export an untrained model in other processes, so that the measured memory does not include torch."""
+    """Export an untrained model in other processes, so that the memory of this one does not include torch."""
     for arguments in (
         ["train", "--data", "digits", "--model", "vit_digits", "--epochs", "0", "--out", str(folder / "run")],
         ["export", str(folder / "run"), "--out", str(folder / "bundle"), "--per-block"],
@@ -269,7 +269,7 @@ def _line(at: float, load: Load, watch: Watch) -> str:
 def report(document: dict[str, Any]) -> str:
     """Return the document as a table."""
     lines = [
-        f"{document['seconds']:.0f} s at {document['rate']:g} images a second, {len(document['restarts'])} restarts",
+        f"{document['seconds']:.0f} s at {document['rate']:g} images per second, {len(document['restarts'])} restarts",
         f"{document['submitted']} submitted, {document['answered']} answered, {sum(document['failed'].values())} "
         f"failed, {document['lost']} lost, {document['duplicates_dropped']} duplicates dropped",
         f"{'process':<10}{'MB first':>10}{'MB end':>10}{'growth':>9}{'fds first':>11}{'fds end':>9}",
@@ -286,16 +286,18 @@ def report(document: dict[str, Any]) -> str:
 def main() -> int:
     """Run the command line; the exit code is 1 if requests were lost or failed, or memory grew."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--minutes", type=float, default=60.0, help="how long; at least 2 (default 60)")
-    parser.add_argument("--rate", type=float, default=20.0, help="images a second (default 20)")
-    parser.add_argument("--seed", type=int, default=0, help="of the restarts (default 0)")
-    parser.add_argument("--bundle", type=Path, help="an exported model (default: an untrained one of the digits)")
-    parser.add_argument("--quick", action="store_true", help="twenty seconds, to see that it works")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the document here")
+    parser.add_argument("--minutes", type=float, default=60.0, help="duration, at least 2 (default 60)")
+    parser.add_argument("--rate", type=float, default=20.0, help="images per second (default 20)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the restarts (default 0)")
+    parser.add_argument("--bundle", type=Path, help="bundle (default: an untrained model of the digits)")
+    parser.add_argument(
+        "--quick", action="store_true", help="a run of twenty seconds that only checks that everything works"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     options = parser.parse_args()
     if options.minutes < 2 or options.rate <= 0:
         parser.error(
-            f"--minutes {options.minutes:g} --rate {options.rate:g}: at least 2 minutes and more than 0 a second"
+            f"--minutes {options.minutes:g} --rate {options.rate:g}: use at least 2 minutes and a rate above 0"
         )
     document = run(
         options.quick, minutes=options.minutes, rate=options.rate, seed=options.seed, bundle=options.bundle

@@ -1,8 +1,7 @@
-"""A stage of the minimal chain, for ``chain``: ``python -m benchmarks.stage BUNDLE FIRST COUNT``.
+"""Stage of the minimal chain, for ``chain``: ``python -m benchmarks.stage BUNDLE FIRST COUNT``.
 
-The engines of ``COUNT`` consecutive blocks between two ZeroMQ PAIR sockets: what arrives is run and
-passed on, nothing else. Reports the port it listens on as a JSON line, reads the port of the next stage, leaves when
-its standard input ends.
+Runs the engines of ``COUNT`` consecutive blocks between two ZeroMQ PAIR sockets, and nothing else. Prints its port as a
+JSON line, reads the port of the next stage, and exits when its standard input ends.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""How many images a second: peers against processes that work alone, policies with a slow peer, batches across depth.
+"""Throughput: peers compared with independent processes, policies with a slow peer, and batches across depth.
 
-- *two peers*: a source and two peers of one engine thread, each with half of the blocks, against one process with two
-  engine threads and against two processes of one thread that answer half of the images each and know nothing of each
-  other, which is the most that two cores can do. Beside: two peers that both hold every block, and the minimal chain of
-  ``chain`` with half of the blocks in each process, which only passes tokens on.
-- *slow peer*: three peers, each block held by two of them; one is three times slower and stalls for 200 ms now and
-  then. The policies ``fastest`` and ``sequential`` in turn on the same peers.
-- *batches*: the same two peers with and without batches of at most eight requests, whatever block each is at.
+- *two peers*: a source and two peers of one engine thread, each with half of the blocks. Contenders are one process
+  with two engine threads, and two processes of one thread that answer half of the images each and share nothing, which
+  is the most that two cores can do. Also measured: two peers that both hold every block, and the minimal chain of
+  ``chain`` with half of the blocks in each process.
+- *slow peer*: three peers, each block held by two of them; one is three times slower and sometimes stalls for 200 ms.
+  The policies ``fastest`` and ``sequential`` in turn on the same peers.
+- *batches*: the same two peers with and without batches of at most eight requests, whatever block each request is at.
 
-Images are noise and ready in memory. A round is one stretch of answers of each that is compared, while as many requests
-as said are in flight: filling and emptying the peers at both ends is left out. Ratios are taken within rounds, figures
-are medians over rounds.
+Images are noise, in memory. In each round every contender answers a number of images with a fixed number of requests in
+flight; filling and emptying the peers is not counted. Ratios are taken within rounds, results are medians over rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.chain import minimal_chain
 from benchmarks.common import (
@@ -36,6 +34,7 @@ from benchmarks.common import (
     in_turn,
     local_cluster,
     median,
+    new_table,
     ready_source,
     report_progress,
 )
@@ -50,18 +49,18 @@ from tests.faults.engines import Faults
 
 MODEL = "vit_small_patch16_224"
 TWO_PEERS = {"deit_tiny_distilled_patch16_224": 0.90, "deit_small_distilled_patch16_224": 0.93}
-"""Least that two peers with half of the blocks each have to reach of what two processes alone do, by model."""
+"""Bar of two peers with half of the blocks each, relative to two independent processes, by model."""
 BAR_ALL = 0.95
-"""The same for two peers that hold all blocks."""
+"""Bar of two peers that hold all blocks."""
 SLOW = Faults(slow=3.0, stall_ms=200.0, stall_part=0.01)
 BATCH = {"max_batch": 8, "batch_wait_ms": 2.0}
 
 Stretch = Callable[[int], float]
-"""Answers that many images and returns the seconds."""
+"""Function that answers a number of images and returns the seconds."""
 
 
 def run(quick: bool, trained: Path | None = None) -> dict[str, Any]:
-    """All three; ``trained`` is a bundle of a model trained on the embedded digits, for accuracy."""
+    """Run all three parts; ``trained`` is a bundle trained on the embedded digits, for accuracy."""
     tiny = bundle_of("vit_digits", {"depth": 6})
     bundle = tiny if quick else bundle_of(MODEL)
     rounds, count = (2, 12) if quick else (9, 80)
@@ -122,7 +121,7 @@ def _slow_peer(path: Path, rounds: int, count: int, trained: Path | None) -> dic
 
 
 def _policies(stack: contextlib.ExitStack, path: Path) -> dict[str, Stretch]:
-    """Two sources of the same peers, one of which is slow."""
+    """Open two sources of the same peers, one of which is slow."""
     peers = stack.enter_context(local_cluster(path, _two_holders(Bundle.open(path).num_blocks), kind=FaultyCluster))
     peers.set_faults("ben", SLOW)
     return {
@@ -132,7 +131,7 @@ def _policies(stack: contextlib.ExitStack, path: Path) -> dict[str, Stretch]:
 
 
 def _digits(path: Path, rounds: int) -> dict[str, Any]:
-    """Accuracy and images a second of a trained model on the embedded digits, with the same slow peer."""
+    """Measure accuracy and throughput of a trained model on the embedded digits, with the same slow peer."""
     report_progress(f"  slow peer, {path.name} on digits")
     images = open_data("digits", "eval")
     top1: dict[str, list[float]] = {"fastest": [], "sequential": []}
@@ -184,14 +183,14 @@ def _batches(path: Path, rounds: int, count: int, *, quick: bool) -> dict[str, A
 
 
 def _two_holders(blocks: int) -> dict[str, range | list[int]]:
-    """Each third of the blocks on two of three peers."""
+    """Return a placement with each third of the blocks on two of three peers."""
     third = [range(blocks * i // 3, blocks * (i + 1) // 3) for i in range(3)]
     return {name: sorted({*third[i], *third[(i + 1) % 3]}) for i, name in enumerate(("ann", "ben", "cleo"))}
 
 
 @contextlib.contextmanager
 def _peers(path: Path, placement: Any, concurrency: int, **each: Any) -> Iterator[Stretch]:
-    """Peers and a source of their own."""
+    """Start peers and a source of them."""
     with local_cluster(path, placement, **each) as peers, ready_source(peers.path, path) as source:
         yield _answering(source, concurrency)
 
@@ -246,16 +245,17 @@ def _rate(seconds: list[float], count: int) -> float:
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> float:
-    """Our images a second over theirs, the median over rounds."""
+    """Return the median over rounds of the ratio of both throughputs."""
     return round(float(np.median(np.asarray(theirs) / np.asarray(ours))), 4)
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """Return the tables."""
+    """Print the tables."""
     for two in document["two_peers"]:
-        table = Table(title=f"{two['model']}: images a second, concurrency {two['concurrency']}")
-        for column in ("", "images/s", "over two processes", "bar", "over two threads"):
-            table.add_column(column, justify="right")
+        table = new_table(
+            f"{two['model']}: images per second, concurrency {two['concurrency']}",
+            ("", "images/s", "over two processes", "bar", "over two threads"),
+        )
         for name, rate in two["images_per_s"].items():
             over, threads = (str(two[key].get(name, "")) for key in ("over_two_processes", "over_two_threads"))
             held = "" if name not in two["holds"] else ": holds" if two["holds"][name] else ": missed"
@@ -263,16 +263,17 @@ def show(document: dict[str, Any], console: Console) -> None:
             table.add_row(name, str(rate), over, bar, threads)
         console.print(table)
     slow = document["slow_peer"]
-    table = Table(title=f"{slow['model']}, one slow peer of three")
-    for column in ("policy", "images/s", "digits: images/s", "digits: top-1"):
-        table.add_column(column, justify="right")
+    table = new_table(
+        f"{slow['model']}: three peers, one slow", ("policy", "images/s", "digits: images/s", "digits: top-1")
+    )
     digits = slow["digits"] or {"images_per_s": {}, "top1": {}}
     for name, rate in slow["images_per_s"].items():
         table.add_row(name, str(rate), *(str(digits[key].get(name, "not run")) for key in ("images_per_s", "top1")))
     console.print(table, f"fastest over sequential: {slow['fastest_over_sequential']}")
-    table = Table(title="batches of at most 8 across depth, concurrency 16")
-    for column in ("model", "tokens", "on, images/s", "off, images/s", "on over off"):
-        table.add_column(column, justify="right")
+    table = new_table(
+        "batches of at most 8 across depth, concurrency 16",
+        ("model", "tokens", "on, images/s", "off, images/s", "on over off"),
+    )
     for row in document["batches"]:
         rates = row["images_per_s"]
         tokens = "x".join(map(str, row["tokens"]))

@@ -1,8 +1,8 @@
-"""Accuracy of a trained bundle in tracks beside plain orders, for ``tracks``.
+"""Accuracy of a trained bundle in tracks, compared with plain orders; for ``tracks``.
 
-All policies answer the same images, in turn. Where a hop costs more than it saves, ``parallel`` runs in one track and
-its accuracy does not depend on tracks; so what the planner makes for two equal devices without a wire between them is
-computed in one process as well. Both are compared with random orders, which is what the model was trained for.
+All policies answer the same images, in turn. If a hop costs more than it saves, ``parallel`` uses a single track, and
+its accuracy says nothing about tracks. So the arrangements that the planner makes for two equal devices without network
+delay are also computed, in one process. Both are compared with random orders, which the model was trained for.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.common import BenchmarkError, report_progress
-from benchmarks.policy_runs import PEERS, cells, figures_of, open_local_runs, parallel, top1
+from benchmarks.common import BenchmarkError, new_table, report_progress
+from benchmarks.policy_runs import PEERS, cells, open_local_runs, parallel, results_of, top1
 from ls_edge.core.arrangement import Arrangement
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.order_costs import read_order_costs
@@ -29,13 +28,13 @@ from ls_edge.runtime.routing.candidates import Candidate, LocalNode
 from ls_edge.runtime.routing.wave_planner import plan_wave
 
 IMAGES = 2000
-"""Most images of a data set that are answered."""
+"""Largest number of images of a data set to answer."""
 BAR = 0.02
-"""Most that accuracy in tracks may be below that in random orders."""
+"""Largest loss of accuracy in tracks, compared with random orders."""
 
 
 def run(path: Path, data: str, cores: Sequence[int], waves: Sequence[int], *, quick: bool) -> dict[str, Any]:
-    """Top-1 by policy and waves, with the share of answers that ran in tracks and their time."""
+    """Measure top-1 by policy and waves, the share of answers that ran in tracks, and their time."""
     report_progress(f"  {path.name} on {data}")
     bundle = Bundle.open(path)
     images = open_data(data, "eval")
@@ -51,20 +50,20 @@ def run(path: Path, data: str, cores: Sequence[int], waves: Sequence[int], *, qu
         for index, image, array in iterate(images, next(iter(runs.values())).source.preprocess):
             for name in list(runs) if index % 2 == 0 else reversed(runs):
                 runs[name].ask(array, image.label)
-    figures = figures_of(runs, len(images) // 10)
+    results = results_of(runs, len(images) // 10)
     for name, policy_run in runs.items():
-        figures[name]["top1"] = top1([(r.prediction, r.label) for r in policy_run.records])
-    least = figures["random"]["top1"] - BAR
+        results[name]["top1"] = top1([(r.prediction, r.label) for r in policy_run.records])
+    least = results["random"]["top1"] - BAR
     equal = _in_one_process(bundle, images, waves)
     return {
         "bundle": path.name, "model": bundle.manifest.model, "method": bundle.manifest.method, "data": data,
-        "images": len(images), "policy_runs": figures, "two_equal_devices": equal, "bar": round(least, 4),
-        "holds": {name: figures[name]["top1"] >= least and equal[name]["top1"] >= least for name in equal},
+        "images": len(images), "policy_runs": results, "two_equal_devices": equal, "bar": round(least, 4),
+        "holds": {name: results[name]["top1"] >= least and equal[name]["top1"] >= least for name in equal},
     }  # fmt: skip
 
 
 def _in_one_process(bundle: Bundle, images: ImageSet, waves: Sequence[int]) -> dict[str, Any]:
-    """Top-1 of the arrangements that the planner makes for two equal devices without a wire between them."""
+    """Compute top-1 of the planner's arrangements for two equal devices without network delay."""
     chosen = {name: split(bundle, number) for name, number in zip(parallel(waves), waves, strict=True)}
     found: dict[str, list[tuple[int | None, int | None]]] = {name: [] for name in chosen}
     with Pipeline.open(bundle, threads=1) as chain:
@@ -89,10 +88,12 @@ def split(bundle: Bundle, waves: int) -> Arrangement:
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """Return the table."""
-    table = Table(title=f"{document['bundle']} on {document['images']} images of {document['data']}")
-    for column in ("", "p50, ms (p10 to p90)", "ratio", "tracks of blocks", "top-1", "two equal devices", "bar"):
-        table.add_column(column, justify="left" if column.startswith("tracks") else "right")
+    """Print the table."""
+    table = new_table(
+        f"{document['bundle']} on {document['images']} images of {document['data']}",
+        ("", "p50, ms (p10 to p90)", "ratio", "tracks of blocks", "top-1", "two equal devices", "bar"),
+        left=("", "tracks of blocks"),
+    )
     for name, policy_run in document["policy_runs"].items():
         equal, holds = document["two_equal_devices"].get(name), document["holds"].get(name)
         table.add_row(

@@ -1,15 +1,15 @@
-"""One image at a time on two devices at once: policy ``parallel`` against one of the devices that runs everything.
+"""Latency of one image on two devices: policy ``parallel`` compared with one device that runs everything.
 
-- *two cores*: two peers of one engine thread, each process on a core of its own, each with all blocks; the source
-  stands where the machine likes. In turn, request by request: a source of the first peer alone, and sources that
-  ask both for 1, 2 and 3 waves. A ratio is of the latencies of one round, the median over rounds. In the same rounds
-  two more processes on the same cores run engines only: all blocks on one core, then half of them on both at once; *s*
-  is the time of half of them over the time of all on the same core: 0.5 on two real cores. The bar is s + 0.1.
-- *links*: the same in two network namespaces (root only) whose cables are limited, over CURVE. Beside: the single
-  device once more, which shows the noise of the ratio. The policy must not lose; where a holder got no track, the
-  trace has the reason and the time that a single block would have taken there (*not used* in the table).
-- *trained* (``--trained BUNDLE --data DATA``): top-1 of both modes on the same images in turn, and, since small models
-  run in one track where a hop costs more than it saves, computed in one process for two equal devices without a wire.
+- *two cores*: two peers of one engine thread, each on its own core and with all blocks. In turn, request by request: a
+  source that knows the first peer only, and sources of both peers with 1, 2 and 3 waves. A ratio compares latencies of
+  one round; the result is the median over rounds. In the same rounds, two more processes on the same cores run engines
+  only: all blocks on one core, then half of them on both cores at the same time. *s* is the time of the half over the
+  time of all, 0.5 on two real cores. The bar is s + 0.1.
+- *links*: the same in two network namespaces (root only) with limited links, over CURVE. The single device runs once
+  more, which shows the noise of the ratio. The policy must not lose. If a holder got no track, the trace has the reason
+  and the time that a single block would have taken there (*not used* in the table).
+- *trained* (``--trained BUNDLE --data DATA``): top-1 of both modes on the same images in turn. Since small models run
+  in one track if a hop costs more than it saves, tracks for two equal devices are also computed in one process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import track_accuracy
-from benchmarks.common import Child, bundle_of, images_for, in_turn, median, ms, report_progress
+from benchmarks.common import Child, bundle_of, images_for, in_turn, median, ms, new_table, report_progress
 from benchmarks.policy_runs import (
     AGAIN,
     PAUSE_S,
@@ -36,12 +36,12 @@ from benchmarks.policy_runs import (
     SINGLE,
     SINGLE_PEER,
     cells,
-    figures_of,
     open_local_runs,
     open_runs,
     parallel,
     pin,
     ratio,
+    results_of,
     two_cores,
 )  # fmt: skip
 from ls_edge.core.bundle import Bundle
@@ -52,14 +52,14 @@ from tests.faults.namespaces import NamespaceCluster, Net, reason_to_skip
 MODELS = ("vit_small_patch16_224", "vit_base_patch16_224")
 WAVES = (1, 2, 3)
 BAR = 0.1
-"""Maximum of the ratio beyond s."""
+"""Bar of the ratio beyond s."""
 RATES_MBIT = (1000, 100)
 LOSE = 1.05
-"""A ratio above this is a loss and not noise."""
+"""Ratio above which the policy loses, beyond noise."""
 
 
 def run(quick: bool, trained: Path | None = None, data: str = "digits") -> dict[str, Any]:
-    """Ratios to one device, what halves of the blocks take, and accuracy; ``trained`` is a bundle for ``data``."""
+    """Measure ratios to one device, times of halves of the blocks, and accuracy of ``trained`` on ``data``."""
     cores = two_cores()
     paths = [bundle_of("vit_digits", {"depth": 6})] if quick else [bundle_of(model) for model in MODELS]
     trained = trained or (paths[0] if quick else None)  # untrained, to show that it works
@@ -95,17 +95,17 @@ def _two_cores(path: Path, cores: Sequence[int], rounds: int) -> dict[str, Any]:
             engines["half"].append(_engines(children, bundle.num_blocks // 2)[children.index(chosen)])
     leave_out = rounds // 6
     s = ratio(engines["half"], engines["all"], leave_out)
-    figures = figures_of(runs, leave_out)
+    results = results_of(runs, leave_out)
     return {
         "model": bundle.manifest.model, "blocks": bundle.num_blocks, "rounds": rounds - leave_out,
         "engines_ms": {name: ms(values[leave_out:]) for name, values in engines.items()},
-        "s": s, "bar": round(s + BAR, 4), "policy_runs": figures,
-        "holds": {name: each["ratio"] <= s + BAR for name, each in figures.items() if name != SINGLE},
+        "s": s, "bar": round(s + BAR, 4), "policy_runs": results,
+        "holds": {name: each["ratio"] <= s + BAR for name, each in results.items() if name != SINGLE},
     }  # fmt: skip
 
 
 def _engines(children: Sequence[Child], blocks: int) -> list[float]:
-    """Seconds of so many blocks on each of these cores, all at the same time."""
+    """Return the seconds of a number of blocks on each of these cores, all at the same time."""
     for child in children:
         child.send(blocks)
     return [child.read() for child in children]
@@ -145,16 +145,16 @@ def _limited(
     runs = open_runs(stack, cluster.file, opened, {**SINGLE_PEER, **wanted})
     for index, name in in_turn(tuple(runs), rounds):
         runs[name].ask(images[index % 8])
-    figures = figures_of(runs, rounds // 6)
+    results = results_of(runs, rounds // 6)
     return {
         "model": bundle.manifest.model, "bytes": size, "transfer_ms": round(seconds * 1e3, 3),
-        "carries_mbit": round(size * 8e-6 / seconds, 1), "rounds": rounds - rounds // 6, "policy_runs": figures,
-        "holds": {name: each["ratio"] <= LOSE for name, each in figures.items() if name in parallel(WAVES)},
+        "carries_mbit": round(size * 8e-6 / seconds, 1), "rounds": rounds - rounds // 6, "policy_runs": results,
+        "holds": {name: each["ratio"] <= LOSE for name, each in results.items() if name in parallel(WAVES)},
     }  # fmt: skip
 
 
 def _transfer(net: Net, size: int) -> float:
-    """Seconds that so many bytes and an answer of one byte take between the peers, over plain TCP."""
+    """Return the seconds of that many bytes and an answer of one byte between the peers, over plain TCP."""
     with net.inside(PEERS[0]):
         server = socket.create_server(("0.0.0.0", 7000))
 
@@ -185,9 +185,9 @@ def _transfer(net: Net, size: int) -> float:
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """Return the tables."""
+    """Print the tables."""
     if not document["cores"]:
-        console.print("processes are not tied to cores: there are not two, or the system does not let us")
+        console.print("processes are not pinned to cores: there are fewer than two, or the system does not allow it")
     for row in document["two_cores"]:
         table = _table(f"{row['model']}, two peers on a core each, one image at a time")
         for name, policy_run in row["policy_runs"].items():
@@ -216,7 +216,8 @@ def show(document: dict[str, Any], console: Console) -> None:
 
 
 def _table(title: str) -> Table:
-    table = Table(title=title)
-    for column in ("", "p50, ms (p10 to p90)", "ratio", "tracks of blocks", "not used", "bar"):
-        table.add_column(column, justify="left" if column.startswith(("tracks", "no")) else "right")
-    return table
+    return new_table(
+        title,
+        ("", "p50, ms (p10 to p90)", "ratio", "tracks of blocks", "not used", "bar"),
+        left=("", "tracks of blocks", "not used"),
+    )

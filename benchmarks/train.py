@@ -1,18 +1,18 @@
-"""Training speed with a random order in every step, against timm's forward and against a device tensor of indices.
+"""Training speed with a random order in every step, compared with timm's forward and with blocks indexed by a tensor.
 
     python -m benchmarks train
-    python -m benchmarks.train --models vit_small_patch16_224 --batch 64    # with settings of its own
+    python -m benchmarks.train --models vit_small_patch16_224 --batch 64    # with its own settings
 
-For each model, forward, backward and AdamW on images that are there already:
+For each model, forward, backward and AdamW on images in memory:
 
-- ``ours``: the view, an order of Python ints each step, blocks compiled one by one (on CUDA);
+- ``ours``: the view, with an order of Python ints in each step, blocks compiled one by one (on CUDA);
 - ``timm``: the same model's own forward in trained order, same precision, same compilation of its blocks;
-- ``index fp32``, ``index``: timm's model, its blocks indexed by a permutation that lives on the device, eager, in
-  float32 and in the precision of the others.
+- ``index fp32``, ``index``: timm's model with its blocks indexed by a permutation on the device, eager, in float32 and
+  in the precision of the others.
 
-Rounds alternate, so that a slow moment of the machine falls on all of them; the figures are medians over rounds.
-``mfu`` is model FLOPs (counted by torch in the forward pass, three times that a step) over the device's peak, for the
-devices whose peak is known here. Left out: data loading.
+Rounds alternate, so that other work of the machine affects all contenders equally; results are medians over rounds.
+``mfu`` is model FLOPs (counted by torch in the forward pass, times three) over the peak of the device, if that is known
+here. Data loading is not measured.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.common import new_table
 from ls_edge.training.models.small_models import create
 from ls_edge.training.models.view import BlockView
 from ls_edge.training.precision import autocast, choose_device, choose_precision, plain_attention
 
 PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
-"""Dense bfloat16 FLOPs a second, by a part of the device's name."""
+"""Dense bfloat16 FLOP/s, by a part of the device's name."""
 
 
 BARS = {"over_timm": 0.97, "over_index_fp32": 1.5}
 
 
 class Contender:
-    """One way of computing the logits, with an optimiser of its own."""
+    """Contender: a way to compute the logits, with its own optimizer."""
 
     def __init__(self, name: str, forward: Callable[[Tensor], Tensor], module: nn.Module, dtype: torch.dtype) -> None:
         self.name, self.forward, self.dtype = name, forward, dtype
@@ -53,7 +53,7 @@ class Contender:
         self.seconds: list[float] = []
 
     def step(self, images: Tensor, targets: Tensor) -> None:
-        """Forward, backward, update."""
+        """Run forward, backward and update."""
         with autocast(images.device, self.dtype):
             loss = nn.functional.cross_entropy(self.forward(images).float(), targets)
         self.optimiser.zero_grad(set_to_none=True)
@@ -144,14 +144,14 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m benchmarks.train", description=(__doc__ or "").splitlines()[0])
     made.add_argument("--models", default="vit_small_patch16_224,vit_base_patch16_224")
     made.add_argument("--batch", type=int, help="default: 256 on CUDA, 8 on a CPU")
-    made.add_argument("--steps", type=int, default=10, help="a round")
+    made.add_argument("--steps", type=int, default=10, help="steps per round")
     made.add_argument("--rounds", type=int, default=5)
     made.add_argument("--warmup", type=int, default=3)
     made.add_argument("--img-size", type=int)
     made.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     made.add_argument("--precision", choices=["auto", "fp32", "bf16", "fp16"], default="auto")
     made.add_argument("--compile", choices=["auto", "on", "off"], default="auto")
-    made.add_argument("--json", type=Path, help="write the figures there too")
+    made.add_argument("--json", type=Path, help="also write the results to this file")
     return made
 
 
@@ -166,12 +166,14 @@ def run(quick: bool, argv: list[str] | None = None) -> dict[str, Any]:
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """Print a table."""
+    """Print the table."""
     first = document["models"][0]
     title = f"training, {first['device']}, {first['precision']}{', compiled' if first['compiled'] else ''}"
-    table = Table(title=title, title_justify="left", pad_edge=False)
-    for name in ("model", "batch", "ours", "timm", "index", "index fp32", "over timm", "over index fp32", "mfu"):
-        table.add_column(name, justify="left" if name == "model" else "right")
+    table = new_table(
+        title,
+        ("model", "batch", "ours", "timm", "index", "index fp32", "over timm", "over index fp32", "mfu"),
+        left=("model",),
+    )
     for row in document["models"]:
         speeds = row["images_per_second"]
         table.add_row(
@@ -180,12 +182,12 @@ def show(document: dict[str, Any], console: Console) -> None:
         )  # fmt: skip
     console.print(table)
     console.print(
-        f"images a second; bars: {BARS['over_timm']} of timm's, on a GPU {BARS['over_index_fp32']} of index fp32"
+        f"images per second; bars: {BARS['over_timm']} of timm's, on a GPU {BARS['over_index_fp32']} of index fp32"
     )
 
 
 def main() -> int:
-    """Run with settings of its own."""
+    """Run with the settings of the command line."""
     options = parser().parse_args()
     document = run(False, sys.argv[1:])
     show(document, Console())

@@ -1,9 +1,9 @@
 """Processes that run a bundle without the runtime, for ``throughput`` and ``tracks``.
 
 ``python -m benchmarks.workers pipeline BUNDLE THREADS`` answers images one after the other; ``python -m
-benchmarks.workers blocks BUNDLE`` runs blocks one after the other, on the engines of a peer. Each line of standard
-input is a JSON number, of images or blocks; the answer is a line with the seconds that they took. The process ends with
-its input.
+benchmarks.workers blocks BUNDLE`` runs blocks one after the other, with the engines of a peer. Each line of standard
+input is a JSON number of images or blocks; the answer is a line with the seconds. The process exits when its input
+ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ls_edge.core.bundle import Bundle
 
 @contextmanager
 def pipeline(bundle: Bundle, threads: str) -> Iterator[Callable[[int], None]]:
-    """All parts of the bundle, on so many images."""
+    """Return a function that runs all parts of the bundle on a number of images."""
     from ls_edge.engines.pipeline import Pipeline
 
     with Pipeline.open(bundle, threads=int(threads)) as parts:

@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def document(folder):
     done = benchmarks(
-        "hop", "throughput", "recovery", "tracks", "audit", "engines", "chain", "idle",
+        "hop", "throughput", "recovery", "tracks", "audit", "engines", "chain", "idle", "bombs",
         "--quick", "--json", str(folder / "figures.json"), TMPDIR=str(folder),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -54,6 +54,19 @@ def test_idle_peers_answer_and_lose_no_link(document):
     assert (fleet["peers"], fleet["failed"], fleet["links_lost"]) == (3, 0, 0)
     assert fleet["answers"] >= 100
     assert fleet["idle_cores"] >= 0
+
+
+@pytest.mark.timeout(200)
+def test_bombs_are_answered_and_so_are_others(document):
+    rows = document["benchmarks"]["bombs"]["rows"]
+    assert len(rows) == 3
+    for row in rows:
+        assert set(row["bombs"]) <= {"400"}
+        assert set(row["paths"]) == {"/health/live", "/health/ready", "/metrics", "/predict"}
+        assert all(set(path["statuses"]) == {"200"} for path in row["paths"].values())
+        assert row["peak_mb"] > 0
+    assert rows[0]["bombs"] == {}
+    assert all(row["bombs"]["400"] > 0 for row in rows[1:])
 
 
 @pytest.mark.timeout(200)
