@@ -38,7 +38,6 @@ class LocalCluster:
         bundle: str | Path,
         placement: Mapping[str, Sequence[int]],
         *,
-        top: Mapping[str, Any] | None = None,
         each: Mapping[str, Any] | None = None,
         arguments: Sequence[str] = (),
         sources: Sequence[str] = (),
@@ -47,9 +46,9 @@ class LocalCluster:
     ) -> None:
         """Write ``peers.yaml`` and, with ``keys``, a key pair for each process into ``folder``.
 
-        ``top`` are further keys at the top of the file, ``each`` further keys of every peer, ``arguments`` more
-        arguments of ``ls-edge peer``, and ``sources`` the names of sources in the file. With ``stores`` each peer
-        starts with an empty store instead of the bundle, and the sources may push.
+        ``each`` are further keys of every peer in the file, ``arguments`` further arguments of ``ls-edge peer``, and
+        ``sources`` the names of sources in the file. With ``stores`` each peer starts with an empty store instead of
+        the bundle, and the sources may push.
         """
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -66,9 +65,8 @@ class LocalCluster:
         peers = [{"threads": 1, **entry, **(each or {}), **public.get(entry["name"], {})} for entry in entries]
         more = {"may_push": True} if stores else {}
         listed = [{"name": name, **public.get(name, {}), **more} for name in sources]
-        content = {**(top or {}), **({"sources": listed} if listed else {}), "peers": peers}
         self.path = self.folder / "peers.yaml"
-        self.path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        self.path.write_text(yaml.safe_dump({"sources": listed, "peers": peers}, sort_keys=False), encoding="utf-8")
         self.file: PeersFile = load_peers(self.path)
 
     def entries(self, placement: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
@@ -178,10 +176,9 @@ class LocalCluster:
 
     def last_log_line(self, name: str) -> str:
         """Return the last line of the log of a peer."""
-        with contextlib.suppress(OSError):
-            lines = self.log_path(name).read_text(errors="replace").strip().splitlines()
-            return lines[-1] if lines else "its log is empty"
-        return "its log is empty"
+        path = self.log_path(name)
+        lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
+        return lines[-1] if lines else "its log is empty"
 
     def close(self) -> None:
         """Terminate all peers, and kill those that are left after two seconds."""
@@ -201,10 +198,9 @@ class LocalCluster:
 
     def _logged(self, name: str, texts: Sequence[bytes]) -> bool:
         """Return whether the running process has logged one of the texts."""
-        with contextlib.suppress(OSError):
-            log = self.log_path(name).read_bytes()[self._log_from.get(name, 0) :]
-            return any(text in log for text in texts)
-        return False
+        path = self.log_path(name)
+        log = path.read_bytes()[self._log_from.get(name, 0) :] if path.exists() else b""
+        return any(text in log for text in texts)
 
 
 def free_ports(count: int) -> list[int]:

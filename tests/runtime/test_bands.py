@@ -279,8 +279,8 @@ def test_source_and_next_holder_refuse_what_a_liar_runs_out_of_bands(policy, ban
         assert {holder for wave in answer.itinerary.waves for track in wave for _, holder in track} <= {"a", "b"}
     assert sim.source.rejected["liar"].count > 0
     assert ("policy sequential" if policy == "sequential" else "band [") in sim.source.rejected["liar"].why
-    assert {(to, sender) for to, sender, _ in sim.dropped} == {("a", "liar"), ("b", "liar")}
-    for _, _, why in sim.dropped:
+    assert {(to, sender) for to, sender, _ in sim.network.dropped} == {("a", "liar"), ("b", "liar")}
+    for _, _, why in sim.network.dropped:
         assert re.search(r"in which block \d of band .* remains behind band|not of one band", why), why
 
 

@@ -74,7 +74,7 @@ def test_a_lost_link_is_announced_immediately(fleet):
         fleet.submit()
     fleet.run(0.25)
     fleet.kill("p3")
-    fleet.run(3 * fleet.latency)
+    fleet.run(3 * fleet.settings.latency)
     assert not any("p3" in n.state.reaches for n in fleet.source.neighbours)
 
 

@@ -30,15 +30,11 @@ def test_free_ports_are_different_and_none_that_is_in_use():
 
 
 def test_the_file_says_what_was_asked_for(tmp_path, tiny_bundle):
-    local = LocalCluster(
-        tmp_path / "new" / "folder", tiny_bundle, PLACEMENT, top={"heartbeat": {"interval_ms": 50, "timeout_ms": 200}},
-        each={"codec": "fp16", "credits": 3},
-    )  # fmt: skip
+    local = LocalCluster(tmp_path / "new" / "folder", tiny_bundle, PLACEMENT, each={"codec": "fp16", "credits": 3})
     assert [(p.name, p.blocks, p.codec, p.credits, p.threads) for p in local.file.peers] == [
         ("a", (0, 1, 2), "fp16", 3, 1),
         ("b", (3, 4, 5), "fp16", 3, 1),
     ]
-    assert local.file.heartbeat.interval_ms == 50
     assert not local.alive("a")
     local.close()
 

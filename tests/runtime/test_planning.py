@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from ls_edge.core.errors import UsageError
-from ls_edge.runtime.fleet.planning.figures import figures_of, throughput_of
+from ls_edge.runtime.fleet.planning.figures import Figures, figures_of, throughput_of
 from ls_edge.runtime.fleet.planning.planner import plan_placement
 from ls_edge.runtime.fleet.planning.problem import OBJECTIVES, PlannedDevice, PlanningProblem, visit_times, zones_of
-from ls_edge.runtime.fleet.planning.scoring import SimulatedFigures, best_policy, simulate_placement
+from ls_edge.runtime.fleet.planning.scoring import best_policy, simulate_placement
 
 
 def random_problem(seed, devices=(1, 5), blocks=(1, 8), zones=True):
@@ -231,8 +231,8 @@ def test_one_device_alone_is_compared():
     fast = PlannedDevice("fast", 1.0, 8, stem_ms=0.5, head_ms=0.5, visit_ms=5.0, watts=10.0, loss=0.1)
     small = PlannedDevice("small", 0.1, 2, visit_ms=5.0, watts=1.0, whole=False)
     planned = plan_placement(PlanningProblem((fast, small), 8, source_ms=1.0), "latency")
-    name, figures = planned.single
-    assert (name, figures.latency_ms, figures.throughput) == ("fast", 9.0, 1e3 / 9)
+    figures = planned.single.figures
+    assert (*figures.route, figures.latency_ms, figures.throughput) == ("fast", 9.0, 1e3 / 9)
     assert (figures.energy_mj, figures.whole_share) == (90.0, 0.9)
     assert planned.best.figures.latency_ms == 1.0 + 8 * 1.0 + 5.0
     alone = plan_placement(PlanningProblem((small,), 2), "latency")
@@ -283,5 +283,5 @@ def test_visits_from_links():
     ],
 )
 def test_the_policy_of_a_plan_is_the_best_and_of_equal_ones_the_quickest(objective, figures, chosen):
-    simulated = [SimulatedFigures(name, *values, None, None) for name, values in figures.items()]
+    simulated = [Figures(*values, policy=name) for name, values in figures.items()]
     assert best_policy(simulated, objective).policy == chosen

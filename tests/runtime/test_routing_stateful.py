@@ -42,7 +42,7 @@ class Faults(RuleBasedStateMachine):
             held, blocks=BLOCKS, seed=seed, limits=limits, max_batch=batch, bands=self.bands, validate=True, turn=turn
         )
         self.sim.run(0.05)
-        self.sim.send_failures = failures
+        self.sim.network.send_failures = failures
         self.asked = {}
 
     def process(self, name):
@@ -143,7 +143,7 @@ class Faults(RuleBasedStateMachine):
 
     def recovers(self):
         """With everything mended, all is answered in full, in trained order."""
-        self.sim.send_failures = 0.0
+        self.sim.network.send_failures = 0.0
         for name in NAMES:
             process = self.process(name)
             if process.alive:

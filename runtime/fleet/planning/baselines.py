@@ -10,7 +10,7 @@ from ls_edge.runtime.fleet.planning.figures import Figures
 from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlannedDevice, PlanningProblem, zones_of
 
 
-def single_figures(problem: PlanningProblem, device: PlannedDevice) -> Figures:
+def _single_figures(problem: PlanningProblem, device: PlannedDevice) -> Figures:
     """Estimate a device that has the images itself and runs the whole model without a network."""
     chain = device.stem_ms + problem.num_blocks * device.block_ms + device.head_ms
     ends = device.stem_ms + device.head_ms if device.ends_ms is None else device.ends_ms
@@ -29,13 +29,10 @@ def single_figures(problem: PlanningProblem, device: PlannedDevice) -> Figures:
     )
 
 
-def best_single(problem: PlanningProblem, objective: Objective) -> tuple[str, Figures] | None:
-    """Return the best device alone that has memory for the whole model; None if there is none."""
-    alone = {device.name: single_figures(problem, device) for device in problem.devices if device.whole}
-    if not alone:
-        return None
-    name = min(alone, key=lambda name: (alone[name].value(objective), alone[name].latency_ms, name))
-    return name, alone[name]
+def best_single(problem: PlanningProblem, objective: Objective) -> Figures | None:
+    """Estimate the best device alone that has memory for the whole model; None if there is none."""
+    alone = [_single_figures(problem, device) for device in problem.devices if device.whole]
+    return min(alone, key=lambda one: (one.value(objective), one.latency_ms, one.route), default=None)
 
 
 def round_robin(problem: PlanningProblem) -> Placement | None:

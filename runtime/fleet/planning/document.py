@@ -6,17 +6,18 @@ knows queues and policies that the formulas do not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 import msgspec
 
 from ls_edge.runtime.fleet.planning import scoring
-from ls_edge.runtime.fleet.planning.figures import Figures, figures_of
+from ls_edge.runtime.fleet.planning.figures import figures_of
 from ls_edge.runtime.fleet.planning.placements import best_placement
 from ls_edge.runtime.fleet.planning.planner import Candidate, PlannedPlacement
-from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, cost_of
-from ls_edge.runtime.fleet.planning.scoring import SimulatedFigures, best_policy, policies_for, simulate_placement
+from ls_edge.runtime.fleet.planning.problem import Objective, PlanningProblem
+from ls_edge.runtime.fleet.planning.scoring import best_policy, policies_for, simulate_placement
 
 SCHEMA = 1
 
@@ -73,18 +74,6 @@ class PlanDocument(msgspec.Struct, frozen=True):
     warnings: list[str]
 
 
-@dataclass(frozen=True)
-class _Scored:
-    candidate: Candidate
-    simulated: SimulatedFigures | None
-
-    def value(self, objective: Objective) -> float:
-        """Return the cost by simulation if there is one; survival by formula, which is exact."""
-        if self.simulated is None or objective == "survival":
-            return self.candidate.figures.value(objective)
-        return self.simulated.value(objective)
-
-
 def plan_document(
     problem: PlanningProblem,
     objective: Objective,
@@ -102,34 +91,31 @@ def plan_document(
     if simulate and used > scoring.MOST_DEVICES:
         warnings.append(f"{used} devices are too many to simulate, so all estimates are by formula")
         simulate = False
-    policies = policies_for(problem)
-    scored: list[_Scored] = []
-    for number, candidate in enumerate(candidates):
-        simulated = None
-        if simulate:
+    if simulate:
+        policies = policies_for(problem)
+        for number, candidate in enumerate(candidates):
             on_step(number, len(candidates), candidate.name.replace("_", " "))
-            simulated = best_policy(
-                [simulate_placement(problem, candidate.placement, policy) for policy in policies], objective
-            )
-        scored.append(_Scored(candidate, simulated))
+            found = [simulate_placement(problem, candidate.placement, policy) for policy in policies]
+            candidates[number] = replace(candidate, simulated=best_policy(found, objective))
     on_step(len(candidates), len(candidates), "done")
-    best = scored[0]  # the plan
-    for other in scored[1:]:
+    best = candidates[0]  # the plan
+    for other in candidates[1:]:
         if other.value(objective) < best.value(objective) - scoring.NO_WORSE * abs(best.value(objective)):
             best = other
-    baselines: dict[str, Expected | None] = {"single": _single(planned)}
+    by_name = {candidate.name: candidate for candidate in candidates}
+    baselines: dict[str, Expected | None] = {"single": None if planned.single is None else _expected(planned.single)}
     for name in planned.baselines:
-        baselines[name] = next((_expected(one) for one in scored if one.candidate.name == name), None)
-    recommendation, reason = _recommend(objective, _expected(best), planned)
-    proven = planned.is_exact and best.candidate is planned.best
+        baselines[name] = _expected(by_name[name]) if name in by_name else None
+    recommendation, reason = _recommend(objective, best, planned.single)
+    proven = planned.is_exact and best.placement is planned.best.placement
     return PlanDocument(
         schema=SCHEMA, bundle_id=bundle_id, objective=objective, recommendation=recommendation, reason=reason,
-        placement=dict(best.candidate.placement), replicas=best.candidate.replicas,
-        route=best.candidate.figures.route, policy=None if best.simulated is None else best.simulated.policy,
-        concurrency=scoring.requests_at_once(problem, best.candidate.placement),
+        placement=dict(best.placement), replicas=best.replicas, route=best.figures.route,
+        policy=None if best.simulated is None else best.simulated.policy,
+        concurrency=scoring.requests_at_once(problem, best.placement),
         max_batch={device.name: device.max_batch for device in problem.devices},
-        expected=_expected(best), formula=_expected(_Scored(best.candidate, None)), baselines=baselines,
-        chosen=best.candidate.name, solver="exact" if proven else "heuristic",
+        expected=_expected(best), formula=_expected(replace(best, simulated=None)), baselines=baselines,
+        chosen=best.name, solver="exact" if proven else "heuristic",
         assumptions=assumptions, warnings=warnings,
     )  # fmt: skip
 
@@ -146,58 +132,42 @@ def _candidates(problem: PlanningProblem, objective: Objective, planned: Planned
     return found
 
 
-def _expected(scored: _Scored) -> Expected:
-    figures, simulated, placement = scored.candidate.figures, scored.simulated, dict(scored.candidate.placement)
-    if simulated is None:
-        return _of(figures, placement)
-    return Expected(
-        latency_ms=simulated.latency_ms, throughput=simulated.throughput, energy_mj=simulated.energy_mj,
-        battery_h=_number(figures.battery_h), whole_share=round(figures.whole_share, 6), policy=simulated.policy,
-        placement=placement, simulated_whole_share=simulated.whole_share,
-    )  # fmt: skip
-
-
-def _of(figures: Figures, placement: Placement | None, device: str | None = None) -> Expected:
+def _expected(candidate: Candidate) -> Expected:
+    formula, simulated = candidate.figures, candidate.simulated
+    figures = simulated or formula
+    is_single = candidate.name == "single"
     return Expected(
         latency_ms=_number(figures.latency_ms), throughput=_number(figures.throughput),
-        energy_mj=_number(figures.energy_mj), battery_h=_number(figures.battery_h),
-        whole_share=round(figures.whole_share, 6), placement=None if placement is None else dict(placement),
-        device=device,
+        energy_mj=_number(figures.energy_mj), battery_h=_number(formula.battery_h),
+        whole_share=_number(formula.whole_share, 6), policy=figures.policy,
+        placement=None if is_single else dict(candidate.placement), device=formula.route[0] if is_single else None,
+        simulated_whole_share=None if simulated is None else simulated.whole_share,
     )  # fmt: skip
 
 
-def _number(value: float | None) -> float | None:
-    return None if value is None or value in (float("inf"), float("-inf")) else round(value, 4)
+def _number(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None or math.isinf(value) else round(value, digits)
 
 
-def _single(planned: PlannedPlacement) -> Expected | None:
-    return None if planned.single is None else _of(planned.single[1], None, planned.single[0])
-
-
-def _recommend(objective: Objective, expected: Expected, planned: PlannedPlacement) -> tuple[str, str]:
+def _recommend(objective: Objective, best: Candidate, single: Candidate | None) -> tuple[str, str]:
     """Return whether to distribute, and the numbers behind it."""
-    if planned.single is None:
+    if single is None:
         return "distribute", "no device has memory for the whole model"
-    name, alone = planned.single
-    single = _of(alone, None, name)
-    ours, theirs = figure_text(objective, expected), figure_text(objective, single)
-    value = cost_of(objective, expected)
-    if cost_of(objective, single) <= value + 1e-9 * abs(value):
-        others = {
-            "latency": f"{figure_text('throughput', single)} against {figure_text('throughput', expected)}",
-            "throughput": f"{figure_text('latency', single)} against {figure_text('latency', expected)}",
-        }
-        more = others.get("throughput" if objective != "latency" else "latency", "")
+    name = single.figures.route[0]
+    ours, theirs = figure_text(objective, best), figure_text(objective, single)
+    value = best.value(objective)
+    if single.value(objective) <= value + 1e-9 * abs(value):
+        other: Objective = "throughput" if objective == "latency" else "latency"
+        more = f"{figure_text(other, single)} against {figure_text(other, best)}"
         return "single", f"{name} alone is as good or better: {theirs} against {ours} ({more})"
     return "distribute", f"{ours} against {theirs} of {name} alone"
 
 
-def figure_text(objective: Objective, expected: Expected) -> str:
+def figure_text(objective: Objective, candidate: Candidate) -> str:
     """Return the estimate of an objective with its unit."""
-    if objective == "latency":
-        return "unknown latency" if expected.latency_ms is None else f"{expected.latency_ms:.1f} ms"
-    if objective == "throughput":
-        return "unknown throughput" if expected.throughput is None else f"{expected.throughput:.1f} images a second"
-    if objective == "energy":
-        return "unknown energy" if expected.energy_mj is None else f"{expected.energy_mj:.1f} mJ an image"
-    return "unknown survival" if expected.whole_share is None else f"{100 * expected.whole_share:.3f} % whole answers"
+    value = abs(candidate.value(objective))
+    if math.isinf(value):
+        return f"unknown {objective}"
+    if objective == "survival":
+        return f"{100 * value:.3f} % whole answers"
+    return f"{value:.1f} " + {"latency": "ms", "throughput": "images a second", "energy": "mJ an image"}[objective]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, cost_of
+from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, holders_of
 from ls_edge.runtime.fleet.planning.whole_share import whole_share
 
 ALL_ROUTES = 10
@@ -35,16 +35,25 @@ class Figures:
     latency_ms: float
     throughput: float
     """Images a second."""
-    energy_mj: float | None
-    battery_h: float | None
+    energy_mj: float | None = None
+    battery_h: float | None = None
     """Hours until the first battery is empty, at that throughput."""
-    whole_share: float
+    whole_share: float | None = None
     route: tuple[str, ...] = ()
-    """Devices that a request alone visits."""
+    """Devices that a request alone visits; empty for a simulation."""
+    policy: str | None = None
+    """Policy of the simulation; None for estimates by formula."""
 
     def value(self, objective: Objective) -> float:
-        """Return the estimate of an objective as a cost."""
-        return cost_of(objective, self)
+        """Return the estimate of an objective as a cost: negated if more is better, infinity if unknown."""
+        if objective == "throughput":
+            return -self.throughput
+        if objective == "latency":
+            return self.latency_ms
+        value = self.energy_mj if objective == "energy" else self.whole_share
+        if value is None:
+            return float("inf")
+        return -value if objective == "survival" else value
 
 
 def figures_of(problem: PlanningProblem, placement: Placement, route: Collection[str] = ()) -> Figures:
@@ -52,9 +61,9 @@ def figures_of(problem: PlanningProblem, placement: Placement, route: Collection
 
     ``route`` names devices that hold the whole model together: a hint for placements with too many subsets to try.
     """
-    holders = _holders(problem, placement)
+    holders = holders_of(problem, placement)
     if not all(holders.values()):
-        return Figures(float("inf"), 0.0, None, None, 0.0)
+        return Figures(float("inf"), 0.0, whole_share=0.0)
     load = _load(holders, placement)
     throughput = throughput_of(problem, placement)
     visited, latency = best_route(problem, placement, route)
@@ -71,7 +80,7 @@ def figures_of(problem: PlanningProblem, placement: Placement, route: Collection
 def throughput_of(problem: PlanningProblem, placement: Placement) -> float:
     """Return the images per second that devices, links and source allow if every block has a holder."""
     devices = {device.name: device for device in problem.devices}
-    holders = _holders(problem, placement)
+    holders = holders_of(problem, placement)
     load = _load(holders, placement)
     again = _visits_again(problem, placement)
     visits = {name: again[name] * max(1 / len(holders[block]) for block in placement[name]) for name in load}
@@ -79,14 +88,6 @@ def throughput_of(problem: PlanningProblem, placement: Placement) -> float:
     wire = max(visits[name] * devices[name].wire_ms for name in load)
     slowest = max(busy, wire, problem.source_ms, problem.source_wire_ms)
     return 1e3 / slowest if slowest > 0 else float("inf")
-
-
-def _holders(problem: PlanningProblem, placement: Placement) -> dict[int, list[str]]:
-    holders: dict[int, list[str]] = {block: [] for block in range(problem.num_blocks)}
-    for name, blocks in placement.items():
-        for block in blocks:
-            holders[block].append(name)
-    return holders
 
 
 def _load(holders: Mapping[int, Sequence[str]], placement: Placement) -> dict[str, float]:
@@ -104,14 +105,14 @@ def best_route(
     """
     bands = problem.bands or (tuple(range(problem.num_blocks)),)
     devices = {device.name: device for device in problem.devices}
-    held_by = _holders(problem, placement)
+    held_by = holders_of(problem, placement)
     used: list[tuple[str, ...]] = []
     total = 0.0
     for band in bands:
         holders = [held_by[block] for block in band]
         names, ms = _route_of_band(problem, holders, _preferred(used, placement, band), hint)
         if used:
-            shared = set(used[-1]) & set(names)
+            shared = sorted(set(used[-1]) & set(names))
             # one device ends the band before and begins this one; in a band of several, not the one that began it
             meets = [name for name in shared if len(used[-1]) == 1 or name != used[-1][0]]
             if meets:

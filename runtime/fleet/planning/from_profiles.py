@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, UsageError
 from ls_edge.core.peers_file import is_name
-from ls_edge.device.profile import BatchTimes, DeviceProfile, LinksDocument, load_profile
+from ls_edge.device.profile import DeviceProfile, LinksDocument, load_profile
 from ls_edge.runtime.fleet.planning.problem import Objective, PlannedDevice, PlanningProblem, visit_times
 from ls_edge.runtime.fleet.simulation.simulator import SOURCE
 from ls_edge.runtime.protocol.codecs import wire_bytes
@@ -42,9 +43,9 @@ class PlanningInputs:
     latency_ms: float = LATENCY_MS
     replicas: int = 1
     max_replicas: int | None = None
-    losses: Mapping[str, float] | None = None
+    losses: Mapping[str, float] = field(default_factory=dict)
     """Loss probability by device or zone; the empty name stands for all other devices."""
-    zones: Mapping[str, str] | None = None
+    zones: Mapping[str, str] = field(default_factory=dict)
     """Zone by device."""
     throttled: bool = False
     """Whether to accept profiles of devices that throttled."""
@@ -53,6 +54,20 @@ class PlanningInputs:
     """Maximum number of images per engine call of all devices; None for ``batches``, or the best size."""
     batches: Mapping[str, int] = field(default_factory=dict)
     """The same by device, from ``peers.yaml``."""
+
+
+@dataclass(frozen=True)
+class _Network:
+    """Links between the processes of a plan, in milliseconds."""
+
+    transfers: Mapping[tuple[str, str], float]
+    """Transfers of tokens by sender and receiver."""
+    wire: Mapping[str, float]
+    """Time for which tokens occupy the link of each process."""
+    calls: Mapping[str, tuple[float, float]]
+    """Median and mean overhead of an engine call by device, where it was measured."""
+    visits: Mapping[str, float]
+    """Share of each process in the transfers of a visit."""
 
 
 def read_profiles(arguments: Sequence[str]) -> tuple[NamedProfile, ...]:
@@ -88,37 +103,29 @@ def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem,
     everybody = (*inputs.profiles, *((inputs.source,) if inputs.source is not None else ()))
     for one in everybody:
         _check_profile(bundle, one, throttled=inputs.throttled)
-    links, wire = _links(bundle, inputs, assumed)
-    visits = visit_times([SOURCE, *(one.name for one in inputs.profiles)], links)
-    losses = dict(inputs.losses or {})
-    zones = dict(inputs.zones or {})
-    _check_names(inputs, losses, zones)
+    network = _network(bundle, inputs, assumed)
+    _check_names(inputs)
+    source = inputs.source or min(inputs.profiles, key=lambda one: _ends_ms(one.profile))
     if inputs.source is None:
-        quickest = min(inputs.profiles, key=lambda one: _ends_ms(one.profile))
-        source_ms, watts = _ends_ms(quickest.profile), quickest.profile.power_watts
-        assumed.append(f"stem and head run where the images are, as fast as on {quickest.name} (--source FILE)")
-    else:
-        source_ms, watts = _ends_ms(inputs.source.profile), inputs.source.profile.power_watts
-    runtime = _runtime_times(inputs, assumed)
-    devices = tuple(
-        _device(
-            bundle, one, inputs, visits[one.name], wire[one.name], losses.get(one.name, losses.get("", 0.0)), zones,
-            runtime.get(one.name, (0.0, 0.0)), assumed,
+        assumed.append(f"stem and head run where the images are, as fast as on {source.name} (--source FILE)")
+    source_ms, watts = _ends_ms(source.profile), source.profile.power_watts
+    missing = [one.name for one in inputs.profiles if one.name not in network.calls]
+    if missing:
+        assumed.append(
+            f"engine calls take nothing beyond the engine on {', '.join(missing)}: that was not measured (--links FILE)"
         )
-        for one in inputs.profiles
-    )  # fmt: skip
     problem = PlanningProblem(
-        devices=devices,
+        devices=tuple(_device(bundle, one, inputs, network, assumed) for one in inputs.profiles),
         num_blocks=bundle.num_blocks,
         replicas=inputs.replicas,
         max_replicas=inputs.max_replicas,
         bands=() if bundle.bands.is_one else tuple(map(tuple, bundle.bands.groups)),
         source_ms=source_ms,
-        source_visit_ms=visits[SOURCE],
-        source_wire_ms=wire[SOURCE],
+        source_visit_ms=network.visits[SOURCE],
+        source_wire_ms=network.wire[SOURCE],
         source_mj=None if watts is None else watts * source_ms,
-        zone_losses={zone: losses[zone] for zone in set(zones.values()) if zone in losses},
-        links_ms={} if inputs.links is None else links,
+        zone_losses={zone: inputs.losses[zone] for zone in set(inputs.zones.values()) if zone in inputs.losses},
+        links_ms={} if inputs.links is None else network.transfers,
     )
     return problem, assumed
 
@@ -142,16 +149,16 @@ def _check_profile(bundle: Bundle, one: NamedProfile, *, throttled: bool) -> Non
         )
 
 
-def _check_names(inputs: PlanningInputs, losses: Mapping[str, float], zones: Mapping[str, str]) -> None:
-    names = {one.name for one in inputs.profiles}
-    for name in zones:
+def _check_names(inputs: PlanningInputs) -> None:
+    names, zones = {one.name for one in inputs.profiles}, set(inputs.zones.values())
+    for name in inputs.zones:
         if name not in names:
             raise UsageError(f"--zones names {name!r}, which no profile is of; there are {', '.join(sorted(names))}")
-    for name in losses:
-        if name and name not in names and name not in zones.values():
-            known = ", ".join(sorted({*names, *zones.values()}))
+    for name in inputs.losses:
+        if name and name not in names | zones:
+            known = ", ".join(sorted(names | zones))
             raise UsageError(f"--loss-probability names {name!r}, which is no device or zone; there are {known}")
-    both = names & set(zones.values())
+    both = names & zones
     if both:
         raise UsageError(f"{', '.join(sorted(both))}: a zone is called like a device; call it otherwise")
 
@@ -162,18 +169,21 @@ def _ends_ms(profile: DeviceProfile) -> float:
 
 
 def _device(
-    bundle: Bundle, one: NamedProfile, inputs: PlanningInputs, visit_ms: float, wire_ms: float, loss: float,
-    zones: Mapping[str, str], runtime: tuple[float, float], assumed: list[str],
-) -> PlannedDevice:  # fmt: skip
+    bundle: Bundle, one: NamedProfile, inputs: PlanningInputs, network: _Network, assumed: list[str]
+) -> PlannedDevice:
     profile = one.profile
     images, times = min(map(int, profile.batch)), profile.one_at_a_time
-    calls = {int(size): _mean_ms(timed) for size, timed in profile.batch.items()}
+    calls = {
+        int(size): sum(block.p50 for block in timed.blocks_ms) / len(timed.blocks_ms)
+        for size, timed in profile.batch.items()
+    }
     max_batch = _max_batch(one, inputs, calls)
     if max_batch not in calls:
         near = ", ".join(map(str, sorted(calls)))
         assumed.append(f"{one.name} runs batches of up to {max_batch}; what those take is taken from those of {near}")
     if images > 1:
         assumed.append(f"an image alone takes {one.name} what one of {images} takes: none was measured alone")
+    runtime_ms, runtime_mean_ms = network.calls.get(one.name, (0.0, 0.0))
     full_images = min(calls, key=lambda size: (abs(size - max_batch), size))
     full = profile.batch[str(full_images)]
     free = profile.device.available_bytes
@@ -188,25 +198,20 @@ def _device(
         capacity=bundle.num_blocks if room is None else int(room // max(1, profile.block_memory_bytes)),
         stem_ms=times.stem_ms.p50 / images,
         head_ms=times.head_ms.p50 / images,
-        visit_ms=visit_ms + runtime[0],
-        wire_ms=wire_ms,
+        visit_ms=network.visits[one.name] + runtime_ms,
+        wire_ms=network.wire[one.name],
         watts=profile.power_watts if full.power_watts is None else full.power_watts,
         idle_watts=profile.idle_watts,
         battery_wh=profile.device.battery_wh,
-        loss=loss,
-        zone=zones.get(one.name),
+        loss=inputs.losses.get(one.name, inputs.losses.get("", 0.0)),
+        zone=inputs.zones.get(one.name),
         whole=room is None or profile.memory_bytes <= room,
-        runtime_ms=runtime[0],
-        runtime_mean_ms=runtime[1],
+        runtime_ms=runtime_ms,
+        runtime_mean_ms=runtime_mean_ms,
         max_batch=max_batch,
         calls_ms=tuple(sorted(calls.items())),
         ends_ms=(full.stem_ms.p50 + full.head_ms.p50) / full_images,
     )
-
-
-def _mean_ms(times: BatchTimes) -> float:
-    """Return the mean over blocks of the median time of a call."""
-    return sum(block.p50 for block in times.blocks_ms) / len(times.blocks_ms)
 
 
 def _max_batch(one: NamedProfile, inputs: PlanningInputs, calls: Mapping[int, float]) -> int:
@@ -227,33 +232,18 @@ def _max_batch(one: NamedProfile, inputs: PlanningInputs, calls: Mapping[int, fl
     return min(calls)
 
 
-def _runtime_times(inputs: PlanningInputs, assumed: list[str]) -> dict[str, tuple[float, float]]:
-    """Return the median and mean overhead of an engine call by device, where it was measured."""
-    found = {} if inputs.links is None else {call.peer: (call.p50_ms, call.mean_ms) for call in inputs.links.calls}
-    missing = [one.name for one in inputs.profiles if one.name not in found]
-    if missing:
-        assumed.append(
-            f"engine calls take nothing beyond the engine on {', '.join(missing)}: that was not measured (--links FILE)"
-        )
-    return found
-
-
-def _links(
-    bundle: Bundle, inputs: PlanningInputs, assumed: list[str]
-) -> tuple[dict[tuple[str, str], float], dict[str, float]]:
-    """Return the milliseconds of transfers by pair of processes, and the time that tokens occupy each link."""
+def _network(bundle: Bundle, inputs: PlanningInputs, assumed: list[str]) -> _Network:
+    """Return measured links, and assumed ones where none was measured."""
     names = [SOURCE, *(one.name for one in inputs.profiles)]
     tokens = bundle.manifest.tokens
     size = wire_bytes(inputs.codec, tokens.count, tokens.dim)
     usual_wire = size * 8e-3 / inputs.mbit
-    usual = inputs.latency_ms + usual_wire
-    links = {(one, other): usual for one in names for other in names if one != other}
+    transfers = dict.fromkeys(itertools.permutations(names, 2), inputs.latency_ms + usual_wire)
     wire = dict.fromkeys(names, usual_wire)
+    usual = f"links of {inputs.mbit:g} Mbit/s and {inputs.latency_ms:g} ms"
     if inputs.links is None:
-        assumed.append(
-            f"links of {inputs.mbit:g} Mbit/s and {inputs.latency_ms:g} ms: none was measured (--links FILE)"
-        )
-        return links, wire
+        assumed.append(f"{usual}: none was measured (--links FILE)")
+        return _Network(transfers, wire, {}, visit_times(names, transfers))
     if inputs.links.model_id != bundle.manifest.model_id:
         raise DataError("the links were measured with another model's tokens; measure them with this bundle")
     called = {inputs.links.source: SOURCE}
@@ -262,13 +252,10 @@ def _links(
         for link in inputs.links.transfers
         if link.codec == inputs.codec
     }
-    links.update({pair: ms for pair, ms in measured.items() if pair in links})
-    missing = sorted({name for pair in links if pair not in measured for name in pair if name != SOURCE})
+    missing = sorted({name for pair in transfers if pair not in measured for name in pair if name != SOURCE})
+    transfers.update({pair: ms for pair, ms in measured.items() if pair in transfers})
     if missing:
-        assumed.append(
-            f"links of {inputs.mbit:g} Mbit/s and {inputs.latency_ms:g} ms where none was measured as {inputs.codec}: "
-            f"some of {', '.join(missing)}"
-        )
+        assumed.append(f"{usual} where none was measured as {inputs.codec}: some of {', '.join(missing)}")
     for name in names:
         fits = (fit for fit in inputs.links.fits if name in {called.get(end, end) for end in (fit.origin, fit.to)})
         known = [fit.mbit_per_s for fit in fits if fit.mbit_per_s]
@@ -277,4 +264,5 @@ def _links(
             wire[name] = size * 8e-3 / max(known)
         elif taken:
             wire[name] = min(taken)  # at most: latency is in it
-    return links, wire
+    calls = {call.peer: (call.p50_ms, call.mean_ms) for call in inputs.links.calls}
+    return _Network(transfers, wire, calls, visit_times(names, transfers))

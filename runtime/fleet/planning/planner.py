@@ -21,12 +21,18 @@ ORIGINS = ("plan", "trained_order", "equal_split", "round_robin")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A placement, its origin, and its estimate by the formulas."""
+    """A placement, its origin, and its estimates."""
 
     name: str
     placement: Placement
     figures: Figures
+    """Estimates by the formulas."""
     replicas: int
+    simulated: Figures | None = None
+
+    def value(self, objective: Objective) -> float:
+        """Return the cost by simulation if there is one; survival by formula, which is exact."""
+        return (self.figures if self.simulated is None or objective == "survival" else self.simulated).value(objective)
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,8 @@ class PlannedPlacement:
     best: Candidate
     is_exact: bool
     """Whether no placement is better by the formulas."""
-    single: tuple[str, Figures] | None
-    """The best device alone."""
+    single: Candidate | None
+    """The best device alone, without a network."""
     baselines: dict[str, Candidate | None]
     """Placements that need no planner; None if memory does not allow one."""
 
@@ -55,7 +61,7 @@ def plan_placement(problem: PlanningProblem, objective: Objective) -> PlannedPla
         figures = figures_of(problem, found.placement, found.route)
         candidates.append(Candidate("plan", found.placement, figures, replicas))
         is_exact = is_exact and found.is_exact
-        if objective == "survival" and figures.whole_share > 1 - NEGLIGIBLE_LOSS:
+        if objective == "survival" and figures.value(objective) < NEGLIGIBLE_LOSS - 1:
             break
     baselines: dict[str, Candidate | None] = {}
     for name, make in (("round_robin", round_robin), ("equal_split", equal_split), ("trained_order", trained_order)):
@@ -65,7 +71,9 @@ def plan_placement(problem: PlanningProblem, objective: Objective) -> PlannedPla
         )
     candidates += [candidate for candidate in baselines.values() if candidate is not None]
     best = min(candidates, key=lambda one: rank(one, objective))
-    return PlannedPlacement(best, is_exact, best_single(problem, objective), baselines)
+    alone = best_single(problem, objective)
+    single = None if alone is None else Candidate("single", {}, alone, 1)
+    return PlannedPlacement(best, is_exact, single, baselines)
 
 
 def rank(candidate: Candidate, objective: Objective) -> tuple[float, float, float, int]:

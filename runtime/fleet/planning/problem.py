@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from ls_edge.core.errors import UsageError
 from ls_edge.runtime.routing.engine_queue import MOST_CALLS
@@ -187,38 +187,21 @@ class PlanningProblem:
                 )
 
 
-class Estimate(Protocol):
-    """Results of a placement, however they were found; None if unknown."""
-
-    @property
-    def latency_ms(self) -> float | None: ...  # noqa: D102
-    @property
-    def throughput(self) -> float | None: ...  # noqa: D102
-    @property
-    def energy_mj(self) -> float | None: ...  # noqa: D102
-    @property
-    def whole_share(self) -> float | None: ...  # noqa: D102
-
-
-def cost_of(objective: Objective, estimate: Estimate) -> float:
-    """Return the result for an objective, negated if more is better; infinity if unknown."""
-    value = {
-        "latency": estimate.latency_ms,
-        "throughput": estimate.throughput,
-        "energy": estimate.energy_mj,
-        "survival": estimate.whole_share,
-    }[objective]
-    if value is None:
-        return float("inf")
-    return -value if objective in ("throughput", "survival") else value
-
-
 def zones_of(devices: Sequence[PlannedDevice]) -> dict[str, list[int]]:
     """Return the indices of the devices by zone; a device without a zone is its own zone."""
     found: dict[str, list[int]] = {}
     for index, device in enumerate(devices):
         found.setdefault(f"device {device.name}" if device.zone is None else f"zone {device.zone}", []).append(index)
     return found
+
+
+def holders_of(problem: PlanningProblem, placement: Placement) -> dict[int, list[str]]:
+    """Return the devices that hold each block."""
+    holders: dict[int, list[str]] = {block: [] for block in range(problem.num_blocks)}
+    for name, blocks in placement.items():
+        for block in blocks:
+            holders[block].append(name)
+    return holders
 
 
 def visit_times(names: Sequence[str], links_ms: Mapping[tuple[str, str], float]) -> dict[str, float]:

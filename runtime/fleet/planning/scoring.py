@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.order_costs import OrderCosts
-from ls_edge.runtime.fleet.planning.figures import throughput_of
-from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, cost_of
+from ls_edge.runtime.fleet.planning.figures import Figures, throughput_of
+from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem
 from ls_edge.runtime.fleet.simulation.simulator import SOURCE, Simulation
 from ls_edge.runtime.routing.events import Complete
 
@@ -38,29 +37,16 @@ _CONTROL_S = 0.0002
 _BUDGET_S = 600.0
 
 
-@dataclass(frozen=True)
-class SimulatedFigures:
-    """Results of simulated requests; None if not simulated or if a value that they need is unknown."""
-
-    policy: str
-    latency_ms: float
-    throughput: float
-    energy_mj: float | None
-    whole_share: float | None
-    """Fraction of requests answered with all blocks, over draws of lost devices; None without losses."""
-
-    def value(self, objective: Objective) -> float:
-        """Return the result of an objective as a cost."""
-        return cost_of(objective, self)
-
-
 def policies_for(problem: PlanningProblem) -> tuple[str, ...]:
     """Return the policies that a plan is tried with; only one if the bands leave no choice of order."""
     return ("nearest", "fastest", "parallel") if problem.may_reorder else ("sequential",)
 
 
-def simulate_placement(problem: PlanningProblem, placement: Placement, policy: str, seed: int = 0) -> SimulatedFigures:
-    """Run requests through a placement; the same problem, placement and seed give the same results."""
+def simulate_placement(problem: PlanningProblem, placement: Placement, policy: str, seed: int = 0) -> Figures:
+    """Run requests through a placement; the same problem, placement and seed give the same results.
+
+    The share of whole answers is that of several draws of lost devices, None without losses.
+    """
     latency = _latency(simulation_of(problem, placement, seed), policy)
     sim = simulation_of(problem, placement, seed, on_average=True)
     at_once = requests_at_once(problem, placement)
@@ -72,7 +58,7 @@ def simulate_placement(problem: PlanningProblem, placement: Placement, policy: s
         used = watts[name]
         energy = None if energy is None or (busy and used is None) else energy + busy * 1e3 * (used or 0.0) / answers
     lossy = any(device.loss for device in problem.devices) or any(problem.zone_losses.values())
-    return SimulatedFigures(
+    return Figures(
         policy=policy,
         latency_ms=round(latency * 1e3 + problem.source_ms, 4),
         throughput=round(min(throughput, 1e3 / problem.source_ms if problem.source_ms else throughput), 4),
@@ -193,7 +179,7 @@ def _is_whole(
     return any(isinstance(outcome, Complete) for outcome in sim.outcomes[request])
 
 
-def best_policy(figures: Sequence[SimulatedFigures], objective: Objective) -> SimulatedFigures:
+def best_policy(figures: Sequence[Figures], objective: Objective) -> Figures:
     """Return the results of the policy that serves an objective best.
 
     The simulation does not tell apart what differs by less than :data:`NO_WORSE`: of those the policy with the least

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from ls_edge.runtime.fleet.planning.problem import Placement, PlannedDevice, PlanningProblem
+from ls_edge.runtime.fleet.planning.problem import Placement, PlannedDevice, PlanningProblem, holders_of
 
 EXACT = 14
 """Number of devices and zones that may fail up to which all combinations are examined; one more doubles the time."""
@@ -26,11 +26,7 @@ _SEED = 0
 def whole_share(problem: PlanningProblem, placement: Placement) -> float:
     """Return the probability that every block keeps a holder; by a bound or by draws if there are many devices."""
     index = {device.name: number for number, device in enumerate(problem.devices)}
-    holders: dict[int, list[int]] = {block: [] for block in range(problem.num_blocks)}
-    for name, blocks in placement.items():
-        for block in blocks:
-            holders[block].append(index[name])
-    sets = {frozenset(held) for held in holders.values()}
+    sets = {frozenset(index[name] for name in held) for held in holders_of(problem, placement).values()}
     if frozenset() in sets:
         return 0.0
     share = 1.0

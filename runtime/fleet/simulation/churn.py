@@ -46,29 +46,26 @@ class Churn:
 
         Units are ms, s, m or h. Without weights devices are killed.
         """
-        times: dict[str, float] = {}
-        weights: dict[str, float] = {}
+        given: dict[str, str] = {}
         for piece in text.split(","):
             key, equals, value = (part.strip() for part in piece.partition("="))
-            if key in times or key in weights:
+            if key in given:
                 raise UsageError(f"--churn {text!r} has {key!r} twice; leave one out")
-            if key in ("up", "down") and equals:
-                times[key] = _seconds(text, value)
-            elif key in LOSSES and equals:
-                weights[key] = _weight(text, key, value)
-            else:
-                known = ", ".join(["up", "down", *LOSSES])
+            known = ["up", "down", *LOSSES]
+            if key not in known or not equals:
                 raise UsageError(
                     f"--churn {text!r}: {piece.strip()!r} cannot be read; write up=10m,down=30s, and weights of "
-                    f"losses where you want others than kill=1 (keys: {known})"
+                    f"losses where you want others than kill=1 (keys: {', '.join(known)})"
                 )
-        missing = [key for key in ("up", "down") if key not in times]
+            given[key] = value
+        missing = [key for key in ("up", "down") if key not in given]
         if missing:
             raise UsageError(f"--churn {text!r} has no {' and no '.join(missing)}; write up=10m,down=30s")
-        weights = {key: weight for key, weight in weights.items() if weight} or ({} if weights else {"kill": 1.0})
+        weights = {key: _weight(text, key, value) for key, value in given.items() if key in LOSSES} or {"kill": 1.0}
+        weights = {key: weight for key, weight in weights.items() if weight}
         if not weights:
             raise UsageError(f"--churn {text!r}: all weights are 0, so no device could be lost; leave --churn out")
-        return cls(times["up"], times["down"], weights)
+        return cls(_seconds(text, given["up"]), _seconds(text, given["down"]), weights)
 
     @property
     def down_share(self) -> float:

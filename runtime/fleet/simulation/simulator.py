@@ -10,17 +10,20 @@ Codecs, serialization and engines are not simulated.
 
 from __future__ import annotations
 
-import heapq
+import functools
 import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ls_edge.core.bands import Bands
 from ls_edge.core.errors import WireError
 from ls_edge.core.order_costs import OrderCosts
 from ls_edge.core.peers_file import usual_credits
+from ls_edge.runtime.fleet.simulation.clock import Clock
+from ls_edge.runtime.fleet.simulation.network import Network
 from ls_edge.runtime.protocol.messages import MINOR, Hello, Itinerary, Run, State
 from ls_edge.runtime.routing.custody import CustodyMachine
 from ls_edge.runtime.routing.events import (
@@ -75,86 +78,66 @@ class Process:
     """Time at which its engine has finished all calls."""
 
 
-class Simulation:
-    """A source called ``source`` and peers; time in seconds, starting at 0."""
+@dataclass(frozen=True)
+class SimulationSettings:
+    """Peers, links and engines of a simulation; times in seconds."""
 
-    def __init__(
-        self,
-        peers: Mapping[str, Sequence[int]],
-        *,
-        blocks: int,
-        seed: int = 0,
-        limits: Limits | None = None,
-        latency: float = 0.001,
-        block_seconds: float | Mapping[str, float] = 0.005,
-        max_batch: int | Mapping[str, int] = 1,
-        detection: float = 0.35,
-        costs: OrderCosts | None = None,
-        bands: Bands | None = None,
-        validate: bool = False,
-        transfers: Callable[[str, str], float] | None = None,
-        wire: Mapping[str, float] | None = None,
-        turn: float = 0.0,
-        check_run: Callable[[str, Run, str], None] | None = None,
-        engine_seconds: Callable[[str, int, int], float] | None = None,
-        call_seconds: Mapping[str, float] | None = None,
-    ) -> None:
-        """``limits``: of every process; where they are left out, those of peers follow from ``max_batch``.
+    peers: Mapping[str, Sequence[int]]
+    """Blocks by peer."""
+    blocks: int
+    """Number of blocks of the model."""
+    seed: int = 0
+    bands: Bands | None = None
+    costs: OrderCosts | None = None
+    limits: Limits | None = None
+    """Limits of every process; None for the defaults, with the credits of a peer by its ``max_batch``."""
+    max_batch: int | Mapping[str, int] = 1
+    block_seconds: float | Mapping[str, float] = 0.005
+    engine_seconds: Callable[[str, int, int], float] | None = None
+    """Time of an engine call by peer, number of blocks and of images; None for ``block_seconds`` per block."""
+    call_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Overhead of an engine call, by peer."""
+    latency: float = 0.001
+    transfers: Callable[[str, str], float] | None = None
+    wire: Mapping[str, float] = field(default_factory=dict)
+    detection: float = 0.35
+    """Time until heartbeats detect a stopped process."""
+    turn: float = 0.0
+    """Time within which a process collects messages and results to handle them together."""
+    check_run: Callable[[str, Run, str], None] | None = None
+    """Called with receiver, tokens and sender; raises :class:`WireError` for tokens to drop on arrival."""
+    validate: bool = False
+    """Whether to check the internal state of a machine after each event (``CustodyMachine.validate``)."""
 
-        ``turn``: seconds within which a process collects messages and results and handles them together.
+    @functools.cached_property
+    def bands_or_one(self) -> Bands:
+        """Bands of the model; one band of all blocks if none are given."""
+        return self.bands or Bands(self.blocks)
 
-        ``validate``: check the books of a machine after each event (``CustodyMachine.validate``).
 
-        ``block_seconds`` is what a block takes everywhere, or by peer. ``transfers`` gives the seconds that tokens take
-        from one process to another, ``latency`` where it is left out; ``wire`` is for how long they occupy a process's
-        link, by name, in each direction by itself. ``check_run(to, run, sender)`` raises :class:`WireError` for tokens
-        that are dropped on arrival, as ``Admission.check_run`` does; without it none are. ``engine_seconds`` gives
-        those of an engine call of a peer for so many blocks and requests, where it is not ``block_seconds`` for each
-        block; ``call_seconds`` is what a call takes a peer beyond its engine.
-        """
-        self.blocks = blocks
-        self.bands = bands or Bands(blocks)
-        self.now = 0.0
+class Simulation(Clock):
+    """A source called ``source`` and peers."""
+
+    def __init__(self, peers: Mapping[str, Sequence[int]], **settings: Any) -> None:
+        """Start all processes; ``settings`` are the other fields of :class:`SimulationSettings`."""
+        super().__init__()
+        self.settings = given = SimulationSettings(peers, **settings)
+        self.network = Network(given.latency, given.transfers, given.wire)
+        each = given.block_seconds
+        self.block_seconds = dict(each) if isinstance(each, Mapping) else dict.fromkeys(peers, each)
+        self.busy = dict.fromkeys(peers, 0.0)
+        """Seconds of the engine calls of each peer so far."""
         self.outcomes: dict[int, list[Complete | Fail]] = {}
         self.ended: dict[int, float] = {}
         """Time of the outcome by request."""
         self.on_end: Callable[[Complete | Fail], None] = lambda _outcome: None
         """Callback for each outcome, at its time."""
         self.notes: list[tuple[float, str, Note]] = []
-        self.dropped: list[tuple[str, str, str]] = []
-        """Tokens that were dropped on arrival: receiver, sender and reason."""
-        self.latency = latency
-        self.block_seconds = (
-            dict(block_seconds) if isinstance(block_seconds, Mapping) else dict.fromkeys(peers, block_seconds)
-        )
-        self._max_batch = dict(max_batch) if isinstance(max_batch, Mapping) else dict.fromkeys(peers, max_batch)
-        self.detection = detection
-        """Seconds until heartbeats detect a stopped process."""
-        self.busy = dict.fromkeys(peers, 0.0)
-        """Seconds of the engine calls of each peer so far."""
-        self.send_failures = 0.0
-        """Fraction of messages that cannot be sent, as when the queue of a link is full."""
-        self._placement = {name: tuple(held) for name, held in peers.items()}
-        self._limits, self._has_limits = limits or Limits(), limits is not None
-        self._costs = costs
-        self._validate = validate
-        self._turn = turn
-        self._seed = seed
-        self._rng = random.Random(seed)
-        self._counter = itertools.count()
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._requests = itertools.count()
-        self._cut: set[frozenset[str]] = set()
-        self._transfers = transfers
-        self._check_run = check_run
-        self._wire = dict(wire or {})
-        self._engine_seconds = engine_seconds
-        self._call_seconds = dict(call_seconds or {})
-        self._sends_until: dict[str, float] = {}
-        self._receives_until: dict[str, float] = {}
-        self._arrives_at: dict[tuple[str, str], float] = {}
-        """Arrival of the latest message by sender and receiver; later messages do not overtake it."""
-        self.source = SourceMachine(SOURCE, limits=self._limits, rng=self._rng, costs=costs, bands=self.bands)
+        self._rng = random.Random(given.seed)
+        self.source = SourceMachine(
+            SOURCE, limits=given.limits or Limits(), rng=self._rng, costs=given.costs, bands=given.bands_or_one
+        )
         self.processes = {SOURCE: Process(SOURCE, self.source, 0)}
         for name in peers:
             self.processes[name] = Process(name, self._new_peer(name), next(self._counter))
@@ -166,7 +149,7 @@ class Simulation:
     @property
     def drain_seconds(self) -> float:
         """Maximum duration of a drain."""
-        return self._limits.drain
+        return (self.settings.limits or Limits()).drain
 
     def submit(
         self,
@@ -181,7 +164,7 @@ class Simulation:
     ) -> int:
         """Submit an image; its outcome appears in :attr:`outcomes`."""
         request = next(self._requests)
-        order = POLICIES[policy].wanted_order(self.bands, self._seed, request)
+        order = POLICIES[policy].wanted_order(self.settings.bands_or_one, self.settings.seed, request)
         itinerary = Itinerary(
             SOURCE,
             policy,
@@ -210,7 +193,7 @@ class Simulation:
         self._start(name)
 
     def stop(self, name: str) -> None:
-        """Suspend a process; heartbeats find it after :attr:`detection`."""
+        """Suspend a process; heartbeats find it after :attr:`SimulationSettings.detection`."""
         process = self.processes[name]
         process.stopped = True
 
@@ -219,7 +202,7 @@ class Simulation:
                 for other in self.processes:
                     self._link_lost(other, name, "heartbeat")
 
-        self.at(self.detection, found)
+        self.at(self.settings.detection, found)
 
     def cont(self, name: str) -> None:
         """Resume a process; its links come back."""
@@ -254,32 +237,19 @@ class Simulation:
 
     def cut(self, a: str, b: str) -> None:
         """Take the link between two processes down."""
-        self._cut.add(frozenset((a, b)))
+        self.network.cut.add(frozenset((a, b)))
         self._link_lost(a, b, "cut")
         self._link_lost(b, a, "cut")
 
     def is_cut(self, a: str, b: str) -> bool:
         """Return whether the link between two processes was taken down."""
-        return frozenset((a, b)) in self._cut
+        return frozenset((a, b)) in self.network.cut
 
     def restore(self, a: str, b: str) -> None:
         """Bring the link between two processes up again."""
-        self._cut.discard(frozenset((a, b)))
+        self.network.cut.discard(frozenset((a, b)))
         self._hello(a, b)
         self._hello(b, a)
-
-    def at(self, delay: float, action: Callable[[], None]) -> None:
-        """Schedule an action ``delay`` seconds from now."""
-        heapq.heappush(self._heap, (self.now + delay, next(self._counter), action))
-
-    def run(self, seconds: float) -> None:
-        """Let time pass."""
-        end = self.now + seconds
-        while self._heap and self._heap[0][0] <= end:
-            at, _, action = heapq.heappop(self._heap)
-            self.now = max(self.now, at)
-            action()
-        self.now = end
 
     def settle(self, at_most: float = 60.0) -> None:
         """Let time pass until every request has its outcome."""
@@ -290,11 +260,11 @@ class Simulation:
     # Implementation.
 
     def _new_peer(self, name: str) -> PeerMachine:
-        most = self._max_batch[name]
-        limits = self._limits if self._has_limits else self._limits.with_credits(usual_credits(most))
+        given = self.settings
+        most = given.max_batch[name] if isinstance(given.max_batch, Mapping) else given.max_batch
         made = PeerMachine(
-            name, self._placement[name], limits=limits, rng=self._rng, max_batch=most, costs=self._costs,
-            bands=self.bands,
+            name, tuple(given.peers[name]), limits=given.limits or Limits().with_credits(usual_credits(most)),
+            rng=self._rng, max_batch=most, costs=given.costs, bands=given.bands_or_one,
         )  # fmt: skip
         made.joins.join = join_tuples
         return made
@@ -313,14 +283,14 @@ class Simulation:
 
     def _hello(self, sender: str, to: str) -> None:
         process = self.processes[sender]
-        held = self._placement.get(sender, ())
-        hello = Hello(sender, _role(sender), process.incarnation, MINOR, "model", "bundle", tuple(held))
+        role, held = ("source", ()) if sender == SOURCE else ("peer", tuple(self.settings.peers[sender]))
+        hello = Hello(sender, role, process.incarnation, MINOR, "model", "bundle", held)
         self._deliver(sender, to, NeighbourUp(hello))
         if isinstance(process.machine, PeerMachine):
             self._deliver(sender, to, NeighbourState(sender, process.machine.state(to)))
 
     def _linked(self, a: str, b: str) -> bool:
-        return self.processes[a].alive and self.processes[b].alive and frozenset((a, b)) not in self._cut
+        return self.processes[a].alive and self.processes[b].alive and not self.is_cut(a, b)
 
     def _link_lost(self, at: str, name: str, why: str) -> None:
         if at != name and self.processes[at].alive:
@@ -338,28 +308,16 @@ class Simulation:
             if same and self._linked(sender, to) and (known or b.stopped) and self._admits(sender, to, event):
                 self._feed(to, event)
 
-        self.at(self._arrival(sender, to, tokens=isinstance(event, Arrived)) - self.now, arrive)
+        self.at(self.network.arrival(self.now, sender, to, tokens=isinstance(event, Arrived)) - self.now, arrive)
 
     def _admits(self, sender: str, to: str, event: Event) -> bool:
-        if self._check_run is not None and isinstance(event, Arrived):
+        if self.settings.check_run is not None and isinstance(event, Arrived):
             try:
-                self._check_run(to, event.run, sender)
+                self.settings.check_run(to, event.run, sender)
             except WireError as error:
-                self.dropped.append((to, sender, str(error)))
+                self.network.dropped.append((to, sender, str(error)))
                 return False
         return True
-
-    def _arrival(self, sender: str, to: str, *, tokens: bool) -> float:
-        """Return the arrival of a message sent now; tokens wait for both links, other messages for earlier ones."""
-        at = self.now + self.latency
-        if tokens and self._transfers is not None:
-            start = max(self.now, self._sends_until.get(sender, 0.0))
-            self._sends_until[sender] = start + self._wire.get(sender, 0.0)
-            at = max(start + self._transfers(sender, to), self._receives_until.get(to, 0.0) + self._wire.get(to, 0.0))
-            self._receives_until[to] = at
-        if self._transfers is not None:
-            at = self._arrives_at[sender, to] = max(at, self._arrives_at.get((sender, to), 0.0))
-        return at
 
     def _feed(self, name: str, event: Event) -> None:
         process = self.processes[name]
@@ -369,10 +327,10 @@ class Simulation:
             process.inbox += [*process.turn, event]
             process.turn.clear()
             return
-        if self._turn and isinstance(event, _TOGETHER):
+        if self.settings.turn and isinstance(event, _TOGETHER):
             process.turn.append(event)
             if len(process.turn) == 1:
-                self.at(self._turn, lambda: self._handle(process))
+                self.at(self.settings.turn, lambda: self._handle(process))
             return
         self._handle(process, event)
 
@@ -394,7 +352,7 @@ class Simulation:
         while process.events:
             for instruction in process.machine.handle_all(process.events[0], self.now):
                 self._execute(process, instruction)
-            if self._validate:
+            if self.settings.validate:
                 process.machine.validate()
             process.events.popleft()
         due = process.machine.next_check()
@@ -408,7 +366,7 @@ class Simulation:
 
     def _execute(self, process: Process, instruction: Instruction) -> None:
         if isinstance(instruction, (Send, Forward)):
-            if self._rng.random() < self.send_failures:
+            if self._rng.random() < self.network.send_failures:
                 self._feed(process.name, Unsendable(instruction))
                 return
             event: Event
@@ -429,30 +387,27 @@ class Simulation:
             self.notes.append((self.now, process.name, instruction))
 
     def _compute(self, process: Process, compute: Compute) -> None:
-        if self._engine_seconds is None:
-            seconds = self.block_seconds[process.name] * len(compute.blocks)
+        name, engine_seconds = process.name, self.settings.engine_seconds
+        if engine_seconds is None:
+            seconds = self.block_seconds[name] * len(compute.blocks)
         else:
-            seconds = self._engine_seconds(process.name, len(compute.blocks), len(compute.tokens))
-        self.busy[process.name] += seconds
+            seconds = engine_seconds(name, len(compute.blocks), len(compute.tokens))
+        self.busy[name] += seconds
         process.engine_until = max(self.now, process.engine_until) + seconds
         outputs = tuple((*tokens, *compute.blocks) for tokens in compute.tokens)
         done = Computed(compute.blocks, compute.transfers, outputs, round(seconds * 1e6))
 
         def finish() -> None:
-            if self.processes[process.name] is not process:
+            if self.processes[name] is not process:
                 return
             if process.engine_hangs:
                 process.hung_calls.append(done)
             else:
-                self._feed(process.name, done)
+                self._feed(name, done)
 
-        self.at(process.engine_until - self.now + self._call_seconds.get(process.name, 0.0), finish)
+        self.at(process.engine_until - self.now + self.settings.call_seconds.get(name, 0.0), finish)
 
 
 def join_tuples(start: tuple[int, ...], outs: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Return the blocks that ran before the wave, then those that each track added."""
     return (*start, *(block for out in outs for block in out[len(start) :]))
-
-
-def _role(name: str) -> str:
-    return "source" if name == SOURCE else "peer"

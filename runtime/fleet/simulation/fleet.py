@@ -179,12 +179,10 @@ class _SiteRun:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._settings = site.settings
         self._rng = random.Random(f"{site.settings.seed} {site.number}")
         seed = self._rng.getrandbits(32)
         self._sim = simulation_of(site.problem, site.placement, seed, on_average=True, costs=site.costs)
         self._sim.on_end = self._end
-        self._source_s = site.problem.source_ms / 1e3
         self._source_free = 0.0
         self._submitted = self._under_way = self._over = 0
         self._waiting: deque[int] = deque()
@@ -225,10 +223,10 @@ class _SiteRun:
         return outcome
 
     def _begin_churn(self) -> ChurnProcess | None:
-        if self._settings.churn is None:
+        if self._site.settings.churn is None:
             return None
         used = [name for name, blocks in self._site.placement.items() if blocks]
-        churn = ChurnProcess(self._sim, self._settings.churn, used, self._rng)
+        churn = ChurnProcess(self._sim, self._site.settings.churn, used, self._rng)
         self._sim.run(_SETTLE_S)
         churn.losses.clear()
         churn.changes.clear()
@@ -240,7 +238,7 @@ class _SiteRun:
             self._sim.at(self._rng.expovariate(rate), lambda: self._submit_at_rate(rate))
 
     def _submit(self) -> None:
-        number, budget = self._submitted, self._settings.budget_s
+        number, budget = self._submitted, self._site.settings.budget_s
         self._submitted += 1
         self._outcome.submitted_s[number] = self._sim.now - self._start
         self._waiting.append(number)
@@ -261,8 +259,8 @@ class _SiteRun:
     def _begin(self, number: int) -> None:
         """Run stem and head, one request after the other, and then send the tokens: the head counts as run before."""
         now = self._sim.now
-        left = self._settings.budget_s - (now - self._start - self._outcome.submitted_s[number])
-        self._source_free = max(now, self._source_free) + self._source_s
+        left = self._site.settings.budget_s - (now - self._start - self._outcome.submitted_s[number])
+        self._source_free = max(now, self._source_free) + self._site.problem.source_ms / 1e3
         wait = self._source_free - now
         self._sim.at(min(wait, left), lambda: self._send(number, left - wait))
 
@@ -272,7 +270,7 @@ class _SiteRun:
             self._close(number, FAILED, _BUDGET_OVER)
             return
         self._sent.append(number)
-        self._sim.submit(policy=self._settings.policy, budget=budget, max_skips=self._settings.max_skips)
+        self._sim.submit(policy=self._site.settings.policy, budget=budget, max_skips=self._site.settings.max_skips)
 
     def _end(self, end: Complete | Fail) -> None:
         self._sim.outcomes.pop(end.request)

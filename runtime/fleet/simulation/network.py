@@ -1,0 +1,41 @@
+"""Links between simulated processes: which of them are up, and when a message arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Network:
+    """Links between all processes; times in seconds."""
+
+    latency: float
+    """Time of a message without tokens."""
+    transfers: Callable[[str, str], float] | None
+    """Time of tokens from one process to another; None for :attr:`latency`."""
+    wire: Mapping[str, float]
+    """Time for which tokens occupy the link of a process, in each direction separately."""
+    send_failures: float = 0.0
+    """Fraction of messages that cannot be sent, as when the queue of a link is full."""
+    cut: set[frozenset[str]] = field(default_factory=set)
+    """Links that are down."""
+    dropped: list[tuple[str, str, str]] = field(default_factory=list)
+    """Tokens that were dropped on arrival: receiver, sender and reason."""
+    _sends_until: dict[str, float] = field(default_factory=dict)
+    _receives_until: dict[str, float] = field(default_factory=dict)
+    _arrives_at: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Arrival of the latest message by sender and receiver; later messages do not overtake it."""
+
+    def arrival(self, now: float, sender: str, to: str, *, tokens: bool) -> float:
+        """Return the arrival of a message sent now; tokens wait for both links, other messages for earlier ones."""
+        at = now + self.latency
+        if self.transfers is None:
+            return at
+        if tokens:
+            start = max(now, self._sends_until.get(sender, 0.0))
+            self._sends_until[sender] = start + self.wire.get(sender, 0.0)
+            at = max(start + self.transfers(sender, to), self._receives_until.get(to, 0.0) + self.wire.get(to, 0.0))
+            self._receives_until[to] = at
+        at = self._arrives_at[sender, to] = max(at, self._arrives_at.get((sender, to), 0.0))
+        return at
