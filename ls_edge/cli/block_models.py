@@ -5,27 +5,32 @@ A bundle runs on the engines of this machine and needs no torch; a run needs it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from rich.console import Console
-from rich.text import Text
+import numpy as np
 
+from ls_edge.cli.inputs import require_extras
+from ls_edge.cli.output import warn
 from ls_edge.core.bands import Bands
-from ls_edge.core.bundle import Bundle, ImageSpec
-from ls_edge.core.errors import RunError, UsageError, printable
-from ls_edge.data.datasets import ImageSet, require_labels, trained_on_warning
-from ls_edge.device.requirements import install_command
+from ls_edge.core.bundle import Bundle, ImageSpec, shared_groups
+from ls_edge.core.errors import DataError, RunError, printable
+from ls_edge.data.datasets import ImageRef, ImageSet, require_labels, trained_on_warning
+from ls_edge.data.preprocess import Preprocessor, iterate_batches
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.evaluation.analysis import TokenModel
+
+Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True)
 class OpenedModel:
     """A model that is open for evaluation."""
 
+    folder: Path
     blocks: TokenModel
     image: ImageSpec
     classes: Sequence[str]
@@ -38,11 +43,52 @@ class OpenedModel:
     """First block with the same weights, for each block."""
     engine: str
     """Engine and provider, as text."""
+    skipped: list[str] = field(default_factory=list)
+    """Images of :meth:`batches` that could not be decoded."""
+
+    def images(self, images: ImageSet, limit: int | None) -> ImageSet:
+        """Return the images with the labels of the model; warn if it was trained on them."""
+        return images_for(images, self.trained_on, self.classes, limit)
+
+    def batches(self, images: ImageSet, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield pixels and labels; warn about images that cannot be decoded, and leave them out."""
+
+        def leave_out(image: ImageRef, error: DataError) -> None:
+            self.skipped.append(image.name)
+            warn(f"left out: {error}")
+
+        return iterate_batches(images, Preprocessor(self.image), size, leave_out)
+
+    def settings(self, images: ImageSet, bands: Bands) -> dict[str, Any]:
+        """Return what was evaluated, for the JSON of the result."""
+        return {
+            "of": printable(self.folder),
+            "data": printable(images.source),
+            "part": images.part,
+            "model": self.model,
+            "method": self.method,
+            "engine": self.engine,
+            "blocks": self.blocks.num_blocks,
+            "bands": bands.to_json(),
+            "shared": shared_groups(self.owners),
+        }
+
+
+def images_for(images: ImageSet, trained_on: str, classes: Sequence[str], limit: int | None) -> ImageSet:
+    """Return the images with the labels of a model; warn if it was trained on them."""
+    if warning := trained_on_warning(images, trained_on):
+        warn(warning)
+    return require_labels(images, classes).take(limit)
+
+
+def is_bundle(path: Path) -> bool:
+    """Return whether a folder is a bundle."""
+    return (path / "manifest.json").is_file()
 
 
 def model_folders(path: Path) -> list[Path]:
     """Return the run or bundle itself, or the runs in a folder; raise :class:`RunError` if there are none."""
-    if (path / "manifest.json").is_file() or (path / "config.yaml").is_file():
+    if is_bundle(path) or (path / "config.yaml").is_file():
         return [path]
     if path.is_file():
         raise RunError(f"{path} is a file; give the folder of a run (config.yaml) or of a bundle (manifest.json)")
@@ -55,63 +101,30 @@ def model_folders(path: Path) -> list[Path]:
     return runs
 
 
-def open_model(
-    folder: Path,
-    *,
-    device: Literal["auto", "cpu", "cuda"],
-    precision: Literal["fp32", "bf16", "fp16"],
-    threads: int | None,
-) -> OpenedModel:
-    """Open a bundle or a run; ``device`` and ``precision`` apply to runs."""
-    if (folder / "manifest.json").is_file():
-        return _open_bundle(folder, threads)
-    return _open_run(folder, device, precision, threads)
-
-
 def bands_in_force(asked: str | None, own: Bands) -> Bands:
     """Return the ``asked`` bands or else the model's own; raise :class:`UsageError` if they do not fit the model."""
     return own if asked is None else Bands.from_json(asked, own.num_blocks)
 
 
-def labelled_images(images: ImageSet, opened: OpenedModel, limit: int | None, console: Console) -> ImageSet:
-    """Return the images with the labels of the model; warn if it was trained on them."""
-    warning = trained_on_warning(images, opened.trained_on)
-    if warning:
-        console.print(Text.assemble(("warning: ", "yellow"), printable(warning)), soft_wrap=True)
-    return require_labels(images, opened.classes).take(limit)
+def open_model(folder: Path, device: Device, precision: Precision, threads: int | None) -> OpenedModel:
+    """Open a bundle or a run; ``device`` and ``precision`` apply to runs."""
+    if is_bundle(folder):
+        bundle = Bundle.open(folder)
+        pipeline = Pipeline.open(bundle, threads=threads)
+        m, engine = bundle.manifest, f"onnxruntime {pipeline.provider}"
+        about = (m.image, m.classes, m.trained_on, m.model, m.method, bundle.bands, bundle.owners, engine)
+        return OpenedModel(folder, pipeline, *about)
+    require_extras(f"{folder} is a run, which", ("torch", "timm", "safetensors"), "train", instead="; or give a bundle")
+    import torch
 
+    from ls_edge.training.checkpoint import load_run
+    from ls_edge.training.models.torch_blocks import TorchBlocks
+    from ls_edge.training.precision import choose_device, choose_precision, choose_threads
 
-def _open_bundle(folder: Path, threads: int | None) -> OpenedModel:
-
-    bundle = Bundle.open(folder)
-    pipeline = Pipeline.open(bundle, threads=threads)
-    m = bundle.manifest
-    return OpenedModel(
-        pipeline, m.image, m.classes, m.trained_on, m.model, m.method, bundle.bands, bundle.owners,
-        f"onnxruntime {pipeline.provider}",
-    )  # fmt: skip
-
-
-def _open_run(
-    folder: Path, device: Literal["auto", "cpu", "cuda"], precision: Literal["fp32", "bf16", "fp16"],
-    threads: int | None,
-) -> OpenedModel:  # fmt: skip
-    try:
-        import torch
-
-        from ls_edge.training.checkpoint import load_run
-        from ls_edge.training.models.torch_blocks import TorchBlocks
-        from ls_edge.training.precision import choose_device, choose_precision, choose_threads
-    except ImportError as error:
-        raise UsageError(
-            f"{folder} is a run, which needs {error.name}; to install it: {install_command('train')}; or give a bundle"
-        ) from None
     chosen = choose_device(device)
     dtype = choose_precision(precision, chosen)
     run = load_run(folder, chosen)
-    record = run.record
+    r, engine = run.record, f"torch {torch.__version__} {chosen} {precision}"
     torch.set_num_threads(choose_threads(threads, run.view))
-    return OpenedModel(
-        TorchBlocks(run.view, dtype), record.image, record.classes, record.trained_on, record.model, record.method,
-        run.bands, run.view.owners, f"torch {torch.__version__} {chosen} {precision}",
-    )  # fmt: skip
+    about = (r.image, r.classes, r.trained_on, r.model, r.method, run.bands, run.view.owners, engine)
+    return OpenedModel(folder, TorchBlocks(run.view, dtype), *about)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ls_edge.cli.command import DEGRADED
 from ls_edge.core.errors import LsEdgeError, UsageError
 
 if TYPE_CHECKING:
@@ -34,13 +35,14 @@ def board_demo(
     """
     from ls_edge.core.bundle import Bundle
     from ls_edge.engines.profiling import profile_bundle
+    from ls_edge.report.side_by_side import side_by_side
     from ls_edge.runtime.fleet.emulated_boards import BoardCluster, emulated_boards, emulated_profile
 
     boards = emulated_boards(kinds, slowdown)
     folder = bundle or _untrained_bundle(out, console)
     console.print("\nemulated boards: engines on this machine, paced to published results", style="bold cyan")
     for board in boards:
-        console.print(f"   {board.name}: {board.block_ms:.2f} ms a block, by {board.source}", soft_wrap=True)
+        console.print(f"   {board.name}: {board.block_ms:.2f} ms a block, by {board.source}")
     opened = Bundle.open(folder)
     measured = profile_bundle(opened, name="here", duration=1.0, threads=1)
     profiles = []
@@ -54,26 +56,23 @@ def board_demo(
     with BoardCluster(out / "boards", folder, _spread(boards, opened.num_blocks), boards, SOURCE) as cluster:
         keys = ["--secret-key", cluster.secret_key(SOURCE)]
         cluster.wait_settled(timeout=START_S)
-        _command(console, "push", "--bundle", folder, *keys, "--peers", cluster.path)
-        _command(console, "profile", folder, "--links", "--peers", cluster.path, "--out", links, *keys)
+        run_command(console, "push", "--bundle", folder, *keys, "--peers", cluster.path)
+        run_command(console, "profile", folder, "--links", "--peers", cluster.path, "--out", links, *keys)
         words = ["plan", "--bundle", folder, "--profiles", *profiles, "--links", links, "--objective", "throughput"]
         words += ["--peers", cluster.path, "--out", planned, "--json"]
-        plan.write_text(_command(console, *words), encoding="utf-8")
+        plan.write_text(run_command(console, *words), encoding="utf-8")
         document = json.loads(plan.read_text(encoding="utf-8"))
-        console.print(f"plan: {document['recommendation']}, {document['reason']}", soft_wrap=True)
+        console.print(f"plan: {document['recommendation']}, {document['reason']}")
         console.print("restarting the boards with the peers.yaml of the plan")
         cluster.take(planned)
         cluster.wait_settled(timeout=START_S)
-        _command(console, "push", "--bundle", folder, *keys, "--peers", planned)
+        run_command(console, "push", "--bundle", folder, *keys, "--peers", planned)
         for name, concurrency in (("run-alone", 1), ("run-many", document["concurrency"])):
             words = ["run", "--peers", planned, "--bundle", folder, "--data", "digits", "--limit", limit, "--json"]
             words += ["--policy", document["policy"] or "nearest", "--concurrency", concurrency, *keys]
             files.append(out / f"{name}.json")
-            files[-1].write_text(_command(console, *words), encoding="utf-8")
-    from ls_edge.report.side_by_side import side_by_side
-
-    found = side_by_side(files)
-    return {"plan": document, "compared": msgspec.to_builtins(found), "files": [str(path) for path in files]}
+            files[-1].write_text(run_command(console, *words), encoding="utf-8")
+    return {"plan": document, "compared": side_by_side(files), "files": [str(path) for path in files]}
 
 
 def _spread(boards: Sequence[EmulatedBoard], num_blocks: int) -> dict[str, range]:
@@ -91,26 +90,30 @@ def _untrained_bundle(out: Path, console: Console) -> Path:
     """Export the small vision transformer of the demo untrained: accuracy does not matter for timing."""
     run, bundle = out / "untrained", out / "untrained-bundle"
     if not (bundle / "manifest.json").is_file():
-        train = ["train", "--data", "digits", "--epochs", 0, "--method", "shuffle", "--overwrite", "--out", run]
-        _command(console, *train)
-        _command(console, "export", run, "--out", bundle, "--per-block")
+        words = ["--epochs", 0, "--method", "shuffle", "--overwrite", "--out", run]
+        run_command(console, "train", "--data", "digits", *words)
+        run_command(console, "export", run, "--out", bundle, "--per-block")
     return bundle
 
 
-def _command(console: Console, *words: object) -> str:
-    """Run ``ls-edge`` and return its standard output; its messages go to standard error."""
+def run_command(console: Console, *words: object) -> str:
+    """Run ``ls-edge`` as a user would and return its standard output; its messages go to standard error."""
     text = [str(word) for word in words]
-    console.print(f"$ ls-edge {shlex.join(text)}", style="bold", soft_wrap=True)
+    console.print(f"$ ls-edge {shlex.join(text)}", style="bold")
     done = subprocess.run(  # noqa: S603  our own interpreter and arguments
-        [sys.executable, "-m", "ls_edge", *text], stdout=subprocess.PIPE, text=True, check=False
+        [sys.executable, "-m", "ls_edge", *text],
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
     )
-    if done.returncode not in (0, 3):
+    if done.returncode not in (0, DEGRADED):
         raise LsEdgeError(f"'ls-edge {text[0]}' ended with exit code {done.returncode}; its messages are above")
     return done.stdout
 
 
 def check_boards(text: str) -> list[str]:
-    """Split ``--boards``; raises :class:`UsageError` for none."""
+    """Split ``--boards``; raise :class:`UsageError` if it names no board."""
     kinds = [kind.strip() for kind in text.split(",") if kind.strip()]
     if not kinds:
         raise UsageError("--boards names no board; write for example orin-nano,orin-nano,orin-nano-super")

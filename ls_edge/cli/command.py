@@ -1,4 +1,4 @@
-"""Base class of the commands, and texts for errors of the operating system."""
+"""Base class of the commands, and descriptions of errors."""
 
 from __future__ import annotations
 
@@ -25,29 +25,27 @@ class Command(click.Command):
     """A command with ``--debug``, which shows the traceback behind an error, and examples at the end of its help."""
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
-        """``examples`` are command lines, each as it would be typed."""
+        """Make a command; ``examples`` are command lines as a user types them."""
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
+        # main() looks for --debug among the arguments, since parsing may be what fails.
         self.params.append(
-            click.Option(
-                ["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.",
-                callback=lambda ctx, _param, value: ctx.find_root().meta.__setitem__("ls_edge.debug", value),
-            )
-        )  # fmt: skip
+            click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.")
+        )
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return both names: click keeps the option that it makes first, whichever context that was for."""
         return HELP_OPTIONS
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; engines that are built meanwhile are reported."""
+        """Run the command, and report engines that it builds."""
         from ls_edge.core.logs import show_engine_status
 
         show_engine_status()
         return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples, a line each, never wrapped: they are there to be copied."""
+        """Write the examples, a line each, never wrapped, so that they can be copied."""
         super().format_epilog(ctx, formatter)
         if self.examples:
             formatter.write("\nExamples:\n")
@@ -55,8 +53,20 @@ class Command(click.Command):
                 formatter.write(f"  {example}\n")
 
 
-def describe(error: OSError) -> str:
-    """Describe an error of the operating system in one line, with advice."""
+def exit_code(answered: int, imperfect: int) -> int:
+    """Return 1 if nothing was answered, 3 if some answers skipped blocks or some requests failed, else 0."""
+    return (DEGRADED if imperfect else 0) if answered else 1
+
+
+def describe(error: BaseException) -> str:
+    """Describe an expected error in one line, with advice."""
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object[:200]!r} holds bytes that are not UTF-8; rename that file or folder"
+    if isinstance(error, MemoryError):
+        why = f" ({error})" if str(error) else ""
+        return f"not enough memory{why}; use a smaller batch, or end other programs"
+    if not isinstance(error, OSError):
+        return str(error)
     what = error.strerror or str(error) or type(error).__name__
     if error.filename is not None:
         what = f"{error.filename}: {what}"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from ls_edge.cli.interrupts import StopRequest
+from ls_edge.cli.output import warn
 from ls_edge.core.errors import LinkError, ModelMismatch
 from ls_edge.core.records import PeerState
 from ls_edge.core.text import name_blocks
@@ -17,52 +18,52 @@ from ls_edge.runtime.source.source import Source
 _LOOK_EVERY_S = 0.1
 
 
-def wait_for_holders(source: Source, seconds: float, stop: StopRequest | None = None) -> tuple[int, ...]:
-    """Wait until each block has a warm holder, ``seconds`` have passed, or a signal came; return blocks without one."""
+def wait_for_holders(source: Source, seconds: float, stop: StopRequest | None = None) -> str:
+    """Wait until each block has a warm holder, ``seconds`` have passed, or a signal came.
+
+    Print and return a warning about blocks without a holder, empty if there are none. Raise :class:`ModelMismatch` if
+    every peer serves another model, :class:`LinkError` if the policy may not skip that many blocks, and
+    ``KeyboardInterrupt`` after a signal.
+    """
     end = time.monotonic() + seconds
     missing = source.missing_blocks()
-    if not missing or seconds <= 0:
-        return missing
-
-    console = Console(stderr=True)
-    with console.status("waiting for peers") as status:  # shown on a terminal only
+    with Console(stderr=True).status("waiting for peers") as status:  # shown on a terminal only
         while missing and not stop and time.monotonic() < end:
-            missing = source.wait_ready(min(_LOOK_EVERY_S, max(0.0, end - time.monotonic())))
             status.update(f"waiting up to {seconds:g} s for a holder of {name_blocks(missing)}")
-    return missing
+            missing = source.wait_ready(min(_LOOK_EVERY_S, max(0.0, end - time.monotonic())))
+    if stop:
+        raise KeyboardInterrupt
+    warning = _judge(source, missing, seconds) if missing else ""
+    if warning:
+        warn(warning)
+    return warning
 
 
-def check_holders(source: Source, missing: Sequence[int], waited: float) -> str:
-    """Return a warning about blocks without a holder, empty if there are none.
-
-    Raises :class:`ModelMismatch` if every peer serves another model, and :class:`LinkError` if the policy may not skip
-    that many blocks.
-    """
-    if not missing:
-        return ""
+def _judge(source: Source, missing: Sequence[int], waited: float) -> str:
+    """Return a warning about blocks without a holder; raise an error if no image could be answered without them."""
     mismatched = source.mismatched
     if len(mismatched) == len(source.peers.peers):
         raise ModelMismatch("; ".join(mismatched.values()))
-    blocks = name_blocks(missing)
+    blocks, count = name_blocks(missing), source.bundle.num_blocks
     has = "has" if len(missing) == 1 else "have"
-    what = f"{blocks} {has} no holder after {waited:g} s ({'; '.join(reasons(source, missing))})"
+    what = f"{blocks} {has} no holder after {waited:g} s ({'; '.join(_reasons(source, missing))})"
     if source.may_skip(missing):
         return (
-            f"{what}; starting without: at most {source.max_skips} of {source.bundle.num_blocks} blocks may be "
-            "skipped, so answers will be degraded"
+            f"{what}; starting without: at most {source.max_skips} of {count} blocks may be skipped, so answers will "
+            "be degraded"
         )
     advice = "start a holder, and wait for it with --wait SECONDS"
     if not POLICIES[source.settings.policy].may_skip:
         allowed, flags = "never skips a block", f"--policy nearest --max-skips {len(missing)}"
     else:
-        allowed = f"may skip at most {source.max_skips} of {source.bundle.num_blocks} blocks"
+        allowed = f"may skip at most {source.max_skips} of {count} blocks"
         flags = f"--max-skips {len(missing)}"
-    if len(missing) < source.bundle.num_blocks:
+    if len(missing) < count:
         advice += f", or answer without with {flags}"
     raise LinkError(f"{what}; the policy {source.settings.policy} {allowed}, so no image could be answered: {advice}")
 
 
-def reasons(source: Source, missing: Sequence[int]) -> list[str]:
+def _reasons(source: Source, missing: Sequence[int]) -> list[str]:
     """Return why blocks have no holder: one text per peer that should hold some, and one for unassigned blocks."""
     states, problems = source.view(), source.problems
     texts = []

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import click
 
 from ls_edge.cli import interrupts
-from ls_edge.cli.command import Group, describe
+from ls_edge.cli.command import HELP_OPTIONS, Group, describe
 from ls_edge.core.errors import LsEdgeError, printable
 from ls_edge.version import __version__
 
@@ -82,14 +82,18 @@ class _LazyGroup(Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+SETTINGS = {"help_option_names": HELP_OPTIONS, "max_content_width": 100, "show_default": True}
+"""Settings of click for all commands."""
+
+
+@click.group(cls=_LazyGroup, context_settings=SETTINGS)
 @click.version_option(__version__, prog_name="ls-edge")
 def cli() -> None:
     """Fine-tune vision transformers whose blocks run in any order, and run them on whatever devices can be reached."""
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
-    """Run the command line; every error that was foreseen is one line on standard error."""
+    """Run the command line; print each expected error as one line on standard error."""
     _escape_what_streams_lack()
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
@@ -103,28 +107,15 @@ def main(argv: list[str] | None = None) -> NoReturn:
         ctx = getattr(error, "ctx", None)
         where = ctx.command_path if ctx is not None else "ls-edge"
         _fail(f"{error.format_message().rstrip('.')}; see '{where} --help'", error.exit_code)
-    except LsEdgeError as error:
-        if debug:
-            traceback.print_exc()
-        _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, _Interrupted, click.Abort):
         _fail(interrupts.word(), interrupts.exit_code())
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(1) from None
-    except OSError as error:
+    except (LsEdgeError, OSError, UnicodeEncodeError, MemoryError) as error:
         if debug:
             traceback.print_exc()
-        _fail(describe(error), 1)
-    except UnicodeEncodeError as error:
-        if debug:
-            traceback.print_exc()
-        _fail(f"{error.object[:200]!r} holds bytes that are not UTF-8; rename that file or folder", 1)
-    except MemoryError as error:
-        if debug:
-            traceback.print_exc()
-        why = f" ({error})" if str(error) else ""
-        _fail(f"not enough memory{why}; use a smaller batch, or end other programs", 1)
+        _fail(describe(error), error.exit_code if isinstance(error, LsEdgeError) else 1)
     interrupts.finishing = True
     raise SystemExit(code if isinstance(code, int) else 0)
 
@@ -147,7 +138,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def _drop_unwritable_output() -> None:
-    """Let go of what standard output did not take; the interpreter would complain about it once more at its end."""
+    """Discard what standard output did not take; otherwise the interpreter reports it again when it exits."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -62,7 +62,11 @@ class MetricsListener:
         from ls_edge.runtime.serve.metrics import METRICS_PATH, metrics_handler, registry_of
 
         self._server = HttpServer(
-            self._listener, metrics_handler(registry_of(collector)), name="metrics",
-            max_connections=MAX_SCRAPE_CONNECTIONS, receive_s=SCRAPE_RECEIVE_S, cores=cores,
-        )  # fmt: skip
+            self._listener,
+            metrics_handler(registry_of(collector)),
+            name="metrics",
+            max_connections=MAX_SCRAPE_CONNECTIONS,
+            receive_s=SCRAPE_RECEIVE_S,
+            cores=cores,
+        )
         return self._server.url + METRICS_PATH

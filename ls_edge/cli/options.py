@@ -1,14 +1,19 @@
-"""Options and types that several commands share, each declared once."""
+"""Options and types that several commands share, each declared once.
+
+Every command shows its defaults: ``show_default`` is set for all of them in :mod:`ls_edge.cli.main`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from ls_edge.core.files import check_writable
+from ls_edge.device.requirements import require_report
 from ls_edge.runtime.routing.policies import POLICIES
 
 WAIT_S = 5.0
@@ -17,6 +22,7 @@ WAIT_S = 5.0
 FILE = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 MAX_IMAGES, MAX_BATCH, MAX_THREADS = 10_000_000, 65_536, 1024
+ENGINES = ("auto", "onnx", "tensorrt")
 
 Option = Callable[[Any], Any]
 """A decorator that adds an option to a command."""
@@ -33,6 +39,21 @@ class Number(click.FloatRange):
         return number
 
 
+def counts(most: int) -> Callable[[str], tuple[int, ...]]:
+    """Return a type of options that take whole numbers from 1 to ``most``, separated by commas."""
+
+    def convert(value: str) -> tuple[int, ...]:
+        try:
+            numbers = tuple(int(item) for item in value.split(","))
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is not a list of numbers such as 1,4") from None
+        if not all(1 <= number <= most for number in numbers):
+            raise click.BadParameter(f"{value!r}: each number has to be from 1 to {most}")
+        return numbers
+
+    return convert
+
+
 def apply_options(*options: Option) -> Option:
     """Return a decorator that adds several options in this order."""
 
@@ -44,89 +65,135 @@ def apply_options(*options: Option) -> Option:
     return decorate
 
 
-def count(flag: str, text: str, *, least: int = 1, most: int = MAX_IMAGES, **settings: Any) -> Option:
+def text(flag: str, help_text: str, metavar: str, **settings: Any) -> Option:
+    """Return an option that takes text."""
+    return click.option(flag, metavar=metavar, help=help_text, **settings)
+
+
+def flag(name: str, help_text: str) -> Option:
+    """Return an option without a value."""
+    return click.option(name, is_flag=True, help=help_text)
+
+
+def count(flag: str, help_text: str, *, least: int = 1, most: int = MAX_IMAGES, **settings: Any) -> Option:
     """Return an option that takes a whole number."""
-    return click.option(flag, type=click.IntRange(least, most), help=text, **{"metavar": "N", **settings})
+    return click.option(flag, type=click.IntRange(least, most), help=help_text, **{"metavar": "N", **settings})
 
 
-def path(flag: str, text: str, **settings: Any) -> Option:
+def number(
+    flag: str, help_text: str, metavar: str, least: float = 0, most: float = 10**9, *, above: bool = False, **more: Any
+) -> Option:
+    """Return an option that takes a number from ``least`` to ``most``; with ``above``, more than ``least``."""
+    return click.option(flag, type=Number(least, most, min_open=above), metavar=metavar, help=help_text, **more)
+
+
+def path(flag: str, help_text: str, **settings: Any) -> Option:
     """Return an option that takes a path."""
-    return click.option(flag, help=text, **{"type": FILE, "metavar": "FILE", **settings})
+    return click.option(flag, help=help_text, **{"type": FILE, "metavar": "FILE", **settings})
 
 
-def choice(flag: str, values: list[str], text: str, **settings: Any) -> Option:
+def output(flag: str, help_text: str, *, draws: bool = False, **settings: Any) -> Option:
+    """Return an option that takes a file to write, checked before any work; with ``draws``, the extra report is too."""
+
+    def check(_ctx: click.Context, _param: click.Parameter, value: Path | None) -> Path | None:
+        if value is not None:
+            check_writable(value)
+            if draws:
+                require_report(flag)
+        return value
+
+    return path(flag, help_text, callback=check, **settings)
+
+
+def choice(flag: str, values: Sequence[str], help_text: str, **settings: Any) -> Option:
     """Return an option with a choice of values."""
-    return click.option(flag, type=click.Choice(values), help=text, **settings)
+    return click.option(flag, type=click.Choice(values), help=help_text, **settings)
 
 
-def wait(text: str, default: float = WAIT_S, least: float = 0, most: float = 86_400) -> Option:
+def wait(help_text: str, default: float = WAIT_S, least: float = 0, most: float = 86_400) -> Option:
     """Return the option ``--wait``."""
-    return click.option(
-        "--wait", type=Number(least, most), default=default, show_default=True, metavar="SECONDS", help=text
-    )
+    return number("--wait", help_text, "SECONDS", least, most, default=default)
 
 
 def bands(default: str) -> Option:
     """Return the option ``--bands``."""
-    return click.option(
-        "--bands",
-        metavar="BANDS",
-        help=f"Groups in which blocks may be reordered, such as 0/1-6/7.  [default: {default}]",
-    )
+    return text("--bands", f"Groups in which blocks may be reordered, such as 0/1-6/7.  [default: {default}]", "BANDS")
 
 
-def threads(text: str) -> Option:
+def threads(help_text: str) -> Option:
     """Return the option ``--threads``."""
-    return count("--threads", text, most=MAX_THREADS)
+    return count("--threads", help_text, most=MAX_THREADS)
 
 
-def batch_size(default: int) -> Option:
-    """Return the option ``--batch-size``."""
-    return count("--batch-size", "Images at a time.", most=MAX_BATCH, default=default, show_default=True)
+def orders(default: int) -> Option:
+    """Return the option ``--orders``."""
+    return count("--orders", "Random orders of all blocks.", most=100_000, default=default)
+
+
+def duration(help_text: str) -> Option:
+    """Return the option ``--duration``."""
+    return number("--duration", help_text, "SECONDS", most=10**6, above=True, default=4.0)
+
+
+def names(flag: str, help_text: str, metavar: str = "NAME", **settings: Any) -> Option:
+    """Return an option that may be repeated."""
+    return text(flag, help_text, metavar, multiple=True, **settings)
+
+
+def concurrency(most: int, help_text: str = "Requests at the same time.") -> Option:
+    """Return the option ``--concurrency``."""
+    return count("--concurrency", help_text, most=most, default=4)
 
 
 PEERS = path("--peers", "peers.yaml, the same file on all machines.", required=True)
 BUNDLE = path("--bundle", "Folder of the exported model.", required=True, metavar="DIR")
 SECRET_KEY = path("--secret-key", "NAME.key_secret, if peers.yaml has keys.")
-STRICT_BUNDLE = click.option("--strict-bundle", is_flag=True, help="Only peers with exactly this bundle.")
-DATA = click.option(
-    "--data", required=True, metavar="DATA", help="Folder of class folders, a tar of one, 'digits', or a timm data set."
-)
+STRICT_BUNDLE = flag("--strict-bundle", "Only peers with exactly this bundle.")
+DATA = text("--data", "Folder of class folders, a tar of one, 'digits', or a timm data set.", "DATA", required=True)
 LIMIT = count("--limit", "Number of images; more than the data has repeats them.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Output as JSON.")
-LOG_JSON = click.option("--log-json", is_flag=True, help="Log lines as JSON.")
-METRICS = click.option("--metrics", metavar="HOST:PORT", help="Address of Prometheus metrics (extra metrics).")
-REPORT = path("--report", "HTML report with charts to write (extra report).")
+LOG_JSON = flag("--log-json", "Log lines as JSON.")
+METRICS = text("--metrics", "Address of Prometheus metrics (extra metrics).", "HOST:PORT")
+REPORT = output("--report", "HTML report with charts to write (extra report).", draws=True)
 
-POLICY = choice(
-    "--policy", list(POLICIES), "Choice of the next block and holder.", default="nearest", show_default=True
-)
-CONCURRENCY = count("--concurrency", "Requests at the same time.", most=1_000_000, default=4, show_default=True)
-BUDGET_MS = click.option(
-    "--budget-ms",
-    type=Number(1, 600_000),
-    default=10_000.0,
-    show_default=True,
-    metavar="MS",
-    help="Time limit of a request.",
-)
+POLICY = choice("--policy", list(POLICIES), "Choice of the next block and holder.", default="nearest")
+BUDGET_MS = number("--budget-ms", "Time limit of a request.", "MS", 1, 600_000, default=10_000.0)
 MAX_SKIPS = count("--max-skips", "Blocks that an answer may skip.  [default: a quarter]", least=0, most=65_536)
-SEED = click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of random orders.")
+SEED = click.option("--seed", type=int, default=0, metavar="N", help="Seed of random orders.")
 
-DEVICE = choice("--device", ["auto", "cpu", "cuda"], "Device of a run's model.", default="auto", show_default=True)
-PRECISION = choice(
-    "--precision",
-    ["fp32", "bf16", "fp16"],
-    "Precision of a run's matrix products; a bundle has its own.",
-    default="fp32",
-    show_default=True,
-)
-ENGINE = choice("--engine", ["auto", "onnx", "tensorrt"], "Engine of the parts.", default="auto")
-PROVIDER = click.option("--provider", metavar="NAME", help="cpu, cuda, or an ONNX Runtime execution provider.")
+DEVICE = choice("--device", ["auto", "cpu", "cuda"], "Device of a run's model.", default="auto")
+ENGINE = choice("--engine", ENGINES, "Engine of the parts.", default="auto")
+PROVIDER = text("--provider", "cpu, cuda, or an ONNX Runtime execution provider.", "NAME")
 
-ENDS = apply_options(
+SOURCE = apply_options(
+    POLICY,
+    BUDGET_MS,
+    MAX_SKIPS,
+    SEED,
     threads("Threads of stem and head; overrides peers.yaml.  [default: 1]"),
-    choice("--engine", ["auto", "onnx", "tensorrt"], "Engine of stem and head; overrides peers.yaml."),
-    click.option("--provider", metavar="NAME", help="ONNX Runtime provider of stem and head; overrides peers.yaml."),
+    choice("--engine", ENGINES, "Engine of stem and head; overrides peers.yaml."),
+    text("--provider", "ONNX Runtime provider of stem and head; overrides peers.yaml.", "NAME"),
+    SECRET_KEY,
+    STRICT_BUNDLE,
 )
-"""Options of the parts that a source runs itself."""
+"""Arguments of ``Source.open``, under their names there."""
+
+
+def evaluation(batch_size: int) -> Option:
+    """Return the options of commands that evaluate a run or a bundle, with this default of ``--batch-size``."""
+    return apply_options(
+        DATA,
+        bands("the model's own"),
+        LIMIT,
+        click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Seed of orders and subsets."),
+        count("--batch-size", "Images at a time.", most=MAX_BATCH, default=batch_size),
+        DEVICE,
+        choice(
+            "--precision",
+            ["fp32", "bf16", "fp16"],
+            "Precision of a run's matrix products; a bundle has its own.",
+            default="fp32",
+        ),
+        threads("Threads of the engines or of torch.  [default: their own]"),
+        JSON,
+    )

@@ -9,10 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
-from ls_edge.cli.main import cli
+from ls_edge.cli.main import SETTINGS, cli
 
 WIDTH = 100
 
@@ -44,10 +45,8 @@ def reference() -> str:
 
 
 def _context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
-    return click.Context(
-        command, info_name=name, parent=parent, terminal_width=WIDTH, max_content_width=WIDTH, color=False,
-        help_option_names=["-h", "--help"],
-    )  # fmt: skip
+    settings: dict[str, Any] = {**SETTINGS, "terminal_width": WIDTH, "color": False}
+    return click.Context(command, info_name=name, parent=parent, **settings)
 
 
 def _contexts(context: click.Context) -> Iterator[click.Context]:

@@ -74,15 +74,12 @@ def show_ms(value: float | None) -> str:
     return f"{show(value)} ms"
 
 
-def show(value: float | None) -> str:
+def show(value: float | None, unit: str = "") -> str:
     """Return a number with about three significant digits, with separators of thousands."""
     if value is None:
         return NOTHING
-    if value == 0:
-        return "0"
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 3 else f"{value:.2f}"
+    digits = 0 if value == 0 or abs(value) >= 100 else 1 if abs(value) >= 3 else 2
+    return f"{value:,.{digits}f}{unit}"
 
 
 def show_percent(share: float | None) -> str:

@@ -171,13 +171,14 @@ CASES = r"""
 2 | EVAL --orders 2**70 | '--orders': 2**70 is not in the range 1<=x<=100000
 2 | EVAL --limit 0 | '--limit': 0 is not in the range 1<=x<=10000000
 2 | EVAL --limit 2**70 | '--limit': 2**70 is not in the range 1<=x<=10000000
-2 | EVAL --limit 10 --keep 0 | keep 0 is not possible: the model has 4 blocks; give 1 to 4
+2 | EVAL --limit 10 --keep 0 | '--keep': '0': each number has to be from 1 to 10000
 2 | EVAL --limit 10 --keep 9 | keep 9 is not possible: the model has 4 blocks; give 1 to 4
-2 | EVAL --limit 10 --keep a,b | '--keep': 'a,b' is no list of numbers such as 3,6,9
-2 | EVAL --limit 10 --keep , | '--keep': ',' is no list of numbers such as 3,6,9
-2 | EVAL --limit 10 --keep 1,,2 | '--keep': '1,,2' is no list of numbers such as 3,6,9
-2 | EVAL --limit 10 --keep 1.5 | '--keep': '1.5' is no list of numbers such as 3,6,9
-2 | EVAL --limit 10 --keep -1 | keep -1 is not possible: the model has 4 blocks; give 1 to 4
+2 | EVAL --limit 10 --keep a,b | '--keep': 'a,b' is not a list of numbers such as 1,4
+2 | EVAL --limit 10 --keep , | '--keep': ',' is not a list of numbers such as 1,4
+2 | EVAL --limit 10 --keep 1,,2 | '--keep': '1,,2' is not a list of numbers such as 1,4
+2 | EVAL --limit 10 --keep 1.5 | '--keep': '1.5' is not a list of numbers such as 1,4
+2 | EVAL --limit 10 --keep -1 | '--keep': '-1': each number has to be from 1 to 10000
+2 | EVAL --limit 10 --keep 5 | keep 5 is not possible: the model has 4 blocks; give 1 to 4
 2 | EVAL --limit 10 --seed -1 | '--seed': -1 is not in the range x>=0
 2 | EVAL --limit 10 --batch-size 0 | '--batch-size': 0 is not in the range 1<=x<=65536
 2 | EVAL --limit 10 --orders 2 --threads 100000 | '--threads': 100000 is not in the range 1<=x<=1024
@@ -366,7 +367,7 @@ CASES = r"""
 2 | predict --peers good.yaml --bundle bundle flat/a.png --top 0 | '--top': 0 is not in the range 1<=x<=10000000
 2 | predict --peers good.yaml --bundle bundle flat/a.png --budget-ms nan | '--budget-ms': nan is not a finite number
 2 | demo --out file.txt | '--out': Directory 'file.txt' is a file
-2 | demo --limit 1 | '--limit': 1 is not in the range x>=10
+2 | demo --limit 1 | '--limit': 1 is not in the range 10<=x<=10000000
 2 | demo --limit nan | '--limit': 'nan' is not a valid integer range
 2 | doctor extra | Got unexpected extra argument (extra)
 2 | doctor --jason | No such option '--jason'. Did you mean '--json'?
@@ -400,9 +401,9 @@ CASES = r"""
 1 | export nowhere --out new | nowhere is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA --
 1 | export bundle --out new | bundle is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA --ou
 1 | export file.txt --out new | file.txt is not a run: it has no config.yaml; make one with 'ls-edge train --data DATA
-2 | export run --out file.txt | file.txt is no folder; give --out a new one
+2 | export run --out file.txt | file.txt is not a folder; give --out a new one
 2 | export run --out new --precision int4 | '--precision': 'int4' is not one of 'fp32', 'fp16', 'int8'
-2 | export run --out new --per-block --blocks-per-part 2 | --per-block and --blocks-per-part 2 contradict each other;
+2 | export run --out new --per-block --blocks-per-part 2 | --per-block contradicts --blocks-per-part 2;
 2 | export run --out new --max-batch 0 | '--max-batch': 0 is not in the range 1<=x<=65536
 2 | TRAIN --lr 1e999 | '--lr': 1e999 is not a finite number
 """

@@ -112,12 +112,13 @@ def test_a_fault_of_the_last_bundle_is_found_before_the_first_is_evaluated(comma
 
 
 def test_runs_of_different_depth_are_not_averaged(two):
-    like = msgspec.structs.replace(evaluation(""), settings={"blocks": 6, "of": "runs/deeper"})
-    options = EvalOptions(
-        orders=2, keep=None, arrangements=False, kendall=False, limit=1, seed=0, batch_size=1, device="cpu",
-        precision="fp32", threads=1,
-    )  # fmt: skip
-    with pytest.raises(UsageError, match=r"bundle has 4 blocks and runs/deeper has 6"):
+    like = msgspec.structs.replace(
+        evaluation(""), settings={"blocks": 6, "bands": [[0, 1, 2, 3, 4, 5]], "of": "runs/deeper"}
+    )
+    options = EvalOptions(orders=2, keep=None, limit=1, device="cpu", threads=1)
+    with pytest.raises(
+        UsageError, match=r"bundle has 4 blocks in the bands 0-3, and runs/deeper has 6 in the bands 0-5"
+    ):
         evaluate_one(two[0], open_data("digits", "eval"), options, like=like)
 
 

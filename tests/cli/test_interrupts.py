@@ -152,7 +152,7 @@ main()
         (["train", "--out", "new", "--data", "digits", "--config", "nowhere.yaml"], "no such file and no recipe", 2),
         (["train", "--out", "new", "--resume", "--overwrite"], "exclude each other", 2),
         (["train", "--out", "file", "--data", "digits"], "Directory 'file' is a file", 2),
-        (["export", "run", "--out", "file"], "file is no folder", 2),
+        (["export", "run", "--out", "file"], "file is not a folder", 2),
         (["eval", "nowhere", "--data", "digits"], "nowhere is neither a run", 1),
         (["eval", "run", "nowhere", "--data", "digits"], "nowhere is neither a run", 1),
         (["eval", "run", "--data", "nowhere"], "nowhere: no such folder or tar", 1),

@@ -42,7 +42,7 @@ def test_tables(command, bundle, tmp_path):
 
 def test_bad_input(command, bundle, tmp_path, complaints):
     for arguments, message in (
-        (("--out", tmp_path / "p.json", "--batch", "1,x"), "--batch '1,x' cannot be read"),
+        (("--out", tmp_path / "p.json", "--batch", "1,x"), "'1,x' is not a list of numbers"),
         (("--out", tmp_path / "p.json", "--batch", "0"), "from 1 to 1024"),
         (("--out", tmp_path), "is a folder"),
         (("--out", tmp_path / "p.json", "--name", "no name"), "give one with --name"),
@@ -92,7 +92,7 @@ def test_a_device_that_throttles(command, bundle, tmp_path, monkeypatch):
     out = tmp_path / "hot.json"
     code, _, errors = command("profile", bundle, "--out", out, "--duration", 0.02, "--threads", 1, "--name", "hot")
     assert code == 3
-    assert "throttled, so these times are no good: cpu-thermal at 100" in errors
+    assert "the device throttled, so these times cannot be used: cpu-thermal at 100" in errors
     assert load_profile(out).throttled
     code, _, errors = command("plan", "--bundle", bundle, "--profiles", out, "--objective", "latency")
     assert code == 1

@@ -104,7 +104,7 @@ def test_bands_are_trained_recorded_inherited_and_evaluated(folder, tmp_path, ca
     assert "in the bands 0/1-2/3" in capsys.readouterr().out
     assert call("eval", tmp_path / "run", *fast, "--bands", "0/1") == 2
     assert call("eval", tmp_path, *fast) == 2
-    assert "so there are no means over them" in capsys.readouterr().err
+    assert "so there is no mean over them" in capsys.readouterr().err
 
 
 def test_eval_in_bfloat16_is_nearly_that_in_float32(folder, capsys):
@@ -195,7 +195,7 @@ def test_eval_matches_classes_by_name(folder, tmp_path, capsys):
         (["train", "--out", "{tmp}/x", "--data", "digits", "--lr", "-1"], 2, "lr is -1.0"),
         (["eval", "{tmp}", "--data", "digits"], 1, "neither a run"),
         (["eval", "{run}", "--data", "digits", "--keep", "5"], 2, "keep 5 is not possible"),
-        (["eval", "{run}", "--data", "digits", "--keep", "a"], 2, "no list of numbers"),
+        (["eval", "{run}", "--data", "digits", "--keep", "a"], 2, "not a list of numbers"),
     ],
 )
 def test_errors_are_one_line(folder, tmp_path, capsys, arguments, code, words):

@@ -1,19 +1,22 @@
-"""``ls-edge bench``: what the engines of a bundle take on this machine."""
+"""``ls-edge bench``: the times of a bundle's engines on this machine."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 import msgspec
 
 from ls_edge.cli import options
+from ls_edge.cli.block_models import images_for
 from ls_edge.cli.command import Command
+from ls_edge.cli.output import print_json
 from ls_edge.cli.times_table import print_times
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import VerificationError, printable
-from ls_edge.data.datasets import ImageSet, open_data, require_labels, trained_on_warning
+from ls_edge.core.peers_file import EngineKind
+from ls_edge.data.datasets import open_data
 from ls_edge.engines.benchmark import Bench, bench, chain_accuracy
 from ls_edge.report.formatting import counted
 from ls_edge.report.terminal import open_console
@@ -29,61 +32,35 @@ from ls_edge.report.terminal import open_console
 )
 @click.argument("bundle", type=options.FILE)
 @options.threads("Threads of the engines.  [default: all cores]")
-@options.count("--batch", "Images at a time.", most=options.MAX_BATCH, default=1, show_default=True)
-@click.option(
-    "--duration",
-    type=options.Number(0, 10**6, min_open=True),
-    default=4.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time to alternate chain and monolith.",
-)
+@options.count("--batch", "Images at a time.", most=options.MAX_BATCH, default=1)
+@options.duration("Time to alternate chain and monolith.")
 @options.ENGINE
 @options.PROVIDER
-@click.option("--data", metavar="DATA", help="Images to measure accuracy on, in trained order.")
+@options.text("--data", "Images to measure accuracy on, in trained order.", "DATA")
 @options.count("--limit", "Number of images of DATA.")
 @options.JSON
 def command(
-    bundle: Path,
-    threads: int | None,
-    batch: int,
-    duration: float,
-    engine: Literal["auto", "onnx", "tensorrt"],
-    provider: str | None,
-    data: str | None,
-    limit: int | None,
-    as_json: bool,
+    bundle: Path, duration: float, engine: EngineKind, data: str | None, limit: int | None, as_json: bool, **asked: Any
 ) -> None:
     """Time the engines of a bundle on this device.
 
     Times stem, blocks, and head of the folder BUNDLE, the chain of them, and the whole model in one engine.
     """
     opened = Bundle.open(bundle)
-    images = None if data is None else _images(data, limit, opened)
-    result = bench(
-        opened, threads=threads, batch=batch, duration=duration, provider=provider, kind=engine,
-        monolith=_monolith(opened),
-    )  # fmt: skip
+    m, images = opened.manifest, None
+    if data is not None:  # before anything is timed
+        images = images_for(open_data(data, "eval"), m.trained_on, m.classes, limit)
+    result = bench(opened, duration=duration, kind=engine, monolith=_monolith(opened), **asked)
     if images is not None:
-        accuracy = chain_accuracy(opened, images, threads=threads, batch=batch, provider=provider, kind=engine)
-        result = msgspec.structs.replace(result, accuracy=accuracy)
+        result = msgspec.structs.replace(result, accuracy=chain_accuracy(opened, images, kind=engine, **asked))
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(result), indent=1).decode())
+        print_json(result)
     else:
         _print(result)
 
 
-def _images(data: str, limit: int | None, bundle: Bundle) -> ImageSet:
-    """The images, with a warning where the model was trained on them; found before anything is timed."""
-    images = open_data(data, "eval")
-    warning = trained_on_warning(images, bundle.manifest.trained_on)
-    if warning:
-        click.echo(f"ls-edge: warning: {printable(warning)}", err=True)
-    return require_labels(images, bundle.manifest.classes).take(limit)
-
-
 def _monolith(bundle: Bundle) -> tuple[bytes | None, str]:
-    """The model in one file and where it came from, or None and why there is none."""
+    """Return the model in one file and its origin, or None and the reason why there is none."""
     if bundle.manifest.parts.whole is not None:
         return bundle.read("whole"), "whole.onnx"
     try:

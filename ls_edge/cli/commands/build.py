@@ -1,8 +1,8 @@
-"""``ls-edge build``: build this device's TensorRT engines of a bundle ahead."""
+"""``ls-edge build``: build this device's TensorRT engines of a bundle in advance."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +10,7 @@ import click
 
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
+from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
 from ls_edge.core.peers_file import load_peers
@@ -28,16 +29,21 @@ from ls_edge.report.formatting import counted
     ),
 )
 @click.argument("bundle", type=options.FILE)
-@click.option("--blocks", metavar="RANGES", help="Blocks to build, such as 0-3,7.  [default: all, stem, and head]")
-@options.choice("--engine", ["tensorrt"], "Engine to build.", default="tensorrt", show_default=True)
+@options.text("--blocks", "Blocks to build, such as 0-3,7.  [default: all, stem, and head]", "RANGES")
+@options.choice("--engine", ["tensorrt"], "Engine to build.", default="tensorrt")
 @options.count("--max-batch", "Largest max_batch of a peer, rounded up to 8, 16, 32, ...", most=1024)
 @options.path("--peers", "peers.yaml with the blocks and max_batch of the peer --name.")
-@click.option("--name", help="Name of this device in --peers.")
+@options.text("--name", "Name of this device in --peers.", "NAME")
 @options.JSON
 def command(
-    bundle: Path, blocks: str | None, engine: Literal["tensorrt"], max_batch: int | None, peers: Path | None,
-    name: str | None, as_json: bool,
-) -> int:  # fmt: skip
+    bundle: Path,
+    blocks: str | None,
+    engine: Literal["tensorrt"],
+    max_batch: int | None,
+    peers: Path | None,
+    name: str | None,
+    as_json: bool,
+) -> None:
     """Build the engines of a bundle for this device in advance.
 
     Builds what 'ls-edge peer' and 'ls-edge run' load from the folder BUNDLE and keeps it in this user's cache. Requires
@@ -51,35 +57,34 @@ def command(
     if peers is not None and blocks is not None:
         raise UsageError("--blocks and --peers both say which blocks; leave one out")
     opened = Bundle.open(bundle)
-    parts = ["stem", *(f"block {index}" for index in range(opened.num_blocks)), "head"]
+    ends: Sequence[str] = ("stem", "head")
+    chosen: Sequence[int] = range(opened.num_blocks)
     if peers is not None and name is not None:
         file = load_peers(peers)
         file.check_blocks(opened.num_blocks)
         entry = file.peer(name)
-        parts, max_batch = [f"block {index}" for index in entry.blocks], max_batch or entry.max_batch
+        ends, chosen, max_batch = (), entry.blocks, max_batch or entry.max_batch
     elif blocks is not None:
         try:
-            chosen = parse_ranges(blocks)
+            ends, chosen = (), parse_ranges(blocks)
         except ValueError as error:
             raise UsageError(f"--blocks {blocks!r}: cannot read {str(error)!r}; write for example 0-2,7") from None
         if max(chosen) >= opened.num_blocks:
             last = opened.num_blocks - 1
             raise UsageError(f"--blocks {blocks!r}: the bundle has blocks 0 to {last}; leave block {max(chosen)} out")
-        parts = [f"block {index}" for index in chosen]
     choice = choose(opened, engine)
     options = EngineOptions.of(opened, max_batch)
+    parts = [*ends[:1], *(f"block {index}" for index in chosen), *ends[1:]]
     built = [build_part(opened, part, options) for part in parts]
     if as_json:
         engines = [
-            {"part": found.part, "key": found.key.digest(), "built": found.built, "bytes": found.size,
-             "seconds": round(found.seconds, 3)}
-            for found in built
-        ]  # fmt: skip
-        click.echo(json.dumps({"provider": choice.provider, "max_batch": options.max_batch, "engines": engines}))
-        return 0
+            {"part": one.part, "key": one.key.digest(), "built": one.built, "bytes": one.size, "seconds": one.seconds}
+            for one in built
+        ]
+        print_json({"provider": choice.provider, "max_batch": options.max_batch, "engines": engines})
+        return
     new = sum(found.built for found in built)
     click.echo(
         f"{counted(len(built), 'engine')} for {choice.provider}, up to {options.max_batch} images: {new} built, "
         f"{len(built) - new} in the cache already"
     )
-    return 0

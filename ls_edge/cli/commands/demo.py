@@ -1,16 +1,14 @@
-"""``ls-edge demo``: train, export, serve and measure on the embedded digits, by the commands that a user would type.
+"""``ls-edge demo``: train, export, serve and measure on the embedded digits, with the commands that a user would type.
 
-Training, evaluation and export are run as the real commands and shown; the peers are real processes on the loopback,
-and one of them is really killed while images are on their way. No process is left behind, also after Ctrl-C.
+Training, evaluation and export run as the real commands, which are shown; the peers are real processes on the loopback,
+and one of them is really killed during the run. No process is left behind, not even after Ctrl-C.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import shlex
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,20 +16,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
 
+from ls_edge.cli import options
+from ls_edge.cli.board_demo import board_demo, check_boards, run_command
 from ls_edge.cli.command import Command
-from ls_edge.core.errors import LsEdgeError, UsageError
+from ls_edge.cli.output import write_json
+from ls_edge.core.errors import UsageError
+from ls_edge.device.requirements import install_command
+from ls_edge.report.tables import comparison_table
+from ls_edge.report.terminal import PlainTable, open_console, print_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ls_edge.report.html import Run
     from ls_edge.runtime.fleet.local_cluster import LocalCluster
 
 PLACEMENT = {"anna": [0, 1, 2, 3, 4], "ben": [3, 4, 5, 6, 7], "cleo": [0, 1, 2, 5, 6, 7]}
 """Three peers; every block is held by two of them, none holds all."""
 
-PRETRAIN_EPOCHS, SHUFFLE_EPOCHS = 20, 20
+EPOCHS = 20
+"""Epochs of each of the two trainings."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,12 @@ class Scene:
     model: str
     policy: str = "nearest"
     kill: str = ""
-    """Peer that is killed after a third of the answers and started again after another third."""
+    """Peer that is killed after a third of the answers and restarted after half of them."""
     lost: tuple[str, ...] = ()
-    """Peers that are not there at all."""
+    """Peers that are killed before the first image."""
     max_skips: int | None = None
     rounds: int = 1
-    """How often all images are answered."""
+    """Number of times that all images are answered."""
 
 
 SCENES = (
@@ -61,99 +65,82 @@ SCENES = (
 
 @click.command(
     cls=Command,
-    short_help="Train, export, serve and measure on embedded data, with a peer killed on the way.",
     examples=(
         "ls-edge demo",
         "ls-edge demo --out /tmp/demo --limit 100",
         "ls-edge demo --boards orin-nano,orin-nano,orin-nano-super",
     ),
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("demo-out"), show_default=True,
-    help="Folder for models, bundles and the report.",
-)  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=10), default=359, show_default=True, help="Images a run.")
-@click.option(
-    "--boards", metavar="NAME,...",
-    help="Instead: plan for emulated boards, orin-nano, orin-nano-super or a profile.json, and try the plan on them.",
-)  # fmt: skip
-@click.option(
-    "--bundle", type=click.Path(path_type=Path), help="With --boards: what they serve; else an untrained one."
+@options.path(
+    "--out",
+    "Folder for models, bundles, and the report.",
+    type=options.FOLDER,
+    metavar="DIR",
+    default=Path("demo-out"),
 )
-@click.option(
-    "--slowdown", type=click.FloatRange(min=1, max=1000), default=1.0, show_default=True,
-    help="Factor on the times of all boards; use it if the cores of this machine are too slow.",
-)  # fmt: skip
-@click.option("--fresh", is_flag=True, help="Train again even where OUT has models from an earlier demo.")
-def command(out: Path, limit: int, boards: str | None, bundle: Path | None, slowdown: float, fresh: bool) -> int:
-    """Fine-tune a small vision transformer with shuffled block order, cut it into one engine a block, serve the blocks
-    by three peer processes, answer real images while one of the peers is killed, and do the same with a model that was
-    trained without shuffling.
+@options.count("--limit", "Images per run.", least=10, default=359)
+@options.text(
+    "--boards",
+    "Instead: plan for emulated boards, orin-nano, orin-nano-super or a profile.json, and try the plan on them.",
+    "NAME,...",
+)
+@options.path("--bundle", "Bundle to serve, with --boards.  [default: an untrained one]", metavar="DIR")
+@options.number(
+    "--slowdown",
+    "Factor on the times of all boards; use it if the cores of this machine are too slow.",
+    "X",
+    1,
+    1000,
+    default=1.0,
+)
+@options.flag("--fresh", "Train again even if OUT has models from an earlier demo.")
+def command(out: Path, limit: int, boards: str | None, bundle: Path | None, slowdown: float, fresh: bool) -> None:
+    """Train, export, serve, and measure on embedded data, with a peer killed on the way.
 
-    Ends with a table and OUT/report.html. Takes a few minutes on two cores.
+    Fine-tunes a small vision transformer with shuffled block order, exports one engine per block, and serves the blocks
+    by three peer processes. They answer real images while one of them is killed. The same follows with a model that was
+    trained without shuffling. Ends with a table and OUT/report.html. Takes a few minutes on two cores.
 
-    With --boards: engines on this machine are paced to the published throughput of boards, linked by the loopback.
+    With --boards, engines on this machine are paced to the published throughput of boards, linked by the loopback.
     Memory and power are not emulated, and the boards share these cores.
-    """  # noqa: D205
+    """
+    console = open_console(stderr=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {out} cannot be created: {error.strerror}; name another folder") from None
     if boards is not None:
-        return _boards(out, boards, bundle, limit, slowdown)
+        found = board_demo(out, check_boards(boards), bundle, limit, console, slowdown=slowdown)
+        write_json(out / "boards.json", found)
+        click.echo(run_command(console, "report", *found["files"]))
+        console.print(f"\nnumbers: {out / 'boards.json'}")
+        return
     if bundle is not None:
         raise UsageError("--bundle is for --boards; leave it out, or add --boards")
-    from ls_edge.report.tables import comparison_table
-    from ls_edge.report.terminal import open_console, print_table
-
-    console = open_console(stderr=True)
     _check_installed()
     started = time.monotonic()
-    _make_folder(out)
     accuracy = _models(out, console, fresh=fresh)
     runs = [_run_scene(scene, out, limit, console) for scene in SCENES]
     _write_charts(out / "pictures", runs)
     from ls_edge.report.html import write_comparison
 
-    report = out / "report.html"
-    write_comparison(
-        report, runs, title="ls-edge demo: one vision transformer on three peers", lede=_headline(accuracy)
-    )  # fmt: skip
-    document = {
-        "accuracy": accuracy,
-        "runs": {name: json.loads(summary.to_json()) for name, summary, _, _ in runs},
-        "seconds": round(time.monotonic() - started, 1),
-    }
-    (out / "demo.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+    report, title = out / "report.html", "ls-edge demo: one vision transformer on three peers"
+    write_comparison(report, runs, title=title, lede=_headline(accuracy))
+    summaries = {name: summary for name, summary, _, _ in runs}
+    seconds = round(time.monotonic() - started, 1)
+    documents = {name: json.loads(summary.to_json()) for name, summary in summaries.items()}
+    write_json(out / "demo.json", {"accuracy": accuracy, "runs": documents, "seconds": seconds})
     _print_accuracy(accuracy)
-    print_table(comparison_table([(name, summary) for name, summary, _, _ in runs]))
-    console.print(f"\nreport: {report}    figures: {out / 'demo.json'}    {document['seconds']:.0f} s", soft_wrap=True)
-    return 0
-
-
-def _boards(out: Path, boards: str, bundle: Path | None, limit: int, slowdown: float) -> int:
-    from ls_edge.cli.board_demo import board_demo, check_boards
-    from ls_edge.report.terminal import open_console
-
-    kinds = check_boards(boards)
-    _make_folder(out)
-    console = open_console(stderr=True)
-    found = board_demo(out, kinds, bundle, limit, console, slowdown=slowdown)
-    (out / "boards.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-    _ls_edge(console, "report", *found["files"])
-    console.print(f"\nfigures: {out / 'boards.json'}", soft_wrap=True)
-    return 0
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out {out} cannot be made: {error.strerror}; name another folder") from None
+    print_table(comparison_table(list(summaries.items())))
+    console.print(f"\nreport: {report}    numbers: {out / 'demo.json'}    {seconds:.0f} s")
 
 
 def _heading(console: Console, text: str) -> None:
-    console.print(f"\n{text}", style="bold cyan", soft_wrap=True)
+    console.print(f"\n{text}", style="bold cyan")
 
 
 def _write_charts(folder: Path, runs: list[Run]) -> None:
-    """The charts of the report that the README shows, as files."""
+    """Write the charts that the README shows as files."""
     from ls_edge.report.charts import write_comparison_picture, write_picture
 
     folder.mkdir(exist_ok=True)
@@ -164,66 +151,42 @@ def _write_charts(folder: Path, runs: list[Run]) -> None:
 
 
 def _check_installed() -> None:
-    import importlib.util
-
-    missing = [
-        name
-        for name in ("torch", "timm", "onnx", "onnxruntime", "altair", "jinja2", "vl_convert")
-        if importlib.util.find_spec(name) is None
-    ]
+    modules = ("torch", "timm", "onnx", "onnxruntime", "altair", "jinja2", "vl_convert")
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        from ls_edge.device.requirements import install_command
-
         raise UsageError(
-            f"the demo trains, exports and draws a report, which needs {', '.join(missing)}; to install them: "
+            f"the demo trains, exports, and draws a report, which needs {', '.join(missing)}; to install them: "
             f"{install_command('export', 'report', 'cpu')}"
         )
 
 
 def _models(out: Path, console: Console, *, fresh: bool) -> dict[str, Any]:
     """Train, evaluate and export both models; return their ``eval`` documents."""
+
+    def show(*words: object) -> None:
+        console.print(run_command(console, *words).rstrip())
+
     unshuffled, shuffled = out / "unshuffled", out / "shuffled"
     _heading(console, "1. Train: a vision transformer as usual, then fine-tune it with its block order shuffled")
     if fresh or not (shuffled / "metrics.jsonl").exists():
-        train = ["train", "--data", "digits", "--overwrite"]
-        _ls_edge(console, *train, "--method", "sequential", "--epochs", str(PRETRAIN_EPOCHS), "--out", str(unshuffled))
-        _ls_edge(
-            console, *train, "--method", "shuffle", "--epochs", str(SHUFFLE_EPOCHS), "--init", str(unshuffled),
-            "--out", str(shuffled),
-        )  # fmt: skip
+        train = ["train", "--data", "digits", "--overwrite", "--epochs", EPOCHS]
+        show(*train, "--method", "sequential", "--out", unshuffled)
+        show(*train, "--method", "shuffle", "--init", unshuffled, "--out", shuffled)
     else:
-        console.print(f"the models of an earlier demo are used again: {unshuffled}, {shuffled}")
+        console.print(f"using the models of an earlier demo: {unshuffled}, {shuffled}")
     _heading(console, "2. Evaluate: blocks in trained order, in 64 random orders, and with some missing")
     accuracy = {}
     for run in (unshuffled, shuffled):
-        accuracy[run.name] = json.loads(_ls_edge(console, "eval", str(run), "--data", "digits", "--json", quiet=True))
-        a = accuracy[run.name]
+        accuracy[run.name] = a = json.loads(run_command(console, "eval", run, "--data", "digits", "--json"))
         console.print(
             f"   {run.name}: trained order {a['sequential']['top1']:.1%}, random order "
             f"{a['arbitrary']['top1_mean']:.1%} ± {a['arbitrary']['top1_std']:.1%}"
         )
     _heading(console, "3. Export: one ONNX engine for the stem, the head and each block, verified against PyTorch")
     for run in (unshuffled, shuffled):
-        _ls_edge(console, "export", str(run), "--out", str(out / f"{run.name}-bundle"), "--per-block")
+        show("export", run, "--out", out / f"{run.name}-bundle", "--per-block")
     _heading(console, "4. Run: three peer processes, real images over ZeroMQ")
     return accuracy
-
-
-def _ls_edge(console: Console, *arguments: str, quiet: bool = False) -> str:
-    """Run a command as a user would; return what it printed to standard output."""
-    console.print(f"$ ls-edge {shlex.join(arguments)}", style="bold", soft_wrap=True)
-    done = subprocess.run(  # noqa: S603  our own interpreter and arguments
-        [sys.executable, "-m", "ls_edge", *arguments],
-        stdout=subprocess.PIPE,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-    )
-    if done.returncode:
-        raise LsEdgeError(f"'ls-edge {arguments[0]}' ended with exit code {done.returncode}; its messages are above")
-    if not quiet and done.stdout.strip():
-        console.print(done.stdout.rstrip(), soft_wrap=True)
-    return done.stdout
 
 
 def _run_scene(scene: Scene, out: Path, limit: int, console: Console) -> Run:
@@ -243,9 +206,8 @@ def _run_scene(scene: Scene, out: Path, limit: int, console: Console) -> Run:
         images = open_data("digits", "eval").take(limit * scene.rounds)
         progress = RunProgress(len(images), PLACEMENT, console=console, label=scene.name)
         with Source.open(
-            peers.path, bundle, policy=scene.policy, max_skips=scene.max_skips, budget_ms=10_000,
-            on_event=progress.event,
-        ) as source:  # fmt: skip
+            peers.path, bundle, policy=scene.policy, max_skips=scene.max_skips, on_event=progress.event
+        ) as source:
             source.wait_ready()
             for name in scene.lost:
                 peers.kill(name)
@@ -264,7 +226,7 @@ def _run_scene(scene: Scene, out: Path, limit: int, console: Console) -> Run:
 
 
 def _fault_schedule(scene: Scene, peers: LocalCluster, limit: int, note: Callable[[str], None]) -> Callable[[], None]:
-    """Return what is called after each answer; it kills the scene's peer and starts it again."""
+    """Return a function to call after each answer, which kills the scene's peer and restarts it."""
     answers = 0
 
     def step() -> None:
@@ -291,15 +253,9 @@ def _headline(accuracy: dict[str, Any]) -> str:
 
 
 def _print_accuracy(accuracy: dict[str, Any]) -> None:
-    from ls_edge.report.terminal import PlainTable, print_table
-
-    table = PlainTable("ls-edge eval", box=None)
-    for heading in ("model", "trained order", "random order", "worst order"):
-        table.add_column(heading, justify="left" if heading == "model" else "right")
+    table = PlainTable.of("model", ">trained order", ">random order", ">worst order", title="ls-edge eval", box=None)
     for name, document in accuracy.items():
-        arbitrary = document["arbitrary"]
-        table.add_row(
-            name, f"{document['sequential']['top1']:.1%}",
-            f"{arbitrary['top1_mean']:.1%} ± {arbitrary['top1_std']:.1%}", f"{arbitrary['top1_worst']:.1%}",
-        )  # fmt: skip
+        a = document["arbitrary"]
+        spread = f"{a['top1_mean']:.1%} ± {a['top1_std']:.1%}"
+        table.add_row(name, f"{document['sequential']['top1']:.1%}", spread, f"{a['top1_worst']:.1%}")
     print_table(table)

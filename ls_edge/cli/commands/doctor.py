@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.text import Text
 
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
-from ls_edge.cli.descriptor_limit import require_descriptors
+from ls_edge.cli.inputs import peers_to_ask
+from ls_edge.cli.output import print_json
 from ls_edge.core.errors import UsageError, printable
-from ls_edge.core.logs import set_up
-from ls_edge.core.peers_file import load_peers
 from ls_edge.device.diagnostics import examine, worst
 from ls_edge.engines.diagnostics import check_engines
 from ls_edge.report.formatting import counted
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 from ls_edge.runtime.clients.status import Observer
 from ls_edge.runtime.protocol.messages import FindingRow
-from ls_edge.runtime.transport.keys import load_secret
 
-_COLOURS = {"ok": "green", "warn": "yellow", "bad": "red"}
+_COLORS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
 
 @click.command(
@@ -47,60 +44,58 @@ def command(*, peers: Path | None, secret_key: Path | None, wait: float, as_json
 
     Exit code 1 if ls-edge cannot work here or on some peer, or if a peer does not answer.
     """
-    if peers is not None:
-        return _ask_peers(peers, secret_key, wait, as_json=as_json)
-    if secret_key is not None:
-        raise UsageError("--secret-key is for asking peers; give --peers FILE too, or leave it out")
-    with open_console(stderr=True).status("checking this machine", spinner="line"):
-        findings = examine(check_engines)
-    status = worst(findings)
+    if peers is None:
+        if secret_key is not None:
+            raise UsageError("--secret-key is for asking peers; give --peers FILE too, or leave it out")
+        status, document, table = _here()
+    else:
+        status, document, table = _on_peers(peers, secret_key, wait)
     if as_json:
-        document = {"status": status, "findings": [dataclasses.asdict(finding) for finding in findings]}
-        click.echo(json.dumps(document, indent=1))
-        return 1 if status == "bad" else 0
-    table = PlainTable.of("", "what", "found", "fix", box=None)
-    for finding in findings:
-        table.add_row(_mark(finding.status), finding.what, finding.detail, finding.fix or "")
-    print_table(table)
+        print_json(document)
+    else:
+        print_table(table)
     return 1 if status == "bad" else 0
 
 
-def _ask_peers(peers: Path, secret_key: Path | None, wait: float, *, as_json: bool) -> int:
-    """Ask every peer, and print one table or document."""
-    file = load_peers(peers)
-    set_up(as_json=False, level=50)  # the table shows what peers report
-    require_descriptors(file)
+def _here() -> tuple[str, dict[str, Any], PlainTable]:
+    """Check this machine; return the worst status, the JSON, and the table."""
+    with open_console(stderr=True).status("checking this machine", spinner="line"):
+        findings = examine(check_engines)
+    table = PlainTable.of("", "what", "found", "fix", box=None)
+    for finding in findings:
+        table.add_row(_mark(finding.status), finding.what, finding.detail, finding.fix or "")
+    status = worst(findings)
+    return status, {"status": status, "findings": [dataclasses.asdict(finding) for finding in findings]}, table
+
+
+def _on_peers(peers: Path, secret_key: Path | None, wait: float) -> tuple[str, dict[str, Any], PlainTable]:
+    """Ask every peer; return the worst status, the JSON, and the table."""
+    file, keys = peers_to_ask(peers, secret_key)
     with (
         open_console(stderr=True).status("the peers check their machines", spinner="line"),
-        Observer(file, keys=None if secret_key is None else load_secret(secret_key)) as observer,
+        Observer(file, keys=keys) as observer,
     ):
         found = observer.inspect(wait)
-    status = {name: "bad" if isinstance(rows, str) else _worst(rows) for name, rows in found.items()}
-    overall = max(status.values(), key=_rank)
-    if as_json:
-        document = {name: _entry(status[name], rows) for name, rows in found.items()}
-        click.echo(json.dumps({"status": overall, "peers": document}, indent=1))
-        return 1 if overall == "bad" else 0
     table = PlainTable.of("peer", "", "what", "found", "fix", box=None)
+    entries: dict[str, dict[str, Any]] = {}
     for name, rows in found.items():
         if isinstance(rows, str):
-            table.add_row(printable(name), _mark("bad"), "link", printable(rows), "ls-edge status shows more")
+            entries[name] = {"status": "bad", "reason": rows, "findings": []}
+            table.add_row(printable(name), _mark("bad"), "link", rows, "ls-edge status shows more")
             continue
+        status = max((row.status for row in rows), key=_rank, default="ok")
+        entries[name] = {"status": status, "reason": None, "findings": [_json(row) for row in rows]}
         good = sum(row.status == "ok" for row in rows)
         table.add_row(printable(name), _mark("ok"), counted(good, "check"), "in order", "")
         for row in rows:
             if row.status != "ok":
-                table.add_row(printable(name), _mark(row.status), *map(printable, (row.what, row.detail, row.fix)))
-    print_table(table)
-    return 1 if overall == "bad" else 0
+                table.add_row(printable(name), _mark(row.status), row.what, row.detail, row.fix)
+    overall = max((entry["status"] for entry in entries.values()), key=_rank)
+    return overall, {"status": overall, "peers": entries}, table
 
 
-def _entry(status: str, rows: Sequence[FindingRow] | str) -> dict[str, object]:
-    """Return the JSON of one peer."""
-    if isinstance(rows, str):
-        return {"status": status, "reason": rows, "findings": []}
-    found = [{"status": row.status, "what": row.what, "detail": row.detail, "fix": row.fix or None} for row in rows]
-    return {"status": status, "reason": None, "findings": found}
+def _json(row: FindingRow) -> dict[str, Any]:
+    return {"status": row.status, "what": row.what, "detail": row.detail, "fix": row.fix or None}
 
 
 def _rank(status: str) -> int:
@@ -108,10 +103,5 @@ def _rank(status: str) -> int:
     return {"ok": 0, "bad": 2}.get(status, 1)
 
 
-def _worst(rows: Sequence[FindingRow]) -> str:
-    return max((row.status for row in rows), key=_rank, default="ok")
-
-
 def _mark(status: str) -> Text:
-
-    return Text(printable(status), style=_COLOURS.get(status, ""))
+    return Text(printable(status), style=_COLORS.get(status, ""))

@@ -24,7 +24,7 @@ def command() -> None:
 @options.path(
     "--out",
     "Folder for NAME.key and NAME.key_secret.",
-    default=Path("."),
+    default=Path(),
     type=options.FOLDER,
     metavar="DIR",
     show_default="here",

@@ -10,23 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
-from ls_edge.cli.descriptor_limit import require_descriptors
+from ls_edge.cli.inputs import open_peers
 from ls_edge.cli.metrics_listener import MAX_SCRAPE_CONNECTIONS, MetricsListener
 from ls_edge.core.errors import UsageError
 from ls_edge.core.logs import set_up
-from ls_edge.core.peers_file import EngineKind, load_peers
 from ls_edge.device.diagnostics import examine
 from ls_edge.engines.diagnostics import check_engines
+from ls_edge.report.progress import StepProgress
+from ls_edge.report.terminal import open_console
 from ls_edge.runtime.peer.peer import open_peer
 from ls_edge.runtime.protocol.messages import FindingRow
 
 _GC_AFTER = 10_000
-"""New objects after which Python looks for garbage (by itself after 700): requests leave none."""
+"""New objects after which Python looks for garbage (its default: 700); requests leave none."""
 
 
 @click.command(
@@ -39,21 +38,25 @@ _GC_AFTER = 10_000
     ),
 )
 @options.PEERS
-@click.option("--name", required=True, help="Name of this peer in peers.yaml.")
+@options.text("--name", "Name of this peer in peers.yaml.", "NAME", required=True)
 @options.path("--bundle", "Folder of the exported model.", metavar="DIR")
 @options.path("--store", "Folder for bundles from 'ls-edge push', instead of --bundle.", metavar="DIR")
 @options.SECRET_KEY
-@options.choice("--engine", ["auto", "onnx", "tensorrt"], "Engine of the blocks; overrides peers.yaml.")
+@options.choice("--engine", options.ENGINES, "Engine of the blocks; overrides peers.yaml.")
 @options.threads("Threads of the engine; overrides peers.yaml.")
 @options.STRICT_BUNDLE
 @options.METRICS
 @click.option("--until-eof", is_flag=True, hidden=True)
 @options.LOG_JSON
 def command(
-    peers: Path, name: str, bundle: Path | None, store: Path | None, secret_key: Path | None,
-    engine: EngineKind | None, threads: int | None, strict_bundle: bool, metrics: str | None,
-    until_eof: bool, log_json: bool,
-) -> int:  # fmt: skip
+    peers: Path,
+    name: str,
+    bundle: Path | None,
+    store: Path | None,
+    metrics: str | None,
+    log_json: bool,
+    **settings: Any,
+) -> None:
     """Serve blocks of a bundle.
 
     Serves the blocks that peers.yaml assigns to NAME.
@@ -65,31 +68,24 @@ def command(
     with exit code 0; a second signal ends it immediately.
     """
     set_up(as_json=log_json)
-    file = load_peers(peers)
-    require_descriptors(file, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
+    file = open_peers(peers, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
     if (bundle is None) == (store is None):
         raise UsageError(
             "give the model as --bundle FOLDER, or --store FOLDER for what 'ls-edge push' sends; one of them"
         )
-    options: dict[str, Any] = {
-        "secret_key": secret_key, "engine": engine, "threads": threads, "strict_bundle": strict_bundle,
-        "until_eof": until_eof, "examine": _examine,
-    }  # fmt: skip
     with contextlib.ExitStack() as stack:
-        # The port is taken before anything that takes long is opened.
+        # The port is bound before anything that takes long is opened.
         listener = stack.enter_context(MetricsListener(metrics)) if metrics is not None else None
-        peer = open_peer(file, name, bundle, store=store, **options)
+        peer = open_peer(file, name, bundle, store=store, examine=_examine, **settings)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: peer.stop())
         if listener is not None:
             listener.serve_peer(file, peer)
-        progress = None if log_json else _progress(name)
-        if progress is not None:
-            peer.on_step = progress
+        if not log_json and open_console(stderr=True).is_terminal:
+            peer.on_step = _bar(name)
         gc.freeze()  # what was imported stays
         gc.set_threshold(_GC_AFTER)
         peer.serve()
-    return 0
 
 
 def _examine() -> list[FindingRow]:
@@ -97,18 +93,14 @@ def _examine() -> list[FindingRow]:
     return [FindingRow(one.status, one.what, one.detail, one.fix or "") for one in examine(check_engines)]
 
 
-def _progress(name: str) -> Callable[[int, int, str], None] | None:
-    """A bar while engines are opened, which takes minutes where TensorRT builds them; none without a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        return None
-    bar = Progress(console=console, transient=True)
-    task = bar.add_task(f"{name}: engines", total=None)
+def _bar(name: str) -> Callable[[int, int, str], None]:
+    """Return a progress bar for opening engines, which takes minutes where TensorRT builds them."""
+    bar = StepProgress(name)
 
     def step(done: int, total: int, text: str) -> None:
-        bar.start()
-        bar.update(task, completed=done, total=total, description=f"{name}: {text or 'engines'}")
+        bar.__enter__()  # does nothing while the bar is shown
+        bar(done, total, text or "engines")
         if done >= total:
-            bar.stop()
+            bar.__exit__(None, None, None)
 
     return step

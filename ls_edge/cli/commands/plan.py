@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 import yaml
 
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
-from ls_edge.cli.profile_options import planning_inputs, profile_options
+from ls_edge.cli.output import print_json
+from ls_edge.cli.profile_options import PROFILES, planning_inputs
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError
-from ls_edge.core.files import check_writable, write_output
+from ls_edge.core.files import write_output
 from ls_edge.core.peers_file import PeersFile, load_peers
 from ls_edge.core.text import format_ranges
 from ls_edge.report.formatting import NOTHING, show, show_ms
@@ -37,33 +37,36 @@ PORT = 5555
         "ls-edge plan --bundle b --profiles a.json c.json --objective survival --loss-probability 0.05",
     ),
 )
-@profile_options
+@PROFILES
 @options.choice("--objective", ["latency", "throughput", "energy", "survival"], "Quantity to optimize.", required=True)
-@options.count("--replicas", "Minimum holders of a block.", most=256, default=1, show_default=True)
+@options.count("--replicas", "Minimum holders of a block.", most=256, default=1)
 @options.count("--max-replicas", "Maximum holders of a block.  [default: as memory allows]", most=256)
-@click.option(
+@options.names(
     "--loss-probability",
-    "losses",
-    multiple=True,
-    metavar="P|NAME=P",
-    help="Probability that a device is lost: of all, or of a device or zone; may be repeated.",
+    "Probability that a device is lost: of all, or of a device or zone; may be repeated.",
+    "P|NAME=P",
 )
-@click.option(
+@options.names(
     "--zones",
-    multiple=True,
-    metavar="ZONE=NAME,...",
-    help="Devices that fail together; holders of a block are in different zones. May be repeated.",
+    "Devices that fail together; holders of a block are in different zones. May be repeated.",
+    "ZONE=NAME,...",
 )
 @options.count("--batch", "Largest engine call.  [default: from --peers, or the best one in the profiles]", most=1024)
-@options.path("--out", "peers.yaml to write.")
+@options.output("--out", "peers.yaml to write.")
 @options.path("--peers", "peers.yaml whose addresses and keys --out keeps.")
-@click.option("--no-simulation", is_flag=True, help="Use analytical estimates only.")
+@options.flag("--no-simulation", "Use analytical estimates only.")
 @options.JSON
 def command(
-    bundle: Path, objective: Objective, replicas: int, max_replicas: int | None, losses: tuple[str, ...],
-    zones: tuple[str, ...], batch: int | None, out: Path | None, peers: Path | None,
-    no_simulation: bool, as_json: bool, **measured: Any,
-) -> None:  # fmt: skip
+    bundle: Path,
+    objective: Objective,
+    loss_probability: tuple[str, ...],
+    zones: tuple[str, ...],
+    out: Path | None,
+    peers: Path | None,
+    no_simulation: bool,
+    as_json: bool,
+    **inputs: Any,
+) -> None:
     """Assign blocks to devices, and tell whether that pays off.
 
     Assigns blocks by the measured speed of the devices and their links, and compares the result with the best device
@@ -72,31 +75,39 @@ def command(
     """
     if peers is not None and out is None:
         raise UsageError("--peers says what --out keeps; give --out FILE as well")
-    if out is not None:
-        check_writable(out)
     opened = Bundle.open(bundle)
     known = None if peers is None else load_peers(peers)  # finds mistakes, with line and column
-    inputs = planning_inputs(
-        **measured, replicas=replicas, max_replicas=max_replicas, losses=_losses(losses), zones=_zones(zones),
-        objective=objective, batch=batch,
-        batches={} if known is None else {peer.name: peer.max_batch for peer in known.peers},
-    )  # fmt: skip
-    problem, assumptions = problem_of(opened, inputs)
-    entries = None if known is None else _known_entries(known, [device.name for device in problem.devices])
+    found = planning_inputs(
+        **inputs,
+        losses=_losses(loss_probability),
+        zones=_zones(zones),
+        objective=objective,
+        batches={peer.name: peer.max_batch for peer in known.peers} if known is not None else {},
+    )
+    problem, assumptions = problem_of(opened, found)
+    if known is not None:
+        for device in problem.devices:
+            known.peer(device.name)  # refuses a device that is not in the file
     with StepProgress("plan") as progress:
         planned = plan_placement(problem, objective)
         document = plan_document(
-            problem, objective, planned, assumptions, bundle_id=opened.manifest.bundle_id, simulate=not no_simulation,
+            problem,
+            objective,
+            planned,
+            assumptions,
+            bundle_id=opened.manifest.bundle_id,
+            simulate=not no_simulation,
             on_step=lambda done, total, text: progress(done, total, f"simulating {text}" if done < total else text),
-        )  # fmt: skip
+        )
     if out is not None:
-        _write_peers(out, document, inputs.codec, peers, entries)
+        _write_peers(out, document, found.codec, known)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+        print_json(document)
     else:
         _print(document)
         if out is not None:
-            click.echo(f"written to {out}" + _next_step(peers))
+            next_step = "" if known is not None else "; next: addresses and keys, then copy it to every machine"
+            click.echo(f"written to {out}{next_step}")
 
 
 def _losses(texts: tuple[str, ...]) -> dict[str, float]:
@@ -130,37 +141,29 @@ def _zones(texts: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _known_entries(file: PeersFile, names: list[str]) -> dict[str, Any]:
-    """Return an existing ``peers.yaml``, in which the plan changes only the blocks."""
-    for name in names:
-        file.peer(name)
-    document = yaml.safe_load(Path(file.path).read_text(encoding="utf-8"))
-    assert isinstance(document, dict)
-    return document
+def _write_peers(out: Path, plan: PlanDocument, codec: str, known: PeersFile | None) -> None:
+    """Write the peers that hold blocks, and name the others in a comment.
 
-
-def _write_peers(
-    out: Path, plan: PlanDocument, codec: str, known: Path | None, document: dict[str, Any] | None
-) -> None:
-    """Write the peers that hold blocks, and name the others in a comment."""
+    With a ``known`` file, only the blocks and the batch sizes differ from it.
+    """
     idle = [name for name, blocks in plan.placement.items() if not blocks]
     text = "# Written by 'ls-edge plan'.\n"
     if idle:
         text += f"# Without blocks, so left out: {', '.join(idle)}\n"
-    if document is None:
-        document = {
-            "sources": [],
-            "peers": [
-                {"name": name, "address": f"tcp://{name}:{PORT}", "bind": f"tcp://0.0.0.0:{PORT}", "codec": codec}
-                for name in plan.placement
-            ],
-        }
+    document: dict[str, Any]
+    if known is None:
+        peers = [
+            {"name": name, "address": f"tcp://{name}:{PORT}", "bind": f"tcp://0.0.0.0:{PORT}", "codec": codec}
+            for name in plan.placement
+        ]
+        document = {"sources": [], "peers": peers}
         text += (
-            f"# Addresses are the names of the devices, port {PORT}. Keys are still to be made, for each device and\n"
+            f"# Addresses are the names of the devices, port {PORT}. Create keys for each device and the source with\n"
+            "# 'ls-edge keys new NAME'; see docs/peers.md.\n"
         )
-        text += "# the source: 'ls-edge keys new NAME'; see docs/peers.md.\n"
     else:
-        text += f"# Addresses and keys are those of {known}.\n"
+        document = yaml.safe_load(Path(known.path).read_text(encoding="utf-8"))
+        text += f"# Addresses and keys are those of {known.path}.\n"
     kept = []
     for entry in document["peers"]:
         blocks = plan.placement.get(entry["name"], ())
@@ -171,49 +174,41 @@ def _write_peers(
     write_output(out, text + yaml.safe_dump({**document, "peers": kept}, sort_keys=False))
 
 
-def _next_step(peers: Path | None) -> str:
-    return "" if peers is not None else "; next: addresses and keys, then copy it to every machine"
-
-
 def _print(document: PlanDocument) -> None:
-
     console = open_console()
-    if document.recommendation == "single":
-        console.print(f"One device is better. {document.reason}.", soft_wrap=True)
-    else:
-        console.print(f"Distribute: {document.reason}.", soft_wrap=True)
+    advice = "One device is better. " if document.recommendation == "single" else "Distribute: "
+    console.print(f"{advice}{document.reason}.")
     placement = PlainTable.of("device", "blocks", ">batch")
     for name, blocks in document.placement.items():
         placement.add_row(name, format_ranges(blocks) or NOTHING, str(document.max_batch[name]) if blocks else NOTHING)
     print_table(placement, console)
     table = PlainTable.of("", ">latency", ">images / s", ">energy", ">battery", ">whole answers", "policy")
-
-    def row(name: str, figures: Expected | None) -> None:
-        if figures is None:
-            table.add_row(name, *[NOTHING] * 5, "no room")
-            return
-        table.add_row(
-            name,
-            show_ms(figures.latency_ms),
-            show(figures.throughput),
-            NOTHING if figures.energy_mj is None else f"{show(figures.energy_mj)} mJ",
-            NOTHING if figures.battery_h is None else f"{show(figures.battery_h)} h",
-            NOTHING if figures.whole_share is None else f"{100 * figures.whole_share:.3f} %",
-            figures.policy or "",
-        )
-
-    row("plan", document.expected)
-    for name, figures in document.baselines.items():
-        called = name.replace("_", " ")
-        row(f"{called}: {figures.device}" if figures is not None and figures.device else called, figures)
+    table.add_row("plan", *_cells(document.expected))
+    for name, expected in document.baselines.items():
+        device = f": {expected.device}" if expected is not None and expected.device else ""
+        table.add_row(f"{name.replace('_', ' ')}{device}", *_cells(expected))
     print_table(table, console)
     if document.policy is not None:
         console.print(f"run it with --policy {document.policy} --concurrency {document.concurrency}")
     if document.chosen != "plan":
-        console.print(f"the placement is that of the baseline {document.chosen.replace('_', ' ')}", soft_wrap=True)
+        console.print(f"the placement is that of the baseline {document.chosen.replace('_', ' ')}")
     proof = "no placement is better by the formulas" if document.solver == "exact" else "not proven to be the best"
     console.print(proof)
     for line in document.assumptions:
-        console.print(f"assumed: {line}", soft_wrap=True)
+        console.print(f"assumed: {line}")
     for line in document.warnings:
-        console.print(f"warning: {line}", style="yellow", soft_wrap=True)
+        console.print(f"warning: {line}", style="yellow")
+
+
+def _cells(expected: Expected | None) -> tuple[str, ...]:
+    """Return the cells of a placement; None for a baseline without room for the model."""
+    if expected is None:
+        return (*[NOTHING] * 5, "no room")
+    return (
+        show_ms(expected.latency_ms),
+        show(expected.throughput),
+        show(expected.energy_mj, " mJ"),
+        show(expected.battery_h, " h"),
+        NOTHING if expected.whole_share is None else f"{100 * expected.whole_share:.3f} %",
+        expected.policy or "",
+    )

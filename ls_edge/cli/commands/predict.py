@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import itertools
 import logging
 from collections import deque
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ import click
 import numpy as np
 
 from ls_edge.cli import options
-from ls_edge.cli.command import DEGRADED, Command
-from ls_edge.cli.descriptor_limit import require_descriptors
-from ls_edge.cli.holder_check import check_holders, wait_for_holders
+from ls_edge.cli.command import Command, exit_code
+from ls_edge.cli.holder_check import wait_for_holders
+from ls_edge.cli.inputs import open_peers
+from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import DataError, LsEdgeError, printable
 from ls_edge.core.logs import set_up
-from ls_edge.core.peers_file import load_peers
 from ls_edge.data.image_inputs import expand_argument, read_images
 from ls_edge.runtime.source.results import Answer, likeliest
 from ls_edge.runtime.source.source import Source
@@ -39,20 +39,23 @@ from ls_edge.runtime.source.source import Source
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True)
 @options.PEERS
 @options.BUNDLE
-@options.count("--top", "Number of classes to print, most likely first.", default=3, show_default=True)
+@options.count("--top", "Number of classes to print, most likely first.", default=3)
 @options.count("--limit", "Number of images.  [default: all; no limit for a camera]")
-@options.POLICY
-@options.CONCURRENCY
-@options.BUDGET_MS
-@options.MAX_SKIPS
+@options.concurrency(1_000_000)
 @options.wait("Time for each block to get a warm holder before the first image.")
 @click.option("--json", "as_json", is_flag=True, help="Output as JSON, one line per image.")
-@options.SECRET_KEY
-@options.STRICT_BUNDLE
+@options.SOURCE
 def command(
-    images: tuple[str, ...], peers: Path, bundle: Path, top: int, limit: int | None, policy: str, concurrency: int,
-    budget_ms: float, max_skips: int | None, wait: float, as_json: bool, secret_key: Path | None, strict_bundle: bool,
-) -> int:  # fmt: skip
+    images: tuple[str, ...],
+    peers: Path,
+    bundle: Path,
+    top: int,
+    limit: int | None,
+    concurrency: int,
+    wait: float,
+    as_json: bool,
+    **settings: Any,
+) -> int:
     """Classify images through the reachable peers.
 
     Prints class names and probabilities for each IMAGE: a file, a folder (all images below it), '-' for an encoded
@@ -62,8 +65,7 @@ def command(
     if nothing was answered.
     """
     set_up(as_json=False, level=logging.ERROR)
-    file = load_peers(peers)
-    require_descriptors(file)
+    file = open_peers(peers)
     opened = Bundle.open(bundle)
     inputs = [item for given in images for item in expand_argument(given)]
     printer = PredictionPrinter(opened.manifest.classes, top, as_json=as_json)
@@ -73,14 +75,8 @@ def command(
         return printer.exit_code()
 
     with contextlib.ExitStack() as stack:
-        source = stack.enter_context(
-            Source.open(
-                file, opened, policy=policy, secret_key=secret_key, strict_bundle=strict_bundle, budget_ms=budget_ms,
-                max_skips=max_skips, max_inflight=concurrency,
-            )
-        )  # fmt: skip
-        if warning := check_holders(source, wait_for_holders(source, wait), wait):
-            click.echo(f"ls-edge: warning: {printable(warning)}", err=True)
+        source = stack.enter_context(Source.open(file, opened, max_inflight=concurrency, **settings))
+        wait_for_holders(source, wait)
         frames = stack.enter_context(contextlib.closing(read_images(inputs)))
         for name, answer in answers_in_order(source, frames, concurrency, limit):
             if isinstance(answer, LsEdgeError):
@@ -98,13 +94,7 @@ def answers_in_order(
     Frames of a camera are sent one at a time, so that each is answered while it is new.
     """
     waiting: deque[tuple[str, Future[Answer] | DataError]] = deque()
-    count = 0
-    while limit is None or count < limit:
-        item = next(frames, None)
-        if item is None:
-            break
-        name, content = item
-        count += 1
+    for name, content in itertools.islice(frames, limit):
         try:
             waiting.append((name, content if isinstance(content, DataError) else source.submit(content, name=name)))
         except DataError as error:
@@ -138,44 +128,29 @@ class PredictionPrinter:
         """Print the most likely classes."""
         self._answered += 1
         self._degraded += answer.degraded
-        top = likeliest(answer.logits, self._top)
+        why, found = answer.record.why_skipped, likeliest(answer.logits, self._top)
         if self._as_json:
-            self._line(
-                name, [{"label": self._classes[index], "probability": p} for index, p in top], answer.degraded,
-                answer.latency_ms, None, answer.record.why_skipped,
-            )  # fmt: skip
+            top = [{"label": self._classes[index], "probability": p} for index, p in found]
+            _print_line(name, top=top, degraded=answer.degraded, latency_ms=answer.latency_ms, why_skipped=why)
             return
-        named = ", ".join(f"{printable(self._classes[index])} {p:.1%}" for index, p in top)
-        why = f": {answer.record.why_skipped}" if answer.record.why_skipped else ""
-        remark = f", without {len(answer.record.skipped)} of the blocks{why}" if answer.degraded else ""
+        named = ", ".join(f"{printable(self._classes[index])} {p:.1%}" for index, p in found)
+        remark = f", without {len(answer.record.skipped)} of the blocks{why and f': {why}'}" if answer.degraded else ""
         click.echo(f"{printable(name)}: {named}  ({answer.latency_ms:.1f} ms{remark})")
 
     def failed(self, name: str, why: str) -> None:
         """Print the reason for a missing answer."""
         self._failed += 1
         if self._as_json:
-            self._line(name, [], False, None, why)
+            _print_line(name, error=why)
         else:
             line = why if name in why else f"{name}: {why}"
             click.echo(f"ls-edge: {printable(line)}", err=True)
 
     def exit_code(self) -> int:
         """Return 1 if nothing was answered, 3 if something failed or blocks were skipped, else 0."""
-        if not self._answered:
-            return 1
-        return DEGRADED if self._failed or self._degraded else 0
+        return exit_code(self._answered, self._failed + self._degraded)
 
-    def _line(
-        self,
-        name: str,
-        top: list[dict[str, Any]],
-        degraded: bool,
-        latency_ms: float | None,
-        error: str | None,
-        why_skipped: str = "",
-    ) -> None:
-        document = {
-            "image": name.encode("utf-8", "replace").decode(), "top": top, "degraded": degraded,
-            "latency_ms": latency_ms, "error": error, "why_skipped": why_skipped,
-        }  # fmt: skip
-        click.echo(json.dumps(document, allow_nan=False))
+
+def _print_line(name: str, **fields: Any) -> None:
+    empty = {"top": [], "degraded": False, "latency_ms": None, "error": None, "why_skipped": ""}
+    print_json({"image": name.encode("utf-8", "replace").decode(), **empty, **fields}, one_line=True)

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import click
-import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
-from ls_edge.cli.descriptor_limit import require_descriptors
+from ls_edge.cli.inputs import peers_to_ask
+from ls_edge.cli.output import print_json, warn
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
-from ls_edge.core.logs import set_up
-from ls_edge.core.peers_file import load_peers
 from ls_edge.report.formatting import byte_size
 from ls_edge.report.terminal import PlainTable, print_table
 from ls_edge.runtime.clients.push import Pusher, PushError, PushResult
-from ls_edge.runtime.protocol.codecs import CODECS
-from ls_edge.runtime.transport.keys import load_secret
 
 _STYLES = {"active": "green", "failed": "red", "busy": "red", "unreachable": "red"}
 
@@ -39,15 +34,20 @@ _STYLES = {"active": "green", "failed": "red", "busy": "red", "unreachable": "re
 )
 @options.PEERS
 @options.path("--bundle", "Folder of the exported model.", metavar="DIR")
-@click.option("--rollback", is_flag=True, help="Return to the bundle before the last push, instead of --bundle.")
+@options.flag("--rollback", "Return to the bundle before the last push, instead of --bundle.")
 @options.path("--secret-key", "NAME.key_secret of a source with 'may_push: true' in peers.yaml.")
-@click.option("--only", multiple=True, metavar="NAME", help="Peer to update; may be repeated.")
+@options.names("--only", "Peer to update; may be repeated.")
 @options.wait("Time that a peer may be away or make no progress.", default=120.0, least=1, most=3600)
 @options.JSON
 def command(
-    peers: Path, bundle: Path | None, *, rollback: bool, secret_key: Path | None, only: tuple[str, ...], wait: float,
+    peers: Path,
+    bundle: Path | None,
+    rollback: bool,
+    secret_key: Path | None,
+    only: tuple[str, ...],
+    wait: float,
     as_json: bool,
-) -> int:  # fmt: skip
+) -> None:
     """Send a bundle to the peers and switch to it.
 
     Peers started with --store receive their blocks over their encrypted links. Parts that a peer already has are not
@@ -57,19 +57,13 @@ def command(
     """
     if (bundle is None) != rollback:
         raise UsageError("give --bundle FOLDER, or --rollback to go back to the bundle before")
-    file = load_peers(peers)
-    file.check_codecs(CODECS)
+    file, keys = peers_to_ask(peers, secret_key)
     opened = None if bundle is None else Bundle.open(bundle)
-    set_up(as_json=False, level=50)  # the table shows what peers report
-    require_descriptors(file)
     failure: PushError | None = None
     with (
         _bars(as_json=as_json) as on_change,
-        Pusher(
-            file, keys=None if secret_key is None else load_secret(secret_key), only=only, wait=wait,
-            on_change=on_change, on_warning=lambda text: click.echo(f"ls-edge: {printable(text)}", err=True),
-        ) as pusher,
-    ):  # fmt: skip
+        Pusher(file, keys=keys, only=only, wait=wait, on_change=on_change, on_warning=warn) as pusher,
+    ):
         try:
             if opened is None:
                 pusher.roll_back()
@@ -79,17 +73,16 @@ def command(
             failure = error
         results = pusher.results()
     if as_json:
-        click.echo(json.dumps({"peers": {name: msgspec.to_builtins(one) for name, one in results.items()}}, indent=1))
+        print_json({"peers": results})
     elif results:
         _print(results)
     if failure is not None:
         raise failure
-    return 0
 
 
 @contextlib.contextmanager
 def _bars(*, as_json: bool) -> Iterator[Callable[[str, str, int, int], None]]:
-    """A bar for each peer on standard error; none without a terminal."""
+    """Show a bar for each peer on standard error, if that is a terminal."""
     console = Console(stderr=True)
     if as_json or not console.is_terminal:
         yield lambda _name, _state, _missing, _total: None
@@ -108,16 +101,9 @@ def _bars(*, as_json: bool) -> Iterator[Callable[[str, str, int, int], None]]:
 
 
 def _print(results: Mapping[str, PushResult]) -> None:
-
-    table = PlainTable()
-    table.add_column("peer")
-    table.add_column("state")
-    for name in ("parts", "size", "sent"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why")
+    table = PlainTable.of("peer", "state", ">parts", ">size", ">sent", "why")
     for name, one in results.items():
-        table.add_row(
-            Text(printable(name)), Text(printable(one.state), style=_STYLES.get(one.state, "")), f"{one.parts}",
-            byte_size(one.bytes), byte_size(one.sent_bytes), Text(printable(one.reason or "")),
-        )  # fmt: skip
+        state = Text(printable(one.state), style=_STYLES.get(one.state, ""))
+        sizes = (byte_size(one.bytes), byte_size(one.sent_bytes))
+        table.add_row(name, state, f"{one.parts}", *sizes, one.reason or "")
     print_table(table)

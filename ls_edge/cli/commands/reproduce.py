@@ -1,4 +1,4 @@
-"""``ls-edge reproduce``: the trainings and evaluations of a whole comparison, then one table and one figure."""
+"""``ls-edge reproduce``: the trainings and evaluations of a whole comparison, with a table and a figure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ import msgspec
 from rich.console import Console
 
 from ls_edge.cli import options
+from ls_edge.cli.block_models import Device
 from ls_edge.cli.command import Command
 from ls_edge.cli.commands.eval import EvalOptions, evaluate_one
 from ls_edge.cli.commands.train import other_setting, train_run
+from ls_edge.cli.inputs import require_extras
+from ls_edge.cli.output import print_json, write_json
 from ls_edge.core.errors import DataError, UsageError, printable
 from ls_edge.core.files import write_output
 from ls_edge.data.datasets import ImageSet, is_timm_name, open_data
-from ls_edge.device.requirements import install_command, require_report
+from ls_edge.device.requirements import require_report
 from ls_edge.evaluation.evaluate import Evaluation, aggregate
 from ls_edge.report.terminal import PlainTable, open_console, print_table
 
@@ -31,19 +34,14 @@ CONFIGS, EVALUATION, RESULTS, TABLE = "configs", "eval.json", "results.json", "t
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command that hold for every row."""
+    """Options of the command that apply to every row."""
 
     seeds: int
     epochs: int | None
     orders: int
     limit: int | None
-    device: str
+    device: Device
     threads: int | None
-
-
-def _sources(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    pairs = [tuple(value.split("=", 1)) if "=" in value else ("", value) for value in values]
-    return tuple((name, source) for name, source in pairs)
 
 
 @click.command(
@@ -57,32 +55,29 @@ def _sources(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ..
 )
 @click.argument("plan")
 @options.path("--out", "Folder of runs and results.", type=options.FOLDER, metavar="DIR")
-@click.option(
-    "--data",
-    multiple=True,
-    callback=_sources,
-    metavar="[NAME=]DATA",
-    help="Location of a data set of the plan; NAME is optional if the plan has only one.",
+@options.names(
+    "--data", "Location of a data set of the plan; NAME is optional if the plan has only one.", "[NAME=]DATA"
 )
-@click.option("--only", multiple=True, metavar="NAME", help="Row or data set to select; may be repeated.")
-@options.count("--seeds", "Seeds 0, 1, ... of every row.", most=10_000, default=5, show_default=True)
+@options.names("--only", "Row or data set to select; may be repeated.")
+@options.count("--seeds", "Seeds 0, 1, ... of every row.", most=10_000, default=5)
 @options.count("--epochs", "Epochs of every training, instead of the plan's: for a trial.", most=10**9)
-@options.count("--orders", "Random orders of all blocks.", most=100_000, default=64, show_default=True)
+@options.orders(64)
 @options.count("--limit", "Images to evaluate on.")
 @options.DEVICE
 @options.threads("Torch threads on the CPU.")
-@click.option("--dry-run", is_flag=True, help="Count the floating-point operations and train nothing.")
-@click.option(
-    "--tflops",
-    type=options.Number(0, min_open=True),
-    metavar="X",
-    help="Sustained TFLOP per second, to estimate hours with --dry-run.",
-)
+@options.flag("--dry-run", "Count the floating-point operations and train nothing.")
+@options.number("--tflops", "Sustained TFLOP per second, to estimate hours with --dry-run.", "X", above=True)
 @options.JSON
 def command(
-    plan: str, out: Path | None, data: tuple[tuple[str, str], ...], only: tuple[str, ...], dry_run: bool,
-    tflops: float | None, as_json: bool, **options: Any,
-) -> None:  # fmt: skip
+    plan: str,
+    out: Path | None,
+    data: tuple[str, ...],
+    only: tuple[str, ...],
+    dry_run: bool,
+    tflops: float | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Train and evaluate a whole comparison, with a table and a figure.
 
     PLAN is digits, cifar10, paper, or a YAML file. Every row is trained and evaluated with every seed. Finished parts
@@ -94,26 +89,28 @@ def command(
     chosen = Options(**options)
     found = read_plan(find_plan(plan)).only(only)
     found = found.with_data(_named(data, found))
-    try:
-        import ls_edge.training.loop  # noqa: F401 - to see whether it can be imported
-    except ImportError as error:
-        raise UsageError(f"reproduce needs {error.name}; to install it: {install_command('train')}") from None
+    require_extras("reproduce", ("ls_edge.training.loop",), "train")
     if dry_run:
         _estimate(found, chosen, tflops, as_json=as_json)
         return
     if tflops is not None:
         raise UsageError("--tflops is for --dry-run; leave it out, or add --dry-run")
     if out is None:
-        raise UsageError("no folder to write to: give --out DIR")
+        raise UsageError("there is no folder to write to; give --out DIR")
     _check(found)
     results = _execute(found, out, chosen)
     _finish(found, out, chosen, results, as_json=as_json)
 
 
-def _named(data: tuple[tuple[str, str], ...], plan: Plan) -> dict[str, str]:
-    if any(not name for name, _ in data) and len(plan.data) > 1:
-        raise UsageError(f"--data {data[0][1]}: the plan has {', '.join(plan.data)}; write --data NAME=DATA")
-    return {name or next(iter(plan.data)): source for name, source in data}
+def _named(data: tuple[str, ...], plan: Plan) -> dict[str, str]:
+    """Return the location of each named data set."""
+    found = {}
+    for text in data:
+        name, _, source = text.rpartition("=")
+        if not name and len(plan.data) > 1:
+            raise UsageError(f"--data {source}: the plan has {', '.join(plan.data)}; write --data NAME=DATA")
+        found[name or next(iter(plan.data))] = source
+    return found
 
 
 def _check(plan: Plan) -> None:
@@ -124,24 +121,28 @@ def _check(plan: Plan) -> None:
     for name, item in plan.data.items():
         if not item.source:
             raise UsageError(f"the plan needs the data set {name}: give --data {name}=DATA, or choose rows with --only")
-        drawn = sum(row.figure for row in plan.rows.values() if row.data == name)
-        if drawn:
+        if drawn := sum(row.figure for row in plan.rows.values() if row.data == name):
             check_figure(drawn)
 
 
+def _trainings(plan: Plan) -> list[tuple[str, str]]:
+    """Return the name and the data set of each training, those that others start from first."""
+    from ls_edge.training.reproduction import START
+
+    return [*((f"{START}-{data}", data) for data in plan.start), *((name, row.data) for name, row in plan.rows.items())]
+
+
 def _execute(plan: Plan, out: Path, options: Options) -> dict[str, list[Evaluation]]:
-    """Train and evaluate what is not there yet; the evaluations of every row, one a seed."""
+    """Train and evaluate what is missing; return the evaluations of every row, one per seed."""
     from ls_edge.training.reproduction import START
 
     console = open_console(stderr=True)
     images = {name: open_data(item.source, "eval") for name, item in plan.data.items()}
     plan.write_configs(out / CONFIGS)
-    starts = [(f"{START}-{data}", data) for data in plan.start]
-    rows = [(name, row.data) for name, row in plan.rows.items()]
     results: dict[str, list[Evaluation]] = {name: [] for name in plan.rows}
     for seed in range(options.seeds):
-        for name, data in [*starts, *rows]:
-            console.print(f"{name}, seed {seed} of 0 to {options.seeds - 1}", soft_wrap=True)
+        for name, data in _trainings(plan):
+            console.print(f"{name}, seed {seed} of 0 to {options.seeds - 1}")
             start = out / f"{START}-{data}" / f"seed-{seed}" if name in results and data in plan.start else None
             run = out / name / f"seed-{seed}"
             _train(run, out / CONFIGS / f"{name}.yaml", plan.data[data].source, seed, start, options, console)
@@ -153,7 +154,7 @@ def _execute(plan: Plan, out: Path, options: Options) -> dict[str, list[Evaluati
 def _train(
     run: Path, config: Path, source: str, seed: int, start: Path | None, options: Options, console: Console
 ) -> None:
-    """Train one run, go on with it, or leave it where it is finished; its settings have to be the plan's."""
+    """Train one run, or continue it, or leave it if it is finished; its settings have to be those of the plan."""
     from ls_edge.training.reproduction import settings_of
 
     flags = {"epochs": options.epochs, "device": options.device, "threads": options.threads}
@@ -172,7 +173,7 @@ def _train(
 
 
 def _evaluate(run: Path, images: ImageSet, plan: Plan, options: Options) -> Evaluation:
-    """Evaluate a run, or read what was found before by the same orders on the same images."""
+    """Evaluate a run, or read the result of an earlier evaluation in the same orders on the same images."""
     from ls_edge.training.checkpoint import read_record
 
     blocks = len(read_record(run)[1].kept)
@@ -183,13 +184,9 @@ def _evaluate(run: Path, images: ImageSet, plan: Plan, options: Options) -> Eval
         if all(found.settings.get(name) == value for name, value in asked.items()):
             return found
     result = evaluate_one(
-        run, images,
-        EvalOptions(
-            orders=options.orders, keep=keep, arrangements=False, kendall=False, limit=options.limit, seed=0,
-            batch_size=100, device=options.device, precision="fp32", threads=options.threads,  # type: ignore[arg-type]
-        ), like=None,
-    )  # fmt: skip
-    write_output(run / EVALUATION, msgspec.json.format(msgspec.json.encode(result), indent=1).decode())
+        run, images, EvalOptions(options.orders, keep, options.limit, options.device, options.threads)
+    )
+    write_json(run / EVALUATION, result)
     return result
 
 
@@ -197,107 +194,92 @@ def _finish(plan: Plan, out: Path, options: Options, results: dict[str, list[Eva
     """Write the results, the table and the figures, and print the table."""
     from ls_edge.report.charts import write_figure
 
-    rows: dict[str, Evaluation] = {}
-    for name, found in results.items():
-        ones = [
-            msgspec.structs.replace(one, settings={**one.settings, "of": f"{name}/seed-{seed}"})
-            for seed, one in enumerate(found)
-        ]
-        settings = {**ones[0].settings, "of": name}
-        rows[name] = msgspec.structs.replace(aggregate(ones), name=name, settings=settings)
+    rows = {name: _average(name, found) for name, found in results.items()}
     document = {
-        "title": plan.title, "seeds": options.seeds, "epochs": options.epochs,
+        "title": plan.title,
+        "seeds": options.seeds,
+        "epochs": options.epochs,
         "data": {name: item.source for name, item in plan.data.items()},
         "rows": [{"row": name, "data": plan.rows[name].data, "evaluation": found} for name, found in rows.items()],
-    }  # fmt: skip
-    text = msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
-    write_output(out / RESULTS, text + "\n")
+    }
+    write_json(out / RESULTS, document)
     headings, lines = _table(plan, rows)
     parts = ["| " + " | ".join(cells) + " |" for cells in (headings, ["---"] * len(headings), *lines)]
-    write_output(
-        out / TABLE, f"{plan.title}; {options.seeds} seeds, mean ± deviation between them\n\n" + "\n".join(parts) + "\n"
-    )
+    title = f"{plan.title}; {options.seeds} seeds, mean ± deviation between them"
+    write_output(out / TABLE, "\n".join([title, "", *parts, ""]))
     for data in plan.data:
-        drawn = [rows[name] for name, row in plan.rows.items() if row.data == data and row.figure]
-        if drawn:
+        if drawn := [rows[name] for name, row in plan.rows.items() if row.data == data and row.figure]:
             write_figure(out / ("figure.svg" if len(plan.data) == 1 else f"figure-{data}.svg"), drawn)
     if as_json:
-        click.echo(text)
+        print_json(document)
         return
-
     table = PlainTable.of(*headings[:2], *(f">{heading}" for heading in headings[2:]))
     for cells in lines:
         table.add_row(*cells)
     print_table(table)
-    click.echo(f"{printable(out)}: {RESULTS}, {TABLE} and the figure")
+    click.echo(f"{printable(out)}: {RESULTS}, {TABLE}, and the figure")
+
+
+def _average(name: str, found: list[Evaluation]) -> Evaluation:
+    """Return the mean over the seeds of a row."""
+    ones = [
+        msgspec.structs.replace(one, settings={**one.settings, "of": f"{name}/seed-{seed}"})
+        for seed, one in enumerate(found)
+    ]
+    return msgspec.structs.replace(aggregate(ones), name=name, settings={**ones[0].settings, "of": name})
 
 
 def _table(plan: Plan, rows: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells: a row for each training, accuracy in trained and random order, and with blocks missing."""
+    """Return headings and cells: a row per training, accuracy in trained and random order, and with blocks missing."""
     keeps = sorted({int(keep) for found in rows.values() for keep in found.kept})
     lines = []
     for name, found in rows.items():
         assert found.models is not None
+        trained = f"{found.sequential.top1:.3f} ± {found.models.sequential_std:.3f}"
+        shuffled = f"{found.arbitrary.top1_mean:.3f} ± {found.models.arbitrary_std:.3f}"
         kept = [found.kept.get(str(count)) for count in keeps]
-        lines.append(
-            [
-                name, plan.rows[name].data, str(found.settings["blocks"]),
-                f"{found.sequential.top1:.3f} ± {found.models.sequential_std:.3f}",
-                f"{found.arbitrary.top1_mean:.3f} ± {found.models.arbitrary_std:.3f}",
-                *("" if value is None else f"{value.arbitrary:.3f}" for value in kept),
-            ]
-        )  # fmt: skip
+        missing = ["" if value is None else f"{value.arbitrary:.3f}" for value in kept]
+        lines.append([name, plan.rows[name].data, str(found.settings["blocks"]), trained, shuffled, *missing])
     return ["row", "data", "blocks", "trained order", "random order", *(f"{count} kept" for count in keeps)], lines
 
 
 def _estimate(plan: Plan, options: Options, tflops: float | None, *, as_json: bool) -> None:
-    """Count the operations of every training and evaluation, by the models themselves."""
-    from ls_edge.training.reproduction import START, cost_of, settings_of
+    """Count the operations of every training and evaluation from the models."""
+    from ls_edge.training.reproduction import cost_of, settings_of
 
     costs: list[RowCost] = []
     with tempfile.TemporaryDirectory() as folder:
         plan.write_configs(Path(folder))
-        for name, data in [(f"{START}-{data}", data) for data in plan.start] + [
-            (name, row.data) for name, row in plan.rows.items()
-        ]:
-            config, _ = settings_of(
-                Path(folder) / f"{name}.yaml", source="", seed=0, start=None, flags={"epochs": options.epochs}
-            )
+        for name, data in _trainings(plan):
+            flags = {"epochs": options.epochs}
+            config, _ = settings_of(Path(folder) / f"{name}.yaml", source="", seed=0, start=None, flags=flags)
             train, test, classes = _sizes(plan, data)
-            test = 0 if name.startswith(f"{START}-") else test if options.limit is None else options.limit
-            costs.append(
-                cost_of(
-                    name, config, images=train, test_images=test, classes=classes, keep=plan.keep, orders=options.orders
-                )
-            )
+            test = 0 if name not in plan.rows else test if options.limit is None else options.limit
+            sizes = {"images": train, "test_images": test, "classes": classes}
+            costs.append(cost_of(name, config, **sizes, keep=plan.keep, orders=options.orders))
     total = options.seeds * sum(cost.training_flops + cost.evaluation_flops for cost in costs)
     hours = None if tflops is None else total / (tflops * 1e12) / 3600
     if as_json:
         document = {"title": plan.title, "seeds": options.seeds, "rows": costs, "total_flops": total, "hours": hours}
-        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+        print_json(document)
         return
-
     columns = ("one seed of", ">training images", ">training TFLOP", ">evaluation TFLOP")
     table = PlainTable.of(*columns, title=plan.title)
     for cost in costs:
-        table.add_row(
-            cost.name, f"{cost.trained_images:,}", f"{cost.training_flops / 1e12:,.1f}",
-            f"{cost.evaluation_flops / 1e12:,.1f}",
-        )  # fmt: skip
+        flops = (f"{count / 1e12:,.1f}" for count in (cost.training_flops, cost.evaluation_flops))
+        table.add_row(cost.name, f"{cost.trained_images:,}", *flops)
     print_table(table)
     at = f", {hours:,.1f} hours at {tflops:g} TFLOP/s sustained" if hours is not None else ""
-    click.echo(f"{options.seeds} seeds: {total / 1e12:,.1f} TFLOP{at}; counted from the models, nothing was run")
+    click.echo(f"{options.seeds} seeds: {total / 1e12:,.1f} TFLOP{at}; counted from the models without running them")
 
 
 def _sizes(plan: Plan, name: str) -> tuple[int, int, int]:
-    """Images to train on, images to evaluate on, classes: of the data where it is at hand, else those of the plan."""
+    """Return images to train on, images to evaluate on, and classes: of the data if it is here, else of the plan."""
     item = plan.data[name]
     known = (item.images, item.test_images, item.classes)
     if item.source and not (is_timm_name(item.source) and None not in known):
         train, test = open_data(item.source, "train"), open_data(item.source, "eval")
         return len(train), len(test), len(train.classes)
     if item.images is None or item.test_images is None or item.classes is None:
-        raise DataError(
-            f"the size of the data set {name} is not known: give --data {name}=DATA, or write it in the plan"
-        )
+        raise DataError(f"the size of the data set {name} is unknown; give --data {name}=DATA, or add it to the plan")
     return item.images, item.test_images, item.classes

@@ -5,26 +5,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from ls_edge.cli import interrupts, options
-from ls_edge.cli.command import DEGRADED, Command, describe
-from ls_edge.cli.descriptor_limit import require_descriptors
-from ls_edge.cli.holder_check import check_holders, wait_for_holders
+from ls_edge.cli.command import Command, describe, exit_code
+from ls_edge.cli.holder_check import wait_for_holders
+from ls_edge.cli.inputs import open_peers
 from ls_edge.cli.metrics_listener import MAX_SCRAPE_CONNECTIONS, MetricsListener
+from ls_edge.cli.output import warn
 from ls_edge.core.bundle import Bundle
-from ls_edge.core.errors import DataError, LsEdgeError, printable
-from ls_edge.core.files import check_writable
+from ls_edge.core.errors import LsEdgeError, printable
 from ls_edge.core.logs import set_up
-from ls_edge.core.peers_file import EngineKind, load_peers
 from ls_edge.core.records import RequestRecord, TraceWriter
 from ls_edge.core.text import name_blocks
-from ls_edge.data.datasets import ImageRef, open_data, trained_on_warning
-from ls_edge.device.requirements import require_report
+from ls_edge.data.datasets import open_data, trained_on_warning
 from ls_edge.evaluation.run_summary import RunSummary, summarise
 from ls_edge.report.progress import RunProgress
 from ls_edge.report.tables import print_summary
@@ -52,56 +50,50 @@ MAX_REMARKS = 10
 @options.PEERS
 @options.BUNDLE
 @options.DATA
-@options.POLICY
 @options.LIMIT
-@options.CONCURRENCY
-@options.BUDGET_MS
-@options.MAX_SKIPS
-@options.SEED
-@click.option(
-    "--latency-weight",
-    type=options.Number(0, 10**6),
-    default=1.0,
-    show_default=True,
-    metavar="NATS",
-    help="Value of a second to the policy 'quality', in nats of log-likelihood.",
+@options.concurrency(1_000_000)
+@options.SOURCE
+@options.number(
+    "--latency-weight", "Value of a second to the policy 'quality', in nats.", "NATS", most=10**6, default=1.0
 )
-@options.count(
-    "--waves", "Waves of the policy 'parallel'; fewer are faster.", most=10_000, default=2, show_default=True
-)
+@options.count("--waves", "Waves of the policy 'parallel'; fewer are faster.", most=10_000, default=2)
 @options.choice(
     "--on-straggler",
     ["later", "skip"],
-    "Fate of blocks on a late track, with the policy 'parallel'.",
+    "Whether blocks of a late track run later or are skipped, with the policy 'parallel'.",
     default="later",
-    show_default=True,
 )
-@options.choice("--via", ["peers", "source"], "Route of a hop.", default="peers", show_default=True)
-@options.ENDS
-@options.wait("Time for each block to get a warm holder before the first image.")
-@click.option(
+@options.choice("--via", ["peers", "source"], "Route of a hop.", default="peers")
+@options.number(
     "--audit",
-    type=options.Number(0, 1),
+    "Fraction of answers to recompute locally, to find peers that return wrong results.",
+    "SHARE",
+    most=1,
     default=0.0,
-    show_default=True,
-    metavar="SHARE",
-    help="Fraction of answers to recompute locally, to find peers that return wrong results.",
 )
+@options.wait("Time for each block to get a warm holder before the first image.")
 @options.METRICS
 @options.JSON
 @options.REPORT
-@options.path("--trace", "JSON lines to write, one per request.")
-@options.path("--trace-events", "Chrome trace events to write, for ui.perfetto.dev or chrome://tracing.")
-@options.SECRET_KEY
-@options.STRICT_BUNDLE
+@options.output("--trace", "JSON lines to write, one per request.")
+@options.output("--trace-events", "Chrome trace events to write, for ui.perfetto.dev or chrome://tracing.")
 @options.LOG_JSON
 def command(
-    peers: Path, bundle: Path, data: str, policy: str, limit: int | None, concurrency: int, budget_ms: float,
-    max_skips: int | None, seed: int, latency_weight: float, waves: int, on_straggler: Literal["later", "skip"],
-    via: str, threads: int | None, engine: EngineKind | None, provider: str | None, wait: float, audit: float,
-    metrics: str | None, as_json: bool, report: Path | None, trace: Path | None, trace_events: Path | None,
-    secret_key: Path | None, strict_bundle: bool, log_json: bool,
-) -> int:  # fmt: skip
+    peers: Path,
+    bundle: Path,
+    data: str,
+    limit: int | None,
+    concurrency: int,
+    via: str,
+    wait: float,
+    metrics: str | None,
+    as_json: bool,
+    report: Path | None,
+    trace: Path | None,
+    trace_events: Path | None,
+    log_json: bool,
+    **settings: Any,
+) -> int:
     """Answer images through the reachable peers, and measure it.
 
     Prints accuracy, latency, and the work of each peer. If a block has no holder after --wait, and the policy may not
@@ -112,42 +104,23 @@ def command(
     """
     # What matters to a person is in the progress display; the log is for machines.
     set_up(as_json=log_json, level=logging.INFO if log_json else logging.ERROR)
-    for path in (trace, report, trace_events):
-        if path is not None:
-            check_writable(path)
-    if report is not None:
-        require_report("--report")
-    file = load_peers(peers)
-    require_descriptors(file, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
+    file = open_peers(peers, 0 if metrics is None else MAX_SCRAPE_CONNECTIONS)
     opened = Bundle.open(bundle)
     images = open_data(data, "eval")
-    known = trained_on_warning(images, opened.manifest.trained_on)
-    if known:
-        _warn(known)
+    if known := trained_on_warning(images, opened.manifest.trained_on):
+        warn(known)
     images = images.take(limit)
-    images.labels_for(opened.manifest.classes)  # other classes are found before anybody is waited for
+    images.labels_for(opened.manifest.classes)  # refuses other classes before waiting for peers
 
     progress = RunProgress(len(images), [peer.name for peer in file.peers])
+    settings.update(max_inflight=concurrency, via_source=via == "source", on_event=progress.event)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(MetricsListener(metrics)) if metrics is not None else None
-        source = stack.enter_context(
-            Source.open(
-                file, opened, policy=policy, secret_key=secret_key, strict_bundle=strict_bundle, budget_ms=budget_ms,
-                max_skips=max_skips, seed=seed, max_inflight=max(concurrency, 1), via_source=via == "source",
-                threads=threads, engine=engine, provider=provider, latency_weight=latency_weight, waves=waves,
-                on_straggler=on_straggler, audit=audit, on_event=progress.event,
-            )
-        )  # fmt: skip
+        source = stack.enter_context(Source.open(file, opened, **settings))
         if listener is not None:
-            url = listener.serve_source(source)
-            click.echo(f"ls-edge: metrics at {url}", err=True)
+            click.echo(f"ls-edge: metrics at {listener.serve_source(source)}", err=True)
         stop = stack.enter_context(interrupts.StopRequest())
-        missing = wait_for_holders(source, wait, stop)
-        if stop:
-            raise KeyboardInterrupt
-        warning = check_holders(source, missing, wait)
-        if warning:
-            _warn(warning)
+        warning = wait_for_holders(source, wait, stop)
         writer = stack.enter_context(TraceWriter(trace)) if trace is not None else None
 
         def on_record(record: RequestRecord) -> None:
@@ -158,75 +131,73 @@ def command(
                 if writer.problem != before:
                     progress.note(writer.problem)
 
-        def skip(image: ImageRef, error: DataError) -> None:
-            progress.note(f"skipped {image.name}: {error}")
-
         with progress:
             measured = run_dataset(
-                source, images, concurrency=concurrency, on_record=on_record, on_skip=skip,
-                on_tick=_watch_holders(source, progress), stop=lambda: bool(stop), settings=_flags_in_force(),
-            )  # fmt: skip
+                source,
+                images,
+                concurrency=concurrency,
+                on_record=on_record,
+                on_skip=lambda image, error: progress.note(f"skipped {image.name}: {error}"),
+                on_tick=_watch_holders(source, progress),
+                stop=lambda: bool(stop),
+                settings=_flags_in_force(),
+            )
         problems = [] if measured.error is None else [str(measured.error)]
         if writer is not None:
             writer.correct(measured.records)
             writer.close()
             problems += [writer.problem] if writer.problem else []
         summary = summarise(measured.records, measured.events, measured.context)
-        remarks = _unused_peers(source.problems, summary, warning)
-        return _finish(
-            measured, summary, problems, remarks, stop.number, report, trace_events, opened.manifest.classes,
-            as_json=as_json,
-        )  # fmt: skip
-
-
-def _finish(
-    measured: DatasetRun, summary: RunSummary, problems: list[str], remarks: Sequence[str], signal_number: int,
-    report: Path | None, trace_events: Path | None, classes: Sequence[str], *, as_json: bool,
-) -> int:  # fmt: skip
-    """Print the summary, write the files, and return the exit code; a failure does not prevent the rest."""
-    try:
-        if as_json:
-            click.echo(summary.to_json())
-        else:
-            print_summary(summary, records=measured.records, classes=classes)
-    except OSError as error:
-        problems.append(f"the summary could not be printed: {describe(error)}")
-    for remark in remarks[:MAX_REMARKS]:
-        _warn(remark)
-    if measured.skipped_images:
-        name, why = measured.skipped_images[0]
-        _warn(f"{len(measured.skipped_images)} images could not be used, the first is {name}: {why}")
-    if summary.distrust:
-        _warn(summary.distrust)
-    if summary.audit is not None and summary.audit.warning:
-        _warn(summary.audit.warning)
-    for name, path, write in (("report", report, _write_report), ("trace events", trace_events, _write_trace_events)):
-        if path is not None:
-            try:
-                write(path, summary, measured)
-            except Exception as error:  # noqa: BLE001  the run is over and its summary printed
-                problems.append(str(error) if isinstance(error, LsEdgeError) else f"the {name} failed: {error!r}")
+        try:
+            if as_json:
+                click.echo(summary.to_json())
+            else:
+                print_summary(summary, records=measured.records, classes=opened.manifest.classes)
+        except OSError as error:
+            problems.append(f"the summary could not be printed: {describe(error)}")
+        for remark in [*_unused_peers(source.problems, summary, warning)[:MAX_REMARKS], *_remarks(measured, summary)]:
+            warn(remark)
+        problems += _write_files(summary, measured, report, trace_events)
     if problems:
         raise LsEdgeError("; ".join(problems))
-    if signal_number:
-        images = measured.context.settings["images"]
-        _warn(
-            f"{interrupts.word()} after {summary.requests} of {images} requests; {measured.given_up} on their way were "
-            "given up"
+    if stop:
+        warn(
+            f"{interrupts.word()} after {summary.requests} of {len(images)} requests; {measured.given_up} in flight "
+            "were given up"
         )
-        return 128 + signal_number
-    return _exit_code(summary)
+        return interrupts.exit_code()
+    return exit_code(summary.answered, summary.degraded + summary.failed)
 
 
-def _write_report(path: Path, summary: RunSummary, measured: DatasetRun) -> None:
-    from ls_edge.report.html import write_report
+def _write_files(
+    summary: RunSummary, measured: DatasetRun, report: Path | None, trace_events: Path | None
+) -> list[str]:
+    """Write report and trace events; return what failed, which does not prevent the rest."""
 
-    write_report(path, summary, measured.records, measured.events)
+    def write_html(path: Path, *run: Any) -> None:
+        from ls_edge.report.html import write_report
+
+        write_report(path, *run)
+
+    problems = []
+    for name, path, write in (("report", report, write_html), ("trace events", trace_events, write_trace_events)):
+        if path is not None:
+            try:
+                write(path, summary, measured.records, measured.events)
+            except Exception as error:  # noqa: BLE001  the run is over and its summary printed
+                problems.append(str(error) if isinstance(error, LsEdgeError) else f"the {name} failed: {error!r}")
+    return problems
 
 
-def _write_trace_events(path: Path, summary: RunSummary, measured: DatasetRun) -> None:
-
-    write_trace_events(path, summary, measured.records, measured.events)
+def _remarks(measured: DatasetRun, summary: RunSummary) -> Iterator[str]:
+    """Yield warnings about images and answers."""
+    if measured.skipped_images:
+        name, why = measured.skipped_images[0]
+        yield f"{len(measured.skipped_images)} images could not be used, the first is {name}: {why}"
+    if summary.distrust:
+        yield summary.distrust
+    if summary.audit is not None and summary.audit.warning:
+        yield summary.audit.warning
 
 
 def _flags_in_force() -> dict[str, Any]:
@@ -237,12 +208,6 @@ def _flags_in_force() -> dict[str, Any]:
         for name, value in flags.items()
         if name != "as_json"
     }
-
-
-def _exit_code(summary: RunSummary) -> int:
-    if not summary.answered:
-        return 1
-    return DEGRADED if summary.degraded or summary.failed else 0
 
 
 def _watch_holders(source: Source, progress: RunProgress) -> Callable[[], None]:
@@ -287,7 +252,3 @@ def _unused_peers(problems: Mapping[str, str], summary: RunSummary, reported: st
         for name, why in problems.items()
         if (name not in summary.peers or not summary.peers[name].requests) and f"{name}: {why}" not in reported
     ]
-
-
-def _warn(text: str) -> None:
-    click.echo(f"ls-edge: warning: {printable(text)}", err=True)

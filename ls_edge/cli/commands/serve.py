@@ -6,16 +6,16 @@ import contextlib
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ls_edge.cli import interrupts, options
 from ls_edge.cli.command import Command
-from ls_edge.cli.descriptor_limit import require_descriptors
+from ls_edge.cli.inputs import open_peers
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import LsEdgeError, UsageError
 from ls_edge.core.logs import set_up
-from ls_edge.core.peers_file import EngineKind, load_peers
 from ls_edge.device.requirements import require_http
 from ls_edge.runtime.source.source import Source
 
@@ -23,7 +23,6 @@ _LOOK_EVERY_S = 0.25
 """Interval of checks for a signal, in seconds."""
 _SEND_WITHIN_S = 2.0
 """Time to send answers after the budget of the last request when the server stops, in seconds."""
-_MIB = 1 << 20
 
 
 @click.command(
@@ -36,34 +35,26 @@ _MIB = 1 << 20
 )
 @options.PEERS
 @options.BUNDLE
-@click.option("--http", default="127.0.0.1:8080", show_default=True, metavar="HOST:PORT", help="Address to listen on.")
-@click.option("--insecure-http", is_flag=True, help="Allow --http off the loopback, without encryption and login.")
-@options.POLICY
-@options.count(
-    "--concurrency", "Images at the same time; more are refused with 503.", most=256, default=4, show_default=True
-)
-@options.BUDGET_MS
-@options.MAX_SKIPS
-@options.SEED
+@options.text("--http", "Address to listen on.", "HOST:PORT", default="127.0.0.1:8080")
+@options.flag("--insecure-http", "Allow --http off the loopback, without encryption and login.")
+@options.concurrency(256, "Images at the same time; more are refused with 503.")
 @options.wait("Time that an image waits for missing holders before it is refused with 503.")
 @options.count(
-    "--max-body",
-    "Size limit of an encoded image.",
-    least=1024,
-    most=1 << 28,
-    default=16 << 20,
-    show_default=True,
-    metavar="BYTES",
+    "--max-body", "Size limit of an encoded image.", least=1024, most=1 << 28, default=16 << 20, metavar="BYTES"
 )
-@options.ENDS
-@options.SECRET_KEY
-@options.STRICT_BUNDLE
+@options.SOURCE
 @options.LOG_JSON
 def command(
-    peers: Path, bundle: Path, http: str, insecure_http: bool, policy: str, concurrency: int, budget_ms: float,
-    max_skips: int | None, seed: int, wait: float, max_body: int, threads: int | None, engine: EngineKind | None,
-    provider: str | None, secret_key: Path | None, strict_bundle: bool, log_json: bool,
-) -> int:  # fmt: skip
+    peers: Path,
+    bundle: Path,
+    http: str,
+    insecure_http: bool,
+    concurrency: int,
+    wait: float,
+    max_body: int,
+    log_json: bool,
+    **settings: Any,
+) -> None:
     """Answer images over HTTP through the reachable peers.
 
     POST /predict takes an encoded image as its body. Other paths are /health/live, /health/ready, /status, and
@@ -84,36 +75,33 @@ def command(
             f"--http {http} is not on the loopback, and HTTP has neither encryption nor login; listen on 127.0.0.1 "
             "behind a reverse proxy with TLS, or allow it with --insecure-http"
         )
-    file = load_peers(peers)
     connections = concurrency + MAX_IDLE_CONNECTIONS
-    require_descriptors(file, connections)
+    file = open_peers(peers, connections)
     opened = Bundle.open(bundle)
-
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(open_listener(http, "--http"))
-        source = stack.enter_context(
-            Source.open(
-                file, opened, policy=policy, secret_key=secret_key, strict_bundle=strict_bundle, budget_ms=budget_ms,
-                max_skips=max_skips, seed=seed, max_inflight=concurrency, threads=threads, engine=engine,
-                provider=provider,
-            )
-        )  # fmt: skip
+        source = stack.enter_context(Source.open(file, opened, max_inflight=concurrency, **settings))
         service = HttpService(source, holder_wait_s=wait)
         stop = stack.enter_context(interrupts.StopRequest())
-        server = stack.enter_context(
-            HttpServer(
-                listener, service.handle, name="http", threads=concurrency + SPARE_THREADS, max_body=max_body,
-                max_connections=connections, receive_s=RECEIVE_S, cores=source.cores,
-            )
-        )  # fmt: skip
+        server = HttpServer(
+            listener,
+            service.handle,
+            name="http",
+            threads=concurrency + SPARE_THREADS,
+            max_body=max_body,
+            max_connections=connections,
+            receive_s=RECEIVE_S,
+            cores=source.cores,
+        )
+        stack.enter_context(server)
         log = logging.getLogger("ls_edge.runtime")
-        log.info("serving", extra={"url": server.url, "policy": policy, "bundle": opened.manifest.bundle_id[:16]})
+        about = {"policy": settings["policy"], "bundle": opened.manifest.bundle_id[:16]}
+        log.info("serving", extra={"url": server.url, **about})
         while not stop and source.is_open and server.is_alive:
             time.sleep(_LOOK_EVERY_S)
         if not stop:
             raise LsEdgeError("the server stopped after an internal error, see the log; start it again")
         log.info("stopping", extra={"in_flight": source.counts.in_flight})
         service.stop()
-        if not server.drain(budget_ms / 1e3 + _SEND_WITHIN_S):
+        if not server.drain(settings["budget_ms"] / 1e3 + _SEND_WITHIN_S):
             log.warning("stopped with unsent answers", extra={"in_flight": source.counts.in_flight})
-    return 0

@@ -13,14 +13,16 @@ from rich.text import Text
 
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
+from ls_edge.cli.inputs import require_extras
+from ls_edge.cli.output import print_json
 from ls_edge.core.errors import UsageError, printable
-from ls_edge.device.requirements import install_command
 from ls_edge.report.formatting import counted
 from ls_edge.report.terminal import open_console
 from ls_edge.training.methods.registry import METHODS
 
 if TYPE_CHECKING:
     from ls_edge.training.config import TrainConfig
+    from ls_edge.training.progress import Summary
 
 
 @click.command(
@@ -32,19 +34,15 @@ if TYPE_CHECKING:
         "ls-edge train --out run --resume",
     ),
 )
-@click.option(
-    "--data", metavar="DATA", help="Folder of class folders, a tar of one, 'digits', or a torch/ or hfds/ data set."
-)
+@options.text("--data", "Folder of class folders, a tar of one, 'digits', or a torch/ or hfds/ data set.", "DATA")
 @options.path("--out", "Folder of the run to write.", required=True, type=options.FOLDER, metavar="RUN")
-@click.option(
-    "--model", metavar="NAME", help="timm model, vit_digits, vit_cifar, or mixer_cifar.  [default: vit_digits]"
-)
+@options.text("--model", "timm model, vit_digits, vit_cifar, or mixer_cifar.  [default: vit_digits]", "NAME")
 @options.count("--depth", "Number of blocks to keep, evenly spaced.", most=10_000, metavar="K")
 @options.choice("--method", list(METHODS), "Training method.  [default: anyorder]")
 @options.bands("one, or those of --init RUN")
-@click.option("--init", metavar="RUN_OR_FILE", help="Run, .safetensors, or .pth file to start from.")
-@click.option("--teacher", metavar="RUN_OR_NAME", help="Run or timm model to imitate, convolutional or not.")
-@click.option("--teacher-weights", metavar="FILE", help="Weights of a timm teacher.  [default: timm's pretrained]")
+@options.text("--init", "Run, .safetensors, or .pth file to start from.", "RUN_OR_FILE")
+@options.text("--teacher", "Run or timm model to imitate.", "RUN_OR_NAME")
+@options.text("--teacher-weights", "Weights of a timm teacher.  [default: timm's pretrained]", "FILE")
 @options.choice(
     "--teacher-kind", ["hard", "soft"], "Target: the teacher's class or its probabilities.  [default: hard]"
 )
@@ -62,7 +60,7 @@ if TYPE_CHECKING:
 @click.option(
     "--exif-orientation/--no-exif-orientation",
     default=None,
-    help="Photos turned upright by EXIF, in training and use.  [default: no, or as --init RUN]",
+    help="Rotate photos upright by EXIF, in training and use.  [default: no, or as --init RUN]",
 )
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Seed of weights, orders, and batches.  [default: 0]")
 @options.count("--seeds", "Number of runs to train, in RUN/seed-K, starting at --seed.", most=10_000)
@@ -70,8 +68,8 @@ if TYPE_CHECKING:
 @options.count("--workers", "Processes that decode images.  [default: 0]", least=0, most=1024)
 @options.threads("Torch threads on the CPU.")
 @options.path("--config", "YAML file, or recipe of the paper, such as vit_b_cifar100; flags override it.")
-@click.option("--resume", is_flag=True, help="Continue the run in RUN with its own settings.")
-@click.option("--overwrite", is_flag=True, help="Replace the run in RUN.")
+@options.flag("--resume", "Continue the run in RUN with its own settings.")
+@options.flag("--overwrite", "Replace the run in RUN.")
 @options.JSON
 def command(
     out: Path,
@@ -95,11 +93,7 @@ def command(
     settings, named = read_config(None if config is None else find_recipe(config), flags)
     if not resume and not settings.data.source:
         raise UsageError("no data: give --data DATA, or name data.source in the --config file")
-    try:
-        from ls_edge.training import loop  # noqa: F401 - to see whether it can be imported
-    except ImportError as error:
-        raise UsageError(f"training needs {error.name}; to install it: {install_command('train')}") from None
-
+    require_extras("training", ("ls_edge.training.loop",), "train")
     console = open_console(stderr=True)
     console.quiet = os.environ.get("RANK", "0") != "0"
     summaries: list[Any] = []
@@ -107,13 +101,11 @@ def command(
         run = out if seeds is None else out / f"seed-{settings.seed + number}"
         seeded = msgspec.structs.replace(settings, seed=settings.seed + number) if seeds else settings
         started = resume and (seeds is None or (run / "config.yaml").exists())
-        summaries.append(train_run(run, seeded, named, console, resume=started, overwrite=overwrite))
-    summaries = [summary for summary in summaries if summary is not None]
-    if os.environ.get("RANK", "0") != "0" or not summaries:
-        return
-    if as_json:
-        document = {"runs": summaries} if seeds else summaries[0]
-        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+        summary = train_run(run, seeded, named, console, resume=started, overwrite=overwrite)
+        if summary is not None and not console.quiet:
+            summaries.append(summary)
+    if as_json and summaries:
+        print_json({"runs": summaries} if seeds else summaries[0])
         return
     for summary in summaries:
         _print(summary)
@@ -122,41 +114,33 @@ def command(
 def train_run(
     out: Path, settings: TrainConfig, named: frozenset[str], console: Console, *, resume: bool, overwrite: bool
 ) -> Any:
-    """Train one run and return its summary; None where it is finished already."""
+    """Train one run and return its summary, or None if it is finished already."""
     from ls_edge.training.checkpoint import RESUME
     from ls_edge.training.loop import train
     from ls_edge.training.progress import Bars
 
     if resume:
-        settings = _settings_of(out, settings, named)
+        if other := other_setting(out, settings, named):
+            raise UsageError(
+                f"--resume continues with the settings of {out}, where {other}; leave it out, or start again in "
+                "another folder with --init"
+            )
+        settings = _own_settings(out)
         if not (out / RESUME).is_file():
-            console.print(f"{out} is finished: nothing to resume", soft_wrap=True)
+            console.print(f"{out} is finished: nothing to resume")
             return None
     try:
         with Bars(console) as listener:
-            return train(
-                settings, out, listener=listener, resume=resume, overwrite=overwrite,
-                model_named="model.name" in named,
-            )  # fmt: skip
+            named_model = "model.name" in named
+            return train(settings, out, listener=listener, resume=resume, overwrite=overwrite, model_named=named_model)
     except KeyboardInterrupt:
         if (out / RESUME).is_file():
-            console.print(f"stopped; go on with the same command and --resume ({out})", soft_wrap=True)
+            console.print(f"stopped; to continue, use the same command with --resume ({out})")
         raise
 
 
-def _settings_of(out: Path, asked: TrainConfig, named: frozenset[str]) -> TrainConfig:
-    """The run's own settings; raises :class:`UsageError` where a flag asks for others."""
-    other = other_setting(out, asked, named)
-    if other:
-        raise UsageError(
-            f"--resume goes on with the settings of {out}, where {other}; leave it out, or start anew in another "
-            "folder with --init"
-        )
-    return _own_settings(out)
-
-
 def other_setting(out: Path, asked: TrainConfig, named: frozenset[str]) -> str:
-    """The first of the settings ``named`` that the run has otherwise, in words; empty where it has them as asked."""
+    """Return the first of the settings ``named`` that differs in the run, in words; empty if none does."""
     own = _own_settings(out)
     for name in sorted(named - {"data.workers"}):
         value, was = asked, own
@@ -175,9 +159,7 @@ def _own_settings(out: Path) -> TrainConfig:
     return TrainConfig(**{name: getattr(file, name) for name in TrainConfig.__struct_fields__})
 
 
-def _print(summary: Any) -> None:
-
-    s = summary
+def _print(s: Summary) -> None:
     if s.best_epoch is None:
         what = "as it starts, not trained"
     else:

@@ -6,22 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 from rich.text import Text
 
 from ls_edge.cli import options
 from ls_edge.cli.command import Command
 from ls_edge.cli.commands.export import shown
+from ls_edge.cli.inputs import require_extras
+from ls_edge.cli.output import print_json
 from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import UsageError, printable
-from ls_edge.device.requirements import install_command
 from ls_edge.report.terminal import PlainTable, print_table
 
 
 @click.command(cls=Command, examples=("ls-edge verify bundle", "ls-edge verify bundle --run run --data digits --json"))
 @click.argument("bundle", type=options.FILE)
 @options.path("--run", "Run it was exported from, to compare with PyTorch.", metavar="RUN")
-@click.option("--data", metavar="DATA", help="Images to compare on with --run, instead of generated ones.")
+@options.text("--data", "Images to compare on with --run, instead of generated ones.", "DATA")
 @options.JSON
 def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> None:
     """Check the digests of a bundle and, with its run, its numbers.
@@ -50,32 +50,26 @@ def command(bundle: Path, run: Path | None, data: str | None, as_json: bool) -> 
         "numbers": numbers,
     }
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+        print_json(document)
     else:
         _print(document)
     raise_problems(opened, reports)
 
 
 def _numbers(bundle: Bundle, run: Path, data: str | None) -> dict[str, Any]:
-
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        raise UsageError(f"--run needs torch; to install it: {install_command('export')}") from None
+    require_extras("--run", ("torch",), "export")
+    from ls_edge.export.calibration import read_calibration
     from ls_edge.export.verify import verify_run
     from ls_edge.training.checkpoint import load_run
 
     loaded = load_run(run)
     if data is None:
         return verify_run(bundle, loaded).to_json()
-    from ls_edge.export.calibration import read_calibration
-
     samples = read_calibration(data, loaded.record.image, loaded.record.classes).held_out
     return verify_run(bundle, loaded, samples, data).to_json()
 
 
 def _print(document: dict[str, Any]) -> None:
-
     parts, numbers = document["parts"], document["numbers"]
     table = PlainTable.of("", "", show_header=False, box=None)
     table.add_row(Text("bundle", "bold"), f"{document['bundle']}  ({document['bundle_id'][:12]})")

@@ -1,0 +1,72 @@
+"""Inputs of commands: peers.yaml and keys, and the packages that a command needs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ls_edge.core.errors import UsageError
+from ls_edge.core.logs import set_up
+from ls_edge.core.peers_file import PeersFile, load_peers
+from ls_edge.device.requirements import install_command
+from ls_edge.runtime.protocol.codecs import CODECS
+from ls_edge.runtime.transport.keys import KeyPair, load_secret
+
+DESCRIPTORS_PER_PEER = 5
+"""File descriptors per peer: connection, socket, two of its monitor, and the link of that peer to us."""
+DESCRIPTORS_PER_CONNECTION = 3
+"""File descriptors per HTTP connection: its socket, and files for a long body and a long answer."""
+OTHER_DESCRIPTORS = 24
+"""Standard streams, libzmq's threads, key checks, and temporary files."""
+
+
+def open_peers(path: Path, connections: int = 0) -> PeersFile:
+    """Read peers.yaml for a process that dials all peers and serves up to ``connections`` HTTP connections."""
+    file = load_peers(path)
+    file.check_codecs(CODECS)
+    require_descriptors(file, connections)
+    return file
+
+
+def peers_to_ask(path: Path, secret_key: Path | None) -> tuple[PeersFile, KeyPair | None]:
+    """Read peers.yaml and the key of a command whose result shows what peers report, so that nothing is logged."""
+    set_up(as_json=False, level=logging.CRITICAL)
+    return open_peers(path), None if secret_key is None else load_secret(secret_key)
+
+
+def require_descriptors(peers: PeersFile, connections: int = 0) -> None:
+    """Raise the soft limit on open files if needed; raise :class:`UsageError` if that is not allowed.
+
+    Without this check, a run would fail at the first socket that libzmq cannot open. ``connections`` is the number of
+    HTTP connections in addition to the links to peers.
+    """
+    try:
+        import resource
+    except ImportError:  # not on every system
+        return
+    needed = OTHER_DESCRIPTORS + DESCRIPTORS_PER_PEER * len(peers.peers) + DESCRIPTORS_PER_CONNECTION * connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard == resource.RLIM_INFINITY or hard >= needed:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+            return
+    raise UsageError(
+        f"this process may open {soft} files and sockets, and the {len(peers.peers)} peers of {os.fspath(peers.path)} "
+        f"need {needed}; allow more, for example with 'ulimit -n 1024'"
+    )
+
+
+def require_extras(what: str, modules: Sequence[str], *extras: str, instead: str = "") -> None:
+    """Import modules that ``what`` needs; raise :class:`UsageError` with the command that installs a missing one."""
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    except ImportError as error:
+        advice = f"{install_command(*extras)}{instead}"
+        raise UsageError(f"{what} needs {error.name}; to install it: {advice}") from None
