@@ -72,7 +72,11 @@ def board_demo(
             words += ["--policy", document["policy"] or "nearest", "--concurrency", concurrency, *keys]
             files.append(out / f"{name}.json")
             files[-1].write_text(run_command(console, *words), encoding="utf-8")
-    return {"plan": document, "compared": side_by_side(files), "files": [str(path) for path in files]}
+    return {
+        "plan": document,
+        "compared": msgspec.to_builtins(side_by_side(files)),
+        "files": [str(path) for path in files],
+    }
 
 
 def _spread(boards: Sequence[EmulatedBoard], num_blocks: int) -> dict[str, range]:
