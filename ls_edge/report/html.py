@@ -84,10 +84,11 @@ def write_simulation(path: str | Path, summary: SimulationSummary, outcomes: Seq
 
 
 def write_side_by_side(
-    path: str | Path, rows: Sequence[Sequence[str]], pairs: Sequence[Sequence[str]], *, title: str = "Side by side"
+    path: str | Path, rows: Sequence[Sequence[str]], pairs: Sequence[Sequence[str]], apart: Sequence[Sequence[str]] = ()
 ) -> None:
-    """Write a page with a row for each document and, with ``pairs``, planned and measured values."""
-    write_output(path, _render("side_by_side.html.j2", scripts=[], title=title, rows=rows, pairs=pairs))
+    """Write a page with a row for each document, planned and measured values, and plans and runs that differ."""
+    page = _render("side_by_side.html.j2", scripts=[], title="Side by side", rows=rows, pairs=pairs, apart=apart)
+    write_output(path, page)
 
 
 def write_analysis(path: str | Path, found: Analysis, *, title: str = "Blocks of a model") -> None:

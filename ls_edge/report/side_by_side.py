@@ -1,11 +1,12 @@
 """Comparison of runs, plans, simulations, profiles, benchmarks and evaluations, from the JSON of their commands.
 
-A plan is compared with runs of the same bundle: its latency, which is that of a single request, with runs of one
-request at a time, and its throughput with runs of several.
+A plan is compared with runs of the same bundle and placement: its latency, which is that of a single request, with
+runs of one request at a time, and its throughput with runs of several.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from ls_edge.core.errors import DataError, UsageError
+from ls_edge.core.text import format_ranges
 from ls_edge.evaluation.evaluate import Evaluation
 from ls_edge.report.formatting import distinct_names
 
@@ -32,6 +34,8 @@ class ComparedDocument(msgspec.Struct, frozen=True):
     throughput: float | None = None
     energy_mj: float | None = None
     at_once: int | None = None
+    placement: dict[str, tuple[int, ...]] | None = None
+    """Blocks of each peer of a plan or run; None if unknown."""
 
 
 class PlannedAgainstMeasured(msgspec.Struct, frozen=True):
@@ -46,25 +50,49 @@ class PlannedAgainstMeasured(msgspec.Struct, frozen=True):
     ratio: float
 
 
+class NotCompared(msgspec.Struct, frozen=True):
+    """A plan and a run of the same bundle that cannot be compared."""
+
+    plan: str
+    run: str
+    reason: str
+
+
 class SideBySide(msgspec.Struct, frozen=True):
     """Document of ``ls-edge report --json``."""
 
     rows: list[ComparedDocument]
     planned_against_measured: list[PlannedAgainstMeasured]
+    not_compared: list[NotCompared] = []
 
 
 def side_by_side(paths: Sequence[str | Path]) -> SideBySide:
     """Read documents and compare them; raise :class:`DataError` for any other file."""
     rows = [row for name, path in zip(distinct_names(paths), paths, strict=True) for row in _rows_of(name, Path(path))]
-    pairs = [
-        pair
-        for plan in rows
-        if plan.kind == "plan"
-        for run in rows
-        if run.kind == "run" and run.bundle_id == plan.bundle_id
-        for pair in _compared(plan, run)
-    ]
-    return SideBySide(rows, pairs)
+    pairs: list[PlannedAgainstMeasured] = []
+    apart: list[NotCompared] = []
+    for plan, run in itertools.product(rows, rows):
+        if (plan.kind, run.kind) == ("plan", "run") and run.bundle_id == plan.bundle_id:
+            reason = _difference(plan.placement or {}, run.placement or {})
+            if reason:
+                apart.append(NotCompared(plan.name, run.name, reason))
+            else:
+                pairs += _compared(plan, run)
+    return SideBySide(rows, pairs, apart)
+
+
+def _difference(planned: Mapping[str, Sequence[int]], run: Mapping[str, Sequence[int]]) -> str:
+    """Return why a run was not one of the planned placement, or an empty string."""
+    for name in sorted({*planned, *run}):
+        if name not in run:
+            return f"the plan has peer {name}, which the run did not use"
+        if name not in planned:
+            return f"the run used peer {name}, which has no blocks in the plan"
+        if set(planned[name]) != set(run[name]):
+            return (
+                f"{name} has blocks {format_ranges(planned[name])} in the plan, {format_ranges(run[name])} in the run"
+            )
+    return ""
 
 
 def evaluations_with_freedom(paths: Sequence[str | Path]) -> list[Evaluation]:
@@ -122,7 +150,10 @@ _Rows = list[dict[str, Any]]
 def _run(name: str, document: Mapping[str, Any]) -> _Rows:
     at_once = document.get("settings", {}).get("concurrency")
     about = f"policy {document['policy']}" + ("" if at_once is None else f", {at_once} at a time")
-    return [_answered(name, "run", about, document) | {"accuracy": document["top1"], "at_once": at_once}]
+    held = {peer: one["blocks"] for peer, one in document.get("peers", {}).items() if one["blocks"]}
+    return [
+        _answered(name, "run", about, document) | {"accuracy": document["top1"], "at_once": at_once, "placement": held}
+    ]
 
 
 def _simulation(name: str, document: Mapping[str, Any]) -> _Rows:
@@ -138,11 +169,11 @@ def _answered(name: str, kind: str, about: str, document: Mapping[str, Any]) -> 
 
 
 def _plan(name: str, document: Mapping[str, Any]) -> _Rows:
-    used = sum(bool(blocks) for blocks in document["placement"].values())
-    about = f"for {document['objective']}, {used} devices"
+    used = {name: blocks for name, blocks in document["placement"].items() if blocks}
+    about = f"for {document['objective']}, {len(used)} devices"
     if document["policy"]:
         about += f", policy {document['policy']}"
-    rows = [{"name": name, "kind": "plan", "about": about, **_expected(document["expected"])}]
+    rows = [{"name": name, "kind": "plan", "about": about, "placement": used, **_expected(document["expected"])}]
     single = document["baselines"].get("single")
     if single is not None:
         alone = {"name": f"{name}: alone", "kind": "plan, alone", "about": f"{single['device']} alone"}

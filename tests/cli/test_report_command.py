@@ -25,7 +25,10 @@ def documents(command, bundle, write_peers, serve, tmp_path):
     for name, words in (("plan", planning), ("alone", (*running, 1)), ("several", (*running, 3))):
         code, printed, errors = command(*words)
         assert code == 0, errors
-        (tmp_path / f"{name}.json").write_text(printed, encoding="utf-8")
+        document = json.loads(printed)
+        if name == "plan":
+            document["placement"] = {"a": [0, 1], "b": [2, 3], "idle": []}  # that of the runs
+        (tmp_path / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
     return [tmp_path / f"{name}.json" for name in ("profile", "plan", "alone", "several")]
 
 
@@ -54,6 +57,31 @@ def test_what_commands_print_side_by_side(command, documents, tmp_path):
     code, printed, _ = command("report", *documents)
     assert code == 0
     assert "images / s" in printed
+
+
+@pytest.mark.parametrize(
+    ("placement", "reason"),
+    [
+        ({"a": [0, 1]}, "the run used peer b, which has no blocks in the plan"),
+        ({"a": [0, 1], "b": [2, 3], "c": [3]}, "the plan has peer c, which the run did not use"),
+        ({"a": [0], "b": [1, 2, 3]}, "a has blocks 0 in the plan, 0-1 in the run"),
+    ],
+)
+def test_a_plan_is_not_compared_with_a_run_of_another_placement(command, documents, tmp_path, placement, reason):
+    plan = json.loads(documents[1].read_text(encoding="utf-8"))
+    documents[1].write_text(json.dumps(plan | {"placement": placement}), encoding="utf-8")
+    out = tmp_path / "compared.html"
+    code, printed, errors = command("report", *documents, "--out", out, "--json")
+    assert code == 0, errors
+    found = json.loads(printed)
+    assert found["planned_against_measured"] == []
+    assert found["not_compared"] == [
+        {"plan": "plan.json", "run": name, "reason": reason} for name in ("alone.json", "several.json")
+    ]
+    assert reason in out.read_text(encoding="utf-8")
+    code, printed, _ = command("report", *documents)
+    assert code == 0
+    assert f"plan.json and alone.json are not compared: {reason}" in printed
 
 
 def test_an_evaluation_and_a_benchmark(tmp_path):

@@ -228,15 +228,34 @@ def test_bands_take_neighbours_and_cost_a_visit_where_they_are_scattered():
 
 
 def test_one_device_alone_is_compared():
+    """It gets its tokens from the same source, by the same link, as devices that share the blocks."""
     fast = PlannedDevice("fast", 1.0, 8, stem_ms=0.5, head_ms=0.5, visit_ms=5.0, watts=10.0, loss=0.1)
     small = PlannedDevice("small", 0.1, 2, visit_ms=5.0, watts=1.0, whole=False)
-    planned = plan_placement(PlanningProblem((fast, small), 8, source_ms=1.0), "latency")
+    problem = PlanningProblem((fast, small), 8, source_ms=1.0, source_mj=3.0)
+    planned = plan_placement(problem, "latency")
     figures = planned.single.figures
-    assert (*figures.route, figures.latency_ms, figures.throughput) == ("fast", 9.0, 1e3 / 9)
-    assert (figures.energy_mj, figures.whole_share) == (90.0, 0.9)
-    assert planned.best.figures.latency_ms == 1.0 + 8 * 1.0 + 5.0
-    alone = plan_placement(PlanningProblem((small,), 2), "latency")
-    assert alone.single is None
+    assert planned.single.placement == {"fast": tuple(range(8))}
+    assert (*figures.route, figures.latency_ms, figures.throughput) == ("fast", 1.0 + 8 * 1.0 + 5.0, 1e3 / 8)
+    assert (figures.energy_mj, figures.whole_share) == (83.0, 0.9)
+    assert planned.best.figures == figures
+    assert planned.copies is None  # small has no room
+    assert plan_placement(PlanningProblem((small, dataclasses.replace(small, name="s")), 4), "latency").single is None
+
+
+def test_independent_copies_are_compared():
+    """Stem and head on each device, JPEGs of a tenth of the tokens over the same links, the same overhead of calls."""
+    kinds = {"stem_ms": 0.5, "head_ms": 0.5, "visit_ms": 5.0, "runtime_ms": 1.0, "wire_ms": 1.0, "loss": 0.1}
+    devices = (PlannedDevice("a", 1.0, 8, watts=10.0, **kinds), PlannedDevice("b", 3.0, 8, watts=2.0, **kinds))
+    problem = PlanningProblem(devices, 8, source_ms=1.0, source_visit_ms=2.0, source_wire_ms=1.0, image_share=0.1)
+    copies = plan_placement(problem, "throughput").copies.figures
+    assert copies.throughput == pytest.approx(1e3 / 9 + 1e3 / 25)
+    assert copies.latency_ms == pytest.approx((2.0 + 4.0 - 2.0) + 0.1 + 1.0 + 9.0)
+    assert copies.energy_mj == pytest.approx((10.0 * 1e3 + 2.0 * 1e3) / (1e3 / 9 + 1e3 / 25))
+    assert copies.whole_share == pytest.approx(0.99)
+    slow = dataclasses.replace(problem, source_wire_ms=100.0)
+    assert plan_placement(slow, "throughput").copies.figures.throughput == pytest.approx(100.0)
+    beyond = dataclasses.replace(problem, devices=tuple(dataclasses.replace(d, runtime_mean_ms=100.0) for d in devices))
+    assert plan_placement(beyond, "throughput").copies.figures.throughput == pytest.approx(2e3 / 109 + 2e3 / 125)
 
 
 def test_batteries_and_unknown_power():

@@ -27,6 +27,11 @@ from ls_edge.runtime.fleet.planning.problem import Objective
 
 PORT = 5555
 """Port of peers without an address."""
+_VERDICTS = {
+    "single": "One device is best",
+    "copies": "Independent copies of the whole model are best",
+    "distribute": "Distribute",
+}
 
 
 @click.command(
@@ -70,8 +75,8 @@ def command(
     """Assign blocks to devices, and tell whether that pays off.
 
     Assigns blocks by the measured speed of the devices and their links, and compares the result with the best device
-    alone, round robin, equal parts, and a pipeline in trained order. If one device alone is as good, that is the
-    recommendation.
+    alone, independent copies of the whole model, round robin, equal parts, and a pipeline in trained order. The first
+    line says which of one device, copies and distribution is best, and by how much.
     """
     if peers is not None and out is None:
         raise UsageError("--peers says what --out keeps; give --out FILE as well")
@@ -176,8 +181,9 @@ def _write_peers(out: Path, plan: PlanDocument, codec: str, known: PeersFile | N
 
 def _print(document: PlanDocument) -> None:
     console = open_console()
-    advice = "One device is better. " if document.recommendation == "single" else "Distribute: "
-    console.print(f"{advice}{document.reason}.")
+    console.print(f"{_VERDICTS[document.winner]}: {document.reason}.")
+    if document.advantages:
+        console.print(f"Distribution offers: {'; '.join(document.advantages)}.")
     placement = PlainTable.of("device", "blocks", ">batch")
     for name, blocks in document.placement.items():
         placement.add_row(name, format_ranges(blocks) or NOTHING, str(document.max_batch[name]) if blocks else NOTHING)
@@ -185,6 +191,8 @@ def _print(document: PlanDocument) -> None:
     table = PlainTable.of("", ">latency", ">images / s", ">energy", ">battery", ">whole answers", "policy")
     table.add_row("plan", *_cells(document.expected))
     for name, expected in document.baselines.items():
+        if name == "copies" and len(document.placement) == 1:
+            continue
         device = f": {expected.device}" if expected is not None and expected.device else ""
         table.add_row(f"{name.replace('_', ' ')}{device}", *_cells(expected))
     print_table(table, console)

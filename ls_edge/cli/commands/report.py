@@ -35,7 +35,8 @@ def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_
     """Compare runs, plans, and profiles.
 
     Compares accuracy, latency, throughput, and energy in the JSON of 'run', 'plan', 'simulate', 'bench', and 'eval',
-    and in files of 'profile'. If a plan and a run have the same bundle, planned and measured values are paired.
+    and in files of 'profile'. If a plan and a run have the same bundle and
+    placement, planned and measured values are paired.
     """
     found = side_by_side(files)
     if freedom is not None:
@@ -45,7 +46,9 @@ def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_
     if out is not None:
         from ls_edge.report.html import write_side_by_side
 
-        write_side_by_side(out, rows_text(found), pairs_text(found))
+        write_side_by_side(
+            out, rows_text(found), pairs_text(found), [(one.plan, one.run, one.reason) for one in found.not_compared]
+        )
     if as_json:
         print_json(found)
         return
@@ -55,6 +58,8 @@ def command(files: tuple[Path, ...], out: Path | None, freedom: Path | None, as_
             for row in rows:
                 table.add_row(*row)
             print_table(table)
+    for one in found.not_compared:
+        click.echo(f"{one.plan} and {one.run} are not compared: {one.reason}")
     for path in (out, freedom):
         if path is not None:
             click.echo(f"written to {path}")

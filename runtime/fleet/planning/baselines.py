@@ -3,36 +3,64 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Sequence
 
 from ls_edge.runtime.fleet.planning.assignment import assign_in_circle
-from ls_edge.runtime.fleet.planning.figures import Figures
-from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlannedDevice, PlanningProblem, zones_of
+from ls_edge.runtime.fleet.planning.figures import Figures, figures_of
+from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem, zones_of
+from ls_edge.runtime.fleet.planning.whole_share import whole_share
+from ls_edge.runtime.routing.engine_queue import MOST_CALLS
 
 
-def _single_figures(problem: PlanningProblem, device: PlannedDevice) -> Figures:
-    """Estimate a device that has the images itself and runs the whole model without a network."""
-    chain = device.stem_ms + problem.num_blocks * device.block_ms + device.head_ms
-    ends = device.stem_ms + device.head_ms if device.ends_ms is None else device.ends_ms
-    busy = ends + problem.num_blocks * device.busy_ms
-    gone = problem.zone_losses.get(device.zone, 0.0) if device.zone is not None else 0.0
-    battery = None
-    if device.battery_wh is not None and device.watts:
-        battery = device.battery_wh / device.watts
+def best_single(problem: PlanningProblem, objective: Objective) -> tuple[Placement, Figures] | None:
+    """Return all blocks on the device that is best alone, and its estimate; None if no device has room for them.
+
+    The source runs stem and head and sends tokens, as with any other placement.
+    """
+    found = []
+    for device in problem.devices:
+        if problem.room(device) == problem.num_blocks:
+            placement = {device.name: tuple(range(problem.num_blocks))}
+            found.append((placement, figures_of(problem, placement)))
+    return min(found, key=lambda one: (one[1].value(objective), one[1].latency_ms, one[1].route), default=None)
+
+
+def copies_figures(problem: PlanningProblem) -> Figures | None:
+    """Estimate independent copies: each device runs the whole model on images that it gets as JPEG.
+
+    No device ever waits, and images of a lost device are sent to another one. None unless two devices have room.
+    """
+    devices = [device for device in problem.devices if device.whole]
+    if len(devices) < 2:
+        return None
+    latency: dict[str, float] = {}
+    engine: dict[str, float] = {}
+    rate: dict[str, float] = {}
+    for device in devices:
+        sent = device.wire_ms * problem.image_share
+        link = max(0.0, problem.source_visit_ms + device.visit_ms - device.runtime_ms - 2 * device.wire_ms) + sent
+        chain = device.stem_ms + problem.num_blocks * device.block_ms + device.head_ms
+        latency[device.name] = link + device.runtime_ms + chain
+        ends = device.stem_ms + device.head_ms if device.ends_ms is None else device.ends_ms
+        engine[device.name] = ends + problem.num_blocks * device.busy_ms
+        busy = max(engine[device.name], (engine[device.name] + device.beyond_ms) / MOST_CALLS, sent)
+        rate[device.name] = 1e3 / busy if busy > 0 else float("inf")
+    sent = problem.source_wire_ms * problem.image_share
+    throughput = min(sum(rate.values()), 1e3 / sent if sent > 0 else float("inf"))
+    energy = None
+    if math.isfinite(throughput) and all(device.watts is not None for device in devices):
+        joules = sum(rate[device.name] * engine[device.name] * (device.watts or 0.0) for device in devices)
+        energy = joules / sum(rate.values())
+    hours = [one.battery_wh / one.watts for one in devices if one.battery_wh is not None and one.watts]
     return Figures(
-        latency_ms=chain,
-        throughput=1e3 / busy if busy > 0 else float("inf"),
-        energy_mj=None if device.watts is None else device.watts * busy,
-        battery_h=battery,
-        whole_share=(1 - device.loss) * (1 - gone),
-        route=(device.name,),
+        latency_ms=min(latency.values()),
+        throughput=throughput,
+        energy_mj=energy,
+        battery_h=min(hours, default=None),
+        whole_share=whole_share(problem, {one.name: tuple(range(problem.num_blocks)) for one in devices}),
+        route=(min(latency, key=lambda name: latency[name]),),
     )
-
-
-def best_single(problem: PlanningProblem, objective: Objective) -> Figures | None:
-    """Estimate the best device alone that has memory for the whole model; None if there is none."""
-    alone = [_single_figures(problem, device) for device in problem.devices if device.whole]
-    return min(alone, key=lambda one: (one.value(objective), one.latency_ms, one.route), default=None)
 
 
 def round_robin(problem: PlanningProblem) -> Placement | None:

@@ -7,8 +7,8 @@ knows queues and policies that the formulas do not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -16,10 +16,15 @@ from ls_edge.runtime.fleet.planning import scoring
 from ls_edge.runtime.fleet.planning.figures import figures_of
 from ls_edge.runtime.fleet.planning.placements import best_placement
 from ls_edge.runtime.fleet.planning.planner import Candidate, PlannedPlacement
-from ls_edge.runtime.fleet.planning.problem import Objective, PlanningProblem
+from ls_edge.runtime.fleet.planning.problem import OBJECTIVES, Objective, PlanningProblem
 from ls_edge.runtime.fleet.planning.scoring import best_policy, policies_for, simulate_placement
 
 SCHEMA = 1
+COPIES_ASSUMED = (
+    "independent copies get images as JPEG with 2 bits per pixel, and decode them as fast as the source, in no time"
+)
+LEAST_GAIN = 1e-6
+"""Relative difference up to which probabilities count as equal."""
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -50,10 +55,10 @@ class PlanDocument(msgspec.Struct, frozen=True):
     bundle_id: str
     objective: Objective
     recommendation: str
-    """``single`` or ``distribute``."""
+    """``distribute`` if distribution is best, else ``single``: each image is better off on one device."""
     reason: str
     placement: dict[str, tuple[int, ...]]
-    """Best placement on several devices, also if a single device is recommended."""
+    """Best placement by ``ls-edge``, also if distribution is not recommended."""
     replicas: int
     route: tuple[str, ...]
     policy: str | None
@@ -65,9 +70,16 @@ class PlanDocument(msgspec.Struct, frozen=True):
     formula: Expected
     """The same estimates by formula alone."""
     baselines: dict[str, Expected | None]
-    """``single``, ``round_robin``, ``equal_split``, ``trained_order``; null if memory does not allow one."""
+    """``single``, ``copies``, ``round_robin``, ``equal_split``, ``trained_order``; null if memory does not allow one.
+
+    ``copies`` is also null with one device.
+    """
     chosen: str
     """Origin of the placement: ``plan``, ``side_by_side`` or the name of a baseline that is better."""
+    winner: str
+    """``single``, ``copies`` (independent copies of the whole model) or ``distribute``."""
+    advantages: list[str]
+    """Benefits of distribution over the winner, if that is another."""
     solver: str
     """``exact`` if no placement is better by the formulas, else ``heuristic``."""
     assumptions: list[str]
@@ -86,7 +98,11 @@ def plan_document(
 ) -> PlanDocument:
     """Simulate the candidates, choose the best, and recommend whether to distribute."""
     warnings: list[str] = []
+    if planned.copies is not None:
+        assumptions = [*assumptions, COPIES_ASSUMED]
     candidates = _candidates(problem, objective, planned)
+    if planned.single is not None:
+        candidates.append(planned.single)
     used = max(sum(bool(held) for held in one.placement.values()) for one in candidates)
     if simulate and used > scoring.MOST_DEVICES:
         warnings.append(f"{used} devices are too many to simulate, so all estimates are by formula")
@@ -98,25 +114,28 @@ def plan_document(
             found = [simulate_placement(problem, candidate.placement, policy) for policy in policies]
             candidates[number] = replace(candidate, simulated=best_policy(found, objective))
     on_step(len(candidates), len(candidates), "done")
-    best = candidates[0]  # the plan
-    for other in candidates[1:]:
-        if other.value(objective) < best.value(objective) - scoring.NO_WORSE * abs(best.value(objective)):
-            best = other
     by_name = {candidate.name: candidate for candidate in candidates}
-    baselines: dict[str, Expected | None] = {"single": None if planned.single is None else _expected(planned.single)}
+    single = by_name.pop("single", None)
+    placed = [one for one in candidates if one is not single]
+    best = _best(placed, objective)  # the plan, unless another is clearly better
+    baselines: dict[str, Expected | None] = {
+        "single": None if single is None else _expected(single),
+        "copies": None if planned.copies is None else _expected(planned.copies),
+    }
     for name in planned.baselines:
         baselines[name] = _expected(by_name[name]) if name in by_name else None
-    recommendation, reason = _recommend(objective, best, planned.single)
+    verdict = _judge(problem, objective, placed, [single, planned.copies])
     proven = planned.is_exact and best.placement is planned.best.placement
     return PlanDocument(
-        schema=SCHEMA, bundle_id=bundle_id, objective=objective, recommendation=recommendation, reason=reason,
+        schema=SCHEMA, bundle_id=bundle_id, objective=objective,
+        recommendation="distribute" if verdict.winner == "distribute" else "single", reason=verdict.reason,
         placement=dict(best.placement), replicas=best.replicas, route=best.figures.route,
         policy=None if best.simulated is None else best.simulated.policy,
         concurrency=scoring.requests_at_once(problem, best.placement),
         max_batch={device.name: device.max_batch for device in problem.devices},
         expected=_expected(best), formula=_expected(replace(best, simulated=None)), baselines=baselines,
-        chosen=best.name, solver="exact" if proven else "heuristic",
-        assumptions=assumptions, warnings=warnings,
+        chosen=best.name, winner=verdict.winner, advantages=verdict.advantages,
+        solver="exact" if proven else "heuristic", assumptions=assumptions, warnings=warnings,
     )  # fmt: skip
 
 
@@ -132,6 +151,20 @@ def _candidates(problem: PlanningProblem, objective: Objective, planned: Planned
     return found
 
 
+def _best(candidates: Sequence[Candidate], objective: Objective) -> Candidate:
+    """Return the first candidate, unless a later one is better by more than the results can tell apart."""
+    best = candidates[0]
+    for other in candidates[1:]:
+        if _is_better(objective, other, best):
+            best = other
+    return best
+
+
+def _is_better(objective: Objective, one: Candidate, other: Candidate) -> bool:
+    least = LEAST_GAIN if objective == "survival" else scoring.NO_WORSE  # survival is by formula, which is exact
+    return one.value(objective) < other.value(objective) - least * abs(other.value(objective))
+
+
 def _expected(candidate: Candidate) -> Expected:
     formula, simulated = candidate.figures, candidate.simulated
     figures = simulated or formula
@@ -140,7 +173,7 @@ def _expected(candidate: Candidate) -> Expected:
         latency_ms=_number(figures.latency_ms), throughput=_number(figures.throughput),
         energy_mj=_number(figures.energy_mj), battery_h=_number(formula.battery_h),
         whole_share=_number(formula.whole_share, 6), policy=figures.policy,
-        placement=None if is_single else dict(candidate.placement), device=formula.route[0] if is_single else None,
+        placement=dict(candidate.placement) or None, device=formula.route[0] if is_single else None,
         simulated_whole_share=None if simulated is None else simulated.whole_share,
     )  # fmt: skip
 
@@ -149,18 +182,65 @@ def _number(value: float | None, digits: int = 4) -> float | None:
     return None if value is None or math.isinf(value) else round(value, digits)
 
 
-def _recommend(objective: Objective, best: Candidate, single: Candidate | None) -> tuple[str, str]:
-    """Return whether to distribute, and the numbers behind it."""
-    if single is None:
-        return "distribute", "no device has memory for the whole model"
-    name = single.figures.route[0]
-    ours, theirs = figure_text(objective, best), figure_text(objective, single)
-    value = best.value(objective)
-    if single.value(objective) <= value + 1e-9 * abs(value):
-        other: Objective = "throughput" if objective == "latency" else "latency"
-        more = f"{figure_text(other, single)} against {figure_text(other, best)}"
-        return "single", f"{name} alone is as good or better: {theirs} against {ours} ({more})"
-    return "distribute", f"{ours} against {theirs} of {name} alone"
+@dataclass(frozen=True)
+class _Verdict:
+    """The best of one device, independent copies and distribution."""
+
+    winner: str
+    reason: str
+    advantages: list[str]
+
+
+def _judge(
+    problem: PlanningProblem, objective: Objective, placed: Sequence[Candidate], others: Sequence[Candidate | None]
+) -> _Verdict:
+    """Compare the best placement on several devices with one device and with independent copies."""
+    spread = [one for one in placed if sum(map(bool, one.placement.values())) > 1]
+    known = [one for one in others if one is not None]
+    if not known:
+        return _Verdict("distribute", "no device has memory for the whole model", [])
+    distributed = [_best(spread, objective)] if spread else []
+    best = _best([*known, *distributed], objective)
+    texts = [
+        f"{figure_text(objective, other)} of {_called(other)}{_gain(objective, best, other)}"
+        for other in (*known, *distributed)
+        if other is not best
+    ]
+    reason = figure_text(objective, best)
+    reason += f" against {' and '.join(texts)}" if texts else ", and there is no other device"
+    if best.name == "single":
+        reason = f"{_called(best)}, {reason}"
+    if best in distributed:
+        return _Verdict("distribute", reason, [])
+    return _Verdict(best.name, reason, _advantages(problem, distributed[0], best) if distributed else [])
+
+
+def _advantages(problem: PlanningProblem, distributed: Candidate, best: Candidate) -> list[str]:
+    """Return what distribution offers that the best alternative does not."""
+    most = max(map(len, distributed.placement.values()))
+    found = []
+    for objective in OBJECTIVES:
+        if _is_better(objective, distributed, best):
+            found.append(f"{figure_text(objective, distributed)} against {figure_text(objective, best)}")
+    if most < problem.num_blocks:
+        found.append(f"at most {most} of {problem.num_blocks} blocks in the memory of a device")
+    return found
+
+
+def _called(candidate: Candidate) -> str:
+    if candidate.name == "single":
+        return f"{candidate.figures.route[0]} alone"
+    return "independent copies" if candidate.name == "copies" else "distribution"
+
+
+def _gain(objective: Objective, best: Candidate, other: Candidate) -> str:
+    """Return by how much the best is better, in percent; nothing if that is too little or unknown."""
+    ours, theirs = abs(best.value(objective)), abs(other.value(objective))
+    if objective == "survival" or not ours or not math.isfinite(theirs) or not theirs:
+        return ""
+    more = ours / theirs - 1 if objective == "throughput" else 1 - ours / theirs
+    word = "more" if objective == "throughput" else "less"
+    return f" ({100 * more:.0f} % {word})" if more >= scoring.NO_WORSE else " (no difference)"
 
 
 def figure_text(objective: Objective, candidate: Candidate) -> str:

@@ -19,6 +19,11 @@ MEMORY_SHARE = 0.8
 """Fraction of the free memory that engines may take; the rest is for tokens in flight and other processes."""
 MBIT, LATENCY_MS = 1000.0, 0.3
 """Assumed speed and latency of links that were not measured: gigabit Ethernet."""
+CALL_MS = 0.6
+"""Assumed overhead of an engine call where it was not measured: that of a hop in docs/measurements.md, "A chain of
+peers"."""
+JPEG_BITS_PER_PIXEL = 2.0
+"""Assumed size of images that are sent as JPEG."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +117,12 @@ def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem,
     missing = [one.name for one in inputs.profiles if one.name not in network.calls]
     if missing:
         assumed.append(
-            f"engine calls take nothing beyond the engine on {', '.join(missing)}: that was not measured (--links FILE)"
+            f"an engine call takes {CALL_MS:g} ms beyond the engine on {', '.join(missing)}: that was not measured "
+            "(--links FILE)"
         )
+    height, width = bundle.manifest.image.size
+    image_bytes = height * width * JPEG_BITS_PER_PIXEL / 8
+    tokens = bundle.manifest.tokens
     problem = PlanningProblem(
         devices=tuple(_device(bundle, one, inputs, network, assumed) for one in inputs.profiles),
         num_blocks=bundle.num_blocks,
@@ -123,6 +132,7 @@ def problem_of(bundle: Bundle, inputs: PlanningInputs) -> tuple[PlanningProblem,
         source_ms=source_ms,
         source_visit_ms=network.visits[SOURCE],
         source_wire_ms=network.wire[SOURCE],
+        image_share=image_bytes / wire_bytes(inputs.codec, tokens.count, tokens.dim),
         source_mj=None if watts is None else watts * source_ms,
         zone_losses={zone: inputs.losses[zone] for zone in set(inputs.zones.values()) if zone in inputs.losses},
         links_ms={} if inputs.links is None else network.transfers,
@@ -183,7 +193,7 @@ def _device(
         assumed.append(f"{one.name} runs batches of up to {max_batch}; what those take is taken from those of {near}")
     if images > 1:
         assumed.append(f"an image alone takes {one.name} what one of {images} takes: none was measured alone")
-    runtime_ms, runtime_mean_ms = network.calls.get(one.name, (0.0, 0.0))
+    runtime_ms, runtime_mean_ms = network.calls.get(one.name, (CALL_MS, CALL_MS))
     full_images = min(calls, key=lambda size: (abs(size - max_batch), size))
     full = profile.batch[str(full_images)]
     free = profile.device.available_bytes

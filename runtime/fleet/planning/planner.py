@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ls_edge.runtime.fleet.planning.baselines import best_single, equal_split, round_robin, trained_order
+from ls_edge.runtime.fleet.planning.baselines import (
+    best_single,
+    copies_figures,
+    equal_split,
+    round_robin,
+    trained_order,
+)
 from ls_edge.runtime.fleet.planning.figures import Figures, figures_of
 from ls_edge.runtime.fleet.planning.placements import best_placement
 from ls_edge.runtime.fleet.planning.problem import Objective, Placement, PlanningProblem
@@ -43,7 +49,9 @@ class PlannedPlacement:
     is_exact: bool
     """Whether no placement is better by the formulas."""
     single: Candidate | None
-    """The best device alone, without a network."""
+    """All blocks on the best device."""
+    copies: Candidate | None
+    """The whole model on each device that has room, as independent processes; it has no placement."""
     baselines: dict[str, Candidate | None]
     """Placements that need no planner; None if memory does not allow one."""
 
@@ -71,9 +79,14 @@ def plan_placement(problem: PlanningProblem, objective: Objective) -> PlannedPla
         )
     candidates += [candidate for candidate in baselines.values() if candidate is not None]
     best = min(candidates, key=lambda one: rank(one, objective))
-    alone = best_single(problem, objective)
-    single = None if alone is None else Candidate("single", {}, alone, 1)
-    return PlannedPlacement(best, is_exact, single, baselines)
+    alone, independent = best_single(problem, objective), copies_figures(problem)
+    return PlannedPlacement(
+        best=best,
+        is_exact=is_exact,
+        single=None if alone is None else Candidate("single", *alone, 1),
+        copies=None if independent is None else Candidate("copies", {}, independent, len(problem.devices)),
+        baselines=baselines,
+    )
 
 
 def rank(candidate: Candidate, objective: Objective) -> tuple[float, float, float, int]:

@@ -125,6 +125,8 @@ class PlanningProblem:
     source_visit_ms: float = 0.0
     """Share of the source in the transfers out and back in."""
     source_wire_ms: float = 0.0
+    image_share: float = 0.0
+    """Size of an image as JPEG, relative to its tokens."""
     source_mj: float | None = 0.0
     """Energy of stem and head at the source; None if unknown."""
     zone_losses: Mapping[str, float] = field(default_factory=dict)
