@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import logging
 import os
 from collections import OrderedDict
@@ -24,7 +25,16 @@ from ls_edge.device import hardware
 from ls_edge.device.requirements import engine_advice
 from ls_edge.engines.cuda_memory import CudaWorkspace
 from ls_edge.engines.engine import Signature, Tensor, check_inputs, first_line
-from ls_edge.engines.providers import CPU, memory_of, preload, providers_of, runs_on_nvidia, switch_off_tf32, why_not
+from ls_edge.engines.providers import (
+    CPU,
+    TENSORRT,
+    memory_of,
+    preload,
+    providers_of,
+    runs_on_nvidia,
+    switch_off_tf32,
+    why_not,
+)
 
 KEPT_QUEUED = 32
 """Pairs of batch size and buffers for which a binding to memory on the GPU is kept; each is some KB."""
@@ -143,7 +153,14 @@ class OnnxEngine:
         self.threads = threads
         self.workspace = workspace
         stream = None if workspace is None else workspace.stream
-        providers = providers_of(provider, precision=precision, signature=signature, max_batch=max_batch, stream=stream)
+        providers = providers_of(
+            provider,
+            precision=precision,
+            signature=signature,
+            max_batch=max_batch,
+            stream=stream,
+            onnx_sha256=hashlib.sha256(raw).hexdigest() if provider == TENSORRT else "",
+        )
         self._session: Any = open_session(raw, part, provider=provider, threads=threads, providers=providers)
         self.provider = provider
         if workspace is not None:

@@ -56,13 +56,16 @@ def providers_of(
     signature: Signature | None = None,
     max_batch: int = 1,
     stream: int | None = None,
+    onnx_sha256: str = "",
 ) -> list[tuple[str, dict[str, str]]]:
     """Return the providers of a session with their options: ``provider``, its fallbacks for single nodes, and the CPU.
 
     ``signature`` and ``max_batch`` determine TensorRT's batch profile; ``stream`` is the CUDA stream that all sessions
-    of a thread share. Raises :class:`ls_edge.core.errors.EngineError` if the folder of built engines cannot be used.
+    of a thread share. TensorRT keeps built engines only for a file with a digest (``onnx_sha256``). Raises
+    :class:`ls_edge.core.errors.EngineError` if the folder of built engines cannot be used.
     """
-    cuda = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
+    # the arena would otherwise grow by doubling, which a board whose memory is shared cannot afford
+    cuda = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC", "arena_extend_strategy": "kSameAsRequested"}
     if stream is not None:
         cuda["user_compute_stream"] = str(stream)
     if provider == CPU:
@@ -71,7 +74,7 @@ def providers_of(
         return [(CUDA, cuda), (CPU, {})]
     if provider == TENSORRT:
         # nodes that TensorRT does not take run on CUDA, not on the CPU
-        return [(TENSORRT, _tensorrt(precision, signature, max_batch)), (CUDA, cuda), (CPU, {})]
+        return [(TENSORRT, _tensorrt(precision, signature, max_batch, onnx_sha256)), (CUDA, cuda), (CPU, {})]
     if provider == "OpenVINOExecutionProvider" and precision == "fp32":
         return [(provider, {"precision": "FP32"}), (CPU, {})]
     return [(provider, {}), (CPU, {})]
@@ -109,16 +112,23 @@ def why_not(ort: Any, provider: str) -> str:
     return ""
 
 
-def _tensorrt(precision: str, signature: Signature | None, max_batch: int) -> dict[str, str]:
+def _tensorrt(precision: str, signature: Signature | None, max_batch: int, onnx_sha256: str) -> dict[str, str]:
+    """Return the options of ONNX Runtime's TensorRT provider, which takes no other truth values than these words.
+
+    It names a cached engine after the graph, not after its weights (ONNX Runtime's issue 6455), so blocks that differ
+    only in weights would load each other's engines: the prefix keeps them apart.
+    """
     folder = EngineCache(default_folder().with_name("onnxruntime-tensorrt")).folder  # of this user alone
     options = {
-        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_enable": str(bool(onnx_sha256)),
         "trt_engine_cache_path": str(folder),
-        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_enable": "True",
         "trt_timing_cache_path": str(folder),
-        "trt_fp16_enable": "1" if precision == "fp16" else "0",
-        "trt_int8_enable": "1" if precision == "int8" else "0",
+        "trt_fp16_enable": str(precision == "fp16"),
+        "trt_int8_enable": str(precision == "int8"),
     }
+    if onnx_sha256:
+        options["trt_engine_cache_prefix"] = onnx_sha256
     if signature is not None:
         for which, batch in (("min", 1), ("opt", 1), ("max", max_batch)):
             shapes = (f"{t.name}:{'x'.join(map(str, t.shape(batch)))}" for t in signature.inputs)

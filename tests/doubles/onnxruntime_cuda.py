@@ -5,7 +5,11 @@ providers and "runs" on the stream of ``user_compute_stream``, between addresses
 TF32 on gets results that are rounded as TF32 rounds.
 """
 
+import json
+from pathlib import Path
+
 import numpy as np
+import onnx
 import onnxruntime
 from cuda.bindings import runtime as cuda
 
@@ -16,14 +20,9 @@ OPTIONS = {
         "cudnn_conv_use_max_workspace", "cudnn_conv1d_pad_to_nc1d", "user_compute_stream", "enable_cuda_graph",
         "prefer_nhwc", "use_ep_level_unified_stream", "use_tf32", "fuse_conv_bias",
     },
-    TENSORRT: {
-        "device_id", "user_compute_stream", "trt_engine_cache_enable", "trt_engine_cache_path",
-        "trt_engine_cache_prefix", "trt_timing_cache_enable", "trt_timing_cache_path", "trt_force_timing_cache",
-        "trt_fp16_enable", "trt_int8_enable", "trt_max_workspace_size", "trt_cuda_graph_enable",
-        "trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes",
-    },
+    TENSORRT: json.loads(Path(__file__).with_name("provider_options.json").read_text())["options"],
 }  # fmt: skip
-"""Options of onnxruntime-gpu 1.31 that the tests allow, read from its documentation and from its libraries."""
+"""Options of onnxruntime-gpu 1.31: CUDA's from its documentation, TensorRT's from the messages of its Python module."""
 
 
 class OnnxRuntimeWithCuda:
@@ -31,7 +30,7 @@ class OnnxRuntimeWithCuda:
 
     def __init__(self, *, broken=()):
         """``broken``: providers that are listed and whose libraries do not load."""
-        self.broken, self.opened, self.preloaded = broken, [], 0
+        self.broken, self.opened, self.preloaded, self.engines = broken, [], 0, {}
 
     def __getattr__(self, name):
         return getattr(onnxruntime, name)
@@ -46,12 +45,34 @@ class OnnxRuntimeWithCuda:
     def InferenceSession(self, raw, options, providers, enable_fallback=1):
         self.opened.append(providers)
         for name, given in providers:
-            unknown = set(given) - OPTIONS.get(name, set())
+            unknown = set(given) - set(OPTIONS.get(name, ()))
             if unknown:
                 raise RuntimeError(f"Unknown provider option: {', '.join(unknown)}")
+            for key, value in given.items():
+                if name == TENSORRT and not _is_taken(value, OPTIONS[TENSORRT][key]):
+                    raise RuntimeError(f"[TensorRT] The value for the key '{key}' should be {OPTIONS[TENSORRT][key]}")
+            if name == TENSORRT and given.get("trt_engine_cache_enable") == "True":
+                names = (given["trt_engine_cache_path"], given.get("trt_engine_cache_prefix"), _names(raw))
+                raw = self.engines.setdefault(names, raw)
         named = [name for name, _ in providers if name not in self.broken]
         session = onnxruntime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
         return Session(session, named, dict(providers).get(CUDA, {}))
+
+
+def _is_taken(value, wanted):
+    """Whether the binding takes a value, according to its message about the option."""
+    if wanted.startswith("'True' or 'False'"):
+        return value in ("True", "False")
+    return value.isdecimal() if "number" in wanted else bool(value)
+
+
+def _names(raw):
+    """The names that ONNX Runtime tells cached engines apart by: weights are not among them."""
+    graph = onnx.load_model_from_string(raw).graph
+    return (
+        *(i.name for i in (*graph.input, *graph.initializer)),
+        *(name for node in graph.node for name in node.output),
+    )
 
 
 class Session:

@@ -4,10 +4,13 @@ The CUDA provider is a double (``tests/doubles/onnxruntime_cuda.py``), the engin
 """
 
 import importlib
+import importlib.metadata
 import inspect
+import json
 import logging
 import os
 from collections import Counter
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -18,10 +21,12 @@ from ls_edge.core.bundle import Bundle
 from ls_edge.core.errors import EngineError, UsageError
 from ls_edge.engines.engine import signature_of
 from ls_edge.engines.executor import Executor
+from ls_edge.engines.onnxruntime import open_session
 from ls_edge.engines.opening import announce, choose, open_block_engines, open_engine
 from ls_edge.engines.pipeline import Pipeline
 from ls_edge.engines.providers import CPU, CUDA, TENSORRT, memory_of, providers_of, why_not
 
+DOUBLES = Path(__file__).parents[1] / "doubles"
 ORDER = (0, 1, 2, 3, 4, 5)
 
 
@@ -54,8 +59,8 @@ def test_no_provider_rounds_float32(precision):
     behind = providers_of(TENSORRT, precision=precision)
     assert [name for name, _ in behind] == [TENSORRT, CUDA, CPU]  # nodes that TensorRT rejects run on CUDA
     assert dict(behind)[CUDA]["use_tf32"] == "0"
-    assert dict(behind)[TENSORRT]["trt_fp16_enable"] == str(int(precision == "fp16"))
-    assert dict(behind)[TENSORRT]["trt_int8_enable"] == str(int(precision == "int8"))
+    assert dict(behind)[TENSORRT]["trt_fp16_enable"] == str(precision == "fp16")
+    assert dict(behind)[TENSORRT]["trt_int8_enable"] == str(precision == "int8")
     openvino = dict(providers_of("OpenVINOExecutionProvider", precision=precision))["OpenVINOExecutionProvider"]
     assert openvino == ({"precision": "FP32"} if precision == "fp32" else {})
 
@@ -63,8 +68,9 @@ def test_no_provider_rounds_float32(precision):
 def test_onnx_runtimes_tensorrt_has_an_engine_cache_and_a_batch_profile(bundle, monkeypatch, tmp_path):
     monkeypatch.setenv("LS_EDGE_CACHE", str(tmp_path))
     signature = signature_of(bundle.manifest, "block 0")
-    options = dict(providers_of(TENSORRT, signature=signature, max_batch=8))[TENSORRT]
-    assert options["trt_engine_cache_enable"] == options["trt_timing_cache_enable"] == "1"
+    options = dict(providers_of(TENSORRT, signature=signature, max_batch=8, onnx_sha256="ab" * 32))[TENSORRT]
+    assert options["trt_engine_cache_enable"] == options["trt_timing_cache_enable"] == "True"
+    assert options["trt_engine_cache_prefix"] == "ab" * 32
     folder = tmp_path / "onnxruntime-tensorrt"
     assert options["trt_engine_cache_path"] == options["trt_timing_cache_path"] == str(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -73,6 +79,30 @@ def test_onnx_runtimes_tensorrt_has_an_engine_cache_and_a_batch_profile(bundle, 
     folder.chmod(0o777)
     with pytest.raises(EngineError, match="can be written by others"):
         providers_of(TENSORRT)
+
+
+def test_blocks_with_the_same_names_do_not_share_a_cached_engine(bundle, ort, tmp_path, monkeypatch):
+    monkeypatch.setenv("LS_EDGE_CACHE", str(tmp_path))
+    engines = open_block_engines(bundle, (0, 1), provider="tensorrt", threads=1)
+    with Pipeline.open(bundle, provider="cpu", threads=1) as exact:
+        for block, engine in engines.items():
+            close(engine.run({"tokens": tokens()}), exact.block(block, tokens()))
+    assert len(ort.engines) == 2
+    open_session(bundle.read("block 2"), "block 2", provider=TENSORRT, threads=1)  # not known by a digest
+    assert len(ort.engines) == 2
+
+
+def test_the_recorded_options_are_those_of_the_installed_wheel(doubles):
+    """Only where onnxruntime-gpu is installed; elsewhere the record of its messages counts."""
+    recorded = json.loads((DOUBLES / "provider_options.json").read_text())["options"]
+    try:
+        files = importlib.metadata.distribution("onnxruntime-gpu").files or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("onnxruntime-gpu is not installed")
+    binary = next(file for file in files if "onnxruntime_pybind11_state" in file.name).locate().read_bytes()
+    found = importlib.import_module("read_provider_options").options_in(binary)
+    used = dict(providers_of(TENSORRT, onnx_sha256="0"))[TENSORRT]
+    assert {key: found[key] for key in used} == {key: recorded[key] for key in used}
 
 
 def test_memory_is_named_as_onnx_runtime_names_it():
@@ -177,8 +207,6 @@ def test_dynamic_int8_on_cuda_is_refused_with_the_way_out(bundle, ort, tmp_path)
 
     model = onnx.load_model_from_string(bundle.read("block 0"))
     model.graph.node.add(op_type="DynamicQuantizeLinear", input=["tokens"], output=["a", "b", "c"], name="dynamic")
-    from ls_edge.engines.onnxruntime import open_session
-
     words = "computes its int8 scales for each image, .*--engine tensorrt --calibrate DATA, or ask for cpu"
     for provider in (CUDA, TENSORRT):
         with pytest.raises(EngineError, match=words):
